@@ -1,0 +1,51 @@
+"""The errors a user can cause, each with the exit code the command line documents."""
+
+from __future__ import annotations
+
+
+class LauncherError(Exception):
+    """What went wrong, where, and how to mend it; printed without a traceback.
+
+    `problem` says what and where, `remedy` what to do about it.
+    """
+
+    exit_code = 2
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.problem}\n  {self.remedy}" if self.remedy else self.problem
+
+
+class UsageError(LauncherError):
+    """A wrong argument or a wrong file."""
+
+
+class PreflightError(LauncherError):
+    """The run can't work on this machine as it is configured."""
+
+    exit_code = 121
+
+
+class BuildError(LauncherError):
+    """An image could not be built or failed its checks."""
+
+    exit_code = 122
+
+
+class EngineError(LauncherError):
+    """No container engine, or it refused."""
+
+    exit_code = 125
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """A "did you mean" remedy for `word`, or the list of what is known."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, known, n=1, cutoff=0.4)
+    listed = ", ".join(known)
+    return f"Did you mean {close[0]!r}? Known: {listed}" if close else f"Known: {listed}"
