@@ -1,0 +1,73 @@
+"""The command line: finds the command's module, parses, calls it, prints what a user did wrong.
+
+A command module has HELP (one line), arguments(parser) and main(args) -> exit code. Only argparse
+is imported here, so that `--help` is quick; a command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+
+from launcher.errors import LauncherError
+
+COMMANDS = {
+    "run": "launcher.cli.run",
+    "image": "launcher.cli.image",
+    "matrix": "launcher.cli.matrix",
+    "demo": "launcher.cli.demo",
+}
+
+EXIT_CODES = """\
+exit codes:
+  0    done
+  2    wrong usage or a wrong file
+  121  refused before the start: the run can't work here
+  122  an image could not be built
+  125  no container engine, or it refused
+  any other is the training program's own, passed through unchanged
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Run one command and return its exit code; a user's mistake is told without a traceback."""
+    argv, rest = _split_rest(argv)
+    args = _parser(argv).parse_args(argv)
+    args.rest = rest
+    try:
+        code: int = import_module(COMMANDS[args.command]).main(args)
+        return code
+    except LauncherError as error:
+        print(f"launcher: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _parser(argv: list[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m launcher",
+        description="Reproducible Megatron-LM images, and a launcher for training runs in them.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module_name in COMMANDS.items():
+        module = import_module(module_name)
+        command = commands.add_parser(name, help=module.HELP, description=module.HELP)
+        if name in argv:
+            module.arguments(command)
+    return parser
+
+
+def _split_rest(argv: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before and after the first `--`."""
+    if "--" not in argv:
+        return argv, []
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]

@@ -1,0 +1,38 @@
+"""Folders and mirrors, from the environment: the one place where a site's differences stand."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What differs from site to site.
+
+    cache: content-addressed downloads and source trees (LAUNCHER_CACHE)
+    matrix: the matrix file (LAUNCHER_MATRIX); its lock, template and patches lie beside it
+    torch_index: asked for what the user's own pip configuration doesn't have, which is the CPU
+        build of PyTorch (LAUNCHER_TORCH_INDEX; empty to ask no other index)
+    git_mirror: put in place of `https://github.com/` in a source's URL (LAUNCHER_GIT_MIRROR)
+    """
+
+    cache: Path
+    matrix: Path
+    torch_index: str
+    git_mirror: str
+
+
+def settings() -> Settings:
+    """The settings of this process. Package mirrors are pip's own: PIP_INDEX_URL or pip.conf."""
+    env = os.environ
+    home_cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Settings(
+        cache=Path(env.get("LAUNCHER_CACHE") or home_cache / "megatron-launchpad"),
+        matrix=Path(env.get("LAUNCHER_MATRIX") or ROOT / "matrix.yaml"),
+        torch_index=env.get("LAUNCHER_TORCH_INDEX", "https://download.pytorch.org/whl/cpu"),
+        git_mirror=env.get("LAUNCHER_GIT_MIRROR", "https://github.com/"),
+    )
