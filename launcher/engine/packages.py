@@ -1,0 +1,114 @@
+"""Distribution packages, fetched with apt and unpacked in a folder: nothing is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launcher.errors import EngineError
+
+COMPLETE = ".complete"
+
+
+def unpack(folder: Path, wanted: Sequence[str], optional: Sequence[str] = ()) -> Path:
+    """`folder`, holding `wanted` and all that they need and this system hasn't installed.
+
+    Of `optional`, what the distribution has comes too. A folder that is complete is left alone.
+    """
+    if (folder / COMPLETE).exists():
+        return folder
+    _require_apt(wanted)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unpack-", dir=folder.parent) as scratch:
+        root = Path(scratch, "root")
+        root.mkdir()
+        for package in _download(Path(scratch), wanted, optional):
+            _run(["dpkg-deb", "--extract", str(package), str(root)])
+        root.joinpath(COMPLETE).write_text(" ".join(wanted) + "\n", encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        root.rename(folder)
+    return folder
+
+
+def environment(root: Path) -> dict[str, str]:
+    """This process's environment, in which the programs and libraries under `root` are found."""
+    env = dict(os.environ)
+    programs = [root / place for place in ("usr/sbin", "usr/bin", "sbin", "bin")]
+    libraries = [*root.glob("usr/lib/*-linux-*"), *root.glob("lib/*-linux-*")]
+    system = env.get("PATH") or os.defpath
+    env["PATH"] = ":".join([*map(str, programs), system, "/usr/sbin:/sbin"])
+    inherited = env.get("LD_LIBRARY_PATH")
+    found = [*map(str, libraries), *([inherited] if inherited else [])]
+    if found:
+        env["LD_LIBRARY_PATH"] = ":".join(found)
+    return env
+
+
+def _require_apt(wanted: Sequence[str]) -> None:
+    missing = [tool for tool in ("apt-get", "apt-cache", "dpkg-deb") if not shutil.which(tool)]
+    if missing:
+        raise EngineError(
+            f"{', '.join(wanted)}: can't be fetched: this system has no {missing[0]}",
+            "Only distributions with apt (Debian, Ubuntu) are supported here: "
+            "install a container engine yourself and start it.",
+        )
+
+
+def _download(scratch: Path, wanted: Sequence[str], optional: Sequence[str]) -> list[Path]:
+    """The .deb files, by the system's package lists, or by fresh private ones if those fail."""
+    options = _apt_options(scratch)
+    try:
+        return _install_only_downloads(scratch, options, wanted, optional)
+    except EngineError:
+        lists = scratch / "lists"
+        (lists / "partial").mkdir(parents=True)
+        options += ["-o", f"Dir::State::lists={lists}"]
+        # One broken third-party source must not stop us: what matters is the step after.
+        subprocess.run(["apt-get", *options, "update"], capture_output=True, check=False)
+        return _install_only_downloads(scratch, options, wanted, optional)
+
+
+def _apt_options(scratch: Path) -> list[str]:
+    """Options that keep apt's files, locks and caches in `scratch`, off the system's."""
+    (scratch / "cache" / "archives" / "partial").mkdir(parents=True)
+    settings = {
+        "Dir::Cache": str(scratch / "cache"),
+        "Dir::Log": str(scratch),
+        "Debug::NoLocking": "true",
+        "APT::Sandbox::User": "root" if os.geteuid() == 0 else "",
+        "APT::Get::List-Cleanup": "false",
+        "Acquire::Retries": "2",
+        "DPkg::Post-Invoke::": "",
+    }
+    return [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
+
+
+def _install_only_downloads(
+    scratch: Path, options: list[str], wanted: Sequence[str], optional: Sequence[str]
+) -> list[Path]:
+    known = [name for name in optional if _is_known(name, options)]
+    install = ["install", "--yes", "--download-only", "--no-install-recommends"]
+    _run(["apt-get", *options, *install, *wanted, *known])
+    return sorted((scratch / "cache" / "archives").glob("*.deb"))
+
+
+def _is_known(name: str, options: list[str]) -> bool:
+    """True when the package lists have `name`."""
+    argv = ["apt-cache", *options, "show", "--no-all-versions", name]
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+
+
+def _run(argv: list[str], env: Mapping[str, str] | None = None) -> None:
+    """Run a packaging tool; its last lines are the error's reason."""
+    quiet = {**(env or os.environ), "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=quiet)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-4:]
+        raise EngineError(
+            f"{argv[0]} failed with exit code {done.returncode}: " + " / ".join(said),
+            "Check that the distribution's package mirror can be reached (apt-get update).",
+        )
