@@ -26,6 +26,11 @@ WANTED = ["docker.io"]
 OPTIONAL = ["docker-cli", "docker-buildx"]
 START_WITHIN = 60.0
 Say = Callable[[str], None]
+_START_YOURSELF = "Start an engine yourself and point DOCKER_HOST at it."
+
+
+class _EndedEarlyError(EngineError):
+    """The engine ended while it was being started."""
 
 
 @dataclass(frozen=True)
@@ -134,15 +139,23 @@ def _start(folder: Path, say: Say) -> tuple[Place, socket.socket]:
     """Start the engine for `folder` and become its first user."""
     reason = unsupported()
     if reason:
-        raise EngineError(f"no private engine can be started here: {reason}")
+        raise EngineError(f"no private engine can be started here: {reason}", _START_YOURSELF)
     if not (folder / "packages" / packages.COMPLETE).exists():
         say("fetching the distribution's container engine (unpacked privately, not installed)")
     packages.unpack(folder / "packages", WANTED, OPTIONAL)
+    try:
+        return _start_with(folder, [])
+    except _EndedEarlyError:
+        return _start_with(folder, ["--bridge=none"])  # for a kernel that has no bridges
+
+
+def _start_with(folder: Path, options: list[str]) -> tuple[Place, socket.socket]:
+    """Start the engine with `options`; nothing is left of one that doesn't come up."""
     place = Place(folder, Path(tempfile.mkdtemp(prefix="launchpad-", dir=_short_folder())))
     (folder / "sockets").write_text(str(place.sockets), encoding="utf-8")
     (place.sockets / "packages").symlink_to(place.packages)
     place.settings.write_text("{}", encoding="utf-8")  # not the settings of the system's engine
-    process = _spawn(place)
+    process = _spawn(place, options)
     try:
         return place, _wait_until_up(place, process)
     except BaseException:
@@ -156,7 +169,7 @@ def _short_folder() -> str | None:
     return "/run" if os.access("/run", os.W_OK) else None
 
 
-def _spawn(place: Place) -> subprocess.Popen[bytes]:
+def _spawn(place: Place, options: list[str]) -> subprocess.Popen[bytes]:
     """The engine's first process, in namespaces of its own.
 
     Processes: the kernel ends all of them with the first one, so none can be left over.
@@ -165,7 +178,7 @@ def _spawn(place: Place) -> subprocess.Popen[bytes]:
     """
     namespaces = ["--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--mount"]
     argv = ["unshare", *namespaces, "--propagation", "slave", sys.executable, "-I"]
-    argv += [str(supervisor.__file__), str(place.control), *_engine_argv(place)]
+    argv += [str(supervisor.__file__), str(place.control), *_engine_argv(place), *options]
     with place.log.open("wb") as log:
         return subprocess.Popen(
             argv,
@@ -187,8 +200,7 @@ def _engine_argv(place: Place) -> list[str]:
         f"--config-file={place.settings}",
         f"--cgroup-parent=/{place.sockets.name}",
         "--exec-opt=native.cgroupdriver=cgroupfs",
-        "--bridge=none",
-        "--iptables=false",
+        "--iptables=false",  # nothing to reach outside, and not every kernel has them
         "--shutdown-timeout=5",
     ]
 
@@ -201,19 +213,23 @@ def _wait_until_up(place: Place, process: subprocess.Popen[bytes]) -> socket.soc
         connection = connection or _connect(place)
         if connection and _answers(place):
             return connection
-        time.sleep(0.05)
-    ended = f"it ended with exit code {process.returncode}" if process.returncode else "no answer"
-    raise EngineError(
-        f"the private container engine doesn't start: {ended}\n{_last_lines(place.log)}",
-        f"Its log is {place.log}. Start an engine yourself and set DOCKER_HOST, or mend the cause.",
+        time.sleep(0.02)
+    ended = process.returncode is not None
+    why = f"it ended with exit code {process.returncode}" if ended else "it doesn't answer"
+    raise (_EndedEarlyError if ended else EngineError)(
+        f"the private container engine doesn't start: {why}\n{_last_lines(place.log)}",
+        f"Its log is {place.log}. {_START_YOURSELF}",
     )
 
 
 def _answers(place: Place) -> bool:
+    """True when the engine takes requests: its socket is there well before that."""
     try:
         with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(5)
             probe.connect(place.host.removeprefix("unix://"))
-            return True
+            probe.sendall(b"GET /_ping HTTP/1.0\r\nHost: engine\r\n\r\n")
+            return b" 200 " in probe.recv(64)
     except OSError:
         return False
 

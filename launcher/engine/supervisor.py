@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import selectors
@@ -31,10 +32,8 @@ def raise_loopback() -> None:
 
 def send(user: socket.socket, message: bytes) -> None:
     """Send to a user who may be gone."""
-    try:
+    with contextlib.suppress(OSError):
         user.send(message)
-    except OSError:
-        pass
 
 
 def count_users(listener: socket.socket) -> list[socket.socket]:
