@@ -1,0 +1,318 @@
+"""Finds a container engine that answers, and the command-line tools that talk to the same one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import EngineError
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+ANSWER_WITHIN = 10.0
+PLUGIN = "usr/libexec/docker/cli-plugins/docker-buildx"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where an engine may answer.
+
+    host: as in DOCKER_HOST
+    origin: what names it, for messages
+    chosen: the user named it, so no other engine is used in its place
+    certificates: the folder with ca.pem, cert.pem and key.pem, where it takes TLS
+    verify: whether the engine's own certificate is checked
+    """
+
+    host: str
+    origin: str
+    chosen: bool = False
+    certificates: Path | None = None
+    verify: bool = True
+
+    @property
+    def socket(self) -> Path | None:
+        scheme, _, path = self.host.partition("://")
+        return Path(path) if scheme == "unix" else None
+
+
+def connect(timeout: float = 60.0) -> DockerClient:
+    """A client of the first engine that answers; `timeout` is for each of its later requests.
+
+    Raises EngineError, which lists what was tried, where there's none.
+    """
+    failures: list[tuple[Endpoint, str]] = []
+    for endpoint in endpoints(os.environ):
+        reason = _socket_fault(endpoint.socket) if endpoint.socket else ""
+        client = None if reason else _client(endpoint, timeout)
+        if client is not None and not isinstance(client, str):
+            return client
+        failures.append((endpoint, reason or str(client)))
+        if endpoint.chosen:
+            break
+    raise no_engine(failures)
+
+
+def endpoints(env: Mapping[str, str]) -> Iterator[Endpoint]:
+    """Where to look, in this order; a chosen one ends the search whether it answers or not."""
+    if env.get("DOCKER_HOST"):
+        yield _from_environment(env)
+        return
+    folder = Path(env.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    context = env.get("DOCKER_CONTEXT") or _current_context(folder)
+    if context not in ("", "default"):
+        yield _from_context(folder, context)
+        return
+    for host, origin in _default_hosts(env):
+        yield Endpoint(host, origin)
+
+
+def engine_host(client: DockerClient) -> str:
+    """The DOCKER_HOST with which a command-line tool reaches the engine of `client`."""
+    adapter = client.api.get_adapter(client.api.base_url)
+    for attribute, scheme in (
+        ("socket_path", "unix"),
+        ("ssh_host", "ssh"),
+        ("npipe_path", "npipe"),
+    ):
+        if hasattr(adapter, attribute):
+            return f"{scheme}://{getattr(adapter, attribute)}"
+    return "tcp://" + str(client.api.base_url).partition("://")[2]
+
+
+def cli_environment(client: DockerClient) -> dict[str, str]:
+    """The environment in which command-line tools use the engine of `client`, with BuildKit."""
+    chosen_otherwise = ("DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "BUILDX_BUILDER")
+    env = {name: value for name, value in os.environ.items() if name not in chosen_otherwise}
+    env |= {"DOCKER_HOST": engine_host(client), "DOCKER_BUILDKIT": "1"}
+    if client.api.cert:
+        env["DOCKER_CERT_PATH"] = str(Path(client.api.cert[0]).parent)
+        if client.api.verify:
+            env["DOCKER_TLS_VERIFY"] = "1"
+    return env
+
+
+def docker_cli(client: DockerClient) -> str | None:
+    """The docker program: the one that belongs to a private engine, else the system's."""
+    private = _private_file(client, "usr/bin/docker")
+    return str(private) if private else shutil.which("docker")
+
+
+def buildx(client: DockerClient) -> list[str] | None:
+    """The beginning of a buildx command line that works on the engine of `client`, or None."""
+    if _is_podman(client):
+        return None
+    private, cli = _private_file(client, PLUGIN), docker_cli(client)
+    found = [[str(private)]] if private else []
+    found += [[cli, "buildx"]] if cli else []
+    return next((argv for argv in found if _runs([*argv, "inspect"], client)), None)
+
+
+def buildkit(client: DockerClient) -> list[str] | None:
+    """The beginning of a build command line with BuildKit, or None: only the classic builder.
+
+    That is buildx's, or docker's own up to version 22, which has BuildKit built in and takes
+    fewer options. Run it in `cli_environment`.
+    """
+    if prefix := buildx(client):
+        return [*prefix, "build"]
+    cli = docker_cli(client)
+    if cli is None or _is_podman(client):
+        return None
+    done = _run([cli, "version", "--format", "{{.Client.Version}}"], client)
+    major = re.match(r"(\d+)\.", done.stdout) if done and done.returncode == 0 else None
+    return [cli, "build"] if major and 19 <= int(major[1]) < 23 else None
+
+
+def no_engine(failures: list[tuple[Endpoint, str]]) -> EngineError:
+    """The error that says what was tried, why each failed, and what to do."""
+    tried = "\n".join(f"  {end.origin} ({end.host}): {why}" for end, why in failures)
+    denied = any("permission denied" in why for _, why in failures)
+    return EngineError(
+        f"no container engine answers; tried:\n{tried}",
+        _REMEDY_DENIED if denied else _remedy_none(failures),
+    )
+
+
+_REMEDY_DENIED = (
+    "An engine is there, but this user may not use it. Join the group that owns its socket:\n"
+    "    sudo usermod -aG docker $USER && newgrp docker\n"
+    "  or run the launcher as root."
+)
+
+
+def _remedy_none(failures: list[tuple[Endpoint, str]]) -> str:
+    chosen = [end.origin for end, _ in failures if end.chosen]
+    if chosen:
+        mend = "docker context use default" if "context" in chosen[0] else f"unset {chosen[0]}"
+        return (
+            f"Start that engine, or `{mend}` to have another one looked for.\n"
+            "  No other is used while one is named, so that nothing runs in the wrong place."
+        )
+    start = {
+        "linux": "Start one: sudo systemctl start docker, or systemctl --user start podman.socket\n"
+        "  (to install one on Debian or Ubuntu: sudo apt-get install docker.io),",
+        "darwin": "Start Docker Desktop, Colima (colima start) or Podman (podman machine start),",
+    }.get(sys.platform, "Start Docker Desktop,")
+    return f"{start}\n  or point DOCKER_HOST at an engine elsewhere: DOCKER_HOST=ssh://user@machine"
+
+
+def _from_environment(env: Mapping[str, str]) -> Endpoint:
+    """DOCKER_HOST with its TLS variables, as the docker command reads them."""
+    verify = bool(env.get("DOCKER_TLS_VERIFY"))
+    named = env.get("DOCKER_CERT_PATH")
+    folder = Path(named) if named else Path.home() / ".docker"
+    certificates = folder if named or verify else None
+    return Endpoint(env["DOCKER_HOST"], "DOCKER_HOST", True, certificates, verify)
+
+
+def _current_context(folder: Path) -> str:
+    """The context that `docker context use` chose, or an empty string."""
+    return str(_json(folder / "config.json").get("currentContext") or "")
+
+
+def _from_context(folder: Path, name: str) -> Endpoint:
+    """The endpoint of a docker context, from the folder where the docker command keeps them."""
+    key = hashlib.sha256(name.encode()).hexdigest()
+    meta = folder / "contexts" / "meta" / key / "meta.json"
+    endpoint = (_json(meta).get("Endpoints") or {}).get("docker") or {}
+    if not endpoint.get("Host"):
+        raise EngineError(
+            f"docker context {name!r}: {meta} names no engine",
+            "`docker context ls` shows what there is; `docker context use default` leaves it.",
+        )
+    tls = folder / "contexts" / "tls" / key / "docker"
+    verify = not endpoint.get("SkipTLSVerify")
+    return Endpoint(
+        endpoint["Host"], f"docker context {name}", True, tls if tls.is_dir() else None, verify
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a file, empty where there's none to read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _default_hosts(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The sockets at which engines listen unless told otherwise, with what each is."""
+    if sys.platform == "win32":
+        yield "npipe:////./pipe/docker_engine", "default pipe"
+        return
+    yield "unix:///var/run/docker.sock", "default socket"
+    if sys.platform == "darwin":
+        yield f"unix://{Path.home()}/.docker/run/docker.sock", "Docker Desktop"
+    runtime = env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    yield f"unix://{runtime}/docker.sock", "rootless docker"
+    yield f"unix://{runtime}/podman/podman.sock", "rootless podman"
+    yield "unix:///run/podman/podman.sock", "podman"
+
+
+def _socket_fault(path: Path) -> str:
+    """Why nothing answers at a socket, or an empty string: asked before docker is imported."""
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(ANSWER_WITHIN)
+            probe.connect(str(path))
+    except FileNotFoundError:
+        return "there is no such socket"
+    except PermissionError:
+        return "permission denied"
+    except ConnectionRefusedError:
+        return "nobody listens at this socket: the engine isn't running"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _client(endpoint: Endpoint, timeout: float) -> DockerClient | str:
+    """A client of the engine at `endpoint`, or why there is none. Its version is asked once."""
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.DockerClient(
+            base_url=endpoint.host,
+            tls=_tls(endpoint) if endpoint.certificates else False,
+            timeout=min(timeout, ANSWER_WITHIN),
+            use_ssh_client=True,
+        )
+    except (DockerException, OSError, ValueError) as error:
+        return _reason(error)
+    client.api.timeout = timeout
+    return client
+
+
+def _tls(endpoint: Endpoint) -> Any:
+    from docker.tls import TLSConfig
+
+    folder = endpoint.certificates
+    assert folder is not None
+    return TLSConfig(
+        client_cert=(str(folder / "cert.pem"), str(folder / "key.pem")),
+        ca_cert=str(folder / "ca.pem"),
+        verify=endpoint.verify,
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The innermost cause that says something: the SDK wraps it in several layers of its own."""
+    text = str(error).removeprefix("Error while fetching server API version: ")
+    lowered = text.lower()
+    known = {
+        "permission denied": "permission denied",
+        "name or service not known": "unknown host name",
+        "failure in name resolution": "unknown host name",
+        "connection refused": "connection refused: the engine isn't running",
+        "timed out": f"no answer within {ANSWER_WITHIN:.0f} s",
+        "http request to an https server": "it takes TLS only: set DOCKER_TLS_VERIFY",
+        "certificate verify failed": "its certificate doesn't match the one expected",
+    }
+    return next((said for part, said in known.items() if part in lowered), text.splitlines()[0])
+
+
+def _private_file(client: DockerClient, name: str) -> Path | None:
+    """A file of a private engine's packages, which lie beside its socket."""
+    scheme, _, path = engine_host(client).partition("://")
+    file = Path(path).parent / "packages" / name
+    return file if scheme == "unix" and file.exists() else None
+
+
+def _is_podman(client: DockerClient) -> bool:
+    """True for podman, whose docker-compatible interface has no BuildKit."""
+    components = client.version().get("Components") or []
+    return any("podman" in str(part.get("Name", "")).lower() for part in components)
+
+
+def _runs(argv: list[str], client: DockerClient) -> bool:
+    done = _run(argv, client)
+    return done is not None and done.returncode == 0 and "running" in done.stdout.lower()
+
+
+def _run(argv: list[str], client: DockerClient) -> subprocess.CompletedProcess[str] | None:
+    """Run a short question to a command-line tool; None where it can't be asked."""
+    try:
+        return subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_WITHIN,
+            env=cli_environment(client),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None

@@ -1,0 +1,115 @@
+"""Tells apart why an image can't be pulled, and says what to do about each."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from launcher.errors import EngineError
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+
+class Fault(Enum):
+    """Why a pull failed, in words."""
+
+    UNAUTHORIZED = "the registry refuses access (401 or 403)"
+    MISSING = "the registry has no such image (404)"
+    RATE_LIMIT = "the registry's pull limit is reached (429)"
+    UNREACHABLE = "the registry can't be reached"
+    CERTIFICATE = "the registry's certificate isn't trusted by the engine"
+    DISK_FULL = "the engine's disk is full"
+    OTHER = "the pull failed"
+
+
+# The first that matches counts: an engine says "denied" in the text of some other faults too.
+_SIGNS: list[tuple[Fault, tuple[str, ...]]] = [
+    (Fault.RATE_LIMIT, ("toomanyrequests", "too many requests", "rate limit", "429")),
+    (Fault.DISK_FULL, ("no space left", "disk quota exceeded")),
+    (Fault.CERTIFICATE, ("x509", "certificate", "server gave http response to https")),
+    (
+        Fault.UNREACHABLE,
+        (
+            *("no such host", "network is unreachable", "no route to host", "connection refused"),
+            *("timeout", "timed out", "deadline exceeded", "temporary failure", "proxyconnect"),
+            *("server misbehaving", "awaiting headers", "connection reset", "dial tcp", "eof"),
+        ),
+    ),
+    (Fault.MISSING, ("manifest unknown", "name unknown", "not found: manifest", "name_unknown")),
+    (
+        Fault.UNAUTHORIZED,
+        (
+            *("unauthorized", "denied", "authentication required", "forbidden", "401", "403"),
+            *("no basic auth credentials", "docker login"),
+        ),
+    ),
+    (Fault.MISSING, ("not found", "404", "no such image")),
+]
+_NVIDIA = "nvcr.io"
+
+
+def classify(error: Exception) -> Fault:
+    """Why a pull failed, from the engine's error."""
+    explanation = getattr(error, "explanation", None)
+    text = f"{explanation or ''} {error}".lower()
+    return next((fault for fault, signs in _SIGNS if any(s in text for s in signs)), Fault.OTHER)
+
+
+def describe_pull_failure(reference: str, error: Exception) -> EngineError:
+    """The error for a user whose image `reference` can't be pulled."""
+    fault = classify(error)
+    said = str(getattr(error, "explanation", None) or error).strip().splitlines()
+    detail = f"\n  the engine says: {said[0]}" if said else ""
+    return EngineError(f"{reference}: {fault.value}{detail}", _remedy(reference, fault))
+
+
+def unpullable(client: DockerClient, reference: str, within: float = 3.0) -> EngineError | None:
+    """Why the engine can't pull `reference` just now, or None where it can; asked in seconds."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    patience, client.api.timeout = client.api.timeout, within
+    try:
+        client.api.inspect_distribution(reference)
+    except (DockerException, RequestException) as error:
+        return describe_pull_failure(reference, error)
+    finally:
+        client.api.timeout = patience
+    return None
+
+
+def registry_of(reference: str) -> str:
+    """The registry that an image reference names: the part before the first slash, if a host."""
+    first, slash, _ = reference.partition("/")
+    is_host = bool(slash) and ("." in first or ":" in first or first == "localhost")
+    return first if is_host else "docker.io"
+
+
+def _remedy(reference: str, fault: Fault) -> str:
+    registry = registry_of(reference)
+    if fault is Fault.UNAUTHORIZED:
+        return _log_in(registry)
+    return {
+        Fault.MISSING: "Check the name and the tag for typing errors; a registry also answers so "
+        "for a tag that was withdrawn.",
+        Fault.RATE_LIMIT: f"Wait, or log in for a higher limit: docker login {registry}",
+        Fault.UNREACHABLE: "Check the network and the engine's proxy settings. At an offline site, "
+        "name a mirror's copy as the base,\n  or carry the image over: docker save on a machine "
+        f"that has {reference}, docker load here.",
+        Fault.CERTIFICATE: f"Install the registry's authority in /etc/docker/certs.d/{registry}/"
+        "ca.crt on the engine's machine, and restart nothing: it is read on each pull.",
+        Fault.DISK_FULL: "Free some: docker system df shows what takes it, docker system prune "
+        "removes what nothing uses.",
+        Fault.OTHER: f"Try it by hand for more: docker pull {reference}",
+    }[fault]
+
+
+def _log_in(registry: str) -> str:
+    if registry != _NVIDIA:
+        return f"Log in: docker login {registry}. A private or misspelt name is refused so too."
+    return (
+        "Log in: docker login nvcr.io\n"
+        "    user name: $oauthtoken   (these very characters)\n"
+        "    password:  an NGC API key, from https://org.ngc.nvidia.com/setup/api-key"
+    )
