@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+class Fault(ValueError):
+    """What a validator of a whole model raises to name the key below it that is wrong."""
+
+    def __init__(self, where: tuple[str | int, ...], reason: str) -> None:
+        super().__init__(reason)
+        self.where = where
+
+
 def load(path: Path, model: type[Model]) -> Model:
     """Validate the file at `path` as `model`.
 
@@ -58,6 +66,9 @@ def describe(
     lines = []
     for fault in error.errors():
         where = tuple(part for part in fault["loc"] if not _is_branch(part))
+        cause = fault.get("ctx", {}).get("error")
+        if isinstance(cause, Fault):
+            where += cause.where
         line = _line_of(root, where) if root is not None else None
         key = ".".join(str(part) for part in where) or "(the file)"
         reason = fault["msg"].removeprefix("Value error, ")

@@ -1,0 +1,118 @@
+"""The build context of an image: every input as a file in one tar, and the key that names them all."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import launcher
+from launcher.build import patch
+from launcher.build.source import MegatronSource
+
+PACKAGE = Path(launcher.__file__).parent
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that goes into one image; two equal Inputs give the same image.
+
+    base, builder: image IDs; pins by the folder below wheels/ that they are installed from
+    """
+
+    tag: str
+    dockerfile: str
+    base: str
+    builder: str
+    source: MegatronSource
+    extension: str
+    patches: tuple[Path, ...]
+    pins: dict[str, list[str]]
+
+    def record(self) -> dict[str, Any]:
+        """source.json: what the wheel was made of, for the build stage and for build.json."""
+        return {
+            "release": self.source.release,
+            "source": self.source.kind,
+            "revision": self.source.revision,
+            "identity": self.source.identity,
+            "whole": self.source.whole,
+            "extension": self.extension,
+            "patches": {path.name: _sha256(path.read_bytes()) for path in self.patches},
+        }
+
+    def key(self) -> str:
+        """A sha256 over every input; an image that carries it needn't be built again."""
+        parts = {
+            "dockerfile": self.dockerfile,
+            "base": self.base,
+            "builder": self.builder,
+            "record": self.record(),
+            "epoch": self.source.epoch,
+            "pins": self.pins,
+            "inside": inside_digest(),
+        }
+        return _sha256(json.dumps(parts, sort_keys=True).encode())
+
+
+def inside_files() -> dict[str, Path]:
+    """The launcher's own files that go into an image, by their path in the context."""
+    files = {"stage.py": PACKAGE / "build/stage.py", "launcher/__init__.py": PACKAGE / "__init__.py"}
+    for path in sorted((PACKAGE / "train").rglob("*.py")):
+        files[f"launcher/{path.relative_to(PACKAGE).as_posix()}"] = path
+    return files
+
+
+@cache
+def inside_digest() -> str:
+    """A sha256 over the launcher's own files in an image."""
+    files = {name: _sha256(path.read_bytes()) for name, path in inside_files().items()}
+    return _sha256(json.dumps(files, sort_keys=True).encode())
+
+
+def write(
+    inputs: Inputs, wheels: dict[str, list[Path]], scratch: Path, file: IO[bytes]
+) -> list[str]:
+    """Unpack and patch the source in `scratch`, write the context's tar to `file`.
+
+    Returns the names of the patches. Raises BuildError where a patch doesn't apply.
+    """
+    tree = scratch / "source"
+    inputs.source.unpack(tree)
+    applied = patch.apply(list(inputs.patches), tree)
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        _add_text(tar, "Dockerfile", inputs.dockerfile)
+        _add_text(tar, "source.json", json.dumps(inputs.record(), indent=2, sort_keys=True))
+        for name, path in inside_files().items():
+            _add_text(tar, name, path.read_text(encoding="utf-8"))
+        for group, pins in inputs.pins.items():
+            _add_text(tar, f"wheels/{group}/requirements.txt", "\n".join(sorted(pins)) + "\n")
+            for wheel in wheels[group]:
+                tar.add(wheel, f"wheels/{group}/{wheel.name}", filter=_plain)
+        tar.add(tree, "source", filter=_plain)
+    return applied
+
+
+def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
+    content = text.encode()
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), 0o644
+    tar.addfile(member, io.BytesIO(content))
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The same member whoever packs it, with whatever umask, whenever."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mtime = 0
+    member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+    return member
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,133 @@
+"""Fetches what a build reads: Python packages into a content-addressed cache, checked by sha256.
+
+A cached file lies at <cache>/sha256/<hash>/<its name>, so that its name and its hash are both at
+hand; it is hashed again each time it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from launcher.errors import BuildError
+from launcher.settings import Settings
+
+# What a base of any row loads: manylinux up to the glibc of the builder, 2.28.
+PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)] + [
+    "manylinux2014_x86_64",
+    "manylinux2010_x86_64",
+    "manylinux1_x86_64",
+]
+
+SDIST_OPTIONS = ["--no-binary=:all:", "--no-build-isolation", "--ignore-requires-python"]
+
+
+def target_options(python: str) -> list[str]:
+    """pip's options for wheels of another Python (3.10) than the one it runs on."""
+    platforms = [f"--platform={platform}" for platform in PLATFORMS]
+    return ["--implementation=cp", f"--python-version={python}", *platforms]
+
+
+def wheels(pins: list[str], python: str, site: Settings) -> list[Path]:
+    """The wheels of `pins` for Python `python` (3.10), from the cache or from the user's index.
+
+    Raises BuildError for one that can't be fetched or whose hash is another.
+    """
+    missing = [pin for pin in pins if not cached(sha256_of_pin(pin), site)]
+    if missing:
+        _download(missing, ["--only-binary=:all:", *target_options(python)], site)
+    return [checked(sha256_of_pin(pin), pin, site) for pin in pins]
+
+
+def sdist(pin: str, site: Settings) -> Path:
+    """The source distribution of one pin. pip asks it for its metadata, which runs its setup.py."""
+    if not cached(sha256_of_pin(pin), site):
+        _download([pin], SDIST_OPTIONS, site)
+    return checked(sha256_of_pin(pin), pin, site)
+
+
+def sha256_of_pin(pin: str) -> str:
+    """The hash in `name==version --hash=sha256:…`."""
+    return pin.rpartition(":")[2]
+
+
+def name_of_pin(pin: str) -> str:
+    """The project's name in `name==version --hash=sha256:…`."""
+    return pin.partition("==")[0]
+
+
+def cached(digest: str, site: Settings) -> Path | None:
+    """The cached file with this sha256, unverified, or None."""
+    return next((site.cache / "sha256" / digest).glob("*"), None)
+
+
+def checked(digest: str, what: str, site: Settings) -> Path:
+    """The cached file with this sha256. Raises BuildError where its bytes have another."""
+    path = cached(digest, site)
+    if path is None:
+        raise BuildError(f"{what}: not among what was downloaded", "Try again.")
+    actual = sha256(path)
+    if actual != digest:
+        raise BuildError(
+            f"{path}: its sha256 is not the locked one\n  locked: {digest}\n  file:   {actual}",
+            "Remove the file to have it fetched again; if the hash differs again, "
+            "the index serves another file than the one that was locked.",
+        )
+    return path
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of a file, in hex."""
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def store(path: Path, site: Settings) -> Path:
+    """Move a file into the cache under the hash of its bytes."""
+    target = site.cache / "sha256" / sha256(path) / path.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.move(path, target))
+
+
+def _download(pins: list[str], options: list[str], site: Settings) -> None:
+    """Have pip download `pins`: as the user configured it, then with PyTorch's index as well."""
+    site.cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=site.cache) as folder:
+        requirements = Path(folder) / "requirements.txt"
+        requirements.write_text("\n".join(pins) + "\n", encoding="utf-8")
+        target = Path(folder) / "files"
+        command = ["download", "--no-deps", "--require-hashes", "--dest", str(target)]
+        command += [*options, "-r", str(requirements)]
+        done = pip(command)
+        if done.returncode and site.torch_index:
+            done = pip([*command, "--extra-index-url", site.torch_index])
+        if done.returncode:
+            raise BuildError(f"pip can't fetch {_short(pins)}:\n{last_errors(done.stderr)}")
+        for path in sorted(target.iterdir()):
+            store(path, site)
+
+
+def pip(args: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run this Python's pip, with the user's configuration but no constraints."""
+    env = {k: v for k, v in os.environ.items() if k != "PIP_CONSTRAINT"}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *args]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def _short(pins: list[str]) -> str:
+    return ", ".join(pin.partition(" ")[0] for pin in pins)
+
+
+def last_errors(text: str) -> str:
+    """The last lines of what pip printed, without its warnings."""
+    lines = [line for line in text.splitlines() if line.strip() and "WARNING" not in line]
+    return "\n".join(f"  {line}" for line in lines[-12:])

@@ -1,0 +1,239 @@
+"""Megatron's source: a git commit, a source distribution, or a checkout on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launcher.build import fetch
+from launcher.errors import BuildError, UsageError
+from launcher.matrix.schema import LockedGit, LockedRelease, Matrix, MegatronRelease
+from launcher.settings import Settings
+
+LEFT_OUT = {".git", "__pycache__", "build", "dist", ".venv"}
+
+
+@dataclass(frozen=True)
+class MegatronSource:
+    """One Megatron source tree, named so exactly that the name can stand for its content.
+
+    identity: git's tree hash, the sdist's sha256, or a hash over a checkout's files
+    whole: it has megatron.training, pretrain_gpt.py, examples/ and tools/
+    epoch: seconds since 1970, the time given to everything made from it
+    at: the git directory, the archive or the checkout
+    """
+
+    kind: Literal["git", "sdist", "path"]
+    release: str
+    identity: str
+    revision: str
+    whole: bool
+    epoch: int
+    at: Path
+
+    def unpack(self, folder: Path) -> None:
+        """Write the tree to `folder`, which must not exist."""
+        folder.mkdir(parents=True)
+        if self.kind == "git":
+            _archive(self.at, self.revision, folder)
+        elif self.kind == "sdist":
+            _extract(self.at, folder)
+        else:
+            for path in checkout_files(self.at):
+                target = folder / path.relative_to(self.at)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, target, follow_symlinks=False)
+
+
+def from_git(
+    version: str, release: MegatronRelease, locked: LockedRelease, site: Settings
+) -> MegatronSource:
+    """The release's locked commit, fetched into the cache where it isn't there."""
+    if locked.git is None or locked.git.commit != release.git.commit:
+        raise UsageError(f"{version}: matrix.lock holds another commit", "Run `make lock`.")
+    at = repository(release.git.url, locked.git.commit, site)
+    return _git_source(version, locked.git, at)
+
+
+def repository(url: str, commit: str, site: Settings) -> Path:
+    """The cached bare repository of `url`, with `commit` fetched where it wasn't there."""
+    folder = site.cache / "git" / re.sub(r"\W+", "-", url)
+    if not _has_commit(folder, commit):
+        _fetch_commit(url.replace("https://github.com/", site.git_mirror, 1), commit, folder)
+    return folder
+
+
+def from_sdist(version: str, locked: LockedRelease, site: Settings) -> MegatronSource:
+    """The release's locked source distribution."""
+    if locked.sdist is None:
+        raise UsageError(f"{version}: matrix.lock holds no sdist", "Run `make lock`, or use git.")
+    pin = f"megatron-core=={version} --hash=sha256:{locked.sdist.sha256}"
+    return MegatronSource(
+        kind="sdist",
+        release=version,
+        identity=locked.sdist.sha256,
+        revision=f"megatron-core {version}",
+        whole=False,
+        epoch=locked.sdist.epoch,
+        at=fetch.sdist(pin, site),
+    )
+
+
+def from_path(path: Path, version: str, locked: LockedRelease) -> MegatronSource:
+    """A checkout as it stands, edits and all; of a bare repository, the release's locked commit.
+
+    Raises UsageError where `path` isn't Megatron or lacks the commit.
+    """
+    if is_bare(path):
+        if locked.git is None or not _has_commit(path, locked.git.commit):
+            raise UsageError(f"{path}: a bare repository without the commit of {version}")
+        return _git_source(version, locked.git, path)
+    assert locked.git is not None
+    return MegatronSource(
+        kind="path",
+        release=version,
+        identity=_digest(path),
+        revision=_revision(path),
+        whole=(path / "megatron/training").is_dir(),
+        epoch=locked.git.epoch,
+        at=path,
+    )
+
+
+def release_of(path: Path, matrix: Matrix, wanted: str | None, default: str) -> str:
+    """The matrix's release that a checkout is treated as: the one wanted, else by its own version.
+
+    Raises UsageError where `path` isn't Megatron, or of a minor version that isn't in the matrix
+    or isn't the one wanted.
+    """
+    if is_bare(path):
+        return wanted or default
+    own = _own_version(path)
+    fitting = [v for v in matrix.releases if v.rpartition(".")[0] == ".".join(own.split(".")[:2])]
+    if wanted is None and not fitting:
+        known = ", ".join(matrix.releases)
+        raise UsageError(
+            f"{path}: is Megatron {own}, which the matrix doesn't have",
+            f"Name the release to treat it as with MEGATRON=…: {known}",
+        )
+    if wanted is not None and fitting and wanted not in fitting:
+        raise UsageError(
+            f"{path}: is Megatron {own}, and {wanted} was asked for",
+            f"Leave MEGATRON out, or check out core_v{wanted} there.",
+        )
+    return wanted or fitting[-1]
+
+
+def is_bare(path: Path) -> bool:
+    """True where `path` is a git repository without a work tree."""
+    return (path / "HEAD").is_file() and (path / "objects").is_dir()
+
+
+def checkout_files(path: Path) -> list[Path]:
+    """The files of a checkout: what git doesn't ignore, or all, less build output."""
+    if (path / ".git").exists():
+        listed = git(path, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        found = [path / name for name in listed.split("\0") if name]
+    else:
+        found = [file for file in path.rglob("*") if not file.is_dir()]
+    kept = (f for f in found if not LEFT_OUT & set(f.relative_to(path).parts))
+    return sorted(f for f in kept if f.exists() or f.is_symlink())
+
+
+def _own_version(path: Path) -> str:
+    """The version in the checkout's package_info.py."""
+    info = path / "megatron/core/package_info.py"
+    if not info.is_file():
+        raise UsageError(
+            f"{path}: isn't a Megatron-LM source: no megatron/core/package_info.py",
+            "SOURCE is the folder that has megatron/ and setup.py in it.",
+        )
+    parts = dict(re.findall(r"^(MAJOR|MINOR|PATCH) = (\d+)", info.read_text(), re.MULTILINE))
+    return ".".join(parts.get(key, "0") for key in ("MAJOR", "MINOR", "PATCH"))
+
+
+def _digest(path: Path) -> str:
+    """A hash over names, executable bits and contents of a checkout's files."""
+    digest = hashlib.sha256()
+    for file in checkout_files(path):
+        name = file.relative_to(path).as_posix()
+        content = file.readlink().as_posix().encode() if file.is_symlink() else file.read_bytes()
+        executable = not file.is_symlink() and bool(file.stat().st_mode & 0o100)
+        digest.update(f"{name}\0{executable}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def _revision(path: Path) -> str:
+    """The checkout's commit, with `+edited` where files differ from it."""
+    if not (path / ".git").exists():
+        return "unversioned"
+    commit = git(path, "rev-parse", "HEAD").strip()
+    return commit + ("+edited" if git(path, "status", "--porcelain") else "")
+
+
+def _git_source(version: str, locked: LockedGit, repository: Path) -> MegatronSource:
+    tree = git(repository, "rev-parse", f"{locked.commit}^{{tree}}").strip()
+    if tree != locked.tree:
+        raise BuildError(
+            f"{repository}: commit {locked.commit} has another tree than the locked one\n"
+            f"  locked: {locked.tree}\n  there:  {tree}",
+            "The repository is damaged: remove it to have it fetched again.",
+        )
+    return MegatronSource(
+        kind="git",
+        release=version,
+        identity=tree,
+        revision=locked.commit,
+        whole=True,
+        epoch=locked.epoch,
+        at=repository,
+    )
+
+
+def _has_commit(repository: Path, commit: str) -> bool:
+    command = ["git", "-C", str(repository), "cat-file", "-e", f"{commit}^{{commit}}"]
+    return repository.is_dir() and not subprocess.run(command, capture_output=True).returncode
+
+
+def _fetch_commit(url: str, commit: str, repository: Path) -> None:
+    """Fetch one commit, without history, into a bare repository."""
+    repository.mkdir(parents=True, exist_ok=True)
+    git(repository, "init", "--bare", "--quiet")
+    command = ["git", "-C", str(repository), "fetch", "--quiet", "--depth=1", url, commit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(
+            f"git can't fetch {commit} from {url}:\n  {done.stderr.strip()}",
+            "Without access to it, clone Megatron-LM elsewhere and pass SOURCE=path, "
+            "or name a mirror in LAUNCHER_GIT_MIRROR.",
+        )
+
+
+def _archive(repository: Path, commit: str, folder: Path) -> None:
+    """Write the tree of a commit to `folder`."""
+    command = ["git", "-C", str(repository), "archive", "--format=tar", commit]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        unpacked = subprocess.run(["tar", "-x", "-C", str(folder)], stdin=process.stdout)
+    if process.returncode or unpacked.returncode:
+        raise BuildError(f"{repository}: git archive {commit} failed")
+
+
+def _extract(archive: Path, folder: Path) -> None:
+    """Write a source distribution to `folder`, without the one folder that holds it all."""
+    command = ["tar", "-x", "-f", str(archive), "--strip-components=1", "-C", str(folder)]
+    if subprocess.run(command, check=False).returncode:
+        raise BuildError(f"{archive}: tar can't unpack it")
+
+
+def git(repository: Path, *args: str) -> str:
+    """What a git command in `repository` prints. Raises BuildError where it fails."""
+    command = ["git", "-C", str(repository), *args]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"{repository}: git {args[0]} failed: {done.stderr.strip()}")
+    return done.stdout

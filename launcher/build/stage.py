@@ -1,0 +1,182 @@
+"""The steps of a Dockerfile's build stages; runs inside the builder image, on its Python alone.
+
+    tools     unpack pip and what compiles the wheel
+    wheel     compile source/ into a megatron_core wheel and assert what must be in it
+    folder    lay out /stage/opt/megatron, which is all that is added to a base
+    packages  lay out /stage/opt/packages: what a base lacks, such as CPU torch
+
+Reads source.json: release, source, extension, patches. Any failed assertion is one line on stderr
+and exit code 1, which fails the build.
+"""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import importlib.util
+import json
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+BUILD = Path("/build")
+TOOLS = BUILD / "tools"
+DIST = BUILD / "dist"
+STAGE = Path("/stage")
+MEGATRON = STAGE / "opt/megatron"
+PACKAGES = STAGE / "opt/packages"
+EPOCH_OF_PACKAGES = 315532800  # 1980-01-01, the earliest time a zip file can carry
+
+# Optimised, without debug information, symbols, or the build folder's path in assertions.
+COMPILER = f"-O3 -g0 -ffile-prefix-map={BUILD}=."
+FLAGS = {"CFLAGS": COMPILER, "CXXFLAGS": COMPILER, "LDFLAGS": "-Wl,-s"}
+
+
+def tools() -> None:
+    """Install the build tools into a folder, by the pip that is among them."""
+    pip_wheel = next((BUILD / "wheels/build").glob("pip-*.whl"))
+    install(BUILD / "wheels/build", TOOLS, pip=[f"{pip_wheel}/pip"])
+    # setup.py calls `python3 -m pybind11`, and that must be this Python.
+    (BUILD / "bin").mkdir()
+    (BUILD / "bin/python3").symlink_to(sys.executable)
+
+
+def wheel() -> None:
+    """Compile the wheel and assert that the extension, and of git all of Megatron, is in it."""
+    print("stage: compiling megatron_core", flush=True)
+    pip_wheel = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir"]
+    run([*pip_command(), *pip_wheel, str(DIST), str(BUILD / "source")], **FLAGS)
+    built = next(DIST.glob("*.whl"))
+    source = json.loads((BUILD / "source.json").read_text())
+    names = zipfile.ZipFile(built).namelist()
+    check_version(built, source)
+    check_extension(built, names, source["extension"])
+    if source["whole"] and "megatron/training/__init__.py" not in names:
+        fail(f"{built.name} holds no megatron.training: the packaging patch did not take effect")
+    print(f"stage: {built.name} {sha256(built)}", flush=True)
+
+
+def check_version(built: Path, source: dict[str, str]) -> None:
+    """Fail unless the wheel's version is the release that was asked for."""
+    version = built.name.split("-")[1]
+    if version != source["release"] and source["source"] != "path":
+        fail(f"the source calls itself {version}, and {source['release']} was asked for")
+
+
+def check_extension(built: Path, names: list[str], extension: str) -> None:
+    """Fail unless the compiled module is in the wheel, loads, and names no build folder."""
+    stem = extension.replace(".", "/")
+    found = [name for name in names if name.startswith(stem + ".") and name.endswith(".so")]
+    if not found:
+        fail(f"{built.name} holds no compiled {extension}: see the compiler's messages above")
+    unpacked = Path(zipfile.ZipFile(built).extract(found[0], BUILD / "check"))
+    if str(BUILD).encode() in unpacked.read_bytes():
+        fail(f"{found[0]} holds the path of the build folder")
+    spec = importlib.util.spec_from_file_location(extension, unpacked)
+    assert spec is not None and spec.loader is not None
+    try:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    except ImportError as error:
+        fail(f"{found[0]} does not import: {error}")
+
+
+def folder() -> None:
+    """Lay out what is added to a base: the wheel, its needs, launcher.train, the source's scripts."""
+    lib = MEGATRON / "lib"
+    install(BUILD / "wheels/runtime", lib)
+    built = next(DIST.glob("*.whl"))
+    pip_install = ["install", "--no-index", "--no-deps", "--no-compile", "--target", str(lib)]
+    run([*pip_command(), *pip_install, str(built)])
+    shutil.copytree(BUILD / "launcher", lib / "launcher")
+    shutil.copytree(
+        BUILD / "source", MEGATRON / "src", symlinks=True, ignore=only_scripts(BUILD / "source")
+    )
+    record = json.loads((BUILD / "source.json").read_text())
+    record["wheel"] = {"name": built.name, "sha256": sha256(built)}
+    (MEGATRON / "build.json").write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+    compile_python(lib)
+    normalise(STAGE, int(os.environ["SOURCE_DATE_EPOCH"]))
+
+
+def packages() -> None:
+    """Lay out the packages a base lacks."""
+    install(BUILD / "wheels/packages", PACKAGES / "lib")
+    compile_python(PACKAGES / "lib")
+    normalise(STAGE, EPOCH_OF_PACKAGES)
+
+
+def only_scripts(source: Path):  # type: ignore[no-untyped-def]  # shutil's own signature
+    """What copytree leaves out of src/: the packages, which the wheel holds, and build output."""
+
+    def ignore(folder: str, names: list[str]) -> set[str]:
+        if Path(folder) == source:
+            return {n for n in names if n in ("megatron", "build", "tests") or ".egg" in n}
+        return {n for n in names if n == "__pycache__"}
+
+    return ignore
+
+
+def install(wheels: Path, target: Path, pip: list[str] | None = None) -> None:
+    """Install every requirement of a wheel folder, checked against its hash, from that folder."""
+    options = ["--no-index", "--no-deps", "--require-hashes", "--no-compile", "--find-links"]
+    requirements = ["--target", str(target), "-r", str(wheels / "requirements.txt")]
+    run([*(pip or pip_command()), "install", *options, str(wheels), *requirements])
+    shutil.rmtree(target / "bin", ignore_errors=True)
+
+
+def pip_command() -> list[str]:
+    """The build tools' pip as a module."""
+    return ["-m", "pip"]
+
+
+def run(args: list[str], **extra: str) -> None:
+    """Run this Python with `args`; its failure is ours. No pip configuration reaches it."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
+    env |= {"PYTHONPATH": str(TOOLS), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+    env |= {"PATH": f"{BUILD / 'bin'}:{os.environ['PATH']}", "PIP_CONFIG_FILE": os.devnull}
+    env |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+    env |= {"PIP_NO_CACHE_DIR": "1", "PIP_PROGRESS_BAR": "off", "PYTHONWARNINGS": "ignore"} | extra
+    done = subprocess.run([sys.executable, *args], env=env, check=False)
+    if done.returncode:
+        fail(f"{args[0]} {args[1]} failed with exit code {done.returncode}")
+
+
+def compile_python(folder: Path) -> None:
+    """Byte-compile with hashes for times, so that the files are the same whenever it is done."""
+    compileall.compile_dir(
+        folder,
+        stripdir=str(STAGE),
+        prependdir="/",
+        quiet=2,
+        workers=os.cpu_count() or 1,
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
+
+
+def normalise(folder: Path, epoch: int) -> None:
+    """One time, one mode for files and one for folders, one owner, throughout."""
+    for path in [folder, *folder.rglob("*")]:
+        if not path.is_symlink():
+            executable = path.is_dir() or path.stat().st_mode & 0o100
+            path.chmod(0o755 if executable else 0o644)
+        os.chown(path, 0, 0, follow_symlinks=False)
+    for path in [*folder.rglob("*"), folder]:
+        os.utime(path, (epoch, epoch), follow_symlinks=False)
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of a file, in hex."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def fail(reason: str) -> None:
+    """End the build with one line."""
+    sys.exit(f"stage: {reason}")
+
+
+if __name__ == "__main__":
+    {"tools": tools, "wheel": wheel, "folder": folder, "packages": packages}[sys.argv[1]]()

@@ -1,0 +1,112 @@
+"""Looks into a base and into the image made from it: the base's own packages must be untouched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import BuildError
+from launcher.matrix.schema import Row
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+PROTECTED = ("torch", "numpy", "transformer-engine", "apex")
+
+# Runs in the image; prints its Python, its packages, and whether what we added works.
+LOOK = """
+import importlib.util, json, re, sys
+from importlib.metadata import distributions
+found = {}
+for d in distributions():
+    name = re.sub(r"[-_.]+", "-", d.metadata["Name"] or "").lower()
+    found.setdefault(name, d.version)
+facts = {"python": "%d.%d" % sys.version_info[:2], "packages": found}
+for extension in sys.argv[1:]:
+    name = extension.rpartition(".")[2]
+    folder = "/opt/megatron/lib/" + extension.rpartition(".")[0].replace(".", "/")
+    from importlib.machinery import FileFinder, ExtensionFileLoader, EXTENSION_SUFFIXES
+    spec = FileFinder(folder, (ExtensionFileLoader, EXTENSION_SUFFIXES)).find_spec(name)
+    try:
+        importlib.util.module_from_spec(spec)
+        facts["extension"] = spec.origin
+    except Exception as error:
+        facts["extension_error"] = "%s: %s" % (type(error).__name__, error)
+    facts["training"] = importlib.util.find_spec("megatron.training") is not None
+print(json.dumps(facts))
+"""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was seen in an image: its Python (3.10) and its packages' versions by normalised name."""
+
+    python: str
+    packages: dict[str, str]
+    extension_error: str | None = None
+    training: bool = False
+
+
+def look(client: DockerClient, image: str, *extension: str) -> Facts:
+    """Run LOOK in `image`, without its entrypoint and without network.
+
+    Raises BuildError where there is no python3 in it.
+    """
+    from docker.errors import APIError, ContainerError
+
+    try:
+        printed = client.containers.run(
+            image,
+            ["-c", LOOK, *extension],
+            entrypoint=["python3"],
+            network_mode="none",
+            remove=True,
+            stderr=False,
+        )
+    except (APIError, ContainerError) as error:
+        reason = getattr(error, "explanation", None) or getattr(error, "stderr", b"") or error
+        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        raise BuildError(f"{image}: python3 doesn't run in it: {text.strip()}") from error
+    facts: dict[str, Any] = json.loads(printed)
+    return Facts(
+        python=facts["python"],
+        packages=facts["packages"],
+        extension_error=facts.get("extension_error"),
+        training=facts.get("training", False),
+    )
+
+
+def check_base(base: Facts, row: Row, name: str, standin: bool) -> None:
+    """Raise BuildError unless the base has the row's Python and, but for a stand-in, its torch."""
+    if base.python != row.python:
+        raise BuildError(
+            f"{name}: has Python {base.python}, and the row needs {row.python}",
+            "Choose a base with that Python, or change `python` in the row of matrix.yaml.",
+        )
+    torch = base.packages.get("torch")
+    if standin or row.packages:
+        return
+    if torch is None or not torch.startswith(row.torch):
+        raise BuildError(
+            f"{name}: has torch {torch or 'missing'}, and the row says {row.torch}",
+            "It isn't the image this row describes.",
+        )
+
+
+def check_image(base: Facts, image: Facts, added: set[str], whole: bool) -> None:
+    """Raise BuildError where what we added doesn't load, or changed a package of the base.
+
+    `added` are the normalised names of what we install; these may stand in front of the base's.
+    """
+    if image.extension_error:
+        raise BuildError(f"the compiled helpers don't load in the image: {image.extension_error}")
+    if whole and not image.training:
+        raise BuildError("megatron.training can't be found in the image")
+    changed = [
+        f"{name} {version} -> {image.packages.get(name, 'missing')}"
+        for name, version in sorted(base.packages.items())
+        if image.packages.get(name) != version and (name not in added or name in PROTECTED)
+    ]
+    if changed:
+        raise BuildError(f"the image changes the base's packages: {', '.join(changed)}")

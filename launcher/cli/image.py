@@ -1,0 +1,54 @@
+"""`launcher image`: build the images of the matrix."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+HELP = "build the images of the matrix"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subcommands."""
+    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    build = commands.add_parser("build", help="build one or more rows of the matrix")
+    build.add_argument("tags", metavar="TAG", nargs="*", help="24.10 … as `matrix list` shows them")
+    build.add_argument("--all", action="store_true", help="all rows on the NGC base, as `make images`")
+    build.add_argument("--megatron", metavar="RELEASE", help="another release than the row's: 0.10.0")
+    build.add_argument("--source", metavar="PATH", type=Path, help="a Megatron-LM checkout to build")
+    build.add_argument("--base", metavar="IMAGE", help="in place of the row's base: a mirror's name")
+    build.add_argument("--builder", metavar="IMAGE", help="in place of the image that compiles")
+    build.add_argument("--no-cache", action="store_true", help="build again, use no cached layer")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Build what was asked for; one line for each image on stdout."""
+    from launcher.build.image import Builds, Request, build_all
+    from launcher.engine.connect import connect
+    from launcher.errors import UsageError
+    from launcher.progress import Progress
+    from launcher.settings import settings
+
+    builds = Builds(connect(), settings(), Progress())
+    tags = [tag for tag, row in builds.matrix.rows.items() if row.cuda] if args.all else args.tags
+    if not tags:
+        raise UsageError("no tag given", f"One of: {', '.join(builds.matrix.rows)}")
+    requests = [
+        Request(
+            tag=tag,
+            megatron=args.megatron,
+            checkout=args.source.resolve() if args.source else None,
+            base=args.base,
+            builder=args.builder,
+            no_cache=args.no_cache,
+        )
+        for tag in tags
+    ]
+    built, failed = build_all(builds, requests)
+    for image in built:
+        state = "unchanged" if image.reused else "built"
+        print(f"{image.names[0]} {image.id.removeprefix('sha256:')[:12]} {state}")
+    for request, error in failed:
+        print(f"launcher: {request.tag}: {error}", file=sys.stderr)
+    return failed[0][1].exit_code if failed else 0

@@ -1,0 +1,60 @@
+"""`launcher matrix`: list, render and lock what can be built."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+HELP = "list the images that can be built, render their Dockerfiles, lock their inputs"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subcommands."""
+    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    commands.add_parser("list", help="the rows of the matrix")
+    render = commands.add_parser("render", help="write images/<tag>/Dockerfile and README's table")
+    render.add_argument("--check", action="store_true", help="fail where they differ, write nothing")
+    commands.add_parser("lock", help="write matrix.lock")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Call the action."""
+    return {"list": _list, "render": _render, "lock": _lock}[args.action](args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from launcher.matrix.load import load_matrix
+    from launcher.matrix.render import table
+
+    print(table(load_matrix()), end="")
+    return 0
+
+
+def _render(args: argparse.Namespace) -> int:
+    from launcher.matrix import render
+    from launcher.matrix.load import load_matrix
+    from launcher.settings import settings
+
+    root = settings().matrix.parent
+    files = render.render_all(load_matrix(), root)
+    changed = render.drift(files, root)
+    if not args.check:
+        render.write(files, root)
+        return 0
+    for path in changed:
+        print(f"{path.relative_to(root)} differs from what `make render` writes", file=sys.stderr)
+    return 1 if changed else 0
+
+
+def _lock(args: argparse.Namespace) -> int:
+    from launcher.matrix import lock
+    from launcher.matrix.load import load_lock, load_matrix, lock_path
+    from launcher.settings import settings
+
+    path = lock_path()
+    old = load_lock() if path.exists() else None
+    locked = lock.lock(
+        load_matrix(), old, settings(), warn=lambda line: print(f"launcher: {line}", file=sys.stderr)
+    )
+    path.write_text(lock.dump(locked), encoding="utf-8")
+    return 0

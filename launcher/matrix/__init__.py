@@ -1,0 +1,1 @@
+"""What can be built: the matrix of base images and Megatron releases, its lock, its Dockerfiles."""

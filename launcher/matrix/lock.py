@@ -1,0 +1,145 @@
+"""Writes matrix.lock: what the matrix's requirements and releases are, exactly.
+
+Sorted, without times and without URLs: locking again with nothing changed outside gives the same
+bytes, and a site's mirrors don't show in it. What can't be reached keeps its old pin.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from launcher.build import fetch, source
+from launcher.errors import BuildError
+from launcher.matrix.schema import Lock, LockedGit, LockedNeeds, LockedRelease, LockedSdist, Matrix
+from launcher.settings import Settings
+
+HEADER = "# Generated from matrix.yaml by `make lock`; do not edit.\n"
+
+Pinned = TypeVar("Pinned")
+
+
+def lock(matrix: Matrix, old: Lock | None, site: Settings, warn: Callable[[str], None]) -> Lock:
+    """Resolve all of the matrix; `warn` is told each thing that keeps its old pin.
+
+    Raises BuildError for what can't be resolved and has no old pin.
+    """
+
+    def keep(what: str, resolve: Callable[[], Pinned], before: Pinned | None) -> Pinned:
+        try:
+            return resolve()
+        except BuildError as error:
+            if before is None:
+                raise
+            warn(f"{what} keeps its old pin: {error.problem}")
+            return before
+
+    needs = {
+        abi: keep(f"needs of {abi}", lambda abi=abi: _needs(matrix, abi, site), _old(old, abi))
+        for abi in matrix.builders
+    }
+    packages = {
+        tag: keep(
+            f"packages of {tag}",
+            lambda row=row: _resolve(row.packages, row.python, site),
+            old.packages.get(tag) if old else None,
+        )
+        for tag, row in matrix.rows.items()
+        if row.packages
+    }
+    releases = {
+        version: LockedRelease(
+            git=keep(
+                f"{version} from git",
+                lambda release=release: _lock_git(release.git.url, release.git.commit, site),
+                _old_git(old, version, release.git.commit),
+            ),
+            sdist=keep(
+                f"{version} as sdist",
+                lambda version=version: _lock_sdist(version, site),
+                old.releases[version].sdist if old and version in old.releases else None,
+            )
+            if release.sdist
+            else None,
+        )
+        for version, release in matrix.releases.items()
+    }
+    return Lock(needs=needs, packages=packages, releases=releases)
+
+
+def dump(locked: Lock) -> str:
+    """The text of matrix.lock."""
+    data = locked.model_dump(exclude_none=True)
+    return HEADER + yaml.safe_dump(data, sort_keys=True, width=200, default_flow_style=False)
+
+
+def _old(old: Lock | None, abi: str) -> LockedNeeds | None:
+    return old.needs.get(abi) if old else None
+
+
+def _old_git(old: Lock | None, version: str, commit: str) -> LockedGit | None:
+    """The old pin of a release, unless the matrix names another commit by now."""
+    before = old.releases[version].git if old and version in old.releases else None
+    return before if before and before.commit == commit else None
+
+
+def _needs(matrix: Matrix, abi: str, site: Settings) -> LockedNeeds:
+    python = f"3.{abi.removeprefix('cp3')}"
+    return LockedNeeds(
+        build=_resolve(matrix.needs.build, python, site, "--no-deps"),
+        runtime=_resolve(matrix.needs.runtime, python, site, "--no-deps"),
+    )
+
+
+def _resolve(requirements: list[str], python: str, site: Settings, *options: str) -> list[str]:
+    """Let pip choose the newest wheels that fit, with their dependencies unless told otherwise."""
+    target = [*fetch.target_options(python), "--only-binary=:all:", "--target=unused"]
+    report = _pip_report([*requirements, *target, *options], site)
+    return sorted(_pin(item) for item in report["install"])
+
+
+def _pin(item: dict[str, Any]) -> str:
+    meta = item["metadata"]
+    sha256 = item["download_info"]["archive_info"]["hashes"]["sha256"]
+    return f"{meta['name'].lower()}=={meta['version']} --hash=sha256:{sha256}"
+
+
+def _pip_report(args: list[str], site: Settings) -> dict[str, Any]:
+    """What pip would install, by its own report."""
+    command = ["install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", *args]
+    done = fetch.pip(command)
+    if done.returncode and site.torch_index:
+        done = fetch.pip([*command, "--extra-index-url", site.torch_index])
+    if done.returncode:
+        raise BuildError(f"pip can't resolve it:\n{fetch.last_errors(done.stderr)}")
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def _lock_git(url: str, commit: str, site: Settings) -> LockedGit:
+    repository = source.repository(url, commit, site)
+    tree, epoch = source.git(
+        repository, "log", "-1", "--no-show-signature", "--format=%T %ct", commit
+    ).split()
+    return LockedGit(commit=commit, tree=tree, epoch=int(epoch))
+
+
+def _lock_sdist(version: str, site: Settings) -> LockedSdist:
+    """Download the sdist once, for its hash and for the newest time in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = [*fetch.SDIST_OPTIONS, "--no-deps", "--quiet", "--dest", folder]
+        done = fetch.pip(["download", *options, f"megatron-core=={version}"])
+        if done.returncode:
+            raise BuildError(f"pip can't fetch it:\n{fetch.last_errors(done.stderr)}")
+        archive = next(Path(folder).iterdir())
+        with tarfile.open(archive) as tar:
+            epoch = int(max(member.mtime for member in tar.getmembers()))
+        sha256 = fetch.sha256(archive)
+        fetch.store(archive, site)
+    return LockedSdist(sha256=sha256, epoch=epoch)

@@ -1,0 +1,62 @@
+"""Renders the Dockerfile of every row: matrix and template in, text out."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import jinja2
+
+from launcher.matrix.schema import Matrix
+
+
+def dockerfile(matrix: Matrix, tag: str, template: str) -> str:
+    """The Dockerfile of the row `tag`, from the text of Dockerfile.template."""
+    row = matrix.rows[tag]
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - a Dockerfile, not HTML
+    )
+    text = environment.from_string(template)
+    return text.render(tag=tag, row=row, builder=matrix.builders[row.abi])
+
+
+def render_all(matrix: Matrix, root: Path) -> dict[Path, str]:
+    """Every file `make render` writes below `root`, by its path."""
+    template = (root / "Dockerfile.template").read_text(encoding="utf-8")
+    return {
+        root / "images" / tag / "Dockerfile": dockerfile(matrix, tag, template)
+        for tag in matrix.rows
+    }
+
+
+def write(files: dict[Path, str], root: Path) -> None:
+    """Write the rendered files; images/ is removed first, so that no row that went stays."""
+    shutil.rmtree(root / "images", ignore_errors=True)
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def drift(files: dict[Path, str], root: Path) -> list[Path]:
+    """The paths whose committed text differs from what would be rendered, or that are orphans."""
+    present = {path for path in (root / "images").rglob("*") if path.is_file()}
+    changed = {
+        path
+        for path, text in files.items()
+        if path not in present or path.read_text(encoding="utf-8") != text
+    }
+    return sorted(changed | (present - files.keys()))
+
+
+def table(matrix: Matrix) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        "| tag | base | OS | Python | torch | CUDA | Megatron | expected |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for tag, row in matrix.rows.items():
+        cells = [tag, f"`{row.base}`", row.os, row.python, row.torch, row.cuda or ""]
+        lines.append("| " + " | ".join([*cells, row.megatron, row.expected or ""]) + " |")
+    return "\n".join(lines) + "\n"

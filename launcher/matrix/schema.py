@@ -1,0 +1,207 @@
+"""The models of matrix.yaml and matrix.lock: strict, so that a typo is a message and not a build."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+
+from launcher.errors import nearest
+from launcher.yamlfile import Fault
+
+
+def _quoted(value: object) -> object:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise ValueError(f'write it in quotes, as YAML reads a bare {value} as a number: "24.10"')
+    return value
+
+
+def _specifier(value: str) -> str:
+    try:
+        SpecifierSet(value)
+    except InvalidSpecifier as error:
+        raise ValueError('not a version specifier such as ">=2.6,<3"') from error
+    return value
+
+
+def _matching(pattern: str, example: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"doesn't look like {example}")
+        return value
+
+    return AfterValidator(check)
+
+
+Text = Annotated[str, BeforeValidator(_quoted), Field(min_length=1)]
+Specifier = Annotated[Text, AfterValidator(_specifier)]
+Commit = Annotated[Text, _matching(r"[0-9a-f]{40}", "a full commit: 40 hex digits")]
+Sha256 = Annotated[Text, _matching(r"[0-9a-f]{64}", "a sha256: 64 hex digits")]
+Release = Annotated[Text, _matching(r"\d+\.\d+\.\d+", "a release: 0.9.0")]
+Tag = Annotated[Text, _matching(r"[a-z0-9][a-z0-9._-]*", "an image tag: 24.10")]
+PythonVersion = Annotated[Text, _matching(r"3\.\d+", "a Python version: 3.10")]
+Abi = Annotated[Text, _matching(r"cp3\d+", "an ABI: cp310")]
+Reference = Annotated[Text, _matching(r"[\w.\-:/]+(@sha256:[0-9a-f]{64})?", "an image reference")]
+Pin = Annotated[
+    Text, _matching(r"[\w.\-]+==[\w.+!\-]+ --hash=sha256:[0-9a-f]{64}", "name==version --hash=…")
+]
+
+Source = Literal["git", "sdist"]
+Status = Literal["builds", "imports", "runs", "runs with warnings", "fails"]
+
+
+class Strict(BaseModel):
+    """Refuses unknown keys, and values of another type than the one written here."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class GitSource(Strict):
+    """A repository at one commit."""
+
+    url: Text
+    commit: Commit
+
+
+class Caution(Strict):
+    """A torch this release builds on, with a known defect there."""
+
+    torch: Specifier
+    because: Text
+
+
+class MegatronRelease(Strict):
+    """One Megatron-LM release: where it comes from and what is done to it.
+
+    `python` and `torch` are the limits of the release's own metadata; `extension` is the compiled
+    module that must be in the wheel; `patches` a folder below patches/, "" where none is needed.
+    """
+
+    git: GitSource
+    sdist: bool = False
+    patches: str
+    extension: Text
+    python: Specifier | None = None
+    torch: Specifier | None = None
+    caution: Caution | None = None
+
+
+class Needs(Strict):
+    """Requirements, as people write them; the lock says which versions they are."""
+
+    build: list[Text]
+    runtime: list[Text]
+
+
+class Row(Strict):
+    """One image: a base and the Megatron release that goes into it.
+
+    Facts about the base (os to driver) are empty where no public source states them.
+    `packages` are Python packages the base lacks, such as CPU torch.
+    """
+
+    base: Reference
+    os: Text
+    python: PythonVersion
+    torch: Text
+    cuda: Text | None = None
+    cudnn: Text | None = None
+    nccl: Text | None = None
+    driver: Text | None = None
+    megatron: Release
+    source: Source = "git"
+    packages: list[Text] = []
+    expected: Status | None = None
+
+    @property
+    def abi(self) -> str:
+        """The CPython ABI tag of the row's Python: cp310."""
+        return "cp" + self.python.replace(".", "")
+
+
+class Matrix(Strict):
+    """matrix.yaml as a whole; rows and releases refer to each other, and the references hold."""
+
+    builders: dict[Abi, Reference]
+    needs: Needs
+    releases: dict[Release, MegatronRelease]
+    rows: dict[Tag, Row]
+
+    @field_validator("rows", "releases", mode="before")
+    @classmethod
+    def _keys_are_text(cls, value: object) -> object:
+        for key in value if isinstance(value, dict) else ():
+            _quoted(key)
+        return value
+
+    @model_validator(mode="after")
+    def _references_hold(self) -> Matrix:
+        for tag, row in self.rows.items():
+            release = self.releases.get(row.megatron)
+            if release is None:
+                known = nearest(row.megatron, list(self.releases))
+                raise Fault(("rows", tag, "megatron"), f"no release {row.megatron}. {known}")
+            if row.abi not in self.builders:
+                raise Fault(("rows", tag, "python"), f"no builder for {row.abi} in builders")
+            if row.source == "sdist" and not release.sdist:
+                raise Fault(("rows", tag, "source"), f"{row.megatron} has no sdist; use git")
+            if problem := misfit(row, row.megatron, release):
+                raise Fault(("rows", tag, "megatron"), problem)
+        return self
+
+
+def misfit(row: Row, version: str, release: MegatronRelease) -> str | None:
+    """Why `release` can't be used on `row` by its own metadata, or None where it can."""
+    for name, limit in (("python", release.python), ("torch", release.torch)):
+        have = getattr(row, name)
+        if limit and not SpecifierSet(limit).contains(Version(have), prereleases=True):
+            return f"Megatron {version} requires {name} {limit}, and the base has {have}"
+    return None
+
+
+class LockedGit(Strict):
+    """A commit, the tree it must have, and its time in seconds since 1970."""
+
+    commit: Commit
+    tree: Commit
+    epoch: int
+
+
+class LockedSdist(Strict):
+    """A source distribution and the newest time in it, in seconds since 1970."""
+
+    sha256: Sha256
+    epoch: int
+
+
+class LockedRelease(Strict):
+    """What a release's sources are, exactly; None where there is no such source."""
+
+    git: LockedGit | None = None
+    sdist: LockedSdist | None = None
+
+
+class LockedNeeds(Strict):
+    """Pinned requirements of one ABI, in pip's own form."""
+
+    build: list[Pin]
+    runtime: list[Pin]
+
+
+class Lock(Strict):
+    """matrix.lock as a whole."""
+
+    needs: dict[Abi, LockedNeeds]
+    packages: dict[Tag, list[Pin]]
+    releases: dict[Release, LockedRelease]

@@ -1,0 +1,67 @@
+"""Says what is being done: one live line on a terminal, one line per step where piped."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections import deque
+from typing import TextIO
+
+KEPT = 30
+
+
+class Progress:
+    """A step at a time; output within a step is kept, and shown only where the step fails."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+        self.live = self.stream.isatty()
+        self.tail: deque[str] = deque(maxlen=KEPT)
+        self._started = time.monotonic()
+        self._text = ""
+
+    def step(self, text: str) -> None:
+        """Begin a step; what the last one printed is forgotten."""
+        self.close()
+        self._text, self._started = text, time.monotonic()
+        self.tail.clear()
+        if self.live:
+            self._draw(text)
+
+    def cached(self) -> None:
+        """The step was taken from a cache: say so in its line."""
+        if self._text and not self._text.endswith("cached"):
+            self._text += " · cached"
+
+    def output(self, line: str) -> None:
+        """A line that the step printed: kept, and shown beside the step on a terminal."""
+        if line.strip():
+            self.tail.append(line.rstrip())
+            if self.live:
+                self._draw(f"{self._text} · {line.strip()}")
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        if self.live:
+            self.stream.write("\r\x1b[K")
+        self.stream.write(f"{text}\n")
+        self.stream.flush()
+
+    def close(self) -> None:
+        """End the step with its duration in seconds."""
+        if self._text:
+            self.note(f"{self._text} ({time.monotonic() - self._started:.1f} s)")
+            self._text = ""
+
+    def fail(self) -> str:
+        """End the step without success; returns its last lines for the error message."""
+        if self._text:
+            self.note(f"{self._text}: failed")
+            self._text = ""
+        return "\n".join(f"  | {line}" for line in self.tail)
+
+    def _draw(self, text: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        self.stream.write("\r\x1b[K" + text[:width])
+        self.stream.flush()
