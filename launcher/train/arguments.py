@@ -1,0 +1,241 @@
+"""The training program's command line, under upstream's names, and its arithmetic."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+
+class UsageError(Exception):
+    """The arguments can't work together; the text says which and how to mend it."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the ranks are divided: world = tensor × pipeline × data.
+
+    `micro_batches` is what each rank runs per step: global batch / (micro-batch × data).
+    """
+
+    tensor: int
+    pipeline: int
+    data: int
+    micro_batches: int
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises, where argparse would print its message on every rank."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every argument; `argument_default` is left alone, so help shows upstream's defaults."""
+    made = _Parser(
+        prog="python3 -m launcher.train.gpt",
+        description="Train a Megatron-Core GPT. Start its ranks with launcher.train.runner.",
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    for title, fill in (
+        ("model", _add_model),
+        ("parallelism", _add_parallelism),
+        ("training", _add_training),
+        ("optimizer", _add_optimizer),
+        ("learning rate", _add_learning_rate),
+        ("precision", _add_precision),
+        ("data", _add_data),
+        ("checkpoints", _add_checkpoints),
+    ):
+        fill(made.add_argument_group(title).add_argument)
+    return made
+
+
+def _add_model(add: Any) -> None:
+    add("--num-layers", type=int, required=True)
+    add("--hidden-size", type=int, required=True)
+    add("--num-attention-heads", type=int, required=True)
+    add("--ffn-hidden-size", type=int, help="4 × hidden size where not given")
+    add("--num-query-groups", type=int, help="for grouped-query attention")
+    add("--seq-length", type=int, required=True)
+    add("--max-position-embeddings", type=int, help="the sequence length where not given")
+    add("--vocab-size", type=int, required=True, help="before padding")
+    add("--make-vocab-size-divisible-by", type=int, default=128, help="times TP")
+    add(
+        "--position-embedding-type",
+        choices=("learned_absolute", "rope"),
+        default="learned_absolute",
+    )
+    add("--untie-embeddings-and-output-weights", action="store_true")
+    add("--init-method-std", type=float, default=0.02)
+    add("--hidden-dropout", type=float, default=0.1)
+    add("--attention-dropout", type=float, default=0.1)
+    add("--transformer-impl", choices=("auto", "local", "transformer_engine"), default="auto")
+    add("--use-cpu-initialization", action="store_true", help="same weights for every TP size")
+
+
+def _add_parallelism(add: Any) -> None:
+    add("--tensor-model-parallel-size", type=int, default=1)
+    add("--pipeline-model-parallel-size", type=int, default=1)
+    add("--sequence-parallel", action="store_true")
+    add("--use-distributed-optimizer", action="store_true")
+    add("--overlap-grad-reduce", action="store_true")
+    add("--distributed-timeout-minutes", type=int, default=10)
+
+
+def _add_training(add: Any) -> None:
+    add("--micro-batch-size", type=int, required=True)
+    add("--global-batch-size", type=int, help="micro-batch × data-parallel size if not given")
+    add("--train-iters", type=int, required=True)
+    add("--seed", type=int, default=1234)
+    add("--log-interval", type=int, default=100)
+    add("--eval-interval", type=int, default=1000)
+    add("--eval-iters", type=int, default=100)
+    add("--exit-interval", type=int, help="stop after the next multiple of this iteration")
+    add("--exit-signal-handler", action="store_true", help="on SIGTERM save and exit 0")
+    add(
+        "--check-replicas-interval",
+        type=int,
+        default=0,
+        help="iterations between checks that replicated parameters agree; "
+        "always checked at saves and at the end",
+    )
+
+
+def _add_optimizer(add: Any) -> None:
+    add("--weight-decay", type=float, default=0.01)
+    add("--adam-beta1", type=float, default=0.9)
+    add("--adam-beta2", type=float, default=0.999)
+    add("--adam-eps", type=float, default=1e-8)
+    add("--clip-grad", type=float, default=1.0)
+
+
+def _add_learning_rate(add: Any) -> None:
+    add("--lr", type=float, required=True)
+    add("--min-lr", type=float, default=0.0)
+    add("--lr-decay-style", choices=("constant", "linear", "cosine"), default="linear")
+    add("--lr-decay-iters", type=int, help="the training iterations where not given")
+    add("--lr-warmup-iters", type=int, default=0)
+    add("--lr-warmup-fraction", type=float, help="of the decay iterations")
+
+
+def _add_precision(add: Any) -> None:
+    add("--fp16", action="store_true")
+    add("--bf16", action="store_true")
+    add("--loss-scale", type=float, help="a constant one, for fp16")
+    add("--initial-loss-scale", type=float, default=2.0**32)
+    add("--min-loss-scale", type=float, default=1.0)
+    add("--loss-scale-window", type=int, default=1000)
+    add("--hysteresis", type=int, default=2)
+
+
+def _add_data(add: Any) -> None:
+    add("--mock-data", action="store_true", help="consecutive numbers, modulo the vocabulary")
+    add("--data-path", nargs="+", help="PREFIX of .bin and .idx, or WEIGHT PREFIX pairs")
+    add("--split", default="969,30,1", help="training, validation and test documents' shares")
+    add("--data-cache-path", help="where the sample index goes; beside the data if not given")
+    add("--eod-id", type=int, help="end of document; the vocabulary's last id if not given")
+    add("--num-workers", type=int, help="of the data loader; 2 on GPUs, 0 on the CPU")
+
+
+def _add_checkpoints(add: Any) -> None:
+    add("--save")
+    add("--load")
+    add("--save-interval", type=int)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments, with the values that follow from others filled in.
+
+    Raises `UsageError`.
+    """
+    made = parser()
+    arguments, unknown = made.parse_known_args(argv)
+    if unknown:
+        close = get_close_matches(unknown[0], made._option_string_actions, n=1)
+        raise UsageError(
+            f"unknown argument {unknown[0]}" + (f"; did you mean {close[0]}?" if close else "")
+        )
+    arguments.ffn_hidden_size = arguments.ffn_hidden_size or 4 * arguments.hidden_size
+    arguments.max_position_embeddings = arguments.max_position_embeddings or arguments.seq_length
+    arguments.lr_decay_iters = arguments.lr_decay_iters or arguments.train_iters
+    if arguments.eod_id is None:
+        arguments.eod_id = arguments.vocab_size - 1
+    return arguments
+
+
+def padded_vocabulary(size: int, divisible_by: int, tensor: int) -> int:
+    """The vocabulary's size after padding to a multiple of `divisible_by` × `tensor`.
+
+    Upstream's rule: each tensor-parallel rank gets an equal and well-aligned share.
+    """
+    multiple = divisible_by * tensor
+    return -(-size // multiple) * multiple
+
+
+def layout(arguments: argparse.Namespace, world_size: int) -> Layout:
+    """The layout of `world_size` ranks; fills in the global batch size where not given.
+
+    Raises `UsageError` where one number does not divide another as it must.
+    """
+    tensor = arguments.tensor_model_parallel_size
+    pipeline = arguments.pipeline_model_parallel_size
+    _positive(arguments)
+    _divides(tensor * pipeline, world_size, "TP × PP", "the world size")
+    data = world_size // (tensor * pipeline)
+    step = arguments.micro_batch_size * data
+    arguments.global_batch_size = arguments.global_batch_size or step
+    batch = "micro-batch size × data-parallel size"
+    _divides(step, arguments.global_batch_size, batch, "--global-batch-size")
+    _check_model(arguments, tensor, pipeline)
+    _check_choices(arguments, tensor)
+    return Layout(tensor, pipeline, data, arguments.global_batch_size // step)
+
+
+def _positive(arguments: argparse.Namespace) -> None:
+    for name in (
+        "num_layers hidden_size num_attention_heads seq_length vocab_size micro_batch_size "
+        "tensor_model_parallel_size pipeline_model_parallel_size log_interval eval_interval"
+    ).split():
+        if getattr(arguments, name) < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
+
+
+def _divides(divisor: int, number: int, divisor_name: str, name: str) -> None:
+    if number % divisor:
+        raise UsageError(f"{name} ({number}) is not divisible by {divisor_name} ({divisor})")
+
+
+def _check_model(arguments: argparse.Namespace, tensor: int, pipeline: int) -> None:
+    heads, size = arguments.num_attention_heads, "--tensor-model-parallel-size"
+    _divides(tensor, heads, size, "--num-attention-heads")
+    _divides(heads, arguments.hidden_size, "--num-attention-heads", "--hidden-size")
+    _divides(tensor, arguments.ffn_hidden_size, size, "--ffn-hidden-size")
+    if arguments.num_query_groups:
+        _divides(tensor, arguments.num_query_groups, size, "--num-query-groups")
+        _divides(arguments.num_query_groups, heads, "--num-query-groups", "--num-attention-heads")
+    _divides(pipeline, arguments.num_layers, "--pipeline-model-parallel-size", "--num-layers")
+    if arguments.max_position_embeddings < arguments.seq_length:
+        raise UsageError("--max-position-embeddings is smaller than --seq-length")
+    if not 0 <= arguments.eod_id < arguments.vocab_size:
+        raise UsageError(f"--eod-id {arguments.eod_id} is not in the vocabulary")
+
+
+def _check_choices(arguments: argparse.Namespace, tensor: int) -> None:
+    if arguments.sequence_parallel:
+        if tensor == 1:
+            raise UsageError("--sequence-parallel needs --tensor-model-parallel-size above 1")
+        size = "--tensor-model-parallel-size"
+        _divides(tensor, arguments.seq_length, size, "--seq-length")
+    if arguments.fp16 and arguments.bf16:
+        raise UsageError("--fp16 and --bf16 exclude each other")
+    if arguments.mock_data == bool(arguments.data_path):
+        raise UsageError("give either --mock-data or --data-path")
+    if arguments.lr_warmup_iters and arguments.lr_warmup_fraction is not None:
+        raise UsageError("--lr-warmup-iters and --lr-warmup-fraction exclude each other")
+    if arguments.save_interval and not arguments.save:
+        raise UsageError("--save-interval needs --save")

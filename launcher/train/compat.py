@@ -1,0 +1,48 @@
+"""What differs between the Megatron-Core releases and the torch versions they meet."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+SUPPORTED = ("0.9.0", "0.10.0", "0.12.3", "0.13.1", "0.14.0", "0.15.3", "0.16.1")
+"""The releases that `launcher.train.gpt` has trained, saved and loaded with.
+
+Others of the same minor versions are expected to work; 0.11 is untried, and 0.19 imports
+Triton even where there is no GPU. Every name that `launcher.train` uses of Megatron means
+the same in all of them; what isn't so is below.
+"""
+
+
+def prepare() -> None:
+    """Make any supported release importable and able to save; call before importing it."""
+    _repair_checkpoint_writing()
+
+
+def _repair_checkpoint_writing() -> None:
+    """Let releases up to 0.12 save with newer torch versions than they knew.
+
+    They call torch's `_write_item` as it was then. It has since gained transforms in front
+    of its arguments, and a serialization format (torch 2.8) behind them.
+    """
+    from torch.distributed.checkpoint import filesystem
+
+    write = filesystem._write_item
+    parameters = list(inspect.signature(write).parameters)
+    if parameters[0] == "stream" or hasattr(write, "__wrapped__"):
+        return
+    leading = (filesystem._StorageWriterTransforms(),)
+    trailing: tuple[Any, ...] = ()
+    if "serialization_format" in parameters:
+        trailing = (filesystem.SerializationFormat.TORCH_SAVE,)
+
+    @functools.wraps(write)
+    def adapted(*args: Any, **kwargs: Any) -> Any:
+        if not isinstance(args[0], filesystem._StorageWriterTransforms):
+            args = leading + args
+        if len(args) == 5 and "serialization_format" not in kwargs:
+            args = args + trailing
+        return write(*args, **kwargs)
+
+    filesystem._write_item = adapted

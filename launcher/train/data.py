@@ -1,0 +1,136 @@
+"""Samples of tokens, and which of them each rank takes at each step."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.utils import get_blend_from_list
+
+
+class Tokenizer:
+    """Nothing but a vocabulary's size and its end of document: the data is tokens already."""
+
+    def __init__(self, vocab_size: int, eod: int) -> None:
+        self.vocab_size = vocab_size
+        self.eod = eod
+        self.pad = eod
+        self.unique_identifiers = {"class": "Tokenizer", "vocab_size": vocab_size, "eod": eod}
+
+
+class MockDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Consecutive numbers modulo the vocabulary, each sample from a random start.
+
+    Can be learnt at any vocabulary size, which upstream's mock data can't be before 0.16.
+    """
+
+    def __init__(self, samples: int, seq_length: int, vocab_size: int, seed: int) -> None:
+        self.starts = np.random.default_rng(seed).integers(vocab_size, size=samples)
+        self.seq_length = seq_length
+        self.vocab_size = vocab_size
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """tokens, labels, position_ids: int64 [seq_length]; loss_mask: float32 [seq_length]."""
+        numbers = torch.arange(self.seq_length + 1)
+        tokens = (numbers + int(self.starts[index])) % self.vocab_size
+        return {
+            "tokens": tokens[:-1],
+            "labels": tokens[1:],
+            "loss_mask": torch.ones(self.seq_length),
+            "position_ids": numbers[:-1],
+        }
+
+
+def datasets(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The training and the validation dataset; all ranks call this together.
+
+    The validation set holds the samples of one evaluation: each evaluates the same ones.
+    """
+    training = arguments.train_iters * arguments.global_batch_size
+    validation = arguments.eval_iters * arguments.global_batch_size
+    if arguments.mock_data:
+        made = [
+            MockDataset(samples, arguments.seq_length, arguments.vocab_size, seed)
+            for samples, seed in ((training, arguments.seed), (validation, arguments.seed + 1))
+        ]
+        return made[0], made[1]
+    config = GPTDatasetConfig(
+        random_seed=arguments.seed,
+        sequence_length=arguments.seq_length,
+        blend=get_blend_from_list(arguments.data_path),
+        split=arguments.split,
+        path_to_cache=arguments.data_cache_path,
+        tokenizer=Tokenizer(arguments.vocab_size, arguments.eod_id),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+    )
+    sizes = [training, validation or None, None]
+    built = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
+    return built[0], built[1]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A data-parallel rank's sample indices, one micro-batch after the other.
+
+    Step s takes samples s × global batch onwards, so a resumed run goes on where it was.
+    """
+
+    first_sample: int
+    samples: int
+    micro_batch_size: int
+    data_rank: int
+    data_size: int
+
+    def __iter__(self) -> Iterator[list[int]]:
+        stride = self.micro_batch_size * self.data_size
+        start = self.first_sample + self.data_rank * self.micro_batch_size
+        for first in range(start, self.samples, stride):
+            yield list(range(first, first + self.micro_batch_size))
+
+    def __len__(self) -> int:
+        return (self.samples - self.first_sample) // (self.micro_batch_size * self.data_size)
+
+
+def batches(
+    arguments: argparse.Namespace, dataset: Any, first_sample: int
+) -> Iterator[dict[str, torch.Tensor]] | None:
+    """This rank's micro-batches, or None in the middle of a pipeline, which needs none.
+
+    Every tensor-parallel rank reads for itself: the samples are mapped from the same files,
+    and no step has to wait for a broadcast.
+    """
+    first = parallel_state.is_pipeline_first_stage()
+    if dataset is None or not (first or parallel_state.is_pipeline_last_stage()):
+        return None
+    on_gpu = not arguments.on_cpu
+    workers = arguments.num_workers
+    if workers is None:
+        workers = 2 if on_gpu else 0
+    loader = torch.utils.data.DataLoader(
+        dataset,
+        batch_sampler=Batches(
+            first_sample=first_sample,
+            samples=len(dataset),
+            micro_batch_size=arguments.micro_batch_size,
+            data_rank=parallel_state.get_data_parallel_rank(),
+            data_size=parallel_state.get_data_parallel_world_size(),
+        ),
+        num_workers=workers,
+        pin_memory=on_gpu,
+        persistent_workers=workers > 0,
+        generator=torch.Generator(),
+    )
+    return iter(loader)

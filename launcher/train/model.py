@@ -1,0 +1,166 @@
+"""The GPT model: Megatron-Core's, with layers that need neither Apex nor TransformerEngine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from typing import Any
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+
+from launcher.train.arguments import padded_vocabulary
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """torch's layer norm, whose parameters' gradients sequence parallelism sums over TP."""
+
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **kwargs: Any
+    ) -> None:
+        super().__init__(hidden_size, eps=eps)
+        for parameter in self.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+
+
+class Attention(torch.nn.Module):
+    """Causal core attention by torch's scaled dot product, on any device."""
+
+    def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.dropout = config.attention_dropout
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """query [s, b, heads, d]; key, value [s, b, groups, d]; result [s, b, heads × d]."""
+        repeats = query.shape[2] // key.shape[2]
+        if repeats > 1:
+            key, value = (x.repeat_interleave(repeats, dim=2) for x in (key, value))
+        heads = [x.permute(1, 2, 0, 3) for x in (query, key, value)]
+        if self.training and self.dropout > 0:
+            # Each TP rank has heads of its own, so it needs random numbers of its own.
+            with tensor_parallel.get_cuda_rng_tracker().fork():
+                context = _attend(heads, self.dropout)
+        else:
+            context = _attend(heads, 0.0)
+        return context.permute(2, 0, 1, 3).flatten(2)
+
+
+def _attend(heads: list[torch.Tensor], dropout: float) -> torch.Tensor:
+    query, key, value = heads
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, is_causal=True
+    )
+
+
+def local_layer() -> ModuleSpec:
+    """A transformer layer of Megatron's own linear layers, torch's norm and attention.
+
+    Its checkpoints have TransformerEngine's names, so that either can load the other's.
+    """
+    attention = SelfAttentionSubmodules(
+        linear_qkv=ColumnParallelLinear,
+        core_attention=Attention,
+        linear_proj=RowParallelLinear,
+        q_layernorm=IdentityOp,
+        k_layernorm=IdentityOp,
+    )
+    mlp = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    layer = TransformerLayerSubmodules(
+        input_layernorm=LayerNorm,
+        self_attention=ModuleSpec(
+            module=SelfAttention,
+            params={"attn_mask_type": AttnMaskType.causal},
+            submodules=attention,
+        ),
+        self_attn_bda=get_bias_dropout_add,
+        pre_mlp_layernorm=LayerNorm,
+        mlp=ModuleSpec(module=MLP, submodules=mlp),
+        mlp_bda=get_bias_dropout_add,
+        sharded_state_dict_keys_map={
+            "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+            "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+        },
+    )
+    return ModuleSpec(module=TransformerLayer, submodules=layer)
+
+
+def _uses_transformer_engine(arguments: argparse.Namespace) -> bool:
+    if arguments.transformer_impl != "auto":
+        return bool(arguments.transformer_impl == "transformer_engine")
+    return not arguments.on_cpu and importlib.util.find_spec("transformer_engine") is not None
+
+
+def _layers(arguments: argparse.Namespace) -> Any:
+    if _uses_transformer_engine(arguments):
+        return get_gpt_layer_with_transformer_engine_spec()
+    layers = arguments.num_layers // arguments.pipeline_model_parallel_size
+    return TransformerBlockSubmodules(layer_specs=[local_layer()] * layers, layer_norm=LayerNorm)
+
+
+def dtype(arguments: argparse.Namespace) -> torch.dtype:
+    """The precision of parameters and activations."""
+    if arguments.fp16:
+        return torch.float16
+    return torch.bfloat16 if arguments.bf16 else torch.float32
+
+
+def config(arguments: argparse.Namespace) -> TransformerConfig:
+    """Megatron's description of the model and of how it is divided.
+
+    Weights are made on the CPU where it trains there: each TP rank then takes its share of
+    one matrix, and losses don't depend on the TP size.
+    """
+    fusions = not arguments.on_cpu
+    return TransformerConfig(
+        num_layers=arguments.num_layers,
+        hidden_size=arguments.hidden_size,
+        ffn_hidden_size=arguments.ffn_hidden_size,
+        num_attention_heads=arguments.num_attention_heads,
+        num_query_groups=arguments.num_query_groups,
+        hidden_dropout=arguments.hidden_dropout,
+        attention_dropout=arguments.attention_dropout,
+        init_method_std=arguments.init_method_std,
+        tensor_model_parallel_size=arguments.tensor_model_parallel_size,
+        pipeline_model_parallel_size=arguments.pipeline_model_parallel_size,
+        sequence_parallel=arguments.sequence_parallel,
+        use_cpu_initialization=arguments.on_cpu or arguments.use_cpu_initialization,
+        params_dtype=dtype(arguments),
+        pipeline_dtype=dtype(arguments),
+        fp16=arguments.fp16,
+        bf16=arguments.bf16,
+        bias_activation_fusion=fusions,
+        bias_dropout_fusion=fusions,
+    )
+
+
+def build(arguments: argparse.Namespace) -> GPTModel:
+    """This rank's part of the model, in fp32; logits are per TP rank [s, b, vocabulary / TP]."""
+    vocabulary = padded_vocabulary(
+        arguments.vocab_size,
+        arguments.make_vocab_size_divisible_by,
+        arguments.tensor_model_parallel_size,
+    )
+    return GPTModel(
+        config=config(arguments),
+        transformer_layer_spec=_layers(arguments),
+        vocab_size=vocabulary,
+        max_sequence_length=arguments.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=not arguments.untie_embeddings_and_output_weights,
+        position_embedding_type=arguments.position_embedding_type,
+    )

@@ -1,0 +1,318 @@
+"""Start a program's ranks on this node, forward signals to them, pass on their exit code."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+USAGE = 2
+"""Exit code of a refusal before any rank was started."""
+
+TERMINATION_SECONDS = 5.0
+"""How long ranks that outlive a failed one have between SIGTERM and SIGKILL."""
+
+
+class Refused(Exception):
+    """The ranks can't be started as asked; the text says why and how to mend it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The ranks of one node, and where they meet those of the other nodes."""
+
+    program: tuple[str, ...]
+    processes: int
+    nodes: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+    cpu: bool
+    grace: float
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.processes
+
+    def rank(self, local_rank: int) -> int:
+        """The rank among all nodes; every node has the same number of processes."""
+        return self.node_rank * self.processes + local_rank
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A rank has ended; `code` is negative for a signal, as in `subprocess`."""
+
+    local_rank: int
+    code: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Somebody asked the runner to stop."""
+
+    signum: int
+
+
+def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python3 -m launcher.train.runner",
+        usage="%(prog)s --processes-per-node N [options] -- PROGRAM [ARGS ...]",
+        description="PROGRAM is a script's path or -m MODULE. Exit code: the first failing "
+        "rank's (128 + S when signal S killed it), 0 when all succeed, 2 when refused.",
+    )
+    add = parser.add_argument
+    add("--processes-per-node", type=int, required=True, help="ranks to start on this node")
+    add("--nodes", type=int, default=int(environ.get("NNODES", 1)))
+    node_rank = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))
+    add("--node-rank", type=int, default=int(node_rank))
+    add("--master-addr", default=environ.get("MASTER_ADDR", ""), help="where rank 0 listens")
+    add("--master-port", type=int, default=int(environ.get("MASTER_PORT", 0)))
+    add("--cpu", action="store_true", help="run CUDA calls on the CPU, over gloo")
+    add("--grace", type=float, default=600.0, help="seconds between a signal and the kill")
+    return parser
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
+    """The job that `argv` asks for, with `environ` (a cluster's, say) giving the defaults.
+
+    Raises `Refused` where the values can't work together.
+    """
+    end = argv.index("--") if "--" in argv else len(argv)
+    arguments = _parser(environ).parse_args(argv[:end])
+    program = tuple(argv[end + 1 :])
+    if program in ((), ("-m",)):
+        raise Refused("no program to run: give a script or -m MODULE after --")
+    if arguments.processes_per_node < 1 or arguments.nodes < 1:
+        raise Refused("--processes-per-node and --nodes must be at least 1")
+    if not 0 <= arguments.node_rank < arguments.nodes:
+        raise Refused(f"--node-rank {arguments.node_rank} is not in 0..{arguments.nodes - 1}")
+    if arguments.nodes > 1 and not (arguments.master_addr and arguments.master_port):
+        raise Refused("with several nodes, give --master-addr and --master-port of node 0")
+    return Job(
+        program=program,
+        processes=arguments.processes_per_node,
+        nodes=arguments.nodes,
+        node_rank=arguments.node_rank,
+        master_addr=arguments.master_addr or "127.0.0.1",
+        master_port=arguments.master_port or _free_port(),
+        cpu=arguments.cpu,
+        grace=arguments.grace,
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def check_devices(job: Job, visible: int) -> None:
+    """Raises `Refused` unless there is one visible CUDA device per process, or `--cpu`.
+
+    Upstream's quickstart takes the device count for the world size: with fewer processes
+    than visible devices it waits for ever for ranks that nobody starts.
+    """
+    if job.cpu or visible == job.processes:
+        return
+    if visible == 0:
+        raise Refused("no CUDA device is visible: give --cpu to run on the CPU")
+    raise Refused(
+        f"{job.processes} processes on {visible} visible CUDA devices: make them equal, "
+        f"by --processes-per-node {visible} or by CUDA_VISIBLE_DEVICES"
+    )
+
+
+def command(job: Job) -> list[str]:
+    """What each rank runs: this Python, unbuffered so that logs don't lag."""
+    redirection = ["-m", "launcher.train.cpu"] if job.cpu else []
+    return [sys.executable, "-u", *redirection, *job.program]
+
+
+def environment(
+    job: Job, local_rank: int, environ: Mapping[str, str], cpus: int
+) -> dict[str, str]:
+    """The variables that `local_rank` gets on top of the runner's own."""
+    ranks = {
+        "RANK": job.rank(local_rank),
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": job.world_size,
+        "LOCAL_WORLD_SIZE": job.processes,
+        "NODE_RANK": job.node_rank,
+        "GROUP_RANK": job.node_rank,
+        "MASTER_ADDR": job.master_addr,
+        "MASTER_PORT": job.master_port,
+    }
+    defaults: dict[str, object] = {
+        "OMP_NUM_THREADS": max(1, min(8, cpus // job.processes)),
+        # Megatron overlaps communication by launch order, which one queue preserves.
+        "CUDA_DEVICE_MAX_CONNECTIONS": 1,
+    }
+    if job.cpu and job.nodes == 1:
+        # gloo looks the host name up otherwise, which fails without a network.
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"
+    kept = {name: environ.get(name, value) for name, value in defaults.items()}
+    return {name: str(value) for name, value in {**ranks, **kept}.items()}
+
+
+def _start(job: Job, environ: Mapping[str, str], log_dir: str) -> dict[int, Any]:
+    """Start the ranks; their handlers (`.proc`, `.close(signal)`) by local rank.
+
+    torch 2.3 replaced `log_dir` by `logs_specs`; its previews in NGC images come before.
+    """
+    from torch.distributed.elastic import multiprocessing
+
+    if "logs_specs" in inspect.signature(multiprocessing.start_processes).parameters:
+        logs: dict[str, Any] = {"logs_specs": multiprocessing.DefaultLogsSpecs(log_dir=log_dir)}
+    else:
+        logs = {"log_dir": log_dir}
+    entrypoint, *arguments = command(job)
+    cpus = len(os.sched_getaffinity(0))
+    local_ranks = range(job.processes)
+    context = multiprocessing.start_processes(
+        name="rank",
+        entrypoint=entrypoint,
+        args={local_rank: tuple(arguments) for local_rank in local_ranks},
+        envs={n: environment(job, n, environ, cpus) for n in local_ranks},
+        **logs,
+    )
+    handlers: dict[int, Any] = context.subprocess_handlers
+    return handlers
+
+
+def exit_code(code: int) -> int:
+    """The shell's exit code for one of `subprocess`: 128 + S when signal S killed it."""
+    return 128 - code if code < 0 else code
+
+
+def _end(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    return f"was killed by signal {-code} ({signal.Signals(-code).name}), exit code {128 - code}"
+
+
+def _say(text: str) -> None:
+    print(f"runner: {text}", file=sys.stderr, flush=True)
+
+
+class Watch:
+    """Waits for a node's ranks, and decides when to ask and when to force them to end."""
+
+    def __init__(
+        self, job: Job, handlers: Mapping[int, Any], events: queue.SimpleQueue[Exit | Stop]
+    ) -> None:
+        self.job = job
+        self.handlers = handlers
+        self.events = events
+        self.running = set(handlers)
+        self.first_failure: Exit | None = None
+        self.stopping = False
+        self.deadline: float | None = None
+
+    def wait(self) -> int:
+        """Wait for all ranks; the exit code of the first that failed, or 0."""
+        for local_rank, handler in self.handlers.items():
+            arguments = (local_rank, handler.proc)
+            threading.Thread(target=self._reap, args=arguments, daemon=True).start()
+        while self.running:
+            self._handle(self._next_event())
+        self._signal_all(signal.SIGKILL, self.handlers)  # what the ranks left behind
+        return exit_code(self.first_failure.code) if self.first_failure else 0
+
+    def _reap(self, local_rank: int, process: subprocess.Popen[bytes]) -> None:
+        # One blocking wait per rank: the queue's order is the order in which they ended.
+        self.events.put(Exit(local_rank, process.wait()))
+
+    def _next_event(self) -> Exit | Stop | None:
+        timeout = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        try:
+            return self.events.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def _handle(self, event: Exit | Stop | None) -> None:
+        if event is None:
+            self._kill("still running after the grace period")
+        elif isinstance(event, Exit):
+            self._ended(event)
+        elif self.stopping:
+            self._kill("stopped a second time")
+        else:
+            self._ask_to_stop(event)
+
+    def _ended(self, event: Exit) -> None:
+        self.running.discard(event.local_rank)
+        if event.code == 0 or self.first_failure:
+            return
+        self.first_failure = event
+        _say(f"rank {self.job.rank(event.local_rank)} {_end(event.code)}")
+        self._signal_all(signal.SIGTERM, self.running)
+        self.deadline = time.monotonic() + TERMINATION_SECONDS
+
+    def _ask_to_stop(self, event: Stop) -> None:
+        # SIGTERM also for an interrupt: it is what training programs save a checkpoint on.
+        name = signal.Signals(event.signum).name
+        _say(f"{name}: asked {len(self.running)} ranks to stop, waiting {self.job.grace:g} s")
+        self.stopping = True
+        self.deadline = time.monotonic() + self.job.grace
+        for local_rank in self.running:
+            self.handlers[local_rank].proc.send_signal(signal.SIGTERM)
+
+    def _kill(self, why: str) -> None:
+        ranks = ", ".join(str(self.job.rank(n)) for n in sorted(self.running))
+        _say(f"killing rank {ranks}: {why}")
+        self.deadline = None
+        self._signal_all(signal.SIGKILL, self.running)
+
+    def _signal_all(self, signum: signal.Signals, local_ranks: Any) -> None:
+        for local_rank in local_ranks:
+            with contextlib.suppress(ProcessLookupError):
+                self.handlers[local_rank].close(signum)
+
+
+def run(job: Job, environ: Mapping[str, str]) -> int:
+    """Run the job's ranks to their end; the exit code to pass on.
+
+    Raises `Refused` before any rank is started when the devices don't fit.
+    """
+    events: queue.SimpleQueue[Exit | Stop] = queue.SimpleQueue()
+    _install(events)
+    import torch
+
+    check_devices(job, torch.cuda.device_count())
+    if not events.empty():
+        return 128 + signal.SIGTERM
+    with tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:
+        handlers = _start(job, environ, log_dir)
+        _install(events)  # starting ranks through torch installs handlers that raise
+        return Watch(job, handlers, events).wait()
+
+
+def _install(events: queue.SimpleQueue[Exit | Stop]) -> None:
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda number, frame: events.put(Stop(number)))
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    try:
+        sys.exit(run(parse(argv, os.environ), os.environ))
+    except Refused as refusal:
+        _say(str(refusal))
+        sys.exit(USAGE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,338 @@
+"""The training run: set up the ranks, step, log, evaluate, save, stop."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+
+from launcher.train import checkpoint, data, learning_rate, log, model, replicas
+from launcher.train.arguments import Layout
+from launcher.train.checkpoint import Progress
+
+
+def say(text: str) -> None:
+    """Print on rank 0 only."""
+    if torch.distributed.get_rank() == 0:
+        print(text, flush=True)
+
+
+def _say_last(text: str) -> None:
+    """Print on the last rank only: in a pipeline, the loss is known there."""
+    if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
+        print(text, flush=True)
+
+
+def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
+    """Join the process group, divide it by `layout`, and seed every random generator."""
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    torch.distributed.init_process_group(
+        backend="nccl", timeout=datetime.timedelta(minutes=arguments.distributed_timeout_minutes)
+    )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor, pipeline_model_parallel_size=layout.pipeline
+    )
+    # Stages of a pipeline hold different layers, and must not start from the same numbers.
+    seed = arguments.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def build_optimizer(arguments: argparse.Namespace, wrapped: Any) -> Any:
+    """Megatron's own optimizer for a model that its data parallelism wraps."""
+    config = OptimizerConfig(
+        lr=arguments.lr,
+        min_lr=arguments.min_lr,
+        weight_decay=arguments.weight_decay,
+        adam_beta1=arguments.adam_beta1,
+        adam_beta2=arguments.adam_beta2,
+        adam_eps=arguments.adam_eps,
+        clip_grad=arguments.clip_grad,
+        fp16=arguments.fp16,
+        bf16=arguments.bf16,
+        params_dtype=model.dtype(arguments),
+        loss_scale=arguments.loss_scale,
+        initial_loss_scale=arguments.initial_loss_scale,
+        min_loss_scale=arguments.min_loss_scale,
+        loss_scale_window=arguments.loss_scale_window,
+        hysteresis=arguments.hysteresis,
+        use_distributed_optimizer=arguments.use_distributed_optimizer,
+    )
+    return get_megatron_optimizer(config, [wrapped])
+
+
+def wrap(arguments: argparse.Namespace, gpt: Any) -> Any:
+    """The model in its precision, under Megatron's data parallelism; gradients are fp32."""
+    gpt.cuda(torch.cuda.current_device())
+    precise = Float16Module(gpt.config, gpt) if arguments.fp16 or arguments.bf16 else gpt
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=arguments.overlap_grad_reduce,
+        use_distributed_optimizer=arguments.use_distributed_optimizer,
+    )
+    return DistributedDataParallel(gpt.config, config, precise)
+
+
+def _loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Mean over the tokens that count; losses and loss_mask are [micro-batch, sequence]."""
+    mask = loss_mask.view(-1)
+    loss = torch.sum(losses.float().view(-1) * mask) / mask.sum()
+    # The schedules divide the loss in place, so what is logged has to be a copy.
+    return loss, {"lm loss": loss.detach().clone()}
+
+
+def forward_step(batches: Iterator[dict[str, torch.Tensor]] | None, gpt: Any) -> Any:
+    """One micro-batch through this rank's layers, and how to make its output a loss."""
+    if batches is None:
+        return gpt(None, None, None), None
+    batch = {name: x.cuda(non_blocking=True) for name, x in next(batches).items()}
+    output = gpt(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
+    return output, partial(_loss, batch["loss_mask"])
+
+
+@dataclass
+class Meter:
+    """Sums since the last line of the log; the loss stays on the device until then."""
+
+    started: float = field(default_factory=time.perf_counter)
+    iterations: int = 0
+    advanced: int = 0
+    loss: torch.Tensor | float = 0.0
+    nan: torch.Tensor | int = 0
+
+    def add(self, losses: list[dict[str, torch.Tensor]], advanced: bool) -> None:
+        self.iterations += 1
+        self.advanced += advanced
+        if losses:
+            loss = torch.stack([each["lm loss"] for each in losses]).mean()
+            self.nan = self.nan + torch.isnan(loss)
+            if advanced:
+                self.loss = self.loss + loss
+
+    @property
+    def milliseconds(self) -> float:
+        """Mean time of an iteration."""
+        return 1000.0 * (time.perf_counter() - self.started) / self.iterations
+
+
+def _mean_over_data(value: torch.Tensor) -> float:
+    group = parallel_state.get_data_parallel_group()
+    torch.distributed.all_reduce(value, group=group)
+    return float(value.item()) / torch.distributed.get_world_size(group)
+
+
+class StopRequest:
+    """Whether any rank was asked to stop; signals reach the ranks at different iterations."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self.group = torch.distributed.new_group(backend="gloo")
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._receive)
+
+    def _receive(self, *_: Any) -> None:
+        self.received = True
+
+    def agreed(self) -> bool:
+        """All ranks call this together, and get the same answer."""
+        flag = torch.tensor([int(self.received)], device="cpu")
+        torch.distributed.all_reduce(flag, group=self.group, op=torch.distributed.ReduceOp.MAX)
+        return bool(flag.item())
+
+
+class Trainer:
+    """A run in progress: the model, its optimizer, its data, and where it is."""
+
+    def __init__(self, arguments: argparse.Namespace, layout: Layout) -> None:
+        self.arguments = arguments
+        self.layout = layout
+        self.gpt = model.build(arguments)
+        self.wrapped = wrap(arguments, self.gpt)
+        self.optimizer = build_optimizer(arguments, self.wrapped)
+        self.config = self.gpt.config
+        self.config.grad_scale_func = self.optimizer.scale_loss
+        self.config.finalize_model_grads_func = finalize_model_grads
+        if arguments.overlap_grad_reduce:
+            self.config.no_sync_func = self.wrapped.no_sync
+        self.schedule = learning_rate.from_arguments(arguments)
+        self.forward_backward = get_forward_backward_func()
+        self.progress = self._load()
+        self.stop = StopRequest() if arguments.exit_signal_handler else None
+        self.training_set, self.validation_set = data.datasets(arguments)
+
+    def _load(self) -> Progress:
+        root = self.arguments.load
+        if not root:
+            return Progress()
+        loaded = checkpoint.load(root, self.gpt, self.optimizer)
+        if loaded is None:
+            say(f"no checkpoint in {root}: starting from the beginning")
+            return Progress()
+        say(f"loaded {loaded.folder}: going on after iteration {loaded.progress.iteration}")
+        if loaded.saved_layout:
+            saved = "TP={tensor} PP={pipeline}".format(**loaded.saved_layout)
+            say(f"it was saved with {saved}: random states are not carried over")
+        return loaded.progress
+
+    def run(self) -> None:
+        """Train to the last iteration, or to where the run is asked to stop."""
+        batches = data.batches(
+            self.arguments, self.training_set, self.progress.consumed_samples
+        )
+        self._set_learning_rate()
+        meter = Meter()
+        saved = self.progress.iteration
+        while self.progress.iteration < self.arguments.train_iters:
+            meter = self._iteration(batches, meter)
+            saved = self._after_iteration(saved)
+            if self._must_stop(saved):
+                return
+        self._finish(saved)
+
+    def _iteration(self, batches: Any, meter: Meter) -> Meter:
+        losses, advanced, grad_norm = self.step(batches)
+        meter.add(losses, advanced)
+        self.progress = replace(
+            self.progress,
+            iteration=self.progress.iteration + 1,
+            consumed_samples=self.progress.consumed_samples + self.arguments.global_batch_size,
+            steps=self.progress.steps + advanced,
+        )
+        self._set_learning_rate()
+        if self.progress.iteration % self.arguments.log_interval == 0:
+            self._log(meter, grad_norm)
+            return Meter()
+        return meter
+
+    def step(self, batches: Any) -> tuple[list[dict[str, torch.Tensor]], bool, float | None]:
+        """One step: its losses (on the last stage), whether it was taken, the gradient's norm."""
+        self.wrapped.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        losses = self._forward_backward(batches, forward_only=False)
+        advanced, grad_norm, _ = self.optimizer.step()
+        return losses, bool(advanced), grad_norm
+
+    def _forward_backward(self, batches: Any, forward_only: bool) -> list[dict[str, torch.Tensor]]:
+        losses: list[dict[str, torch.Tensor]] = self.forward_backward(
+            forward_step_func=forward_step,
+            data_iterator=batches,
+            model=[self.wrapped],
+            num_microbatches=self.layout.micro_batches,
+            seq_length=self.arguments.seq_length,
+            micro_batch_size=self.arguments.micro_batch_size,
+            decoder_seq_length=self.arguments.seq_length,
+            forward_only=forward_only,
+        )
+        return losses
+
+    def _set_learning_rate(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule.at(self.progress.steps) * group.get("lr_mult", 1.0)
+
+    def _log(self, meter: Meter, grad_norm: float | None) -> None:
+        loss, nan = None, 0
+        if parallel_state.is_pipeline_last_stage():
+            nan = int(meter.nan)
+            if meter.advanced:
+                loss = _mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced
+        interval = log.Interval(
+            iteration=self.progress.iteration,
+            train_iters=self.arguments.train_iters,
+            consumed_samples=self.progress.consumed_samples,
+            milliseconds=meter.milliseconds,
+            learning_rate=self.schedule.at(self.progress.steps),
+            global_batch_size=self.arguments.global_batch_size,
+            loss=loss,
+            loss_scale=float(self.optimizer.get_loss_scale()),
+            grad_norm=grad_norm,
+            skipped=meter.iterations - meter.advanced,
+            nan=nan,
+        )
+        _say_last(log.training_line(interval, time.strftime("%Y-%m-%d %H:%M:%S")))
+
+    def _after_iteration(self, saved: int) -> int:
+        iteration, arguments = self.progress.iteration, self.arguments
+        if arguments.check_replicas_interval and iteration % arguments.check_replicas_interval == 0:
+            self._check_replicas()
+        if iteration % arguments.eval_interval == 0 and iteration < arguments.train_iters:
+            self._evaluate()
+        if arguments.save_interval and iteration % arguments.save_interval == 0:
+            return self._save()
+        return saved
+
+    def _must_stop(self, saved: int) -> bool:
+        iteration, arguments = self.progress.iteration, self.arguments
+        reason = ""
+        if self.stop and self.stop.agreed():
+            reason = "asked to by a signal"
+        elif arguments.exit_interval and iteration % arguments.exit_interval == 0:
+            reason = "--exit-interval"
+        if reason:
+            self._save_unless(saved)
+            say(f"stopped after iteration {iteration}: {reason}")
+        return bool(reason)
+
+    def _finish(self, saved: int) -> None:
+        self._evaluate()
+        self._check_replicas()
+        self._save_unless(saved)
+        say(f"finished after iteration {self.progress.iteration}")
+
+    def _save_unless(self, saved: int) -> None:
+        if self.arguments.save and saved != self.progress.iteration:
+            self._save()
+
+    def _save(self) -> int:
+        self._check_replicas()
+        folder = checkpoint.save(
+            self.arguments.save, self.gpt, self.optimizer, self.progress
+        )
+        say(f"saved {folder}")
+        return self.progress.iteration
+
+    def _check_replicas(self) -> None:
+        """Raises `SystemExit` on every rank when any rank's replicas disagree."""
+        found = replicas.model_disagreements(self.gpt)
+        flag = torch.tensor([len(found)], device=torch.cuda.current_device())
+        torch.distributed.all_reduce(flag)
+        if not int(flag.item()):
+            return
+        for disagreement in found:
+            if torch.distributed.get_rank() == disagreement.ranks[0]:
+                print(f"replicas disagree: {disagreement}", flush=True)
+        raise SystemExit(1)
+
+    @torch.no_grad()
+    def _evaluate(self) -> None:
+        if not self.arguments.eval_iters or self.validation_set is None:
+            return
+        batches = data.batches(self.arguments, self.validation_set, 0)
+        self.wrapped.eval()
+        meter = Meter()
+        for _ in range(self.arguments.eval_iters):
+            meter.add(self._forward_backward(batches, forward_only=True), advanced=True)
+        self.wrapped.train()
+        if parallel_state.is_pipeline_last_stage():
+            loss = _mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced
+            _say_last(log.validation_line(self.progress.iteration, loss))
