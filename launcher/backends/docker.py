@@ -1,0 +1,187 @@
+"""Carries a plan out as one container of a Docker-compatible engine."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from launcher.backends import host
+from launcher.run.image import Facts, labelled
+from launcher.run.plan import Mount, Plan
+
+if TYPE_CHECKING:
+    from docker.api import APIClient
+
+EVERY_GPU = "nvidia.com/gpu=all"
+UNITS = {"b": 0, "k": 1, "m": 2, "g": 3}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A container to create: its name, and the body that the engine's API takes."""
+
+    name: str
+    body: dict[str, Any]
+
+
+def request(plan: Plan) -> Request:
+    """The container of `plan`."""
+    body: dict[str, Any] = {
+        "Image": plan.image,
+        "Cmd": list(plan.argv),
+        "Env": [name if value is None else f"{name}={value}" for name, value in plan.env],
+        "Labels": dict(plan.labels),
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "StopTimeout": plan.stop_grace,
+        "HostConfig": _host_config(plan),
+    }
+    if plan.user:
+        body["User"] = plan.user
+    if plan.workdir:
+        body["WorkingDir"] = plan.workdir
+    return Request(container_name(plan), body)
+
+
+def container_name(plan: Plan) -> str:
+    """A name that tells the run apart in the engine's lists."""
+    return f"{plan.name}-{plan.run}"
+
+
+def _host_config(plan: Plan) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "Init": plan.init,
+        "IpcMode": plan.ipc,
+        "Mounts": [_mount(mount) for mount in plan.mounts],
+        "Ulimits": [{"Name": name, "Soft": n, "Hard": n} for name, n in plan.ulimits],
+    }
+    if plan.network:
+        config["NetworkMode"] = plan.network
+    if plan.shm_size:
+        config["ShmSize"] = _bytes(plan.shm_size)
+    if plan.gpus.count:
+        config["DeviceRequests"] = [_devices(plan)]
+    return config
+
+
+def _mount(mount: Mount) -> dict[str, Any]:
+    described: dict[str, Any] = {"Type": "bind", "Source": mount.source, "Target": mount.target}
+    return described | ({"ReadOnly": True} if mount.read_only else {})
+
+
+def _devices(plan: Plan) -> dict[str, Any]:
+    """The GPUs asked for: those named, or a number of any, -1 for all."""
+    request: dict[str, Any] = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}}
+    if plan.gpus.devices:
+        return request | {"Count": 0, "DeviceIDs": list(plan.gpus.devices)}
+    return request | {"Count": -1 if plan.gpus.everything else plan.gpus.count, "DeviceIDs": None}
+
+
+def _bytes(size: str) -> int:
+    """The bytes of '512m'."""
+    number, unit = (size[:-1], size[-1].lower()) if size[-1].isalpha() else (size, "b")
+    return int(number) << 10 * UNITS[unit]
+
+
+def command(plan: Plan) -> list[str]:
+    """The `docker run` that creates the same container."""
+    argv = ["docker", "run", "--name", container_name(plan), "--init"]
+    if plan.gpus.count:
+        argv += ["--gpus", _csv(str(plan.gpus)) if plan.gpus.devices else str(plan.gpus)]
+    argv += ["--ipc", plan.ipc]
+    for flag, value in (
+        ("--shm-size", plan.shm_size),
+        ("--network", plan.network),
+        ("--user", plan.user),
+        ("--workdir", plan.workdir),
+    ):
+        argv += [flag, value] if value else []
+    for name, limit in plan.ulimits:
+        argv += ["--ulimit", f"{name}={limit}"]
+    argv += ["--stop-timeout", str(plan.stop_grace)]
+    for name, value in plan.env:
+        argv += ["--env", name if value is None else f"{name}={value}"]
+    for mount in plan.mounts:
+        argv += ["--mount", _mount_option(mount)]
+    for name, value in plan.labels:
+        argv += ["--label", f"{name}={value}"]
+    return [*argv, plan.image, *plan.argv]
+
+
+def _mount_option(mount: Mount) -> str:
+    fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
+    return _csv(*fields, *(["readonly"] if mount.read_only else []))
+
+
+def _csv(*fields: str) -> str:
+    """The fields as one line of CSV, which is how docker reads --mount and --gpus."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
+
+
+def show(plan: Plan) -> str:
+    """`docker run`, after the `mkdir` that it needs; both work when pasted."""
+    folders = [mount.source for mount in plan.mounts if not mount.read_only]
+    made = [["mkdir", "-p", "--", *folders]] if folders else []
+    return "".join(f"{shlex.join(line)}\n" for line in [*made, command(plan)])
+
+
+def connect() -> APIClient:
+    """The engine. Raises EngineError where none answers."""
+    from launcher.engine.connect import connect as find
+
+    api: APIClient = find().api
+    return api
+
+
+@dataclass(frozen=True)
+class DockerBackend:
+    """Runs on the engine that `connect` finds, asked for when it is first needed."""
+
+    connect: Callable[[], APIClient] = connect
+
+    @cached_property
+    def api(self) -> APIClient:
+        return self.connect()
+
+    def request(self, plan: Plan) -> Request:
+        return request(plan)
+
+    def show(self, plan: Plan) -> str:
+        return show(plan)
+
+    def facts(self, image: str) -> Facts | None:
+        from docker.errors import NotFound
+
+        try:
+            config = self.api.inspect_image(image)["Config"]
+        except NotFound:
+            return None
+        return labelled(config.get("Labels") or {})
+
+    def count_gpus(self) -> int | None:
+        local = self.api.base_url.startswith("http+docker:")  # a socket of this machine
+        return (host.count_gpus() if local else None) or _known_devices(self.api)
+
+    def launch(self, plan: Plan, *, detach: bool) -> int:
+        from launcher.backends.docker_run import launch
+
+        return launch(self.api, plan, detach=detach)
+
+
+def backend() -> DockerBackend:
+    """The backend with the engine that the environment points to."""
+    return DockerBackend()
+
+
+def _known_devices(api: APIClient) -> int | None:
+    """The GPUs that the engine itself knows of (CDI, newer engines); None where it tells none."""
+    found = api.info().get("DiscoveredDevices") or []
+    ids = {str(device.get("ID", "")) for device in found}
+    return sum(1 for one in ids if one.startswith("nvidia.com/gpu=") and one != EVERY_GPU) or None

@@ -1,0 +1,83 @@
+"""Which image a run uses, and what is known of it before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from launcher.errors import EngineError, UsageError, nearest
+from launcher.run.config import Image
+
+LABEL = "megatron-launchpad."
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an image holds: its Megatron release and where that came from; None is unknown."""
+
+    release: str | None = None
+    source: str | None = None
+
+    @property
+    def has_scripts(self) -> bool:
+        """False where it is known that upstream's scripts aren't in the image."""
+        return self.source != "sdist"
+
+
+class Row(Protocol):
+    """What is needed of a row of the matrix."""
+
+    @property
+    def megatron(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
+
+
+class Matrix(Protocol):
+    """What is needed of the matrix."""
+
+    @property
+    def rows(self) -> Mapping[str, Row]: ...
+
+    @property
+    def releases(self) -> Mapping[str, object]: ...
+
+
+def reference(image: Image) -> str:
+    """The name the engine knows the image by."""
+    if image.name:
+        return image.name
+    return f"megatron:{image.tag}" + (f"-{image.megatron}" if image.megatron else "")
+
+
+def labelled(labels: Mapping[str, str]) -> Facts:
+    """The facts in an image's labels."""
+    return Facts(labels.get(f"{LABEL}megatron"), labels.get(f"{LABEL}source"))
+
+
+def planned(image: Image, matrix: Matrix, where: str) -> Facts:
+    """The facts the matrix has of an image that isn't there yet.
+
+    Raises UsageError, naming the nearest, for a tag or a release that isn't in the matrix.
+    """
+    if image.name:
+        return Facts(image.megatron)
+    tag = image.tag or ""
+    if tag not in matrix.rows:
+        remedy = nearest(tag, list(matrix.rows))
+        raise UsageError(f"{where}: no tag {tag!r} in the matrix", remedy)
+    release = image.megatron or matrix.rows[tag].megatron
+    if release not in matrix.releases:
+        remedy = nearest(release, list(matrix.releases))
+        raise UsageError(f"{where}: no Megatron release {release!r} in the matrix", remedy)
+    return Facts(release, matrix.rows[tag].source)
+
+
+def absent(image: Image) -> EngineError:
+    """What to say where the engine has no such image."""
+    if image.name:
+        return EngineError(f"no image {image.name}", f"docker pull {image.name}")
+    release = f" MEGATRON={image.megatron}" if image.megatron else ""
+    return EngineError(f"no image {reference(image)}", f"make image TAG={image.tag}{release}")

@@ -1,0 +1,299 @@
+"""The plan of a run: all a backend needs to know, and nothing of any one backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from os.path import join, normpath
+from typing import Any
+
+from launcher.errors import UsageError
+from launcher.run import layout, program, render
+from launcher.run.config import RunConfig
+from launcher.run.gpus import Gpus, parse_gpus
+from launcher.run.image import LABEL, Facts, reference
+from launcher.run.program import Program
+from launcher.run.source import Origin
+
+RUNNER = ("python3", "-m", "launcher.train.runner")
+BANNER_ULIMITS = {"memlock": -1, "stack": 67108864}
+AFTER_GRACE = 10
+"""Seconds the engine waits longer than the runner, so that it is the runner that ends the ranks."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a plan takes from the machine and the user that start it."""
+
+    uid: int
+    gid: int
+    home: str
+    cwd: str
+    cache: str
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What makes one run different from the next: its id and when it was asked for (ISO 8601)."""
+
+    run: str
+    created: str
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file or folder of the host, seen at `target`; `key` is what in the run file asked for it.
+
+    A folder that is written to is made where it is missing; the rest must be there.
+    """
+
+    source: str
+    target: str
+    read_only: bool
+    key: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One node's part of a run. `env` maps a name to None to pass on the launcher's own value."""
+
+    run: str
+    name: str
+    image: str
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str | None], ...]
+    mounts: tuple[Mount, ...]
+    gpus: Gpus
+    nodes: int
+    processes_per_node: int
+    ipc: str
+    shm_size: str | None
+    ulimits: tuple[tuple[str, int], ...]
+    network: str | None
+    user: str | None
+    workdir: str | None
+    init: bool
+    stop_grace: int
+    labels: tuple[tuple[str, str], ...]
+
+
+def processes_of(config: RunConfig, gpus: Gpus) -> int:
+    """As many processes as GPUs made visible; on the CPU, what the run file asks for."""
+    if gpus.count is None:
+        raise UsageError("gpus: how many GPUs all means isn't known here", "Give their number.")
+    return gpus.count or config.processes
+
+
+def make_plan(
+    config: RunConfig,
+    origin: Origin,
+    facts: Facts,
+    host: Host,
+    stamp: Stamp,
+    *,
+    gpus: Gpus | None = None,
+    rest: tuple[str, ...] = (),
+) -> Plan:
+    """The plan of `config`. Raises UsageError for a run that can't work on any machine.
+
+    `gpus` is the configuration's request with its count found out; `rest` goes to the program
+    as it is, after everything else.
+    """
+    gpus = gpus or parse_gpus(config.gpus)
+    processes = processes_of(config, gpus)
+    started = program.program(config.program)
+    program.check(started, config, facts, origin, processes * config.nodes.count)
+    layout.check(config, origin, processes)
+    where = layout.layout(config, processes)
+    config, mounts = _mounted(config, started, host)
+    options = render.options(config, started, where)
+    render.check(options, rest, started, facts, origin)
+    return Plan(
+        run=stamp.run,
+        name=config.name,
+        image=reference(config.image),
+        argv=(
+            *_runner(config, processes, cpu=gpus.count == 0),
+            *("--", *started.argv, *render.words(options), *rest),
+        ),
+        env=_env(config, host, where, gpus),
+        mounts=mounts,
+        gpus=gpus,
+        nodes=config.nodes.count,
+        processes_per_node=processes,
+        ipc=config.resources.ipc,
+        shm_size=config.resources.shm_size,
+        ulimits=_ulimits(config, gpus),
+        network=config.resources.network or ("host" if config.nodes.count > 1 else None),
+        user=_user(config, host),
+        workdir="/work" if config.resources.workdir else "/tmp",  # noqa: S108 - the container's
+        init=True,
+        stop_grace=config.resources.stop_grace + AFTER_GRACE,
+        labels=_labels(config, stamp, processes),
+    )
+
+
+def _runner(config: RunConfig, processes: int, *, cpu: bool) -> list[str]:
+    """The runner's own part of the command line."""
+    argv = [*RUNNER, "--processes-per-node", str(processes)]
+    nodes = config.nodes
+    if nodes.count > 1:
+        argv += ["--nodes", str(nodes.count), "--node-rank", str(nodes.rank)]
+        argv += ["--master-addr", str(nodes.master_addr), "--master-port", str(nodes.master_port)]
+    argv += ["--grace", str(config.resources.stop_grace)]
+    return [*argv, "--cpu"] if cpu else argv
+
+
+def _user(config: RunConfig, host: Host) -> str | None:
+    """The calling user, so that what the run writes is theirs; root and `image` leave it be."""
+    if config.resources.user != "auto":
+        return None if config.resources.user == "image" else config.resources.user
+    return f"{host.uid}:{host.gid}" if host.uid else None
+
+
+def _env(
+    config: RunConfig, host: Host, where: layout.Layout, gpus: Gpus
+) -> tuple[tuple[str, str | None], ...]:
+    """The variables of the container, sorted; the run file's come last and so win."""
+    env: dict[str, str | None] = {"PYTHONUNBUFFERED": "1"}
+    if gpus.count and where.tensor * where.context > 1:
+        env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron refuses to start without it
+    if _user(config, host):
+        # A uid that the image doesn't know has no home, and torch asks for a user's name.
+        env |= {"HOME": "/tmp", "USER": "launcher"}  # noqa: S108 - the container's
+    for name, value in config.env.items():
+        env[name] = None if value is None else _text(value)
+    return tuple(sorted(env.items()))
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _ulimits(config: RunConfig, gpus: Gpus) -> tuple[tuple[str, int], ...]:
+    """What NVIDIA's images ask for; locked memory is of use to GPUs alone."""
+    limits = config.resources.ulimits
+    if limits is None:
+        limits = {k: v for k, v in BANNER_ULIMITS.items() if gpus.count or k != "memlock"}
+    return tuple(sorted(limits.items()))
+
+
+def _labels(config: RunConfig, stamp: Stamp, processes: int) -> tuple[tuple[str, str], ...]:
+    labels = {
+        "run": stamp.run,
+        "name": config.name,
+        "image": reference(config.image),
+        "created": stamp.created,
+        "nodes": str(config.nodes.count),
+        "processes": str(processes),
+    }
+    return tuple(sorted((LABEL + key, value) for key, value in labels.items()))
+
+
+def _mounted(
+    config: RunConfig, started: Program, host: Host
+) -> tuple[RunConfig, tuple[Mount, ...]]:
+    """The configuration with its paths as in the container, and the mounts."""
+    data, mounts = _data(config, host)
+    checkpoint, folders = _folders(config, host)
+    mounts += folders
+    logging: dict[str, Any] = {}
+    if config.logging.tensorboard_dir:
+        mounts.append(_writable(config.logging.tensorboard_dir, "/tensorboard", "logging", host))
+        logging["tensorboard_dir"] = "/tensorboard"
+    if config.resources.workdir:
+        mounts.append(_writable(config.resources.workdir, "/work", "resources.workdir", host))
+    if started.host:
+        mounts.append(Mount(_path(started.host, host), started.argv[0], True, "program"))
+    for spec in config.mounts:
+        mounts.append(Mount(_path(spec.source, host), spec.target, spec.read_only, "mounts"))
+    inside = config.model_copy(
+        update={
+            "data": config.data.model_copy(update=data),
+            "checkpoint": config.checkpoint.model_copy(update=checkpoint),
+            "logging": config.logging.model_copy(update=logging),
+        }
+    )
+    return inside, _distinct(mounts)
+
+
+def _distinct(mounts: list[Mount]) -> tuple[Mount, ...]:
+    """The mounts, each target once. Raises UsageError where two sources want the same place."""
+    by_target: dict[str, Mount] = {}
+    for mount in mounts:
+        other = by_target.setdefault(mount.target, mount)
+        if other.source != mount.source:
+            raise UsageError(
+                f"{mount.key}: {mount.target} is taken by {other.source} ({other.key})",
+                "Give the mount another target.",
+            )
+    return tuple(by_target.values())
+
+
+def _writable(text: str, target: str, key: str, host: Host) -> Mount:
+    return Mount(_path(text, host), target, False, key)
+
+
+def _data(config: RunConfig, host: Host) -> tuple[dict[str, Any], list[Mount]]:
+    """The data section's paths in the container, and the mounts that put them there.
+
+    Files are mounted one by one: a folder would show more than is asked for, and a link in it
+    would lead nowhere.
+    """
+    data, mounts = config.data, list[Mount]()
+    inside: dict[str, Any] = {}
+    if data.path is not None:
+        parts = data.path if isinstance(data.path, list) else [data.path]
+        seen: list[str | int | float] = []
+        for index, part in enumerate(parts):
+            if isinstance(part, str):
+                prefix, files = _prefix(part, f"/data/{index}", host)
+                mounts += files
+                part = prefix
+            seen.append(part)
+        inside["path"] = seen
+        inside["cache"] = "/data-cache"
+        cache = data.cache or join(host.cache, "data-index")
+        mounts.append(_writable(cache, "/data-cache", "data.cache", host))
+    for field in ("vocab_file", "merge_file", "tokenizer_model"):
+        text = getattr(data, field)
+        if text and (field != "tokenizer_model" or text.startswith((".", "/", "~"))):
+            source = _path(text, host)
+            inside[field] = f"/data/{field}/{source.rpartition('/')[2]}"
+            mounts.append(Mount(source, inside[field], True, f"data.{field}"))
+    return inside, mounts
+
+
+def _prefix(text: str, folder: str, host: Host) -> tuple[str, list[Mount]]:
+    """The prefix in the container of a .bin and .idx, and the mounts of the two."""
+    source = _path(text, host).removesuffix(".bin").removesuffix(".idx")
+    target = f"{folder}/{source.rpartition('/')[2]}"
+    files = [Mount(source + end, target + end, True, "data.path") for end in (".bin", ".idx")]
+    return target, files
+
+
+def _folders(config: RunConfig, host: Host) -> tuple[dict[str, Any], list[Mount]]:
+    """The checkpoint section's folders in the container, and their mounts."""
+    checkpoint, mounts = config.checkpoint, list[Mount]()
+    inside: dict[str, Any] = {}
+    save = _path(checkpoint.save, host) if checkpoint.save else None
+    if save:
+        inside["save"] = "/checkpoints"
+        mounts.append(Mount(save, "/checkpoints", False, "checkpoint.save"))
+    if checkpoint.load:
+        load = _path(checkpoint.load, host)
+        inside["load"] = "/checkpoints" if load == save else "/checkpoints-from"
+        if load != save:
+            mounts.append(Mount(load, "/checkpoints-from", True, "checkpoint.load"))
+    return inside, mounts
+
+
+def _path(text: str, host: Host) -> str:
+    """An absolute path of the host; a relative one starts where the launcher was started."""
+    if text == "~" or text.startswith("~/"):
+        text = host.home + text[1:]
+    return normpath(join(host.cwd, text))
+
+
+def without_memlock(plan: Plan) -> Plan:
+    """The plan for an engine that may not raise the limit of locked memory."""
+    return replace(plan, ulimits=tuple(limit for limit in plan.ulimits if limit[0] != "memlock"))

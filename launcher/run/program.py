@@ -1,0 +1,76 @@
+"""What a run starts: our own program, a script of the image's Megatron, or one of the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from launcher.errors import UsageError
+from launcher.run.config import RunConfig
+from launcher.run.image import Facts
+from launcher.run.source import Origin
+
+SOURCE = "/opt/megatron/src"
+HOST_SCRIPTS = "/program"
+QUICKSTART = "run_simple_mcore_train_loop.py"
+
+
+class Kind(Enum):
+    """OURS is launcher.train.gpt; UPSTREAM a pretrain_*.py; SCRIPT parses what it likes."""
+
+    OURS = "ours"
+    UPSTREAM = "upstream"
+    SCRIPT = "script"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the runner starts; `host` is the script's path on the host, "" for one of the image."""
+
+    kind: Kind
+    name: str
+    argv: tuple[str, ...]
+    host: str = ""
+
+
+def program(text: str) -> Program:
+    """The program a run file names; a path of the host starts with ./, ../, / or ~."""
+    name = text.rpartition("/")[2]
+    if text == "gpt":
+        return Program(Kind.OURS, "gpt", ("-m", "launcher.train.gpt"))
+    if text.startswith(("./", "../", "/", "~")):
+        return Program(Kind.SCRIPT, name, (f"{HOST_SCRIPTS}/{name}",), host=text)
+    kind = Kind.UPSTREAM if name.startswith("pretrain_") else Kind.SCRIPT
+    return Program(kind, name, (f"{SOURCE}/{text}",))
+
+
+def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, world: int) -> None:
+    """Raise UsageError where the image or the run file doesn't suit the program."""
+    where = origin.of("program")
+    if started.kind is not Kind.OURS and not started.host and not facts.has_scripts:
+        raise UsageError(
+            f"{where}: {config.program} isn't in an image built from an sdist",
+            "Use program: gpt, or build with SOURCE=, a Megatron-LM checkout.",
+        )
+    if started.name == QUICKSTART:
+        _check_quickstart(config, where, origin, world)
+    elif started.kind is not Kind.SCRIPT and not (config.data.path or config.data.mock):
+        raise UsageError(
+            f"{origin.of('data')}: no data to train on", "Set data.path, or data.mock: true."
+        )
+
+
+def _check_quickstart(config: RunConfig, where: str, origin: Origin, world: int) -> None:
+    """Upstream's quickstart reads no arguments and always splits the model in two."""
+    for section in ("model", "training", "parallel", "data", "checkpoint", "logging"):
+        if getattr(config, section).model_fields_set:
+            raise UsageError(
+                f"{origin.of(section)}: {QUICKSTART} reads no arguments, so this would do nothing",
+                "Leave the section out, or use program: gpt.",
+            )
+    if world % 2 or config.nodes.count > 1:
+        raise UsageError(
+            f"{where}: {QUICKSTART} needs an even number of processes on one node; this is "
+            f"{world} on {config.nodes.count}",
+            f"Nearest that work: {max(2, world - world % 2)} or {world + 1 + (world + 1) % 2}.",
+        )

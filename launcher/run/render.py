@@ -1,0 +1,140 @@
+"""Renders a run file as the training program's options, checked against what the program takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.errors import UsageError
+from launcher.run import arguments
+from launcher.run.config import RunConfig, Scalar
+from launcher.run.image import Facts
+from launcher.run.layout import Layout, micro_batch
+from launcher.run.program import Kind, Program
+from launcher.run.source import Origin
+
+SECTIONS = ("model", "training", "parallel", "data", "checkpoint", "logging")
+NULL_TOKENIZER = "NullTokenizer"
+RENAMED = {
+    "data.path": "--data-path",
+    "data.mock": "--mock-data",
+    "data.cache": "--data-cache-path",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option with its values, and the key of the run file that it comes from."""
+
+    name: str
+    values: tuple[str, ...]
+    key: str
+
+
+def option_name(key: str) -> str:
+    """The option of a section's key: '--num-layers' of model.num_layers."""
+    return RENAMED.get(key, "--" + key.partition(".")[2].replace("_", "-"))
+
+
+def own_keys() -> dict[str, str]:
+    """The key of every option that has one in a section."""
+    keys = [
+        f"{section}.{field}"
+        for section in SECTIONS
+        for field in type(RunConfig.model_fields[section].default).model_fields
+    ]
+    return {option_name(key): key for key in keys}
+
+
+def options(config: RunConfig, program: Program, where: Layout) -> list[Option]:
+    """What the sections and megatron_args say, in their order."""
+    values = {
+        f"{section}.{field}": value
+        for section in SECTIONS
+        for field, value in getattr(config, section)
+        if value is not None and value is not False
+    }
+    if "training.micro_batch_size" in values:
+        values["training.micro_batch_size"] = micro_batch(config, where)
+    if "data.path" in values:
+        values.pop("data.mock", None)
+    extras = [] if program.kind is Kind.OURS else _upstream_extras(config)
+    if any(option.values == (NULL_TOKENIZER,) for option in extras):
+        values["data.vocab_size"] -= 1  # it adds an end-of-document token to what it is given
+    found = [_option(option_name(key), value, key) for key, value in values.items()]
+    return found + extras + _passed_through(config)
+
+
+def _option(name: str, value: Scalar | list[Scalar], key: str) -> Option:
+    if value is True:
+        return Option(name, (), key)
+    values = value if isinstance(value, list) else [value]
+    return Option(name, tuple(str(item) for item in values), key)
+
+
+def _upstream_extras(config: RunConfig) -> list[Option]:
+    """What upstream's programs want said and ours takes for granted."""
+    extras = []
+    if config.model.num_query_groups:
+        extras.append(Option("--group-query-attention", (), "model.num_query_groups"))
+    made_up = config.data.mock and config.data.path is None
+    if made_up and config.data.vocab_size and config.data.tokenizer_type is None:
+        extras.append(Option("--tokenizer-type", (NULL_TOKENIZER,), "data.mock"))
+    return extras
+
+
+def _passed_through(config: RunConfig) -> list[Option]:
+    """megatron_args: name to value, list, or true for a flag; false and null leave it out."""
+    return [
+        _option(_spelled(name), value, f"megatron_args.{name}")
+        for name, value in config.megatron_args.items()
+        if value is not None and value is not False
+    ]
+
+
+def _spelled(name: str) -> str:
+    """The option as Megatron spells it: few have underscores, and both spellings are taken."""
+    wanted = "--" + name.lstrip("-").replace("_", "-")
+    if wanted in arguments.table().megatron:
+        return wanted
+    like = (known for known in arguments.table().megatron if known.replace("_", "-") == wanted)
+    return next(like, wanted)
+
+
+def check(
+    found: list[Option], rest: tuple[str, ...], program: Program, facts: Facts, origin: Origin
+) -> None:
+    """Refuse an option that the program doesn't take, or that has a key and is given past it."""
+    given = {option.name: origin.of(option.key) for option in found}
+    if program.kind is not Kind.SCRIPT:
+        given |= {_bare(word): f"-- {word}" for word in rest if word.startswith("--")}
+        _refuse_past_keys(found, rest, origin)
+    if program.kind is Kind.OURS:
+        arguments.check_ours(given)
+    elif program.kind is Kind.UPSTREAM and facts.release:
+        arguments.check_megatron(given, facts.release, own=program.name != "pretrain_gpt.py")
+
+
+def _bare(word: str) -> str:
+    return word.partition("=")[0]
+
+
+def _refuse_past_keys(found: list[Option], rest: tuple[str, ...], origin: Origin) -> None:
+    """The checks and mounts go by the sections, so what has a key there must stand there."""
+    own = own_keys()
+    past = [
+        (option.name, origin.of(option.key))
+        for option in found
+        if option.key.startswith("megatron_args.")
+    ]
+    past += [(_bare(word), f"-- {word}") for word in rest if word.startswith("--")]
+    for name, where in past:
+        if name in own:
+            raise UsageError(
+                f"{where}: {name} has a key of its own, which is what gets checked",
+                f"Write it as {own[name]} in the run file, or --set {own[name]}=…",
+            )
+
+
+def words(found: list[Option]) -> tuple[str, ...]:
+    """The options as the program's arguments."""
+    return tuple(word for option in found for word in (option.name, *option.values))

@@ -1,0 +1,126 @@
+"""Finds a run file, lays the command line over it, and knows where each value stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from launcher import yamlfile
+from launcher.errors import UsageError, nearest
+from launcher.run.config import RunConfig
+
+PRESETS = Path(__file__).parent.parent / "presets"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the values of a configuration stand: lines of a file, or the command line."""
+
+    name: str
+    lines: dict[str, int]
+    overrides: dict[str, str]
+
+    def of(self, key: str) -> str:
+        """'gpt2.yaml:12: model.num_layers', or the argument that set it."""
+        for set_key, argument in self.overrides.items():
+            if key == set_key or key.startswith(f"{set_key}."):
+                return f"{argument}: {key}"
+        known = key
+        while known and known not in self.lines:
+            known = known.rpartition(".")[0]
+        line = f":{self.lines[known]}" if known else ""
+        return f"{self.name}{line}: {key}"
+
+
+@dataclass(frozen=True)
+class Override:
+    """An argument of the command line, and the values it puts under dotted keys."""
+
+    argument: str
+    values: dict[str, Any]
+
+
+def load(name: str, overrides: list[Override]) -> tuple[RunConfig, Origin]:
+    """The run file or preset `name` with `overrides` laid over it. Raises UsageError."""
+    label, path = find(name)
+    text = _read(path)
+    config = yamlfile.parse(text, RunConfig, name=label)
+    origin = Origin(label, _lines(text), {k: o.argument for o in overrides for k in o.values})
+    return _overridden(config, overrides), origin
+
+
+def find(name: str) -> tuple[str, Path]:
+    """What the file is called in messages, and its path: a file, or a preset of that name."""
+    path = Path(name)
+    if path.is_file():
+        return name, path
+    presets = sorted(preset.name for preset in PRESETS.glob("*.yaml"))
+    wanted = name if name.endswith(".yaml") else f"{name}.yaml"
+    if wanted in presets:
+        return f"preset {wanted}", PRESETS / wanted
+    if path.is_dir():
+        raise UsageError(f"{name} is a folder, not a run file")
+    raise UsageError(f"no file and no preset {name!r}", nearest(wanted, presets))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{path}: can't be read: {reason}") from error
+
+
+def parse_set(argument: str) -> Override:
+    """What `--set a.b=value` asks for; the value is YAML."""
+    key, equals, text = argument.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UsageError(f"--set {argument}: not KEY=VALUE", "For example: --set training.lr=3e-4")
+    try:
+        value = yaml.load(text, Loader=yamlfile.Loader)  # noqa: S506 - a safe loader
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"--set {argument}: the value isn't YAML") from error
+    return Override(f"--set {argument}", {key: value})
+
+
+def _overridden(config: RunConfig, overrides: list[Override]) -> RunConfig:
+    """`config` with the overrides, each checked as if it stood in the file."""
+    data = config.model_dump(exclude_unset=True)
+    for override in overrides:
+        for key, value in override.values.items():
+            _put(data, key.split("."), value)
+        try:
+            config = RunConfig.model_validate(data)
+        except ValidationError as error:
+            raise UsageError(
+                yamlfile.describe(error, None, override.argument, RunConfig)
+            ) from error
+    return config
+
+
+def _put(data: dict[str, Any], keys: list[str], value: Any) -> None:
+    """Set the value under `keys`; what is no mapping on the way gives place to one."""
+    for key in keys[:-1]:
+        if not isinstance(data.get(key), dict):
+            data[key] = {}
+        data = data[key]
+    data[keys[-1]] = value
+
+
+def _lines(text: str) -> dict[str, int]:
+    """The line of every key of a YAML text, by its dotted name."""
+    lines: dict[str, int] = {}
+
+    def walk(node: yaml.Node | None, prefix: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                name = f"{prefix}{key.value}"
+                lines[name] = key.start_mark.line + 1
+                walk(value, f"{name}.")
+
+    walk(yaml.compose(text, Loader=yamlfile.Loader), "")
+    return lines
