@@ -1,11 +1,10 @@
-"""Has an engine build a context: by buildx where it has it, else by its classic builder.
+"""Has an engine build a context: by BuildKit where it has it, else by its classic builder.
 
 Either way: no network, and the steps as they come, for a progress line.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tempfile
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
 STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
-BUILDX_STEP = re.compile(r"#\d+ \[(?:(\S+) +)?(\d+)/(\d+)\] (.*)")
-BUILDX_OUTPUT = re.compile(r"#\d+ [\d.]+ (.*)")
+BUILDKIT_STEP = re.compile(r"#\d+ \[(?:(\S+) +)?(\d+)/(\d+)\] (.*)")
+BUILDKIT_OUTPUT = re.compile(r"#\d+ [\d.]+ (.*)")
 
 
 def classic(
@@ -60,20 +59,24 @@ def classic(
     return image_id
 
 
-def buildx(
+def buildkit(
     command: list[str],
-    host: str,
+    env: dict[str, str],
     context: IO[bytes],
     args: dict[str, str],
     labels: dict[str, str],
     progress: Progress,
     no_cache: bool,
 ) -> str:
-    """Build with `command` (docker buildx) on the engine at `host` and return the image ID."""
+    """Build with `command` (docker buildx build, or an older docker build) in `env`.
+
+    Returns the image ID. Raises BuildError.
+    """
     with tempfile.TemporaryDirectory() as folder:
         id_file = Path(folder) / "id"
-        argv = [*command, "build", "--network=none", "--progress=plain", "--load", "--provenance=false"]
-        argv += [f"--iidfile={id_file}", *(["--no-cache"] if no_cache else [])]
+        argv = [*command, "--network=none", "--progress=plain", f"--iidfile={id_file}"]
+        argv += ["--load", "--provenance=false"] if any("buildx" in part for part in command) else []
+        argv += ["--no-cache"] if no_cache else []
         argv += [f"--build-arg={name}={value}" for name, value in args.items()]
         argv += [f"--label={name}={value}" for name, value in labels.items()]
         process = subprocess.Popen(
@@ -82,13 +85,13 @@ def buildx(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=_environment(host),
+            env=env,
         )
         assert process.stdout is not None
         for line in process.stdout:
-            _buildx_line(line.rstrip(), progress)
+            _buildkit_line(line.rstrip(), progress)
         if process.wait():
-            raise failure("docker buildx build failed", progress)
+            raise failure("see the last lines", progress)
         progress.close()
         return id_file.read_text().strip()
 
@@ -104,10 +107,6 @@ def failure(reason: str, progress: Progress) -> BuildError:
     )
 
 
-def _environment(host: str) -> dict[str, str]:
-    return os.environ | {"DOCKER_HOST": host, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
-
-
 def _classic_line(line: str, progress: Progress) -> None:
     step = STEP.match(line)
     if step:
@@ -118,8 +117,8 @@ def _classic_line(line: str, progress: Progress) -> None:
         progress.output(line)
 
 
-def _buildx_line(line: str, progress: Progress) -> None:
-    step, output = BUILDX_STEP.match(line), BUILDX_OUTPUT.match(line)
+def _buildkit_line(line: str, progress: Progress) -> None:
+    step, output = BUILDKIT_STEP.match(line), BUILDKIT_OUTPUT.match(line)
     if step:
         stage = f"{step[1]} " if step[1] else ""
         progress.step(f"build {stage}{step[2]}/{step[3]} {step[4]}")

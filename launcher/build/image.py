@@ -134,7 +134,7 @@ class Builds:
         """The ID of a local image, pulled where it isn't there."""
         from docker.errors import APIError, ImageNotFound
 
-        from launcher.engine.base import describe_pull_failure
+        from launcher.engine.pull import describe_pull_failure
 
         try:
             return str(self.client.api.inspect_image(reference)["Id"])
@@ -165,7 +165,7 @@ class Builds:
 
     def _build(self, inputs: context.Inputs, request: Request, labels: dict[str, str]) -> str:
         """Write the context and have the engine build it."""
-        from launcher.engine.connect import buildx, engine_host
+        from launcher.engine.connect import buildkit, cli_environment
 
         row = self.matrix.rows[request.tag]
         self.progress.step(f"fetch {sum(map(len, inputs.pins.values()))} Python packages")
@@ -182,9 +182,8 @@ class Builds:
             context.write(inputs, wheels, Path(scratch), tar)
             tar.seek(0)
             self.progress.close()
-            if command := buildx(self.client):
-                host = engine_host(self.client)
-                drive = partial(builders.buildx, command, host)
+            if command := buildkit(self.client):
+                drive = partial(builders.buildkit, command, cli_environment(self.client))
             else:
                 drive = partial(builders.classic, self.client)
             return drive(tar, args, labels, self.progress, request.no_cache)
