@@ -113,9 +113,9 @@ def buildx(client: DockerClient) -> list[str] | None:
     """The beginning of a buildx command line that works on the engine of `client`, or None."""
     if _is_podman(client):
         return None
-    private, cli = _private_file(client, PLUGIN), docker_cli(client)
+    private, system = _private_file(client, PLUGIN), shutil.which("docker")
     found = [[str(private)]] if private else []
-    found += [[cli, "buildx"]] if cli else []
+    found += [[system, "buildx"]] if system else []
     return next((argv for argv in found if _runs([*argv, "inspect"], client)), None)
 
 
@@ -162,10 +162,12 @@ def _remedy_none(failures: list[tuple[Endpoint, str]]) -> str:
         )
     start = {
         "linux": "Start one: sudo systemctl start docker, or systemctl --user start podman.socket\n"
-        "  (to install one on Debian or Ubuntu: sudo apt-get install docker.io),",
-        "darwin": "Start Docker Desktop, Colima (colima start) or Podman (podman machine start),",
-    }.get(sys.platform, "Start Docker Desktop,")
-    return f"{start}\n  or point DOCKER_HOST at an engine elsewhere: DOCKER_HOST=ssh://user@machine"
+        "  (to install one on Debian or Ubuntu: sudo apt-get install docker.io).\n"
+        "  As root there, without installing anything, one runs for as long as this does:\n"
+        "    python -m launcher.engine.private FOLDER",
+        "darwin": "Start Docker Desktop, Colima (colima start) or Podman (podman machine start).",
+    }.get(sys.platform, "Start Docker Desktop.")
+    return f"{start}\n  Or point DOCKER_HOST at an engine elsewhere: DOCKER_HOST=ssh://user@machine"
 
 
 def _from_environment(env: Mapping[str, str]) -> Endpoint:

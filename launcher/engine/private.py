@@ -5,14 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,11 +77,12 @@ def private_engine(folder: Path, say: Say = lambda _: None) -> Iterator[DockerCl
 
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    with _lock(folder / "start.lock", say):
+    with _lock(folder / "start.lock", say, f"another launcher that starts {folder}"):
         place, connection = _join(folder) or _start(folder, say)
     try:
         client = docker.DockerClient(base_url=place.host)
         try:
+            _warn_if_slow(client, place, say)
             yield client
         finally:
             client.close()
@@ -97,29 +100,43 @@ def unsupported() -> str:
     return f"it needs {missing[0]}, which isn't installed" if missing else ""
 
 
+def _warn_if_slow(client: DockerClient, place: Place, say: Say) -> None:
+    """Say so when the engine copies whole layers, for want of a file system that stacks them."""
+    if client.info()["Driver"] == "vfs":
+        say(
+            f"the file system of {place.folder} can't stack layers, so the engine copies them "
+            "(slow, much disk): a folder on ext4 or xfs is better"
+        )
+
+
 @contextmanager
-def _lock(path: Path, say: Say) -> Iterator[None]:
-    """Hold `path` locked; say so when another process makes us wait."""
-    with path.open("w") as lock:
+def _lock(path: Path, say: Say, waiting_for: str) -> Iterator[int]:
+    """Hold the lock `path`; a child that inherits its descriptor holds it too, beyond our end."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting for another launcher that starts the engine in {path.parent}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+            say(f"waiting for {waiting_for}")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def _join(folder: Path) -> tuple[Place, socket.socket] | None:
     """Become one more user of the engine that runs for `folder`, if one does."""
-    record = folder / "sockets"
-    if not record.exists():
+    place = _recorded(folder)
+    connection = _connect(place) if place else None
+    return (place, connection) if place and connection else None
+
+
+def _recorded(folder: Path) -> Place | None:
+    """The place of the engine that was last started for `folder`."""
+    try:
+        return Place(folder, Path((folder / "sockets").read_text(encoding="utf-8")))
+    except FileNotFoundError:
         return None
-    place = Place(folder, Path(record.read_text(encoding="utf-8").strip()))
-    connection = _connect(place)
-    if connection is None:
-        _clean(place)
-        return None
-    return place, connection
 
 
 def _connect(place: Place) -> socket.socket | None:
@@ -143,19 +160,23 @@ def _start(folder: Path, say: Say) -> tuple[Place, socket.socket]:
     if not (folder / "packages" / packages.COMPLETE).exists():
         say("fetching the distribution's container engine (unpacked privately, not installed)")
     packages.unpack(folder / "packages", WANTED, OPTIONAL)
-    try:
-        return _start_with(folder, [])
-    except _EndedEarlyError:
-        return _start_with(folder, ["--bridge=none"])  # for a kernel that has no bridges
+    with _lock(folder / "engine.lock", say, f"the engine of {folder} to end") as lock:
+        crashed = _recorded(folder)
+        if crashed:
+            _clean(crashed)
+        try:
+            return _start_with(folder, [], lock)
+        except _EndedEarlyError:
+            return _start_with(folder, ["--bridge=none"], lock)  # a kernel without bridges
 
 
-def _start_with(folder: Path, options: list[str]) -> tuple[Place, socket.socket]:
+def _start_with(folder: Path, options: list[str], lock: int) -> tuple[Place, socket.socket]:
     """Start the engine with `options`; nothing is left of one that doesn't come up."""
     place = Place(folder, Path(tempfile.mkdtemp(prefix="launchpad-", dir=_short_folder())))
     (folder / "sockets").write_text(str(place.sockets), encoding="utf-8")
     (place.sockets / "packages").symlink_to(place.packages)
     place.settings.write_text("{}", encoding="utf-8")  # not the settings of the system's engine
-    process = _spawn(place, options)
+    process = _spawn(place, options, lock)
     try:
         return place, _wait_until_up(place, process)
     except BaseException:
@@ -169,7 +190,7 @@ def _short_folder() -> str | None:
     return "/run" if os.access("/run", os.W_OK) else None
 
 
-def _spawn(place: Place, options: list[str]) -> subprocess.Popen[bytes]:
+def _spawn(place: Place, options: list[str], lock: int) -> subprocess.Popen[bytes]:
     """The engine's first process, in namespaces of its own.
 
     Processes: the kernel ends all of them with the first one, so none can be left over.
@@ -186,6 +207,7 @@ def _spawn(place: Place, options: list[str]) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             env=packages.environment(place.packages),
+            pass_fds=[lock],  # held until the last process has gone
             start_new_session=True,  # Ctrl-C is for the launcher, which then leaves in order
         )
 
@@ -248,13 +270,50 @@ def _leave(place: Place, connection: socket.socket) -> None:
         except OSError:
             others_stay = False
     if not others_stay:
+        _wait_for_end(place)
         _clean(place)
+
+
+def _wait_for_end(place: Place) -> None:
+    """Wait until the engine's last process has gone, or another engine took the folder over."""
+    with (place.folder / "engine.lock").open("w") as lock:
+        for _ in range(200):
+            try:
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.01)
 
 
 def _clean(place: Place) -> None:
     """Remove what an ended engine leaves: its sockets and its empty control groups."""
     shutil.rmtree(place.sockets, ignore_errors=True)
-    for tree in sorted(Path("/sys/fs/cgroup").glob(f"**/{place.sockets.name}")):
-        for group in sorted((g for g in tree.rglob("*") if g.is_dir()), reverse=True):
-            group.rmdir()
-        tree.rmdir()
+    hierarchies = Path("/sys/fs/cgroup")
+    for tree in (
+        *hierarchies.glob(place.sockets.name),
+        *hierarchies.glob(f"*/{place.sockets.name}"),
+    ):
+        groups = [tree, *(group for group in tree.rglob("*") if group.is_dir())]
+        for group in sorted(groups, reverse=True):
+            with suppress(OSError):  # a busy one is somebody's
+                group.rmdir()
+
+
+def main(folder: Path) -> int:
+    """Keep an engine up until interrupted, for the commands that are started meanwhile."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with private_engine(folder, partial(print, flush=True)):
+            place = _recorded(folder.resolve())
+            assert place is not None
+            print(f"export DOCKER_HOST={place.host}", flush=True)
+            signal.pause()
+    except KeyboardInterrupt:
+        return 0
+    except EngineError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,58 @@
+"""A stand-in for an engine: a socket at which only /_ping and /version are answered."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+VERSION = {"Version": "20.10.24", "ApiVersion": "1.41", "MinAPIVersion": "1.12"}
+
+
+class StandInHandler(BaseHTTPRequestHandler):
+    """Answers as an engine does when asked who it is."""
+
+    def do_GET(self) -> None:
+        body = json.dumps(VERSION).encode() if self.path.endswith("/version") else b"OK"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def address_string(self) -> str:
+        return "client"  # a unix socket's peer has no address to print
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A folder with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="lp-", dir="/tmp") as folder:  # noqa: S108
+        yield Path(folder)
+
+
+@pytest.fixture
+def standin_engine() -> Iterator[Callable[[Path], str]]:
+    """Starts a stand-in at a path and gives its DOCKER_HOST."""
+    servers = []
+
+    def start(path: Path) -> str:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        server = socketserver.ThreadingUnixStreamServer(str(path), StandInHandler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
+        servers.append(server)
+        return f"unix://{path}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
