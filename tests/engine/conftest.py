@@ -35,7 +35,7 @@ class StandInHandler(BaseHTTPRequestHandler):
 @pytest.fixture
 def sockets() -> Iterator[Path]:
     """A folder with a path short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="lp-", dir="/tmp") as folder:  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="lp-", dir="/tmp") as folder:
         yield Path(folder)
 
 

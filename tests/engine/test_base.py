@@ -1,0 +1,137 @@
+"""The Debian base: what decides it, where it is taken from, and what stops it."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from docker.errors import ImageNotFound
+
+from launcher.engine import archive, base
+from launcher.errors import EngineError
+
+EPOCH = 1_730_000_000
+
+
+class StandInImages:
+    """A stand-in for an engine's images: loads archives, knows their names."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Any] = {}
+        self.loads = 0
+
+    def get(self, name: str) -> Any:
+        if name not in self.known:
+            raise ImageNotFound(name)
+        return self.known[name]
+
+    def load(self, file: io.BufferedReader) -> None:
+        self.loads += 1
+        identity = archive.image_id(Path(file.name))
+        image = SimpleNamespace(id=identity, labels=base._recipe("3.11", EPOCH).labels)
+        image.tag = lambda name: self.known.update({name: image})
+        self.known[identity] = image
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """An engine without images, on a machine where mmdebstrap's part is stood in for."""
+    monkeypatch.setattr(base, "_architecture", lambda: "amd64")
+    monkeypatch.setattr(base.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(base, "_bootstrap", write_layer)
+    return SimpleNamespace(images=StandInImages())
+
+
+def write_layer(layer: Path, recipe: base.Recipe, cache: Path) -> None:
+    with tarfile.open(layer, "w") as tar:
+        tar.addfile(tarfile.TarInfo(f"./{recipe.suite}"))
+
+
+def test_made_once_then_taken_from_the_engine_then_from_the_cache(
+    client: SimpleNamespace, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    first = base.debian_base(client, "base:x", EPOCH, cache=tmp_path, say=said.append)
+    assert base.debian_base(client, "base:x", EPOCH, cache=tmp_path) == first
+    assert (client.images.loads, len(said)) == (1, 1)
+    client.images.known.clear()
+    assert base.debian_base(client, "other:y", EPOCH, cache=tmp_path, say=said.append) == first
+    assert (client.images.loads, len(said)) == (2, 1)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".tar"]
+
+
+def test_an_image_of_another_recipe_is_not_taken(client: SimpleNamespace, tmp_path: Path) -> None:
+    foreign = SimpleNamespace(id="sha256:foreign", labels={base.STANDIN: "debian-bookworm"})
+    client.images.known["base:x"] = foreign
+    made = base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+    assert made != "sha256:foreign"
+    assert client.images.get("base:x").id == made
+
+
+def test_nothing_half_made_is_left(
+    client: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(layer: Path, *_: object) -> None:
+        layer.write_bytes(b"half")
+        raise EngineError("mmdebstrap failed")
+
+    monkeypatch.setattr(base, "_bootstrap", fail)
+    with pytest.raises(EngineError, match="mmdebstrap failed"):
+        base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_recipe_is_all_that_decides() -> None:
+    recipe = base.Recipe("bookworm", "amd64", 1, ("python3",), ())
+    assert recipe.key == replace(recipe).key
+    others = [replace(recipe, epoch=2), replace(recipe, suite="trixie")]
+    others += [replace(recipe, packages=("g++",)), replace(recipe, excluded=("/x",))]
+    assert len({recipe.key, *(other.key for other in others)}) == 5
+    assert recipe.labels[base.STANDIN] == "debian-bookworm"
+
+
+def test_a_python_that_no_debian_has(client: SimpleNamespace, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"no Debian release has Python 3\.12") as caught:
+        base.debian_base(client, "base:x", EPOCH, "3.12", cache=tmp_path)
+    assert "3.11" in caught.value.remedy
+
+
+def test_root_is_needed(
+    client: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base.os, "geteuid", lambda: 1000)
+    with pytest.raises(EngineError, match="root only") as caught:
+        base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+    assert "docker pull or load" in caught.value.remedy
+
+
+def stand_in_for(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = SimpleNamespace(stdout=answer, stderr="", returncode=0)
+    monkeypatch.setattr(base.subprocess, "run", lambda *_, **__: done)
+
+
+def test_only_this_suites_own_sources_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        "deb http://mirror.site/debian/ bookworm main",
+        "deb http://mirror.site/debian/ bookworm-updates main",
+        "deb http://mirror.site/debian-security/ bookworm-security main",
+        "deb http://mirror.site/debian/ bookworm contrib",
+        "deb https://somewhere.else/linux bookworm stable",
+        "deb https://somewhere.else/apt cloud-sdk-bookworm main",
+        "deb http://mirror.site/debian/ trixie main",
+    ]
+    stand_in_for("\n".join(lines), monkeypatch)
+    assert base._sources("bookworm") == sorted(lines[:3])
+    assert base._sources("bullseye") == []
+
+
+def test_proxies_of_apt_become_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in_for("proxy='http://proxy.site:3128'\n", monkeypatch)
+    assert base._proxies()["http_proxy"] == "http://proxy.site:3128"
+    stand_in_for("", monkeypatch)
+    assert base._proxies() == {}

@@ -1,0 +1,91 @@
+"""Distribution packages are unpacked privately, once, and a failure says why."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.engine import packages
+from launcher.errors import EngineError
+
+APT = """#!/bin/sh
+echo "$@" >> {log}
+case "$*" in *update*) exit 0;; esac
+case "$*" in *Dir::State::lists*) ;; *) {first};; esac
+for word in "$@"; do
+  case "$word" in Dir::Cache=*) touch "${{word#Dir::Cache=}}/archives/tool_1_all.deb";; esac
+done
+"""
+DPKG_DEB = '#!/bin/sh\nmkdir -p "$3/usr/bin" && echo unpacked > "$3/usr/bin/tool"\n'
+
+
+@pytest.fixture
+def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand-ins for apt's programs, of which the first attempt fails; the log of their calls."""
+    tools, log = tmp_path / "tools", tmp_path / "log"
+    tools.mkdir()
+    texts = {
+        "apt-get": APT.format(log=log, first='echo "E: Unable to locate package" >&2; exit 100'),
+        "apt-cache": '#!/bin/sh\ncase "$*" in *known*) exit 0;; esac\nexit 100\n',
+        "dpkg-deb": DPKG_DEB,
+    }
+    for name, text in texts.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    return log
+
+
+def test_lists_are_fetched_privately_where_the_systems_fail(apt: Path, tmp_path: Path) -> None:
+    root = packages.unpack(tmp_path / "root", ["tool"], optional=["known", "absent"])
+    assert (root / "usr/bin/tool").read_text() == "unpacked\n"
+    first, update, second = apt.read_text().splitlines()
+    assert first.endswith("install --yes --download-only --no-install-recommends tool known")
+    assert update.endswith("update")
+    assert "Dir::State::lists=" in second
+    assert all("Dir::Cache=" in call and "NoLocking=true" in call for call in (first, second))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "root", "tools"]
+
+
+def test_a_complete_folder_is_left_alone(apt: Path, tmp_path: Path) -> None:
+    packages.unpack(tmp_path / "root", ["tool"])
+    calls = apt.read_text()
+    packages.unpack(tmp_path / "root", ["tool"])
+    assert apt.read_text() == calls
+
+
+def test_an_interrupted_folder_is_made_again(apt: Path, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "half").touch()
+    packages.unpack(tmp_path / "root", ["tool"])
+    assert not (tmp_path / "root" / "half").exists()
+
+
+def test_apts_own_words_are_the_reason(apt: Path, tmp_path: Path) -> None:
+    program = tmp_path / "tools" / "apt-get"
+    program.write_text('#!/bin/sh\necho "E: Unable to fetch some archives" >&2\nexit 100\n')
+    with pytest.raises(EngineError, match="Unable to fetch some archives") as caught:
+        packages.unpack(tmp_path / "root", ["tool"])
+    assert "apt-get update" in caught.value.remedy
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_system_without_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineError, match=r"docker\.io: can't be fetched.*no apt-get"):
+        packages.unpack(tmp_path / "root", ["docker.io"])
+
+
+def test_environment_finds_what_was_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/mine")
+    (tmp_path / "usr/lib/x86_64-linux-gnu").mkdir(parents=True)
+    env = packages.environment(tmp_path)
+    assert env["PATH"].split(":")[:2] == [str(tmp_path / "usr/sbin"), str(tmp_path / "usr/bin")]
+    assert "/usr/bin" in env["PATH"].split(":")
+    assert env["LD_LIBRARY_PATH"] == f"{tmp_path}/usr/lib/x86_64-linux-gnu:/mine"
+    assert os.environ["PATH"] == "/usr/bin"

@@ -1,0 +1,167 @@
+"""A private engine starts, runs containers, is shared, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from docker import DockerClient
+
+from launcher.engine import private
+from launcher.engine.base import debian_base
+from launcher.engine.connect import buildkit, cli_environment, engine_host
+from launcher.engine.private import private_engine
+from launcher.errors import EngineError
+from launcher.settings import settings
+
+needs_root_and_apt = pytest.mark.skipif(
+    bool(private.unsupported()), reason=f"private engine: {private.unsupported()}"
+)
+engine = pytest.mark.engine
+NAME = "launchpad-test/base:cp311"
+EPOCH = 1_730_000_000
+
+
+def debian(client: DockerClient) -> str:
+    """The ID of a Debian base: made once, then from the launcher's cache."""
+    return debian_base(client, NAME, EPOCH, cache=settings().cache / "bases")
+
+
+def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private.sys, "platform", "darwin")
+    assert private.unsupported() == "it needs Linux, and this is darwin"
+    monkeypatch.setattr(private.sys, "platform", "linux")
+    monkeypatch.setattr(private.os, "geteuid", lambda: 1000)
+    assert private.unsupported() == "it needs root, and this is user id 1000"
+    monkeypatch.setattr(private.os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert private.unsupported() == "it needs apt-get, which isn't installed"
+
+
+def test_unsupported_is_an_error_with_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "unsupported", lambda: "it needs root")
+    with pytest.raises(EngineError, match="it needs root") as caught, private_engine(tmp_path):
+        pass
+    assert caught.value.exit_code == 125
+    assert "DOCKER_HOST" in caught.value.remedy
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all tests here, so that the packages are fetched once."""
+    return tmp_path_factory.mktemp("engine")
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The command lines that name a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = process.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in text and "dockerd" in text:
+            found.append(text)
+    return found
+
+
+def assert_nothing_is_left(folder: Path, host: str) -> None:
+    sockets = Path(host.removeprefix("unix://")).parent
+    assert processes_of(folder) == []
+    assert str(folder) not in Path("/proc/mounts").read_text()
+    assert not sockets.exists()
+    assert not [*Path("/sys/fs/cgroup").glob(f"*/{sockets.name}")]
+
+
+@engine
+@needs_root_and_apt
+def test_it_runs_containers_and_leaves_nothing(folder: Path) -> None:
+    with private_engine(folder) as client:
+        host = engine_host(client)
+        image = debian(client)
+        program = ["python3", "-c", "print(6 * 7)"]
+        output = client.containers.run(image, program, network_mode="none", remove=True)
+        assert output == b"42\n"
+        loopback = "import socket as s; a = s.create_server(('127.0.0.1', 0)); "
+        loopback += "s.create_connection(a.getsockname()); print('connected')"
+        output = client.containers.run(
+            image, ["python3", "-c", loopback], network_mode="host", remove=True
+        )
+        assert output == b"connected\n"
+        client.containers.run(image, ["sleep", "600"], detach=True, network_mode="none")
+    assert_nothing_is_left(folder, host)
+
+
+@engine
+@needs_root_and_apt
+def test_a_later_start_is_quick_and_keeps_the_images(folder: Path) -> None:
+    with private_engine(folder) as client:
+        image = debian(client)
+    started = time.monotonic()
+    with private_engine(folder) as client:
+        assert time.monotonic() - started < 5
+        assert client.images.get(NAME).id == image
+
+
+@engine
+@needs_root_and_apt
+def test_it_builds_with_buildkit(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(f"FROM {NAME}\nRUN echo built > /built\n")
+    with private_engine(folder) as client:
+        debian(client)
+        prefix = buildkit(client)
+        assert prefix is not None
+        argv = [*prefix, "--network=none", "--quiet", "--tag=x-built", str(tmp_path)]
+        subprocess.run(argv, check=True, env=cli_environment(client))
+        assert client.containers.run("x-built", ["cat", "/built"], remove=True) == b"built\n"
+
+
+@engine
+@needs_root_and_apt
+def test_two_users_share_one_engine(folder: Path) -> None:
+    with private_engine(folder) as first:
+        with private_engine(folder) as second:
+            assert engine_host(first) == engine_host(second)
+        assert first.ping()
+        host = engine_host(first)
+    assert_nothing_is_left(folder, host)
+
+
+@engine
+@needs_root_and_apt
+def test_an_engine_whose_user_was_killed_ends(folder: Path) -> None:
+    argv = [sys.executable, "-m", "launcher.engine.private", str(folder)]
+    keeper = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert keeper.stdout is not None
+    host = keeper.stdout.readline().strip().removeprefix("export DOCKER_HOST=")
+    assert Path(host.removeprefix("unix://")).exists()
+    os.kill(keeper.pid, signal.SIGKILL)
+    keeper.wait()
+    deadline = time.monotonic() + 30
+    while processes_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes_of(folder) == []
+    with private_engine(folder) as client:
+        assert engine_host(client) != host
+        assert client.ping()
+    assert_nothing_is_left(folder, host)
+
+
+@engine
+@needs_root_and_apt
+def test_one_that_does_not_start_shows_its_log(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = private._engine_argv
+    monkeypatch.setattr(private, "_engine_argv", lambda place: [*usual(place), "--no-such-option"])
+    with pytest.raises(EngineError, match="no-such-option") as caught, private_engine(folder):
+        pass
+    assert str(folder / "engine.log") in caught.value.remedy
+    assert processes_of(folder) == []
