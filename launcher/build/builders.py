@@ -75,7 +75,8 @@ def buildkit(
     with tempfile.TemporaryDirectory() as folder:
         id_file = Path(folder) / "id"
         argv = [*command, "--network=none", "--progress=plain", f"--iidfile={id_file}"]
-        argv += ["--load", "--provenance=false"] if any("buildx" in part for part in command) else []
+        if any("buildx" in part for part in command):
+            argv += ["--load", "--provenance=false"]
         argv += ["--no-cache"] if no_cache else []
         argv += [f"--build-arg={name}={value}" for name, value in args.items()]
         argv += [f"--label={name}={value}" for name, value in labels.items()]

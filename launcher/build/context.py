@@ -1,4 +1,4 @@
-"""The build context of an image: every input as a file in one tar, and the key that names them all."""
+"""The build context of an image: every input in one tar, and the key that names them all."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ class Inputs:
 
 def inside_files() -> dict[str, Path]:
     """The launcher's own files that go into an image, by their path in the context."""
-    files = {"stage.py": PACKAGE / "build/stage.py", "launcher/__init__.py": PACKAGE / "__init__.py"}
+    files = {
+        "stage.py": PACKAGE / "build/stage.py",
+        "launcher/__init__.py": PACKAGE / "__init__.py",
+    }
     for path in sorted((PACKAGE / "train").rglob("*.py")):
         files[f"launcher/{path.relative_to(PACKAGE).as_posix()}"] = path
     return files

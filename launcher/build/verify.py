@@ -40,7 +40,7 @@ print(json.dumps(facts))
 
 @dataclass(frozen=True)
 class Facts:
-    """What was seen in an image: its Python (3.10) and its packages' versions by normalised name."""
+    """What was seen in an image: Python (3.10), packages' versions by normalised name."""
 
     python: str
     packages: dict[str, str]

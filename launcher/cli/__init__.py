@@ -14,8 +14,10 @@ from importlib import import_module
 from launcher.errors import LauncherError
 
 COMMANDS = {
+    "run": "launcher.cli.run",
     "image": "launcher.cli.image",
     "matrix": "launcher.cli.matrix",
+    "demo": "launcher.cli.demo",
 }
 
 EXIT_CODES = """\

@@ -13,13 +13,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     build = commands.add_parser("build", help="build one or more rows of the matrix")
-    build.add_argument("tags", metavar="TAG", nargs="*", help="24.10 … as `matrix list` shows them")
-    build.add_argument("--all", action="store_true", help="all rows on the NGC base, as `make images`")
-    build.add_argument("--megatron", metavar="RELEASE", help="another release than the row's: 0.10.0")
-    build.add_argument("--source", metavar="PATH", type=Path, help="a Megatron-LM checkout to build")
-    build.add_argument("--base", metavar="IMAGE", help="in place of the row's base: a mirror's name")
-    build.add_argument("--builder", metavar="IMAGE", help="in place of the image that compiles")
-    build.add_argument("--no-cache", action="store_true", help="build again, use no cached layer")
+    add = build.add_argument
+    add("tags", metavar="TAG", nargs="*", help="24.10 … as `matrix list` shows them")
+    add("--all", action="store_true", help="all rows with CUDA, as `make images`")
+    add("--megatron", metavar="RELEASE", help="another release than the row's: 0.10.0")
+    add("--source", metavar="PATH", type=Path, help="a Megatron-LM checkout to build")
+    add("--base", metavar="IMAGE", help="in place of the row's base: a mirror's name")
+    add("--builder", metavar="IMAGE", help="in place of the image that compiles")
+    add("--no-cache", action="store_true", help="build again, use no cached layer")
 
 
 def main(args: argparse.Namespace) -> int:

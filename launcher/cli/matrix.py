@@ -12,8 +12,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     commands.add_parser("list", help="the rows of the matrix")
-    render = commands.add_parser("render", help="write images/<tag>/Dockerfile and README's table")
-    render.add_argument("--check", action="store_true", help="fail where they differ, write nothing")
+    render = commands.add_parser("render", help="write images/ and README's table")
+    render.add_argument("--check", action="store_true", help="only fail where they differ")
     commands.add_parser("lock", help="write matrix.lock")
 
 
@@ -53,8 +53,10 @@ def _lock(args: argparse.Namespace) -> int:
 
     path = lock_path()
     old = load_lock() if path.exists() else None
-    locked = lock.lock(
-        load_matrix(), old, settings(), warn=lambda line: print(f"launcher: {line}", file=sys.stderr)
-    )
+
+    def warn(line: str) -> None:
+        print(f"launcher: {line}", file=sys.stderr)
+
+    locked = lock.lock(load_matrix(), old, settings(), warn)
     path.write_text(lock.dump(locked), encoding="utf-8")
     return 0

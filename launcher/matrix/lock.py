@@ -10,6 +10,7 @@ import json
 import tarfile
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,13 +42,13 @@ def lock(matrix: Matrix, old: Lock | None, site: Settings, warn: Callable[[str],
             return before
 
     needs = {
-        abi: keep(f"needs of {abi}", lambda abi=abi: _needs(matrix, abi, site), _old(old, abi))
+        abi: keep(f"needs of {abi}", partial(_needs, matrix, abi, site), _old(old, abi))
         for abi in matrix.builders
     }
     packages = {
         tag: keep(
             f"packages of {tag}",
-            lambda row=row: _resolve(row.packages, row.python, site),
+            partial(_resolve, row.packages, row.python, site),
             old.packages.get(tag) if old else None,
         )
         for tag, row in matrix.rows.items()
@@ -57,12 +58,12 @@ def lock(matrix: Matrix, old: Lock | None, site: Settings, warn: Callable[[str],
         version: LockedRelease(
             git=keep(
                 f"{version} from git",
-                lambda release=release: _lock_git(release.git.url, release.git.commit, site),
+                partial(_lock_git, release.git.url, release.git.commit, site),
                 _old_git(old, version, release.git.commit),
             ),
             sdist=keep(
                 f"{version} as sdist",
-                lambda version=version: _lock_sdist(version, site),
+                partial(_lock_sdist, version, site),
                 old.releases[version].sdist if old and version in old.releases else None,
             )
             if release.sdist

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import jinja2
 
+from launcher.errors import UsageError
 from launcher.matrix.schema import Matrix
+
+BEGIN = "<!-- images: written by `make render` -->"
+END = "<!-- /images -->"
 
 
 def dockerfile(matrix: Matrix, tag: str, template: str) -> str:
@@ -25,10 +29,23 @@ def dockerfile(matrix: Matrix, tag: str, template: str) -> str:
 def render_all(matrix: Matrix, root: Path) -> dict[Path, str]:
     """Every file `make render` writes below `root`, by its path."""
     template = (root / "Dockerfile.template").read_text(encoding="utf-8")
-    return {
+    files = {
         root / "images" / tag / "Dockerfile": dockerfile(matrix, tag, template)
         for tag in matrix.rows
     }
+    readme = root / "README.md"
+    if readme.exists():
+        files[readme] = between_markers(readme.read_text(encoding="utf-8"), table(matrix))
+    return files
+
+
+def between_markers(text: str, content: str) -> str:
+    """`text` with what stands between its two markers replaced by `content`."""
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise UsageError(f"README.md: the lines {BEGIN} and {END} must stand in it")
+    return f"{before}{BEGIN}\n\n{content}\n{END}{after}"
 
 
 def write(files: dict[Path, str], root: Path) -> None:
@@ -40,14 +57,14 @@ def write(files: dict[Path, str], root: Path) -> None:
 
 
 def drift(files: dict[Path, str], root: Path) -> list[Path]:
-    """The paths whose committed text differs from what would be rendered, or that are orphans."""
-    present = {path for path in (root / "images").rglob("*") if path.is_file()}
+    """The paths whose text differs from what would be rendered, and the orphans in images/."""
+    orphans = {path for path in (root / "images").rglob("*") if path.is_file()} - files.keys()
     changed = {
         path
         for path, text in files.items()
-        if path not in present or path.read_text(encoding="utf-8") != text
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
     }
-    return sorted(changed | (present - files.keys()))
+    return sorted(changed | orphans)
 
 
 def table(matrix: Matrix) -> str:

@@ -1,4 +1,4 @@
-"""The models of matrix.yaml and matrix.lock: strict, so that a typo is a message and not a build."""
+"""The models of matrix.yaml and matrix.lock: strict, so that a typo is a message, not a build."""
 
 from __future__ import annotations
 

@@ -1,0 +1,54 @@
+# Every target sets up what it needs: `make demo` and `make test` work on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python -m launcher
+
+.DEFAULT_GOAL := help
+.PHONY: help venv dev demo test image images render check lock requirements bench clean
+
+help:  ## these targets
+	@sed -n 's/^\([a-z]*\):.*  ## /\1: /p' Makefile
+
+venv:
+	@$(PYTHON) tools/bootstrap.py requirements.txt
+
+dev:
+	@$(PYTHON) tools/bootstrap.py requirements-dev.txt
+
+demo: venv  ## the CPU image from Megatron's source, and a tiny GPT trained in it
+	@$(RUN) demo
+
+test: dev  ## unit, golden-file and end-to-end tests, with a real engine
+	@$(VENV)/bin/python -m pytest $(ARGS)
+
+image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=path] [BASE=image] [BUILDER=image]
+	@$(RUN) image build $(if $(TAG),$(TAG),$(error TAG is missing: make image TAG=24.10)) \
+	  $(if $(MEGATRON),--megatron $(MEGATRON)) $(if $(SOURCE),--source '$(SOURCE)') \
+	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
+
+images: venv  ## build the images of all NGC tags
+	@$(RUN) image build --all $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
+
+render: venv  ## write images/*/Dockerfile and the table of README.md
+	@$(RUN) matrix render
+
+check: dev  ## lint, types, and that what is rendered is what is committed
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(RUN) matrix render --check
+
+lock: venv  ## write matrix.lock
+	@$(RUN) matrix lock
+
+requirements: dev  ## write requirements*.txt from pyproject.toml and requirements-dev.in
+	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
+	  --no-emit-index-url pyproject.toml -o requirements.txt
+	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
+	  --no-emit-index-url pyproject.toml requirements-dev.in -o requirements-dev.txt
+
+bench: dev  ## ratios against peers, side by side in one run
+	@$(VENV)/bin/python -m bench $(ARGS)
+
+clean:  ## remove what these targets made here; the download cache stays
+	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Megatron's data files: token sequences as .bin, where they lie as .idx."""

@@ -1,0 +1,133 @@
+"""`make demo`: an image from Megatron's source and a training run in it, from nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.build.image import Builds, Request
+from launcher.data import indexed
+from launcher.engine import acquire
+from launcher.engine.connect import engine_host
+from launcher.errors import LauncherError
+from launcher.matrix.load import load_matrix
+from launcher.progress import Progress
+from launcher.settings import Settings
+
+TAG = "cpu"
+END_OF_DOCUMENT = 256
+VOCABULARY = 257
+HELD_OUT = 0.1  # as `split: 90,10,0` in presets/demo.yaml says
+MORE_ITERATIONS = 20
+
+LOSS = re.compile(r"iteration +(\d+)/ *\d+ .*\| lm loss: (\S+)")
+HELD_OUT_LOSS = re.compile(r"validation loss at iteration (\d+) .*lm loss value: (\S+)")
+
+
+class DemoError(LauncherError):
+    """The demo ran and did not show what it is there to show."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one training run printed: losses by iteration, in nats per token."""
+
+    training: dict[int, float]
+    held_out: dict[int, float]
+
+
+def run(site: Settings) -> None:
+    """Build the CPU image, train, save, load, train on. Raises LauncherError where one fails."""
+    progress = Progress()
+    with acquire.any_engine(site.cache / "engine", progress) as client:
+        row = load_matrix(site.matrix).rows[TAG]
+        builds = Builds(client, site, progress)
+        wanted = [row.base, builds.matrix.builders[row.abi]]
+        found = acquire.bases(client, wanted, row.python, site.cache / "bases", progress)
+        built = builds.build(Request(TAG, base=found.base, builder=found.builder))
+        progress.note(f"image {built.names[-1]} {'is there' if built.reused else 'is built'}")
+        os.environ["DOCKER_HOST"] = engine_host(client)
+        _train(site.cache / "demo")
+
+
+def _train(folder: Path) -> None:
+    """Train on the text, then load the checkpoint and go on; check what the losses say."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    documents = text()
+    tokens = indexed.write(folder / "text", documents, VOCABULARY)
+    entropy = unigram_entropy(documents[round(len(documents) * (1 - HELD_OUT)) :])
+    print(
+        f"text: Python's language reference, {tokens:,} bytes in {len(documents)} documents;\n"
+        f"its held-out part has a unigram entropy of {entropy:.3f} nats a token"
+    )
+    first = launch(folder)
+    last = max(first.held_out)
+    resumed = launch(folder, f"training.train_iters={last + MORE_ITERATIONS}")
+    _check(first, resumed, entropy)
+    print(
+        f"\nheld-out loss {first.held_out[last]:.3f} after {last} iterations, "
+        f"below the unigram entropy of {entropy:.3f};"
+        f"\nloaded from the checkpoint and trained on to iteration {max(resumed.held_out)}: "
+        f"{resumed.held_out[max(resumed.held_out)]:.3f}"
+    )
+
+
+def text() -> list[list[int]]:
+    """Python's language reference as Python ships it, a document a topic, as bytes."""
+    from pydoc_data.topics import topics
+
+    return [[*topics[name].encode(), END_OF_DOCUMENT] for name in sorted(topics)]
+
+
+def unigram_entropy(documents: list[list[int]]) -> float:
+    """The entropy in nats a token of the documents' own token frequencies.
+
+    No model that ignores a token's context can have a lower loss on them.
+    """
+    counts = Counter(token for document in documents for token in document)
+    total = sum(counts.values())
+    return -sum(n / total * math.log(n / total) for n in counts.values())
+
+
+def launch(folder: Path, *settings: str) -> Seen:
+    """Run the demo's preset in `folder` by the command a user would type; show what it prints."""
+    command = [sys.executable, "-m", "launcher", "run", "demo.yaml"]
+    for setting in (f"data.path={folder / 'text'}", f"data.cache={folder / 'index'}", *settings):
+        command += ["--set", setting]
+    for key in ("save", "load"):
+        command += ["--set", f"checkpoint.{key}={folder / 'checkpoints'}"]
+    print(f"\n$ {shlex.join(['python', *command[1:]])}", flush=True)
+    training, held_out = {}, {}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if match := LOSS.search(line):
+                training[int(match[1])] = float(match[2])
+            if match := HELD_OUT_LOSS.search(line):
+                held_out[int(match[1])] = float(match[2])
+    if process.returncode:
+        raise DemoError(f"the training run ended with exit code {process.returncode}")
+    return Seen(training, held_out)
+
+
+def _check(first: Seen, resumed: Seen, entropy: float) -> None:
+    """Raise DemoError unless the model learnt from context and went on from its checkpoint."""
+    last = max(first.held_out)
+    if first.held_out[last] >= entropy:
+        raise DemoError(f"held-out loss {first.held_out[last]} is not below {entropy:.3f}")
+    if min(resumed.training) <= last:
+        raise DemoError("the second run began at the first iteration: no checkpoint was loaded")
+    if max(resumed.held_out) != last + MORE_ITERATIONS:
+        raise DemoError("the second run did not go on to its last iteration")
