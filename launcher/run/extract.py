@@ -91,6 +91,8 @@ def literal_options(tree: ast.AST) -> Iterator[str]:
         for argument in call.args:
             if isinstance(argument, ast.Constant) and str(argument.value).startswith("--"):
                 yield str(argument.value)
+                if any("BooleanOptionalAction" in ast.unparse(k.value) for k in call.keywords):
+                    yield f"--no-{str(argument.value)[2:]}"
 
 
 def _calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:

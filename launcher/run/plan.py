@@ -105,7 +105,7 @@ def make_plan(
     layout.check(config, origin, processes)
     where = layout.layout(config, processes)
     config, mounts = _mounted(config, started, host)
-    options = render.options(config, started, where)
+    options = render.options(config, started, where, facts.release)
     render.check(options, rest, started, facts, origin)
     return Plan(
         run=stamp.run,

@@ -8,6 +8,7 @@ from enum import Enum
 from launcher.errors import UsageError
 from launcher.run.config import RunConfig
 from launcher.run.image import Facts
+from launcher.run.layout import listed, neighbours
 from launcher.run.source import Origin
 
 SOURCE = "/opt/megatron/src"
@@ -72,5 +73,5 @@ def _check_quickstart(config: RunConfig, where: str, origin: Origin, world: int)
         raise UsageError(
             f"{where}: {QUICKSTART} needs an even number of processes on one node; this is "
             f"{world} on {config.nodes.count}",
-            f"Nearest that work: {max(2, world - world % 2)} or {world + 1 + (world + 1) % 2}.",
+            f"Nearest that work: {listed(neighbours(world, 2))}.",
         )

@@ -45,8 +45,10 @@ def own_keys() -> dict[str, str]:
     return {option_name(key): key for key in keys}
 
 
-def options(config: RunConfig, program: Program, where: Layout) -> list[Option]:
-    """What the sections and megatron_args say, in their order."""
+def options(
+    config: RunConfig, program: Program, where: Layout, release: str | None
+) -> list[Option]:
+    """What the sections and megatron_args say, in their order, as `release` spells it."""
     values = {
         f"{section}.{field}": value
         for section in SECTIONS
@@ -61,7 +63,7 @@ def options(config: RunConfig, program: Program, where: Layout) -> list[Option]:
     if any(option.values == (NULL_TOKENIZER,) for option in extras):
         values["data.vocab_size"] -= 1  # it adds an end-of-document token to what it is given
     found = [_option(option_name(key), value, key) for key, value in values.items()]
-    return found + extras + _passed_through(config)
+    return found + extras + _passed_through(config, release)
 
 
 def _option(name: str, value: Scalar | list[Scalar], key: str) -> Option:
@@ -82,22 +84,22 @@ def _upstream_extras(config: RunConfig) -> list[Option]:
     return extras
 
 
-def _passed_through(config: RunConfig) -> list[Option]:
+def _passed_through(config: RunConfig, release: str | None) -> list[Option]:
     """megatron_args: name to value, list, or true for a flag; false and null leave it out."""
     return [
-        _option(_spelled(name), value, f"megatron_args.{name}")
+        _option(_spelled(name, release), value, f"megatron_args.{name}")
         for name, value in config.megatron_args.items()
         if value is not None and value is not False
     ]
 
 
-def _spelled(name: str) -> str:
-    """The option as Megatron spells it: few have underscores, and both spellings are taken."""
+def _spelled(name: str, release: str | None) -> str:
+    """The option as `release` spells it: a few have underscores, in some releases only."""
     wanted = "--" + name.lstrip("-").replace("_", "-")
-    if wanted in arguments.table().megatron:
+    there = (arguments.table().of(release) if release else None) or set()
+    if wanted in there:
         return wanted
-    like = (known for known in arguments.table().megatron if known.replace("_", "-") == wanted)
-    return next(like, wanted)
+    return next((known for known in there if known.replace("_", "-") == wanted), wanted)
 
 
 def check(
