@@ -1,0 +1,39 @@
+"""A small stand-in for a Megatron checkout, and settings that point to an empty cache."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.settings import ROOT, Settings
+
+INFO = "MAJOR = 0\nMINOR = {minor}\nPATCH = {patch}\nPRE_RELEASE = ''\n"
+
+
+@pytest.fixture
+def empty_site(tmp_path: Path) -> Settings:
+    """Settings with a cache of their own and no index beside the user's."""
+    return Settings(tmp_path / "cache", ROOT / "matrix.yaml", "", "https://github.com/")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder that passes for Megatron 0.9.0 by its package_info.py."""
+    path = tmp_path / "Megatron-LM"
+    (path / "megatron/core").mkdir(parents=True)
+    (path / "megatron/core/package_info.py").write_text(INFO.format(minor=9, patch=0))
+    (path / "setup.py").write_text("print('setup')\n")
+    return path
+
+
+def commit_all(path: Path) -> str:
+    """Make `path` a git repository with one commit of all in it; its commit."""
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-qm", "all"]):
+        subprocess.run(["git", "-C", str(path), *command], check=True)
+    done = subprocess.run(
+        ["git", "-C", str(path), "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()

@@ -1,0 +1,64 @@
+"""The download cache: content-addressed, and every use of a file checks its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.build import fetch
+from launcher.errors import BuildError
+from launcher.settings import Settings
+
+
+def cache_file(site: Settings, folder: Path, content: bytes, name: str = "a-1.whl") -> str:
+    """Store a file with `content`; its pin."""
+    path = folder / name
+    path.write_bytes(content)
+    fetch.store(path, site)
+    return f"a==1 --hash=sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def test_a_cached_file_is_used_without_asking_an_index(
+    empty_site: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_pip(args: list[str]) -> subprocess.CompletedProcess[str]:
+        raise AssertionError(args)
+
+    pin = cache_file(empty_site, tmp_path, b"wheel")
+    monkeypatch.setattr(fetch, "pip", no_pip)
+    (path,) = fetch.wheels([pin], "3.10", empty_site)
+    assert path.name == "a-1.whl"
+    assert path.read_bytes() == b"wheel"
+
+
+def test_a_changed_byte_is_refused_with_both_hashes(empty_site: Settings, tmp_path: Path) -> None:
+    pin = cache_file(empty_site, tmp_path, b"wheel")
+    path = fetch.cached(fetch.sha256_of_pin(pin), empty_site)
+    assert path is not None
+    path.write_bytes(b"whEel")
+    with pytest.raises(BuildError) as caught:
+        fetch.wheels([pin], "3.10", empty_site)
+    assert fetch.sha256_of_pin(pin) in str(caught.value)
+    assert hashlib.sha256(b"whEel").hexdigest() in str(caught.value)
+
+
+def test_a_hash_that_the_index_does_not_have_is_refused(empty_site: Settings) -> None:
+    pin = f"six==1.17.0 --hash=sha256:{'0' * 64}"
+    with pytest.raises(BuildError) as caught:
+        fetch.wheels([pin], "3.10", empty_site)
+    assert "six==1.17.0" in str(caught.value)
+    assert not any((empty_site.cache / "sha256").glob("*/*"))
+
+
+def test_a_clashing_constraint_of_the_user_does_not_matter(
+    empty_site: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraint = tmp_path / "constraint.txt"
+    constraint.write_text("six==1.0\n")
+    monkeypatch.setenv("PIP_CONSTRAINT", str(constraint))
+    digest = "4721f391ed90541fddacab5acf947aa0d3dc7d27b2e1e8eda2be8970586c3274"
+    (path,) = fetch.wheels([f"six==1.17.0 --hash=sha256:{digest}"], "3.12", empty_site)
+    assert path.name.startswith("six-1.17.0")

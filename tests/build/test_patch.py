@@ -1,0 +1,70 @@
+"""Patches: each applies in full or fails by name, wherever the tree lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.build import patch
+from launcher.errors import BuildError
+
+from .conftest import commit_all
+
+PATCH = """\
+Says what for.
+
+--- a/setup.py
++++ b/setup.py
+@@ -1,3 +1,3 @@
+ first
+-second
++changed
+ third
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    path = tmp_path / "tree"
+    path.mkdir()
+    (path / "setup.py").write_text("first\nsecond\nthird\n")
+    return path
+
+
+@pytest.fixture
+def patches(tmp_path: Path) -> list[Path]:
+    folder = tmp_path / "0.9.0"
+    folder.mkdir()
+    (folder / "01-change.patch").write_text(PATCH)
+    return patch.patch_files(folder)
+
+
+def test_it_applies(tree: Path, patches: list[Path]) -> None:
+    assert patch.apply(patches, tree) == ["01-change.patch"]
+    assert (tree / "setup.py").read_text() == "first\nchanged\nthird\n"
+
+
+def test_what_is_there_already_is_left(tree: Path, patches: list[Path]) -> None:
+    patch.apply(patches, tree)
+    assert patch.apply(patches, tree) == ["01-change.patch"]
+    assert (tree / "setup.py").read_text() == "first\nchanged\nthird\n"
+
+
+def test_one_that_does_not_match_fails_by_name(tree: Path, patches: list[Path]) -> None:
+    (tree / "setup.py").write_text("first\nelse\nthird\n")
+    with pytest.raises(BuildError, match=r"0\.9\.0/01-change\.patch doesn't apply"):
+        patch.apply(patches, tree)
+    assert (tree / "setup.py").read_text() == "first\nelse\nthird\n"
+
+
+def test_a_missing_file_fails_by_name(tree: Path, patches: list[Path]) -> None:
+    (tree / "setup.py").unlink()
+    with pytest.raises(BuildError, match=r"01-change\.patch"):
+        patch.apply(patches, tree)
+
+
+def test_it_applies_within_another_repository_too(tree: Path, patches: list[Path]) -> None:
+    commit_all(tree.parent)
+    patch.apply(patches, tree)
+    assert "changed" in (tree / "setup.py").read_text()

@@ -1,0 +1,54 @@
+"""What is refused of a base and of an image made from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.build.verify import Facts, check_base, check_image
+from launcher.errors import BuildError
+from launcher.matrix.load import load_matrix
+
+ROW = load_matrix().rows["24.10"]
+BASE = Facts("3.10", {"torch": "2.5.0a0+e000cf0ad9.nv24.10", "numpy": "1.24.4", "psutil": "5.9"})
+
+
+def test_the_base_of_the_row_is_taken_by_its_torch_prefix() -> None:
+    check_base(BASE, ROW, "base", standin=False)
+
+
+def test_another_python_is_refused() -> None:
+    with pytest.raises(BuildError, match=r"has Python 3\.12, and the row needs 3\.10"):
+        check_base(Facts("3.12", BASE.packages), ROW, "base", standin=True)
+
+
+@pytest.mark.parametrize("packages", [{}, {"torch": "2.4.0"}])
+def test_another_torch_or_none_is_refused_unless_it_is_a_stand_in(packages: dict[str, str]) -> None:
+    facts = Facts("3.10", packages)
+    with pytest.raises(BuildError, match="torch"):
+        check_base(facts, ROW, "base", standin=False)
+    check_base(facts, ROW, "base", standin=True)
+
+
+def test_an_image_that_only_adds_is_right() -> None:
+    packages = BASE.packages | {"psutil": "7.2.2", "megatron-core": "0.9.0"}
+    check_image(BASE, Facts("3.10", packages, training=True), {"psutil"}, whole=True)
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_a_changed_torch_or_numpy_is_refused_even_if_we_added_it(name: str) -> None:
+    changed = Facts("3.10", BASE.packages | {name: "9.9"}, training=True)
+    with pytest.raises(BuildError, match=rf"{name} .* -> 9\.9"):
+        check_image(BASE, changed, {name}, whole=True)
+
+
+def test_a_package_that_went_is_refused() -> None:
+    left = {name: version for name, version in BASE.packages.items() if name != "psutil"}
+    with pytest.raises(BuildError, match=r"psutil 5\.9 -> missing"):
+        check_image(BASE, Facts("3.10", left), set(), whole=False)
+
+
+def test_an_extension_that_does_not_load_and_a_missing_training_are_refused() -> None:
+    with pytest.raises(BuildError, match="undefined symbol"):
+        check_image(BASE, Facts("3.10", BASE.packages, "undefined symbol: x"), set(), whole=False)
+    with pytest.raises(BuildError, match=r"megatron\.training"):
+        check_image(BASE, Facts("3.10", BASE.packages), set(), whole=True)

@@ -1,0 +1,91 @@
+"""What the tests that need a real engine share: the engine, a base, the CPU image."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launcher.progress import Progress
+from launcher.settings import Settings, settings
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from launcher.engine.acquire import Bases
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def site() -> Settings:
+    """The settings of this machine: its cache, and the matrix of this checkout."""
+    return settings()
+
+
+@pytest.fixture(scope="session")
+def engine(site: Settings) -> Iterator[DockerClient]:
+    """A real engine: the one that answers, else a private one. DOCKER_HOST points to it."""
+    from launcher.engine.acquire import any_engine
+    from launcher.engine.connect import engine_host
+
+    with any_engine(site.cache / "engine", Progress()) as client:
+        before = os.environ.get("DOCKER_HOST")
+        os.environ["DOCKER_HOST"] = engine_host(client)
+        yield client
+        if before is None:
+            del os.environ["DOCKER_HOST"]
+        else:
+            os.environ["DOCKER_HOST"] = before
+
+
+@pytest.fixture(scope="session")
+def bases(engine: DockerClient, site: Settings) -> Bases:
+    """The base and builder of the cpu row, or their stand-in where no registry is in reach."""
+    from launcher.engine import acquire
+    from launcher.matrix.load import load_matrix
+
+    matrix = load_matrix()
+    row = matrix.rows["cpu"]
+    wanted = [row.base, matrix.builders[row.abi]]
+    return acquire.bases(engine, wanted, row.python, site.cache / "bases", Progress())
+
+
+@pytest.fixture(scope="session")
+def python_image(bases: Bases) -> str:
+    """A small image with python3, for what needs any container at all."""
+    from launcher.matrix.load import load_matrix
+
+    return bases.base or load_matrix().rows["cpu"].base
+
+
+@dataclass(frozen=True)
+class CpuImages:
+    """Builds the cpu row with any release, once each."""
+
+    client: DockerClient
+    site: Settings
+    bases: Bases
+
+    def build(self, megatron: str | None = None, checkout: Path | None = None) -> str:
+        """The image's name."""
+        from launcher.build.image import Builds, Request
+
+        request = Request("cpu", megatron, checkout, self.bases.base, self.bases.builder)
+        return Builds(self.client, self.site, Progress()).build(request).names[0]
+
+
+@pytest.fixture(scope="session")
+def cpu_images(engine: DockerClient, site: Settings, bases: Bases) -> CpuImages:
+    """Images of the cpu row."""
+    return CpuImages(engine, site, bases)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Nothing collected is a failure, however it came about."""
+    if session.testscollected == 0 and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED

@@ -1,0 +1,103 @@
+"""matrix.yaml: what is right loads, and what is wrong gives file, line, key and reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.matrix.load import find_release, find_row, load_matrix
+from launcher.matrix.schema import misfit
+
+ROOT = Path(__file__).resolve().parents[2]
+NGC = [f"24.{month:02}" for month in range(2, 11)]
+
+
+def edited(tmp_path: Path, old: str, new: str) -> Path:
+    """matrix.yaml with the first `old` replaced."""
+    text = (ROOT / "matrix.yaml").read_text()
+    assert old in text
+    path = tmp_path / "matrix.yaml"
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+def line_of(path: Path, text: str) -> int:
+    """The number of the first line that holds `text`."""
+    lines = path.read_text().splitlines()
+    return next(n for n, line in enumerate(lines, 1) if text in line)
+
+
+def test_the_nine_tags_and_the_cpu_row_are_there() -> None:
+    matrix = load_matrix()
+    assert list(matrix.rows) == [*NGC, "cpu"]
+    assert {matrix.rows[tag].megatron for tag in NGC} == {"0.9.0"}
+    assert matrix.rows["cpu"].source == "sdist"
+
+
+def test_every_release_has_a_full_commit_and_patches_that_exist() -> None:
+    for release in load_matrix().releases.values():
+        assert len(release.git.commit) == 40
+        assert list((ROOT / "patches" / release.patches).glob("*.patch"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "reason"),
+    [
+        ("expected: runs", "expects: runs", "rows.24.02.expects", "Did you mean 'expected'?"),
+        ('python: "3.10"', "python: 3.10", "rows.24.02.python", "write it in quotes"),
+        ("megatron: 0.9.0", "megatron: 0.9.1", "rows.24.02.megatron", "no release 0.9.1"),
+        ('python: "3.10"', 'python: "3.9"', "rows.24.02.python", "no builder for cp39"),
+        ("commit: 1afee592", "commit: 1AFEE592", "releases.0.9.0.git.commit", "40 hex digits"),
+        ('torch: ">=2.8"', 'torch: "about 2.8"', "releases.0.9.0.caution.torch", "specifier"),
+        ("expected: runs", "expected: run", "rows.24.02.expected", "'runs'"),
+        ("megatron: 0.9.0", "megatron: 0.16.1", "rows.24.02.megatron", "requires torch >=2.6.0"),
+        ('  "24.03":', '  "24.02":', "24.02", "repeated key"),
+        ("source: sdist", "source: wheel", "rows.cpu.source", "'git' or 'sdist'"),
+    ],
+)
+def test_a_wrong_matrix_names_file_line_key_and_reason(
+    tmp_path: Path, old: str, new: str, key: str, reason: str
+) -> None:
+    path = edited(tmp_path, old, new)
+    with pytest.raises(UsageError) as caught:
+        load_matrix(path)
+    message = str(caught.value).splitlines()[0]
+    assert message.startswith(f"{path}:{line_of(path, new) if 'repeated' not in reason else ''}")
+    assert key in message
+    assert reason in message
+
+
+def test_a_tag_read_as_a_number_is_explained(tmp_path: Path) -> None:
+    path = edited(tmp_path, '"24.10":', "24.10:")
+    with pytest.raises(UsageError, match=r'YAML reads a bare 24\.1 as a number'):
+        load_matrix(path)
+
+
+@pytest.mark.parametrize("text", ["", "rows: [", "\ta: 1", "- 1"])
+def test_what_is_no_matrix_at_all_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="matrix.yaml"):
+        load_matrix(path)
+
+
+def test_an_unknown_tag_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"Did you mean '24\.10'"):
+        find_row(load_matrix(), "24.1")
+
+
+def test_a_release_that_does_not_fit_names_those_that_do() -> None:
+    matrix = load_matrix()
+    with pytest.raises(UsageError) as caught:
+        find_release(matrix, matrix.rows["24.10"], "0.16.1")
+    assert "requires torch >=2.6.0" in str(caught.value)
+    assert "0.9.0" in caught.value.remedy
+    assert "0.16.1" not in caught.value.remedy
+
+
+def test_a_prerelease_of_a_base_is_no_release_for_a_limit() -> None:
+    matrix = load_matrix()
+    row = matrix.rows["24.10"].model_copy(update={"torch": "2.6.0a0+abc"})
+    assert misfit(row, "0.15.3", matrix.releases["0.15.3"]) is not None

@@ -1,0 +1,105 @@
+"""The rendered Dockerfiles: as committed, the same bytes every time, and of the promised shape."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.errors import UsageError
+from launcher.matrix import render
+from launcher.matrix.load import load_matrix
+from launcher.matrix.schema import Matrix
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = (ROOT / "Dockerfile.template").read_text()
+TAGS = list(load_matrix().rows)
+
+
+def stages(text: str) -> list[str]:
+    """The stages of a Dockerfile, each from its FROM on."""
+    return re.split(r"^(?=FROM )", text, flags=re.MULTILINE)[1:]
+
+
+def instructions(stage: str) -> list[str]:
+    """The first words of a stage's lines."""
+    return [line.split()[0] for line in stage.splitlines() if line and not line.startswith("#")]
+
+
+def test_what_is_committed_is_what_is_rendered() -> None:
+    assert render.drift(render.render_all(load_matrix(), ROOT), ROOT) == []
+
+
+def test_drift_finds_an_edit_and_an_orphan(tmp_path: Path) -> None:
+    files = {tmp_path / "images/a/Dockerfile": "one\n", tmp_path / "images/b/Dockerfile": "two\n"}
+    render.write(files, tmp_path)
+    assert render.drift(files, tmp_path) == []
+    (tmp_path / "images/a/Dockerfile").write_text("edited\n")
+    (tmp_path / "images/old").mkdir()
+    (tmp_path / "images/old/Dockerfile").write_text("left over\n")
+    found = [path.relative_to(tmp_path).as_posix() for path in render.drift(files, tmp_path)]
+    assert found == ["images/a/Dockerfile", "images/old/Dockerfile"]
+    render.write(files, tmp_path)
+    assert render.drift(files, tmp_path) == []
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_the_last_stage_is_one_copy_and_no_run(tag: str) -> None:
+    text = render.dockerfile(load_matrix(), tag, TEMPLATE)
+    assert text == render.dockerfile(load_matrix(), tag, TEMPLATE)
+    assert instructions(stages(text)[-1]) == ["FROM", "COPY", "ENV"]
+    assert "ENTRYPOINT" not in text
+    assert text.startswith("# Generated ")
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_mirror_can_replace_both_images(tag: str) -> None:
+    matrix = load_matrix()
+    text = render.dockerfile(matrix, tag, TEMPLATE)
+    assert f"ARG BASE_IMAGE={matrix.rows[tag].base}\n" in text
+    assert f"ARG BUILDER_IMAGE={matrix.builders[matrix.rows[tag].abi]}\n" in text
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_the_classic_builder_can_read_it(tag: str) -> None:
+    text = render.dockerfile(load_matrix(), tag, TEMPLATE)
+    assert "--mount" not in text
+    assert "<<" not in text
+    assert "# syntax" not in text
+
+
+def test_the_rows_of_one_abi_share_the_wheel_stage_letter_for_letter() -> None:
+    matrix = load_matrix()
+    first = {
+        stages(render.dockerfile(matrix, tag, TEMPLATE))[0]
+        for tag, row in matrix.rows.items()
+        if row.abi == "cp310"
+    }
+    assert len(first) == 1
+
+
+def test_a_new_row_is_data_only() -> None:
+    data = yaml.safe_load((ROOT / "matrix.yaml").read_text())
+    data["rows"]["25.03"] = {
+        "base": "nvcr.io/nvidia/pytorch:25.03-py3",
+        "os": "ubuntu 24.04",
+        "python": "3.12",
+        "torch": "2.7.0a0",
+        "megatron": "0.15.3",
+    }
+    text = render.dockerfile(Matrix.model_validate(data), "25.03", TEMPLATE)
+    assert "ARG BASE_IMAGE=nvcr.io/nvidia/pytorch:25.03-py3\n" in text
+    assert '"python3.12"' in text
+
+
+def test_the_table_goes_between_its_markers() -> None:
+    text = f"before\n{render.BEGIN}\nold\n{render.END}\nafter\n"
+    once = render.between_markers(text, "new\n")
+    assert "old" not in once
+    assert once.startswith("before\n")
+    assert once.endswith("after\n")
+    assert render.between_markers(once, "new\n") == once
+    with pytest.raises(UsageError, match=r"README\.md"):
+        render.between_markers("no markers", "new")
