@@ -38,6 +38,19 @@ def newest(root: str | Path) -> int | None:
     return int(tracker.read_text().strip()) if tracker.exists() else None
 
 
+def saved_vocabulary(root: str | None) -> int | None:
+    """The padded vocabulary of the newest checkpoint under `root`; None if there is none.
+
+    The padding takes part in the softmax, so a run that goes on in another layout has to
+    keep it.
+    """
+    iteration = newest(root) if root else None
+    if root is None or iteration is None:
+        return None
+    common = dist_checkpointing.load_common_state_dict(str(folder(root, iteration)))
+    return int(common["vocabulary"])
+
+
 def _layout() -> dict[str, int]:
     return {
         "tensor": parallel_state.get_tensor_model_parallel_world_size(),
@@ -86,7 +99,12 @@ def save(root: str, model: Any, optimizer: Any, progress: Progress) -> Path:
         partial.mkdir(parents=True)
     torch.distributed.barrier()
     state = _sharded(model, optimizer, is_loading=False)
-    state.update(progress=vars(progress), layout=_layout(), rng_state=_random_state())
+    state.update(
+        progress=vars(progress),
+        layout=_layout(),
+        vocabulary=model.vocab_size,
+        rng_state=_random_state(),
+    )
     dist_checkpointing.save(state, str(partial))
     torch.distributed.barrier()
     if torch.distributed.get_rank() == 0:

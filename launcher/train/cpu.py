@@ -15,6 +15,9 @@ from typing import Any
 
 from launcher.train import compat
 
+MARK = "redirected_to_cpu"
+"""An attribute of torch.cuda: this module itself may be loaded twice, once as `__main__`."""
+
 FACTORIES = (
     "arange empty empty_like empty_strided eye full full_like linspace logspace ones ones_like "
     "rand rand_like randint randint_like randn randn_like randperm tensor as_tensor zeros "
@@ -43,13 +46,14 @@ def install() -> None:
     _redirect_collectives(torch.distributed)
     _separate_loader_randomness(torch)
     _skip_fused_kernels()
+    setattr(torch.cuda, MARK, True)
 
 
 def is_installed() -> bool:
     """Whether CUDA calls are redirected in this process."""
     import torch
 
-    return getattr(torch.cuda.synchronize, "__module__", "") == __name__
+    return hasattr(torch.cuda, MARK)
 
 
 def _on_cpu(value: Any) -> Any:

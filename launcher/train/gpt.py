@@ -8,19 +8,28 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str]) -> int:
-    """Parse, check, then import what is heavy; the process's exit code.
-
-    Megatron starts processes that import the main module, so it must be light to import.
-    """
-    from launcher.train import arguments as command_line
+    """Train; the process's exit code, 2 for arguments that can't work together."""
+    from launcher.train.arguments import UsageError
 
     try:
-        arguments = command_line.parse(argv)
-        layout = command_line.layout(arguments, int(os.environ.get("WORLD_SIZE", 1)))
-    except command_line.UsageError as error:
+        train(argv)
+    except UsageError as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"gpt: {error}", file=sys.stderr, flush=True)
         return 2
+    return 0
+
+
+def train(argv: Sequence[str]) -> None:
+    """Parse and check, then import what is heavy, and train.
+
+    Megatron starts processes that import the main module, so that has to be light.
+    Raises `UsageError`.
+    """
+    from launcher.train import arguments as command_line
+
+    arguments = command_line.parse(argv)
+    layout = command_line.layout(arguments, int(os.environ.get("WORLD_SIZE", 1)))
     from launcher.train import compat, cpu
 
     compat.prepare()
@@ -32,7 +41,6 @@ def main(argv: Sequence[str]) -> int:
     training.initialise(arguments, layout)
     training.Trainer(arguments, layout).run()
     torch.distributed.destroy_process_group()
-    return 0
 
 
 if __name__ == "__main__":

@@ -21,8 +21,6 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from launcher.train.arguments import padded_vocabulary
-
 
 class LayerNorm(torch.nn.LayerNorm):
     """torch's layer norm, whose parameters' gradients sequence parallelism sums over TP."""
@@ -147,13 +145,8 @@ def config(arguments: argparse.Namespace) -> TransformerConfig:
     )
 
 
-def build(arguments: argparse.Namespace) -> GPTModel:
-    """This rank's part of the model, in fp32; logits are per TP rank [s, b, vocabulary / TP]."""
-    vocabulary = padded_vocabulary(
-        arguments.vocab_size,
-        arguments.make_vocab_size_divisible_by,
-        arguments.tensor_model_parallel_size,
-    )
+def build(arguments: argparse.Namespace, vocabulary: int) -> GPTModel:
+    """This rank's part of the model for a padded vocabulary, with fp32 parameters."""
     return GPTModel(
         config=config(arguments),
         transformer_layer_spec=_layers(arguments),

@@ -41,9 +41,7 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def disagreements(
-    parameters: Iterable[tuple[str, torch.Tensor]], group: Any
-) -> list[Disagreement]:
+def disagreements(parameters: Iterable[tuple[str, torch.Tensor]], group: Any) -> list[Disagreement]:
     """The named tensors that differ between the group's ranks; every rank gets the same list."""
     named = list(parameters)
     size = torch.distributed.get_world_size(group)

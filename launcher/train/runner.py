@@ -142,9 +142,7 @@ def command(job: Job) -> list[str]:
     return [sys.executable, "-u", *redirection, *job.program]
 
 
-def environment(
-    job: Job, local_rank: int, environ: Mapping[str, str], cpus: int
-) -> dict[str, str]:
+def environment(job: Job, local_rank: int, environ: Mapping[str, str], cpus: int) -> dict[str, str]:
     """The variables that `local_rank` gets on top of the runner's own."""
     ranks = {
         "RANK": job.rank(local_rank),

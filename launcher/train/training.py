@@ -26,7 +26,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 
 from launcher.train import checkpoint, data, learning_rate, log, model, replicas
-from launcher.train.arguments import Layout
+from launcher.train.arguments import Layout, UsageError, padded_vocabulary
 from launcher.train.checkpoint import Progress
 
 
@@ -80,6 +80,23 @@ def build_optimizer(arguments: argparse.Namespace, wrapped: Any) -> Any:
         use_distributed_optimizer=arguments.use_distributed_optimizer,
     )
     return get_megatron_optimizer(config, [wrapped])
+
+
+def _vocabulary(arguments: argparse.Namespace, layout: Layout) -> int:
+    """The padded vocabulary: the checkpoint's, where one is loaded.
+
+    Raises `UsageError` where that doesn't fit the arguments.
+    """
+    saved = checkpoint.saved_vocabulary(arguments.load)
+    if saved is None:
+        divisible_by = arguments.make_vocab_size_divisible_by
+        return padded_vocabulary(arguments.vocab_size, divisible_by, layout.tensor)
+    if saved < arguments.vocab_size or saved % layout.tensor:
+        raise UsageError(
+            f"the checkpoint in {arguments.load} has a padded vocabulary of {saved}, which "
+            f"doesn't fit --vocab-size {arguments.vocab_size} and TP={layout.tensor}"
+        )
+    return saved
 
 
 def wrap(arguments: argparse.Namespace, gpt: Any) -> Any:
@@ -167,7 +184,7 @@ class Trainer:
     def __init__(self, arguments: argparse.Namespace, layout: Layout) -> None:
         self.arguments = arguments
         self.layout = layout
-        self.gpt = model.build(arguments)
+        self.gpt = model.build(arguments, _vocabulary(arguments, layout))
         self.wrapped = wrap(arguments, self.gpt)
         self.optimizer = build_optimizer(arguments, self.wrapped)
         self.config = self.gpt.config
@@ -197,9 +214,7 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the last iteration, or to where the run is asked to stop."""
-        batches = data.batches(
-            self.arguments, self.training_set, self.progress.consumed_samples
-        )
+        batches = data.batches(self.arguments, self.training_set, self.progress.consumed_samples)
         self._set_learning_rate()
         meter = Meter()
         saved = self.progress.iteration
@@ -305,9 +320,7 @@ class Trainer:
 
     def _save(self) -> int:
         self._check_replicas()
-        folder = checkpoint.save(
-            self.arguments.save, self.gpt, self.optimizer, self.progress
-        )
+        folder = checkpoint.save(self.arguments.save, self.gpt, self.optimizer, self.progress)
         say(f"saved {folder}")
         return self.progress.iteration
 
