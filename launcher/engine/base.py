@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from launcher.engine import archive, packages
 from launcher.engine.pull import describe_pull_failure as describe_pull_failure
 from launcher.errors import EngineError, nearest
+from launcher.settings import settings
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -34,8 +35,9 @@ EXCLUDED = [
     *(f"/usr/bin/*{program}*" for program in ("-lto-dump-", "gp-", "-dwp", "-ld.gold")),
     "/usr/lib/python3*/config-*/*.a",
 ]
-# Sources and proxies of this host don't belong in the image, and would change its ID.
-FORGET = 'rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/*'
+# What comes from this host doesn't belong in the image, and would change its ID.
+FORGOTTEN = ["apt/sources.list", "apt/sources.list.d/*", "hostname", "resolv.conf"]
+KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PERL5LIB", "no_proxy", "NO_PROXY")
 Say = Callable[[str], None]
 
 
@@ -48,6 +50,7 @@ class Recipe:
     epoch: int
     packages: tuple[str, ...]
     excluded: tuple[str, ...]
+    forgotten: tuple[str, ...]
 
     @property
     def key(self) -> str:
@@ -65,18 +68,19 @@ def debian_base(
     epoch: int,
     python: str = "3.11",
     *,
-    cache: Path,
+    cache: Path | None = None,
     say: Say = lambda _: None,
 ) -> str:
     """The ID of the engine's image `name`, a Debian with `python`, pip and a C++ compiler.
 
-    The engine's own is taken if it was made by the same recipe, then the archive in `cache`.
+    The engine's own is taken if it was made by the same recipe, then the archive in `cache`,
+    which is a folder of the launcher's cache unless another is given.
     """
     recipe = _recipe(python, epoch)
     present = _present(client, name, recipe)
     if present:
         return present
-    made = cache / f"debian-{recipe.suite}-{recipe.key[:16]}.tar"
+    made = (cache or settings().cache / "bases") / f"debian-{recipe.suite}-{recipe.key[:16]}.tar"
     if not made.exists():
         _make(made, recipe, name, say)
     with made.open("rb") as file:
@@ -89,7 +93,8 @@ def debian_base(
 def _recipe(python: str, epoch: int) -> Recipe:
     if python not in SUITES:
         raise EngineError(f"no Debian release has Python {python}", nearest(python, list(SUITES)))
-    return Recipe(SUITES[python], _architecture(), epoch, tuple(PACKAGES), tuple(EXCLUDED))
+    made_of = (tuple(PACKAGES), tuple(EXCLUDED), tuple(FORGOTTEN))
+    return Recipe(SUITES[python], _architecture(), epoch, *made_of)
 
 
 def _architecture() -> str:
@@ -141,10 +146,11 @@ def _bootstrap(layer: Path, recipe: Recipe, cache: Path) -> None:
     hooks = root / "usr/share/mmdebstrap/hooks/merged-usr"
     options = [f"--dpkgopt=path-exclude={pattern}" for pattern in recipe.excluded]
     options += ["--variant=apt", f"--architectures={recipe.architecture}"]
-    options += [f"--hook-dir={hooks}", f"--customize-hook={FORGET}"]
+    forget = f'cd "$1/etc" && rm -rf {" ".join(recipe.forgotten)}'
+    options += [f"--hook-dir={hooks}", f"--customize-hook={forget}"]
     options += [f"--include={','.join(recipe.packages)}"]
     argv = ["mmdebstrap", *options, *_keyring(recipe, cache), recipe.suite, str(layer)]
-    env = {**packages.environment(root), **_proxies(), "SOURCE_DATE_EPOCH": str(recipe.epoch)}
+    env = _environment(root, recipe.epoch)
     done = subprocess.run(
         [*argv, *_sources(recipe.suite)], capture_output=True, text=True, check=False, env=env
     )
@@ -154,6 +160,19 @@ def _bootstrap(layer: Path, recipe: Recipe, cache: Path) -> None:
             f"mmdebstrap failed with exit code {done.returncode}:\n{said}",
             "Check that the distribution's package mirror can be reached (apt-get update).",
         )
+
+
+def _environment(root: Path, epoch: int) -> dict[str, str]:
+    """The environment of mmdebstrap and of every package's scripts: none of it may show."""
+    inherited = packages.environment(root)
+    return {
+        **{name: inherited[name] for name in KEPT_VARIABLES if name in inherited},
+        **_proxies(),
+        "LC_ALL": "C.UTF-8",
+        "SOURCE_DATE_EPOCH": str(epoch),
+        # Else what is compiled depends on what happened to be imported first.
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 def _mmdebstrap_root(cache: Path) -> Path:
@@ -188,9 +207,12 @@ def _proxies() -> dict[str, str]:
     """The proxies that this host's apt uses, as variables: as options they'd stay in the image."""
     found = {}
     for scheme in ("http", "https"):
+        variable = f"{scheme}_proxy"
+        if os.environ.get(variable):
+            found[variable] = os.environ[variable]
         argv = ["apt-config", "shell", "proxy", f"Acquire::{scheme}::Proxy"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         match = re.fullmatch(r"proxy='(.+)'", done.stdout.strip())
         if match:
-            found[f"{scheme}_proxy"] = match[1]
+            found[variable] = match[1]
     return found

@@ -35,17 +35,25 @@ def unpack(folder: Path, wanted: Sequence[str], optional: Sequence[str] = ()) ->
 
 
 def environment(root: Path) -> dict[str, str]:
-    """This process's environment, in which the programs and libraries under `root` are found."""
+    """This process's environment, in which what lies under `root` is found before the system's."""
     env = dict(os.environ)
+    if root == Path("/"):
+        return env
     programs = [root / place for place in ("usr/sbin", "usr/bin", "sbin", "bin")]
-    libraries = [*root.glob("usr/lib/*-linux-*"), *root.glob("lib/*-linux-*")]
-    system = env.get("PATH") or os.defpath
-    env["PATH"] = ":".join([*map(str, programs), system, "/usr/sbin:/sbin"])
-    inherited = env.get("LD_LIBRARY_PATH")
-    found = [*map(str, libraries), *([inherited] if inherited else [])]
-    if found:
-        env["LD_LIBRARY_PATH"] = ":".join(found)
+    env["PATH"] = _search(programs, f"{env.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    for variable, places in {
+        "LD_LIBRARY_PATH": ("usr/lib/*-linux-*", "lib/*-linux-*"),
+        "PERL5LIB": ("usr/share/perl5", "usr/share/perl/5.*.*", "usr/lib/*-linux-*/perl/5.*.*"),
+    }.items():
+        found = [path for place in places for path in root.glob(place)]
+        if found:
+            env[variable] = _search(found, env.get(variable, ""))
     return env
+
+
+def _search(places: Sequence[Path], inherited: str) -> str:
+    """A search path: `places`, then what was inherited."""
+    return ":".join([*map(str, places), *([inherited] if inherited else [])])
 
 
 def _require_apt(wanted: Sequence[str]) -> None:

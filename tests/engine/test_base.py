@@ -87,7 +87,7 @@ def test_nothing_half_made_is_left(
 
 
 def test_the_recipe_is_all_that_decides() -> None:
-    recipe = base.Recipe("bookworm", "amd64", 1, ("python3",), ())
+    recipe = base.Recipe("bookworm", "amd64", 1, ("python3",), (), ())
     assert recipe.key == replace(recipe).key
     others = [replace(recipe, epoch=2), replace(recipe, suite="trixie")]
     others += [replace(recipe, packages=("g++",)), replace(recipe, excluded=("/x",))]
