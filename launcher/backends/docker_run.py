@@ -64,7 +64,7 @@ def _try_start(api: APIClient, plan: Plan, *, detach: bool) -> tuple[str, Any]:
         api.start(container)
     except (DockerException, RequestException) as error:
         _remove(api, container)
-        raise _start_error(error) from error
+        raise _start_error(error, plan) from error
     except BaseException:
         _remove(api, container)
         raise
@@ -93,10 +93,10 @@ def _environment(variables: list[str]) -> list[str]:
     ]
 
 
-def _start_error(error: Exception) -> Exception:
+def _start_error(error: Exception, plan: Plan) -> Exception:
     """What to say of a container that didn't start."""
     reason = _reason(error)
-    if "error setting rlimit" in reason:
+    if "error setting rlimit" in reason and "memlock" in dict(plan.ulimits):
         return MemlockRefused()
     if "could not select device driver" in reason:
         return EngineError(

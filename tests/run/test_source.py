@@ -144,8 +144,8 @@ def test_values_are_placed_by_file_line_or_argument(write: Write) -> None:
 
 
 KEYS = st.sampled_from(
-    ["name", "image", "model", "training", "data", "gpus", "env", "mounts", "nodes", "resources"]
-    + ["num_layers", "lr", "path", "megatron_args", "count", "tag", "x", "processes", "program"]
+    "name image model training data gpus env mounts nodes resources num_layers lr path "
+    "megatron_args count tag x processes program".split()
 )
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates()
 VALUES = st.recursive(

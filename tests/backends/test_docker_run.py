@@ -1,0 +1,217 @@
+"""Runs in a real container: output, exit code, signals, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNNER = """\
+# Stands in for the runner, which needs torch: starts the program in its own place.
+import os, sys
+program = sys.argv[sys.argv.index("--") + 1 :]
+os.execv(sys.executable, [sys.executable, *program])
+"""
+RUN_FILE = """\
+name: launch-test
+image: {{name: {image}}}
+program: ./program.py
+gpus: 0
+env: {{PYTHONPATH: /standin}}
+mounts:
+  - {{source: standin, target: /standin}}
+resources: {{network: none, ipc: private, ulimits: {{}}, stop_grace: 20, workdir: out put}}
+"""
+
+Launch = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def launch(engine: DockerClient, python_image: str, tmp_path: Path) -> Iterator[Launch]:
+    """Starts the launcher on a program; afterwards no container of it may be left."""
+    package = tmp_path / "standin" / "launcher" / "train"
+    package.mkdir(parents=True)
+    (package / "runner.py").write_text(RUNNER, encoding="utf-8")
+    (tmp_path / "run.yaml").write_text(RUN_FILE.format(image=python_image), encoding="utf-8")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def launch(program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        (tmp_path / "program.py").write_text(program, encoding="utf-8")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", "run", "run.yaml", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        started.append(process)
+        return process
+
+    yield launch
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    assert remove_all(engine) == []
+
+
+def remove_all(client: DockerClient) -> list[str]:
+    """The names of the containers that were left, now removed."""
+    left = client.containers.list(
+        all=True, filters={"label": "megatron-launchpad.name=launch-test"}
+    )
+    names = [container.name for container in left]
+    for container in left:
+        container.remove(force=True)
+    return names
+
+
+def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def wait_for(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == line
+
+
+def test_output_is_passed_on_as_it_is(launch: Launch) -> None:
+    program = "import os\nos.write(1, b'out\\xff\\r no newline')\nos.write(2, b'err\\x00')\n"
+    assert finish(launch(program)) == (0, b"out\xff\r no newline", b"err\x00")
+
+
+def test_much_output_is_passed_on_whole(launch: Launch) -> None:
+    code, out, err = finish(launch("for n in range(200_000): print(n)"))
+    assert out == b"".join(b"%d\n" % n for n in range(200_000))
+    assert (code, err) == (0, b"")
+
+
+@pytest.mark.parametrize("code", [0, 3, 125, 255])
+def test_the_exit_code_is_the_programs(launch: Launch, code: int) -> None:
+    assert finish(launch(f"import sys; sys.exit({code})"))[0] == code
+
+
+def test_a_kill_inside_is_passed_on(launch: Launch) -> None:
+    assert finish(launch("import os; os.kill(os.getpid(), 9)"))[0] == 137
+
+
+HANDLER = """\
+import signal, sys, time
+def stop(signum, frame):
+    print("saved", signum, flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_the_program_to_stop(launch: Launch, signum: int) -> None:
+    process = launch(HANDLER)
+    wait_for(process, b"ready\n")
+    process.send_signal(signum)
+    code, out, err = finish(process)
+    assert (code, out) == (7, b"saved 15\n")
+    assert err == b"launcher: asked the run to stop; it has 20 s. Once more ends it at once.\n"
+
+
+def test_the_second_signal_ends_it_at_once(launch: Launch) -> None:
+    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    process = launch(f"{deaf}print('ready', flush=True)\ntime.sleep(60)\n")
+    wait_for(process, b"ready\n")
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 137
+    assert time.monotonic() - started < 15
+
+
+def test_the_grace_ends(launch: Launch) -> None:
+    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    process = launch(
+        f"{deaf}print('ready', flush=True)\ntime.sleep(90)\n", "--set", "resources.stop_grace=0"
+    )
+    wait_for(process, b"ready\n")
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 137  # after the 10 s that the engine waits longer
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.3, 0.5, 0.7])
+def test_a_signal_at_any_moment_leaves_nothing(launch: Launch, delay: float) -> None:
+    process = launch("import time\ntime.sleep(60)\n")
+    time.sleep(delay)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] in (-signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def test_a_lost_reader_leaves_nothing(launch: Launch) -> None:
+    process = launch("while True: print('x' * 1000)\n")
+    assert process.stdout is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.wait(60) == 141
+
+
+def test_detached_it_goes_on_and_its_id_is_printed(launch: Launch, engine: DockerClient) -> None:
+    code, out, err = finish(launch("import time\ntime.sleep(60)\n", "--detach"))
+    container = engine.containers.get(out.decode().strip())
+    try:
+        assert (code, err, container.status) == (0, b"", "running")
+        assert container.labels["megatron-launchpad.processes"] == "1"
+    finally:
+        container.remove(force=True)
+
+
+def test_what_the_run_writes_belongs_to_its_user(launch: Launch, tmp_path: Path) -> None:
+    folder = tmp_path / "out put"
+    folder.mkdir()
+    folder.chmod(0o777)
+    program = (
+        "import getpass, pathlib\n"
+        "pathlib.Path('made').write_text(getpass.getuser())\n"
+        "pathlib.Path.home().joinpath('x').write_text('')\n"
+    )
+    code, _, err = finish(launch(program, "--set", 'resources.user="12345:100"'))
+    assert (code, err) == (0, b"")
+    assert (folder / "made").stat().st_uid == 12345
+    assert (folder / "made").read_text() == "launcher"
+
+
+def test_a_missing_image_is_told_with_how_to_make_it(launch: Launch) -> None:
+    code, out, err = finish(launch("", "--tag", "24.02"))
+    assert (code, out) == (125, b"")
+    assert err == b"launcher: no image megatron:24.02\n  make image TAG=24.02\n"
+
+
+def test_a_variable_without_value_is_the_launchers_own(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "se cret")
+    program = "import os\nprint(os.environ['TOKEN'], 'NOT_SET' in os.environ)\n"
+    process = launch(program, "--set", "env.TOKEN=null", "--set", "env.NOT_SET=null")
+    assert finish(process) == (0, b"se cret False\n", b"")
+
+
+def test_gpus_that_the_engine_cannot_give_are_told(launch: Launch, engine: DockerClient) -> None:
+    if "nvidia" in engine.info()["Runtimes"]:
+        pytest.skip("this engine can give GPUs")
+    code, _, err = finish(launch("", "--gpus", "1"))
+    assert code == 125
+    assert b"Install the NVIDIA Container Toolkit" in err
