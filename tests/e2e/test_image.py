@@ -1,0 +1,220 @@
+"""Real builds with a real engine: what is in an image, what is refused, what is shared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from launcher.build import image
+from launcher.build.image import Builds, Request
+from launcher.errors import BuildError, EngineError
+from launcher.matrix.load import load_matrix
+from launcher.progress import Progress
+from launcher.settings import ROOT, Settings
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from launcher.engine.acquire import Bases
+    from tests.conftest import CpuImages
+
+pytestmark = pytest.mark.engine
+
+SDISTS = [version for version, release in load_matrix().releases.items() if release.sdist]
+# Imports what the patch changed and calls it: with the extension there, no make is run.
+CALL_HELPERS = "from launcher.train import cpu; cpu.install(); \
+from megatron.core.datasets.utils import compile_helpers; compile_helpers(); \
+import megatron.core.datasets.helpers as h; print(h.__file__)"
+
+
+def in_image(client: DockerClient, name: str, *command: str) -> str:
+    """What a command prints in a container without network."""
+    done = client.containers.run(name, list(command), network_mode="none", remove=True)
+    return done.decode()
+
+
+@pytest.mark.parametrize("megatron", SDISTS)
+def test_each_release_gives_a_wheel_with_its_extension(
+    engine: DockerClient, cpu_images: CpuImages, megatron: str
+) -> None:
+    name = cpu_images.build(megatron)
+    record = json.loads(in_image(engine, name, "cat", "/opt/megatron/build.json"))
+    assert record["release"] == megatron
+    assert record["wheel"]["name"] == f"megatron_core-{megatron}-cp311-cp311-linux_x86_64.whl"
+    assert set(record["patches"]) >= {"02-precompiled-helpers.patch"}
+    assert "/opt/megatron/lib" in in_image(engine, name, "python3", "-c", CALL_HELPERS)
+
+
+def test_what_is_added_is_one_layer_of_normalised_files_under_40_mb(
+    engine: DockerClient, cpu_images: CpuImages
+) -> None:
+    name = cpu_images.build()
+    found = in_image(
+        engine, name, "find", "/opt/megatron", "-printf", "%T@ %U:%G %m %y %s %P\n"
+    ).splitlines()
+    rows = [line.split(" ", 5) for line in found]
+    assert len({row[0] for row in rows}) == 1
+    assert {row[1] for row in rows} == {"0:0"}
+    assert {(row[2], row[3]) for row in rows} <= {("755", "d"), ("644", "f"), ("755", "f")}
+    own = [row for row in rows if row[5].startswith(("lib/megatron", "lib/launcher", "src"))]
+    assert sum(int(row[4]) for row in own) < 40e6
+    assert not [row for row in rows if row[5].endswith(".o")]
+
+
+def test_the_layer_is_the_same_when_it_is_built_again(
+    engine: DockerClient, site: Settings, bases: Bases
+) -> None:
+    def layer(no_cache: bool) -> Any:
+        request = Request("cpu", None, None, bases.base, bases.builder, no_cache)
+        built = Builds(engine, site, Progress()).build(request)
+        return json.loads(in_image(engine, built.id, "cat", "/opt/megatron/build.json"))["wheel"]
+
+    assert layer(no_cache=False) == layer(no_cache=True)
+
+
+def test_the_base_keeps_its_entrypoint_and_gains_a_path(
+    engine: DockerClient, cpu_images: CpuImages
+) -> None:
+    config = engine.api.inspect_image(cpu_images.build())["Config"]
+    assert not config["Entrypoint"]
+    assert "PYTHONPATH=/opt/megatron/lib:/opt/packages/lib" in config["Env"]
+    labels = config["Labels"]
+    assert labels["megatron-launchpad.row"] == "cpu"
+    assert labels["megatron-launchpad.megatron"] == load_matrix().rows["cpu"].megatron
+
+
+def test_building_again_builds_nothing(
+    engine: DockerClient, site: Settings, bases: Bases, cpu_images: CpuImages
+) -> None:
+    cpu_images.build()
+    request = Request("cpu", base=bases.base, builder=bases.builder)
+    assert Builds(engine, site, Progress()).build(request).reused
+
+
+def matrix_folder(tmp_path: Path, change: dict[str, Any]) -> Path:
+    """A matrix of its own in `tmp_path`, with rows changed; beside it lock, template, patches."""
+    data = yaml.safe_load((ROOT / "matrix.yaml").read_text())
+    for tag, values in change.items():
+        data["rows"][tag] |= values
+    (tmp_path / "matrix.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
+    for name in ("matrix.lock", "Dockerfile.template", "patches"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path / "matrix.yaml"
+
+
+def standin(client: DockerClient, python_image: str, name: str) -> str:
+    """A base of its own: a stand-in for an NGC image, which has Python and no torch."""
+    text = f"FROM {python_image}\nLABEL megatron-launchpad.standin=test\nENV STANDIN={name}\n"
+    import io
+
+    client.images.build(fileobj=io.BytesIO(text.encode()), tag=f"launchpad-test:{name}")
+    return f"launchpad-test:{name}"
+
+
+def test_nine_rows_on_nine_bases_compile_once(
+    engine: DockerClient,
+    site: Settings,
+    bases: Bases,
+    python_image: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stand-ins for the NGC bases: the nine rows with this base's Python, and 0.10.0's sdist."""
+    tags = [tag for tag, row in load_matrix().rows.items() if row.cuda]
+    change = {"python": "3.11", "megatron": "0.10.0", "source": "sdist"}
+    path = matrix_folder(
+        tmp_path,
+        {tag: {**change, "base": standin(engine, python_image, tag)} for tag in tags},
+    )
+    monkeypatch.setattr(image, "REPOSITORY", "launchpad-test-rows")
+    builds = Builds(engine, Settings(site.cache, path, "", ""), Progress())
+    built = [builds.build(Request(tag, builder=bases.builder)) for tag in tags]
+    assert len({one.id for one in built}) == len(tags) == 9
+    layers = {engine.api.inspect_image(one.id)["RootFS"]["Layers"][-1] for one in built}
+    assert len(layers) == 1
+    assert all(builds.build(Request(tag, builder=bases.builder)).reused for tag in tags)
+    for tag in tags:
+        engine.images.remove(f"launchpad-test-rows:{tag}-0.10.0", force=True)
+        engine.images.remove(f"launchpad-test-rows:{tag}", force=True)
+        engine.images.remove(f"launchpad-test:{tag}", force=True)
+
+
+def launcher(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a user does."""
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-m", "launcher", *args],
+        cwd=ROOT,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str], code: int, *said: str) -> None:
+    """Assert one clear message, the documented exit code, and no traceback."""
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "launcher: " in done.stderr
+    for text in said:
+        assert text in done.stderr
+
+
+@pytest.mark.usefixtures("engine")
+def test_an_unknown_tag_is_refused() -> None:
+    refused(launcher("image", "build", "24.11"), 2, "no tag '24.11'", "Did you mean '24.10'")
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_source_that_is_not_megatron_is_refused(tmp_path: Path) -> None:
+    done = launcher("image", "build", "cpu", "--source", str(tmp_path))
+    refused(done, 2, str(tmp_path), "isn't a Megatron-LM source")
+
+
+def test_a_base_with_the_wrong_python_is_refused(bases: Bases, python_image: str) -> None:
+    builder = ["--builder", bases.builder] if bases.builder else []
+    done = launcher(
+        *("image", "build", "24.10", "--megatron", "0.10.0"), *("--base", python_image), *builder
+    )
+    refused(done, 122, "has Python 3.11, and the row needs 3.10")
+
+
+def test_a_base_that_cannot_be_pulled_is_refused(engine: DockerClient, site: Settings) -> None:
+    builds = Builds(engine, site, Progress())
+    with pytest.raises(EngineError, match="can't be reached"):
+        builds.build(Request("cpu", base="registry.invalid/none:1"))
+
+
+def test_a_compiler_error_fails_the_build_with_its_lines_and_leaves_no_tag(
+    engine: DockerClient, site: Settings, bases: Bases, tmp_path: Path
+) -> None:
+    """From 0.10 on a broken compiler still gives a wheel, with no extension in it."""
+    lock = Builds(engine, site, Progress())
+    sdist = lock._source(Request("cpu", "0.12.3"))
+    sdist.unpack(tmp_path / "broken")
+    (tmp_path / "broken/megatron/core/datasets/helpers.cpp").write_text("not C++\n")
+    request = Request("cpu", "0.12.3", tmp_path / "broken", bases.base, bases.builder)
+    before = {name for found in engine.images.list() for name in found.tags}
+    with pytest.raises(BuildError) as caught:
+        lock.build(request)
+    assert "holds no compiled megatron.core.datasets.helpers_cpp" in str(caught.value)
+    assert {name for found in engine.images.list() for name in found.tags} == before
+
+
+def test_a_patch_that_does_not_apply_fails_by_name(
+    engine: DockerClient, site: Settings, bases: Bases, tmp_path: Path
+) -> None:
+    builds = Builds(engine, site, Progress())
+    builds._source(Request("cpu", "0.12.3")).unpack(tmp_path / "edited")
+    setup = tmp_path / "edited/setup.py"
+    setup.write_text(setup.read_text().replace("find_namespace_packages", "find_packages"))
+    request = Request("cpu", "0.12.3", tmp_path / "edited", bases.base, bases.builder)
+    with pytest.raises(BuildError, match=r"0\.12\.3/01-package-all-of-megatron\.patch"):
+        builds.build(request)

@@ -1,0 +1,65 @@
+"""A git checkout of Megatron-LM given by MEGATRON_CHECKOUT: the whole of it, built and run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.test_image import in_image, launcher
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from tests.conftest import CpuImages
+
+CHECKOUT = os.environ.get("MEGATRON_CHECKOUT", "")
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_CHECKOUT names no Megatron-LM repository"),
+]
+
+
+@pytest.fixture(scope="module")
+def whole_image(cpu_images: CpuImages) -> str:
+    """The cpu row with 0.9.0, from the checkout."""
+    return cpu_images.build("0.9.0", Path(CHECKOUT))
+
+
+def test_training_and_the_scripts_are_in_the_image(engine: DockerClient, whole_image: str) -> None:
+    code = "import megatron.training; print(megatron.training.__file__)"
+    assert "/opt/megatron/lib/megatron/training" in in_image(
+        engine, whole_image, "python3", "-W", "ignore", "-c", code
+    )
+    found = in_image(engine, whole_image, "ls", "/opt/megatron/src").split()
+    assert {"pretrain_gpt.py", "examples", "tools"} <= set(found)
+    assert "megatron" not in found
+
+
+def test_the_quickstart_trains_unchanged_on_the_cpu(whole_image: str, tmp_path: Path) -> None:
+    done = launcher(
+        *("run", "simple.yaml", "--gpus", "0", "--set", f"image.name={whole_image}"),
+        *("--set", "image.megatron=0.9.0", "--set", f"resources.workdir={tmp_path}"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Losses reduced") >= 5
+    assert "Successfully loaded the model" in done.stdout
+
+
+def test_every_release_s_patches_apply_to_its_git_tag(tmp_path: Path) -> None:
+    from launcher.build import patch
+    from launcher.matrix.load import load_matrix
+    from launcher.settings import ROOT
+
+    for version, release in load_matrix().releases.items():
+        tree = tmp_path / version
+        tree.mkdir()
+        archive = subprocess.run(
+            ["git", "-C", CHECKOUT, "archive", release.git.commit], check=True, capture_output=True
+        )
+        subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
+        assert patch.apply(patch.patch_files(ROOT / "patches" / release.patches), tree)
