@@ -121,9 +121,12 @@ def _follow(api: APIClient, container: str, stream: Any, plan: Plan) -> int:
             out.write(data)
             out.flush()
         code: int = api.wait(container)["StatusCode"]
+    except BrokenPipeError:  # nobody reads what the run says: it ends, as in any pipe
+        _remove(api, container)
+        raise
     except NotFound as error:
         raise EngineError(f"container {plan.name}-{plan.run} was removed from outside") from error
-    except (DockerException, RequestException) as error:
+    except (DockerException, RequestException, OSError) as error:
         name = f"{plan.name}-{plan.run}"
         raise EngineError(
             f"the engine was lost: {_reason(error)}",
@@ -137,8 +140,12 @@ def _follow(api: APIClient, container: str, stream: Any, plan: Plan) -> int:
 
 
 def _remove(api: APIClient, container: str) -> None:
-    with suppress(NotFound):
+    try:
         api.remove_container(container, v=True, force=True)
+    except NotFound:
+        return
+    except (DockerException, RequestException) as error:
+        _tell(f"the container is still there: {_reason(error)}; docker rm -f {container[:12]}")
 
 
 class Stopper:

@@ -73,6 +73,8 @@ def _overrides(args: argparse.Namespace) -> list[Override]:
 
 def _facts(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> Facts:
     """What is known of the image: from itself, or for a dry run without it from the matrix."""
+    from dataclasses import replace
+
     from launcher.errors import EngineError
     from launcher.run import image
 
@@ -83,7 +85,7 @@ def _facts(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> 
             raise
         found = None
     if found is not None:
-        return found
+        return replace(found, release=found.release or config.image.megatron)
     planned = _planned(config, origin)
     if not dry:
         raise image.absent(config.image)
@@ -96,7 +98,7 @@ def _planned(config: RunConfig, origin: Origin) -> Facts:
 
     if config.image.name:
         return image.Facts(config.image.megatron)
-    return image.planned(config.image, load_matrix(), origin.of("image"))
+    return image.planned(config.image, load_matrix(), origin.of)
 
 
 def _gpus(config: RunConfig, chosen: Backend) -> Gpus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,7 @@ class Table:
 
     releases: tuple[str, ...]
     gpt: frozenset[str]
+    gpt_required: tuple[str, ...]
     megatron: dict[str, Spans]
 
     def of(self, release: str) -> set[str] | None:
@@ -58,7 +60,9 @@ def table() -> Table:
     """The table that ships with the launcher."""
     data = json.loads(DATA.read_text(encoding="utf-8"))
     megatron = {name: _spans(text) for name, text in data["megatron"].items()}
-    return Table(tuple(data["releases"]), frozenset(data["gpt"]), megatron)
+    return Table(
+        tuple(data["releases"]), frozenset(data["gpt"]), tuple(data["gpt_required"]), megatron
+    )
 
 
 def _spans(text: str) -> Spans:
@@ -74,6 +78,11 @@ def check_ours(options: dict[str, str]) -> None:
             if option in table().megatron:
                 remedy = "Megatron's pretrain_gpt.py does: program: pretrain_gpt.py"
             raise UsageError(f"{where}: the program gpt takes no {option}", remedy)
+
+
+def lacking(options: Iterable[str]) -> list[str]:
+    """What our own program needs and isn't given."""
+    return [option for option in table().gpt_required if option not in set(options)]
 
 
 def check_megatron(options: dict[str, str], release: str, *, own: bool = False) -> None:

@@ -175,14 +175,18 @@ def _named_in_metadata(node: ast.expr | None) -> list[str]:
     return []
 
 
-def table(releases: dict[str, set[str]], ours: set[str]) -> dict[str, object]:
-    """The content of arguments.json: each option with the spans of releases that have it."""
+def table(releases: dict[str, set[str]], ours: dict[str, bool]) -> dict[str, object]:
+    """The content of arguments.json: each option with the spans of releases that have it.
+
+    `ours` says of each option of our own program whether it must be given.
+    """
     order = list(releases)
     options = {
         option: _spans([option in releases[name] for name in order], order)
         for option in sorted(set().union(*releases.values()))
     }
-    return {"releases": order, "gpt": sorted(ours), "megatron": options}
+    required = sorted(option for option, needed in ours.items() if needed)
+    return {"releases": order, "gpt": sorted(ours), "gpt_required": required, "megatron": options}
 
 
 def _spans(present: list[bool], order: list[str]) -> str:
@@ -204,8 +208,8 @@ def main(argv: list[str]) -> int:
     releases = {
         series(tag.removeprefix("core_v")): options_of(Checkout(Path(git_dir), tag)) for tag in tags
     }
-    ours = {name for action in parser()._actions for name in action.option_strings}
-    ours = {name for name in ours if name.startswith("--")} - {"--help"}
+    actions = [action for action in parser()._actions if action.dest != "help"]
+    ours = {action.option_strings[-1]: action.required for action in actions}
     DATA.write_text(json.dumps(table(releases, ours), indent=0) + "\n", encoding="utf-8")
     return 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,8 +57,8 @@ def labelled(labels: Mapping[str, str]) -> Facts:
     return Facts(labels.get(f"{LABEL}megatron"), labels.get(f"{LABEL}source"))
 
 
-def planned(image: Image, matrix: Matrix, where: str) -> Facts:
-    """The facts the matrix has of an image that isn't there yet.
+def planned(image: Image, matrix: Matrix, place: Callable[[str], str]) -> Facts:
+    """The facts the matrix has of an image that isn't there yet; `place` tells where a key stands.
 
     Raises UsageError, naming the nearest, for a tag or a release that isn't in the matrix.
     """
@@ -67,10 +67,10 @@ def planned(image: Image, matrix: Matrix, where: str) -> Facts:
     tag = image.tag or ""
     if tag not in matrix.rows:
         remedy = nearest(tag, list(matrix.rows))
-        raise UsageError(f"{where}: no tag {tag!r} in the matrix", remedy)
+        raise UsageError(f"{place('image.tag')}: no tag {tag!r} in the matrix", remedy)
     release = image.megatron or matrix.rows[tag].megatron
     if release not in matrix.releases:
-        remedy = nearest(release, list(matrix.releases))
+        where, remedy = place("image.megatron"), nearest(release, list(matrix.releases))
         raise UsageError(f"{where}: no Megatron release {release!r} in the matrix", remedy)
     return Facts(release, matrix.rows[tag].source)
 

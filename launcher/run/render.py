@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.errors import UsageError
@@ -112,8 +113,15 @@ def check(
         _refuse_past_keys(found, rest, origin)
     if program.kind is Kind.OURS:
         arguments.check_ours(given)
+        _check_complete(given, origin)
     elif program.kind is Kind.UPSTREAM and facts.release:
         arguments.check_megatron(given, facts.release, own=program.name != "pretrain_gpt.py")
+
+
+def _check_complete(given: Iterable[str], origin: Origin) -> None:
+    keys = [own_keys().get(option, option) for option in arguments.lacking(given)]
+    if keys:
+        raise UsageError(f"{origin.name}: the program gpt needs {', '.join(keys)}")
 
 
 def _bare(word: str) -> str:

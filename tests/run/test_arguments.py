@@ -27,9 +27,21 @@ def refusal(plan: Planner, *args: object, **more: object) -> str:
 
 
 def test_our_programs_options_are_those_of_its_parser() -> None:
-    options = {name for action in parser()._actions for name in action.option_strings}
+    actions = parser()._actions
+    options = {name for action in actions for name in action.option_strings}
     own = {name for name in options if name.startswith("--")} - {"--help"}
     assert arguments.table().gpt == own
+    required = {name for action in actions if action.required for name in action.option_strings}
+    assert set(arguments.table().gpt_required) == required
+
+
+def test_what_our_program_needs_is_missed_by_its_key(plan: Planner) -> None:
+    text = "name: a\nimage: cpu\ngpus: 0\ndata: {mock: true}\n"
+    told = refusal(plan, text, "training.lr=1.0")
+    assert "the program gpt needs " in told
+    assert "model.num_layers" in told
+    assert "data.vocab_size" in told
+    assert "training.lr" not in told
 
 
 def test_the_table_is_sorted_and_compact() -> None:
@@ -198,5 +210,6 @@ def test_options_are_read_from_calls_and_dataclasses(tmp_path: Path) -> None:
 
 def test_spans_have_gaps_where_an_option_was_gone() -> None:
     releases = {"1.0": {"--a", "--b"}, "1.1": {"--b"}, "1.2": {"--a", "--b"}}
-    table = extract.table(releases, set())
+    table = extract.table(releases, {"--a": True, "--b": False})
+    assert (table["gpt"], table["gpt_required"]) == (["--a", "--b"], ["--a"])
     assert table["megatron"] == {"--a": "1.0-1.0,1.2-", "--b": "1.0-"}
