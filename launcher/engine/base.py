@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.engine import archive, packages
-from launcher.engine.pull import describe_pull_failure as describe_pull_failure
 from launcher.errors import EngineError, nearest
 from launcher.settings import settings
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from docker import DockerClient
@@ -53,10 +54,59 @@ def test_unsupported_is_an_error_with_its_code(
     assert "DOCKER_HOST" in caught.value.remedy
 
 
+def test_a_kernel_without_bridges_gets_an_engine_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def start_with(folder: Path, options: list[str], lock: int) -> str:
+        tried.append(options)
+        if not options:
+            raise private._EndedEarlyError("no bridge")
+        return "started"
+
+    monkeypatch.setattr(private, "unsupported", lambda: "")
+    monkeypatch.setattr(private.packages, "unpack", lambda *_: tmp_path)
+    monkeypatch.setattr(private, "_start_with", start_with)
+    assert private._start(tmp_path, print) == "started"
+    assert tried == [[], ["--bridge=none"]]
+
+
+def test_it_says_when_layers_are_copied(tmp_path: Path) -> None:
+    said: list[str] = []
+    place = private.Place(tmp_path, tmp_path)
+    for driver in ("overlay2", "vfs"):
+        client = SimpleNamespace(info=lambda driver=driver: {"Driver": driver})
+        private._warn_if_slow(client, place, said.append)
+    assert len(said) == 1
+    assert "can't stack layers" in said[0]
+
+
+@engine
+@needs_root_and_apt
+def test_kept_up_by_hand_until_terminated(folder: Path) -> None:
+    argv = [sys.executable, "-m", "launcher.engine.private", str(folder)]
+    keeper = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    host = host_of(keeper)
+    client = DockerClient(base_url=host)
+    assert client.ping()
+    client.close()
+    keeper.terminate()
+    assert keeper.wait(30) == 0
+    assert_nothing_is_left(folder, host)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder for all tests here, so that the packages are fetched once."""
     return tmp_path_factory.mktemp("engine")
+
+
+def host_of(keeper: subprocess.Popen[str]) -> str:
+    """The engine that `python -m launcher.engine.private` says it keeps up."""
+    assert keeper.stdout is not None
+    said = next(line for line in keeper.stdout if line.startswith("export DOCKER_HOST="))
+    return said.strip().removeprefix("export DOCKER_HOST=")
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -139,8 +189,7 @@ def test_two_users_share_one_engine(folder: Path) -> None:
 def test_an_engine_whose_user_was_killed_ends(folder: Path) -> None:
     argv = [sys.executable, "-m", "launcher.engine.private", str(folder)]
     keeper = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-    assert keeper.stdout is not None
-    host = keeper.stdout.readline().strip().removeprefix("export DOCKER_HOST=")
+    host = host_of(keeper)
     assert Path(host.removeprefix("unix://")).exists()
     os.kill(keeper.pid, signal.SIGKILL)
     keeper.wait()
