@@ -31,9 +31,7 @@ def read(prefix: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("vocabulary", "size"), [(257, 2), (65499, 2), (65500, 4), (100000, 4)])
-def test_the_token_width_follows_the_vocabulary(
-    tmp_path: Path, vocabulary: int, size: int
-) -> None:
+def test_the_token_width_follows_the_vocabulary(tmp_path: Path, vocabulary: int, size: int) -> None:
     assert indexed.write(tmp_path / "d", [[1, 2, 3], [4]], vocabulary) == 4
     assert (tmp_path / "d.bin").stat().st_size == 4 * size
     assert read(tmp_path / "d") == [[1, 2, 3], [4]]

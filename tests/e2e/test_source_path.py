@@ -42,8 +42,8 @@ def test_training_and_the_scripts_are_in_the_image(engine: DockerClient, whole_i
 
 def test_the_quickstart_trains_unchanged_on_the_cpu(whole_image: str, tmp_path: Path) -> None:
     done = launcher(
-        *("run", "simple.yaml", "--gpus", "0", "--set", f"image.name={whole_image}"),
-        *("--set", "image.megatron=0.9.0", "--set", f"resources.workdir={tmp_path}"),
+        *("run", "simple.yaml", "--gpus", "0", "--set", f"image={whole_image}"),
+        *("--set", f"resources.workdir={tmp_path}"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("Losses reduced") >= 5

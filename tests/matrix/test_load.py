@@ -71,7 +71,7 @@ def test_a_wrong_matrix_names_file_line_key_and_reason(
 
 def test_a_tag_read_as_a_number_is_explained(tmp_path: Path) -> None:
     path = edited(tmp_path, '"24.10":', "24.10:")
-    with pytest.raises(UsageError, match=r'YAML reads a bare 24\.1 as a number'):
+    with pytest.raises(UsageError, match=r"YAML reads a bare 24\.1 as a number"):
         load_matrix(path)
 
 
@@ -79,7 +79,7 @@ def test_a_tag_read_as_a_number_is_explained(tmp_path: Path) -> None:
 def test_what_is_no_matrix_at_all_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "matrix.yaml"
     path.write_text(text)
-    with pytest.raises(UsageError, match="matrix.yaml"):
+    with pytest.raises(UsageError, match="matrix"):
         load_matrix(path)
 
 

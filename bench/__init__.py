@@ -1,0 +1,1 @@
+"""Comparisons with peers and floors, side by side in one run: `make bench`."""

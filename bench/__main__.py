@@ -1,0 +1,38 @@
+"""Runs the comparisons and prints each figure beside its goal: `python -m bench [NAME…]`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from bench import demo, launch, rows
+from launcher.engine import acquire
+from launcher.engine.connect import engine_host
+from launcher.matrix.load import load_matrix
+from launcher.progress import Progress
+from launcher.settings import settings
+
+
+def main(names: list[str]) -> int:
+    """Run the named comparisons, or all; 1 where a goal is missed."""
+    wanted = set(names or ["launch", "rows", "demo"])
+    figures = demo.figures() if "demo" in wanted else []
+    if wanted & {"launch", "rows"}:
+        site, progress = settings(), Progress()
+        matrix = load_matrix()
+        row = matrix.rows["cpu"]
+        own = [row.base, matrix.builders[row.abi]]
+        with acquire.any_engine(site.cache / "engine", progress) as client:
+            os.environ["DOCKER_HOST"] = engine_host(client)
+            found = acquire.bases(client, own, row.python, site.cache / "bases", progress)
+            base, builder = found.base or own[0], found.builder or own[1]
+            if "rows" in wanted:
+                figures += rows.figures(client, site, base, builder)
+            if "launch" in wanted:
+                figures += launch.figures(client, base)
+    print("\n".join(map(str, figures)))
+    return 0 if all(figure.value <= figure.goal for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

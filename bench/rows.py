@@ -1,0 +1,89 @@
+"""Nine rows on nine bases: one compilation, and little more than one cold build."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from bench.measure import Figure
+from launcher.build import image
+from launcher.build.image import Builds, Request
+from launcher.matrix.load import load_matrix
+from launcher.progress import Progress
+from launcher.settings import ROOT, Settings
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+NAME = "launchpad-bench"
+STANDIN = "megatron-launchpad.standin"
+
+
+class Counting(Progress):
+    """Counts how often the compiler ran: its step prints a line, which a cached one doesn't."""
+
+    compilations = 0
+
+    def output(self, line: str) -> None:
+        """Count the line that the build stage prints before it compiles."""
+        self.compilations += "stage: compiling" in line
+        super().output(line)
+
+
+def figures(client: DockerClient, site: Settings, base: str, builder: str) -> list[Figure]:
+    """Stand-ins for the NGC bases: the same rows with the stand-in's Python, from an sdist."""
+    tags = [tag for tag, row in load_matrix().rows.items() if row.cuda]
+    image.REPOSITORY = NAME
+    with tempfile.TemporaryDirectory() as folder:
+        site = Settings(site.cache, _matrix(Path(folder), client, tags, base), "", "")
+        cold, all_nine, again, compilations, images = _build(client, site, tags, builder)
+    for found in client.images.list(NAME):
+        client.images.remove(found.id, force=True)
+    return [
+        Figure("nine rows, images that are not their own", 9 - images, 0, ""),
+        Figure("nine rows, compilations beyond one", compilations - 1, 0, ""),
+        Figure("nine rows, of one cold build", all_nine / cold, 2, "x"),
+        Figure("nine rows again, nothing changed", again, 3, "s"),
+    ]
+
+
+def _build(
+    client: DockerClient, site: Settings, tags: list[str], builder: str
+) -> tuple[float, float, float, int, int]:
+    """Seconds of one cold build, of all nine cold, and of all nine again; the two counts."""
+    started = time.perf_counter()
+    Builds(client, site, Counting()).build(Request(tags[0], builder=builder, no_cache=True))
+    cold = time.perf_counter() - started
+
+    progress = Counting()
+    started = time.perf_counter()
+    builds = Builds(client, site, progress)
+    first = Request(tags[0], builder=builder, no_cache=True)
+    built = [builds.build(first), *(builds.build(Request(t, builder=builder)) for t in tags[1:])]
+    all_nine = time.perf_counter() - started
+
+    started = time.perf_counter()
+    builds = Builds(client, site, Progress())
+    reused = [builds.build(Request(tag, builder=builder)).reused for tag in tags]
+    assert all(reused)
+    again = time.perf_counter() - started
+    return cold, all_nine, again, progress.compilations, len({one.id for one in built})
+
+
+def _matrix(folder: Path, client: DockerClient, tags: list[str], base: str) -> Path:
+    """A matrix whose NGC rows have stand-in bases; beside it lock, template and patches."""
+    data = yaml.safe_load((ROOT / "matrix.yaml").read_text())
+    for tag in tags:
+        text = f"FROM {base}\nLABEL {STANDIN}=bench\nENV STANDIN={tag}\n"
+        client.images.build(fileobj=io.BytesIO(text.encode()), tag=f"{NAME}:base-{tag}")
+        own = {"base": f"{NAME}:base-{tag}", "python": "3.11"}
+        data["rows"][tag] |= {**own, "megatron": "0.10.0", "source": "sdist"}
+    (folder / "matrix.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
+    for name in ("matrix.lock", "Dockerfile.template", "patches"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder / "matrix.yaml"
