@@ -8,6 +8,20 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+AT_LEAST_ONE = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "seq_length",
+    "vocab_size",
+    "make_vocab_size_divisible_by",
+    "micro_batch_size",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "log_interval",
+    "eval_interval",
+)
+
 
 class UsageError(Exception):
     """The arguments can't work together; the text says which and how to mend it."""
@@ -197,10 +211,7 @@ def layout(arguments: argparse.Namespace, world_size: int) -> Layout:
 
 
 def _positive(arguments: argparse.Namespace) -> None:
-    for name in (
-        "num_layers hidden_size num_attention_heads seq_length vocab_size micro_batch_size "
-        "tensor_model_parallel_size pipeline_model_parallel_size log_interval eval_interval"
-    ).split():
+    for name in AT_LEAST_ONE:
         if getattr(arguments, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
 

@@ -12,6 +12,8 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 
+from launcher.train import compat
+
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
@@ -83,7 +85,7 @@ def _set_random_state(state: dict[str, Any]) -> None:
 
 def _sharded(model: Any, optimizer: Any, is_loading: bool) -> dict[str, Any]:
     state: dict[str, Any] = {"model": model.sharded_state_dict(prefix="")}
-    state["optimizer"] = optimizer.sharded_state_dict(dict(state), is_loading)
+    state["optimizer"] = compat.sharded_optimizer_state(optimizer, dict(state), is_loading)
     return state
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from typing import Any
+
+from launcher.train.arguments import UsageError
 
 SUPPORTED = ("0.9.0", "0.10.0", "0.12.3", "0.13.1", "0.14.0", "0.15.3", "0.16.1")
 """The releases that `launcher.train.gpt` has trained, saved and loaded with.
@@ -13,6 +16,14 @@ Others of the same minor versions are expected to work; 0.11 is untried, and 0.1
 Triton even where there is no GPU. Every name that `launcher.train` uses of Megatron means
 the same in all of them; what isn't so is below.
 """
+
+
+def trust_checkpoints() -> None:
+    """Let upstream's training programs load what they saved; call before importing torch.
+
+    They save their arguments as objects, which torch 2.6 and later load only where told to.
+    """
+    os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
 
 
 def prepare() -> None:
@@ -46,3 +57,30 @@ def _repair_checkpoint_writing() -> None:
         return write(*args, **kwargs)
 
     filesystem._write_item = adapted
+
+
+def check_distributed_optimizer() -> None:
+    """Raises `UsageError` where the distributed optimizer can't be used.
+
+    Without Apex and TransformerEngine it refuses in 0.9, fails to save with torch's Adam in
+    0.10 to 0.14, and fails to load since.
+    """
+    from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE
+
+    if not HAVE_APEX_OR_TE:
+        raise UsageError(
+            "--use-distributed-optimizer needs Apex or TransformerEngine, and neither is there"
+        )
+
+
+def sharded_optimizer_state(optimizer: Any, model_state: Any, is_loading: bool) -> Any:
+    """The optimizer's state in the form that can be loaded with other TP, PP and DP sizes.
+
+    It is the default up to 0.14; from 0.15 on it has another name, to be given as metadata.
+    """
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    options: dict[str, Any] = {}
+    if hasattr(DistributedOptimizer, "sharded_param_state_fully_reshardable"):
+        options["metadata"] = {"distrib_optim_sharding_type": "fully_reshardable"}
+    return optimizer.sharded_state_dict(model_state, is_loading, **options)

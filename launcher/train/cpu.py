@@ -19,14 +19,40 @@ MARK = "redirected_to_cpu"
 """An attribute of torch.cuda: this module itself may be loaded twice, once as `__main__`."""
 
 FACTORIES = (
-    "arange empty empty_like empty_strided eye full full_like linspace logspace ones ones_like "
-    "rand rand_like randint randint_like randn randn_like randperm tensor as_tensor zeros "
-    "zeros_like"
-).split()
-METHODS = "new_empty new_full new_ones new_tensor new_zeros to".split()
+    "arange",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "eye",
+    "full",
+    "full_like",
+    "linspace",
+    "logspace",
+    "ones",
+    "ones_like",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "randperm",
+    "tensor",
+    "as_tensor",
+    "zeros",
+    "zeros_like",
+)
+METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "to")
 TENSOR_TYPES = (
-    "BFloat16Tensor BoolTensor ByteTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor"
-).split()
+    "BFloat16Tensor",
+    "BoolTensor",
+    "ByteTensor",
+    "DoubleTensor",
+    "FloatTensor",
+    "HalfTensor",
+    "IntTensor",
+    "LongTensor",
+)
 
 
 def install() -> None:
@@ -254,6 +280,7 @@ def _skip_fused_kernels() -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Run a script, or `-m MODULE`, as `__main__` with the redirection installed."""
+    compat.trust_checkpoints()
     install()
     compat.prepare()
     if argv[0] == "-m":

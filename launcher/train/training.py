@@ -25,7 +25,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 
-from launcher.train import checkpoint, data, learning_rate, log, model, replicas
+from launcher.train import checkpoint, compat, data, learning_rate, log, model, replicas
 from launcher.train.arguments import Layout, UsageError, padded_vocabulary
 from launcher.train.checkpoint import Progress
 
@@ -61,6 +61,8 @@ def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
 
 def build_optimizer(arguments: argparse.Namespace, wrapped: Any) -> Any:
     """Megatron's own optimizer for a model that its data parallelism wraps."""
+    if arguments.use_distributed_optimizer:
+        compat.check_distributed_optimizer()
     config = OptimizerConfig(
         lr=arguments.lr,
         min_lr=arguments.min_lr,

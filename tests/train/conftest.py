@@ -1,0 +1,98 @@
+"""How the tests of launcher.train start ranks, and what they skip without torch or Megatron."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+TINY = (
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --vocab-size 100 "
+    "--micro-batch-size 2 --global-batch-size 4 --train-iters 6 --lr 1e-2 --log-interval 1 "
+    "--eval-iters 1 --hidden-dropout 0 --attention-dropout 0"
+).split()
+
+
+def _importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = [name for name in ("torch", "megatron.core") if not _importable(name)]
+    if not missing:
+        return
+    skip = pytest.mark.skip(reason=f"{' and '.join(missing)} can't be imported here")
+    for item in items:
+        if item.get_closest_marker("megatron") and "tests/train" in item.path.as_posix():
+            item.add_marker(skip)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What ranks printed, and the runner's exit code."""
+
+    code: int
+    output: str
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """The training loss by iteration."""
+        lines = re.findall(r"iteration +(\d+)/.*?lm loss: (\S+)", self.output)
+        return {int(iteration): float(loss) for iteration, loss in lines}
+
+    @property
+    def grad_norms(self) -> list[float]:
+        return [float(norm) for norm in re.findall(r"grad norm: (\S+)", self.output)]
+
+    @property
+    def validation_loss(self) -> float:
+        return float(re.findall(r"lm loss value: (\S+)", self.output)[-1])
+
+
+def runner_command(processes: int, *program: str) -> list[str]:
+    """The command that starts a program's ranks on the CPU."""
+    runner = [sys.executable, "-m", "launcher.train.runner", "--cpu"]
+    return [*runner, "--processes-per-node", str(processes), "--", *program]
+
+
+def environment() -> dict[str, str]:
+    """This environment, with the checkout importable in any folder, and no warnings."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+
+
+def start(processes: int, *program: str) -> Run:
+    """Run a program's ranks on the CPU to their end."""
+    done = subprocess.run(
+        runner_command(processes, *program),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    return Run(done.returncode, done.stdout)
+
+
+@pytest.fixture(scope="session")
+def train() -> Callable[..., Run]:
+    """Train a tiny GPT on mock data; extra arguments win. Fails unless the exit code is 0."""
+
+    def trained(processes: int, *extra: str, data: tuple[str, ...] = ("--mock-data",)) -> Run:
+        run = start(processes, "-m", "launcher.train.gpt", *TINY, *data, *extra)
+        assert run.code == 0, run.output
+        return run
+
+    return trained

@@ -1,0 +1,162 @@
+"""Training end to end on the CPU: layouts agree, checkpoints carry on, signals save."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from .conftest import TINY, Run, environment, runner_command
+
+pytestmark = pytest.mark.megatron
+
+Train = Callable[..., Run]
+TENSOR = ("--tensor-model-parallel-size", "2", "--make-vocab-size-divisible-by", "64")
+DROPOUT = ("--hidden-dropout", "0.1", "--attention-dropout", "0.1")
+
+
+@pytest.fixture(scope="module")
+def single(train: Train) -> Run:
+    """One rank; the loss of every layout is compared with its."""
+    return train(1)
+
+
+@pytest.fixture(scope="module")
+def divided(train: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    """TP=2 with dropout and sequence parallelism, saved after iterations 3 and 6."""
+    folder = tmp_path_factory.mktemp("divided")
+    run = train(
+        2, *TENSOR, *DROPOUT, "--sequence-parallel", "--save", str(folder), "--save-interval", "3"
+    )
+    return run, folder
+
+
+def at_iteration_3(folder: Path, copy: Path) -> str:
+    """A copy of a checkpoint folder as it was after iteration 3."""
+    shutil.copytree(folder / "iter_0000003", copy / "iter_0000003")
+    (copy / "latest_checkpointed_iteration.txt").write_text("3")
+    return str(copy)
+
+
+def test_loss_falls(single: Run) -> None:
+    assert list(single.losses) == [1, 2, 3, 4, 5, 6]
+    assert single.validation_loss < single.losses[1] - 0.3
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [TENSOR, (*TENSOR, "--sequence-parallel"), ()],
+    ids=["tensor", "sequence", "data"],
+)
+def test_two_ranks_agree_with_one(train: Train, single: Run, layout: tuple[str, ...]) -> None:
+    run = train(2, *layout)
+    assert run.losses == pytest.approx(single.losses, abs=1e-3)
+    assert run.validation_loss == pytest.approx(single.validation_loss, abs=1e-3)
+    assert run.grad_norms == pytest.approx(single.grad_norms, abs=2e-3)
+
+
+def test_pipeline_learns(train: Train) -> None:
+    run = train(2, "--pipeline-model-parallel-size", "2", *DROPOUT)
+    assert run.validation_loss < run.losses[1] - 0.3
+
+
+def test_gradients_are_clipped(train: Train, single: Run) -> None:
+    assert max(single.grad_norms) > 1.0
+    run = train(1, "--clip-grad", "0")
+    assert run.losses[1] == single.losses[1]
+    assert run.losses[6] != single.losses[6]
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale"), [("--bf16", "1.0"), ("--fp16", "65536.0")], ids=["bf16", "fp16"]
+)
+def test_half_precision_is_near(train: Train, single: Run, precision: str, scale: str) -> None:
+    run = train(2, *TENSOR, precision, "--initial-loss-scale", "65536")
+    assert run.losses == pytest.approx(single.losses, abs=0.03)
+    assert f"loss scale: {scale} |" in run.output
+
+
+def test_resumed_equals_uninterrupted(
+    train: Train, divided: tuple[Run, Path], tmp_path: Path
+) -> None:
+    whole, folder = divided
+    copy = at_iteration_3(folder, tmp_path)
+    resumed = train(2, *TENSOR, *DROPOUT, "--sequence-parallel", "--load", copy)
+    assert resumed.losses == {step: whole.losses[step] for step in (4, 5, 6)}
+    assert resumed.validation_loss == whole.validation_loss
+
+
+def test_other_layouts_load(train: Train, divided: tuple[Run, Path], tmp_path: Path) -> None:
+    _, folder = divided
+    copy = at_iteration_3(folder, tmp_path)
+    one = train(1, "--load", copy)
+    two = train(2, "--load", copy, "--pipeline-model-parallel-size", "2")
+    assert "saved with TP=2 PP=1: random states are not carried over" in one.output
+    assert one.losses == pytest.approx(two.losses, abs=1e-3)
+    assert list(one.losses) == [4, 5, 6]
+
+
+def test_tracker_names_only_complete_checkpoints(divided: tuple[Run, Path]) -> None:
+    _, folder = divided
+    assert (folder / "latest_checkpointed_iteration.txt").read_text() == "6"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "iter_0000003",
+        "iter_0000006",
+        "latest_checkpointed_iteration.txt",
+    ]
+
+
+def write_tokens(prefix: Path, documents: list[np.ndarray]) -> None:
+    """A .bin of uint16 tokens and its .idx, one sequence a document."""
+    lengths = np.array([len(document) for document in documents], dtype=np.int32)
+    offsets = np.concatenate([[0], np.cumsum(2 * lengths[:-1], dtype=np.int64)])
+    prefix.with_suffix(".bin").write_bytes(np.concatenate(documents).astype("<u2").tobytes())
+    prefix.with_suffix(".idx").write_bytes(
+        b"MMIDIDX\0\0"
+        + np.array([1], dtype="<u8").tobytes()
+        + bytes([8])
+        + np.array([len(lengths), len(lengths) + 1], dtype="<u8").tobytes()
+        + lengths.astype("<i4").tobytes()
+        + offsets.astype("<i8").tobytes()
+        + np.arange(len(lengths) + 1, dtype="<i8").tobytes()
+    )
+
+
+def test_real_data(train: Train, tmp_path: Path) -> None:
+    prefix = tmp_path / "text_document"
+    counting = np.tile(np.arange(99), 2)
+    write_tokens(prefix, [np.append(counting[n : n + 60], 99) for n in range(99)])
+    arguments = (
+        *("--data-path", str(prefix), "--split", "90,10,0"),
+        *("--data-cache-path", str(tmp_path / "cache")),
+    )
+    one, two = train(1, data=arguments), train(2, *TENSOR, data=arguments)
+    assert one.validation_loss < one.losses[1] - 0.3
+    assert one.losses == pytest.approx(two.losses, abs=1e-3)
+    assert any((tmp_path / "cache").iterdir())
+
+
+def test_signal_saves_and_ends_well(tmp_path: Path) -> None:
+    program = ["-m", "launcher.train.gpt", *TINY, "--mock-data", *TENSOR]
+    endless = ["--train-iters", "100000", "--exit-signal-handler", "--save", str(tmp_path)]
+    with subprocess.Popen(
+        runner_command(2, *program, *endless),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout
+        while "iteration        2/" not in (line := process.stdout.readline()):
+            assert line, "ended before the second iteration"
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+    assert process.returncode == 0, rest
+    assert "asked to by a signal" in rest
+    iteration = int((tmp_path / "latest_checkpointed_iteration.txt").read_text())
+    assert (tmp_path / f"iter_{iteration:07d}" / "metadata.json").exists()
