@@ -129,7 +129,8 @@ Scalars = Annotated[Scalar | list[Scalar], BeforeValidator(_scalars)]
 class Strict(BaseModel):
     """Refuses unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # A part needs a validator of its own only where it is made on its own: built when needed.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Image(Strict):
@@ -318,16 +319,16 @@ class RunConfig(Strict):
     name: Name
     image: Image
     program: Text = "gpt"
-    model: Model = Model()
-    training: Training = Training()
-    parallel: Parallel = Parallel()
-    data: Data = Data()
-    checkpoint: Checkpoint = Checkpoint()
-    logging: Logging = Logging()
+    model: Model = Field(default_factory=Model)
+    training: Training = Field(default_factory=Training)
+    parallel: Parallel = Field(default_factory=Parallel)
+    data: Data = Field(default_factory=Data)
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    logging: Logging = Field(default_factory=Logging)
     megatron_args: dict[Text, Scalars | None] = {}
     gpus: GpuRequest = "1"
     processes: Positive = 1
-    nodes: Nodes = Nodes()
+    nodes: Nodes = Field(default_factory=Nodes)
     env: dict[Variable, OneScalar | None] = {}
     mounts: list[MountSpec] = []
-    resources: Resources = Resources()
+    resources: Resources = Field(default_factory=Resources)

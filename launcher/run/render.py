@@ -5,15 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pydantic import BaseModel
+
 from launcher.errors import UsageError
 from launcher.run import arguments
-from launcher.run.config import RunConfig, Scalar
+from launcher.run.config import (
+    Checkpoint,
+    Data,
+    Logging,
+    Model,
+    Parallel,
+    RunConfig,
+    Scalar,
+    Training,
+)
 from launcher.run.image import Facts
 from launcher.run.layout import Layout, micro_batch
 from launcher.run.program import Kind, Program
 from launcher.run.source import Origin
 
-SECTIONS = ("model", "training", "parallel", "data", "checkpoint", "logging")
+SECTIONS: dict[str, type[BaseModel]] = {
+    "model": Model,
+    "training": Training,
+    "parallel": Parallel,
+    "data": Data,
+    "checkpoint": Checkpoint,
+    "logging": Logging,
+}
 NULL_TOKENIZER = "NullTokenizer"
 RENAMED = {
     "data.path": "--data-path",
@@ -39,9 +57,7 @@ def option_name(key: str) -> str:
 def own_keys() -> dict[str, str]:
     """The key of every option that has one in a section."""
     keys = [
-        f"{section}.{field}"
-        for section in SECTIONS
-        for field in type(RunConfig.model_fields[section].default).model_fields
+        f"{section}.{field}" for section, model in SECTIONS.items() for field in model.model_fields
     ]
     return {option_name(key): key for key in keys}
 
