@@ -18,18 +18,15 @@ SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def write(
     archive: Path,
     layer: Path,
-    reference: str,
     epoch: int,
     labels: Mapping[str, str],
     architecture: str,
 ) -> str:
-    """Write `archive`, an image `reference` of the one layer `layer` (a tar); its image ID."""
+    """Write `archive`, an image without a name of the one layer `layer` (a tar); its image ID."""
     digest = _sha256(layer)
     config = _json(_config(digest, epoch, labels, architecture))
     name = hashlib.sha256(config).hexdigest()
-    manifest = [
-        {"Config": f"{name}.json", "RepoTags": [reference], "Layers": [f"{digest}/layer.tar"]}
-    ]
+    manifest = [{"Config": f"{name}.json", "RepoTags": None, "Layers": [f"{digest}/layer.tar"]}]
     with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
         _add(tar, "manifest.json", _json(manifest), epoch)
         _add(tar, f"{name}.json", config, epoch)

@@ -81,7 +81,7 @@ def debian_base(
         return present
     made = (cache or settings().cache / "bases") / f"debian-{recipe.suite}-{recipe.key[:16]}.tar"
     if not made.exists():
-        _make(made, recipe, name, say)
+        _make(made, recipe, say)
     with made.open("rb") as file:
         client.images.load(file)
     identity = archive.image_id(made)
@@ -120,7 +120,7 @@ def _present(client: DockerClient, name: str, recipe: Recipe) -> str | None:
     return str(image.id) if same else None
 
 
-def _make(made: Path, recipe: Recipe, name: str, say: Say) -> None:
+def _make(made: Path, recipe: Recipe, say: Say) -> None:
     """Write the archive `made`; nothing half-made is left under that name."""
     if os.geteuid() != 0:
         raise EngineError(
@@ -133,7 +133,7 @@ def _make(made: Path, recipe: Recipe, name: str, say: Say) -> None:
         layer, whole = Path(scratch, "layer.tar"), Path(scratch, "image.tar")
         _bootstrap(layer, recipe, made.parent)
         architecture = GO_NAMES.get(recipe.architecture, recipe.architecture)
-        archive.write(whole, layer, name, recipe.epoch, recipe.labels, architecture)
+        archive.write(whole, layer, recipe.epoch, recipe.labels, architecture)
         whole.rename(made)
 
 

@@ -14,6 +14,7 @@ import pytest
 from docker import DockerClient
 
 from launcher.engine import private
+from launcher.engine.acquire import STANDIN_EPOCH
 from launcher.engine.base import debian_base
 from launcher.engine.connect import buildkit, cli_environment, engine_host
 from launcher.engine.private import private_engine
@@ -25,12 +26,11 @@ needs_root_and_apt = pytest.mark.skipif(
 )
 engine = pytest.mark.engine
 NAME = "launchpad-test/base:cp311"
-EPOCH = 1_730_000_000
 
 
 def debian(client: DockerClient) -> str:
     """The ID of a Debian base: made once, then from the launcher's cache."""
-    return debian_base(client, NAME, EPOCH, cache=settings().cache / "bases")
+    return debian_base(client, NAME, STANDIN_EPOCH, cache=settings().cache / "bases")
 
 
 def test_unsupported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
