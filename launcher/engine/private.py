@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 WANTED = ["docker.io"]
 OPTIONAL = ["docker-cli", "docker-buildx"]
 START_WITHIN = 60.0
+ANSWER_WITHIN = 600  # a step of a build, a wait for a container
 Say = Callable[[str], None]
 _START_YOURSELF = "Start an engine yourself and point DOCKER_HOST at it."
 
@@ -80,7 +81,7 @@ def private_engine(folder: Path, say: Say = lambda _: None) -> Iterator[DockerCl
     with _lock(folder / "start.lock", say, f"another launcher that starts {folder}"):
         place, connection = _join(folder) or _start(folder, say)
     try:
-        client = docker.DockerClient(base_url=place.host)
+        client = docker.DockerClient(base_url=place.host, timeout=ANSWER_WITHIN)
         try:
             _warn_if_slow(client, place, say)
             yield client
