@@ -58,6 +58,7 @@ def main(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _show(plan, chosen)
     files.prepare(plan)
+    gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
     gc.enable()
     return chosen.launch(plan, detach=args.detach)
 
