@@ -1,9 +1,11 @@
 """Reads a git checkout's releases for the option names that arguments.json holds (a dev command).
 
-`python -m launcher.run.extract GITDIR core_v0.9.0 core_v0.10.0 …` rewrites arguments.json. Nothing
-of Megatron is imported: the names are read from the syntax tree, and where a release makes options
-out of a dataclass (ArgumentGroupFactory, from 0.16 on) the fields of the class and of its bases are
-followed through the imports. Options that depend on an installed package are taken as there.
+`python -m launcher.run.extract GITDIR core_v0.9.0 core_v0.10.0 …` rewrites arguments.json; without
+arguments, only the part on our own program, after its parser has changed.
+
+Nothing of Megatron is imported: the names are read from the syntax tree, and where a release makes
+options out of a dataclass (ArgumentGroupFactory, from 0.16 on) the fields of the class and of its
+bases are followed through the imports. Options that depend on an installed package count as there.
 """
 
 from __future__ import annotations
@@ -175,18 +177,22 @@ def _named_in_metadata(node: ast.expr | None) -> list[str]:
     return []
 
 
-def table(releases: dict[str, set[str]], ours: dict[str, bool]) -> dict[str, object]:
-    """The content of arguments.json: each option with the spans of releases that have it.
-
-    `ours` says of each option of our own program whether it must be given.
-    """
+def upstreams(releases: dict[str, set[str]]) -> dict[str, object]:
+    """Megatron's part of arguments.json: each option with the spans of releases that have it."""
     order = list(releases)
     options = {
         option: _spans([option in releases[name] for name in order], order)
         for option in sorted(set().union(*releases.values()))
     }
-    required = sorted(option for option, needed in ours.items() if needed)
-    return {"releases": order, "gpt": sorted(ours), "gpt_required": required, "megatron": options}
+    return {"releases": order, "megatron": options}
+
+
+def ours() -> dict[str, object]:
+    """Our own program's part: its options, and which of them must be given."""
+    actions = [action for action in parser()._actions if action.dest != "help"]
+    required = [action.option_strings[-1] for action in actions if action.required]
+    options = [action.option_strings[-1] for action in actions]
+    return {"gpt": sorted(options), "gpt_required": sorted(required)}
 
 
 def _spans(present: list[bool], order: list[str]) -> str:
@@ -203,14 +209,14 @@ def _spans(present: list[bool], order: list[str]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Rewrite arguments.json from the tags given, oldest first."""
-    git_dir, *tags = argv
-    releases = {
-        series(tag.removeprefix("core_v")): options_of(Checkout(Path(git_dir), tag)) for tag in tags
-    }
-    actions = [action for action in parser()._actions if action.dest != "help"]
-    ours = {action.option_strings[-1]: action.required for action in actions}
-    DATA.write_text(json.dumps(table(releases, ours), indent=0) + "\n", encoding="utf-8")
+    """Rewrite arguments.json: our part, and Megatron's from the tags given, oldest first."""
+    data = json.loads(DATA.read_text(encoding="utf-8"))
+    if argv:
+        git_dir, *tags = argv
+        checkouts = {series(t.removeprefix("core_v")): Checkout(Path(git_dir), t) for t in tags}
+        data = upstreams({name: options_of(checkout) for name, checkout in checkouts.items()})
+    text = json.dumps(data | ours(), indent=0, sort_keys=True)
+    DATA.write_text(f"{text}\n", encoding="utf-8")
     return 0
 
 

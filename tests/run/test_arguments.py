@@ -210,6 +210,5 @@ def test_options_are_read_from_calls_and_dataclasses(tmp_path: Path) -> None:
 
 def test_spans_have_gaps_where_an_option_was_gone() -> None:
     releases = {"1.0": {"--a", "--b"}, "1.1": {"--b"}, "1.2": {"--a", "--b"}}
-    table = extract.table(releases, {"--a": True, "--b": False})
-    assert (table["gpt"], table["gpt_required"]) == (["--a", "--b"], ["--a"])
+    table = extract.upstreams(releases)
     assert table["megatron"] == {"--a": "1.0-1.0,1.2-", "--b": "1.0-"}
