@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from launcher.errors import BuildError, EngineError
 from launcher.matrix.load import load_matrix
 from launcher.progress import Progress
 from launcher.settings import ROOT, Settings
+from tests.e2e.command import launcher, refused
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -111,10 +111,33 @@ def matrix_folder(tmp_path: Path, change: dict[str, Any]) -> Path:
 def standin(client: DockerClient, python_image: str, name: str) -> str:
     """A base of its own: a stand-in for an NGC image, which has Python and no torch."""
     text = f"FROM {python_image}\nLABEL megatron-launchpad.standin=test\nENV STANDIN={name}\n"
-    import io
-
     client.images.build(fileobj=io.BytesIO(text.encode()), tag=f"launchpad-test:{name}")
     return f"launchpad-test:{name}"
+
+
+def test_the_classic_builder_makes_the_same_wheel_and_folder(
+    engine: DockerClient,
+    site: Settings,
+    bases: Bases,
+    python_image: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = {"python": "3.11", "megatron": "0.10.0", "source": "sdist"}
+    path = matrix_folder(tmp_path, {"24.10": row})
+    base = standin(engine, python_image, "classic")
+    monkeypatch.setattr(image, "REPOSITORY", "launchpad-test-classic")
+
+    def contents() -> str:
+        request = Request("24.10", base=base, builder=bases.builder, no_cache=True)
+        built = Builds(engine, Settings(site.cache, path, "", ""), Progress()).build(request)
+        find = "find /opt/megatron -type f -exec sha256sum {} + | sort"
+        return in_image(engine, built.id, "sh", "-c", find)
+
+    first = contents()
+    monkeypatch.setattr("launcher.engine.connect.buildkit", lambda client: None)
+    assert contents() == first
+    assert "helpers_cpp.cpython-311" in first
 
 
 def test_nine_rows_on_nine_bases_compile_once(
@@ -143,28 +166,6 @@ def test_nine_rows_on_nine_bases_compile_once(
         engine.images.remove(f"launchpad-test-rows:{tag}-0.10.0", force=True)
         engine.images.remove(f"launchpad-test-rows:{tag}", force=True)
         engine.images.remove(f"launchpad-test:{tag}", force=True)
-
-
-def launcher(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a user does."""
-    import os
-
-    return subprocess.run(
-        [sys.executable, "-m", "launcher", *args],
-        cwd=ROOT,
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-    )
-
-
-def refused(done: subprocess.CompletedProcess[str], code: int, *said: str) -> None:
-    """Assert one clear message, the documented exit code, and no traceback."""
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "launcher: " in done.stderr
-    for text in said:
-        assert text in done.stderr
 
 
 @pytest.mark.usefixtures("engine")

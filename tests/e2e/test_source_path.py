@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.test_image import in_image, launcher
+from tests.e2e.command import launcher
+from tests.e2e.test_image import in_image
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -1,0 +1,1 @@
+"""Tests with a real engine, by the command line that a user types."""
