@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 
 from launcher.errors import LauncherError
 
@@ -42,11 +43,29 @@ def main(argv: list[str]) -> int:
     except LauncherError as error:
         print(f"launcher: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        return _in_own_environment(error, [*argv, *(["--", *rest] if rest else [])])
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _in_own_environment(error: ModuleNotFoundError, argv: list[str]) -> int:
+    """Start again with the Python of .venv, where this one lacks one of our requirements."""
+    root = Path(__file__).resolve().parents[2]
+    python = root / ".venv/bin/python"
+    if not python.exists() or Path(sys.prefix) == root / ".venv":
+        print(
+            f"launcher: this Python ({sys.executable}) has no {error.name}\n"
+            f"  Run `make venv` in {root}, or install requirements.txt.",
+            file=sys.stderr,
+        )
+        return 2
+    search = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+    environment = os.environ | {"PYTHONPATH": search}
+    os.execve(python, [str(python), "-m", "launcher", *argv], environment)
 
 
 def _parser(argv: list[str]) -> argparse.ArgumentParser:
