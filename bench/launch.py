@@ -21,7 +21,8 @@ RUN = ["run", "gpt2-tiny.yaml", "--set", f"image={IMAGE}"]
 
 def image_of_nothing(client: DockerClient, base: str) -> None:
     """An image in which python3 does nothing, so that only the launch is measured."""
-    text = f'FROM {base}\nLABEL megatron-launchpad.megatron=0.16.1\nRUN ["ln", "-sf", "/bin/true", "/usr/local/bin/python3"]\n'
+    nothing = 'RUN ["ln", "-sf", "/bin/true", "/usr/local/bin/python3"]'
+    text = f"FROM {base}\nLABEL megatron-launchpad.megatron=0.16.1\n{nothing}\n"
     client.images.build(fileobj=io.BytesIO(text.encode()), tag=IMAGE, network_mode="none")
 
 

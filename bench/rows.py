@@ -29,10 +29,10 @@ class Counting(Progress):
 
     compilations = 0
 
-    def output(self, line: str) -> None:
+    def show(self, text: str) -> None:
         """Count the line that the build stage prints before it compiles."""
-        self.compilations += "stage: compiling" in line
-        super().output(line)
+        self.compilations += "stage: compiling" in text
+        super().show(text)
 
 
 def figures(client: DockerClient, site: Settings, base: str, builder: str) -> list[Figure]:

@@ -26,8 +26,7 @@ class Progress:
         self.close()
         self._text, self._started = text, time.monotonic()
         self.tail.clear()
-        if self.live:
-            self._draw(text)
+        self.show(text)
 
     def cached(self) -> None:
         """The step was taken from a cache: say so in its line."""
@@ -38,14 +37,18 @@ class Progress:
         """A line that the step printed: kept, and shown beside the step on a terminal."""
         if line.strip():
             self.tail.append(line.rstrip())
-            if self.live:
-                self._draw(f"{self._text} · {line.strip()}")
+            self.show(f"{self._text} · {line.strip()}")
+
+    def show(self, text: str) -> None:
+        """A line that is gone with the next; nothing where piped."""
+        if self.live:
+            width = shutil.get_terminal_size().columns - 1
+            self.stream.write("\r\x1b[K" + text[:width])
+            self.stream.flush()
 
     def note(self, text: str) -> None:
         """A line that stays."""
-        if self.live:
-            self.stream.write("\r\x1b[K")
-        self.stream.write(f"{text}\n")
+        self.stream.write(f"\r\x1b[K{text}\n" if self.live else f"{text}\n")
         self.stream.flush()
 
     def close(self) -> None:
@@ -54,14 +57,9 @@ class Progress:
             self.note(f"{self._text} ({time.monotonic() - self._started:.1f} s)")
             self._text = ""
 
-    def fail(self) -> str:
-        """End the step without success; returns its last lines for the error message."""
+    def fail(self) -> list[str]:
+        """End the step without success; returns its last lines."""
         if self._text:
             self.note(f"{self._text}: failed")
             self._text = ""
-        return "\n".join(f"  | {line}" for line in self.tail)
-
-    def _draw(self, text: str) -> None:
-        width = shutil.get_terminal_size().columns - 1
-        self.stream.write("\r\x1b[K" + text[:width])
-        self.stream.flush()
+        return list(self.tail)

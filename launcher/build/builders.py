@@ -8,19 +8,21 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections import deque
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from launcher.errors import BuildError
-from launcher.progress import Progress
+from launcher.progress import KEPT, Progress
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
 STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
-BUILDKIT_STEP = re.compile(r"#\d+ \[(?:(\S+) +)?(\d+)/(\d+)\] (.*)")
-BUILDKIT_OUTPUT = re.compile(r"#\d+ [\d.]+ (.*)")
+BUILDKIT_LINE = re.compile(r"#(\d+) (.*)")
+BUILDKIT_STEP = re.compile(r"\[(?:\S+ +)?\d+/\d+\] .*")
+BUILDKIT_OUTPUT = re.compile(r"[\d.]+ (.*)")
 
 
 def classic(
@@ -50,11 +52,11 @@ def classic(
         for event in stream:
             image_id = event.get("aux", {}).get("ID", image_id)
             if "error" in event:
-                raise failure(event["error"], progress)
+                raise failure(event["error"], progress.fail())
             for line in event.get("stream", "").splitlines():
                 _classic_line(COLOUR.sub("", line), progress)
     except APIError as error:
-        raise failure(error.explanation or str(error), progress) from error
+        raise failure(error.explanation or str(error), progress.fail()) from error
     progress.close()
     return image_id
 
@@ -89,18 +91,58 @@ def buildkit(
             env=env,
         )
         assert process.stdout is not None
+        steps = BuildkitSteps(progress)
         for line in process.stdout:
-            _buildkit_line(line.rstrip(), progress)
+            steps.read(line.rstrip())
         if process.wait():
-            raise failure("see the last lines", progress)
-        progress.close()
+            raise failure(steps.error, steps.lines_of_failed())
         return id_file.read_text().strip()
 
 
-def failure(reason: str, progress: Progress) -> BuildError:
+class BuildkitSteps:
+    """Reads BuildKit's plain progress, in which steps run side by side, each with a number."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.error = "the engine gave no reason"
+        self._texts: dict[str, str] = {}
+        self._lines: dict[str, deque[str]] = {}
+        self._failed = ""
+
+    def read(self, line: str) -> None:
+        """Take one line: a step's beginning, output or end, or the build's error."""
+        match = BUILDKIT_LINE.match(line)
+        if not match:
+            self.error = line.removeprefix("ERROR: ") if line.startswith("ERROR: ") else self.error
+            return
+        number, rest = match.groups()
+        if BUILDKIT_STEP.match(rest):
+            self._texts.setdefault(number, f"build {rest}")
+            self._lines.setdefault(number, deque(maxlen=KEPT))
+        elif number in self._texts:
+            self._read_step(number, rest)
+
+    def lines_of_failed(self) -> list[str]:
+        """The last lines of the step that failed."""
+        return list(self._lines.get(self._failed, []))
+
+    def _read_step(self, number: str, rest: str) -> None:
+        text = self._texts[number]
+        if rest == "CACHED":
+            self.progress.note(f"{text} · cached")
+        elif rest.startswith("DONE "):
+            self.progress.note(f"{text} ({rest.removeprefix('DONE ').removesuffix('s')} s)")
+        elif rest.startswith("ERROR"):
+            self._failed = number
+            self.progress.note(f"{text}: failed")
+        elif output := BUILDKIT_OUTPUT.match(rest):
+            self._lines[number].append(output[1])
+            self.progress.show(f"{text} · {output[1].strip()}")
+
+
+def failure(reason: str, lines: list[str]) -> BuildError:
     """The error of a failed build, with the last lines of the failing step."""
-    lines = progress.fail()
-    text = f"the build failed: {reason.strip()}" + (f"\n{lines}" if lines else "")
+    text = "\n".join([f"the build failed: {reason.strip()}", *(f"  | {line}" for line in lines)])
     full = "no space left on device" in text.lower()
     return BuildError(
         text,
@@ -115,17 +157,4 @@ def _classic_line(line: str, progress: Progress) -> None:
     elif line.strip() == "---> Using cache":
         progress.cached()
     elif not line.startswith((" --->", "Removing intermediate", "Successfully built")):
-        progress.output(line)
-
-
-def _buildkit_line(line: str, progress: Progress) -> None:
-    step, output = BUILDKIT_STEP.match(line), BUILDKIT_OUTPUT.match(line)
-    if step:
-        stage = f"{step[1]} " if step[1] else ""
-        progress.step(f"build {stage}{step[2]}/{step[3]} {step[4]}")
-    elif line.endswith(" CACHED"):
-        progress.cached()
-    elif output:
-        progress.output(output[1])
-    elif "ERROR" in line:
         progress.output(line)
