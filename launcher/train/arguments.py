@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -89,6 +90,8 @@ def _add_model(add: Any) -> None:
     add("--hidden-dropout", type=float, default=0.1)
     add("--attention-dropout", type=float, default=0.1)
     add("--transformer-impl", choices=("auto", "local", "transformer_engine"), default="auto")
+    add("--bias-fusion", action="store_true", help="compile bias + GELU and bias + dropout")
+    add("--cross-entropy-loss-fusion", action="store_true", help="compile the loss")
     add("--use-cpu-initialization", action="store_true", help="same weights for every TP size")
 
 
@@ -236,6 +239,14 @@ def _check_model(arguments: argparse.Namespace, tensor: int, pipeline: int) -> N
         raise UsageError(f"--eod-id {arguments.eod_id} is not in the vocabulary")
 
 
+def _check_data_files(data_path: list[str]) -> None:
+    # An even number of words is pairs of a weight and a prefix, as upstream has it.
+    for prefix in data_path if len(data_path) % 2 else data_path[1::2]:
+        for name in (f"{prefix}.bin", f"{prefix}.idx"):
+            if not os.path.isfile(name):
+                raise UsageError(f"--data-path: there is no file {name}")
+
+
 def _check_choices(arguments: argparse.Namespace, tensor: int) -> None:
     if arguments.sequence_parallel:
         if tensor == 1:
@@ -246,6 +257,7 @@ def _check_choices(arguments: argparse.Namespace, tensor: int) -> None:
         raise UsageError("--fp16 and --bf16 exclude each other")
     if arguments.mock_data == bool(arguments.data_path):
         raise UsageError("give either --mock-data or --data-path")
+    _check_data_files(arguments.data_path or [])
     if arguments.lr_warmup_iters and arguments.lr_warmup_fraction is not None:
         raise UsageError("--lr-warmup-iters and --lr-warmup-fraction exclude each other")
     if arguments.save_interval and not arguments.save:

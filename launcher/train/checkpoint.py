@@ -13,6 +13,7 @@ from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 
 from launcher.train import compat
+from launcher.train.arguments import UsageError
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -34,10 +35,23 @@ def folder(root: str | Path, iteration: int) -> Path:
 def newest(root: str | Path) -> int | None:
     """The iteration of the newest complete checkpoint, or None where there is none.
 
-    Raises `ValueError` where the tracker names no iteration.
+    Raises `UsageError` where the tracker names no iteration whose folder is there.
     """
     tracker = Path(root) / TRACKER
-    return int(tracker.read_text().strip()) if tracker.exists() else None
+    if not tracker.exists():
+        return None
+    text = tracker.read_text().strip()
+    if not text.isdecimal() or not folder(root, int(text)).is_dir():
+        raise UsageError(f"{tracker} names iteration {text!r}, whose checkpoint isn't there")
+    return int(text)
+
+
+def _common(source: Path) -> dict[str, Any]:
+    """What isn't divided among ranks; raises `UsageError` if another program saved it."""
+    common: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(source))
+    if "vocabulary" not in common:
+        raise UsageError(f"{source} was not saved by launcher.train.gpt")
+    return common
 
 
 def saved_vocabulary(root: str | None) -> int | None:
@@ -49,8 +63,7 @@ def saved_vocabulary(root: str | None) -> int | None:
     iteration = newest(root) if root else None
     if root is None or iteration is None:
         return None
-    common = dist_checkpointing.load_common_state_dict(str(folder(root, iteration)))
-    return int(common["vocabulary"])
+    return int(_common(folder(root, iteration))["vocabulary"])
 
 
 def _layout() -> dict[str, int]:
@@ -97,7 +110,8 @@ def save(root: str, model: Any, optimizer: Any, progress: Progress) -> Path:
     final = folder(root, progress.iteration)
     partial = final.with_name(final.name + ".partial")
     if torch.distributed.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
+        for unfinished in Path(root).glob("iter_*.partial"):
+            shutil.rmtree(unfinished)
         partial.mkdir(parents=True)
     torch.distributed.barrier()
     state = _sharded(model, optimizer, is_loading=False)
@@ -142,7 +156,7 @@ def load(root: str, model: Any, optimizer: Any) -> Loaded | None:
     if iteration is None:
         return None
     source = folder(root, iteration)
-    common = dist_checkpointing.load_common_state_dict(str(source))
+    common = _common(source)
     same = common["layout"] == _layout()
     state = _sharded(model, optimizer, is_loading=True)
     if same:

@@ -278,8 +278,15 @@ def _skip_fused_kernels() -> None:
     sys.modules[kernels.__name__] = kernels
 
 
+def write_whole_lines() -> None:
+    """Write each line at once: unbuffered, the pieces of several ranks' lines get mixed."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+
+
 def main(argv: Sequence[str]) -> None:
     """Run a script, or `-m MODULE`, as `__main__` with the redirection installed."""
+    write_whole_lines()
     compat.trust_checkpoints()
     install()
     compat.prepare()

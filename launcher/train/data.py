@@ -133,4 +133,5 @@ def batches(
         persistent_workers=workers > 0,
         generator=torch.Generator(),
     )
-    return iter(loader)
+    made: Iterator[dict[str, torch.Tensor]] = iter(loader)
+    return made

@@ -30,8 +30,11 @@ def train(argv: Sequence[str]) -> None:
 
     arguments = command_line.parse(argv)
     layout = command_line.layout(arguments, int(os.environ.get("WORLD_SIZE", 1)))
+    if "RANK" not in os.environ:
+        raise command_line.UsageError("start its ranks with python3 -m launcher.train.runner")
     from launcher.train import compat, cpu
 
+    cpu.write_whole_lines()
     compat.prepare()
     arguments.on_cpu = cpu.is_installed()
     import torch

@@ -120,9 +120,10 @@ def config(arguments: argparse.Namespace) -> TransformerConfig:
     """Megatron's description of the model and of how it is divided.
 
     Weights are made on the CPU where it trains there: each TP rank then takes its share of
-    one matrix, and losses don't depend on the TP size.
+    one matrix, and losses don't depend on the TP size. Compiled fusions are off by default:
+    on an H100, a 124M model took 65 ms a step with those of biases and 55 ms without, since
+    calling compiled functions costs the host more than the GPU saves.
     """
-    fusions = not arguments.on_cpu
     return TransformerConfig(
         num_layers=arguments.num_layers,
         hidden_size=arguments.hidden_size,
@@ -140,8 +141,9 @@ def config(arguments: argparse.Namespace) -> TransformerConfig:
         pipeline_dtype=dtype(arguments),
         fp16=arguments.fp16,
         bf16=arguments.bf16,
-        bias_activation_fusion=fusions,
-        bias_dropout_fusion=fusions,
+        bias_activation_fusion=arguments.bias_fusion,
+        bias_dropout_fusion=arguments.bias_fusion,
+        cross_entropy_loss_fusion=arguments.cross_entropy_loss_fusion,
     )
 
 

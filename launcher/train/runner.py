@@ -75,11 +75,11 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--processes-per-node", type=int, required=True, help="ranks to start on this node")
-    add("--nodes", type=int, default=int(environ.get("NNODES", 1)))
+    add("--nodes", type=int, default=environ.get("NNODES", "1"))
     node_rank = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))
-    add("--node-rank", type=int, default=int(node_rank))
+    add("--node-rank", type=int, default=node_rank)
     add("--master-addr", default=environ.get("MASTER_ADDR", ""), help="where rank 0 listens")
-    add("--master-port", type=int, default=int(environ.get("MASTER_PORT", 0)))
+    add("--master-port", type=int, default=environ.get("MASTER_PORT", "0"))
     add("--cpu", action="store_true", help="run CUDA calls on the CPU, over gloo")
     add("--grace", type=float, default=600.0, help="seconds between a signal and the kill")
     return parser
@@ -286,13 +286,13 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
 
     Raises `Refused` before any rank is started when the devices don't fit.
     """
-    events: queue.SimpleQueue[Exit | Stop] = queue.SimpleQueue()
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     _install(events)
     import torch
 
     check_devices(job, torch.cuda.device_count())
     if not events.empty():
-        return 128 + signal.SIGTERM
+        return 128 + events.get().signum
     with tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:
         handlers = _start(job, environ, log_dir)
         _install(events)  # starting ranks through torch installs handlers that raise

@@ -84,6 +84,24 @@ def build_optimizer(arguments: argparse.Namespace, wrapped: Any) -> Any:
     return get_megatron_optimizer(config, [wrapped])
 
 
+def fuse_adam(optimizer: Any) -> None:
+    """Update all parameters in few kernels where the optimizer is torch's Adam on a GPU.
+
+    To be called after loading too, which brings the flags and step counts of the device
+    that saved.
+    """
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if not isinstance(part.optimizer, torch.optim.AdamW):
+            continue
+        for group in part.optimizer.param_groups:
+            device = group["params"][0].device
+            group.update(fused=device.type == "cuda", foreach=False)
+            for parameter in group["params"]:
+                state = part.optimizer.state.get(parameter, {})
+                if "step" in state and device.type == "cuda":
+                    state["step"] = state["step"].to(device)
+
+
 def _vocabulary(arguments: argparse.Namespace, layout: Layout) -> int:
     """The padded vocabulary: the checkpoint's, where one is loaded.
 
@@ -158,7 +176,8 @@ class Meter:
 def _mean_over_data(value: torch.Tensor) -> float:
     group = parallel_state.get_data_parallel_group()
     torch.distributed.all_reduce(value, group=group)
-    return float(value.item()) / torch.distributed.get_world_size(group)
+    ranks: int = torch.distributed.get_world_size(group)
+    return float(value.item()) / ranks
 
 
 class StopRequest:
@@ -197,6 +216,7 @@ class Trainer:
         self.schedule = learning_rate.from_arguments(arguments)
         self.forward_backward = get_forward_backward_func()
         self.progress = self._load()
+        fuse_adam(self.optimizer)
         self.stop = StopRequest() if arguments.exit_signal_handler else None
         self.training_set, self.validation_set = data.datasets(arguments)
 
@@ -338,15 +358,15 @@ class Trainer:
                 print(f"replicas disagree: {disagreement}", flush=True)
         raise SystemExit(1)
 
-    @torch.no_grad()
     def _evaluate(self) -> None:
         if not self.arguments.eval_iters or self.validation_set is None:
             return
         batches = data.batches(self.arguments, self.validation_set, 0)
         self.wrapped.eval()
         meter = Meter()
-        for _ in range(self.arguments.eval_iters):
-            meter.add(self._forward_backward(batches, forward_only=True), advanced=True)
+        with torch.no_grad():
+            for _ in range(self.arguments.eval_iters):
+                meter.add(self._forward_backward(batches, forward_only=True), advanced=True)
         self.wrapped.train()
         if parallel_state.is_pipeline_last_stage():
             loss = _mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced

@@ -68,6 +68,12 @@ def test_refusals(extra: list[str], world: int, reason: str) -> None:
         command_line.layout(command_line.parse([*MOCK, *extra]), world)
 
 
+def test_missing_data_file_is_named() -> None:
+    arguments = command_line.parse([*TINY, "--data-path", "0.5", "/nowhere/text"])
+    with pytest.raises(command_line.UsageError, match=r"no file /nowhere/text\.bin"):
+        command_line.layout(arguments, 1)
+
+
 def test_typo_names_the_nearest() -> None:
     with pytest.raises(command_line.UsageError, match="did you mean --global-batch-size"):
         command_line.parse([*MOCK, "--globl-batch-size", "4"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .conftest import TINY, Run, environment, runner_command
+from .conftest import TINY, Run, environment, runner_command, start
 
 pytestmark = pytest.mark.megatron
 
@@ -111,6 +111,14 @@ def test_tracker_names_only_complete_checkpoints(divided: tuple[Run, Path]) -> N
     ]
 
 
+def test_tracker_of_a_missing_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
+    run = start(1, "-m", "launcher.train.gpt", *TINY, "--mock-data", "--load", str(tmp_path))
+    assert run.code == 2
+    assert "names iteration '7', whose checkpoint isn't there" in run.output
+    assert "Traceback" not in run.output
+
+
 def write_tokens(prefix: Path, documents: list[np.ndarray]) -> None:
     """A .bin of uint16 tokens and its .idx, one sequence a document."""
     lengths = np.array([len(document) for document in documents], dtype=np.int32)
@@ -135,9 +143,8 @@ def test_real_data(train: Train, tmp_path: Path) -> None:
         *("--data-path", str(prefix), "--split", "90,10,0"),
         *("--data-cache-path", str(tmp_path / "cache")),
     )
-    one, two = train(1, data=arguments), train(2, *TENSOR, data=arguments)
-    assert one.validation_loss < one.losses[1] - 0.3
-    assert one.losses == pytest.approx(two.losses, abs=1e-3)
+    run = train(2, *TENSOR, data=arguments)
+    assert run.validation_loss < run.losses[1] - 0.3
     assert any((tmp_path / "cache").iterdir())
 
 
