@@ -14,15 +14,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 USAGE = 2
 """Exit code of a refusal before any rank was started."""
 
+SETTLE_SECONDS = 1.0
+"""How long ranks that outlive a failed one have to fail, and say why, by themselves."""
+
 TERMINATION_SECONDS = 5.0
-"""How long ranks that outlive a failed one have between SIGTERM and SIGKILL."""
+"""How long they then have between SIGTERM and SIGKILL."""
 
 
 class Refused(Exception):
@@ -219,6 +222,7 @@ class Watch:
         self.first_failure: Exit | None = None
         self.stopping = False
         self.deadline: float | None = None
+        self.at_deadline: Callable[[], None] = lambda: None
 
     def wait(self) -> int:
         """Wait for all ranks; the exit code of the first that failed, or 0."""
@@ -243,7 +247,8 @@ class Watch:
 
     def _handle(self, event: Exit | Stop | None) -> None:
         if event is None:
-            self._kill("still running after the grace period")
+            self.deadline = None
+            self.at_deadline()
         elif isinstance(event, Exit):
             self._ended(event)
         elif self.stopping:
@@ -257,22 +262,29 @@ class Watch:
             return
         self.first_failure = event
         _say(f"rank {self.job.rank(event.local_rank)} {_end(event.code)}")
+        self._later(SETTLE_SECONDS, self._terminate)
+
+    def _terminate(self) -> None:
         self._signal_all(signal.SIGTERM, self.running)
-        self.deadline = time.monotonic() + TERMINATION_SECONDS
+        self._later(TERMINATION_SECONDS, lambda: self._kill("outlived a failed rank"))
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self.deadline = time.monotonic() + seconds
+        self.at_deadline = action
 
     def _ask_to_stop(self, event: Stop) -> None:
         # SIGTERM also for an interrupt: it is what training programs save a checkpoint on.
         name = signal.Signals(event.signum).name
         _say(f"{name}: asked {len(self.running)} ranks to stop, waiting {self.job.grace:g} s")
         self.stopping = True
-        self.deadline = time.monotonic() + self.job.grace
+        if not self.first_failure:
+            self._later(self.job.grace, lambda: self._kill("grace period over"))
         for local_rank in self.running:
             self.handlers[local_rank].proc.send_signal(signal.SIGTERM)
 
     def _kill(self, why: str) -> None:
         ranks = ", ".join(str(self.job.rank(n)) for n in sorted(self.running))
         _say(f"killing rank {ranks}: {why}")
-        self.deadline = None
         self._signal_all(signal.SIGKILL, self.running)
 
     def _signal_all(self, signum: signal.Signals, local_ranks: Any) -> None:

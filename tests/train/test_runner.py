@@ -131,6 +131,16 @@ def test_first_failure_is_named_and_passed_on(
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.megatron
+def test_ranks_that_outlive_a_failed_one_are_killed(tmp_path: Path) -> None:
+    script = sleeper(tmp_path, "time.sleep(1); sys.exit(3)", handler="signal.SIG_IGN")
+    began = time.monotonic()
+    run = start(2, script)
+    assert run.code == 3
+    assert "killing rank 0: outlived a failed rank" in run.output
+    assert time.monotonic() - began < 30
+
+
 def signalled(script: str, *signums: int, grace: str = "60") -> tuple[int, str]:
     """Start two ranks, wait until both are ready, send the runner signals half a second apart."""
     command = runner_command(2, script)
@@ -162,7 +172,7 @@ def test_ranks_may_end_well_after_a_signal(tmp_path: Path, signum: int) -> None:
     ("signals", "grace", "why"),
     [
         ([signal.SIGTERM, signal.SIGTERM], "60", "stopped a second time"),
-        ([signal.SIGTERM], "1", "after the grace period"),
+        ([signal.SIGTERM], "1", "grace period over"),
     ],
 )
 def test_ranks_that_ignore_a_signal_are_killed(
