@@ -10,6 +10,7 @@ import runpy
 import sys
 import time
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,6 +62,7 @@ def install() -> None:
     Device counts are those of a node with one device per local rank, so that programs
     which compare them with their ranks find what they would find on GPUs.
     """
+    _silence()
     import torch
 
     _skip_compilation(torch)
@@ -73,6 +75,12 @@ def install() -> None:
     _separate_loader_randomness(torch)
     _skip_fused_kernels()
     setattr(torch.cuda, MARK, True)
+
+
+def _silence() -> None:
+    """Leave out what Megatron and torch warn of here: the absence of what needs a GPU, mostly."""
+    for package in ("megatron", "torch"):
+        warnings.filterwarnings("ignore", module=rf"{package}\b")
 
 
 def is_installed() -> bool:

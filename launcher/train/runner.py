@@ -163,8 +163,8 @@ def environment(job: Job, local_rank: int, environ: Mapping[str, str], cpus: int
         "CUDA_DEVICE_MAX_CONNECTIONS": 1,
     }
     if job.cpu and job.nodes == 1:
-        # gloo looks the host name up otherwise, which fails without a network.
-        defaults["GLOO_SOCKET_IFNAME"] = "lo"
+        # Without a network, gloo's look-up of the host name fails, and torch warns of its own.
+        defaults |= {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     kept = {name: environ.get(name, value) for name, value in defaults.items()}
     return {name: str(value) for name, value in {**ranks, **kept}.items()}
 
