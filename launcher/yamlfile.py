@@ -51,8 +51,16 @@ def parse(text: str, model: type[Model], name: str) -> Model:
         raise UsageError(f"{name}: not YAML: {error}") from error
     if root is None:
         raise UsageError(f"{name}:1: the file is empty")
-    _refuse_repeated_keys(root, name)
-    data = yaml.load(text, Loader=Loader)  # noqa: S506 - a safe loader
+    try:
+        _refuse_repeated_keys(root, name)
+        data = yaml.load(text, Loader=Loader)  # noqa: S506 - a safe loader
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UsageError(f"{name}:{line}: {error.problem}") from error
+    except ValueError as error:  # a date or a number that is none
+        raise UsageError(f"{name}: a value can't be read: {error}") from error
+    except RecursionError as error:
+        raise UsageError(f"{name}: an alias stands within what it names") from error
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -111,6 +119,8 @@ def _refuse_repeated_keys(node: yaml.Node, name: str) -> None:
         seen: dict[str, int] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise UsageError(f"{name}:{line}: a key must be a word, not a list or a mapping")
             if key.value in seen:
                 raise UsageError(
                     f"{name}:{line}: {key.value}: repeated key, first on line {seen[key.value]}"

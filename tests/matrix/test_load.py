@@ -75,7 +75,13 @@ def test_a_tag_read_as_a_number_is_explained(tmp_path: Path) -> None:
         load_matrix(path)
 
 
-@pytest.mark.parametrize("text", ["", "rows: [", "\ta: 1", "- 1"])
+NO_MATRIX = [
+    *("", "rows: [", "\ta: 1", "- 1"),
+    *("a: 2024-13-45", "? [a, b]\n: c", "a: !foo 1", "&a [*a]", "&a {b: *a}"),
+]
+
+
+@pytest.mark.parametrize("text", NO_MATRIX)
 def test_what_is_no_matrix_at_all_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "matrix.yaml"
     path.write_text(text)
