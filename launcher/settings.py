@@ -31,8 +31,13 @@ def settings() -> Settings:
     env = os.environ
     home_cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Settings(
-        cache=Path(env.get("LAUNCHER_CACHE") or home_cache / "megatron-launchpad"),
-        matrix=Path(env.get("LAUNCHER_MATRIX") or ROOT / "matrix.yaml"),
+        cache=_path(env.get("LAUNCHER_CACHE") or home_cache / "megatron-launchpad"),
+        matrix=_path(env.get("LAUNCHER_MATRIX") or ROOT / "matrix.yaml"),
         torch_index=env.get("LAUNCHER_TORCH_INDEX", "https://download.pytorch.org/whl/cpu"),
         git_mirror=env.get("LAUNCHER_GIT_MIRROR", "https://github.com/"),
     )
+
+
+def _path(value: str | Path) -> Path:
+    """An absolute path: a relative one would mean another folder to an engine or to git."""
+    return Path(value).expanduser().absolute()

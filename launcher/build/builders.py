@@ -82,19 +82,24 @@ def buildkit(
         argv += ["--no-cache"] if no_cache else []
         argv += [f"--build-arg={name}={value}" for name, value in args.items()]
         argv += [f"--label={name}={value}" for name, value in labels.items()]
-        process = subprocess.Popen(
+        steps = BuildkitSteps(progress)
+        with subprocess.Popen(
             [*argv, "-"],
             stdin=context,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",
             env=env,
-        )
-        assert process.stdout is not None
-        steps = BuildkitSteps(progress)
-        for line in process.stdout:
-            steps.read(line.rstrip())
-        if process.wait():
+        ) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    steps.read(line.rstrip())
+            except BaseException:
+                process.terminate()  # which has the engine give the build up
+                raise
+        if process.returncode:
             raise failure(steps.error, steps.lines_of_failed())
         return id_file.read_text().strip()
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
 from launcher.build import builders, context, fetch, patch, source, verify
 from launcher.build.source import MegatronSource
-from launcher.errors import BuildError, LauncherError, UsageError
+from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_release, find_row, load_lock, load_matrix
 from launcher.matrix.render import dockerfile
 from launcher.matrix.schema import Lock, Matrix
@@ -68,6 +71,10 @@ class Builds:
 
         Raises BuildError, UsageError or EngineError; then nothing is tagged.
         """
+        with _told(self.progress):
+            return self._build_or_reuse(request)
+
+    def _build_or_reuse(self, request: Request) -> Built:
         inputs = self._inputs(request)
         names = self._names(request, inputs.source.release)
         key = inputs.key()
@@ -78,8 +85,8 @@ class Builds:
         image = self._build(inputs, request, self._labels(request, inputs, key))
         try:
             self._check(image, base, inputs)
-        except LauncherError:
-            self.client.api.remove_image(image, force=True)
+        except BaseException:
+            self._discard(image)
             raise
         self._tag(image, names)
         return Built(names, image, reused=False)
@@ -90,10 +97,10 @@ class Builds:
         at = self._source(request)
         release = find_release(self.matrix, row, at.release)
         root = self.site.matrix.parent
-        needs = self.lock.needs[row.abi]
+        needs = self._locked("needs", row.abi)
         pins = {"build": needs.build, "runtime": needs.runtime}
         if row.packages:
-            pins["packages"] = self.lock.packages[request.tag]
+            pins["packages"] = self._locked("packages", request.tag)
         template = (root / "Dockerfile.template").read_text(encoding="utf-8")
         return context.Inputs(
             tag=request.tag,
@@ -105,6 +112,13 @@ class Builds:
             patches=tuple(patch.patch_files(root / "patches" / release.patches)),
             pins=pins,
         )
+
+    def _locked(self, part: str, key: str) -> Any:
+        """An entry of matrix.lock, which may be older than the row that asks for it."""
+        entries = getattr(self.lock, part)
+        if key not in entries:
+            raise UsageError(f"matrix.lock has no {part} of {key}", "Run `make lock`.")
+        return entries[key]
 
     def _source(self, request: Request) -> MegatronSource:
         """The Megatron source of a request, resolved once for all rows that share it."""
@@ -124,10 +138,9 @@ class Builds:
                 "sdist": partial(source.from_sdist, version, site=self.site),
             }[kind]
         if (kind, version) not in self._sources:
-            if version not in self.lock.releases:
-                raise UsageError(f"matrix.lock has no Megatron {version}", "Run `make lock`.")
+            locked = self._locked("releases", version)
             self.progress.step(f"source: Megatron {version} from {kind}")
-            self._sources[kind, version] = resolve(locked=self.lock.releases[version])
+            self._sources[kind, version] = resolve(locked=locked)
         return self._sources[kind, version]
 
     def _image_id(self, reference: str) -> str:
@@ -140,6 +153,8 @@ class Builds:
             return str(self.client.api.inspect_image(reference)["Id"])
         except ImageNotFound:
             self.progress.step(f"pull {reference}")
+        except APIError as error:
+            raise UsageError(f"{reference}: not an image's name: {error.explanation}") from error
         try:
             for event in self.client.api.pull(reference, stream=True, decode=True):
                 if "error" in event:
@@ -153,13 +168,14 @@ class Builds:
     def _check_base(self, request: Request, inputs: context.Inputs) -> verify.Facts:
         """Look into the base, once for each image, and refuse one that isn't the row's."""
         name = request.base or self.matrix.rows[request.tag].base
+        image = self.client.api.inspect_image(inputs.base)
+        verify.check_architecture(image["Architecture"], name)
         if inputs.base not in self._facts:
             self.progress.step(f"look into {name}")
-            self._facts[inputs.base] = verify.look(self.client, inputs.base)
+            self._facts[inputs.base] = verify.look(self.client, inputs.base, name)
             self.progress.close()
         facts = self._facts[inputs.base]
-        config = self.client.api.inspect_image(inputs.base)["Config"]
-        standin = f"{LABEL}standin" in (config.get("Labels") or {})
+        standin = f"{LABEL}standin" in (image["Config"].get("Labels") or {})
         verify.check_base(facts, self.matrix.rows[request.tag], name, standin)
         return facts
 
@@ -191,7 +207,7 @@ class Builds:
     def _check(self, image: str, base: verify.Facts, inputs: context.Inputs) -> None:
         """Look into the new image and compare it with its base."""
         self.progress.step("check the image")
-        facts = verify.look(self.client, image, inputs.extension)
+        facts = verify.look(self.client, image, "the image", inputs.extension)
         pins = [pin for group, pins in inputs.pins.items() if group != "build" for pin in pins]
         added = {re.sub(r"[-_.]+", "-", fetch.name_of_pin(pin)).lower() for pin in pins}
         verify.check_image(base, facts, added | {"megatron-core"}, inputs.source.whole)
@@ -216,23 +232,67 @@ class Builds:
         return names
 
     def _with_key(self, key: str) -> str | None:
-        """The ID of the image built from the same inputs, or None."""
+        """The ID of the image built from the same inputs, or None.
+
+        Names are given after the checks, so one without a name may never have been checked.
+        """
         found = self.client.api.images(filters={"label": f"{LABEL}key={key}"})
-        return str(found[0]["Id"]) if found else None
+        return next((str(image["Id"]) for image in found if _is_named(image["RepoTags"])), None)
+
+    def _discard(self, image: str) -> None:
+        """Remove an image that wasn't found right, unless an earlier build gave it a name."""
+        from docker.errors import DockerException
+        from requests.exceptions import RequestException
+
+        with suppress(DockerException, RequestException):  # without a name it is never used
+            if not _is_named(self.client.api.inspect_image(image)["RepoTags"]):
+                self.client.api.remove_image(image, force=True)
 
     def _tag(self, image: str, names: list[str]) -> None:
         for name in names:
             self.client.api.tag(image, *name.split(":"))
 
 
+@contextmanager
+def _told(progress: Progress) -> Iterator[None]:
+    """End the step under way with the block; what engine or system refused becomes our error."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+        progress.close()
+    except (DockerException, RequestException) as error:  # these are OSErrors too
+        raise EngineError(f"the engine: {getattr(error, 'explanation', None) or error}") from error
+    except OSError as error:
+        raise _refused_by_system(error) from error
+    finally:
+        progress.fail()
+
+
+def _refused_by_system(error: OSError) -> BuildError:
+    """A missing program, a full disk, a folder that can't be written."""
+    what = f"{error.filename}: " if error.filename else ""
+    if error.errno == errno.ENOENT and "/" not in str(error.filename):
+        return BuildError(f"{what}no such program", "Install it: a build needs git and tar.")
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "Free some, or set TMPDIR and LAUNCHER_CACHE to folders with space." if full else ""
+    return BuildError(f"{what}{error.strerror or error}", remedy)
+
+
+def _is_named(names: list[str] | None) -> bool:
+    return any(name != "<none>:<none>" for name in names or [])
+
+
 def build_all(
     builds: Builds, requests: list[Request]
-) -> tuple[list[Built], list[tuple[Request, BuildError]]]:
+) -> tuple[list[Built], list[tuple[Request, LauncherError]]]:
     """Build every request; a row that fails doesn't keep the others from being built."""
-    built, failed = [], []
+    built: list[Built] = []
+    failed: list[tuple[Request, LauncherError]] = []
     for request in requests:
         try:
             built.append(builds.build(request))
-        except BuildError as error:
+        except (BuildError, EngineError) as error:
             failed.append((request, error))
     return built, failed

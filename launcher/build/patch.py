@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
+from launcher.build.source import git_environment
 from launcher.errors import BuildError
 
 
@@ -37,7 +37,6 @@ def apply(patches: list[Path], tree: Path) -> list[str]:
 
 def _git_apply(tree: Path, patch: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `git apply` as outside any repository, where it takes paths from the tree's top."""
-    env = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
-    env.pop("GIT_DIR", None)
+    env = git_environment() | {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
     command = ["git", "apply", *options, str(patch.resolve())]
     return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, check=False)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from launcher.build import fetch
 from launcher.errors import BuildError, UsageError
@@ -142,7 +143,7 @@ def checkout_files(path: Path) -> list[Path]:
     else:
         found = [file for file in path.rglob("*") if not file.is_dir()]
     kept = (f for f in found if not LEFT_OUT & set(f.relative_to(path).parts))
-    return sorted(f for f in kept if f.exists() or f.is_symlink())
+    return sorted(f for f in kept if f.is_symlink() or f.is_file())
 
 
 def _own_version(path: Path) -> str:
@@ -197,7 +198,9 @@ def _git_source(version: str, locked: LockedGit, repository: Path) -> MegatronSo
 
 def _has_commit(repository: Path, commit: str) -> bool:
     command = ["git", "-C", str(repository), "cat-file", "-e", f"{commit}^{{commit}}"]
-    return repository.is_dir() and not subprocess.run(command, capture_output=True).returncode
+    if not repository.is_dir():
+        return False
+    return not subprocess.run(command, env=git_environment(), capture_output=True).returncode
 
 
 def _fetch_commit(url: str, commit: str, repository: Path) -> None:
@@ -205,7 +208,8 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
     repository.mkdir(parents=True, exist_ok=True)
     git(repository, "init", "--bare", "--quiet")
     command = ["git", "-C", str(repository), "fetch", "--quiet", "--depth=1", url, commit]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = git_environment() | {"GIT_TERMINAL_PROMPT": "0"}  # a name and a password: fail instead
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(
             f"git can't fetch {commit} from {url}:\n  {done.stderr.strip()}",
@@ -217,23 +221,39 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
 def _archive(repository: Path, commit: str, folder: Path) -> None:
     """Write the tree of a commit to `folder`."""
     command = ["git", "-C", str(repository), "archive", "--format=tar", commit]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        unpacked = subprocess.run(["tar", "-x", "-C", str(folder)], stdin=process.stdout)
-    if process.returncode or unpacked.returncode:
+    with subprocess.Popen(command, env=git_environment(), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        unpack(process.stdout, folder)
+    if process.returncode:
         raise BuildError(f"{repository}: git archive {commit} failed")
 
 
 def _extract(archive: Path, folder: Path) -> None:
     """Write a source distribution to `folder`, without the one folder that holds it all."""
-    command = ["tar", "-x", "-f", str(archive), "--strip-components=1", "-C", str(folder)]
-    if subprocess.run(command, check=False).returncode:
-        raise BuildError(f"{archive}: tar can't unpack it")
+    with archive.open("rb") as file:
+        unpack(file, folder, "-z", "--strip-components=1")
+
+
+def unpack(archive: IO[bytes], folder: Path, *options: str) -> None:
+    """Have tar write an archive to `folder`. Raises BuildError with what tar says."""
+    command = ["tar", "-x", *options, "-f", "-", "-C", str(folder)]
+    done = subprocess.run(command, stdin=archive, stderr=subprocess.PIPE, check=False)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise BuildError(f"{folder}: tar can't unpack the source there: {said[0] if said else ''}")
 
 
 def git(repository: Path, *args: str) -> str:
     """What a git command in `repository` prints. Raises BuildError where it fails."""
     command = ["git", "-C", str(repository), *args]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = git_environment()
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{repository}: git {args[0]} failed: {done.stderr.strip()}")
     return done.stdout
+
+
+def git_environment() -> dict[str, str]:
+    """This environment less what names another repository, as git sets it for its hooks."""
+    named = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX")
+    return {name: value for name, value in os.environ.items() if name not in named}

@@ -48,26 +48,28 @@ class Facts:
     training: bool = False
 
 
-def look(client: DockerClient, image: str, *extension: str) -> Facts:
-    """Run LOOK in `image`, without its entrypoint and without network.
+def look(client: DockerClient, image: str, name: str, *extension: str) -> Facts:
+    """Run LOOK in `image`, without its entrypoint and without network; `name` is for messages.
 
     Raises BuildError where there is no python3 in it.
     """
-    from docker.errors import APIError, ContainerError
+    from docker.errors import APIError
 
+    command = ["-c", LOOK, *extension]
+    container = client.containers.create(
+        image, command, entrypoint=["python3"], network_mode="none"
+    )
     try:
-        printed = client.containers.run(
-            image,
-            ["-c", LOOK, *extension],
-            entrypoint=["python3"],
-            network_mode="none",
-            remove=True,
-            stderr=False,
-        )
-    except (APIError, ContainerError) as error:
-        reason = getattr(error, "explanation", None) or getattr(error, "stderr", b"") or error
-        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-        raise BuildError(f"{image}: python3 doesn't run in it: {text.strip()}") from error
+        container.start()
+        failed = container.wait()["StatusCode"] != 0
+        printed = container.logs(stdout=not failed, stderr=failed).decode(errors="replace")
+    except APIError as error:
+        reason = error.explanation or error
+        raise BuildError(f"{name}: python3 doesn't run in it: {reason}") from error
+    finally:
+        container.remove(force=True, v=True)
+    if failed:
+        raise BuildError(f"{name}: python3 can't look into it:\n{printed.strip()}")
     facts: dict[str, Any] = json.loads(printed)
     return Facts(
         python=facts["python"],
@@ -75,6 +77,15 @@ def look(client: DockerClient, image: str, *extension: str) -> Facts:
         extension_error=facts.get("extension_error"),
         training=facts.get("training", False),
     )
+
+
+def check_architecture(architecture: str, name: str) -> None:
+    """Raise BuildError unless a base is for the machines that the locked wheels are for."""
+    if architecture != "amd64":
+        raise BuildError(
+            f"{name}: is for {architecture}, and what is added to it is compiled for amd64",
+            f"Where the engine can run that: docker pull --platform linux/amd64 {name}",
+        )
 
 
 def check_base(base: Facts, row: Row, name: str, standin: bool) -> None:

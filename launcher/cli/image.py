@@ -28,18 +28,22 @@ def main(args: argparse.Namespace) -> int:
     from launcher.build.image import Builds, Request, build_all
     from launcher.engine.connect import connect
     from launcher.errors import UsageError
+    from launcher.matrix.load import find_row, load_matrix
     from launcher.progress import Progress
     from launcher.settings import settings
 
-    builds = Builds(connect(), settings(), Progress())
-    tags = [tag for tag, row in builds.matrix.rows.items() if row.cuda] if args.all else args.tags
+    matrix = load_matrix()
+    tags = [tag for tag, row in matrix.rows.items() if row.cuda] if args.all else args.tags
     if not tags:
-        raise UsageError("no tag given", f"One of: {', '.join(builds.matrix.rows)}")
+        raise UsageError("no tag given", f"One of: {', '.join(matrix.rows)}")
+    for tag in tags:
+        find_row(matrix, tag)
+    builds = Builds(connect(timeout=600), settings(), Progress())
     requests = [
         Request(
             tag=tag,
             megatron=args.megatron,
-            checkout=args.source.resolve() if args.source else None,
+            checkout=args.source.expanduser().resolve() if args.source else None,
             base=args.base,
             builder=args.builder,
             no_cache=args.no_cache,

@@ -80,6 +80,32 @@ def test_a_checkout_is_taken_as_it_stands_less_what_git_ignores(
     assert not (tmp_path / "tree/.git").exists()
 
 
+def test_a_repository_within_a_checkout_is_left_out(checkout: Path, tmp_path: Path) -> None:
+    commit_all(checkout)
+    before = source.from_path(checkout, "0.9.0", ANY).identity
+    (checkout / "other").mkdir()
+    (checkout / "other/file").write_text("x")
+    commit_all(checkout / "other")
+    found = source.from_path(checkout, "0.9.0", ANY)
+    assert found.identity == before
+    found.unpack(tmp_path / "tree")
+    assert not (tmp_path / "tree/other").exists()
+
+
+def test_within_a_hook_of_git_the_checkout_is_the_one_named(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = commit_all(checkout)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    assert source.from_path(checkout, "0.9.0", ANY).revision == commit
+
+
+def test_what_tar_cannot_unpack_is_told_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(b"no archive")
+    with pytest.raises(BuildError, match=r"tar can't unpack the source there: \S"):
+        source._extract(tmp_path / "a.tar.gz", tmp_path)
+
+
 def test_a_bare_repository_gives_the_locked_commit(checkout: Path, tmp_path: Path) -> None:
     commit = commit_all(checkout)
     bare = tmp_path / "bare.git"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.build.verify import Facts, check_base, check_image
+from launcher.build.verify import Facts, check_architecture, check_base, check_image
 from launcher.errors import BuildError
 from launcher.matrix.load import load_matrix
 
@@ -27,6 +27,13 @@ def test_another_torch_or_none_is_refused_unless_it_is_a_stand_in(packages: dict
     with pytest.raises(BuildError, match="torch"):
         check_base(facts, ROW, "base", standin=False)
     check_base(facts, ROW, "base", standin=True)
+
+
+def test_a_base_for_other_machines_is_refused() -> None:
+    check_architecture("amd64", "base")
+    with pytest.raises(BuildError, match=r"base: is for arm64") as caught:
+        check_architecture("arm64", "base")
+    assert "--platform linux/amd64 base" in caught.value.remedy
 
 
 def test_an_image_that_only_adds_is_right() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,7 @@ def matrix_folder(tmp_path: Path, change: dict[str, Any]) -> Path:
 def standin(client: DockerClient, python_image: str, name: str) -> str:
     """A base of its own: a stand-in for an NGC image, which has Python and no torch."""
     text = f"FROM {python_image}\nLABEL megatron-launchpad.standin=test\nENV STANDIN={name}\n"
-    client.images.build(fileobj=io.BytesIO(text.encode()), tag=f"launchpad-test:{name}")
+    client.images.build(fileobj=io.BytesIO(text.encode()), tag=f"launchpad-test:{name}", rm=True)
     return f"launchpad-test:{name}"
 
 
@@ -168,9 +169,34 @@ def test_nine_rows_on_nine_bases_compile_once(
         engine.images.remove(f"launchpad-test:{tag}", force=True)
 
 
+def test_an_unknown_tag_is_refused_before_an_engine_is_asked() -> None:
+    done = launcher("image", "build", "cpu", "24.11", DOCKER_HOST="unix:///nowhere")
+    refused(done, 2, "no tag '24.11'", "Did you mean '24.10'")
+
+
+def test_no_engine_is_told_by_name() -> None:
+    done = launcher("image", "build", "cpu", DOCKER_HOST="unix:///nowhere")
+    refused(done, 125, "no container engine answers", "unix:///nowhere")
+
+
 @pytest.mark.usefixtures("engine")
-def test_an_unknown_tag_is_refused() -> None:
-    refused(launcher("image", "build", "24.11"), 2, "no tag '24.11'", "Did you mean '24.10'")
+def test_a_base_whose_name_is_none_is_refused() -> None:
+    done = launcher("image", "build", "cpu", "--base", "Foo Bar")
+    refused(done, 2, "Foo Bar: not an image's name")
+
+
+def test_a_base_without_python_is_refused_by_name_and_leaves_no_container(
+    engine: DockerClient, bases: Bases
+) -> None:
+    empty = io.BytesIO()
+    tarfile.open(fileobj=empty, mode="w").close()
+    engine.api.import_image_from_data(empty.getvalue(), "launchpad-test-empty", "1")
+    builder = ["--builder", bases.builder] if bases.builder else []
+    done = launcher("image", "build", "cpu", "--base", "launchpad-test-empty:1", *builder)
+    refused(done, 122, "launchpad-test-empty:1: python3 doesn't run in it")
+    left = engine.containers.list(all=True, filters={"ancestor": "launchpad-test-empty:1"})
+    engine.images.remove("launchpad-test-empty:1", force=True)
+    assert not left
 
 
 @pytest.mark.usefixtures("engine")

@@ -1,0 +1,139 @@
+"""What a build leaves, reuses and says when the engine or the system refuses."""
+
+from __future__ import annotations
+
+import errno
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from docker.errors import APIError
+from requests.exceptions import ReadTimeout
+
+from launcher.build import image
+from launcher.build.image import Builds, Request, build_all
+from launcher.errors import BuildError, EngineError, UsageError
+from launcher.progress import Progress
+from launcher.settings import Settings
+
+
+class FakeApi:
+    """A stand-in for an engine's API that knows images by ID, with their names."""
+
+    def __init__(self, names: dict[str, list[str] | None]) -> None:
+        self.names = names
+
+    def images(self, filters: dict[str, str]) -> list[dict[str, Any]]:
+        return [{"Id": key, "RepoTags": names} for key, names in self.names.items()]
+
+    def inspect_image(self, image: str) -> dict[str, Any]:
+        return {"Id": image, "RepoTags": self.names[image]}
+
+    def remove_image(self, image: str, force: bool) -> None:
+        del self.names[image]
+
+
+def builds(site: Settings, names: dict[str, list[str] | None]) -> tuple[Builds, FakeApi]:
+    api = FakeApi(names)
+    return Builds(SimpleNamespace(api=api), site, Progress(io.StringIO())), api
+
+
+def test_an_image_without_a_name_is_not_reused(empty_site: Settings) -> None:
+    """A build that ended before its checks left it."""
+    nameless = {"sha256:a": None, "sha256:b": [], "sha256:c": ["<none>:<none>"]}
+    assert builds(empty_site, nameless)[0]._with_key("key") is None
+    named = {**nameless, "sha256:d": ["megatron:cpu"]}
+    assert builds(empty_site, named)[0]._with_key("key") == "sha256:d"
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), BuildError("not right")])
+def test_an_image_whose_check_did_not_end_is_removed(
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch, end: BaseException
+) -> None:
+    building, api = builds(empty_site, {"sha256:new": []})
+
+    def check(*_: object) -> None:
+        raise end
+
+    inputs = SimpleNamespace(source=SimpleNamespace(release="0.16.1"), key=lambda: "key")
+    monkeypatch.setattr(building, "_inputs", lambda request: inputs)
+    for name in ("_check_base", "_labels"):
+        monkeypatch.setattr(building, name, lambda *_: None)
+    monkeypatch.setattr(building, "_build", lambda *_: "sha256:new")
+    monkeypatch.setattr(building, "_check", check)
+    with pytest.raises(type(end)):
+        building.build(Request("cpu"))
+    assert api.names == {}
+
+
+def test_one_that_an_earlier_build_named_is_kept(empty_site: Settings) -> None:
+    building, api = builds(empty_site, {"sha256:old": ["megatron:cpu"]})
+    building._discard("sha256:old")
+    assert api.names
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (APIError("x", explanation="conflict"), EngineError, "conflict"),
+        (ReadTimeout("no answer"), EngineError, "no answer"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "git"), BuildError, "needs git and tar"),
+        (OSError(errno.ENOSPC, "No space left on device"), BuildError, "TMPDIR"),
+        (PermissionError(errno.EACCES, "Permission denied", "/cache"), BuildError, "/cache: Perm"),
+    ],
+)
+def test_what_engine_or_system_refuse_is_told_and_ends_the_step(
+    error: Exception, kind: type[Exception], said: str
+) -> None:
+    out = io.StringIO()
+    progress = Progress(out)
+
+    def refuse() -> None:
+        with image._told(progress):
+            progress.step("patch")
+            raise error
+
+    with pytest.raises(kind, match=said):
+        refuse()
+    progress.step("next")
+    assert out.getvalue() == "patch: failed\n"
+
+
+def test_a_row_that_is_not_in_the_lock_says_to_lock(empty_site: Settings) -> None:
+    building, _ = builds(empty_site, {})
+    with pytest.raises(UsageError) as caught:
+        building._locked("needs", "cp399")
+    assert "no needs of cp399" in caught.value.problem
+    assert "make lock" in caught.value.remedy
+
+
+def test_a_base_that_cannot_be_had_does_not_keep_other_rows_from_being_built(
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    building, _ = builds(empty_site, {})
+    made = image.Built(["megatron:cpu"], "sha256:a", reused=False)
+
+    def build(request: Request) -> image.Built:
+        if request.tag == "24.02":
+            raise EngineError("the registry has no such image (404)")
+        return made
+
+    monkeypatch.setattr(building, "build", build)
+    built, failed = build_all(building, [Request("24.02"), Request("cpu")])
+    assert built == [made]
+    assert [(request.tag, error.exit_code) for request, error in failed] == [("24.02", 125)]
+
+
+def test_a_relative_cache_is_one_folder_wherever_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from launcher.settings import settings
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAUNCHER_CACHE", "cache")
+    assert settings().cache == tmp_path / "cache"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LAUNCHER_CACHE", "~/cache")
+    assert settings().cache == tmp_path / "cache"
