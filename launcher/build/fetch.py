@@ -24,6 +24,12 @@ PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)] + [
     "manylinux1_x86_64",
 ]
 
+# What would add requirements to the pinned ones, limit them, or put them elsewhere.
+MISLEADING = {
+    *("PIP_CONSTRAINT", "PIP_REQUIREMENT", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER"),
+    *("PIP_PLATFORM", "PIP_PYTHON_VERSION", "PIP_NO_BINARY", "PIP_ONLY_BINARY"),
+}
+
 SDIST_OPTIONS = ["--no-binary=:all:", "--no-build-isolation", "--ignore-requires-python"]
 
 
@@ -116,8 +122,8 @@ def _download(pins: list[str], options: list[str], site: Settings) -> None:
 
 
 def pip(args: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run this Python's pip, with the user's configuration but no constraints."""
-    env = {k: v for k, v in os.environ.items() if k != "PIP_CONSTRAINT"}
+    """Run this Python's pip, with the user's indexes and proxies but not what is MISLEADING."""
+    env = {k: v for k, v in os.environ.items() if k not in MISLEADING}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)

@@ -133,7 +133,8 @@ def _lock_git(url: str, commit: str, site: Settings) -> LockedGit:
 
 def _lock_sdist(version: str, site: Settings) -> LockedSdist:
     """Download the sdist once, for its hash and for the newest time in it."""
-    with tempfile.TemporaryDirectory() as folder:
+    site.cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=site.cache) as folder:
         options = [*fetch.SDIST_OPTIONS, "--no-deps", "--quiet", "--dest", folder]
         done = fetch.pip(["download", *options, f"megatron-core=={version}"])
         if done.returncode:

@@ -62,3 +62,19 @@ def test_a_clashing_constraint_of_the_user_does_not_matter(
     digest = "4721f391ed90541fddacab5acf947aa0d3dc7d27b2e1e8eda2be8970586c3274"
     (path,) = fetch.wheels([f"six==1.17.0 --hash=sha256:{digest}"], "3.12", empty_site)
     assert path.name.startswith("six-1.17.0")
+
+
+def test_pip_variables_that_change_what_is_fetched_do_not_reach_pip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[str, str] = {}
+
+    def run(command: list[str], env: dict[str, str], **_: object) -> None:
+        seen.update(env)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("PIP_REQUIREMENT", "/nowhere")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
+    fetch.pip(["download"])
+    assert "PIP_REQUIREMENT" not in seen
+    assert seen["PIP_INDEX_URL"] == "https://mirror.example/simple"
