@@ -23,7 +23,8 @@ def image_of_nothing(client: DockerClient, base: str) -> None:
     """An image in which python3 does nothing, so that only the launch is measured."""
     nothing = 'RUN ["ln", "-sf", "/bin/true", "/usr/local/bin/python3"]'
     text = f"FROM {base}\nLABEL megatron-launchpad.megatron=0.16.1\n{nothing}\n"
-    client.images.build(fileobj=io.BytesIO(text.encode()), tag=IMAGE, network_mode="none")
+    file = io.BytesIO(text.encode())
+    client.images.build(fileobj=file, tag=IMAGE, network_mode="none", rm=True)
 
 
 def figures(client: DockerClient, base: str) -> list[Figure]:

@@ -80,7 +80,7 @@ def _matrix(folder: Path, client: DockerClient, tags: list[str], base: str) -> P
     data = yaml.safe_load((ROOT / "matrix.yaml").read_text())
     for tag in tags:
         text = f"FROM {base}\nLABEL {STANDIN}=bench\nENV STANDIN={tag}\n"
-        client.images.build(fileobj=io.BytesIO(text.encode()), tag=f"{NAME}:base-{tag}")
+        client.images.build(fileobj=io.BytesIO(text.encode()), tag=f"{NAME}:base-{tag}", rm=True)
         own = {"base": f"{NAME}:base-{tag}", "python": "3.11"}
         data["rows"][tag] |= {**own, "megatron": "0.10.0", "source": "sdist"}
     (folder / "matrix.yaml").write_text(yaml.safe_dump(data, sort_keys=False))

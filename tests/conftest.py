@@ -85,7 +85,16 @@ def cpu_images(engine: DockerClient, site: Settings, bases: Bases) -> CpuImages:
     return CpuImages(engine, site, bases)
 
 
+passed: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note each test that ran to its end and passed."""
+    if report.when == "call" and report.passed:
+        passed.add(report.nodeid)
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Nothing collected is a failure, however it came about."""
-    if session.testscollected == 0 and exitstatus == 0:
+    """All skipped is a failure as nothing collected is."""
+    if exitstatus == 0 and not passed and not session.config.option.collectonly:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED

@@ -48,7 +48,9 @@ def hooked(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with private.private_engine(folder) as client:
         base = debian_base(client, "launchpad-test:base", STANDIN_EPOCH, cache=site.cache / "bases")
         text = f'FROM {base}\nRUN ["ln", "-sf", "/bin/true", "/usr/local/bin/python3"]\n'
-        client.images.build(fileobj=io.BytesIO(text.encode()), tag=IMAGE, network_mode="none")
+        client.images.build(
+            fileobj=io.BytesIO(text.encode()), tag=IMAGE, network_mode="none", rm=True
+        )
         yield engine_host(client), seen
     patch.undo()
 
