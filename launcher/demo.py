@@ -62,7 +62,8 @@ def run(site: Settings) -> None:
 
 def _train(folder: Path) -> None:
     """Train on the text, then load the checkpoint and go on; check what the losses say."""
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder)
     folder.mkdir(parents=True)
     documents = text()
     tokens = indexed.write(folder / "text", documents, VOCABULARY)
@@ -119,6 +120,8 @@ def launch(folder: Path, *settings: str) -> Seen:
                 held_out[int(match[1])] = float(match[2])
     if process.returncode:
         raise DemoError(f"the training run ended with exit code {process.returncode}")
+    if not training or not held_out:
+        raise DemoError("the training run printed no losses")
     return Seen(training, held_out)
 
 

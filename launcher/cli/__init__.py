@@ -28,6 +28,7 @@ exit codes:
   121  refused before the start: the run can't work here
   122  an image could not be built
   125  no container engine, or it refused
+  130  interrupted
   any other is the training program's own, passed through unchanged
 """
 
@@ -51,6 +52,18 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        return _tell(error)
+
+
+def _tell(error: OSError) -> int:
+    """Tell what the system refused, or an engine, whose errors have no errno; the exit code."""
+    if error.errno is None:
+        print(f"launcher: the engine: {error}", file=sys.stderr)
+        return 125
+    what = f"{error.filename}: " if error.filename else ""
+    print(f"launcher: {what}{error.strerror}", file=sys.stderr)
+    return 2
 
 
 def _in_own_environment(error: ModuleNotFoundError, argv: list[str]) -> int:

@@ -1,0 +1,43 @@
+"""What the command line makes of errors that no command foresaw."""
+
+from __future__ import annotations
+
+import errno
+from types import SimpleNamespace
+
+import pytest
+from docker.errors import APIError
+
+from launcher import cli
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "/a/b"), 2, "/a/b: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device"),
+        (APIError("conflict"), 125, "the engine: conflict"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_it_is_one_line_and_a_documented_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    said: str,
+) -> None:
+    def main(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(main=main))
+    monkeypatch.setattr(cli, "_parser", lambda argv: SimpleNamespace(parse_args=cli_args))
+    assert cli.main([]) == code
+    assert f"\n  {code} " in cli.EXIT_CODES
+    printed = capsys.readouterr().err
+    assert printed == (f"launcher: {said}\n" if said else "")
+
+
+def cli_args(argv: list[str]) -> SimpleNamespace:
+    """Arguments that name some command."""
+    return SimpleNamespace(command="run")
