@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -204,18 +207,31 @@ def _has_commit(repository: Path, commit: str) -> bool:
 
 
 def _fetch_commit(url: str, commit: str, repository: Path) -> None:
-    """Fetch one commit, without history, into a bare repository."""
+    """Fetch one commit, without history, into a bare repository, while no other launcher does."""
     repository.mkdir(parents=True, exist_ok=True)
-    git(repository, "init", "--bare", "--quiet")
     command = ["git", "-C", str(repository), "fetch", "--quiet", "--depth=1", url, commit]
     env = git_environment() | {"GIT_TERMINAL_PROMPT": "0"}  # a name and a password: fail instead
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    with _alone(repository):
+        git(repository, "init", "--bare", "--quiet")
+        (repository / "shallow.lock").unlink(missing_ok=True)  # of a fetch that was killed
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(
             f"git can't fetch {commit} from {url}:\n  {done.stderr.strip()}",
             "Without access to it, clone Megatron-LM elsewhere and pass SOURCE=path, "
             "or name a mirror in LAUNCHER_GIT_MIRROR.",
         )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time write in `folder`; the lock ends with its holder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _archive(repository: Path, commit: str, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,6 +141,25 @@ def test_git_fetches_one_commit_and_a_missing_one_says_how_else(
     assert source.git(folder, "cat-file", "-t", commit).strip() == "commit"
     with pytest.raises(BuildError, match="SOURCE=path"):
         source.repository(checkout.as_uri(), "d" * 40, empty_site)
+
+
+def test_launchers_fetch_in_turn_and_the_lock_of_a_killed_one_does_not_last(
+    checkout: Path, empty_site: source.Settings
+) -> None:
+    commits = [commit_all(checkout)]
+    for number in range(3):
+        (checkout / "setup.py").write_text(f"print({number})\n")
+        commits.append(commit_all(checkout))
+    subprocess.run(
+        ["git", "-C", str(checkout), "config", "uploadpack.allowAnySHA1InWant", "true"], check=True
+    )
+    folder = source.repository(checkout.as_uri(), commits[0], empty_site)
+    (folder / "shallow.lock").touch()
+    with ThreadPoolExecutor() as pool:
+        found = list(
+            pool.map(lambda c: source.repository(checkout.as_uri(), c, empty_site), commits)
+        )
+    assert all(source.git(f, "cat-file", "-t", c) for f, c in zip(found, commits, strict=True))
 
 
 def test_a_mirror_takes_the_place_of_github(checkout: Path, empty_site: source.Settings) -> None:
