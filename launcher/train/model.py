@@ -54,7 +54,8 @@ class Attention(torch.nn.Module):
                 context = _attend(heads, self.dropout)
         else:
             context = _attend(heads, 0.0)
-        return context.permute(2, 0, 1, 3).flatten(2)
+        # Which kernel torch takes decides the layout; Megatron views the result as it stands.
+        return context.permute(2, 0, 1, 3).flatten(2).contiguous()
 
 
 def _attend(heads: list[torch.Tensor], dropout: float) -> torch.Tensor:
