@@ -8,8 +8,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
+
+from launcher.data import indexed
 
 from .conftest import TINY, Run, environment, runner_command, start
 
@@ -119,26 +120,10 @@ def test_tracker_of_a_missing_checkpoint(tmp_path: Path) -> None:
     assert "Traceback" not in run.output
 
 
-def write_tokens(prefix: Path, documents: list[np.ndarray]) -> None:
-    """A .bin of uint16 tokens and its .idx, one sequence a document."""
-    lengths = np.array([len(document) for document in documents], dtype=np.int32)
-    offsets = np.concatenate([[0], np.cumsum(2 * lengths[:-1], dtype=np.int64)])
-    prefix.with_suffix(".bin").write_bytes(np.concatenate(documents).astype("<u2").tobytes())
-    prefix.with_suffix(".idx").write_bytes(
-        b"MMIDIDX\0\0"
-        + np.array([1], dtype="<u8").tobytes()
-        + bytes([8])
-        + np.array([len(lengths), len(lengths) + 1], dtype="<u8").tobytes()
-        + lengths.astype("<i4").tobytes()
-        + offsets.astype("<i8").tobytes()
-        + np.arange(len(lengths) + 1, dtype="<i8").tobytes()
-    )
-
-
 def test_real_data(train: Train, tmp_path: Path) -> None:
     prefix = tmp_path / "text_document"
-    counting = np.tile(np.arange(99), 2)
-    write_tokens(prefix, [np.append(counting[n : n + 60], 99) for n in range(99)])
+    counting = [*range(99), *range(99)]
+    indexed.write(prefix, ([*counting[n : n + 60], 99] for n in range(99)), vocab_size=100)
     arguments = (
         *("--data-path", str(prefix), "--split", "90,10,0"),
         *("--data-cache-path", str(tmp_path / "cache")),
