@@ -18,7 +18,7 @@ from launcher.build.source import MegatronSource
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_release, find_row, load_lock, load_matrix
 from launcher.matrix.render import dockerfile
-from launcher.matrix.schema import Lock, Matrix
+from launcher.matrix.schema import Lock, Matrix, caution
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -81,6 +81,7 @@ class Builds:
         if not request.no_cache and (found := self._with_key(key)):
             self._tag(found, names)
             return Built(names, found, reused=True)
+        self._caution(request, inputs.source.release)
         base = self._check_base(request, inputs)
         image = self._build(inputs, request, self._labels(request, inputs, key))
         try:
@@ -164,6 +165,12 @@ class Builds:
         except APIError as error:
             self.progress.fail()
             raise describe_pull_failure(reference, error) from error
+
+    def _caution(self, request: Request, version: str) -> None:
+        """Say what is known to be wrong with the release on this row's torch."""
+        row = self.matrix.rows[request.tag]
+        if because := caution(row, self.matrix.releases[version]):
+            self.progress.note(f"Megatron {version} on torch {row.torch}: {because}")
 
     def _check_base(self, request: Request, inputs: context.Inputs) -> verify.Facts:
         """Look into the base, once for each image, and refuse one that isn't the row's."""

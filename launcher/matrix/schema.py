@@ -165,9 +165,19 @@ def misfit(row: Row, version: str, release: MegatronRelease) -> str | None:
     """Why `release` can't be used on `row` by its own metadata, or None where it can."""
     for name, limit in (("python", release.python), ("torch", release.torch)):
         have = getattr(row, name)
-        if limit and not SpecifierSet(limit).contains(Version(have), prereleases=True):
+        if limit and not _meets(have, limit):
             return f"Megatron {version} requires {name} {limit}, and the base has {have}"
     return None
+
+
+def caution(row: Row, release: MegatronRelease) -> str | None:
+    """What is known to be wrong with `release` on the torch of `row`, or None."""
+    known = release.caution
+    return known.because if known and _meets(row.torch, known.torch) else None
+
+
+def _meets(version: str, limit: str) -> bool:
+    return SpecifierSet(limit).contains(Version(version), prereleases=True)
 
 
 class LockedGit(Strict):

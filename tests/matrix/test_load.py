@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.matrix.load import find_release, find_row, load_matrix
-from launcher.matrix.schema import misfit
+from launcher.matrix.schema import caution, misfit
 
 ROOT = Path(__file__).resolve().parents[2]
 NGC = [f"24.{month:02}" for month in range(2, 11)]
@@ -107,3 +107,11 @@ def test_a_prerelease_of_a_base_is_no_release_for_a_limit() -> None:
     matrix = load_matrix()
     row = matrix.rows["24.10"].model_copy(update={"torch": "2.6.0a0+abc"})
     assert misfit(row, "0.15.3", matrix.releases["0.15.3"]) is not None
+
+
+def test_a_known_defect_is_told_where_the_torch_has_it() -> None:
+    matrix = load_matrix()
+    old = matrix.releases["0.9.0"]
+    assert caution(matrix.rows["24.10"], old) is None
+    assert "checkpoint" in str(caution(matrix.rows["cpu"], old))
+    assert caution(matrix.rows["cpu"], matrix.releases["0.16.1"]) is None
