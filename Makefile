@@ -47,7 +47,7 @@ requirements: dev  ## write requirements*.txt from pyproject.toml and requiremen
 	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
 	  --no-emit-index-url pyproject.toml requirements-dev.in -o requirements-dev.txt
 
-bench: dev  ## ratios against peers, side by side in one run
+bench: dev  ## times and ratios beside their goals, from one run
 	@$(VENV)/bin/python -m bench $(ARGS)
 
 clean:  ## remove what these targets made here; the download cache stays

@@ -1,1 +1,1 @@
-"""Comparisons with peers and floors, side by side in one run: `make bench`."""
+"""What the launcher costs beside bare docker and a bare interpreter, in one run: `make bench`."""
