@@ -116,7 +116,8 @@ def _download(pins: list[str], options: list[str], site: Settings) -> None:
         if done.returncode and site.torch_index:
             done = pip([*command, "--extra-index-url", site.torch_index])
         if done.returncode:
-            raise BuildError(f"pip can't fetch {_short(pins)}:\n{last_errors(done.stderr)}")
+            said = last_errors(done.stderr)
+            raise BuildError(f"pip can't fetch {_short(pins)}:\n{said}", remedy_if_full(said))
         for path in sorted(target.iterdir()):
             store(path, site)
 
@@ -134,6 +135,14 @@ def _short(pins: list[str]) -> str:
 
 
 def last_errors(text: str) -> str:
-    """The last lines of what pip printed, without its warnings."""
+    """The last lines of what pip printed, without its warnings; of a traceback the last alone."""
     lines = [line for line in text.splitlines() if line.strip() and "WARNING" not in line]
+    if any("Traceback (most recent call last)" in line for line in lines):
+        lines = [lines[-1].strip()]
     return "\n".join(f"  {line}" for line in lines[-12:])
+
+
+def remedy_if_full(said: str) -> str:
+    """What to do where a program says that this machine's disk is full; else nothing."""
+    full = any(words in said for words in ("No space left on device", "Disk quota exceeded"))
+    return "Free some, or set TMPDIR and LAUNCHER_CACHE to folders with space." if full else ""

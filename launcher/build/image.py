@@ -142,6 +142,7 @@ class Builds:
             locked = self._locked("releases", version)
             self.progress.step(f"source: Megatron {version} from {kind}")
             self._sources[kind, version] = resolve(locked=locked)
+            self.progress.close()
         return self._sources[kind, version]
 
     def _image_id(self, reference: str) -> str:
@@ -279,12 +280,12 @@ def _told(progress: Progress) -> Iterator[None]:
 
 def _refused_by_system(error: OSError) -> BuildError:
     """A missing program, a full disk, a folder that can't be written."""
-    what = f"{error.filename}: " if error.filename else ""
+    name = error.filename2 or error.filename  # of a copy, the target
+    what = f"{name}: " if name else ""
     if error.errno == errno.ENOENT and "/" not in str(error.filename):
         return BuildError(f"{what}no such program", "Install it: a build needs git and tar.")
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    remedy = "Free some, or set TMPDIR and LAUNCHER_CACHE to folders with space." if full else ""
-    return BuildError(f"{what}{error.strerror or error}", remedy)
+    reason = error.strerror or str(error)
+    return BuildError(f"{what}{reason}", fetch.remedy_if_full(reason))
 
 
 def _is_named(names: list[str] | None) -> bool:

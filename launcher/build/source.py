@@ -255,8 +255,11 @@ def unpack(archive: IO[bytes], folder: Path, *options: str) -> None:
     command = ["tar", "-x", *options, "-f", "-", "-C", str(folder)]
     done = subprocess.run(command, stdin=archive, stderr=subprocess.PIPE, check=False)
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise BuildError(f"{folder}: tar can't unpack the source there: {said[0] if said else ''}")
+        said = done.stderr.decode(errors="replace").strip().splitlines() or [""]
+        reason = next((line for line in said if fetch.remedy_if_full(line)), said[0])
+        raise BuildError(
+            f"{folder}: tar can't unpack the source there: {reason}", fetch.remedy_if_full(reason)
+        )
 
 
 def git(repository: Path, *args: str) -> str:

@@ -78,3 +78,13 @@ def test_pip_variables_that_change_what_is_fetched_do_not_reach_pip(
     fetch.pip(["download"])
     assert "PIP_REQUIREMENT" not in seen
     assert seen["PIP_INDEX_URL"] == "https://mirror.example/simple"
+
+
+def test_of_a_traceback_of_pip_s_its_reason_is_told() -> None:
+    said = fetch.last_errors(
+        "WARNING: old\nERROR: Exception:\nTraceback (most recent call last):\n"
+        '  File "x.py", line 1, in run\nOSError: [Errno 28] No space left on device\n'
+    )
+    assert said == "  OSError: [Errno 28] No space left on device"
+    assert "TMPDIR" in fetch.remedy_if_full(said)
+    assert fetch.remedy_if_full("ERROR: no matching distribution") == ""
