@@ -1,4 +1,4 @@
-"""`python -m launcher`: the command line."""
+"""`python3 -m launcher`: the command line."""
 
 import sys
 

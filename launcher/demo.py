@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.build.image import Builds, Request
 from launcher.data import indexed
 from launcher.engine import acquire
-from launcher.engine.connect import engine_host
+from launcher.engine.connect import engine_host, is_private
 from launcher.errors import LauncherError
 from launcher.matrix.load import load_matrix
 from launcher.progress import Progress
@@ -58,6 +58,11 @@ def run(site: Settings) -> None:
         progress.note(f"image {built.names[-1]} {'is there' if built.reused else 'is built'}")
         os.environ["DOCKER_HOST"] = engine_host(client)
         _train(site.cache / "demo")
+        if is_private(client):
+            print(
+                "\nThe image is in a private engine, which ends now. `python3 -m launcher engine` "
+                "keeps it up\nand prints the DOCKER_HOST with which other commands find it."
+            )
 
 
 def _train(folder: Path) -> None:
@@ -108,7 +113,7 @@ def launch(folder: Path, *settings: str) -> Seen:
         command += ["--set", setting]
     for key in ("save", "load"):
         command += ["--set", f"checkpoint.{key}={folder / 'checkpoints'}"]
-    print(f"\n$ {shlex.join(['python', *command[1:]])}", flush=True)
+    print(f"\n$ {shlex.join(['python3', *command[1:]])}", flush=True)
     training, held_out = {}, {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

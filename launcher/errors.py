@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 
+MOST_LISTED = 24
+
+
 class LauncherError(Exception):
     """What went wrong, where, and how to mend it; printed without a traceback.
 
@@ -46,6 +49,7 @@ def nearest(word: str, known: list[str]) -> str:
     """A "did you mean" remedy for `word`, or the list of what is known."""
     from difflib import get_close_matches
 
-    close = get_close_matches(word, known, n=1, cutoff=0.4)
-    listed = ", ".join(known)
+    begun = [one for one in known if word and one.startswith(word)]
+    close = begun[:1] or get_close_matches(word, known, n=1, cutoff=0.55)
+    listed = ", ".join(known if len(known) <= MOST_LISTED else [*known[:MOST_LISTED], "…"])
     return f"Did you mean {close[0]!r}? Known: {listed}" if close else f"Known: {listed}"

@@ -78,7 +78,8 @@ def buildkit(
         id_file = Path(folder) / "id"
         argv = [*command, "--network=none", "--progress=plain", f"--iidfile={id_file}"]
         if any("buildx" in part for part in command):
-            argv += ["--load", "--provenance=false"]
+            # The engine's own builder: another one wouldn't see the engine's images.
+            argv += ["--builder=default", "--load", "--provenance=false"]
         argv += ["--no-cache"] if no_cache else []
         argv += [f"--build-arg={name}={value}" for name, value in args.items()]
         argv += [f"--label={name}={value}" for name, value in labels.items()]

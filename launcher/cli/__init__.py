@@ -19,6 +19,7 @@ COMMANDS = {
     "image": "launcher.cli.image",
     "matrix": "launcher.cli.matrix",
     "demo": "launcher.cli.demo",
+    "engine": "launcher.cli.engine",
 }
 
 EXIT_CODES = """\
@@ -84,7 +85,7 @@ def _in_own_environment(error: ModuleNotFoundError, argv: list[str]) -> int:
 
 def _parser(argv: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m launcher",
+        prog="python3 -m launcher",
         description="Reproducible Megatron-LM images, and a launcher for training runs in them.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -18,7 +18,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--all", action="store_true", help="all rows with CUDA, as `make images`")
     add("--megatron", metavar="RELEASE", help="another release than the row's: 0.10.0")
     add("--source", metavar="PATH", type=Path, help="a Megatron-LM checkout to build")
-    add("--base", metavar="IMAGE", help="in place of the row's base: a mirror's name")
+    add(
+        "--base",
+        metavar="IMAGE",
+        help="in place of the row's base, such as a mirror's: {tag} in it is the tag",
+    )
     add("--builder", metavar="IMAGE", help="in place of the image that compiles")
     add("--no-cache", action="store_true", help="build again, use no cached layer")
 
@@ -44,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
             tag=tag,
             megatron=args.megatron,
             checkout=args.source.expanduser().resolve() if args.source else None,
-            base=args.base,
+            base=args.base and args.base.replace("{tag}", tag),
             builder=args.builder,
             no_cache=args.no_cache,
         )

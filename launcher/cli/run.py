@@ -86,6 +86,7 @@ def _facts(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> 
         found = chosen.facts(image.reference(config.image))
     except EngineError:
         if not dry:
+            _planned(config, origin)  # a wrong tag is told before a missing engine
             raise
         found = None
     if found is not None:

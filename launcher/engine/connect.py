@@ -116,7 +116,7 @@ def buildx(client: DockerClient) -> list[str] | None:
     private, system = _private_file(client, PLUGIN), shutil.which("docker")
     found = [[str(private)]] if private else []
     found += [[system, "buildx"]] if system else []
-    return next((argv for argv in found if _runs([*argv, "inspect"], client)), None)
+    return next((argv for argv in found if _runs([*argv, "inspect", "default"], client)), None)
 
 
 def buildkit(client: DockerClient) -> list[str] | None:
@@ -164,7 +164,7 @@ def _remedy_none(failures: list[tuple[Endpoint, str]]) -> str:
         "linux": "Start one: sudo systemctl start docker, or systemctl --user start podman.socket\n"
         "  (to install one on Debian or Ubuntu: sudo apt-get install docker.io).\n"
         "  As root there, without installing anything, one runs for as long as this does:\n"
-        "    python -m launcher.engine.private FOLDER",
+        "    python3 -m launcher engine",
         "darwin": "Start Docker Desktop, Colima (colima start) or Podman (podman machine start).",
     }.get(sys.platform, "Start Docker Desktop.")
     return f"{start}\n  Or point DOCKER_HOST at an engine elsewhere: DOCKER_HOST=ssh://user@machine"
@@ -285,6 +285,11 @@ def _reason(error: Exception) -> str:
         "certificate verify failed": "its certificate doesn't match the one expected",
     }
     return next((said for part, said in known.items() if part in lowered), text.splitlines()[0])
+
+
+def is_private(client: DockerClient) -> bool:
+    """Whether the engine is one that the launcher started."""
+    return _private_file(client, "usr") is not None
 
 
 def _private_file(client: DockerClient, name: str) -> Path | None:

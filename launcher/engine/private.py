@@ -299,22 +299,14 @@ def _clean(place: Place) -> None:
                 group.rmdir()
 
 
-def main(folder: Path) -> int:
-    """Keep an engine up until interrupted, for the commands that are started meanwhile."""
+def keep_up(folder: Path, say: Say) -> None:
+    """Keep the engine of `folder` up until interrupted, for what is started meanwhile."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with private_engine(folder, partial(print, flush=True)):
+        with private_engine(folder, say):
             place = _recorded(folder.resolve())
             assert place is not None
             print(f"export DOCKER_HOST={place.host}", flush=True)
             signal.pause()
     except KeyboardInterrupt:
-        return 0
-    except EngineError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+        return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -47,12 +48,13 @@ _SIGNS: list[tuple[Fault, tuple[str, ...]]] = [
     (Fault.MISSING, ("not found", "404", "no such image")),
 ]
 _NVIDIA = "nvcr.io"
+_DIGEST = re.compile(r"sha256:[0-9a-f]+")  # in which any number can stand
 
 
 def classify(error: Exception) -> Fault:
     """Why a pull failed, from the engine's error."""
     explanation = getattr(error, "explanation", None)
-    text = f"{explanation or ''} {error}".lower()
+    text = _DIGEST.sub("", f"{explanation or ''} {error}".lower())
     return next((fault for fault, signs in _SIGNS if any(s in text for s in signs)), Fault.OTHER)
 
 

@@ -54,7 +54,8 @@ def _gpus(value: object) -> str:
     try:
         return str(parse_gpus(value))
     except LauncherError as error:
-        raise ValueError(f"not a request for GPUs. {error.remedy}".rstrip()) from error
+        reason = error.problem.removeprefix("gpus: ")
+        raise ValueError(f"{reason}. {error.remedy}".rstrip(". ")) from error
 
 
 def _batch(value: object) -> object:

@@ -1,6 +1,6 @@
 """Reads a git checkout's releases for the option names that arguments.json holds (a dev command).
 
-`python -m launcher.run.extract GITDIR core_v0.9.0 core_v0.10.0 …` rewrites arguments.json; without
+`python3 -m launcher.run.extract GITDIR core_v0.9.0 core_v0.10.0 …` rewrites arguments.json; without
 arguments, only the part on our own program, after its parser has changed.
 
 Nothing of Megatron is imported: the names are read from the syntax tree, and where a release makes

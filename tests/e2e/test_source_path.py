@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -9,14 +10,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from launcher.build import patch
+from launcher.matrix.load import load_matrix
+from launcher.matrix.schema import misfit
+from launcher.settings import ROOT
 from tests.e2e.command import launcher
-from tests.e2e.test_image import in_image
+from tests.e2e.test_image import CALL_HELPERS, in_image
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
     from tests.conftest import CpuImages
 
+MATRIX = load_matrix()
+FITTING = [v for v, r in MATRIX.releases.items() if misfit(MATRIX.rows["cpu"], v, r) is None]
 CHECKOUT = os.environ.get("MEGATRON_CHECKOUT", "")
 
 pytestmark = [
@@ -51,12 +58,20 @@ def test_the_quickstart_trains_unchanged_on_the_cpu(whole_image: str, tmp_path: 
     assert "Successfully loaded the model" in done.stdout
 
 
-def test_every_release_s_patches_apply_to_its_git_tag(tmp_path: Path) -> None:
-    from launcher.build import patch
-    from launcher.matrix.load import load_matrix
-    from launcher.settings import ROOT
+@pytest.mark.parametrize("megatron", FITTING)
+def test_each_release_gives_a_wheel_of_all_of_megatron(
+    engine: DockerClient, cpu_images: CpuImages, megatron: str
+) -> None:
+    name = cpu_images.build(megatron, Path(CHECKOUT))
+    record = json.loads(in_image(engine, name, "cat", "/opt/megatron/build.json"))
+    assert (record["release"], record["whole"]) == (megatron, True)
+    packaged = in_image(engine, name, "ls", "/opt/megatron/lib/megatron").split()
+    assert {"core", "training", "legacy"} <= set(packaged)
+    assert "/opt/megatron/lib" in in_image(engine, name, "python3", "-c", CALL_HELPERS)
 
-    for version, release in load_matrix().releases.items():
+
+def test_every_release_s_patches_apply_to_its_git_tag(tmp_path: Path) -> None:
+    for version, release in MATRIX.releases.items():
         tree = tmp_path / version
         tree.mkdir()
         archive = subprocess.run(

@@ -196,8 +196,8 @@ def write_cli(path: Path, answers: str) -> None:
 @pytest.mark.parametrize(
     ("answers", "with_buildx", "with_buildkit"),
     [
-        ('"buildx inspect") echo "Status: running";;', ["buildx"], ["buildx", "build"]),
-        ('"buildx inspect") echo "Status: inactive";;', None, None),
+        ('"buildx inspect default") echo "Status: running";;', ["buildx"], ["buildx", "build"]),
+        ('"buildx inspect default") echo "Status: inactive";;', None, None),
         ("version*) echo 20.10.24;;", None, ["build"]),
         ("version*) echo 28.0.1;;", None, None),
     ],
@@ -224,7 +224,7 @@ def test_a_private_engine_brings_its_own_tools(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", standin_engine(sockets / "docker.sock"))
     plugin = sockets / "packages" / module.PLUGIN
-    write_cli(plugin, "inspect) echo Status: running;;")
+    write_cli(plugin, "'inspect default') echo Status: running;;")
     client = connect()
     assert buildx(client) == [str(plugin)]
     assert buildkit(client) == [str(plugin), "build"]

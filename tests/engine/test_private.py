@@ -85,7 +85,7 @@ def test_it_says_when_layers_are_copied(tmp_path: Path) -> None:
 @engine
 @needs_root_and_apt
 def test_kept_up_by_hand_until_terminated(folder: Path) -> None:
-    argv = [sys.executable, "-m", "launcher.engine.private", str(folder)]
+    argv = [sys.executable, "-m", "launcher", "engine", str(folder)]
     keeper = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     host = host_of(keeper)
     client = DockerClient(base_url=host)
@@ -103,7 +103,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def host_of(keeper: subprocess.Popen[str]) -> str:
-    """The engine that `python -m launcher.engine.private` says it keeps up."""
+    """The engine that `python3 -m launcher engine` says it keeps up."""
     assert keeper.stdout is not None
     said = next(line for line in keeper.stdout if line.startswith("export DOCKER_HOST="))
     return said.strip().removeprefix("export DOCKER_HOST=")
@@ -187,7 +187,7 @@ def test_two_users_share_one_engine(folder: Path) -> None:
 @engine
 @needs_root_and_apt
 def test_an_engine_whose_user_was_killed_ends(folder: Path) -> None:
-    argv = [sys.executable, "-m", "launcher.engine.private", str(folder)]
+    argv = [sys.executable, "-m", "launcher", "engine", str(folder)]
     keeper = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     host = host_of(keeper)
     assert Path(host.removeprefix("unix://")).exists()

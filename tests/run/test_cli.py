@@ -53,7 +53,7 @@ def test_a_run_does(tmp_path: Path) -> None:
         (["gpt3"], "no file and no preset 'gpt3'"),
         (["gpt2", "--tag", "24.01"], "--tag 24.01: image.tag: no tag '24.01' in the matrix"),
         (["gpt2", "--backend", "podman"], "no backend 'podman'"),
-        (["gpt2", "--gpus", "some"], "--gpus some: gpus: not a request for GPUs"),
+        (["gpt2", "--gpus", "some"], "--gpus some: gpus: 'some' isn't a request for GPUs"),
         (["gpt2", "--gpus", "3"], "2 or 4 processes in all"),
         (["gpt2", "--set", "model.num_head=1"], "Did you mean 'num_attention_heads'"),
         (["gpt2", "--set", "image.megatron=0.9.1"], "Did you mean '0.9.0'"),

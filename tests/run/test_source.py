@@ -74,7 +74,7 @@ def test_a_wrong_key_on_the_command_line_gives_the_same(write: Write) -> None:
         ("training: {fp16: 1}", "fp16"),
         ("data: {path: [0.5, 0.5]}", "at least one path prefix"),
         ("data: {path: []}", "neither a path prefix nor a list"),
-        ("gpus: device=", "not a request for GPUs"),
+        ("gpus: device=", "isn't a request for GPUs"),
         ("gpus: [0, 1]", "not a request for GPUs"),
         ("env: {A-B: x}", "a variable's name"),
         ("env: {A: [x]}", "not text, a number, true or false"),
