@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python -m launcher
+COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
+  --no-emit-index-url --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
 .PHONY: help venv dev demo test image images render check lock requirements bench clean
@@ -21,12 +23,12 @@ demo: venv  ## the CPU image from Megatron's source, and a tiny GPT trained in i
 test: dev  ## unit, golden-file and end-to-end tests, with a real engine
 	@$(VENV)/bin/python -m pytest $(ARGS)
 
-image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=path] [BASE=image] [BUILDER=image]
+image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=path] [BASE=image]
 	@$(RUN) image build $(if $(TAG),$(TAG),$(error TAG is missing: make image TAG=24.10)) \
 	  $(if $(MEGATRON),--megatron $(MEGATRON)) $(if $(SOURCE),--source '$(SOURCE)') \
 	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
 
-images: venv  ## build the images of all NGC tags
+images: venv  ## build the images of all NGC tags: make images [BASE='mirror.example/pytorch:{tag}-py3']
 	@$(RUN) image build --all $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
 
 render: venv  ## write images/*/Dockerfile and the table of README.md
@@ -42,10 +44,8 @@ lock: venv  ## write matrix.lock
 	@$(RUN) matrix lock
 
 requirements: dev  ## write requirements*.txt from pyproject.toml and requirements-dev.in
-	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
-	  --no-emit-index-url pyproject.toml -o requirements.txt
-	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
-	  --no-emit-index-url pyproject.toml requirements-dev.in -o requirements-dev.txt
+	@$(COMPILE) pyproject.toml -o requirements.txt
+	@$(COMPILE) pyproject.toml requirements-dev.in -o requirements-dev.txt
 
 bench: dev  ## times and ratios beside their goals, from one run
 	@$(VENV)/bin/python -m bench $(ARGS)
