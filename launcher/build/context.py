@@ -22,7 +22,7 @@ PACKAGE = Path(launcher.__file__).parent
 class Inputs:
     """All that goes into one image; two equal Inputs give the same image.
 
-    base, builder: image IDs; pins by the folder below wheels/ that they are installed from
+    base, builder: image IDs; version: the wheel's; pins by the folder below wheels/ that they are installed from
     """
 
     tag: str
@@ -31,6 +31,7 @@ class Inputs:
     builder: str
     source: MegatronSource
     extension: str
+    version: str
     patches: tuple[Path, ...]
     pins: dict[str, list[str]]
 
@@ -38,6 +39,7 @@ class Inputs:
         """source.json: what the wheel was made of, for the build stage and for build.json."""
         return {
             "release": self.source.release,
+            "version": self.version,
             "source": self.source.kind,
             "revision": self.source.revision,
             "identity": self.source.identity,

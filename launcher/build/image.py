@@ -110,6 +110,7 @@ class Builds:
             builder=self._image_id(request.builder or self.matrix.builders[row.abi]),
             source=at,
             extension=release.extension,
+            version=release.version or at.release,
             patches=tuple(patch.patch_files(root / "patches" / release.patches)),
             pins=pins,
         )

@@ -85,13 +85,15 @@ class MegatronRelease(Strict):
     """One Megatron-LM release: where it comes from and what is done to it.
 
     `python` and `torch` are the limits of the release's own metadata; `extension` is the compiled
-    module that must be in the wheel; `patches` a folder below patches/, "" where none is needed.
+    module that must be in the wheel; `patches` a folder below patches/, "" where none is needed;
+    `version` what the source says of itself where that isn't the release's name.
     """
 
     git: GitSource
     sdist: bool = False
     patches: str
     extension: Text
+    version: Release | None = None
     python: Specifier | None = None
     torch: Specifier | None = None
     caution: Caution | None = None

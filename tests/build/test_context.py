@@ -21,6 +21,7 @@ def inputs(checkout: Path) -> context.Inputs:
         builder="sha256:builder",
         source=source.from_path(checkout, "0.9.0", ANY),
         extension="megatron.core.datasets.helpers",
+        version="0.9.0",
         patches=(),
         pins={"runtime": ["a==1 --hash=sha256:" + "1" * 64]},
     )
@@ -66,6 +67,7 @@ def test_each_input_is_in_the_key(checkout: Path, tmp_path: Path) -> None:
         replace(given, source=replace(given.source, identity="other")),
         replace(given, source=replace(given.source, epoch=1)),
         replace(given, extension="other"),
+        replace(given, version="other"),
         replace(given, patches=(patch,)),
         replace(given, pins={}),
     ]
