@@ -22,7 +22,8 @@ PACKAGE = Path(launcher.__file__).parent
 class Inputs:
     """All that goes into one image; two equal Inputs give the same image.
 
-    base, builder: image IDs; version: the wheel's; pins by the folder below wheels/ that they are installed from
+    base, builder: image IDs; version: the wheel's; pins: by the folder below wheels/ that they are
+    installed from
     """
 
     tag: str
