@@ -212,10 +212,13 @@ def test_a_source_that_is_not_megatron_is_refused(tmp_path: Path) -> None:
     refused(done, 2, str(tmp_path), "isn't a Megatron-LM source")
 
 
-def test_a_base_with_the_wrong_python_is_refused(bases: Bases, python_image: str) -> None:
+def test_a_base_with_the_wrong_python_is_refused(
+    bases: Bases, python_image: str, tmp_path: Path
+) -> None:
+    path = matrix_folder(tmp_path, {"24.10": {"megatron": "0.10.0", "source": "sdist"}})
     builder = ["--builder", bases.builder] if bases.builder else []
     done = launcher(
-        *("image", "build", "24.10", "--megatron", "0.10.0"), *("--base", python_image), *builder
+        *("image", "build", "24.10", "--base", python_image), *builder, LAUNCHER_MATRIX=str(path)
     )
     refused(done, 122, "has Python 3.11, and the row needs 3.10")
 
