@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import yaml
 
 from bench.measure import Figure
-from launcher.build import image
 from launcher.build.image import Builds, Request
 from launcher.matrix.load import load_matrix
 from launcher.progress import Progress
@@ -38,7 +37,6 @@ class Counting(Progress):
 def figures(client: DockerClient, site: Settings, base: str, builder: str) -> list[Figure]:
     """Stand-ins for the NGC bases: the same rows with the stand-in's Python, from an sdist."""
     tags = [tag for tag, row in load_matrix().rows.items() if row.cuda]
-    image.REPOSITORY = NAME
     with tempfile.TemporaryDirectory() as folder:
         site = Settings(site.cache, _matrix(Path(folder), client, tags, base), "", "")
         cold, all_nine, again, compilations, images = _build(client, site, tags, builder)
@@ -57,18 +55,18 @@ def _build(
 ) -> tuple[float, float, float, int, int]:
     """Seconds of one cold build, of all nine cold, and of all nine again; the two counts."""
     started = time.perf_counter()
-    Builds(client, site, Counting()).build(Request(tags[0], builder=builder, no_cache=True))
+    Builds(client, site, Counting(), NAME).build(Request(tags[0], builder=builder, no_cache=True))
     cold = time.perf_counter() - started
 
     progress = Counting()
     started = time.perf_counter()
-    builds = Builds(client, site, progress)
+    builds = Builds(client, site, progress, NAME)
     first = Request(tags[0], builder=builder, no_cache=True)
     built = [builds.build(first), *(builds.build(Request(t, builder=builder)) for t in tags[1:])]
     all_nine = time.perf_counter() - started
 
     started = time.perf_counter()
-    builds = Builds(client, site, Progress())
+    builds = Builds(client, site, Progress(), NAME)
     reused = [builds.build(Request(tag, builder=builder)).reused for tag in tags]
     assert all(reused)
     again = time.perf_counter() - started

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from launcher.engine.acquire import Bases
 
 ROOT = Path(__file__).resolve().parent.parent
+NAMES = "launchpad-test"  # of the images that tests make, beside the user's
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +77,7 @@ class CpuImages:
         from launcher.build.image import Builds, Request
 
         request = Request("cpu", megatron, checkout, self.bases.base, self.bases.builder)
-        return Builds(self.client, self.site, Progress()).build(request).names[0]
+        return Builds(self.client, self.site, Progress(), NAMES).build(request).names[0]
 
 
 @pytest.fixture(scope="session")

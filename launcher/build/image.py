@@ -55,12 +55,22 @@ class Built:
 
 
 class Builds:
-    """Builds images of one matrix on one engine; what several rows share is done once."""
+    """Builds images of one matrix on one engine; what several rows share is done once.
 
-    def __init__(self, client: DockerClient, site: Settings, progress: Progress) -> None:
+    `repository` is the part of the images' names before the colon.
+    """
+
+    def __init__(
+        self,
+        client: DockerClient,
+        site: Settings,
+        progress: Progress,
+        repository: str = REPOSITORY,
+    ) -> None:
         self.client = client
         self.site = site
         self.progress = progress
+        self.repository = repository
         self.matrix: Matrix = load_matrix(site.matrix)
         self.lock: Lock = load_lock(site.matrix.with_suffix(".lock"))
         self._facts: dict[str, verify.Facts] = {}
@@ -216,6 +226,10 @@ class Builds:
     def _check(self, image: str, base: verify.Facts, inputs: context.Inputs) -> None:
         """Look into the new image and compare it with its base."""
         self.progress.step("check the image")
+        of_base, of_image = (
+            self.client.api.inspect_image(one)["RootFS"]["Layers"] for one in (inputs.base, image)
+        )
+        verify.check_layers(of_base, of_image)
         facts = verify.look(self.client, image, "the image", inputs.extension)
         pins = [pin for group, pins in inputs.pins.items() if group != "build" for pin in pins]
         added = {re.sub(r"[-_.]+", "-", fetch.name_of_pin(pin)).lower() for pin in pins}
@@ -235,9 +249,9 @@ class Builds:
 
     def _names(self, request: Request, release: str) -> list[str]:
         """The names an image gets: row and release, and the row alone for its default release."""
-        names = [f"{REPOSITORY}:{request.tag}-{release}"]
+        names = [f"{self.repository}:{request.tag}-{release}"]
         if release == self.matrix.rows[request.tag].megatron:
-            names.append(f"{REPOSITORY}:{request.tag}")
+            names.append(f"{self.repository}:{request.tag}")
         return names
 
     def _with_key(self, key: str) -> str | None:

@@ -88,6 +88,16 @@ def check_architecture(architecture: str, name: str) -> None:
         )
 
 
+def check_layers(base: list[str], image: list[str]) -> None:
+    """Raise BuildError unless the image lies on the base that was looked into, layer by layer."""
+    if image[: len(base)] != base:
+        raise BuildError(
+            "the image lies on another base than the one that was looked into: its name was "
+            "given to another image meanwhile",
+            "Build it again.",
+        )
+
+
 def check_base(base: Facts, row: Row, name: str, standin: bool) -> None:
     """Raise BuildError unless the base has the row's Python and, but for a stand-in, its torch."""
     if base.python != row.python:

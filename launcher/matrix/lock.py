@@ -18,7 +18,15 @@ import yaml
 
 from launcher.build import fetch, source
 from launcher.errors import BuildError
-from launcher.matrix.schema import Lock, LockedGit, LockedNeeds, LockedRelease, LockedSdist, Matrix
+from launcher.matrix.schema import (
+    Lock,
+    LockedGit,
+    LockedNeeds,
+    LockedRelease,
+    LockedSdist,
+    Matrix,
+    Needs,
+)
 from launcher.settings import Settings
 
 HEADER = "# Generated from matrix.yaml by `make lock`; do not edit.\n"
@@ -42,7 +50,11 @@ def lock(matrix: Matrix, old: Lock | None, site: Settings, warn: Callable[[str],
             return before
 
     needs = {
-        abi: keep(f"needs of {abi}", partial(_needs, matrix, abi, site), _old(old, abi))
+        abi: keep(
+            f"needs of {abi}",
+            partial(_needs, matrix, abi, site),
+            _old_needs(old, abi, matrix.needs),
+        )
         for abi in matrix.builders
     }
     packages = {
@@ -80,8 +92,14 @@ def dump(locked: Lock) -> str:
     return HEADER + yaml.safe_dump(data, sort_keys=True, width=200, default_flow_style=False)
 
 
-def _old(old: Lock | None, abi: str) -> LockedNeeds | None:
-    return old.needs.get(abi) if old else None
+def _old_needs(old: Lock | None, abi: str, needs: Needs) -> LockedNeeds | None:
+    """The old pins of an ABI, unless the matrix needs other packages by now."""
+    before = old.needs.get(abi) if old else None
+    same = before and all(
+        {fetch.name_of_pin(pin) for pin in pins} == set(names)
+        for pins, names in ((before.build, needs.build), (before.runtime, needs.runtime))
+    )
+    return before if same else None
 
 
 def _old_git(old: Lock | None, version: str, commit: str) -> LockedGit | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.build.verify import Facts, check_architecture, check_base, check_image
+from launcher.build.verify import Facts, check_architecture, check_base, check_image, check_layers
 from launcher.errors import BuildError
 from launcher.matrix.load import load_matrix
 
@@ -34,6 +34,12 @@ def test_a_base_for_other_machines_is_refused() -> None:
     with pytest.raises(BuildError, match=r"base: is for arm64") as caught:
         check_architecture("arm64", "base")
     assert "--platform linux/amd64 base" in caught.value.remedy
+
+
+def test_an_image_lies_on_the_base_that_was_looked_into() -> None:
+    check_layers(["a", "b"], ["a", "b", "c"])
+    with pytest.raises(BuildError, match="another base"):
+        check_layers(["a", "b"], ["a", "x", "c"])
 
 
 def test_an_image_that_only_adds_is_right() -> None:

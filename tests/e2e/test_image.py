@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from launcher.build import image
 from launcher.build.image import Builds, Request
 from launcher.errors import BuildError, EngineError
 from launcher.matrix.load import load_matrix
 from launcher.progress import Progress
 from launcher.settings import ROOT, Settings
+from tests.conftest import NAMES
 from tests.e2e.command import launcher, refused
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def test_the_layers_are_the_same_when_it_is_built_again(
 ) -> None:
     def build(no_cache: bool) -> list[str]:
         request = Request("cpu", None, None, bases.base, bases.builder, no_cache)
-        return layers(engine, Builds(engine, site, Progress()).build(request).id)
+        return layers(engine, Builds(engine, site, Progress(), NAMES).build(request).id)
 
     assert build(no_cache=False) == build(no_cache=True)
 
@@ -103,7 +103,7 @@ def test_building_again_builds_nothing(
 ) -> None:
     cpu_images.build()
     request = Request("cpu", base=bases.base, builder=bases.builder)
-    assert Builds(engine, site, Progress()).build(request).reused
+    assert Builds(engine, site, Progress(), NAMES).build(request).reused
 
 
 def matrix_folder(tmp_path: Path, change: dict[str, Any]) -> Path:
@@ -134,12 +134,12 @@ def test_the_classic_builder_makes_the_same_wheel_and_folder(
 ) -> None:
     row = {"python": "3.11", "megatron": "0.10.0", "source": "sdist"}
     path = matrix_folder(tmp_path, {"24.10": row})
+    own = Settings(site.cache, path, "", "")
     base = standin(engine, python_image, "classic")
-    monkeypatch.setattr(image, "REPOSITORY", "launchpad-test-classic")
 
     def contents() -> str:
         request = Request("24.10", base=base, builder=bases.builder, no_cache=True)
-        built = Builds(engine, Settings(site.cache, path, "", ""), Progress()).build(request)
+        built = Builds(engine, own, Progress(), "launchpad-test-classic").build(request)
         find = "find /opt/megatron -type f -exec sha256sum {} + | sort"
         return in_image(engine, built.id, "sh", "-c", find)
 
@@ -155,7 +155,6 @@ def test_nine_rows_on_nine_bases_compile_once(
     bases: Bases,
     python_image: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Stand-ins for the NGC bases: the nine rows with this base's Python, and 0.10.0's sdist."""
     tags = [tag for tag, row in load_matrix().rows.items() if row.cuda]
@@ -164,8 +163,7 @@ def test_nine_rows_on_nine_bases_compile_once(
         tmp_path,
         {tag: {**change, "base": standin(engine, python_image, tag)} for tag in tags},
     )
-    monkeypatch.setattr(image, "REPOSITORY", "launchpad-test-rows")
-    builds = Builds(engine, Settings(site.cache, path, "", ""), Progress())
+    builds = Builds(engine, Settings(site.cache, path, "", ""), Progress(), "launchpad-test-rows")
     built = [builds.build(Request(tag, builder=bases.builder)) for tag in tags]
     assert len({one.id for one in built}) == len(tags) == 9
     assert len({layers(engine, one.id)[-1] for one in built}) == 1
@@ -224,7 +222,7 @@ def test_a_base_with_the_wrong_python_is_refused(
 
 
 def test_a_base_that_cannot_be_pulled_is_refused(engine: DockerClient, site: Settings) -> None:
-    builds = Builds(engine, site, Progress())
+    builds = Builds(engine, site, Progress(), NAMES)
     with pytest.raises(EngineError, match="can't be reached"):
         builds.build(Request("cpu", base="registry.invalid/none:1"))
 
@@ -233,7 +231,7 @@ def test_a_compiler_error_fails_the_build_with_its_lines_and_leaves_no_tag(
     engine: DockerClient, site: Settings, bases: Bases, tmp_path: Path
 ) -> None:
     """From 0.10 on a broken compiler still gives a wheel, with no extension in it."""
-    lock = Builds(engine, site, Progress())
+    lock = Builds(engine, site, Progress(), NAMES)
     sdist = lock._source(Request("cpu", "0.12.3"))
     sdist.unpack(tmp_path / "broken")
     (tmp_path / "broken/megatron/core/datasets/helpers.cpp").write_text("not C++\n")
@@ -248,7 +246,7 @@ def test_a_compiler_error_fails_the_build_with_its_lines_and_leaves_no_tag(
 def test_a_patch_that_does_not_apply_fails_by_name(
     engine: DockerClient, site: Settings, bases: Bases, tmp_path: Path
 ) -> None:
-    builds = Builds(engine, site, Progress())
+    builds = Builds(engine, site, Progress(), NAMES)
     builds._source(Request("cpu", "0.12.3")).unpack(tmp_path / "edited")
     setup = tmp_path / "edited/setup.py"
     setup.write_text(setup.read_text().replace("find_namespace_packages", "find_packages"))

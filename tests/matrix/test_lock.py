@@ -61,6 +61,14 @@ def test_without_an_old_pin_it_fails(monkeypatch: pytest.MonkeyPatch, site: Sett
         lock.lock(load_matrix(), None, site, print)
 
 
+def test_changed_needs_are_not_kept(monkeypatch: pytest.MonkeyPatch, site: Settings) -> None:
+    monkeypatch.setattr(lock, "_needs", unreachable)
+    matrix = load_matrix()
+    needs = matrix.needs.model_copy(update={"runtime": [*matrix.needs.runtime, "zarr"]})
+    with pytest.raises(BuildError):
+        lock.lock(matrix.model_copy(update={"needs": needs}), load_lock(), site, print)
+
+
 def test_a_release_whose_commit_was_changed_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, site: Settings
 ) -> None:
