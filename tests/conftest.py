@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from launcher.engine.acquire import Bases
 
 ROOT = Path(__file__).resolve().parent.parent
+KEPT_OF_BUILDS = 6_000_000_000  # bytes of layer cache, for the next time
 NAMES = "launchpad-test"  # of the images that tests make, beside the user's
 
 
@@ -32,12 +33,15 @@ def site() -> Settings:
 def engine(site: Settings) -> Iterator[DockerClient]:
     """A real engine: the one that answers, else a private one. DOCKER_HOST points to it."""
     from launcher.engine.acquire import any_engine
-    from launcher.engine.connect import engine_host
+    from launcher.engine.connect import engine_host, is_private
 
     with any_engine(site.cache / "engine", Progress()) as client:
         before = os.environ.get("DOCKER_HOST")
         os.environ["DOCKER_HOST"] = engine_host(client)
         yield client
+        if is_private(client):  # what builds leave would fill the user's cache folder
+            client.images.prune()
+            client.api.prune_builds(keep_storage=KEPT_OF_BUILDS)
         if before is None:
             del os.environ["DOCKER_HOST"]
         else:
