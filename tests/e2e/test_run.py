@@ -156,10 +156,16 @@ def test_what_cannot_work_is_refused_before_the_start(image: str, setting: str, 
     refused(done, 2, said)
 
 
-def test_an_option_of_a_later_release_is_refused(cpu_images: CpuImages) -> None:
-    old = cpu_images.build("0.10.0")
+def test_a_script_that_an_sdist_does_not_have_is_refused(image: str) -> None:
     done = launcher(
-        *("run", "gpt2-tiny.yaml", "--set", f"image={old}"),
-        *("--set", "program=pretrain_gpt.py", "--set", "megatron_args.attention_backend=auto"),
+        *("run", "gpt2-tiny.yaml", "--set", f"image={image}", "--set", "program=pretrain_gpt.py")
     )
-    refused(done, 2)
+    refused(done, 2, "pretrain_gpt.py", "sdist")
+
+
+def test_an_option_of_a_later_release_is_refused() -> None:
+    done = launcher(
+        *("run", "gpt2.yaml", "--gpus", "2", "--dry-run", "--set", "program=pretrain_gpt.py"),
+        *("--set", "model.attention_backend=auto"),
+    )
+    refused(done, 2, "Megatron 0.9.0 has no --attention-backend", "from 0.11 on")
