@@ -13,6 +13,7 @@ from typing import Any
 
 from docker.api import APIClient
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.types.daemon import CancellableStream
 from docker.utils.socket import STDERR, frames_iter
 from requests.exceptions import RequestException
 
@@ -122,6 +123,7 @@ def _follow(api: APIClient, container: str, stream: Any, plan: Plan) -> int:
             out.flush()
         code: int = api.wait(container)["StatusCode"]
     except BrokenPipeError:  # nobody reads what the run says: it ends, as in any pipe
+        _hang_up(stream)
         _remove(api, container)
         raise
     except NotFound as error:
@@ -133,10 +135,19 @@ def _follow(api: APIClient, container: str, stream: Any, plan: Plan) -> int:
             f"See what became of the run: docker ps -a {name}",
         ) from error
     except BaseException:
+        _hang_up(stream)
         _remove(api, container)
         raise
     _remove(api, container)
     return code
+
+
+def _hang_up(stream: Any) -> None:
+    """Close the connection for output: an engine that waits for a reader can't end a container."""
+    response = getattr(stream, "_response", None)
+    with suppress(DockerException, OSError):  # over ssh, or hung up already
+        if response is not None:
+            CancellableStream(stream, response).close()
 
 
 def _remove(api: APIClient, container: str) -> None:
