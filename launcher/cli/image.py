@@ -57,7 +57,8 @@ def main(args: argparse.Namespace) -> int:
     built, failed = build_all(builds, requests)
     for image in built:
         state = "unchanged" if image.reused else "built"
-        print(f"{image.names[0]} {image.id.removeprefix('sha256:')[:12]} {state}")
+        origin = f" from {args.source}" if args.source else ""
+        print(f"{image.names[0]} {image.id.removeprefix('sha256:')[:12]} {state}{origin}")
     for request, error in failed:
         print(f"launcher: {request.tag}: {error}", file=sys.stderr)
     return failed[0][1].exit_code if failed else 0
