@@ -19,17 +19,13 @@ def main(names: list[str]) -> int:
     figures = demo.figures() if "demo" in wanted else []
     if wanted & {"launch", "rows"}:
         site, progress = settings(), Progress()
-        matrix = load_matrix()
-        row = matrix.rows["cpu"]
-        own = [row.base, matrix.builders[row.abi]]
         with acquire.any_engine(site.cache / "engine", progress) as client:
             os.environ["DOCKER_HOST"] = engine_host(client)
-            found = acquire.bases(client, own, row.python, site.cache / "bases", progress)
-            base, builder = found.base or own[0], found.builder or own[1]
+            found = acquire.bases(client, load_matrix(), "cpu", site.cache / "bases", progress)
             if "rows" in wanted:
-                figures += rows.figures(client, site, base, builder)
+                figures += rows.figures(client, site, found.base, found.builder)
             if "launch" in wanted:
-                figures += launch.figures(client, base)
+                figures += launch.figures(client, found.base)
     print("\n".join(map(str, figures)))
     return 0 if all(figure.value <= figure.goal for figure in figures) else 1
 

@@ -18,7 +18,6 @@ from launcher.data import indexed
 from launcher.engine import acquire
 from launcher.engine.connect import engine_host, is_private
 from launcher.errors import LauncherError
-from launcher.matrix.load import load_matrix
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -50,10 +49,8 @@ def run(site: Settings) -> None:
     """Build the CPU image, train, save, load, train on. Raises LauncherError where one fails."""
     progress = Progress()
     with acquire.any_engine(site.cache / "engine", progress) as client:
-        row = load_matrix(site.matrix).rows[TAG]
         builds = Builds(client, site, progress)
-        wanted = [row.base, builds.matrix.builders[row.abi]]
-        found = acquire.bases(client, wanted, row.python, site.cache / "bases", progress)
+        found = acquire.bases(client, builds.matrix, TAG, site.cache / "bases", progress)
         built = builds.build(Request(TAG, base=found.base, builder=found.builder))
         progress.note(f"image {built.names[-1]} {'is there' if built.reused else 'is built'}")
         os.environ["DOCKER_HOST"] = engine_host(client)

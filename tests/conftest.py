@@ -54,18 +54,13 @@ def bases(engine: DockerClient, site: Settings) -> Bases:
     from launcher.engine import acquire
     from launcher.matrix.load import load_matrix
 
-    matrix = load_matrix()
-    row = matrix.rows["cpu"]
-    wanted = [row.base, matrix.builders[row.abi]]
-    return acquire.bases(engine, wanted, row.python, site.cache / "bases", Progress())
+    return acquire.bases(engine, load_matrix(), "cpu", site.cache / "bases", Progress())
 
 
 @pytest.fixture(scope="session")
 def python_image(bases: Bases) -> str:
     """A small image with python3, for what needs any container at all."""
-    from launcher.matrix.load import load_matrix
-
-    return bases.base or load_matrix().rows["cpu"].base
+    return bases.base
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ class Inputs:
     installed from
     """
 
-    tag: str
     dockerfile: str
     base: str
     builder: str

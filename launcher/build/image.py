@@ -114,7 +114,6 @@ class Builds:
             pins["packages"] = self._locked("packages", request.tag)
         template = (root / "Dockerfile.template").read_text(encoding="utf-8")
         return context.Inputs(
-            tag=request.tag,
             dockerfile=dockerfile(self.matrix, request.tag, template),
             base=self._image_id(request.base or row.base),
             builder=self._image_id(request.builder or self.matrix.builders[row.abi]),

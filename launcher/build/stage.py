@@ -5,7 +5,7 @@
     folder    lay out /stage/opt/megatron, which is all that is added to a base
     packages  lay out /stage/opt/packages: what a base lacks, such as CPU torch
 
-Reads source.json: release, source, extension, patches. Any failed assertion is one line on stderr
+Reads source.json, which the context's record() wrote. Any failed assertion is one line on stderr
 and exit code 1, which fails the build.
 """
 
@@ -78,8 +78,9 @@ def check_extension(built: Path, names: list[str], extension: str) -> None:
         fail(f"{found[0]} holds the path of the build folder")
     spec = importlib.util.spec_from_file_location(extension, unpacked)
     assert spec is not None
+    assert spec.loader is not None
     try:
-        importlib.util.module_from_spec(spec)  # loads it
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
     except ImportError as error:
         fail(f"{found[0]} does not import: {error}")
 

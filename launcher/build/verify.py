@@ -29,7 +29,7 @@ for extension in sys.argv[1:]:
     from importlib.machinery import FileFinder, ExtensionFileLoader, EXTENSION_SUFFIXES
     spec = FileFinder(folder, (ExtensionFileLoader, EXTENSION_SUFFIXES)).find_spec(name)
     try:
-        importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
         facts["extension"] = spec.origin
     except Exception as error:
         facts["extension_error"] = "%s: %s" % (type(error).__name__, error)

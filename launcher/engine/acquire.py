@@ -16,16 +16,18 @@ from launcher.progress import Progress
 if TYPE_CHECKING:
     from docker import DockerClient
 
+    from launcher.matrix.schema import Matrix
+
 STANDIN_NAME = "megatron-standin-base"
 STANDIN_EPOCH = 1735689600  # 2025-01-01, given to every file of a stand-in base
 
 
 @dataclass(frozen=True)
 class Bases:
-    """The base and the builder of a row where they aren't the row's own; None where they are."""
+    """The names of a row's base and builder, or of the stand-in that takes both places."""
 
-    base: str | None = None
-    builder: str | None = None
+    base: str
+    builder: str
 
 
 @contextmanager
@@ -48,21 +50,20 @@ def any_engine(folder: Path, progress: Progress) -> Iterator[DockerClient]:
         yield client
 
 
-def bases(
-    client: DockerClient, wanted: list[str], python: str, cache: Path, progress: Progress
-) -> Bases:
+def bases(client: DockerClient, matrix: Matrix, tag: str, cache: Path, progress: Progress) -> Bases:
     """The row's own base and builder where they are there or can be pulled, else a stand-in.
 
-    `wanted` are their names. Raises EngineError where no registry can be reached and no stand-in
-    can be made here.
+    Raises EngineError where no registry can be reached and no stand-in can be made here.
     """
-    refused = next((r for r in (_refused(client, image) for image in wanted) if r), None)
+    row = matrix.rows[tag]
+    own = Bases(row.base, matrix.builders[row.abi])
+    refused = _refused(client, own.base) or _refused(client, own.builder)
     if refused is None:
-        return Bases()
+        return own
     progress.note(f"{refused.problem.splitlines()[0]}: a Debian made here stands in for it")
-    name = f"{STANDIN_NAME}:cp{python.replace('.', '')}"
-    base.debian_base(client, name, STANDIN_EPOCH, python, cache=cache, say=progress.note)
-    return Bases(base=name, builder=name)
+    name = f"{STANDIN_NAME}:{row.abi}"
+    base.debian_base(client, name, STANDIN_EPOCH, row.python, cache=cache, say=progress.note)
+    return Bases(name, name)
 
 
 def _refused(client: DockerClient, image: str) -> EngineError | None:

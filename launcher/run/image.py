@@ -14,15 +14,10 @@ LABEL = "megatron-launchpad."
 
 @dataclass(frozen=True)
 class Facts:
-    """What an image holds: its Megatron release and where that came from; None is unknown."""
+    """What an image holds: its Megatron release, and upstream's scripts or not; None is unknown."""
 
     release: str | None = None
-    source: str | None = None
-
-    @property
-    def has_scripts(self) -> bool:
-        """False where it is known that upstream's scripts aren't in the image."""
-        return self.source != "sdist"
+    scripts: bool | None = None
 
 
 class Row(Protocol):
@@ -54,7 +49,8 @@ def reference(image: Image) -> str:
 
 def labelled(labels: Mapping[str, str]) -> Facts:
     """The facts in an image's labels."""
-    return Facts(labels.get(f"{LABEL}megatron"), labels.get(f"{LABEL}source"))
+    whole = {"true": True, "false": False}.get(labels.get(f"{LABEL}whole", ""))
+    return Facts(labels.get(f"{LABEL}megatron"), whole)
 
 
 def planned(image: Image, matrix: Matrix, place: Callable[[str], str]) -> Facts:
@@ -72,7 +68,7 @@ def planned(image: Image, matrix: Matrix, place: Callable[[str], str]) -> Facts:
     if release not in matrix.releases:
         where, remedy = place("image.megatron"), nearest(release, list(matrix.releases))
         raise UsageError(f"{where}: no Megatron release {release!r} in the matrix", remedy)
-    return Facts(release, matrix.rows[tag].source)
+    return Facts(release, matrix.rows[tag].source == "git")
 
 
 def absent(image: Image) -> EngineError:

@@ -48,9 +48,10 @@ def program(text: str) -> Program:
 def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, world: int) -> None:
     """Raise UsageError where the image or the run file doesn't suit the program."""
     where = origin.of("program")
-    if started.kind is not Kind.OURS and not started.host and not facts.has_scripts:
+    if started.kind is not Kind.OURS and not started.host and facts.scripts is False:
         raise UsageError(
-            f"{where}: {config.program} isn't in an image built from an sdist",
+            f"{where}: {config.program} isn't in the image: "
+            "its Megatron source, an sdist, has no scripts",
             "Use program: gpt, or build with SOURCE=, a Megatron-LM checkout.",
         )
     if started.name == QUICKSTART:

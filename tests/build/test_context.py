@@ -15,7 +15,6 @@ from .test_source import ANY
 
 def inputs(checkout: Path) -> context.Inputs:
     return context.Inputs(
-        tag="24.10",
         dockerfile="FROM scratch\n",
         base="sha256:base",
         builder="sha256:builder",

@@ -196,8 +196,10 @@ def test_a_base_without_python_is_refused_by_name_and_leaves_no_container(
     empty = io.BytesIO()
     tarfile.open(fileobj=empty, mode="w").close()
     engine.api.import_image_from_data(empty.getvalue(), "launchpad-test-empty", "1")
-    builder = ["--builder", bases.builder] if bases.builder else []
-    done = launcher("image", "build", "cpu", "--base", "launchpad-test-empty:1", *builder)
+    done = launcher(
+        *("image", "build", "cpu", "--base", "launchpad-test-empty:1"),
+        *("--builder", bases.builder),
+    )
     refused(done, 122, "launchpad-test-empty:1: python3 doesn't run in it")
     left = engine.containers.list(all=True, filters={"ancestor": "launchpad-test-empty:1"})
     engine.images.remove("launchpad-test-empty:1", force=True)
@@ -214,9 +216,9 @@ def test_a_base_with_the_wrong_python_is_refused(
     bases: Bases, python_image: str, tmp_path: Path
 ) -> None:
     path = matrix_folder(tmp_path, {"24.10": {"megatron": "0.10.0", "source": "sdist"}})
-    builder = ["--builder", bases.builder] if bases.builder else []
     done = launcher(
-        *("image", "build", "24.10", "--base", python_image), *builder, LAUNCHER_MATRIX=str(path)
+        *("image", "build", "24.10", "--base", python_image, "--builder", bases.builder),
+        LAUNCHER_MATRIX=str(path),
     )
     refused(done, 122, "has Python 3.11, and the row needs 3.10")
 

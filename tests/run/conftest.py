@@ -40,7 +40,7 @@ def plan(write: Callable[[str], str]) -> Planner:
     def plan(
         text: str = MINIMAL,
         *sets: str,
-        facts: Facts = Facts("0.16.1", "git"),  # noqa: B008 - frozen
+        facts: Facts = Facts("0.16.1", True),  # noqa: B008 - frozen
         host: Host = HOST,
         rest: tuple[str, ...] = (),
     ) -> Plan:

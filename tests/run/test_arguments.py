@@ -75,22 +75,22 @@ def test_when_options_came(option: str, release: str, there: bool) -> None:
 
 def test_a_release_that_is_not_in_the_table_is_not_checked(plan: Planner) -> None:
     assert arguments.table().of("0.99.0") is None
-    planned = plan(UPSTREAM, "megatron_args.brand_new=1", facts=Facts("0.99.0", "git"))
+    planned = plan(UPSTREAM, "megatron_args.brand_new=1", facts=Facts("0.99.0", True))
     assert planned.argv[-2:] == ("--brand-new", "1")
 
 
 def test_an_option_of_a_later_release_is_refused_with_when_it_came(plan: Planner) -> None:
-    told = refusal(plan, UPSTREAM, "model.attention_backend=auto", facts=Facts("0.9.0", "git"))
+    told = refusal(plan, UPSTREAM, "model.attention_backend=auto", facts=Facts("0.9.0", True))
     assert told.startswith(
         "--set model.attention_backend=auto: model.attention_backend: "
         "Megatron 0.9.0 has no --attention-backend; Megatron has it from 0.11 on\n"
         "  Did you mean --"
     )
-    assert plan(UPSTREAM, "model.attention_backend=auto", facts=Facts("0.11.0", "git"))
+    assert plan(UPSTREAM, "model.attention_backend=auto", facts=Facts("0.11.0", True))
 
 
 def test_a_mistyped_option_is_refused_with_the_nearest(plan: Planner) -> None:
-    facts = Facts("0.9.0", "git")
+    facts = Facts("0.9.0", True)
     told = refusal(plan, UPSTREAM, "megatron_args.use_flash_atn=true", facts=facts)
     assert "megatron_args.use_flash_atn: Megatron 0.9.0 has no --use-flash-atn" in told
     assert "Did you mean --use-flash-attn" in told
@@ -124,7 +124,7 @@ def test_a_script_of_the_host_parses_what_it_likes(plan: Planner) -> None:
 def test_another_pretrain_script_may_have_options_of_its_own(plan: Planner) -> None:
     text = UPSTREAM.replace("pretrain_gpt", "pretrain_own")
     assert plan(text, "megatron_args.own_option=1")
-    facts = Facts("0.9.0", "git")
+    facts = Facts("0.9.0", True)
     assert "from 0.11 on" in refusal(plan, text, "model.attention_backend=auto", facts=facts)
 
 

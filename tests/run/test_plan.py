@@ -127,7 +127,7 @@ def test_two_mounts_in_one_place_are_refused(plan: Planner) -> None:
 
 
 def test_upstream_wants_a_tokenizer_with_made_up_data(plan: Planner) -> None:
-    made = plan("gpt3-175b", facts=Facts("0.9.0", "git"))
+    made = plan("gpt3-175b", facts=Facts("0.9.0", True))
     assert value(made, "--tokenizer-type") == "NullTokenizer"
     assert value(made, "--vocab-size") == "50256"  # and one more, its end of document
 
@@ -161,9 +161,9 @@ def test_a_script_of_the_host_is_mounted_read_only(plan: Planner) -> None:
 
 
 def test_an_image_from_an_sdist_has_no_scripts(plan: Planner) -> None:
-    told = refusal(plan, "simple", facts=Facts("0.9.0", "sdist"))
-    assert "isn't in an image built from an sdist" in told
-    assert plan("gpt2-tiny", facts=Facts("0.16.1", "sdist"))
+    told = refusal(plan, "simple", facts=Facts("0.9.0", False))
+    assert "an sdist, has no scripts" in told
+    assert plan("gpt2-tiny", facts=Facts("0.16.1", False))
 
 
 @pytest.mark.parametrize(("gpus", "near"), [(1, "2"), (3, "2 or 4"), (5, "4 or 6")])
@@ -267,8 +267,8 @@ class FakeMatrix:
 @pytest.mark.parametrize(
     ("image", "facts", "name"),
     [
-        ("tag: 24.10", Facts("0.9.0", "git"), "megatron:24.10"),
-        ("{tag: 24.10, megatron: 0.10.0}", Facts("0.10.0", "git"), "megatron:24.10-0.10.0"),
+        ("tag: 24.10", Facts("0.9.0", True), "megatron:24.10"),
+        ("{tag: 24.10, megatron: 0.10.0}", Facts("0.10.0", True), "megatron:24.10-0.10.0"),
         ("{name: 'a/b:1', megatron: 0.10.0}", Facts("0.10.0"), "a/b:1"),
     ],
 )
@@ -294,4 +294,6 @@ def test_what_the_matrix_does_not_know_is_told(write: Write, image: str, said: s
 def test_the_labels_of_an_image_are_facts() -> None:
     labels: dict[str, Any] = {"megatron-launchpad.megatron": "0.9.0"}
     assert labelled(labels) == Facts("0.9.0", None)
+    assert labelled(labels | {"megatron-launchpad.whole": "true"}) == Facts("0.9.0", True)
+    assert labelled(labels | {"megatron-launchpad.whole": "false"}) == Facts("0.9.0", False)
     assert labelled({}) == Facts(None, None)

@@ -35,7 +35,7 @@ DRY_RUNS = {
 @pytest.mark.parametrize("name", DRY_RUNS)
 def test_a_dry_run_prints_what_it_did(name: str, plan: Callable[..., Plan]) -> None:
     preset, *sets = DRY_RUNS[name]
-    made = plan(preset, *sets, facts=Facts("0.9.0", "git"))
+    made = plan(preset, *sets, facts=Facts("0.9.0", True))
     text = f"{describe(made)}\n{docker.show(made)}"
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
