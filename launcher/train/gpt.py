@@ -6,25 +6,19 @@ import os
 import sys
 from collections.abc import Sequence
 
+from launcher.train import ending
+
 
 def main(argv: Sequence[str]) -> int:
     """Train; the process's exit code, 2 for arguments that can't work together."""
-    from launcher.train.arguments import UsageError
-
-    try:
-        train(argv)
-    except UsageError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"gpt: {error}", file=sys.stderr, flush=True)
-        return 2
-    return 0
+    return ending.code(lambda: train(argv))
 
 
 def train(argv: Sequence[str]) -> None:
     """Parse and check, then import what is heavy, and train.
 
     Megatron starts processes that import the main module, so that has to be light.
-    Raises `UsageError`.
+    Raises `UsageError` and `RunError`.
     """
     from launcher.train import arguments as command_line
 
@@ -47,4 +41,4 @@ def train(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    ending.leave(main(sys.argv[1:]))

@@ -28,6 +28,7 @@ from megatron.core.transformer.module import Float16Module
 from launcher.train import checkpoint, compat, data, learning_rate, log, model, replicas
 from launcher.train.arguments import Layout, UsageError, padded_vocabulary
 from launcher.train.checkpoint import Progress
+from launcher.train.ending import RunError
 
 
 def say(text: str) -> None:
@@ -347,7 +348,7 @@ class Trainer:
         return self.progress.iteration
 
     def _check_replicas(self) -> None:
-        """Raises `SystemExit` on every rank when any rank's replicas disagree."""
+        """Raises `RunError` on every rank when any rank's replicas disagree."""
         found = replicas.model_disagreements(self.gpt)
         flag = torch.tensor([len(found)], device=torch.cuda.current_device())
         torch.distributed.all_reduce(flag)
@@ -356,7 +357,7 @@ class Trainer:
         for disagreement in found:
             if torch.distributed.get_rank() == disagreement.ranks[0]:
                 print(f"replicas disagree: {disagreement}", flush=True)
-        raise SystemExit(1)
+        raise RunError("the replicas of parameters have drifted apart: nothing more is saved")
 
     def _evaluate(self) -> None:
         if not self.arguments.eval_iters or self.validation_set is None:

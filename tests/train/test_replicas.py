@@ -13,20 +13,25 @@ pytestmark = pytest.mark.megatron
 PERTURB = """
 import sys
 import torch
-from launcher.train import arguments, compat, training
+from launcher.train import arguments, compat, ending, training
+
+
+def check() -> None:
+    parsed = arguments.parse(sys.argv[1:])
+    parsed.on_cpu = True
+    layout = arguments.layout(parsed, 2)
+    training.initialise(parsed, layout)
+    trainer = training.Trainer(parsed, layout)
+    trainer._check_replicas()
+    print("agreed", flush=True)
+    if torch.distributed.get_rank() == 1:
+        norm = dict(trainer.gpt.named_parameters())["decoder.final_layernorm.weight"]
+        norm.data[5] += 1e-7
+    trainer._check_replicas()
+
 
 compat.prepare()
-parsed = arguments.parse(sys.argv[1:])
-parsed.on_cpu = True
-layout = arguments.layout(parsed, 2)
-training.initialise(parsed, layout)
-trainer = training.Trainer(parsed, layout)
-trainer._check_replicas()
-print("agreed", flush=True)
-if torch.distributed.get_rank() == 1:
-    norm = dict(trainer.gpt.named_parameters())["decoder.final_layernorm.weight"]
-    norm.data[5] += 1e-7
-trainer._check_replicas()
+ending.leave(ending.code(check))
 """
 
 
