@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import yaml
 
@@ -13,8 +14,20 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     Model = TypeVar("Model", bound=BaseModel)
+    Secret = Callable[[str], bool]
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+DEEPEST = 50
+"""Levels of nesting, far more than any file of ours has; libyaml crashes at about 50,000."""
+MOST_VALUES = 20_000
+"""Values once aliases are followed; a few lines of aliases can stand for billions."""
+LARGEST = 2**63
+"""Whole numbers from here on are refused; Python won't even print one of 4301 digits."""
+MOST_DIGITS = 18
+MOST_FAULTS = 20
+LONGEST = 100
+UNREADABLE = (ValueError, LookupError, AttributeError, ArithmeticError, TypeError)
+"""What PyYAML's constructor raises, next to its own errors, for `!!bool x` and the like."""
 
 
 class Fault(ValueError):
@@ -30,65 +43,176 @@ def load(path: Path, model: type[Model]) -> Model:
 
     Raises UsageError for a file that can't be read, isn't YAML, repeats a key or doesn't fit.
     """
+    return parse(read(path, str(path)), model, name=str(path))
+
+
+def read(path: Path, name: str) -> str:
+    """The text of the file at `path`, which messages call `name`. Raises UsageError."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        raw = path.read_bytes()
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{path}: can't be read: {reason}") from error
-    return parse(text, model, name=str(path))
+        raise UsageError(f"{name}: can't be read: {reason}") from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise UsageError(
+            f"{name}:{line}: can't be read: not UTF-8 text (byte 0x{raw[error.start]:02x})"
+        ) from error
 
 
 def parse(text: str, model: type[Model], name: str) -> Model:
     """Validate `text` as `model`; `name` stands for the file in messages."""
+    return validate(tree(text, name), model, name)
+
+
+def validate(
+    root: yaml.Node | None, model: type[Model], name: str, secret: Secret = lambda key: False
+) -> Model:
+    """The model of the tree of a file. Raises UsageError with a line for each fault.
+
+    Values under a dotted key that is `secret` aren't told.
+    """
     from pydantic import ValidationError
 
-    try:
-        root = yaml.compose(text, Loader=Loader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UsageError(f"{name}:{line}: not YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"{name}: not YAML: {error}") from error
     if root is None:
         raise UsageError(f"{name}:1: the file is empty")
-    try:
-        _refuse_repeated_keys(root, name)
-        data = yaml.load(text, Loader=Loader)  # noqa: S506 - a safe loader
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UsageError(f"{name}:{line}: {error.problem}") from error
-    except ValueError as error:  # a date or a number that is none
-        raise UsageError(f"{name}: a value can't be read: {error}") from error
-    except RecursionError as error:
-        raise UsageError(f"{name}: an alias stands within what it names") from error
+    data = value(root, name)
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise UsageError(describe(error, root, name, model)) from error
+        raise UsageError(describe(error, root, name, model, secret)) from error
+
+
+def tree(text: str, name: str) -> yaml.Node | None:
+    """The nodes of `text`, None for an empty one.
+
+    Raises UsageError for what isn't YAML, more than one document, a repeated key, a key that is
+    no word, nesting below DEEPEST, and aliases that lead into themselves or past MOST_VALUES.
+    """
+    try:
+        _refuse_shape(text, name)
+        root = yaml.compose(text, Loader=Loader)
+    except yaml.MarkedYAMLError as error:
+        _refuse(error, text, name)
+    except yaml.reader.ReaderError as error:
+        # The position counts bytes where libyaml reads, which is where it matters.
+        line = text.encode(errors="replace").count(b"\n", 0, error.position) + 1
+        raise UsageError(f"{name}:{line}: not YAML: {error.reason}") from error
+    except UnicodeEncodeError as error:
+        line = text.count("\n", 0, error.start) + 1
+        raise UsageError(f"{name}:{line}: not YAML: half a character") from error
+    if root is not None:
+        _measure(root, name, {})
+        _refuse_repeated_keys(root, name)
+    return root
+
+
+def value(root: yaml.Node, name: str) -> Any:
+    """The value that a tree stands for. Raises UsageError at a date or a number that is none."""
+    try:
+        built = _built(root)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UsageError(f"{name}:{line}: {error.problem}") from error
+    except UNREADABLE as error:
+        line = next((_line(node) for node in _scalars(root) if not _readable(node)), _line(root))
+        reason = "it looks like a date or a number, and is none"
+        raise UsageError(f"{name}:{line}: a value can't be read: {reason}") from error
+    for node in _scalars(root):
+        if len(node.value) > MOST_DIGITS and _is_huge(_built(node)):
+            raise UsageError(f"{name}:{_line(node)}: a number of 2^63 or more")
+    return built
+
+
+def lines(root: yaml.Node | None) -> dict[str, int]:
+    """The line of every key of a tree, by its dotted name (1-based)."""
+    found: dict[str, int] = {}
+
+    def walk(node: yaml.Node | None, prefix: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, inner in node.value:
+                dotted = f"{prefix}{key.value}"
+                found[dotted] = _line(key)
+                walk(inner, f"{dotted}.")
+
+    walk(root, "")
+    return found
 
 
 def describe(
-    error: Any, root: yaml.Node | None, name: str, model: type[BaseModel] | None = None
+    error: Any,
+    root: yaml.Node | None,
+    name: str,
+    model: type[BaseModel] | None = None,
+    secret: Secret = lambda key: False,
 ) -> str:
-    """One line per fault of a pydantic ValidationError: file, line, key and reason."""
-    lines = []
-    for fault in error.errors():
-        where = tuple(part for part in fault["loc"] if not _is_branch(part))
-        cause = fault.get("ctx", {}).get("error")
-        if isinstance(cause, Fault):
-            where += cause.where
-        line = _line_of(root, where) if root is not None else None
-        key = ".".join(str(part) for part in where) or "(the file)"
-        reason = fault["msg"].removeprefix("Value error, ")
-        if fault["type"] == "extra_forbidden":
-            known = _known_keys(model, where[:-1])
-            reason = "unknown key"
-            if known:
-                reason += f". {nearest(str(where[-1]), known)}"
-        elif fault["type"] != "missing" and isinstance(fault["input"], str | int | float | bool):
-            reason += f" (it is {fault['input']!r})"
-        lines.append(f"{name}:{line}: {key}: {reason}" if line else f"{name}: {key}: {reason}")
-    return "\n".join(lines)
+    """One line per fault of a pydantic ValidationError: file, line, key and reason.
+
+    `root` is the tree of the file, for the lines; None where the values come from elsewhere.
+    """
+    faults = error.errors(include_url=False)
+    told = []
+    for fault in faults[:MOST_FAULTS]:
+        where = _where(fault)
+        dotted = ".".join(str(part) for part in where)
+        place = f"{name}:{_line_of(root, where)}" if root is not None else name
+        reason = _reason(fault, where, model)
+        given = "" if secret(dotted) else _shown(fault)
+        told.append(f"{place}: {printable(dotted) or '(the file)'}: {reason}{given}")
+    if len(faults) > MOST_FAULTS:
+        told.append(f"{name}: {len(faults) - MOST_FAULTS} more like these")
+    return "\n".join(told)
+
+
+def printable(text: str) -> str:
+    """`text` on one line of a terminal: control characters as escapes, a long one cut."""
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _where(fault: Any) -> tuple[Any, ...]:
+    """The keys and indices that lead to a fault."""
+    parts, last = fault["loc"], len(fault["loc"]) - 1
+    own = fault["type"] == "extra_forbidden"  # the last part is the user's, whatever it looks like
+    where = tuple(p for n, p in enumerate(parts) if (own and n == last) or not _is_branch(p))
+    cause = fault.get("ctx", {}).get("error")
+    return where + cause.where if isinstance(cause, Fault) else where
+
+
+def _reason(fault: Any, where: tuple[Any, ...], model: type[BaseModel] | None) -> str:
+    """What is wrong with one value, and what would be right."""
+    kind = fault["type"]
+    if kind == "extra_forbidden":
+        return _unknown(where, model)
+    if kind == "missing":
+        return "must be given"
+    if kind in ("model_type", "dict_type"):
+        empty = fault["input"] is None
+        return "empty. Give it keys, or leave it out" if empty else "takes keys and their values"
+    if kind == "literal_error":
+        return f"takes {fault['ctx']['expected']}"
+    return str(fault["msg"]).removeprefix("Value error, ")
+
+
+def _shown(fault: Any) -> str:
+    """The value that is wrong, where it can be told in a word."""
+    if fault["type"] in ("extra_forbidden", "missing", "model_type", "dict_type"):
+        return ""
+    given = fault["input"]
+    return f" (it is {printable(repr(given))})" if isinstance(given, str | int | float) else ""
+
+
+def _unknown(where: tuple[Any, ...], model: type[BaseModel] | None) -> str:
+    """What to say of an unknown key: where it belongs, or the nearest of those there are."""
+    word, known = str(where[-1]), _known_keys(model, where[:-1])
+    if not known:
+        return "unknown key"
+    elsewhere = [place for place in _places(model) if place.rpartition(".")[2] == word]
+    if elsewhere:
+        return f"unknown key here. There is {' and '.join(elsewhere)}"
+    return f"unknown key. {nearest(word, known)}"
 
 
 def _is_branch(part: object) -> bool:
@@ -96,37 +220,123 @@ def _is_branch(part: object) -> bool:
     return isinstance(part, str) and (part == "[key]" or "[" in part or part.endswith("()"))
 
 
+def _line(part: yaml.Node | yaml.Event) -> int:
+    return part.start_mark.line + 1 if part.start_mark else 1
+
+
 def _line_of(node: yaml.Node, where: tuple[Any, ...]) -> int:
     """The line of the deepest part of `where` that stands in the file (1-based)."""
-    line = node.start_mark.line + 1
+    line = _line(node)
     for part in where:
         if isinstance(node, yaml.MappingNode):
             found = next((pair for pair in node.value if pair[0].value == str(part)), None)
             if found is None:
                 break
-            line, node = found[0].start_mark.line + 1, found[1]
+            line, node = _line(found[0]), found[1]
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
             node = node.value[part]
-            line = node.start_mark.line + 1
+            line = _line(node)
         else:
             break
     return line
+
+
+def _refuse(error: yaml.MarkedYAMLError, text: str, name: str) -> NoReturn:
+    """Raise the UsageError for what isn't YAML, with what was being read where that is told."""
+    mark, began = error.problem_mark, error.context_mark
+    line = mark.line + 1 if mark else 1
+    rows = text.splitlines()
+    if mark and mark.line < len(rows) and rows[mark.line][mark.column : mark.column + 1] == "\t":
+        raise UsageError(f"{name}:{line}: not YAML: a tab; indent by spaces") from error
+    context = f" {error.context}, begun on line {began.line + 1}" if error.context and began else ""
+    raise UsageError(f"{name}:{line}: not YAML: {error.problem}{context}") from error
+
+
+def _refuse_shape(text: str, name: str) -> None:
+    """Raise UsageError at nesting that would crash the composer, and at a second document."""
+    depth = documents = 0
+    for event in yaml.parse(text, Loader=Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.DocumentStartEvent):
+            documents += 1
+        if depth > DEEPEST:
+            raise UsageError(f"{name}:{_line(event)}: nested deeper than {DEEPEST} levels")
+        if documents > 1:
+            raise UsageError(f"{name}:{_line(event)}: a second document begins here; one is taken")
+
+
+def _measure(
+    node: yaml.Node, name: str, known: dict[int, tuple[int, int] | None]
+) -> tuple[int, int]:
+    """The values and the levels below a node, aliases followed; None marks a node being looked at.
+
+    Raises UsageError where there are too many, or where an alias stands within what it names.
+    """
+    if id(node) in known:
+        found = known[id(node)]
+        if found is None:
+            raise UsageError(f"{name}:{_line(node)}: an alias stands within what it names")
+        return found
+    known[id(node)] = None
+    values, levels = 1, 0
+    for child in _children(node):
+        below, deep = _measure(child, name, known)
+        values, levels = values + below, max(levels, deep + 1)
+    if values > MOST_VALUES:
+        raise UsageError(f"{name}:{_line(node)}: more than {MOST_VALUES} values, aliases followed")
+    if levels > DEEPEST:
+        raise UsageError(f"{name}:{_line(node)}: nested deeper than {DEEPEST} levels")
+    known[id(node)] = values, levels
+    return values, levels
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def _scalars(node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.ScalarNode):
+        yield node
+    for child in _children(node):
+        yield from _scalars(child)
+
+
+def _built(node: yaml.Node) -> Any:
+    return yaml.constructor.SafeConstructor().construct_document(node)
+
+
+def _readable(node: yaml.Node) -> bool:
+    try:
+        _built(node)
+    except UNREADABLE:
+        return False
+    return True
+
+
+def _is_huge(built: object) -> bool:
+    return isinstance(built, int) and abs(built) >= LARGEST
 
 
 def _refuse_repeated_keys(node: yaml.Node, name: str) -> None:
     """Raise UsageError at the first key that stands twice in one mapping (YAML keeps the last)."""
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
+        for key, inner in node.value:
+            line = _line(key)
             if not isinstance(key, yaml.ScalarNode):
                 raise UsageError(f"{name}:{line}: a key must be a word, not a list or a mapping")
             if key.value in seen:
                 raise UsageError(
-                    f"{name}:{line}: {key.value}: repeated key, first on line {seen[key.value]}"
+                    f"{name}:{line}: {printable(key.value)}: repeated key, "
+                    f"first on line {seen[key.value]}"
                 )
             seen[key.value] = line
-            _refuse_repeated_keys(value, name)
+            _refuse_repeated_keys(inner, name)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _refuse_repeated_keys(item, name)
@@ -134,14 +344,26 @@ def _refuse_repeated_keys(node: yaml.Node, name: str) -> None:
 
 def _known_keys(model: type[BaseModel] | None, where: tuple[Any, ...]) -> list[str]:
     """The keys that the model at `where` below `model` takes, or [] where that can't be told."""
-    from typing import get_args
-
-    from pydantic import BaseModel
-
     for part in where:
         field = model.model_fields.get(str(part)) if model else None
         if field is None:
             continue  # a key of a dict or an index of a list: the model is the container's
-        inner = [field.annotation, *get_args(field.annotation)]
-        model = next((t for t in inner if isinstance(t, type) and issubclass(t, BaseModel)), None)
+        model = _inner(field.annotation)
     return sorted(f.alias or n for n, f in model.model_fields.items()) if model else []
+
+
+def _inner(annotation: Any) -> type[BaseModel] | None:
+    """The model that a field holds, alone or in a list, a dict or with None."""
+    from typing import get_args
+
+    from pydantic import BaseModel
+
+    inner = [annotation, *get_args(annotation)]
+    return next((t for t in inner if isinstance(t, type) and issubclass(t, BaseModel)), None)
+
+
+def _places(model: type[BaseModel] | None, prefix: str = "") -> Iterator[str]:
+    """The dotted names of all keys of a model and of the models in it."""
+    for key, field in model.model_fields.items() if model else ():
+        yield f"{prefix}{key}"
+        yield from _places(_inner(field.annotation), f"{prefix}{key}.")

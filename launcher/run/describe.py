@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from launcher.run.plan import Mount, Plan
+from launcher.run.secrets import redact, redacted
 
 
 def describe(plan: Plan) -> str:
@@ -25,9 +26,9 @@ def describe(plan: Plan) -> str:
         "stop": f"{plan.stop_grace} s after the signal",
     }
     lines = [f"{key + ':':<11}{value}" for key, value in facts.items() if value]
-    lines += _listed("env", [_variable(*pair) for pair in plan.env])
+    lines += _listed("env", [_variable(*pair) for pair in redact(dict(plan.env)).items()])
     lines += _listed("mounts", [_mount(mount) for mount in plan.mounts])
-    lines += _listed("command", _wrapped(plan.argv))
+    lines += _listed("command", _wrapped(redacted(plan.argv)))
     return "\n".join(lines) + "\n"
 
 

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from launcher import yamlfile
 from launcher.errors import UsageError, nearest
 from launcher.run.config import RunConfig
+from launcher.run.secrets import HIDDEN, holds_secret
 
 PRESETS = Path(__file__).parent.parent / "presets"
+FREE = ("env", "megatron_args")
+"""The sections whose keys the user chooses, so that any of them may name a secret."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +28,15 @@ class Origin:
 
     def of(self, key: str) -> str:
         """'gpt2.yaml:12: model.num_layers', or the argument that set it."""
+        shown = yamlfile.printable(key)
         for set_key, argument in self.overrides.items():
             if key == set_key or key.startswith(f"{set_key}."):
-                return f"{argument}: {key}"
+                return f"{argument}: {shown}"
         known = key
         while known and known not in self.lines:
             known = known.rpartition(".")[0]
         line = f":{self.lines[known]}" if known else ""
-        return f"{self.name}{line}: {key}"
+        return f"{self.name}{line}: {shown}"
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,10 @@ class Override:
 def load(name: str, overrides: list[Override]) -> tuple[RunConfig, Origin]:
     """The run file or preset `name` with `overrides` laid over it. Raises UsageError."""
     label, path = find(name)
-    text = _read(path)
-    config = yamlfile.parse(text, RunConfig, name=label)
-    origin = Origin(label, _lines(text), {k: o.argument for o in overrides for k in o.values})
+    root = yamlfile.tree(yamlfile.read(path, label), label)
+    config = yamlfile.validate(root, RunConfig, label, holds_secret)
+    set_by = {key: override.argument for override in overrides for key in override.values}
+    origin = Origin(label, yamlfile.lines(root), set_by)
     return _overridden(config, overrides), origin
 
 
@@ -67,24 +71,20 @@ def find(name: str) -> tuple[str, Path]:
     raise UsageError(f"no file and no preset {name!r}", nearest(wanted, presets))
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{path}: can't be read: {reason}") from error
-
-
 def parse_set(argument: str) -> Override:
-    """What `--set a.b=value` asks for; the value is YAML."""
+    """What `--set a.b=value` asks for; the value is YAML. A secret one isn't told in messages."""
     key, equals, text = argument.partition("=")
+    told = f"--set {yamlfile.printable(argument)}"
     if not equals or not all(key.split(".")):
-        raise UsageError(f"--set {argument}: not KEY=VALUE", "For example: --set training.lr=3e-4")
+        raise UsageError(f"{told}: not KEY=VALUE", "For example: --set training.lr=3e-4")
+    hidden = f"--set {yamlfile.printable(key)}={HIDDEN}"
     try:
-        value = yaml.load(text, Loader=yamlfile.Loader)  # noqa: S506 - a safe loader
-    except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"--set {argument}: the value isn't YAML") from error
-    return Override(f"--set {argument}", {key: value})
+        root = yamlfile.tree(text, told)
+        value = None if root is None else yamlfile.value(root, told)
+    except UsageError as error:
+        told = hidden if key in FREE or holds_secret(key) else told
+        raise UsageError(f"{told}: the value isn't YAML") from error
+    return Override(hidden if holds_secret(key, value) else told, {key: value})
 
 
 def _overridden(config: RunConfig, overrides: list[Override]) -> RunConfig:
@@ -97,7 +97,7 @@ def _overridden(config: RunConfig, overrides: list[Override]) -> RunConfig:
             config = RunConfig.model_validate(data)
         except ValidationError as error:
             raise UsageError(
-                yamlfile.describe(error, None, override.argument, RunConfig)
+                yamlfile.describe(error, None, override.argument, RunConfig, holds_secret)
             ) from error
     return config
 
@@ -109,18 +109,3 @@ def _put(data: dict[str, Any], keys: list[str], value: Any) -> None:
             data[key] = {}
         data = data[key]
     data[keys[-1]] = value
-
-
-def _lines(text: str) -> dict[str, int]:
-    """The line of every key of a YAML text, by its dotted name."""
-    lines: dict[str, int] = {}
-
-    def walk(node: yaml.Node | None, prefix: str) -> None:
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                name = f"{prefix}{key.value}"
-                lines[name] = key.start_mark.line + 1
-                walk(value, f"{name}.")
-
-    walk(yaml.compose(text, Loader=yamlfile.Loader), "")
-    return lines

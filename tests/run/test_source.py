@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 
 from launcher.errors import UsageError
 from launcher.run import source
+from launcher.run.image import Facts
+from launcher.run.plan import Host, Stamp, make_plan
 from launcher.run.source import Override
 
 Write = Callable[[str], str]
+HOST = Host(uid=1000, gid=100, home="/home/user", cwd="/home/user", cache="/home/user/.cache/x")
+STAMP = Stamp(run="0a1b2c3d", created="2025-01-02T03:04:05+00:00")
 
 
 def refusal(path: str, *sets: str) -> str:
@@ -55,6 +59,82 @@ def test_a_file_that_is_not_text_is_told(tmp_path: Path) -> None:
 def test_a_wrong_key_gives_line_and_nearest(write: Write) -> None:
     told = refusal(write("name: a\nimage: cpu\nmodel:\n  hiden_size: 3\n"))
     assert "run.yaml:4: model.hiden_size: unknown key. Did you mean 'hidden_size'" in told
+
+
+def test_a_key_of_another_section_is_told_where_it_belongs(write: Write) -> None:
+    told = refusal(write("name: a\nimage: cpu\nmodel: {lr: 1.0}\nnum_layers: 2\n"))
+    assert "run.yaml:3: model.lr: unknown key here. There is training.lr" in told
+    assert "run.yaml:4: num_layers: unknown key here. There is model.num_layers" in told
+
+
+def test_a_wrong_key_in_a_list_gives_line_and_nearest(write: Write) -> None:
+    told = refusal(write("name: a\nimage: cpu\nmounts:\n- {source: a, target: /a}\n- sorce: b\n"))
+    assert "run.yaml:5: mounts.1.sorce: unknown key. Did you mean 'source'" in told
+    assert "run.yaml:5: mounts.1.source: must be given" in told
+
+
+def test_a_value_of_few_gives_those(write: Write) -> None:
+    told = refusal(write("name: a\nimage: cpu\nresources: {ipc: hosst}\n"))
+    assert "resources.ipc: takes 'host', 'private' or 'shareable' (it is 'hosst')" in told
+
+
+LAUGHS = "name: a\nimage: cpu\nenv:\n  a0: &a0 [x]\n" + "".join(
+    f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("", 1, "the file is empty"),
+        ("- name\n", 1, "(the file): takes keys and their values"),
+        ("name: a\nimage: cpu\nmodel:\n", 3, "model: empty. Give it keys, or leave it out"),
+        ("name: a\nmodel:\n\tlr: 1\n", 3, "not YAML: a tab; indent by spaces"),
+        ("name: a\n---\nname: b\n", 2, "a second document"),
+        ("name: a\nname: b\n", 2, "name: repeated key, first on line 1"),
+        ("name: a\nmodel: {lr: 1, lr: 2}\n", 2, "lr: repeated key, first on line 2"),
+        ("name: a\n? [b]\n: c\n", 2, "a key must be a word"),
+        ("name: a\nenv: *b\n", 2, "undefined alias"),
+        ("name: a\nenv: &b {c: *b}\n", 2, "an alias stands within what it names"),
+        (LAUGHS, 9, "more than 20000 values, aliases followed"),
+        ("name: a\nenv: " + "[" * 200_000, 2, "nested deeper than 50 levels"),
+        ("name: a\nenv: " + "{a: " * 200_000, 2, "nested deeper than 50 levels"),
+        ("name: a\ngpus: " + "9" * 30, 2, "a number of 2^63 or more"),
+        ("name: a\ngpus: " + "9" * 5000, 2, "a value can't be read"),
+        ("name: a\ngpus: 0x" + "f" * 5000, 2, "a number of 2^63 or more"),
+        ("name: a\nenv: {B: 2020-99-99}\n", 2, "a value can't be read"),
+        ("name: a\nimage: cpu\ngpus: !!bool x\n", 3, "a value can't be read"),
+        ("name: a\ngpus: !!python/object:os.system x\n", 2, "could not determine a constructor"),
+        ("name: a\nenv: {B: \x07}\n", 2, "not YAML: control characters are not allowed"),
+        ('name: a\nimage: cpu\nenv: {"B\\nC": 1}\n', 3, "env.B\\nC: "),
+    ],
+)
+def test_what_is_odd_gives_line_and_reason(write: Write, text: str, line: int, said: str) -> None:
+    path = write(text)
+    told = refusal(path)
+    assert said in told
+    assert told.startswith(f"{path}:{line}: ")
+
+
+def test_bytes_that_are_no_text_give_their_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_bytes("name: é\nimage: cpu\n".encode() + b"model: \xff\n")
+    told = refusal(str(tmp_path / "bad.yaml"))
+    assert "bad.yaml:3: can't be read: not UTF-8 text (byte 0xff)" in told
+
+
+def test_a_byte_order_mark_windows_lines_and_an_alias_are_read(tmp_path: Path) -> None:
+    text = "name: a\r\nimage: cpu\r\nenv:\r\n  A: &a 1\r\n  B: *a\r\n"
+    (tmp_path / "run.yaml").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    config, origin = source.load(str(tmp_path / "run.yaml"), [])
+    assert config.env == {"A": 1, "B": 1}
+    assert origin.lines["env.B"] == 5
+
+
+def test_of_many_faults_the_first_are_told(write: Write) -> None:
+    keys = "".join(f"  k{n}: 1\n" for n in range(50))
+    told = refusal(write(f"name: a\nimage: cpu\nmodel:\n{keys}")).splitlines()
+    assert len(told) == 21
+    assert told[-1].endswith("run.yaml: 30 more like these")
 
 
 def test_a_wrong_key_on_the_command_line_gives_the_same(write: Write) -> None:
@@ -143,6 +223,7 @@ def test_values_are_placed_by_file_line_or_argument(write: Write) -> None:
     assert origin.of("gpus") == f"{path}: gpus"
 
 
+PRESETS = {path.stem: path.read_text(encoding="utf-8") for path in source.PRESETS.glob("*.yaml")}
 KEYS = st.sampled_from(
     "name image model training data gpus env mounts nodes resources num_layers lr path "
     "megatron_args count tag x processes program".split()
@@ -153,17 +234,95 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=12,
 )
+WORDS = st.sampled_from(
+    "null true false 0 -1 1e-4 1e999 .nan .inf 0x_ 2020-99-99 24.10 '' [] {} [1,x] {a:1} *a &a "
+    "&a[*a] !!bool !!int <<: auto all device=0,0 \\0 \t | > - ? : , ] } # '\" % @ ` --- ... é 二"
+    f" {'9' * 30} {'9' * 5000} {'[' * 60} 0x{'f' * 5000} ./x.py pretrain_gpt.py gpt /".split(" ")
+)
+GARBAGE = WORDS | st.text(max_size=6) | st.integers().map(str)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.dictionaries(KEYS, VALUES, max_size=6))
-def test_a_malformed_file_is_a_message_with_its_place(tmp_path_factory, data) -> None:  # type: ignore[no-untyped-def]
-    path = tmp_path_factory.getbasetemp() / "malformed.yaml"
-    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+@st.composite
+def spoiled_characters(draw: st.DrawFn) -> str:
+    """A preset with characters put in, taken out or replaced."""
+    text = PRESETS[draw(st.sampled_from(sorted(PRESETS)))]
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(text)))
+        gone = draw(st.integers(0, 3))
+        text = text[:at] + draw(GARBAGE) + text[at + gone :]
+    return text
+
+
+@st.composite
+def spoiled_lines(draw: st.DrawFn) -> str:
+    """A preset with lines repeated, dropped, moved, indented, or with another key or value."""
+    rows = PRESETS[draw(st.sampled_from(sorted(PRESETS)))].splitlines()
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(rows) - 1))
+        key, colon, value = rows[at].partition(":")
+        other = rows[draw(st.integers(0, len(rows) - 1))]
+        changed = {
+            "value": [f"{key}: {draw(GARBAGE)}"],
+            "key": [f"{key}{draw(GARBAGE)}{colon}{value}"],
+            "swapped": [f"{key}:{other.partition(':')[2]}"],
+            "twice": [rows[at], rows[at]],
+            "gone": [],
+            "moved": [rows[at], other],
+            "indented": [" " * draw(st.integers(1, 4)) + rows[at]],
+            "outdented": [rows[at].lstrip()],
+        }
+        rows[at : at + 1] = changed[draw(st.sampled_from(sorted(changed)))]
+        rows = rows or [""]
+    return draw(st.sampled_from(["\n", "\r\n"])).join(rows)
+
+
+def judged(path: Path, raw: bytes) -> str:
+    """What is said of a run file with these bytes, up to its plan; "" where nothing is wrong."""
+    path.write_bytes(raw)
     try:
-        source.load(str(path), [])
+        config, origin = source.load(str(path), [])
+        facts = Facts(draw_release(raw), True)
+        make_plan(config, origin, facts, HOST, STAMP)
     except UsageError as error:
-        assert all(line.startswith((str(path), "  ")) for line in str(error).splitlines())
+        told = str(error)
+        assert told.startswith(f"{path}:"), told
+        for line in told.splitlines():
+            assert line.startswith((f"{path}:", "  ")), told
+        return told
+    return ""
+
+
+def draw_release(raw: bytes) -> str:
+    """One of the releases, by the file itself."""
+    return ("0.9.0", "0.16.1", "0.99.0")[len(raw) % 3]
+
+
+# Together 1,000 malformed files, each a message with its place and never another exception.
+THOROUGH = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=300, **THOROUGH)
+@given(text=spoiled_characters())
+def test_a_preset_with_wrong_characters_has_a_place(tmp_path: Path, text: str) -> None:
+    judged(tmp_path / "run.yaml", text.encode(errors="surrogatepass"))
+
+
+@settings(max_examples=300, **THOROUGH)
+@given(text=spoiled_lines())
+def test_a_preset_with_wrong_lines_has_a_place(tmp_path: Path, text: str) -> None:
+    judged(tmp_path / "run.yaml", text.encode(errors="surrogatepass"))
+
+
+@settings(max_examples=300, **THOROUGH)
+@given(data=st.dictionaries(KEYS, VALUES, max_size=6))
+def test_a_file_of_wrong_values_has_a_place(tmp_path: Path, data: dict[str, object]) -> None:
+    judged(tmp_path / "run.yaml", yaml.safe_dump(data).encode())
+
+
+@settings(max_examples=100, **THOROUGH)
+@given(raw=st.binary(max_size=60))
+def test_bytes_have_a_place(tmp_path: Path, raw: bytes) -> None:
+    assert judged(tmp_path / "run.yaml", raw)
 
 
 @settings(max_examples=200, deadline=None)
