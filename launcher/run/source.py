@@ -54,7 +54,7 @@ def load(name: str, overrides: list[Override]) -> tuple[RunConfig, Origin]:
     config = yamlfile.validate(root, RunConfig, label, holds_secret)
     set_by = {key: override.argument for override in overrides for key in override.values}
     origin = Origin(label, yamlfile.lines(root), set_by)
-    return _overridden(config, overrides), origin
+    return overridden(config, overrides), origin
 
 
 def find(name: str) -> tuple[str, Path]:
@@ -87,7 +87,7 @@ def parse_set(argument: str) -> Override:
     return Override(hidden if holds_secret(key, value) else told, {key: value})
 
 
-def _overridden(config: RunConfig, overrides: list[Override]) -> RunConfig:
+def overridden(config: RunConfig, overrides: list[Override]) -> RunConfig:
     """`config` with the overrides, each checked as if it stood in the file."""
     data = config.model_dump(exclude_unset=True)
     for override in overrides:
