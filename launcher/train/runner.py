@@ -21,6 +21,9 @@ from typing import Any, NoReturn
 USAGE = 2
 """Exit code of a refusal before any rank was started."""
 
+STOPPED = "runner: stopped: "
+"""Starts the last line on stderr where the runner was asked to stop and every rank ended with 0."""
+
 SETTLE_SECONDS = 1.0
 """How long ranks that outlive a failed one have to fail, and say why, by themselves."""
 

@@ -1,0 +1,145 @@
+"""The folders of checkpoints: which are complete, which to set aside, which to remove.
+
+It needs only the standard library, so that the launcher can look at a folder from outside.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.train import contents
+
+TRACKER = "latest_checkpointed_iteration.txt"
+"""Upstream's and ours: the newest complete checkpoint's iteration, or "release" for a converted
+model in the folder of that name."""
+
+PARTIAL = ".partial"
+"""Ends a folder's name while `launcher.train.gpt` writes it."""
+
+INCOMPLETE = ".incomplete"
+REMOVED = ".removed"
+RELEASE = "release"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's folder; `problem` is "" where it is complete, else what it lacks."""
+
+    iteration: int
+    folder: Path
+    problem: str = ""
+
+
+def folder(root: str | Path, iteration: int) -> Path:
+    """The folder of an iteration's checkpoint."""
+    return Path(root) / f"iter_{iteration:07d}"
+
+
+def noted(root: Path) -> str:
+    """What the tracker says: an iteration, "release", or "" where there is nothing to read.
+
+    Raises `OSError` where it is there and can't be read.
+    """
+    try:
+        return (root / TRACKER).read_text(encoding="utf-8", errors="replace").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def note(root: Path, checkpoint: str) -> None:
+    """Make the tracker name a checkpoint; what it said before stays until then."""
+    new = root / f"{TRACKER}.new"
+    new.write_text(checkpoint, encoding="utf-8")
+    os.replace(new, root / TRACKER)
+
+
+def scan(root: Path) -> list[Checkpoint]:
+    """All checkpoints under `root`, complete or not, the oldest first; [] where there is none.
+
+    A complete one has a name of its own, isn't newer than what the tracker names, and its files
+    are there in their length. A full disk can empty the tracker of a run that saved well before:
+    then files alone decide. A "release" is listed, as iteration 0, where the tracker names it.
+    Raises `OSError` where `root` can't be read.
+    """
+    root = Path(root)
+    newest = noted(root)
+    found = [
+        Checkpoint(int(match[1]), path, _unfinished(path, int(match[1]), newest))
+        for path in (root.iterdir() if root.is_dir() else ())
+        if (match := re.fullmatch(rf"iter_(\d+)({re.escape(PARTIAL)})?", path.name))
+        and path.is_dir()
+    ]
+    if newest == RELEASE and (root / RELEASE).is_dir():
+        found.append(Checkpoint(0, root / RELEASE, contents.problem(root / RELEASE)))
+    return sorted(found, key=lambda each: (each.iteration, each.folder.name))
+
+
+def _unfinished(path: Path, iteration: int, newest: str) -> str:
+    if path.name.endswith(PARTIAL):
+        return "its saving was interrupted"
+    if newest == RELEASE or (newest.isdecimal() and iteration > int(newest)):
+        return f"its saving was interrupted: {TRACKER} names {newest}"
+    if not newest and not (path.parent / TRACKER).exists():
+        return f"its saving was interrupted: there is no {TRACKER}"
+    return contents.problem(path)
+
+
+def newest_complete(root: Path) -> Checkpoint | None:
+    """The checkpoint to go on from, or None where there is none; raises as `scan`."""
+    complete = [each for each in scan(root) if not each.problem]
+    return complete[-1] if complete else None
+
+
+def set_aside(root: Path) -> list[Path]:
+    """Rename every incomplete checkpoint to iter_0000100.incomplete; the new paths.
+
+    The tracker then names the newest complete one, and is removed where there is none: upstream
+    would load what it names, and up to 0.9 refuses to save into a folder that is there.
+    Raises `OSError` where that isn't allowed.
+    """
+    root = Path(root)
+    found = scan(root)
+    complete = [each for each in found if not each.problem]
+    moved = [_move_aside(each.folder) for each in found if each.problem]
+    if not complete:
+        (root / TRACKER).unlink(missing_ok=True)
+    elif noted(root) != _name(complete[-1]):
+        note(root, _name(complete[-1]))
+    return moved
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    """How the tracker names it."""
+    return RELEASE if checkpoint.folder.name == RELEASE else str(checkpoint.iteration)
+
+
+def _move_aside(path: Path) -> Path:
+    base = path.name.removesuffix(PARTIAL) + INCOMPLETE
+    target, number = path.with_name(base), 1
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{base}.{number}")
+    return path.rename(target)
+
+
+def prune(root: Path, keep: int) -> list[Path]:
+    """Remove the complete checkpoints that are older than the newest `keep`; their paths.
+
+    Neither the one that the tracker names nor an incomplete one is counted out or removed.
+    Raises `ValueError` for `keep` under 1, and `OSError` where removing isn't allowed.
+    """
+    if keep < 1:
+        raise ValueError(f"keep is {keep}, and has to be at least 1")
+    root = Path(root)
+    complete = [each for each in scan(root) if not each.problem]
+    named = noted(root)
+    old = [each.folder for each in complete[:-keep] if _name(each) != named]
+    for path in old:
+        path.rename(path.with_name(path.name + REMOVED))
+    for leftover in root.glob(f"iter_*{REMOVED}"):  # an interrupted removal's, too
+        shutil.rmtree(leftover)
+    return old
