@@ -28,12 +28,17 @@ class Spans:
 
 @dataclass(frozen=True)
 class Table:
-    """arguments.json: the series of releases, oldest first, our options, and Megatron's."""
+    """arguments.json: the series of releases, oldest first, our options, and Megatron's.
+
+    The choices are of the options that take only some values.
+    """
 
     releases: tuple[str, ...]
     gpt: frozenset[str]
     gpt_required: tuple[str, ...]
+    gpt_choices: dict[str, tuple[str, ...]]
     megatron: dict[str, Spans]
+    choices: dict[str, dict[tuple[str, ...], Spans]]
 
     def of(self, release: str) -> set[str] | None:
         """Megatron's options in `release`; None for a series that the table doesn't know."""
@@ -41,6 +46,25 @@ class Table:
             return None
         at = self.releases.index(series(release))
         return {name for name, spans in self.megatron.items() if self._has(spans, at)}
+
+    def choices_of(self, release: str | None) -> dict[str, tuple[str, ...]]:
+        """The values of Megatron's options in `release`; None means our own program's."""
+        if release is None:
+            return self.gpt_choices
+        if series(release) not in self.releases:
+            return {}
+        at = self.releases.index(series(release))
+        return {
+            option: allowed
+            for option, several in self.choices.items()
+            for allowed, spans in several.items()
+            if self._has(spans, at)
+        }
+
+    def any_choices(self, option: str) -> tuple[str, ...]:
+        """The values that some program takes for an option, sorted; () where none has choices."""
+        several = [self.gpt_choices.get(option, ()), *self.choices.get(option, ())]
+        return tuple(sorted({value for allowed in several for value in allowed}))
 
     def _has(self, spans: Spans, at: int) -> bool:
         order = self.releases
@@ -59,9 +83,16 @@ def series(release: str) -> str:
 def table() -> Table:
     """The table that ships with the launcher."""
     data = json.loads(DATA.read_text(encoding="utf-8"))
-    megatron = {name: _spans(text) for name, text in data["megatron"].items()}
     return Table(
-        tuple(data["releases"]), frozenset(data["gpt"]), tuple(data["gpt_required"]), megatron
+        releases=tuple(data["releases"]),
+        gpt=frozenset(data["gpt"]),
+        gpt_required=tuple(data["gpt_required"]),
+        gpt_choices={name: tuple(text.split()) for name, text in data["gpt_choices"].items()},
+        megatron={name: _spans(text) for name, text in data["megatron"].items()},
+        choices={
+            name: {tuple(text.split()): _spans(spans) for text, spans in several.items()}
+            for name, several in data["choices"].items()
+        },
     )
 
 
@@ -102,6 +133,42 @@ def check_megatron(options: dict[str, str], release: str, *, own: bool = False) 
         raise UsageError(
             f"{where}: Megatron {release} has no {option}{since}", _closest(option, there)
         )
+
+
+@dataclass(frozen=True)
+class Given:
+    """An option with the values it is given, and where that stands."""
+
+    name: str
+    values: tuple[str, ...]
+    where: str
+
+
+def given(words: tuple[str, ...]) -> list[Given]:
+    """The options among a command line's words: `--name value …` and `--name=value`."""
+    found: list[Given] = []
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            found.append(Given(name, (value,) if equals else (), f"-- {word}"))
+        elif found:
+            last = found[-1]
+            found[-1] = Given(last.name, (*last.values, word), last.where)
+    return found
+
+
+def check_values(options: Iterable[Given], release: str | None) -> None:
+    """Refuse a value that an option doesn't take in `release`; None means our own program."""
+    choices = table().choices_of(release)
+    program = f"Megatron {release}" if release else "the program gpt"
+    for option in options:
+        allowed = choices.get(option.name)
+        for value in option.values if allowed else ():
+            if value not in (allowed or ()):
+                raise UsageError(
+                    f"{option.where}: {program} takes no {option.name} {value!r}",
+                    nearest(value, list(allowed or ())),
+                )
 
 
 def _closest(option: str, there: set[str]) -> str:

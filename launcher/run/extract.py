@@ -1,11 +1,13 @@
-"""Reads a git checkout's releases for the option names that arguments.json holds (a dev command).
+"""Reads a git checkout's releases for the options that arguments.json holds (a dev command).
 
 `python3 -m launcher.run.extract GITDIR core_v0.9.0 core_v0.10.0 …` rewrites arguments.json; without
 arguments, only the part on our own program, after its parser has changed.
 
-Nothing of Megatron is imported: the names are read from the syntax tree, and where a release makes
-options out of a dataclass (ArgumentGroupFactory, from 0.16 on) the fields of the class and of its
-bases are followed through the imports. Options that depend on an installed package count as there.
+Nothing of Megatron is imported: names and choices are read from the syntax tree, and where a
+release makes options of a dataclass (ArgumentGroupFactory, from 0.16 on) the fields of the class
+and of its bases are followed through the imports. Options that depend on an installed package count
+as there. Choices are what is written out: literals, Literal types, ranges, and the members of an
+enumeration; an option whose choices are made in any other way takes all values here.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -23,6 +26,15 @@ from launcher.train.arguments import parser
 
 ARGUMENTS = "megatron.training.arguments"
 EXTRA = ("megatron.post_training.arguments", "add_modelopt_args")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A dataclass field that becomes an option, and the module it is written in."""
+
+    name: str
+    node: ast.AnnAssign
+    module: str
 
 
 class Checkout:
@@ -77,24 +89,97 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
 
 def options_of(checkout: Checkout) -> set[str]:
     """Every option string that pretrain_gpt.py of this release may take."""
-    tree, _ = checkout.module(ARGUMENTS)
-    found = set(literal_options(tree))
-    for call in _calls(tree, "ArgumentGroupFactory"):
-        found |= set(_factory_options(checkout, tree, call))
-    module, function = EXTRA
-    if function in (checkout.text("pretrain_gpt.py") or ""):
-        found |= set(literal_options(checkout.module(module)[0]))
+    found = set[str]()
+    for module in _modules(checkout):
+        tree, _ = checkout.module(module)
+        found |= set(literal_options(tree))
+        for field in _factory_fields(checkout, tree):
+            found |= set(_field_options(field))
     return found
+
+
+def choices_of(checkout: Checkout) -> dict[str, tuple[str, ...]]:
+    """The values of every option that takes only some, as they are given on the command line."""
+    found: dict[str, list[tuple[str, ...] | None]] = {}
+    for module in _modules(checkout):
+        tree, _ = checkout.module(module)
+        for call in _calls(tree, "add_argument"):
+            keywords = {str(k.arg): k.value for k in call.keywords}
+            allowed = _literal_choices(checkout, module, keywords)
+            for option in _names(call):
+                found.setdefault(option, []).append(allowed)
+        for field in _factory_fields(checkout, tree):
+            for option in _field_options(field):
+                found.setdefault(option, []).append(_field_choices(checkout, field))
+    return {
+        option: tuple(dict.fromkeys(value for allowed in several for value in allowed or ()))
+        for option, several in found.items()
+        if all(several)
+    }
+
+
+def _modules(checkout: Checkout) -> list[str]:
+    """The modules that pretrain_gpt.py's parser is made by."""
+    module, function = EXTRA
+    extra = function in (checkout.text("pretrain_gpt.py") or "")
+    return [ARGUMENTS, *([module] if extra else [])]
 
 
 def literal_options(tree: ast.AST) -> Iterator[str]:
     """The option strings written out in calls of add_argument."""
     for call in _calls(tree, "add_argument"):
-        for argument in call.args:
-            if isinstance(argument, ast.Constant) and str(argument.value).startswith("--"):
-                yield str(argument.value)
-                if any("BooleanOptionalAction" in ast.unparse(k.value) for k in call.keywords):
-                    yield f"--no-{str(argument.value)[2:]}"
+        for option in _names(call):
+            yield option
+            if any("BooleanOptionalAction" in ast.unparse(k.value) for k in call.keywords):
+                yield f"--no-{option[2:]}"
+
+
+def _names(call: ast.Call) -> list[str]:
+    """The option strings of one call of add_argument."""
+    words = [str(word.value) for word in call.args if isinstance(word, ast.Constant)]
+    return [word for word in words if word.startswith("--")]
+
+
+def _literal_choices(
+    checkout: Checkout, module: str, keywords: dict[str, ast.expr]
+) -> tuple[str, ...] | None:
+    """The choices that add_argument is given, or None for any value."""
+    made_of = keywords.get("choices")
+    kind = ast.unparse(keywords["type"]) if "type" in keywords else "str"
+    if made_of is None:
+        return None
+    if isinstance(made_of, ast.Call) and ast.unparse(made_of.func) == "list":
+        name = ast.unparse(made_of.args[0])
+        by_name = kind.startswith("lambda") and kind.partition(": ")[2].startswith(f"{name}[")
+        return tuple(_members(checkout, module, name)) if by_name else None
+    if isinstance(made_of, ast.ListComp) and kind == "str":
+        name = ast.unparse(made_of.generators[0].iter)
+        plain = ast.unparse(made_of.elt) == f"{ast.unparse(made_of.generators[0].target)}.value"
+        return _texts(_members(checkout, module, name).values(), kind) if plain else None
+    if isinstance(made_of, ast.Call) and ast.unparse(made_of.func) == "range":
+        return _texts(range(*map(ast.literal_eval, made_of.args)), kind)
+    return _texts(ast.literal_eval(made_of), kind)
+
+
+def _texts(values: Iterable[object], kind: str) -> tuple[str, ...] | None:
+    """The values as they are typed; None where the parser turns what is typed into another type."""
+    known = {"str": str, "int": int}.get(kind)
+    given = [value for value in values if value is not None]
+    if known is None or not all(type(value) is known for value in given):
+        return None
+    return tuple(str(value) for value in given)
+
+
+def _members(checkout: Checkout, module: str, name: str) -> dict[str, object]:
+    """The members of an enumeration, name to value; {} for a class that is none."""
+    found, _ = checkout.find_class(module, name)
+    if not any("Enum" in ast.unparse(base) for base in found.bases):
+        return {}
+    return {
+        ast.unparse(node.targets[0]): getattr(node.value, "value", None)
+        for node in found.body
+        if isinstance(node, ast.Assign)
+    }
 
 
 def _calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:
@@ -105,16 +190,15 @@ def _calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:
                 yield node
 
 
-def _factory_options(checkout: Checkout, tree: ast.AST, call: ast.Call) -> Iterator[str]:
-    """The options that ArgumentGroupFactory(Class, exclude=…) makes."""
-    excluded: set[str] = set()
-    for keyword in call.keywords:
-        if keyword.arg == "exclude":
-            excluded = set(ast.literal_eval(_value_of(tree, keyword.value)))
-    name = ast.unparse(call.args[0])
-    for field, node in _fields(checkout, ARGUMENTS, name).items():
-        if field not in excluded:
-            yield from _field_options(field, node)
+def _factory_fields(checkout: Checkout, tree: ast.AST) -> Iterator[Field]:
+    """The fields that calls of ArgumentGroupFactory(Class, exclude=…) make options of."""
+    for call in _calls(tree, "ArgumentGroupFactory"):
+        excluded: set[str] = set()
+        for keyword in call.keywords:
+            if keyword.arg == "exclude":
+                excluded = set(ast.literal_eval(_value_of(tree, keyword.value)))
+        fields = _fields(checkout, ARGUMENTS, ast.unparse(call.args[0]))
+        yield from (field for name, field in fields.items() if name not in excluded)
 
 
 def _value_of(tree: ast.AST, node: ast.expr) -> ast.expr:
@@ -126,11 +210,11 @@ def _value_of(tree: ast.AST, node: ast.expr) -> ast.expr:
     return node
 
 
-def _fields(checkout: Checkout, module: str, name: str) -> dict[str, ast.AnnAssign]:
+def _fields(checkout: Checkout, module: str, name: str) -> dict[str, Field]:
     """The dataclass fields of a class and of its bases, a class before its bases."""
     found, home = checkout.find_class(module, name)
     fields = {
-        node.target.id: node
+        node.target.id: Field(node.target.id, node, home)
         for node in found.body
         if isinstance(node, ast.AnnAssign)
         and isinstance(node.target, ast.Name)
@@ -142,22 +226,39 @@ def _fields(checkout: Checkout, module: str, name: str) -> dict[str, ast.AnnAssi
     return fields
 
 
-def _field_options(name: str, node: ast.AnnAssign) -> list[str]:
+def _field_options(field: Field) -> list[str]:
     """The option strings of one field, by the rules of ArgumentGroupFactory."""
-    keywords = _field_keywords(node)
+    keywords = _field_keywords(field.node)
     init = keywords.get("init")
     if isinstance(init, ast.Constant) and init.value is False:
         return []
-    names = _named_in_metadata(keywords.get("metadata"))
-    if names:
-        return names
-    option = name.replace("_", "-")
+    named = _metadata(keywords).get("arg_names")
+    if named is not None:
+        return [str(name) for name in ast.literal_eval(named)]
+    option = field.name.replace("_", "-")
     default = keywords.get("default")
     off = isinstance(default, ast.Constant) and default.value is False
-    annotation = ast.unparse(node.annotation)
+    annotation = ast.unparse(field.node.annotation)
     if annotation in ("bool", "Optional[bool]", "bool | None") and not off:
         return [f"--no-{option}", f"--disable-{option}"]
     return [f"--{option}"]
+
+
+def _field_choices(checkout: Checkout, field: Field) -> tuple[str, ...] | None:
+    """The values that a field's type leaves; None for any, or where metadata has its own say."""
+    if {"choices", "type", "action"} & _metadata(_field_keywords(field.node)).keys():
+        return None
+    for node in ast.walk(field.node.annotation):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("Literal"):
+            values = ast.literal_eval(node.slice)
+            values = values if isinstance(values, tuple) else (values,)
+            return _texts(values, type(values[0]).__name__)
+    if isinstance(field.node.annotation, ast.Name):
+        try:
+            return tuple(_members(checkout, field.module, field.node.annotation.id)) or None
+        except LookupError:  # a type of Python's or torch's
+            return None
+    return None
 
 
 def _field_keywords(node: ast.AnnAssign) -> dict[str, ast.expr]:
@@ -167,14 +268,20 @@ def _field_keywords(node: ast.AnnAssign) -> dict[str, ast.expr]:
     return {"default": node.value} if node.value is not None else {}
 
 
-def _named_in_metadata(node: ast.expr | None) -> list[str]:
-    """The arg_names of a field's argparse_meta."""
-    for entry in ast.walk(node) if node is not None else ():
+def _metadata(keywords: dict[str, ast.expr]) -> dict[str, ast.expr]:
+    """What a field's argparse_meta says."""
+    metadata = keywords.get("metadata")
+    for entry in ast.walk(metadata) if metadata is not None else ():
         if isinstance(entry, ast.Dict):
-            for key, value in zip(entry.keys, entry.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value == "arg_names":
-                    return [str(name) for name in ast.literal_eval(value)]
-    return []
+            named = _entries(entry)
+            if "argparse_meta" in named and isinstance(named["argparse_meta"], ast.Dict):
+                return _entries(named["argparse_meta"])
+    return {}
+
+
+def _entries(node: ast.Dict) -> dict[str, ast.expr]:
+    pairs = zip(node.keys, node.values, strict=True)
+    return {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
 
 
 def upstreams(releases: dict[str, set[str]]) -> dict[str, object]:
@@ -187,12 +294,32 @@ def upstreams(releases: dict[str, set[str]]) -> dict[str, object]:
     return {"releases": order, "megatron": options}
 
 
+def restricted(releases: dict[str, dict[str, tuple[str, ...]]]) -> dict[str, dict[str, str]]:
+    """The choices of each option, 'a b c', with the spans of releases that have just these."""
+    order = list(releases)
+    found: dict[str, dict[str, str]] = {}
+    for option in set().union(*releases.values()):
+        by_release = [releases[name].get(option) for name in order]
+        found[option] = {
+            " ".join(allowed): _spans([one == allowed for one in by_release], order)
+            for allowed in by_release
+            if allowed
+        }
+    return found
+
+
 def ours() -> dict[str, object]:
-    """Our own program's part: its options, and which of them must be given."""
-    actions = [action for action in parser()._actions if action.dest != "help"]
-    required = [action.option_strings[-1] for action in actions if action.required]
-    options = [action.option_strings[-1] for action in actions]
-    return {"gpt": sorted(options), "gpt_required": sorted(required)}
+    """Our own program's part: its options, which of them must be given, and their choices."""
+    actions = {a.option_strings[-1]: a for a in parser()._actions if a.dest != "help"}
+    return {
+        "gpt": sorted(actions),
+        "gpt_required": sorted(name for name, action in actions.items() if action.required),
+        "gpt_choices": {
+            name: " ".join(map(str, action.choices))
+            for name, action in actions.items()
+            if action.choices
+        },
+    }
 
 
 def _spans(present: list[bool], order: list[str]) -> str:
@@ -215,6 +342,7 @@ def main(argv: list[str]) -> int:
         git_dir, *tags = argv
         checkouts = {series(t.removeprefix("core_v")): Checkout(Path(git_dir), t) for t in tags}
         data = upstreams({name: options_of(checkout) for name, checkout in checkouts.items()})
+        data["choices"] = restricted({name: choices_of(one) for name, one in checkouts.items()})
     text = json.dumps(data | ours(), indent=0, sort_keys=True)
     DATA.write_text(f"{text}\n", encoding="utf-8")
     return 0
