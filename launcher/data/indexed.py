@@ -1,4 +1,4 @@
-"""Writes Megatron's indexed dataset: tokens in PREFIX.bin, where each sequence is in PREFIX.idx.
+"""Writes and checks Megatron's indexed dataset: tokens in PREFIX.bin, their places in PREFIX.idx.
 
 The format is that of megatron/core/datasets/indexed_dataset.py, little-endian throughout:
 `MMIDIDX\\0\\0`, u64 version, u8 type code, u64 sequences, u64 documents + 1, then i32 sequence
@@ -13,6 +13,8 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
@@ -21,6 +23,12 @@ VERSION = 1
 UINT16_CODE = 8
 INT32_CODE = 4
 UINT16_VOCABULARY = 65500  # megatron's limit for two-byte tokens
+WIDTHS = {1: 1, 2: 1, 3: 2, INT32_CODE: 4, 5: 8, UINT16_CODE: 2}
+"""Bytes of a token by its type code; 6 and 7 are floating point, which no token is."""
+
+HEADER = len(MAGIC) + struct.calcsize("<QBQQ")
+READ_WHOLE = 1 << 24
+"""Bytes of an index up to which every entry is checked: a second or so, a million sequences."""
 
 
 def write(prefix: Path, documents: Iterable[Sequence[int]], vocab_size: int) -> int:
@@ -66,3 +74,103 @@ def _complete(prefix: Path, suffix: str) -> Iterator[IO[bytes]]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Index:
+    """What an .idx says of its .bin."""
+
+    sequences: int
+    documents: int
+    tokens: int | None
+    token_bytes: int
+
+
+class Damaged(ValueError):
+    """A .bin and .idx that don't fit each other; the text says which file, and what is wrong."""
+
+
+def check(prefix: Path) -> Index:
+    """Read the index's header and ends, and all of it where it is small.
+
+    The .bin is never read, only measured. `tokens` is None where the index is too large to be read
+    whole. Raises Damaged where the two can't be what Megatron wrote, OSError where one can't be
+    read.
+    """
+    name, size = f"{prefix}.idx", os.path.getsize(f"{prefix}.bin")
+    if not size:
+        raise Damaged(f"{prefix}.bin: no tokens in it")
+    with open(name, "rb") as file:
+        held = os.fstat(file.fileno()).st_size
+        header = file.read(HEADER)
+        if len(header) < HEADER:
+            raise Damaged(f"{name}: {held} bytes, and its header alone has {HEADER}")
+        width, sequences, starts = _header(name, header)
+        wanted = HEADER + 12 * sequences + 8 * starts
+        if held not in (wanted, wanted + sequences):  # multimodal indices add a byte a sequence
+            raise Damaged(f"{name}: {held} bytes, and its {sequences} sequences need {wanted}")
+        tokens = None
+        if wanted <= READ_WHOLE:
+            tokens = _check_columns(name, file, width, sequences, starts)
+        end = _end(file, sequences, starts, width)
+    if end.documents != sequences:
+        raise Damaged(f"{name}: its documents end at {end.documents} of {sequences} sequences")
+    if end.bytes != size:
+        raise Damaged(f"{prefix}.bin: {size} bytes, and its index ends at {end.bytes}")
+    return Index(sequences, starts - 1, tokens, width)
+
+
+def _header(name: str, header: bytes) -> tuple[int, int, int]:
+    """Bytes of a token, sequences, and document starts."""
+    if not header.startswith(MAGIC):
+        raise Damaged(f"{name}: no index of Megatron's: it doesn't begin with {MAGIC[:7].decode()}")
+    version, code, sequences, starts = struct.unpack("<QBQQ", header[len(MAGIC) :])
+    if version != VERSION:
+        raise Damaged(f"{name}: version {version}, and Megatron reads {VERSION}")
+    if code not in WIDTHS:
+        raise Damaged(f"{name}: type code {code}, which isn't one of tokens")
+    if not sequences or not starts:
+        raise Damaged(f"{name}: no sequences in it")
+    return WIDTHS[code], sequences, starts
+
+
+@dataclass(frozen=True)
+class _End:
+    """Where the last sequence ends in the .bin, and at which sequence the documents end."""
+
+    bytes: int
+    documents: int
+
+
+def _end(file: IO[bytes], sequences: int, starts: int, width: int) -> _End:
+    file.seek(HEADER + 4 * (sequences - 1))
+    (length,) = struct.unpack("<i", file.read(4))
+    file.seek(HEADER + 4 * sequences + 8 * (sequences - 1))
+    (offset,) = struct.unpack("<q", file.read(8))
+    file.seek(HEADER + 12 * sequences + 8 * (starts - 1))
+    (documents,) = struct.unpack("<q", file.read(8))
+    return _End(offset + length * width, documents)
+
+
+def _check_columns(name: str, file: IO[bytes], width: int, sequences: int, starts: int) -> int:
+    """Check every entry; the tokens in all."""
+    lengths, offsets, documents = (
+        _read(file, letter, count)
+        for letter, count in (("i", sequences), ("q", sequences), ("q", starts))
+    )
+    at = 0
+    for number, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
+        if length < 0 or offset != at:
+            raise Damaged(f"{name}: sequence {number} of {length} tokens at {offset}, not at {at}")
+        at += length * width
+    if documents[0] != 0 or any(a > b for a, b in pairwise(documents)):
+        raise Damaged(f"{name}: its documents aren't in order")
+    return at // width
+
+
+def _read(file: IO[bytes], letter: str, count: int) -> array[int]:
+    values = array(letter)
+    values.frombytes(file.read(count * values.itemsize))
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

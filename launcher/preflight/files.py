@@ -1,0 +1,112 @@
+"""Checks of what a run reads and writes: data, folders, checkpoints, and room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.preflight import memory
+from launcher.preflight.finding import Finding
+from launcher.preflight.gpus import GB
+from launcher.preflight.machine import Folder, Machine
+from launcher.run.config import RunConfig
+from launcher.run.layout import Layout
+from launcher.run.source import Origin
+
+
+def check(config: RunConfig, origin: Origin, where: Layout, machine: Machine) -> Iterator[Finding]:
+    """All of these."""
+    for dataset in machine.datasets:
+        if dataset.problem:
+            yield Finding(
+                f"{origin.of('data.path')}: {dataset.problem}",
+                "Megatron would stop, or read other tokens than were written.",
+                "Make the two again from the text, or copy both anew.",
+                refuse=True,
+            )
+    for folder in machine.folders:
+        if folder.problem:
+            yield Finding(
+                f"{origin.of(folder.key)}: {folder.path}: {folder.problem}",
+                "What the run writes there would be lost.",
+                "Give another folder, change its owner, or set resources.user.",
+                refuse=True,
+            )
+        elif folder.key == "checkpoint.save":
+            yield from _room(config, origin, where, machine, folder)
+    yield from _loadable(config, origin, machine)
+
+
+def _loadable(config: RunConfig, origin: Origin, machine: Machine) -> Iterator[Finding]:
+    """The newest checkpoint of the folder that is loaded from."""
+    load = machine.load
+    if load is None or not load.broken:
+        return
+    folder, problem = load.broken[-1]
+    what = f"{origin.of('checkpoint.load')}: {folder}: {problem}"
+    if load.newest is None:
+        yield Finding(
+            what,
+            "No checkpoint in that folder is complete, so the run would begin anew.",
+            "Move them away, or --set checkpoint.load=null, to begin from the start.",
+            refuse=True,
+        )
+        return
+    yield Finding(
+        what,
+        f"The run goes on from iteration {load.newest}, the newest complete one.",
+        f"Move {folder} away to be rid of this warning.",
+        refuse=False,
+    )
+
+
+def _room(
+    config: RunConfig, origin: Origin, where: Layout, machine: Machine, folder: Folder
+) -> Iterator[Finding]:
+    """Room for one checkpoint, and for all that the run will write."""
+    each, total = memory.bytes_of_checkpoint(config, where), iterations(config)
+    if each is None or folder.free is None:
+        return
+    what = f"{origin.of('checkpoint.save')}: {_gb(folder.free)} GB free for {folder.path}"
+    if each > folder.free:
+        yield Finding(
+            what,
+            f"One checkpoint takes about {_gb(each)} GB: weights and optimizer.",
+            "Free some, or --set checkpoint.save to a folder with more.",
+            refuse=True,
+        )
+        return
+    at = saves(config, machine.load.newest or 0 if machine.load else 0, total)
+    keep = getattr(config.checkpoint, "keep", None)
+    wanted = min(len(at), keep + 1) if keep else len(at)
+    if wanted * each <= folder.free:
+        return
+    fits = folder.free // each
+    yield Finding(
+        what,
+        f"{wanted} checkpoints of about {_gb(each)} GB make {_gb(wanted * each)} GB: it is full "
+        + (f"at iteration {at[fits]}." if fits < len(at) else "before the end."),
+        "Set checkpoint.keep, a larger checkpoint.save_interval, or another folder.",
+        refuse=False,
+    )
+
+
+def iterations(config: RunConfig) -> int:
+    """The training's length in iterations, 0 where it isn't told."""
+    training = config.training
+    if training.train_samples and training.global_batch_size:
+        return -(-training.train_samples // training.global_batch_size)
+    return training.train_iters or 0
+
+
+def saves(config: RunConfig, done: int, total: int) -> range | list[int]:
+    """The iterations after `done` at which a checkpoint is saved: each interval, and the end."""
+    step = config.checkpoint.save_interval
+    if not step:
+        return [total]
+    first = (done // step + 1) * step
+    at = range(first, total + 1, step)
+    return at if total % step == 0 else [*at, total]
+
+
+def _gb(size: float) -> str:
+    return f"{size / GB:.1f}"

@@ -1,0 +1,103 @@
+"""What was found out about a machine; None, or nothing, is what couldn't be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNLIMITED = -1
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as nvidia-smi lists it; memory in bytes."""
+
+    index: int
+    uuid: str
+    name: str
+    total: int
+    used: int
+    capability: tuple[int, int] | None
+    driver: str
+
+
+@dataclass(frozen=True)
+class Use:
+    """A process that computes on a GPU; `memory` in bytes, None where the driver doesn't tell."""
+
+    gpu: str
+    pid: int
+    memory: int | None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A container engine. `gpus` says whether it can give GPUs to a container."""
+
+    version: str
+    host: str
+    local: bool
+    rootless: bool
+    cgroup: str
+    gpus: bool | None
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A .bin and .idx; `problem` is "" where they fit each other and can be read by the run."""
+
+    prefix: str
+    problem: str
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The checkpoints in a folder: the newest complete one's iteration, and the broken newer ones.
+
+    `broken` holds (folder, problem) of those newer than `newest`, oldest first.
+    """
+
+    newest: int | None
+    broken: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that is written to; `problem` is "" where the run's user may write there.
+
+    `free` counts bytes of the file system, for users that aren't root.
+    """
+
+    path: str
+    key: str
+    problem: str = ""
+    free: int | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine that a run is for, as far as could be told from here.
+
+    gpus: those of the driver, in its order; empty where the driver has none
+    shm: bytes of /dev/shm; memlock: bytes that may be locked, UNLIMITED, or None
+    port: whether the master port is free here; resolves: whether the master's address is known
+    load, save: the checkpoints in the folders that are read from and written to
+    """
+
+    gpus: tuple[Gpu, ...] | None = None
+    uses: tuple[Use, ...] = ()
+    engine: Engine | None = None
+    shm: int | None = None
+    memlock: int | None = None
+    port: bool | None = None
+    resolves: bool | None = None
+    datasets: tuple[Dataset, ...] = ()
+    folders: tuple[Folder, ...] = ()
+    load: Saved | None = None
+    save: Saved | None = None
+
+    @property
+    def driver(self) -> str | None:
+        """The driver's version: one for all GPUs of a machine."""
+        return self.gpus[0].driver if self.gpus else None
