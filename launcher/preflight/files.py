@@ -98,14 +98,11 @@ def iterations(config: RunConfig) -> int:
     return training.train_iters or 0
 
 
-def saves(config: RunConfig, done: int, total: int) -> range | list[int]:
+def saves(config: RunConfig, done: int, total: int) -> list[int]:
     """The iterations after `done` at which a checkpoint is saved: each interval, and the end."""
-    step = config.checkpoint.save_interval
-    if not step:
-        return [total]
-    first = (done // step + 1) * step
-    at = range(first, total + 1, step)
-    return at if total % step == 0 else [*at, total]
+    step = config.checkpoint.save_interval or total or 1
+    at = list(range((done // step + 1) * step, total + 1, step))
+    return at if total <= done or total % step == 0 else [*at, total]
 
 
 def _gb(size: float) -> str:

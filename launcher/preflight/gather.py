@@ -25,6 +25,8 @@ TOOLKIT = ("nvidia-container-runtime-hook", "nvidia-container-runtime", "nvidia-
 """Executables of the NVIDIA Container Toolkit; docker finds the hook on its daemon's PATH."""
 
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+SYSTEM = "/usr/bin"
+SHM = "/dev/shm"  # noqa: S108 - the place itself
 NVIDIA_DEVICE = "nvidia.com/gpu"
 
 
@@ -41,7 +43,7 @@ def machine(api: APIClient | None, *, gpus: bool = True) -> Machine:
         gpus=listed,
         uses=nvidia.uses() if listed else (),
         engine=found,
-        shm=free("/dev/shm"),  # noqa: S108 - the place itself
+        shm=free(SHM) if os.path.isdir(SHM) else None,
         memlock=_memlock(found),
     )
 
@@ -102,7 +104,7 @@ def _gives_gpus(info: Mapping[str, Any], devices: list[str], local: str | None) 
     folders = info.get("CDISpecDirs") or CDI_FOLDERS
     if any(next(Path(folder).glob("nvidia*"), None) for folder in folders):
         return True
-    paths = os.pathsep.join(filter(None, [os.environ.get("PATH"), "/usr/bin", _path_of(local)]))
+    paths = os.pathsep.join(filter(None, [os.environ.get("PATH"), SYSTEM, _path_of(local)]))
     return any(shutil.which(name, path=paths) for name in TOOLKIT)
 
 
@@ -192,10 +194,17 @@ def may(path: str, who: Identity | None, access: int) -> bool:
     told = os.stat(path)
     if told.st_uid == who.uid:
         return (told.st_mode >> 6) & access == access
-    if "system.posix_acl_access" in os.listxattr(path):
+    if _has_access_list(path):
         return True
     shift = 3 if told.st_gid in who.groups else 0
     return (told.st_mode >> shift) & access == access
+
+
+def _has_access_list(path: str) -> bool:
+    try:
+        return "system.posix_acl_access" in os.listxattr(path)
+    except (OSError, AttributeError):  # a file system, or a system, without extended attributes
+        return False
 
 
 def _datasets(plan: Plan, who: Identity | None) -> Iterator[Dataset]:

@@ -65,4 +65,5 @@ def _ask(query: str) -> list[list[str]] | None:
         return None
     if done.returncode != 0:
         return [] if "No devices were found" in done.stdout + done.stderr else None
-    return [[field.strip() for field in row] for row in csv.reader(done.stdout.splitlines())]
+    lines = csv.reader(done.stdout.splitlines(), skipinitialspace=True)
+    return [[field.strip() for field in row] for row in lines]
