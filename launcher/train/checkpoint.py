@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +16,12 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 
-from launcher.train import compat
+from launcher.train import compat, folders
 from launcher.train.arguments import UsageError
+from launcher.train.ending import RunError
 
-TRACKER = "latest_checkpointed_iteration.txt"
+FULL = 1 << 16
+"""Bytes free on a disk that is as good as full."""
 
 
 @dataclass(frozen=True)
@@ -27,23 +33,32 @@ class Progress:
     steps: int = 0
 
 
-def folder(root: str | Path, iteration: int) -> Path:
-    """The folder of an iteration's checkpoint."""
-    return Path(root) / f"iter_{iteration:07d}"
+def newest(root: str) -> Path | None:
+    """The folder of the newest complete checkpoint under `root`, or None where there is none.
 
-
-def newest(root: str | Path) -> int | None:
-    """The iteration of the newest complete checkpoint, or None where there is none.
-
-    Raises `UsageError` where the tracker names no iteration whose folder is there.
+    All ranks call this together: rank 0 looks, and says which newer ones it leaves out. Raises
+    `UsageError` where none is complete though the tracker names one.
     """
-    tracker = Path(root) / TRACKER
-    if not tracker.exists():
-        return None
-    text = tracker.read_text().strip()
-    if not text.isdecimal() or not folder(root, int(text)).is_dir():
-        raise UsageError(f"{tracker} names iteration {text!r}, whose checkpoint isn't there")
-    return int(text)
+    found: list[Any] = [_look(Path(root)) if torch.distributed.get_rank() == 0 else None]
+    torch.distributed.broadcast_object_list(found)
+    if isinstance(found[0], UsageError):
+        raise found[0]
+    return found[0]
+
+
+def _look(root: Path) -> Path | UsageError | None:
+    try:
+        every, named = folders.scan(root), folders.noted(root)
+    except OSError as error:
+        return UsageError(f"--load {root} can't be read: {error.strerror}")
+    complete = [each for each in every if not each.problem]
+    if named and not complete:
+        told = f"{root / folders.TRACKER} names iteration {named!r}, whose checkpoint isn't "
+        reason = "there" if not every else f"complete: {every[-1].problem}"
+        return UsageError(told + reason)
+    for each in every[every.index(complete[-1]) + 1 :] if complete else every:
+        print(f"{each.folder} is left out: {each.problem}", flush=True)
+    return complete[-1].folder if complete else None
 
 
 def _common(source: Path) -> dict[str, Any]:
@@ -54,16 +69,13 @@ def _common(source: Path) -> dict[str, Any]:
     return common
 
 
-def saved_vocabulary(root: str | None) -> int | None:
-    """The padded vocabulary of the newest checkpoint under `root`; None if there is none.
+def saved_vocabulary(source: Path) -> int:
+    """The padded vocabulary of a checkpoint.
 
     The padding takes part in the softmax, so a run that goes on in another layout has to
     keep it.
     """
-    iteration = newest(root) if root else None
-    if root is None or iteration is None:
-        return None
-    return int(_common(folder(root, iteration))["vocabulary"])
+    return int(_common(source)["vocabulary"])
 
 
 def _layout() -> dict[str, int]:
@@ -105,15 +117,10 @@ def _sharded(model: Any, optimizer: Any, is_loading: bool) -> dict[str, Any]:
 def save(root: str, model: Any, optimizer: Any, progress: Progress) -> Path:
     """Write a checkpoint under a temporary name, then give it its own and note it as newest.
 
-    All ranks call this together. Raises `OSError` on a full or read-only disk.
+    All ranks call this together. Raises `RunError` on a full or read-only disk; then nothing
+    of it stays.
     """
-    final = folder(root, progress.iteration)
-    partial = final.with_name(final.name + ".partial")
-    if torch.distributed.get_rank() == 0:
-        for unfinished in Path(root).glob("iter_*.partial"):
-            shutil.rmtree(unfinished)
-        partial.mkdir(parents=True)
-    torch.distributed.barrier()
+    partial = folders.partial(root, progress.iteration)
     state = _sharded(model, optimizer, is_loading=False)
     state.update(
         progress=vars(progress),
@@ -121,41 +128,65 @@ def save(root: str, model: Any, optimizer: Any, progress: Progress) -> Path:
         vocabulary=model.vocab_size,
         rng_state=_random_state(),
     )
-    dist_checkpointing.save(state, str(partial))
-    torch.distributed.barrier()
+    try:
+        _on_rank_0(lambda: _make(partial))
+        dist_checkpointing.save(state, str(partial))
+        _on_rank_0(lambda: folders.publish(Path(root), progress.iteration))
+    except BaseException as error:  # torch's CheckpointException isn't an Exception
+        reason = _reason(error, root)
+        if reason is None:
+            raise
+        folders.remove_partial(Path(root))
+        raise RunError(f"can't save to {root}: {reason}" if reason else "") from error
+    return folders.folder(root, progress.iteration)
+
+
+def _make(partial: Path) -> None:
+    folders.remove_partial(partial.parent)
+    partial.mkdir(parents=True)
+
+
+def _on_rank_0(work: Callable[[], Any]) -> None:
+    """Do it on rank 0 while the others wait; raises its `OSError` on all."""
+    problem: list[OSError | None] = [None]
     if torch.distributed.get_rank() == 0:
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
-        _note_newest(Path(root), progress.iteration)
-    torch.distributed.barrier()
-    return final
+        try:
+            work()
+        except OSError as error:
+            problem = [error]
+    torch.distributed.broadcast_object_list(problem)
+    if problem[0]:
+        raise problem[0]
 
 
-def _note_newest(root: Path, iteration: int) -> None:
-    new = root / f"{TRACKER}.new"
-    new.write_text(str(iteration))
-    os.replace(new, root / TRACKER)
+def _reason(error: BaseException, root: str) -> str | None:
+    """Why the system let no checkpoint be written, as far as this rank knows; None if it didn't.
+
+    Errors come from other processes and other ranks, some as text alone.
+    """
+    text = "".join(traceback.format_exception(error))
+    if code := re.search(r"\[Errno (\d+)\]", text):
+        return os.strerror(int(code[1]))
+    if "inline_container" in text or "PytorchStreamWriter" in text:
+        full = shutil.disk_usage(root).free < FULL
+        return os.strerror(errno.ENOSPC) if full else str(error).splitlines()[0]
+    return "" if type(error).__name__ == "CheckpointException" else None
 
 
 @dataclass(frozen=True)
 class Loaded:
     """What a checkpoint gave; `saved_layout` is set where it was another than this run's."""
 
-    folder: Path
     progress: Progress
     saved_layout: dict[str, int] | None
 
 
-def load(root: str, model: Any, optimizer: Any) -> Loaded | None:
-    """Load the newest checkpoint under `root`, saved with any layout; None if there is none.
+def load(source: Path, model: Any, optimizer: Any) -> Loaded:
+    """Load a checkpoint, saved with any layout.
 
     All ranks call this together. Random states are those of ranks, so they are carried over
     only into the layout that they were saved with.
     """
-    iteration = newest(root)
-    if iteration is None:
-        return None
-    source = folder(root, iteration)
     common = _common(source)
     same = common["layout"] == _layout()
     state = _sharded(model, optimizer, is_loading=True)
@@ -166,4 +197,4 @@ def load(root: str, model: Any, optimizer: Any) -> Loaded | None:
     optimizer.load_state_dict(loaded["optimizer"])
     if same:
         _set_random_state(loaded["rng_state"])
-    return Loaded(source, Progress(**common["progress"]), None if same else common["layout"])
+    return Loaded(Progress(**common["progress"]), None if same else common["layout"])

@@ -12,27 +12,38 @@ from launcher.train.arguments import UsageError
 
 FAILED = 1
 USAGE = 2
+LOST = ("Connection closed by peer", "Connection reset by peer")  # in gloo's words
 
 
 class RunError(Exception):
-    """The run can't go on, for the reason in the text, which rank 0 prints; exit code 1.
-
-    It is for what every rank finds out at the same time.
-    """
+    """The run can't go on, for the reason in the text; "" where another rank gives it."""
 
 
 def code(work: Callable[[], None]) -> int:
     """Do a rank's work; its exit code: 0, 1 where it failed, 2 for arguments that can't work."""
     try:
         work()
-    except (UsageError, RunError) as error:
+    except UsageError as error:  # the same on every rank
         if os.environ.get("RANK", "0") == "0":
-            print(f"gpt: {error}", file=sys.stderr, flush=True)
-        return USAGE if isinstance(error, UsageError) else FAILED
-    except Exception:
-        traceback.print_exc()
+            _say(str(error))
+        return USAGE
+    except RunError as error:
+        if str(error):
+            _say(str(error))
+        return FAILED
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # torch has some that aren't Exceptions
+        if any(words in str(error) for words in LOST):
+            _say(f"rank {os.environ.get('RANK')} has lost another rank")
+        else:
+            traceback.print_exc()
         return FAILED
     return 0
+
+
+def _say(text: str) -> None:
+    print(f"gpt: {text}", file=sys.stderr, flush=True)
 
 
 def leave(code: int) -> NoReturn:

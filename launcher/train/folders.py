@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,11 @@ def folder(root: str | Path, iteration: int) -> Path:
     return Path(root) / f"iter_{iteration:07d}"
 
 
+def partial(root: str | Path, iteration: int) -> Path:
+    """The same while it is written."""
+    return folder(root, iteration).with_suffix(PARTIAL)
+
+
 def noted(root: Path) -> str:
     """What the tracker says: an iteration, "release", or "" where there is nothing to read.
 
@@ -50,11 +56,27 @@ def noted(root: Path) -> str:
         return ""
 
 
-def note(root: Path, checkpoint: str) -> None:
-    """Make the tracker name a checkpoint; what it said before stays until then."""
+def publish(root: Path, iteration: int) -> Path:
+    """Give a checkpoint written under its partial name its own, and note it as the newest.
+
+    Raises `OSError` on a full disk: then neither is done.
+    """
+    prepared, final = _prepared(root, str(iteration)), folder(root, iteration)
+    shutil.rmtree(final, ignore_errors=True)
+    partial(root, iteration).rename(final)
+    os.replace(prepared, root / TRACKER)
+    return final
+
+
+def _prepared(root: Path, checkpoint: str) -> Path:
+    """A tracker to put in the place of the one that is there."""
     new = root / f"{TRACKER}.new"
-    new.write_text(checkpoint, encoding="utf-8")
-    os.replace(new, root / TRACKER)
+    try:
+        new.write_text(checkpoint, encoding="utf-8")
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    return new
 
 
 def scan(root: Path) -> list[Checkpoint]:
@@ -105,10 +127,10 @@ def set_aside(root: Path) -> list[Path]:
     found = scan(root)
     complete = [each for each in found if not each.problem]
     moved = [_move_aside(each.folder) for each in found if each.problem]
-    if not complete:
+    if moved and not complete:
         (root / TRACKER).unlink(missing_ok=True)
-    elif noted(root) != _name(complete[-1]):
-        note(root, _name(complete[-1]))
+    elif complete and noted(root) != _name(complete[-1]):
+        os.replace(_prepared(root, _name(complete[-1])), root / TRACKER)
     return moved
 
 
@@ -138,8 +160,22 @@ def prune(root: Path, keep: int) -> list[Path]:
     complete = [each for each in scan(root) if not each.problem]
     named = noted(root)
     old = [each.folder for each in complete[:-keep] if _name(each) != named]
-    for path in old:
-        path.rename(path.with_name(path.name + REMOVED))
-    for leftover in root.glob(f"iter_*{REMOVED}"):  # an interrupted removal's, too
-        shutil.rmtree(leftover)
+    for path in [*old, *root.glob(f"iter_*{REMOVED}")]:
+        _remove(path)
     return old
+
+
+def remove_partial(root: Path) -> None:
+    """Remove what interrupted saves left. Several ranks may call this at the same time."""
+    for path in root.glob(f"iter_*{PARTIAL}"):
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder under a name of its own: interrupted, it leaves nothing that looks whole."""
+    doomed = path.with_suffix(REMOVED)
+    with suppress(FileNotFoundError):
+        if path != doomed:
+            shutil.rmtree(doomed, ignore_errors=True)
+            path.rename(doomed)
+        shutil.rmtree(doomed)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,15 +104,15 @@ def fuse_adam(optimizer: Any) -> None:
                     state["step"] = state["step"].to(device)
 
 
-def _vocabulary(arguments: argparse.Namespace, layout: Layout) -> int:
+def _vocabulary(arguments: argparse.Namespace, layout: Layout, source: Path | None) -> int:
     """The padded vocabulary: the checkpoint's, where one is loaded.
 
     Raises `UsageError` where that doesn't fit the arguments.
     """
-    saved = checkpoint.saved_vocabulary(arguments.load)
-    if saved is None:
+    if source is None:
         divisible_by = arguments.make_vocab_size_divisible_by
         return padded_vocabulary(arguments.vocab_size, divisible_by, layout.tensor)
+    saved = checkpoint.saved_vocabulary(source)
     if saved < arguments.vocab_size or saved % layout.tensor:
         raise UsageError(
             f"the checkpoint in {arguments.load} has a padded vocabulary of {saved}, which "
@@ -206,7 +207,8 @@ class Trainer:
     def __init__(self, arguments: argparse.Namespace, layout: Layout) -> None:
         self.arguments = arguments
         self.layout = layout
-        self.gpt = model.build(arguments, _vocabulary(arguments, layout))
+        source = checkpoint.newest(arguments.load) if arguments.load else None
+        self.gpt = model.build(arguments, _vocabulary(arguments, layout, source))
         self.wrapped = wrap(arguments, self.gpt)
         self.optimizer = build_optimizer(arguments, self.wrapped)
         self.config = self.gpt.config
@@ -216,20 +218,18 @@ class Trainer:
             self.config.no_sync_func = self.wrapped.no_sync
         self.schedule = learning_rate.from_arguments(arguments)
         self.forward_backward = get_forward_backward_func()
-        self.progress = self._load()
+        self.progress = self._load(source)
         fuse_adam(self.optimizer)
         self.stop = StopRequest() if arguments.exit_signal_handler else None
         self.training_set, self.validation_set = data.datasets(arguments)
 
-    def _load(self) -> Progress:
-        root = self.arguments.load
-        if not root:
+    def _load(self, source: Path | None) -> Progress:
+        if source is None:
+            if self.arguments.load:
+                say(f"no checkpoint in {self.arguments.load}: starting from the beginning")
             return Progress()
-        loaded = checkpoint.load(root, self.gpt, self.optimizer)
-        if loaded is None:
-            say(f"no checkpoint in {root}: starting from the beginning")
-            return Progress()
-        say(f"loaded {loaded.folder}: going on after iteration {loaded.progress.iteration}")
+        loaded = checkpoint.load(source, self.gpt, self.optimizer)
+        say(f"loaded {source}: going on after iteration {loaded.progress.iteration}")
         if loaded.saved_layout:
             saved = "TP={tensor} PP={pipeline}".format(**loaded.saved_layout)
             say(f"it was saved with {saved}: random states are not carried over")
@@ -357,7 +357,7 @@ class Trainer:
         for disagreement in found:
             if torch.distributed.get_rank() == disagreement.ranks[0]:
                 print(f"replicas disagree: {disagreement}", flush=True)
-        raise RunError("the replicas of parameters have drifted apart: nothing more is saved")
+        raise RunError("")  # said by those ranks
 
     def _evaluate(self) -> None:
         if not self.arguments.eval_iters or self.validation_set is None:

@@ -21,7 +21,7 @@ def fail(error: Exception) -> None:
     ("error", "code", "words"),
     [
         (UsageError("no such layout"), 2, "gpt: no such layout\n"),
-        (ending.RunError("replicas have parted"), 1, "gpt: replicas have parted\n"),
+        (ending.RunError("the disk is full"), 1, "gpt: the disk is full\n"),
         (ValueError("of a kind nobody foresaw"), 1, "ValueError: of a kind nobody foresaw\n"),
     ],
 )
@@ -34,12 +34,26 @@ def test_code_and_words(
     assert ("Traceback" in printed) == isinstance(error, ValueError)
 
 
-def test_only_rank_0_gives_a_known_reason(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (UsageError("no such layout"), ""),
+        (ending.RunError(""), ""),
+        (ending.RunError("the disk is full"), "gpt: the disk is full\n"),
+        (RuntimeError("[pair.cc:53] Connection closed by peer"), "gpt: rank 1 has lost another"),
+    ],
+)
+def test_what_rank_1_says(
+    error: Exception,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("RANK", "1")
-    assert ending.code(lambda: fail(ending.RunError("full"))) == 1
-    assert capsys.readouterr().err == ""
+    assert ending.code(lambda: fail(error)) in (1, 2)
+    printed = capsys.readouterr().err
+    assert printed.startswith(words)
+    assert printed.count("\n") == bool(words)
 
 
 ABORTS_AT_EXIT = """

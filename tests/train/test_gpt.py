@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.data import indexed
+from launcher.train import contents, folders
 
 from .conftest import TINY, Run, environment, runner_command, start
 
@@ -110,6 +111,37 @@ def test_tracker_names_only_complete_checkpoints(divided: tuple[Run, Path]) -> N
         "iter_0000006",
         "latest_checkpointed_iteration.txt",
     ]
+
+
+def test_any_real_file_missing_or_a_byte_short_is_found(
+    divided: tuple[Run, Path], tmp_path: Path
+) -> None:
+    _, folder = divided
+    assert [each.problem for each in folders.scan(folder)] == ["", ""]
+    copy = tmp_path / "copy"
+    shutil.copytree(folder / "iter_0000006", copy)
+    names = sorted(path.name for path in copy.iterdir())
+    assert {".metadata", "__0_0.distcp", "__1_0.distcp", "common.pt", "metadata.json"} <= {*names}
+    for path in (copy / name for name in names):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        assert contents.problem(copy).startswith(path.name)
+        path.unlink()
+        assert contents.problem(copy) == f"{path.name} is missing"
+        path.write_bytes(whole)
+    assert contents.problem(copy) == ""
+
+
+def test_an_incomplete_checkpoint_is_left_out(
+    train: Train, divided: tuple[Run, Path], tmp_path: Path
+) -> None:
+    whole, folder = divided
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "iter_0000006/common.pt").unlink()
+    run = train(2, *TENSOR, *DROPOUT, "--sequence-parallel", "--load", str(copy))
+    assert f"{copy}/iter_0000006 is left out: common.pt is missing" in run.output
+    assert run.losses == {step: whole.losses[step] for step in (4, 5, 6)}
 
 
 def test_tracker_of_a_missing_checkpoint(tmp_path: Path) -> None:

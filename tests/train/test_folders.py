@@ -1,0 +1,292 @@
+"""Which checkpoints are complete, which are set aside, and which are removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import tempfile
+import zipfile
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.train import contents, folders
+
+Make = Callable[[Path], None]
+ITEMS = (("__0_0.distcp", 0, 60), ("__0_0.distcp", 60, 40), ("__1_0.distcp", 0, 30))
+
+
+def archive(path: Path, content: Any) -> None:
+    """A file as torch saves it: a zip archive with a pickle in it."""
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("archive/data.pkl", pickle.dumps(content))
+        made.writestr("archive/data/0", bytes(16))
+
+
+def index(path: Path) -> None:
+    """A stand-in for torch's index: of its attributes, those that are looked at."""
+    names = ("relative_path", "offset", "length")
+    items = [SimpleNamespace(**dict(zip(names, item, strict=True))) for item in ITEMS]
+    storage = {number: item for number, item in enumerate(items)}
+    path.write_bytes(pickle.dumps(SimpleNamespace(storage_data=storage), protocol=4))
+
+
+def distributed(folder: Path) -> None:
+    """Megatron's distributed format."""
+    folder.mkdir(parents=True)
+    backends = {"sharded_backend": "torch_dist", "common_backend": "torch"}
+    (folder / "metadata.json").write_text(json.dumps(backends))
+    archive(folder / "common.pt", {"iteration": 3})
+    index(folder / ".metadata")
+    (folder / "__0_0.distcp").write_bytes(bytes(100))
+    (folder / "__1_0.distcp").write_bytes(bytes(30))
+
+
+def plain(folder: Path) -> None:
+    """What torch alone saves."""
+    distributed(folder)
+    (folder / "metadata.json").unlink()
+    (folder / "common.pt").unlink()
+
+
+def legacy(folder: Path) -> None:
+    """A folder a rank, with the distributed optimizer's state beside the weights."""
+    arguments = Namespace(
+        tensor_model_parallel_size=2,
+        pipeline_model_parallel_size=1,
+        use_distributed_optimizer=True,
+        no_save_optim=None,
+    )
+    for rank in range(2):
+        place = folder / f"mp_rank_{rank:02d}"
+        place.mkdir(parents=True)
+        archive(place / "model_optim_rng.pt", {"args": arguments, "iteration": 3})
+        archive(place / "distrib_optim.pt", {})
+
+
+FORMATS = pytest.mark.parametrize("make", [distributed, plain, legacy])
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def tracked(root: Path, text: object) -> None:
+    (root / folders.TRACKER).write_text(str(text))
+
+
+def problems(root: Path) -> dict[str, str]:
+    return {each.folder.name: each.problem for each in folders.scan(root)}
+
+
+@FORMATS
+def test_complete(tmp_path: Path, make: Make) -> None:
+    make(tmp_path / "iter_0000003")
+    tracked(tmp_path, "3\n")
+    found = folders.Checkpoint(3, tmp_path / "iter_0000003")
+    assert folders.scan(tmp_path) == [found]
+    assert folders.newest_complete(tmp_path) == found
+
+
+@FORMATS
+@given(data=st.data())
+def test_any_file_cut_anywhere_is_found(make: Make, data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "iter_0000003"
+        make(folder)
+        victim = data.draw(st.sampled_from(files(folder)))
+        left = data.draw(st.integers(0, victim.stat().st_size - 1))
+        os.truncate(victim, left)
+        assert victim.name in contents.problem(folder)
+
+
+@FORMATS
+def test_any_file_missing_is_found(tmp_path: Path, make: Make) -> None:
+    make(tmp_path / "whole")
+    for number, path in enumerate(files(tmp_path / "whole")):
+        copy = tmp_path / str(number)
+        shutil.copytree(tmp_path / "whole", copy)
+        (copy / path.relative_to(tmp_path / "whole")).unlink()
+        assert contents.problem(copy).endswith("is missing"), path
+    assert contents.problem(tmp_path / "whole") == ""
+
+
+def test_a_ranks_whole_folder_missing_is_found(tmp_path: Path) -> None:
+    legacy(tmp_path / "iter_0000003")
+    shutil.rmtree(tmp_path / "iter_0000003/mp_rank_01")
+    assert contents.problem(tmp_path / "iter_0000003") == "there are 1 of 2 folders mp_rank_…"
+
+
+class Attack:
+    """A pickle of it runs a command in whoever loads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
+    distributed(tmp_path / "iter_0000003")
+    attack = pickle.dumps({"storage_data": Attack(tmp_path / "made")})
+    (tmp_path / "iter_0000003/.metadata").write_bytes(attack)
+    assert contents.problem(tmp_path / "iter_0000003") == ".metadata is cut short"
+    assert not (tmp_path / "made").exists()
+    pickle.loads(attack)  # noqa: S301
+    assert (tmp_path / "made").exists()
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_for_an_index(garbage: bytes) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "iter_0000003"
+        distributed(folder)
+        (folder / ".metadata").write_bytes(garbage)
+        assert contents.problem(folder) == ".metadata is cut short"
+
+
+@pytest.mark.parametrize(
+    ("tracker", "problem"),
+    [
+        ("4", ""),
+        ("3", ""),
+        ("2", "its saving was interrupted: latest_checkpointed_iteration.txt names 2"),
+        ("release", "its saving was interrupted: latest_checkpointed_iteration.txt names release"),
+        (None, "its saving was interrupted: there is no latest_checkpointed_iteration.txt"),
+        ("", ""),
+    ],
+)
+def test_what_the_tracker_says_counts(tmp_path: Path, tracker: str | None, problem: str) -> None:
+    """An empty one is what a full disk leaves: the checkpoint before is as good as ever."""
+    distributed(tmp_path / "iter_0000003")
+    if tracker is not None:
+        tracked(tmp_path, tracker)
+    assert problems(tmp_path) == {"iter_0000003": problem}
+
+
+def test_a_release_is_a_checkpoint(tmp_path: Path) -> None:
+    legacy(tmp_path / "release")
+    tracked(tmp_path, "release\n")
+    assert folders.newest_complete(tmp_path) == folders.Checkpoint(0, tmp_path / "release")
+    assert folders.prune(tmp_path, 1) == []
+
+
+@pytest.mark.parametrize("root", ["nowhere", "file", "."])
+def test_no_checkpoints(tmp_path: Path, root: str) -> None:
+    (tmp_path / "file").touch()
+    assert folders.scan(tmp_path / root) == []
+    assert folders.newest_complete(tmp_path / root) is None
+    assert folders.set_aside(tmp_path / root) == []
+
+
+def three(root: Path) -> None:
+    """Complete at 3 and 6, cut short at 9, which the tracker names, and 12 being written."""
+    for iteration in (3, 6, 9):
+        distributed(folders.folder(root, iteration))
+    os.truncate(root / "iter_0000009/__0_0.distcp", 99)
+    distributed(folders.partial(root, 12))
+    tracked(root, 9)
+
+
+def test_incomplete_ones_are_set_aside(tmp_path: Path) -> None:
+    three(tmp_path)
+    (tmp_path / "iter_0000009.incomplete").mkdir()
+    assert folders.set_aside(tmp_path) == [
+        tmp_path / "iter_0000009.incomplete.2",
+        tmp_path / "iter_0000012.incomplete",
+    ]
+    assert (tmp_path / folders.TRACKER).read_text() == "6"
+    assert problems(tmp_path) == {"iter_0000003": "", "iter_0000006": ""}
+    assert (tmp_path / "iter_0000009.incomplete.2/common.pt").exists()
+    assert folders.set_aside(tmp_path) == []
+
+
+def test_no_tracker_where_nothing_is_complete(tmp_path: Path) -> None:
+    distributed(tmp_path / "iter_0000003")
+    (tmp_path / "iter_0000003/common.pt").unlink()
+    tracked(tmp_path, 3)
+    assert folders.set_aside(tmp_path) == [tmp_path / "iter_0000003.incomplete"]
+    assert [path.name for path in tmp_path.iterdir()] == ["iter_0000003.incomplete"]
+
+
+def test_retention_counts_complete_ones_only(tmp_path: Path) -> None:
+    three(tmp_path)
+    assert folders.prune(tmp_path, 2) == []
+    assert folders.prune(tmp_path, 1) == [tmp_path / "iter_0000003"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "iter_0000006",
+        "iter_0000009",
+        "iter_0000012.partial",
+        folders.TRACKER,
+    ]
+
+
+def test_retention_spares_what_the_tracker_names(tmp_path: Path) -> None:
+    """An emptied or edited tracker may name an older one, which is then what gets loaded."""
+    for iteration in (3, 6):
+        distributed(folders.folder(tmp_path, iteration))
+    tracked(tmp_path, "")
+    assert folders.prune(tmp_path, 1) == [tmp_path / "iter_0000003"]
+    distributed(folders.folder(tmp_path, 3))
+    tracked(tmp_path, 3)
+    assert folders.prune(tmp_path, 1) == []
+
+
+@given(
+    complete=st.sets(st.integers(1, 9), min_size=1), cut=st.sets(st.integers(1, 9)), keep=st.data()
+)
+def test_retention_keeps_the_newest(complete: set[int], cut: set[int], keep: st.DataObject) -> None:
+    number = keep.draw(st.integers(1, 10))
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        for iteration in complete | cut:
+            distributed(folders.folder(root, iteration))
+        for iteration in cut - complete:
+            (folders.folder(root, iteration) / "common.pt").unlink()
+        tracked(root, max(complete | cut))
+        folders.prune(root, number)
+        left = {each.iteration for each in folders.scan(root) if not each.problem}
+        assert left == set(sorted(complete)[-number:])
+        assert set(problems(root)) >= {folders.folder(root, n).name for n in cut - complete}
+
+
+def test_keeping_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        folders.prune(tmp_path, 0)
+
+
+def test_publishing_on_a_full_disk_leaves_the_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for a full disk: every write fails."""
+    distributed(folders.folder(tmp_path, 3))
+    distributed(folders.partial(tmp_path, 6))
+    tracked(tmp_path, 3)
+
+    def full(self: Path, *args: Any, **kwargs: Any) -> int:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space"):
+            folders.publish(tmp_path, 6)
+    assert folders.noted(tmp_path) == "3"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "iter_0000003",
+        "iter_0000006.partial",
+        folders.TRACKER,
+    ]
+    assert folders.publish(tmp_path, 6) == tmp_path / "iter_0000006"
+    assert problems(tmp_path) == {"iter_0000003": "", "iter_0000006": ""}
+    folders.remove_partial(tmp_path)
+    assert folders.noted(tmp_path) == "6"
