@@ -23,6 +23,12 @@ KEPT_OF_BUILDS = 6_000_000_000  # bytes of layer cache, for the next time
 NAMES = "launchpad-test"  # of the images that tests make, beside the user's
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The records of the tests' runs are not the user's."""
+    os.environ["LAUNCHER_RUNS"] = str(tmp_path_factory.mktemp("runs"))
+
+
 @pytest.fixture(scope="session")
 def site() -> Settings:
     """The settings of this machine: its cache, and the matrix of this checkout."""

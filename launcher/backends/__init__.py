@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,11 +14,75 @@ if TYPE_CHECKING:
     from launcher.run.image import Facts
     from launcher.run.plan import Plan
 
-BACKENDS = {"docker": "launcher.backends.docker"}
+BACKENDS = {"docker": "launcher.backends.docker", "local": "launcher.backends.local"}
+
+
+class Cause(Enum):
+    """Who ended a job, as far as its backend can tell: the runner's own words tell more."""
+
+    ITSELF = "itself"
+    MEMORY = "out of memory"
+    REMOVED = "removed from outside"
+    ENGINE = "the engine was restarted"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: its exit code, 128 + S for signal S, and the cause."""
+
+    code: int
+    cause: Cause = Cause.ITSELF
+
+
+class Lost(Exception):
+    """The connection to the engine was lost; the run itself may go on."""
+
+
+class Job(Protocol):
+    """A run that was started, by this launcher or another of this machine.
+
+    Every method raises `Lost` where the engine doesn't answer any more.
+    """
+
+    backend: str
+    labels: Mapping[str, str]
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+
+    @property
+    def handle(self) -> str:
+        """What the backend knows the job by: a container's id, a process's."""
+
+    def output(self, *, follow: bool = True) -> Iterator[tuple[bool, bytes]]:
+        """What it has written since its beginning, and with `follow` until its end.
+
+        Pieces as they come, each with whether it was written to stderr.
+        """
+
+    def wait(self) -> Ended:
+        """Wait for the end."""
+
+    def ended(self) -> Ended | None:
+        """How it ended; None as long as it runs."""
+
+    def stop(self, grace: int) -> None:
+        """Ask it to stop, and after `grace` seconds kill it; returns when it has ended."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def remove(self) -> None:
+        """Leave nothing of it behind, running or not."""
 
 
 class Backend(Protocol):
-    """What a backend does. `request` is pure; `launch` sends what it returns and nothing else."""
+    """What a backend does. `request` is pure; `start` sends what it returns and nothing else."""
+
+    name: str
+    contained: bool
+    """Whether a run has files and packages of its own, or sees this machine's."""
 
     def request(self, plan: Plan) -> Any:
         """What will be asked of the engine or scheduler."""
@@ -26,11 +93,26 @@ class Backend(Protocol):
     def facts(self, image: str) -> Facts | None:
         """What is known of an image from itself; None where it isn't there."""
 
+    def rootless(self) -> bool:
+        """Whether a container's root is the calling user outside."""
+
     def count_gpus(self) -> int | None:
         """How many GPUs a request for all would give; None where that can't be told."""
 
-    def launch(self, plan: Plan, *, detach: bool) -> int:
-        """Carry the plan out; the training program's exit code, or 0 once it is detached."""
+    def start(self, plan: Plan, *, attach: bool) -> Job:
+        """Start the plan; with `attach`, the job's output is passed on without delay."""
+
+    def jobs(self) -> list[Job]:
+        """What was started and not yet removed, newest first."""
+
+    def shell(self, plan: Plan) -> list[str]:
+        """The command, run in `environment`, that opens the plan's image for a person."""
+
+    def inside(self, job: Job, argv: list[str], *, terminal: bool) -> list[str]:
+        """The command, run in `environment`, that runs `argv` where `job` runs."""
+
+    def environment(self) -> dict[str, str]:
+        """The variables for `shell` and `inside`."""
 
 
 def backend(name: str) -> Backend:

@@ -6,16 +6,20 @@ import csv
 import io
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends import host
+from launcher.errors import EngineError
 from launcher.run.image import Facts, labelled
 from launcher.run.plan import Mount, Plan
 
 if TYPE_CHECKING:
+    from docker import DockerClient
     from docker.api import APIClient
+
+    from launcher.backends import Job
 
 EVERY_GPU = "nvidia.com/gpu=all"
 UNITS = {"b": 0, "k": 1, "m": 2, "g": 3}
@@ -36,8 +40,11 @@ def request(plan: Plan) -> Request:
         "Cmd": list(plan.argv),
         "Env": [name if value is None else f"{name}={value}" for name, value in plan.env],
         "Labels": dict(plan.labels),
+        "AttachStdin": plan.tie,
         "AttachStdout": True,
         "AttachStderr": True,
+        "OpenStdin": plan.tie,
+        "StdinOnce": plan.tie,
         "StopTimeout": plan.stop_grace,
         "HostConfig": _host_config(plan),
     }
@@ -64,6 +71,8 @@ def _host_config(plan: Plan) -> dict[str, Any]:
         config["NetworkMode"] = plan.network
     if plan.shm_size:
         config["ShmSize"] = _bytes(plan.shm_size)
+    if plan.memory:
+        config["Memory"] = _bytes(plan.memory)
     if plan.gpus.count:
         config["DeviceRequests"] = [_devices(plan)]
     return config
@@ -91,11 +100,13 @@ def _bytes(size: str) -> int:
 def command(plan: Plan) -> list[str]:
     """The `docker run` that creates the same container."""
     argv = ["docker", "run", "--name", container_name(plan), "--init"]
+    argv += ["--interactive"] if plan.tie else []
     if plan.gpus.count:
         argv += ["--gpus", _csv(str(plan.gpus)) if plan.gpus.devices else str(plan.gpus)]
     argv += ["--ipc", plan.ipc]
     for flag, value in (
         ("--shm-size", plan.shm_size),
+        ("--memory", plan.memory),
         ("--network", plan.network),
         ("--user", plan.user),
         ("--workdir", plan.workdir),
@@ -125,6 +136,12 @@ def _csv(*fields: str) -> str:
     return line.getvalue()
 
 
+def shell_command(plan: Plan) -> list[str]:
+    """The `docker run` that opens a shell as the plan's user, with its files and GPUs."""
+    argv = command(replace(plan, argv=(), tie=True))
+    return [*argv[:2], "--rm", "--tty", *argv[2:], *(plan.argv or ("bash",))]
+
+
 def show(plan: Plan) -> str:
     """`docker run`, after the `mkdir` that it needs; both work when pasted."""
     folders = [mount.source for mount in plan.mounts if not mount.read_only]
@@ -132,23 +149,28 @@ def show(plan: Plan) -> str:
     return "".join(f"{shlex.join(line)}\n" for line in [*made, command(plan)])
 
 
-def connect() -> APIClient:
+def connect() -> DockerClient:
     """The engine. Raises EngineError where none answers."""
     from launcher.engine.connect import connect as find
 
-    api: APIClient = find().api
-    return api
+    return find()
 
 
 @dataclass(frozen=True)
 class DockerBackend:
     """Runs on the engine that `connect` finds, asked for when it is first needed."""
 
-    connect: Callable[[], APIClient] = connect
+    connect: Callable[[], DockerClient] = connect
+    name = "docker"
+    contained = True
 
     @cached_property
-    def api(self) -> APIClient:
+    def _client(self) -> DockerClient:
         return self.connect()
+
+    @property
+    def api(self) -> APIClient:
+        return self._client.api
 
     def request(self, plan: Plan) -> Request:
         return request(plan)
@@ -169,10 +191,42 @@ class DockerBackend:
         local = self.api.base_url.startswith("http+docker:")  # a socket of this machine
         return (host.count_gpus() if local else None) or _known_devices(self.api)
 
-    def launch(self, plan: Plan, *, detach: bool) -> int:
-        from launcher.backends.docker_run import launch
+    def rootless(self) -> bool:
+        info = self.api.info()
+        return any("name=rootless" in option for option in info.get("SecurityOptions") or [])
 
-        return launch(self.api, plan, detach=detach)
+    def start(self, plan: Plan, *, attach: bool) -> Job:
+        from launcher.backends import docker_job
+
+        return docker_job.start(self.api, plan, attach=attach)
+
+    def jobs(self) -> list[Job]:
+        from launcher.backends import docker_job
+
+        return [*docker_job.jobs(self.api)]
+
+    def shell(self, plan: Plan) -> list[str]:
+        return [self._program(), *shell_command(plan)[1:]]
+
+    def inside(self, job: Job, argv: list[str], *, terminal: bool) -> list[str]:
+        attached = ["--interactive", *(["--tty"] if terminal else [])]
+        return [self._program(), "exec", *attached, job.handle, *argv]
+
+    def environment(self) -> dict[str, str]:
+        from launcher.engine.connect import cli_environment
+
+        return cli_environment(self._client)
+
+    def _program(self) -> str:
+        from launcher.engine.connect import docker_cli
+
+        found = docker_cli(self._client)
+        if found is None:
+            raise EngineError(
+                "there is no docker program here, which a terminal in a container needs",
+                "Install docker's command line: docker-cli or docker-ce-cli.",
+            )
+        return found
 
 
 def backend() -> DockerBackend:

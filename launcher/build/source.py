@@ -117,7 +117,7 @@ def release_of(path: Path, matrix: Matrix, wanted: str | None, default: str) -> 
     """
     if is_bare(path):
         return wanted or default
-    own = _own_version(path)
+    own = own_version(path)
     fitting = [v for v in matrix.releases if v.rpartition(".")[0] == ".".join(own.split(".")[:2])]
     if wanted is None and not fitting:
         known = ", ".join(matrix.releases)
@@ -149,7 +149,7 @@ def checkout_files(path: Path) -> list[Path]:
     return sorted(f for f in kept if f.is_symlink() or f.is_file())
 
 
-def _own_version(path: Path) -> str:
+def own_version(path: Path) -> str:
     """The version in the checkout's package_info.py."""
     info = path / "megatron/core/package_info.py"
     if not info.is_file():

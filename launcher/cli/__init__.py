@@ -16,6 +16,13 @@ from launcher.errors import LauncherError
 
 COMMANDS = {
     "run": "launcher.cli.run",
+    "ps": "launcher.cli.ps",
+    "attach": "launcher.cli.attach",
+    "logs": "launcher.cli.logs",
+    "stop": "launcher.cli.stop",
+    "resume": "launcher.cli.resume",
+    "exec": "launcher.cli.exec",
+    "shell": "launcher.cli.shell",
     "image": "launcher.cli.image",
     "matrix": "launcher.cli.matrix",
     "demo": "launcher.cli.demo",

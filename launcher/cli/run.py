@@ -1,4 +1,4 @@
-"""`launcher run`: a run file or preset, trained in a container."""
+"""`launcher run`: a run file or preset, trained on a backend."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from launcher.backends import Backend
-    from launcher.run.config import RunConfig
-    from launcher.run.gpus import Gpus
-    from launcher.run.image import Facts
-    from launcher.run.plan import Host, Plan, Stamp
-    from launcher.run.source import Origin, Override
+    from launcher.run.plan import Plan
+    from launcher.run.source import Override
 
-HELP = "train as a run file says, in a container"
+HELP = "train as a run file says"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("config", metavar="CONFIG", help="a run file, or the name of a preset: gpt2.yaml")
     add("--gpus", metavar="WHICH", help="N, all, 0 (the CPU) or device=0,1")
     add("--tag", help="the image's tag: a row of the matrix")
-    add("--backend", default="docker", help="what carries the run out (default: docker)")
+    add("--source", metavar="PATH", help="a Megatron-LM checkout, in place of the image's")
     add(
         "--set",
         action="append",
@@ -34,113 +31,60 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="set a key of the run file: --set training.lr=3e-4 (may be repeated)",
     )
     add("--dry-run", action="store_true", help="show the plan and its command; start nothing")
-    add("--detach", action="store_true", help="start, print the container's id, and return")
+    start_arguments(parser)
+
+
+def start_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what every command that starts a run takes."""
+    add = parser.add_argument
+    add("--backend", default="docker", help="what carries the run out: docker or local")
+    add("--detach", action="store_true", help="start, print the run's id, and return")
+    add("--tie", action="store_true", help="the run ends with the launcher, even if that is killed")
+    add(
+        "--max-restarts",
+        type=int,
+        metavar="N",
+        help="start a run that failed again from its newest checkpoint, up to N times",
+    )
+    add("--no-preflight", action="store_true", help="start without looking whether it can work")
 
 
 def main(args: argparse.Namespace) -> int:
     """Carry the run out, or show it; the training program's exit code is passed on."""
     gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
+    import os
+
     from launcher.backends import backend
-    from launcher.run import files, source
-    from launcher.run.plan import make_plan
+    from launcher.run import source
+    from launcher.run.assemble import Asked, assemble, new_stamp
+    from launcher.run.start import start
 
-    config, origin = source.load(args.config, _overrides(args))
+    config, origin = source.load(args.config, overrides(args))
+    asked = Asked(config, origin, os.getcwd(), tuple(args.rest), tie=args.tie)
     chosen = backend(args.backend)
-    plan = make_plan(
-        config,
-        origin,
-        _facts(config, origin, chosen, dry=args.dry_run),
-        _host(),
-        _stamp(),
-        gpus=_gpus(config, chosen),
-        rest=tuple(args.rest),
-    )
     if args.dry_run:
-        return _show(plan, chosen)
-    files.prepare(plan)
-    gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
-    gc.enable()
-    return chosen.launch(plan, detach=args.detach)
+        return _show(assemble(asked, chosen, new_stamp(), dry=True).plan, chosen)
+    return start(asked, chosen, detach=args.detach, preflight=not args.no_preflight)
 
 
-def _overrides(args: argparse.Namespace) -> list[Override]:
-    """The arguments that set keys of the run file; --gpus and --tag win over --set."""
+def overrides(args: argparse.Namespace) -> list[Override]:
+    """The arguments that set keys of the run file; the options win over --set."""
     from launcher.run.source import Override, parse_set
 
     found = [parse_set(argument) for argument in args.set]
     if args.tag is not None:
         found.append(Override(f"--tag {args.tag}", {"image.name": None, "image.tag": args.tag}))
-    if args.gpus is not None:
-        found.append(Override(f"--gpus {args.gpus}", {"gpus": args.gpus}))
-    return found
+    return found + options(args, "gpus", "source", "max_restarts")
 
 
-def _facts(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> Facts:
-    """What is known of the image: from itself, or for a dry run without it from the matrix."""
-    from dataclasses import replace
+def options(args: argparse.Namespace, *keys: str) -> list[Override]:
+    """The overrides of those options that set the key of their own name."""
+    from launcher.run.source import Override
 
-    from launcher.errors import EngineError
-    from launcher.run import image
-
-    try:
-        found = chosen.facts(image.reference(config.image))
-    except EngineError:
-        if not dry:
-            _planned(config, origin)  # a wrong tag is told before a missing engine
-            raise
-        found = None
-    if found is not None:
-        return replace(found, release=found.release or config.image.megatron)
-    planned = _planned(config, origin)
-    if not dry:
-        raise image.absent(config.image)
-    return planned
-
-
-def _planned(config: RunConfig, origin: Origin) -> Facts:
-    from launcher.matrix.load import load_matrix
-    from launcher.run import image
-
-    if config.image.name:
-        return image.Facts(config.image.megatron)
-    return image.planned(config.image, load_matrix(), origin.of)
-
-
-def _gpus(config: RunConfig, chosen: Backend) -> Gpus:
-    """The GPUs asked for; what all means is asked of the backend."""
-    from dataclasses import replace
-
-    from launcher.errors import EngineError
-    from launcher.run.gpus import parse_gpus
-
-    asked = parse_gpus(config.gpus)
-    if not asked.everything:
-        return asked
-    count = chosen.count_gpus()
-    if count is None:
-        raise EngineError("no GPUs found, so --gpus all means nothing here", "Give their number.")
-    return replace(asked, count=count)
-
-
-def _host() -> Host:
-    import os
-    from pathlib import Path
-
-    from launcher.run.plan import Host
-    from launcher.settings import settings
-
-    cache = str(settings().cache)
-    return Host(os.getuid(), os.getgid(), str(Path.home()), os.getcwd(), cache)
-
-
-def _stamp() -> Stamp:
-    import os
-    from datetime import datetime, timezone
-
-    from launcher.run.plan import Stamp
-
-    now = datetime.now(timezone.utc).replace(microsecond=0)
-    return Stamp(run=os.urandom(4).hex(), created=now.isoformat())
+    given = {key: getattr(args, key) for key in keys if getattr(args, key) is not None}
+    return [
+        Override(f"--{key.replace('_', '-')} {value}", {key: value}) for key, value in given.items()
+    ]
 
 
 def _show(plan: Plan, chosen: Backend) -> int:

@@ -243,11 +243,16 @@ class Data(Strict):
 
 
 class Checkpoint(Strict):
-    """Where checkpoints go and come from: folders, from where the launcher is started."""
+    """Where checkpoints go and come from: folders, from where the launcher is started.
+
+    `keep` is how many complete ones stay, the newest; `exit_signal_handler` saves when the run is
+    asked to stop, as it does unless told otherwise wherever there is a folder to save to.
+    """
 
     save: Text | None = None
     load: Text | None = None
     save_interval: Positive | None = None
+    keep: Positive | None = None
     exit_signal_handler: Flag | None = None
     no_load_optim: Flag | None = None
     no_load_rng: Flag | None = None
@@ -278,6 +283,7 @@ class Resources(Strict):
 
     ipc: Literal["host", "private", "shareable"] = "host"
     shm_size: Size | None = None
+    memory: Size | None = None
     ulimits: dict[Text, Annotated[int, Field(strict=True, ge=-1)]] | None = None
     network: Text | None = None
     user: Annotated[Text, _matching(r"\d+(:\d+)?|auto|image", "auto, image or 1000:1000")] = "auto"
@@ -315,11 +321,17 @@ class Nodes(Strict):
 
 
 class RunConfig(Strict):
-    """A run file."""
+    """A run file.
+
+    `source` is a Megatron-LM checkout of this machine, used in place of the image's Megatron;
+    `secrets` maps variables to files that hold their values; `max_restarts` is how often a run
+    that failed is started again from its newest complete checkpoint.
+    """
 
     name: Name
     image: Image
     program: Text = "gpt"
+    source: Text | None = None
     model: Model = Field(default_factory=Model)
     training: Training = Field(default_factory=Training)
     parallel: Parallel = Field(default_factory=Parallel)
@@ -331,5 +343,7 @@ class RunConfig(Strict):
     processes: Positive = 1
     nodes: Nodes = Field(default_factory=Nodes)
     env: dict[Variable, OneScalar | None] = {}
+    secrets: dict[Variable, Text] = {}
     mounts: list[MountSpec] = []
+    max_restarts: Whole = 0
     resources: Resources = Field(default_factory=Resources)

@@ -79,13 +79,19 @@ def micro_batch(config: RunConfig, where: Layout) -> int | None:
 
 def check(config: RunConfig, origin: Origin, processes: int) -> None:
     """Raise UsageError with every rule that `config` breaks with `processes` on each node."""
-    where = layout(config, processes)
-    faults = [*_world(config, where), *_model(config, where), *_training(config)]
-    if not faults:  # the replicas' number means nothing before the world size fits
-        faults = list(_batches(config, where))
-    if faults:
-        told = [f"{origin.of(f.key)}: {f.problem}\n  {f.remedy}" for f in faults]
+    found = faults(config, processes)
+    if found:
+        told = [f"{origin.of(f.key)}: {f.problem}\n  {f.remedy}" for f in found]
         raise UsageError("\n".join(told))
+
+
+def faults(config: RunConfig, processes: int) -> list[Fault]:
+    """Every rule that `config` breaks with `processes` on each node."""
+    where = layout(config, processes)
+    found = [*_world(config, where), *_model(config, where), *_training(config)]
+    if not found:  # the replicas' number means nothing before the world size fits
+        found = list(_batches(config, where))
+    return found
 
 
 def _world(config: RunConfig, where: Layout) -> Iterator[Fault]:

@@ -11,10 +11,12 @@ from launcher.run import layout, program, render
 from launcher.run.config import RunConfig
 from launcher.run.gpus import Gpus, parse_gpus
 from launcher.run.image import LABEL, Facts, reference
-from launcher.run.program import Program
+from launcher.run.program import Kind, Program
 from launcher.run.source import Origin
 
 RUNNER = ("python3", "-m", "launcher.train.runner")
+SECRETS = "/run/secrets"
+HERE = "none: this environment"
 BANNER_ULIMITS = {"memlock": -1, "stack": 67108864}
 AFTER_GRACE = 10
 """Seconds the engine waits longer than the runner, so that it is the runner that ends the ranks."""
@@ -22,13 +24,19 @@ AFTER_GRACE = 10
 
 @dataclass(frozen=True)
 class Host:
-    """What a plan takes from the machine and the user that start it."""
+    """What a plan takes from the machine and the user that start it.
+
+    `contained` is False where the run sees this machine's own files under their own names;
+    `rootless` is True where a container's root is the calling user outside.
+    """
 
     uid: int
     gid: int
     home: str
     cwd: str
     cache: str
+    contained: bool = True
+    rootless: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,11 @@ class Mount:
 
 @dataclass(frozen=True)
 class Plan:
-    """One node's part of a run. `env` maps a name to None to pass on the launcher's own value."""
+    """One node's part of a run. `env` maps a name to None to pass on the launcher's own value.
+
+    `secrets` maps variables to the files of the host that hold their values. `checkpoints` is the
+    folder of the host that is saved to. A run with `tie` stops when its standard input is closed.
+    """
 
     run: str
     name: str
@@ -67,6 +79,7 @@ class Plan:
     processes_per_node: int
     ipc: str
     shm_size: str | None
+    memory: str | None
     ulimits: tuple[tuple[str, int], ...]
     network: str | None
     user: str | None
@@ -74,6 +87,9 @@ class Plan:
     init: bool
     stop_grace: int
     labels: tuple[tuple[str, str], ...]
+    secrets: tuple[tuple[str, str], ...] = ()
+    checkpoints: str | None = None
+    tie: bool = False
 
 
 def processes_of(config: RunConfig, gpus: Gpus) -> int:
@@ -92,27 +108,32 @@ def make_plan(
     *,
     gpus: Gpus | None = None,
     rest: tuple[str, ...] = (),
+    tie: bool = False,
 ) -> Plan:
     """The plan of `config`. Raises UsageError for a run that can't work on any machine.
 
     `gpus` is the configuration's request with its count found out; `rest` goes to the program
-    as it is, after everything else.
+    as it is, after everything else; with `tie` the run ends with the launcher.
     """
     gpus = gpus or parse_gpus(config.gpus)
     processes = processes_of(config, gpus)
-    started = program.program(config.program)
+    started = program.program(config.program, _scripts(config, host))
     program.check(started, config, facts, origin, processes * config.nodes.count)
     layout.check(config, origin, processes)
     where = layout.layout(config, processes)
-    config, mounts = _mounted(config, started, host)
+    save = _path(config.checkpoint.save, host) if config.checkpoint.save else None
+    config, mounts = _mounted(_saving_when_stopped(config, started), started, host)
+    image = reference(config.image) if host.contained else HERE
     options = render.options(config, started, where, facts.release)
     render.check(options, rest, started, facts, origin)
     return Plan(
         run=stamp.run,
         name=config.name,
-        image=reference(config.image),
+        image=image,
         argv=(
             *_runner(config, processes, cpu=gpus.count == 0),
+            *_checkout(config, host),
+            *(["--tie"] if tie else []),
             *("--", *started.argv, *render.words(options), *rest),
         ),
         env=_env(config, host, where, gpus),
@@ -122,14 +143,42 @@ def make_plan(
         processes_per_node=processes,
         ipc=config.resources.ipc,
         shm_size=config.resources.shm_size,
+        memory=config.resources.memory,
         ulimits=_ulimits(config, gpus),
         network=config.resources.network or ("host" if config.nodes.count > 1 else None),
         user=_user(config, host),
-        workdir="/work" if config.resources.workdir else "/tmp",  # noqa: S108 - the container's
+        workdir=_workdir(config, host),
         init=True,
         stop_grace=config.resources.stop_grace + AFTER_GRACE,
-        labels=_labels(config, stamp, processes),
+        labels=_labels(config, image, stamp, processes, save),
+        secrets=tuple((name, _path(text, host)) for name, text in sorted(config.secrets.items())),
+        checkpoints=save,
+        tie=tie,
     )
+
+
+def _scripts(config: RunConfig, host: Host) -> str:
+    """The folder of upstream's programs, as the run sees it."""
+    if not config.source:
+        return program.SOURCE
+    return program.CHECKOUT if host.contained else _path(config.source, host)
+
+
+def _saving_when_stopped(config: RunConfig, started: Program) -> RunConfig:
+    """Megatron's programs save when asked to stop only where told to: here, where they can."""
+    checkpoint = config.checkpoint
+    if started.kind is Kind.SCRIPT or not checkpoint.save:
+        return config
+    if checkpoint.exit_signal_handler is not None:
+        return config
+    update = {"checkpoint": checkpoint.model_copy(update={"exit_signal_handler": True})}
+    return config.model_copy(update=update)
+
+
+def _workdir(config: RunConfig, host: Host) -> str | None:
+    if not host.contained:
+        return _path(config.resources.workdir, host) if config.resources.workdir else host.cwd
+    return "/work" if config.resources.workdir else "/tmp"  # noqa: S108 - the container's
 
 
 def _runner(config: RunConfig, processes: int, *, cpu: bool) -> list[str]:
@@ -140,14 +189,25 @@ def _runner(config: RunConfig, processes: int, *, cpu: bool) -> list[str]:
         argv += ["--nodes", str(nodes.count), "--node-rank", str(nodes.rank)]
         argv += ["--master-addr", str(nodes.master_addr), "--master-port", str(nodes.master_port)]
     argv += ["--grace", str(config.resources.stop_grace)]
+    if config.checkpoint.keep and config.checkpoint.save:
+        argv += ["--checkpoints", config.checkpoint.save, "--keep", str(config.checkpoint.keep)]
     return [*argv, "--cpu"] if cpu else argv
 
 
+def _checkout(config: RunConfig, host: Host) -> list[str]:
+    return ["--checkout", _scripts(config, host)] if config.source else []
+
+
 def _user(config: RunConfig, host: Host) -> str | None:
-    """The calling user, so that what the run writes is theirs; root and `image` leave it be."""
+    """The calling user, so that what the run writes is theirs; root and `image` leave it be.
+
+    So does an engine without root of its own, for which the container's root is the caller.
+    """
+    if not host.contained:
+        return None
     if config.resources.user != "auto":
         return None if config.resources.user == "image" else config.resources.user
-    return f"{host.uid}:{host.gid}" if host.uid else None
+    return f"{host.uid}:{host.gid}" if host.uid and not host.rootless else None
 
 
 def _env(
@@ -177,15 +237,21 @@ def _ulimits(config: RunConfig, gpus: Gpus) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(limits.items()))
 
 
-def _labels(config: RunConfig, stamp: Stamp, processes: int) -> tuple[tuple[str, str], ...]:
+def _labels(
+    config: RunConfig, image: str, stamp: Stamp, processes: int, save: str | None
+) -> tuple[tuple[str, str], ...]:
     labels = {
         "run": stamp.run,
         "name": config.name,
-        "image": reference(config.image),
+        "image": image,
         "created": stamp.created,
         "nodes": str(config.nodes.count),
         "processes": str(processes),
+        "gpus": config.gpus,
+        "stop_grace": str(config.resources.stop_grace + AFTER_GRACE),
     }
+    if save:
+        labels["checkpoints"] = save
     return tuple(sorted((LABEL + key, value) for key, value in labels.items()))
 
 
@@ -198,12 +264,18 @@ def _mounted(
     mounts += folders
     logging: dict[str, Any] = {}
     if config.logging.tensorboard_dir:
-        mounts.append(_writable(config.logging.tensorboard_dir, "/tensorboard", "logging", host))
-        logging["tensorboard_dir"] = "/tensorboard"
+        folder = config.logging.tensorboard_dir
+        mounts.append(_mount(folder, "/tensorboard", "logging", host, writable=True))
+        logging["tensorboard_dir"] = mounts[-1].target
     if config.resources.workdir:
-        mounts.append(_writable(config.resources.workdir, "/work", "resources.workdir", host))
+        folder = config.resources.workdir
+        mounts.append(_mount(folder, "/work", "resources.workdir", host, writable=True))
     if started.host:
-        mounts.append(Mount(_path(started.host, host), started.argv[0], True, "program"))
+        mounts.append(_mount(started.host, started.argv[0], "program", host))
+    if config.source:
+        mounts.append(_mount(config.source, program.CHECKOUT, "source", host))
+    for name, text in sorted(config.secrets.items()):
+        mounts.append(_mount(text, f"{SECRETS}/{name}", f"secrets.{name}", host))
     for spec in config.mounts:
         mounts.append(Mount(_path(spec.source, host), spec.target, spec.read_only, "mounts"))
     inside = config.model_copy(
@@ -229,8 +301,10 @@ def _distinct(mounts: list[Mount]) -> tuple[Mount, ...]:
     return tuple(by_target.values())
 
 
-def _writable(text: str, target: str, key: str, host: Host) -> Mount:
-    return Mount(_path(text, host), target, False, key)
+def _mount(text: str, target: str, key: str, host: Host, *, writable: bool = False) -> Mount:
+    """A mount at `target`, or at its own name where the run sees this machine's files."""
+    source = _path(text, host)
+    return Mount(source, target if host.contained else source, not writable, key)
 
 
 def _data(config: RunConfig, host: Host) -> tuple[dict[str, Any], list[Mount]]:
@@ -251,22 +325,22 @@ def _data(config: RunConfig, host: Host) -> tuple[dict[str, Any], list[Mount]]:
                 part = prefix
             seen.append(part)
         inside["path"] = seen
-        inside["cache"] = "/data-cache"
         cache = data.cache or join(host.cache, "data-index")
-        mounts.append(_writable(cache, "/data-cache", "data.cache", host))
+        mounts.append(_mount(cache, "/data-cache", "data.cache", host, writable=True))
+        inside["cache"] = mounts[-1].target
     for field in ("vocab_file", "merge_file", "tokenizer_model"):
         text = getattr(data, field)
         if text and (field != "tokenizer_model" or text.startswith((".", "/", "~"))):
-            source = _path(text, host)
-            inside[field] = f"/data/{field}/{source.rpartition('/')[2]}"
-            mounts.append(Mount(source, inside[field], True, f"data.{field}"))
+            target = f"/data/{field}/{_path(text, host).rpartition('/')[2]}"
+            mounts.append(_mount(text, target, f"data.{field}", host))
+            inside[field] = mounts[-1].target
     return inside, mounts
 
 
 def _prefix(text: str, folder: str, host: Host) -> tuple[str, list[Mount]]:
     """The prefix in the container of a .bin and .idx, and the mounts of the two."""
     source = _path(text, host).removesuffix(".bin").removesuffix(".idx")
-    target = f"{folder}/{source.rpartition('/')[2]}"
+    target = f"{folder}/{source.rpartition('/')[2]}" if host.contained else source
     files = [Mount(source + end, target + end, True, "data.path") for end in (".bin", ".idx")]
     return target, files
 
@@ -276,14 +350,14 @@ def _folders(config: RunConfig, host: Host) -> tuple[dict[str, Any], list[Mount]
     checkpoint, mounts = config.checkpoint, list[Mount]()
     inside: dict[str, Any] = {}
     save = _path(checkpoint.save, host) if checkpoint.save else None
-    if save:
-        inside["save"] = "/checkpoints"
-        mounts.append(Mount(save, "/checkpoints", False, "checkpoint.save"))
+    if checkpoint.save:
+        folder = checkpoint.save
+        mounts.append(_mount(folder, "/checkpoints", "checkpoint.save", host, writable=True))
+        inside["save"] = mounts[-1].target
     if checkpoint.load:
-        load = _path(checkpoint.load, host)
-        inside["load"] = "/checkpoints" if load == save else "/checkpoints-from"
-        if load != save:
-            mounts.append(Mount(load, "/checkpoints-from", True, "checkpoint.load"))
+        if _path(checkpoint.load, host) != save:
+            mounts.append(_mount(checkpoint.load, "/checkpoints-from", "checkpoint.load", host))
+        inside["load"] = mounts[-1].target
     return inside, mounts
 
 

@@ -12,6 +12,7 @@ from launcher.run.layout import listed, neighbours
 from launcher.run.source import Origin
 
 SOURCE = "/opt/megatron/src"
+CHECKOUT = "/opt/megatron/checkout"
 HOST_SCRIPTS = "/program"
 QUICKSTART = "run_simple_mcore_train_loop.py"
 
@@ -34,15 +35,18 @@ class Program:
     host: str = ""
 
 
-def program(text: str) -> Program:
-    """The program a run file names; a path of the host starts with ./, ../, / or ~."""
+def program(text: str, scripts: str = SOURCE) -> Program:
+    """The program a run file names; a path of the host starts with ./, ../, / or ~.
+
+    `scripts` is the folder, as the run sees it, that holds upstream's programs.
+    """
     name = text.rpartition("/")[2]
     if text == "gpt":
         return Program(Kind.OURS, "gpt", ("-m", "launcher.train.gpt"))
     if text.startswith(("./", "../", "/", "~")):
         return Program(Kind.SCRIPT, name, (f"{HOST_SCRIPTS}/{name}",), host=text)
     kind = Kind.UPSTREAM if name.startswith("pretrain_") else Kind.SCRIPT
-    return Program(kind, name, (f"{SOURCE}/{text}",))
+    return Program(kind, name, (f"{scripts}/{text}",))
 
 
 def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, world: int) -> None:

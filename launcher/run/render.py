@@ -32,6 +32,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "checkpoint": Checkpoint,
     "logging": Logging,
 }
+THE_RUNNERS = {"checkpoint.keep"}
+"""Keys of the sections that the runner takes, and the program doesn't."""
+
 NULL_TOKENIZER = "NullTokenizer"
 RENAMED = {
     "data.path": "--data-path",
@@ -59,7 +62,7 @@ def own_keys() -> dict[str, str]:
     keys = [
         f"{section}.{field}" for section, model in SECTIONS.items() for field in model.model_fields
     ]
-    return {option_name(key): key for key in keys}
+    return {option_name(key): key for key in keys if key not in THE_RUNNERS}
 
 
 def options(
@@ -72,6 +75,7 @@ def options(
         for field, value in getattr(config, section)
         if value is not None and value is not False
     }
+    values = {key: value for key, value in values.items() if key not in THE_RUNNERS}
     if "training.micro_batch_size" in values:
         values["training.micro_batch_size"] = micro_batch(config, where)
     if "data.path" in values:

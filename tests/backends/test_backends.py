@@ -14,7 +14,7 @@ from launcher.errors import UsageError
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_backend_has_what_the_command_needs(name: str) -> None:
     found = backend(name)
-    for method in ("request", "show", "facts", "count_gpus", "launch"):
+    for method in ("request", "show", "facts", "count_gpus", "start", "jobs", "shell", "inside"):
         assert callable(getattr(found, method))
 
 

@@ -53,7 +53,7 @@ def launch(engine: DockerClient, python_image: str, tmp_path: Path) -> Iterator[
         process = subprocess.Popen(
             [sys.executable, "-m", "launcher", "run", "run.yaml", *arguments],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "LAUNCHER_RUNS": str(tmp_path / "runs")},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -127,7 +127,9 @@ def test_a_signal_asks_the_program_to_stop(launch: Launch, signum: int) -> None:
     process.send_signal(signum)
     code, out, err = finish(process)
     assert (code, out) == (7, b"saved 15\n")
-    assert err == b"launcher: asked the run to stop; it has 20 s. Once more ends it at once.\n"
+    asked, ended = err.decode().splitlines()
+    assert asked == "launcher: asked the run to stop; it has 20 s. Once more ends it at once."
+    assert ended.endswith("stopped, exit code 7")
 
 
 def test_the_second_signal_ends_it_at_once(launch: Launch) -> None:
@@ -171,7 +173,8 @@ def test_a_lost_reader_leaves_nothing(launch: Launch) -> None:
 
 def test_detached_it_goes_on_and_its_id_is_printed(launch: Launch, engine: DockerClient) -> None:
     code, out, err = finish(launch("import time\ntime.sleep(60)\n", "--detach"))
-    container = engine.containers.get(out.decode().strip())
+    run = out.decode().strip()
+    (container,) = engine.containers.list(filters={"label": f"megatron-launchpad.run={run}"})
     try:
         assert (code, err, container.status) == (0, b"", "running")
         assert container.labels["megatron-launchpad.processes"] == "1"

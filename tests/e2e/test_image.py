@@ -134,7 +134,7 @@ def test_the_classic_builder_makes_the_same_wheel_and_folder(
 ) -> None:
     row = {"python": "3.11", "megatron": "0.10.0", "source": "sdist"}
     path = matrix_folder(tmp_path, {"24.10": row})
-    own = Settings(site.cache, path, "", "")
+    own = Settings(site.cache, path, "", "", site.runs)
     base = standin(engine, python_image, "classic")
 
     def contents() -> str:
@@ -163,7 +163,7 @@ def test_nine_rows_on_nine_bases_compile_once(
         tmp_path,
         {tag: {**change, "base": standin(engine, python_image, tag)} for tag in tags},
     )
-    builds = Builds(engine, Settings(site.cache, path, "", ""), Progress(), "launchpad-test-rows")
+    builds = Builds(engine, Settings(site.cache, path, "", "", site.runs), Progress(), "launchpad-test-rows")
     built = [builds.build(Request(tag, builder=bases.builder)) for tag in tags]
     assert len({one.id for one in built}) == len(tags) == 9
     assert len({layers(engine, one.id)[-1] for one in built}) == 1

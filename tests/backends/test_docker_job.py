@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from docker.errors import APIError, ImageNotFound
-from requests.exceptions import ConnectionError as Lost
+from docker.errors import APIError, ImageNotFound, NotFound
+from requests.exceptions import ConnectionError as Reset
 
-from launcher.backends import docker, docker_run
+from launcher.backends import Cause, Ended, Lost, docker, docker_job
 from launcher.errors import EngineError
 from launcher.run.plan import Plan
 
@@ -34,6 +34,7 @@ class Api:
         self.calls: list[str] = []
         self.refusals = refusals
         self.body: dict[str, Any] = {}
+        self.state: dict[str, Any] = {}
 
     def _asked(self, name: str) -> None:
         self.calls.append(name)
@@ -57,6 +58,9 @@ class Api:
         self._asked("wait")
         return {"StatusCode": 5}
 
+    def inspect_container(self, container: str) -> dict[str, Any]:
+        return {"State": {"Running": False, "Status": "exited", "ExitCode": 5, **self.state}}
+
     def remove_container(self, container: str, v: bool, force: bool) -> None:
         self._asked("remove")
 
@@ -75,29 +79,38 @@ def no_memlock(body: dict[str, Any]) -> Exception | None:
     return refused(reason) if "memlock" in limits(body) else None
 
 
-def test_it_attaches_before_it_starts_and_asks_no_more_than_it_must(
-    bare: Plan, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_it_attaches_before_it_starts_and_tells_the_streams_apart(bare: Plan) -> None:
     api = Api()
-    assert docker_run.launch(api, bare, detach=False) == 5
-    assert api.calls == ["create", "attach", "start", "wait", "remove"]
-    assert capfdbinary.readouterr() == (b"out", b"err")
+    job = docker_job.start(api, bare, attach=True)
+    assert api.calls == ["create", "attach", "start"]
+    assert list(job.output()) == [(False, b"out"), (True, b"err")]
+    assert job.wait() == Ended(5)
 
 
-def test_detached_it_is_neither_followed_nor_removed(
-    bare: Plan, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_detached_it_is_not_attached(bare: Plan) -> None:
     api = Api()
-    assert docker_run.launch(api, bare, detach=True) == 0
+    job = docker_job.start(api, bare, attach=False)
     assert api.calls == ["create", "start"]
-    assert capsys.readouterr().out == "abc\n"
+    assert (job.run, job.handle) == ("0a1b2c3d", "abc")
+
+
+def test_an_end_for_want_of_memory_is_told_apart(bare: Plan) -> None:
+    api = Api()
+    api.state = {"OOMKilled": True, "ExitCode": 137}
+    assert docker_job.start(api, bare, attach=False).ended() == Ended(137, Cause.MEMORY)
+
+
+def test_a_running_job_has_not_ended(bare: Plan) -> None:
+    api = Api()
+    api.state = {"Running": True, "Status": "running", "ExitCode": 0}
+    assert docker_job.start(api, bare, attach=False).ended() is None
 
 
 def test_without_memlock_it_goes_on_and_says_so_once(
     full: Plan, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api = Api(start=no_memlock)
-    assert docker_run.launch(api, full, detach=True) == 0
+    docker_job.start(api, full, attach=False)
     assert api.calls == ["create", "start", "remove", "create", "start"]
     assert limits(api.body) == {"stack"}
     told = capsys.readouterr().err.splitlines()
@@ -116,22 +129,27 @@ def test_without_memlock_it_goes_on_and_says_so_once(
 def test_a_refusal_leaves_no_container(bare: Plan, reason: str, said: str) -> None:
     api = Api(start=lambda body: refused(reason))
     with pytest.raises(EngineError, match=said):
-        docker_run.launch(api, bare, detach=False)
+        docker_job.start(api, bare, attach=True)
     assert api.calls == ["create", "attach", "start", "remove"]
 
 
 def test_an_image_that_went_meanwhile_is_told(bare: Plan) -> None:
     api = Api(create=lambda body: ImageNotFound("gone"))
     with pytest.raises(EngineError, match="no image some/image:1"):
-        docker_run.launch(api, bare, detach=False)
+        docker_job.start(api, bare, attach=True)
 
 
-def test_a_lost_engine_keeps_its_container(bare: Plan) -> None:
-    api = Api(wait=lambda body: Lost("reset by peer"))
-    with pytest.raises(EngineError, match="the engine was lost: reset by peer") as caught:
-        docker_run.launch(api, bare, detach=False)
-    assert "docker ps -a" in caught.value.remedy
+def test_a_lost_engine_is_no_end(bare: Plan) -> None:
+    api = Api(wait=lambda body: Reset("reset by peer"))
+    job = docker_job.start(api, bare, attach=False)
+    with pytest.raises(Lost, match="reset by peer"):
+        job.wait()
     assert "remove" not in api.calls
+
+
+def test_a_container_that_was_removed_is_told(bare: Plan) -> None:
+    api = Api(wait=lambda body: NotFound("gone"))
+    assert docker_job.start(api, bare, attach=False).wait() == Ended(137, Cause.REMOVED)
 
 
 def test_a_variable_without_value_is_resolved_or_left_out(
@@ -141,14 +159,14 @@ def test_a_variable_without_value_is_resolved_or_left_out(
     monkeypatch.delenv("NOT_SET", raising=False)
     api = Api()
     env = (("A", ""), ("NOT_SET", None), ("TOKEN", None))
-    docker_run.launch(api, replace(bare, env=env), detach=True)
+    docker_job.start(api, replace(bare, env=env), attach=False)
     assert api.body["Env"] == ["A=", "TOKEN=secret"]
 
 
 def test_the_body_that_is_shown_is_the_one_that_is_sent(full: Plan) -> None:
     full = replace(full, env=tuple(pair for pair in full.env if pair[1] is not None))
     api = Api()
-    docker_run.launch(api, full, detach=True)
+    docker_job.start(api, full, attach=False)
     assert api.body == docker.request(full).body
 
 
@@ -164,4 +182,5 @@ def test_gpus_that_the_engine_knows_of(listed: Any, count: int | None) -> None:
     api: Any = SimpleNamespace(
         base_url="http://far.example:2375", info=lambda: {"DiscoveredDevices": listed}
     )
-    assert docker.DockerBackend(connect=lambda: api).count_gpus() == count
+    client: Any = SimpleNamespace(api=api)
+    assert docker.DockerBackend(connect=lambda: client).count_gpus() == count

@@ -1,0 +1,217 @@
+"""A run as a container of a Docker-compatible engine: start, output, end, stop, remove."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from docker.api import APIClient
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.types.daemon import CancellableStream
+from docker.utils.socket import STDERR, frames_iter
+from requests.exceptions import RequestException
+
+from launcher.backends import Cause, Ended, Lost
+from launcher.backends.docker import request
+from launcher.errors import EngineError
+from launcher.run.image import LABEL
+from launcher.run.plan import Plan, without_memlock
+
+FAILURES = (DockerException, RequestException, OSError)
+OUTPUT = {"stdout": 1, "stderr": 1, "stream": 1}
+FRAME = struct.Struct(">BxxxL")
+"""What stands before each piece of output: the stream it is of, and its length in bytes."""
+
+KILLED = 137
+
+
+class MemlockRefused(Exception):
+    """The engine may not raise the limit of locked memory."""
+
+
+@dataclass
+class DockerJob:
+    """A container that a launcher started, this one or another.
+
+    `stream` is its output from its first byte on, where it was attached to before it started.
+    """
+
+    api: APIClient
+    container: str
+    labels: Mapping[str, str]
+    created: str = ""
+    stream: Any = field(default=None, repr=False)
+
+    backend = "docker"
+
+    @property
+    def run(self) -> str:
+        return self.labels.get(f"{LABEL}run", "")
+
+    @property
+    def handle(self) -> str:
+        return self.container
+
+    def output(self, *, follow: bool = True) -> Iterator[tuple[bool, bytes]]:
+        """What the run has written from its beginning, and with `follow` until its end."""
+        stream, self.stream = self.stream, None
+        try:
+            if stream is None:
+                yield from self._recorded(follow)
+                return
+            for kind, data in frames_iter(stream, tty=False):
+                yield kind == STDERR, data
+        except FAILURES as error:
+            raise Lost(_reason(error)) from error
+        finally:
+            _hang_up(stream)
+
+    def _recorded(self, follow: bool) -> Iterator[tuple[bool, bytes]]:
+        """The engine's record of the output; docker's own `logs` merges the two streams."""
+        address = self.api._url("/containers/{0}/logs", self.container)
+        wanted = {"stdout": 1, "stderr": 1, "follow": int(follow)}
+        with self.api._get(address, params=wanted, stream=True, timeout=None) as response:
+            self.api._raise_for_status(response)
+            while len(header := response.raw.read(FRAME.size)) == FRAME.size:
+                kind, length = FRAME.unpack(header)
+                yield kind == STDERR, response.raw.read(length)
+
+    def wait(self) -> Ended:
+        try:
+            self.api.wait(self.container)
+        except NotFound:
+            return Ended(KILLED, Cause.REMOVED)
+        except FAILURES as error:
+            raise Lost(_reason(error)) from error
+        ended = self.ended()
+        return ended or Ended(KILLED, Cause.REMOVED)
+
+    def ended(self) -> Ended | None:
+        try:
+            state = self.api.inspect_container(self.container)["State"]
+        except NotFound:
+            return Ended(KILLED, Cause.REMOVED)
+        except FAILURES as error:
+            raise Lost(_reason(error)) from error
+        if state["Running"] or state["Status"] in ("created", "restarting"):
+            return None
+        code: int = state["ExitCode"]
+        return Ended(code, Cause.MEMORY if state.get("OOMKilled") else Cause.ITSELF)
+
+    def stop(self, grace: int) -> None:
+        with suppress(*FAILURES):  # it may have ended by itself
+            self.api.stop(self.container, timeout=grace)
+
+    def kill(self) -> None:
+        with suppress(*FAILURES):
+            self.api.kill(self.container)
+
+    def remove(self) -> None:
+        _remove(self.api, self.container)
+
+
+def start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:
+    """The started container of `plan`; without the memlock limit where the engine may not.
+
+    Raises EngineError, and leaves no container, where it doesn't start.
+    """
+    try:
+        return _start(api, plan, attach=attach)
+    except MemlockRefused:
+        _tell("the engine may not raise the limit of locked memory (memlock); going on without it")
+        return _start(api, without_memlock(plan), attach=attach)
+
+
+def _start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:
+    container = _create(api, plan)
+    try:
+        # Attached before it starts: no output is lost, and none is waited for. The standard
+        # input of a tied run stays open for as long as this process holds the connection.
+        params = OUTPUT | ({"stdin": 1} if plan.tie else {})
+        stream = api.attach_socket(container, params=params) if attach else None
+        api.start(container)
+    except (DockerException, RequestException) as error:
+        _remove(api, container)
+        raise _start_error(error, plan) from error
+    except BaseException:
+        _remove(api, container)
+        raise
+    return DockerJob(api, container, dict(plan.labels), stream=stream)
+
+
+def _create(api: APIClient, plan: Plan) -> str:
+    wanted = request(plan)
+    body = wanted.body | {"Env": _environment(wanted.body["Env"])}
+    try:
+        created: str = api.create_container_from_config(body, wanted.name)["Id"]
+    except ImageNotFound as error:
+        raise EngineError(f"no image {plan.image}") from error
+    except (DockerException, RequestException) as error:
+        raise EngineError(f"the engine made no container: {_reason(error)}") from error
+    return created
+
+
+def jobs(api: APIClient) -> list[DockerJob]:
+    """The containers that a launcher started, running or ended, newest first."""
+    try:
+        found = api.containers(all=True, filters={"label": f"{LABEL}run"})
+    except FAILURES as error:
+        raise Lost(_reason(error)) from error
+    newest = sorted(found, key=lambda one: int(one["Created"]), reverse=True)
+    return [DockerJob(api, one["Id"], one["Labels"]) for one in newest]
+
+
+def _environment(variables: list[str]) -> list[str]:
+    """The variables; one without a value takes the launcher's own, or is left out with it."""
+    named = [(variable.partition("="), variable) for variable in variables]
+    return [
+        whole if equals else f"{name}={os.environ[name]}"
+        for (name, equals, _), whole in named
+        if equals or name in os.environ
+    ]
+
+
+def _start_error(error: Exception, plan: Plan) -> Exception:
+    """What to say of a container that didn't start."""
+    reason = _reason(error)
+    if "error setting rlimit" in reason and "memlock" in dict(plan.ulimits):
+        return MemlockRefused()
+    if "could not select device driver" in reason:
+        return EngineError(
+            "the engine can't give GPUs to a container",
+            "Install the NVIDIA Container Toolkit on its machine, run `nvidia-ctk runtime "
+            "configure --runtime=docker`, and restart the engine; or use --gpus 0.",
+        )
+    return EngineError(f"the container didn't start: {reason}")
+
+
+def _reason(error: Exception) -> str:
+    """The engine's own words where it gave any."""
+    told = error.explanation if isinstance(error, APIError) else None
+    return str(told or error).strip()
+
+
+def _hang_up(stream: Any) -> None:
+    """Close the connection for output: an engine that waits for a reader can't end a container."""
+    response = getattr(stream, "_response", None)
+    with suppress(DockerException, OSError):  # over ssh, or hung up already
+        if response is not None:
+            CancellableStream(stream, response).close()
+
+
+def _remove(api: APIClient, container: str) -> None:
+    try:
+        api.remove_container(container, v=True, force=True)
+    except NotFound:
+        return
+    except FAILURES as error:
+        _tell(f"the container is still there: {_reason(error)}; docker rm -f {container[:12]}")
+
+
+def _tell(text: str) -> None:
+    print(f"launcher: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,25 @@
+"""`launcher stop`: ask runs to save and end."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "ask runs to save a checkpoint and end; remove what is left of ended ones"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add = parser.add_argument
+    add("runs", metavar="RUN", nargs="+", help="a run's id, its beginning, or its name")
+    add("--now", action="store_true", help="end them at once, without saving")
+    add("--grace", type=int, metavar="S", help="seconds until it is killed; else the run's own")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Stop them one after the other; 0 also where one had ended before."""
+    from launcher.run import find
+    from launcher.run.supervise import stop
+
+    for _, job in [find.job(text) for text in args.runs]:
+        stop(job, now=args.now, grace=args.grace)
+    return 0

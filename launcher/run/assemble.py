@@ -1,0 +1,134 @@
+"""From a run file to its plan: looks up what a plan takes from the image, machine and clock."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from launcher.backends import Backend
+from launcher.errors import EngineError
+from launcher.run import image
+from launcher.run.config import RunConfig
+from launcher.run.gpus import Gpus, parse_gpus
+from launcher.run.image import Facts
+from launcher.run.plan import Host, Plan, Stamp, make_plan
+from launcher.run.source import Origin
+from launcher.settings import settings
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks for: the configuration, where its values stand, and the arguments beside.
+
+    Relative paths start in `cwd`.
+    """
+
+    config: RunConfig
+    origin: Origin
+    cwd: str
+    rest: tuple[str, ...] = ()
+    tie: bool = False
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A plan, and what is known of its image."""
+
+    plan: Plan
+    facts: Facts
+
+
+def assemble(
+    asked: Asked, chosen: Backend, stamp: Stamp, host: Host | None = None, *, dry: bool = False
+) -> Assembled:
+    """The plan on the backend `chosen`; with `dry`, neither engine nor image need be there.
+
+    Raises UsageError and EngineError.
+    """
+    config, origin = asked.config, asked.origin
+    facts = _facts(config, origin, chosen, dry=dry)
+    if config.source:
+        facts = replace(facts, release=_checkout(config.source, asked.cwd), scripts=True)
+    plan = make_plan(
+        config,
+        origin,
+        facts,
+        host or _host(chosen, asked.cwd, dry=dry),
+        stamp,
+        gpus=counted(config, chosen),
+        rest=asked.rest,
+        tie=asked.tie,
+    )
+    return Assembled(plan, facts)
+
+
+def new_stamp() -> Stamp:
+    """A run's id, and the time."""
+    now = datetime.now(timezone.utc).replace(microsecond=0)
+    return Stamp(run=os.urandom(4).hex(), created=now.isoformat())
+
+
+def _facts(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> Facts:
+    """What is known of the image: from itself, or for a dry run without it from the matrix."""
+    try:
+        found = chosen.facts(image.reference(config.image))
+    except EngineError:
+        if not dry:
+            _planned(config, origin)  # a wrong tag is told before a missing engine
+            raise
+        found = None
+    if found is not None:
+        return replace(found, release=found.release or config.image.megatron)
+    planned = _planned(config, origin)
+    if not dry:
+        raise image.absent(config.image)
+    return planned
+
+
+def _planned(config: RunConfig, origin: Origin) -> Facts:
+    from launcher.matrix.load import load_matrix
+
+    if config.image.name:
+        return Facts(config.image.megatron)
+    return image.planned(config.image, load_matrix(), origin.of)
+
+
+def _checkout(source: str, cwd: str) -> str:
+    """The release that a checkout calls itself. Raises UsageError where it is none."""
+    from launcher.build.source import own_version
+
+    return own_version(Path(cwd, source).expanduser())
+
+
+def counted(config: RunConfig, chosen: Backend) -> Gpus:
+    """The GPUs asked for; what all means is asked of the backend."""
+    asked = parse_gpus(config.gpus)
+    if not asked.everything:
+        return asked
+    count = chosen.count_gpus()
+    if count is None:
+        raise EngineError("no GPUs found, so --gpus all means nothing here", "Give their number.")
+    return replace(asked, count=count)
+
+
+def _host(chosen: Backend, cwd: str, *, dry: bool) -> Host:
+    return Host(
+        os.getuid(),
+        os.getgid(),
+        str(Path.home()),
+        cwd,
+        str(settings().cache),
+        contained=chosen.contained,
+        rootless=_rootless(chosen, dry=dry),
+    )
+
+
+def _rootless(chosen: Backend, *, dry: bool) -> bool:
+    try:
+        return bool(os.getuid()) and chosen.rootless()  # for root it makes no difference
+    except EngineError:
+        if dry:
+            return False
+        raise

@@ -1,0 +1,113 @@
+"""What is kept of a run beside its container: what was asked for, to go on with it later."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UsageError
+from launcher.run.assemble import Asked
+from launcher.run.config import RunConfig
+from launcher.run.plan import Plan
+from launcher.run.secrets import is_secret
+from launcher.run.source import Origin
+from launcher.settings import settings
+
+FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as it was asked for; `config` is the run file with all that was laid over it.
+
+    `processes` is the number on each node. The values of secrets aren't in it.
+    """
+
+    run: str
+    name: str
+    created: str
+    backend: str
+    cwd: str
+    file: str
+    config: dict[str, Any]
+    rest: tuple[str, ...]
+    processes: int
+
+    def asked(self) -> Asked:
+        """What was asked for, to be assembled into a plan again."""
+        config = RunConfig.model_validate(self.config)
+        origin = Origin(f"run {self.run} ({self.file})", {}, {})
+        return Asked(config, origin, self.cwd, tuple(self.rest))
+
+
+def of(plan: Plan, asked: Asked, backend: str) -> Record:
+    """The record of a run that is about to start."""
+    config = asked.config.model_dump(mode="json", exclude_unset=True)
+    config["env"] = {
+        name: None if is_secret(name) else value for name, value in config.get("env", {}).items()
+    }
+    return Record(
+        run=plan.run,
+        name=plan.name,
+        created=dict(plan.labels).get("megatron-launchpad.created", ""),
+        backend=backend,
+        cwd=asked.cwd,
+        file=asked.origin.name,
+        config=config,
+        rest=asked.rest,
+        processes=plan.processes_per_node,
+    )
+
+
+def folder(run: str) -> Path:
+    """The folder of a run's record and files."""
+    return settings().runs / run
+
+
+def write(record: Record) -> None:
+    """Keep the record, readable by its user alone."""
+    at = folder(record.run)
+    at.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = at / f"{FILE}.partial"
+    partial.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, at / FILE)
+
+
+def records() -> list[Record]:
+    """All that are kept, newest first; a folder without a readable record is passed over."""
+    found = []
+    for path in settings().runs.glob(f"*/{FILE}"):
+        try:
+            found.append(Record(**json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError):
+            continue
+    return sorted(found, key=lambda record: record.created, reverse=True)
+
+
+def find(text: str) -> Record:
+    """The record of the run that `text` names: an id, the beginning of one, or a run's name.
+
+    Of several of one name it is the newest. Raises UsageError where there is none.
+    """
+    known = records()
+    run = match(text, [(record.run, record.name) for record in known])
+    return next(record for record in known if record.run == run)
+
+
+def match(text: str, known: list[tuple[str, str]]) -> str:
+    """The id that `text` names among (id, name), the newest first. Raises UsageError."""
+    begun = [run for run, _ in known if text and run.startswith(text)]
+    named = [run for run, name in known if name == text]
+    if text in begun:
+        return text
+    if named:
+        return named[0]
+    if len(set(begun)) == 1:
+        return begun[0]
+    if begun:
+        raise UsageError(f"{text!r} begins several runs: {', '.join(sorted(set(begun)))}")
+    listed = ", ".join(f"{run} ({name})" for run, name in known[:8])
+    raise UsageError(f"no run {text!r}", f"Known: {listed}" if listed else "None was started yet.")

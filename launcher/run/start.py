@@ -1,0 +1,154 @@
+"""Starts a run and follows it: preflight, record, attempts, ending."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.backends import Backend, Job, backend
+from launcher.errors import UsageError
+from launcher.run import files, find, record, resume
+from launcher.run.assemble import Asked, Assembled, assemble, counted, new_stamp
+from launcher.run.config import RunConfig
+from launcher.run.image import LABEL
+from launcher.run.plan import Plan, Stamp, processes_of
+from launcher.run.source import Origin, Override, overridden
+from launcher.run.supervise import supervise, tell
+from launcher.train import folders
+
+
+def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> int:
+    """Start the run and follow it to its end; the program's exit code, or 0 once detached.
+
+    Raises UsageError, EngineError and PreflightError before anything is started.
+    """
+    if detach and asked.tie:
+        raise UsageError("--detach leaves the run on its own, and --tie ends it with the launcher")
+    if detach and asked.config.max_restarts:
+        raise UsageError(
+            "--detach leaves nobody to start the run again",
+            "Leave --detach out and put the launcher itself in the background, or set "
+            "max_restarts: 0; `launcher attach` takes the watch over, restarts and all.",
+        )
+    stamp = new_stamp()
+    assembled = assemble(asked, chosen, stamp)
+    prepare(assembled, asked, preflight=preflight)
+    record.write(record.of(assembled.plan, asked, chosen.name))
+    gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
+    gc.enable()
+    if detach:
+        print(chosen.start(assembled.plan, attach=False).run)
+        return 0
+    attempts = Attempts(asked, chosen, stamp, assembled.plan)
+    return supervise(chosen, attempts, restarts=asked.config.max_restarts).ended.code
+
+
+def attach(text: str) -> int:
+    """Follow a run that goes on, or went on, from its first line; its exit code."""
+    chosen, job = find.job(text)
+    try:
+        asked = record.find(job.run).asked()
+    except UsageError:  # another user's or another cache's: it can be followed all the same
+        return supervise(chosen, lambda attempt: job, job=job).ended.code
+    attempts = Attempts(asked, chosen, _stamp(job), None)
+    restarts = asked.config.max_restarts
+    return supervise(chosen, attempts, restarts=restarts, job=job).ended.code
+
+
+def _stamp(job: Job) -> Stamp:
+    return Stamp(job.run, job.labels.get(f"{LABEL}created", ""))
+
+
+def prepare(assembled: Assembled, asked: Asked, *, preflight: bool) -> None:
+    """See that the run can work, and make and tidy the folders that it writes to."""
+    plan = assembled.plan
+    if plan.checkpoints:
+        _refuse_sharing(plan)
+    files.prepare(plan)
+    if plan.checkpoints:
+        tidy(plan.checkpoints)
+
+
+def _refuse_sharing(plan: Plan) -> None:
+    """Two runs that save to one folder would overwrite each other's checkpoints."""
+    for _, job in find.jobs():
+        if job.labels.get(f"{LABEL}checkpoints") == plan.checkpoints and job.ended() is None:
+            raise UsageError(
+                f"checkpoint.save: {plan.checkpoints} is being saved to by run {job.run}",
+                f"Stop that one first (python3 -m launcher stop {job.run}), or set another folder.",
+            )
+
+
+def tidy(folder: str) -> None:
+    """Set checkpoints aside that aren't complete: Megatron 0.9 won't save where one lies."""
+    for path in folders.set_aside(Path(folder)):
+        tell(f"an incomplete checkpoint was set aside: {path}")
+
+
+class Attempts:
+    """Starts a run's attempts: the first as it was asked for, the others from what it saved."""
+
+    def __init__(self, asked: Asked, chosen: Backend, stamp: Stamp, first: Plan | None) -> None:
+        self.asked = asked
+        self.chosen = chosen
+        self.stamp = stamp
+        self.first = first
+
+    def __call__(self, attempt: int) -> Job:
+        plan = self.first if attempt == 0 and self.first else self._again()
+        return self.chosen.start(plan, attach=True)
+
+    def _again(self) -> Plan:
+        """The plan that goes on from the newest complete checkpoint; from the start without one."""
+        config, save = self.asked.config, self.asked.config.checkpoint.save
+        asked = self.asked
+        if save:
+            plan = assemble(asked, self.chosen, self.stamp).plan
+            assert plan.checkpoints
+            tidy(plan.checkpoints)
+            if newest := folders.newest_complete(Path(plan.checkpoints)):
+                tell(f"going on from {newest.folder}")
+                asked = replace(asked, config=resume.from_newest(config))
+        return assemble(asked, self.chosen, self.stamp).plan
+
+
+def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Asked, list[str]]:
+    """What to ask for to go on with the run that `text` names, and what to tell of it.
+
+    `overrides` may set the number of GPUs, or of processes on the CPU; the layout then follows.
+    Raises UsageError where the run saved nothing, still goes on, or fits no such number.
+    """
+    kept = record.find(text)
+    for _, job in find.jobs():
+        if job.run == kept.run and job.ended() is None:
+            raise UsageError(
+                f"run {kept.run} still goes on",
+                f"Follow it with `python3 -m launcher attach {kept.run}`, or stop it first.",
+            )
+    asked = kept.asked()
+    config = overridden(resume.from_newest(asked.config), overrides)
+    processes = processes_of(config, counted(config, chosen))
+    found = resume.on(config, kept.processes, processes)
+    return replace(asked, config=found.config), [*found.notes]
+
+
+def shell(image: str, backend_name: str, gpus: str, source: str | None, argv: list[str]) -> int:
+    """Open a shell, or run `argv`, in an image; the working folder is seen at /work."""
+    chosen = backend(backend_name)
+    values: dict[str, object] = {
+        "name": "shell",
+        "image": image,
+        "gpus": gpus,
+        "program": "gpt",
+        "source": source,
+    }
+    values |= {"data": {"mock": True}, "resources": {"workdir": "."}}
+    config = RunConfig.model_validate({k: v for k, v in values.items() if v is not None})
+    asked = Asked(config, Origin("shell", {}, {}), os.getcwd())
+    assembled = assemble(asked, chosen, new_stamp())
+    files.prepare(assembled.plan)
+    plan = replace(assembled.plan, argv=tuple(argv))
+    return subprocess.run(chosen.shell(plan), env=chosen.environment()).returncode
