@@ -50,15 +50,15 @@ def check(driver: str, cuda: str, gpu: str) -> Finding | None:
         return Finding(
             what,
             f"CUDA {major} needs driver {least} or newer"
-            + (f"; on {gpu} the image's forward compatibility may carry it" if carried else ""),
+            + (f"; on {gpu} the image's forward compatibility may carry it." if carried else "."),
             f"Install driver {own or least} or newer, or take an image with an older CUDA.",
             refuse=not carried,
         )
     if own and have < version(own):
         return Finding(
             what,
-            f"CUDA {major}.{minor} came with driver {own}; older ones carry it by minor version "
-            "compatibility, without the features that are new in it",
+            f"CUDA {major}.{minor} came with {own}; older ones carry it by minor version "
+            "compatibility, without what is new in it.",
             f"Install driver {own} or newer if something isn't supported.",
             refuse=False,
         )

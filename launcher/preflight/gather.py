@@ -13,11 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.preflight import nvidia
-from launcher.preflight.machine import UNLIMITED, Dataset, Engine, Folder, Machine, Saved
+from launcher.preflight.machine import (
+    UNLIMITED,
+    Dataset,
+    Engine,
+    Folder,
+    Gpu,
+    Machine,
+    Saved,
+    named,
+)
 
 if TYPE_CHECKING:
     from docker.api import APIClient
 
+    from launcher.backends import Backend
     from launcher.run.config import RunConfig
     from launcher.run.plan import Mount, Plan
 
@@ -28,6 +38,11 @@ CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 SYSTEM = "/usr/bin"
 SHM = "/dev/shm"  # noqa: S108 - the place itself
 NVIDIA_DEVICE = "nvidia.com/gpu"
+
+
+def engine_of(chosen: Backend) -> APIClient | None:
+    """The engine of a backend that has one. Raises EngineError where none answers."""
+    return getattr(chosen, "api", None)
 
 
 def machine(api: APIClient | None, *, gpus: bool = True) -> Machine:
@@ -53,6 +68,8 @@ def gather(config: RunConfig, plan: Plan, api: APIClient | None) -> Machine:
     found = machine(api, gpus=bool(plan.gpus.count))
     if found.engine and not found.engine.local:
         return found
+    if found.engine is None and not plan.gpus.devices:
+        found = replace(found, gpus=_visible(found.gpus))
     who = _identity(plan, found.engine)
     nodes = config.nodes
     return replace(
@@ -64,6 +81,15 @@ def gather(config: RunConfig, plan: Plan, api: APIClient | None) -> Machine:
         load=_saved(_source(plan, "checkpoint.load", config.checkpoint.load)),
         save=_saved(_source(plan, "checkpoint.save", config.checkpoint.save)),
     )
+
+
+def _visible(there: tuple[Gpu, ...] | None) -> tuple[Gpu, ...] | None:
+    """Those that CUDA_VISIBLE_DEVICES shows, in its order, where it is set."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if there is None or shown is None:
+        return there
+    found = [named(one, there) for one in shown.split(",")]
+    return tuple(gpu for gpu in found if gpu)
 
 
 def engine(api: APIClient) -> Engine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from launcher.preflight.finding import Finding
-from launcher.preflight.machine import Engine, Gpu, Machine, Use
+from launcher.preflight.machine import Engine, Gpu, Machine, Use, named
 from launcher.run.config import RunConfig
 from launcher.run.gpus import Gpus
 
@@ -26,17 +26,9 @@ def chosen(asked: Gpus, there: Sequence[Gpu]) -> list[Gpu]:
     A device that isn't there is left out.
     """
     if asked.devices:
-        found = [_named(device, there) for device in asked.devices]
+        found = [named(device, there) for device in asked.devices]
         return [gpu for gpu in found if gpu]
     return list(there if asked.everything else there[: asked.count])
-
-
-def _named(device: str, there: Sequence[Gpu]) -> Gpu | None:
-    """The GPU of an index, a UUID, or a UUID's beginning that fits one alone."""
-    if device.isdecimal():
-        return next((gpu for gpu in there if gpu.index == int(device)), None)
-    fitting = [gpu for gpu in there if gpu.uuid.startswith(device)]
-    return fitting[0] if len(fitting) == 1 else None
 
 
 def check_there(asked: Gpus, there: Sequence[Gpu]) -> Iterator[Finding]:
@@ -51,7 +43,7 @@ def check_there(asked: Gpus, there: Sequence[Gpu]) -> Iterator[Finding]:
         return
     indices = ", ".join(str(gpu.index) for gpu in there)
     for device in asked.devices:
-        if _named(device, there) is None and not device.upper().startswith("MIG-"):
+        if named(device, there) is None and not device.upper().startswith("MIG-"):
             yield Finding(
                 f"gpus: no device {device} on this machine",
                 f"There are {indices}: " + "; ".join(gpu.uuid for gpu in there),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 UNLIMITED = -1
@@ -18,6 +19,14 @@ class Gpu:
     used: int
     capability: tuple[int, int] | None
     driver: str
+
+
+def named(device: str, there: Sequence[Gpu]) -> Gpu | None:
+    """The GPU of an index, a UUID, or a UUID's beginning that fits one alone."""
+    if device.isdecimal():
+        return next((gpu for gpu in there if gpu.index == int(device)), None)
+    fitting = [gpu for gpu in there if gpu.uuid.startswith(device)]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,104 @@
+"""`launcher doctor`: what this machine and its engine are able to run."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.backends import Backend
+    from launcher.preflight.report import Line
+    from launcher.run.plan import Plan
+
+DEFAULT = "24.10"
+HELP = "look whether this machine can train: engine, GPUs, driver, memory, disk"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add = parser.add_argument
+    parser.epilog = "Exit code: 0, 121 where a run would be refused; of --nccl 1 for a broken link."
+    add("--gpus", metavar="WHICH", help="0 for CPU runs; with --nccl N, all or device=0,1")
+    image = parser.add_mutually_exclusive_group()
+    image.add_argument(
+        "--tag",
+        help=f"a row of the matrix: its CUDA against the driver, and for --nccl ({DEFAULT})",
+    )
+    image.add_argument("--image", metavar="NAME", help="any image, for --nccl")
+    add("--backend", default="docker", help="docker or local (default: docker)")
+    add("--json", action="store_true", help="the same as JSON")
+    add("--nccl", action="store_true", help="a short all-reduce over the GPUs, in the image")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print what was found; 121 where it would refuse a run."""
+    from launcher.backends import backend
+
+    chosen = backend(args.backend)
+    if args.nccl:
+        return _all_reduce(args, chosen)
+    return _print(_lines(args, chosen), as_json=args.json)
+
+
+def _lines(args: argparse.Namespace, chosen: Backend) -> list[Line]:
+    from launcher.errors import EngineError
+    from launcher.matrix.load import find_row, load_matrix
+    from launcher.preflight import gather, report
+    from launcher.settings import settings
+
+    cuda = find_row(load_matrix(), args.tag).cuda if args.tag else None
+    on_gpus = args.gpus != "0"
+    missing = []
+    try:
+        api = gather.engine_of(chosen)
+    except EngineError as error:
+        api = None
+        missing = [report.Line("engine", report.REFUSED, error.problem, error.remedy)]
+    machine = gather.machine(api, gpus=on_gpus)
+    cache = settings().cache
+    found = report.lines(machine, cuda, (str(cache), gather.free(cache)), on_gpus=on_gpus)
+    return [*missing, *found]
+
+
+def _print(found: list[Line], *, as_json: bool) -> int:
+    import json
+    from dataclasses import asdict
+
+    from launcher.errors import PreflightError
+    from launcher.preflight import report
+
+    if as_json:
+        print(json.dumps([asdict(line) for line in found], indent=2))
+    else:
+        print(report.table(found), end="")
+    refused = any(line.state == report.REFUSED for line in found)
+    return PreflightError.exit_code if refused else 0
+
+
+def _all_reduce(args: argparse.Namespace, chosen: Backend) -> int:
+    """Run the all-reduce as a run of its own; its exit code."""
+    from launcher.run.supervise import supervise
+
+    plan = all_reduce_plan(args, chosen)
+    return supervise(chosen, lambda attempt: chosen.start(plan, attach=True)).ended.code
+
+
+def all_reduce_plan(args: argparse.Namespace, chosen: Backend) -> Plan:
+    """The plan of an all-reduce: this checkout's, so that any image with a runner will do."""
+    import os
+    from dataclasses import replace
+    from pathlib import Path
+
+    from launcher import train
+    from launcher.run.assemble import Asked, assemble, new_stamp
+    from launcher.run.config import RunConfig
+    from launcher.run.source import Origin
+
+    script = Path(train.__file__).with_name("allreduce.py")
+    image = {"name": args.image} if args.image else {"tag": args.tag or DEFAULT}
+    values = {"name": "nccl", "image": image, "gpus": args.gpus or "all", "processes": 2}
+    config = RunConfig.model_validate(values | {"program": str(script)})
+    asked = Asked(config, Origin("doctor --nccl", {}, {}), os.getcwd())
+    plan = assemble(asked, chosen, new_stamp()).plan
+    (seen,) = plan.mounts
+    return replace(plan, argv=(*plan.argv[: plan.argv.index("--") + 1], seen.target))

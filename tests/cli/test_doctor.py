@@ -1,0 +1,92 @@
+"""The doctor's exit codes and forms, on this machine with made-up GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import pytest
+
+from launcher import backends
+from launcher.backends import local
+from launcher.cli import doctor
+from launcher.errors import EngineError
+from launcher.preflight import nvidia
+from launcher.preflight.machine import Gpu
+from launcher.run.image import Facts
+
+OLD = Gpu(0, "GPU-0", "NVIDIA GeForce RTX 3090", 24 << 30, 0, (8, 6), "470.57.02")
+
+
+def run(*argv: str) -> int:
+    parser = argparse.ArgumentParser()
+    doctor.arguments(parser)
+    return doctor.main(parser.parse_args(argv))
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia, "gpus", lambda: None)
+
+
+@pytest.fixture
+def old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia, "gpus", lambda: (OLD,))
+    monkeypatch.setattr(nvidia, "uses", lambda: ())
+
+
+def test_without_gpus_all_is_well(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--backend", "local") == 0
+    assert "no GPU: CPU runs only" in capsys.readouterr().out
+
+
+def test_a_driver_too_old_for_the_row_is_121(
+    old_gpu: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--backend", "local", "--tag", "24.10") == 121
+    assert "refused  driver" in capsys.readouterr().out
+    assert run("--backend", "local") == 0
+    assert run("--backend", "local", "--tag", "24.10", "--gpus", "0") == 0
+
+
+def test_json_says_the_same(old_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--backend", "local", "--tag", "24.10", "--json") == 121
+    found = {line["name"]: line for line in json.loads(capsys.readouterr().out)}
+    assert found["driver"]["state"] == "refused"
+    assert found["GPU 0"]["found"].startswith("NVIDIA GeForce RTX 3090, 25.8 GB")
+
+
+def test_no_engine_is_a_line_among_the_others(
+    no_gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Lost:
+        contained = True
+
+        @property
+        def api(self) -> Any:
+            raise EngineError("no engine answers", "Start one.")
+
+    monkeypatch.setattr(backends, "backend", lambda name: Lost())
+    assert run() == 121
+    out = capsys.readouterr().out
+    assert out.startswith("refused  engine")
+    assert "→ Start one." in out
+    assert "cache" in out
+
+
+def test_the_all_reduce_is_this_checkouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.LocalBackend, "facts", lambda self, image: Facts())
+    parser = argparse.ArgumentParser()
+    doctor.arguments(parser)
+    args = parser.parse_args(["--nccl", "--gpus", "device=0,1", "--backend", "local"])
+    plan = doctor.all_reduce_plan(args, local.backend())
+    assert plan.argv[plan.argv.index("--") + 1].endswith("launcher/train/allreduce.py")
+    assert plan.processes_per_node == 2
+    assert plan.gpus.devices == ("0", "1")
+
+
+@pytest.mark.engine
+def test_an_all_reduce_in_the_image(cpu_images: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("--nccl", "--gpus", "0", "--image", cpu_images.build()) == 0
+    assert "256   bf16" in capfd.readouterr().out
