@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import os
-import runpy
 import sys
 import time
 import types
@@ -14,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.train import compat
+from launcher.train import compat, program
 
 MARK = "redirected_to_cpu"
 """An attribute of torch.cuda: this module itself may be loaded twice, once as `__main__`."""
@@ -298,13 +297,7 @@ def main(argv: Sequence[str]) -> None:
     compat.trust_checkpoints()
     install()
     compat.prepare()
-    if argv[0] == "-m":
-        sys.argv = list(argv[1:])
-        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = list(argv)
-        sys.path[0] = os.path.dirname(os.path.abspath(argv[0]))
-        runpy.run_path(argv[0], run_name="__main__")
+    program.run(argv)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import os
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -16,10 +17,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
+from launcher.train import devices, oom, rank
+from launcher.train.retention import Retention
+
 USAGE = 2
-"""Exit code of a refusal before any rank was started."""
+"""Exit code of a refusal before any rank was started, for what was asked."""
+
+PREFLIGHT = 121
+"""Exit code of one for what is there: too few GPUs, or too old ones."""
 
 STOPPED = "runner: stopped: "
 """Starts the last line on stderr where the runner was asked to stop and every rank ended with 0."""
@@ -30,9 +38,20 @@ SETTLE_SECONDS = 1.0
 TERMINATION_SECONDS = 5.0
 """How long they then have between SIGTERM and SIGKILL."""
 
+LONGEST_VARIABLE = 128 * 1024
+"""Bytes of a variable that the kernel passes on, with its name and an end (MAX_ARG_STRLEN)."""
+
 
 class Refused(Exception):
     """The ranks can't be started as asked; the text says why and how to mend it."""
+
+    code = USAGE
+
+
+class Unable(Refused):
+    """The GPUs that are there don't fit."""
+
+    code = PREFLIGHT
 
 
 @dataclass(frozen=True)
@@ -47,6 +66,10 @@ class Job:
     master_port: int
     cpu: bool
     grace: float
+    keep: int | None = None
+    checkpoints: Path | None = None
+    secrets: Path = Path("/run/secrets")
+    checkout: str | None = None
 
     @property
     def world_size(self) -> int:
@@ -77,7 +100,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         prog="python3 -m launcher.train.runner",
         usage="%(prog)s --processes-per-node N [options] -- PROGRAM [ARGS ...]",
         description="PROGRAM is a script's path or -m MODULE. Exit code: the first failing "
-        "rank's (128 + S when signal S killed it), 0 when all succeed, 2 when refused.",
+        "rank's (128 + S when signal S killed it), 0 when all succeed, 2 or, for the GPUs that "
+        "are there, 121 when refused.",
     )
     add = parser.add_argument
     add("--processes-per-node", type=int, required=True, help="ranks to start on this node")
@@ -88,6 +112,10 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--master-port", type=int, default=environ.get("MASTER_PORT", "0"))
     add("--cpu", action="store_true", help="run CUDA calls on the CPU, over gloo")
     add("--grace", type=float, default=600.0, help="seconds between a signal and the kill")
+    add("--keep", type=int, help="the newest N complete checkpoints, and remove older ones")
+    add("--checkpoints", type=Path, help="the folder of those")
+    add("--secrets", type=Path, default="/run/secrets", help="files that become variables")
+    add("--checkout", help="a Megatron-LM folder, first on PYTHONPATH, to run with")
     return parser
 
 
@@ -107,6 +135,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
         raise Refused(f"--node-rank {arguments.node_rank} is not in 0..{arguments.nodes - 1}")
     if arguments.nodes > 1 and not (arguments.master_addr and arguments.master_port):
         raise Refused("with several nodes, give --master-addr and --master-port of node 0")
+    if (arguments.keep is None) != (arguments.checkpoints is None):
+        raise Refused("--keep and --checkpoints go together")
+    if arguments.keep is not None and arguments.keep < 1:
+        raise Refused("--keep must be at least 1")
     return Job(
         program=program,
         processes=arguments.processes_per_node,
@@ -116,6 +148,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
         master_port=arguments.master_port or _free_port(),
         cpu=arguments.cpu,
         grace=arguments.grace,
+        keep=arguments.keep,
+        checkpoints=arguments.checkpoints,
+        secrets=arguments.secrets,
+        checkout=arguments.checkout,
     )
 
 
@@ -127,7 +163,7 @@ def _free_port() -> int:
 
 
 def check_devices(job: Job, visible: int) -> None:
-    """Raises `Refused` unless there is one visible CUDA device per process, or `--cpu`.
+    """Raises `Unable` unless there is one visible CUDA device per process, or `--cpu`.
 
     Upstream's quickstart takes the device count for the world size: with fewer processes
     than visible devices it waits for ever for ranks that nobody starts.
@@ -135,17 +171,52 @@ def check_devices(job: Job, visible: int) -> None:
     if job.cpu or visible == job.processes:
         return
     if visible == 0:
-        raise Refused("no CUDA device is visible: give --cpu to run on the CPU")
-    raise Refused(
+        raise Unable("no CUDA device is visible: give --cpu to run on the CPU")
+    raise Unable(
         f"{job.processes} processes on {visible} visible CUDA devices: make them equal, "
         f"by --processes-per-node {visible} or by CUDA_VISIBLE_DEVICES"
     )
 
 
+def check_architectures(job: Job) -> None:
+    """Raises `Unable` where torch has no code for a visible GPU, or CUDA doesn't start."""
+    if job.cpu:
+        return
+    try:
+        problem = devices.problem(*devices.look())
+    except RuntimeError as error:
+        problem = f"CUDA can't be started: {error}"
+    if problem:
+        raise Unable(problem)
+
+
+def read_secrets(folder: Path) -> dict[str, str]:
+    """Variables from the files in a folder, by their names; one newline at the end is left out.
+
+    Files whose names can't be a variable's are left alone; a folder that isn't there has none.
+    One that can't be passed on as a variable is named, and stays a file.
+    """
+    found = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", path.name) or not path.is_file():
+            continue
+        try:
+            content = path.read_bytes().removesuffix(b"\n")
+        except OSError as error:
+            _say(f"{path} is no variable: {error.strerror}")
+            continue
+        if b"\0" in content or len(path.name) + len(content) + 2 > LONGEST_VARIABLE:
+            _say(f"{path} is no variable: it is binary, or longer than 128 KiB")
+            continue
+        found[path.name] = os.fsdecode(content)
+    return found
+
+
 def command(job: Job) -> list[str]:
     """What each rank runs: this Python, unbuffered so that logs don't lag."""
     redirection = ["-m", "launcher.train.cpu"] if job.cpu else []
-    return [sys.executable, "-u", *redirection, *job.program]
+    checkout = ["-m", "launcher.train.checkout", job.checkout] if job.checkout else []
+    return [sys.executable, "-u", *redirection, *checkout, *job.program]
 
 
 def environment(job: Job, local_rank: int, environ: Mapping[str, str], cpus: int) -> dict[str, str]:
@@ -183,14 +254,15 @@ def _start(job: Job, environ: Mapping[str, str], log_dir: str) -> dict[int, Any]
         logs: dict[str, Any] = {"logs_specs": multiprocessing.DefaultLogsSpecs(log_dir=log_dir)}
     else:
         logs = {"log_dir": log_dir}
-    entrypoint, *arguments = command(job)
+    arguments = ("-I", "-S", rank.__file__, str(os.getpid()), *command(job))
+    secrets = read_secrets(job.secrets)
     cpus = len(os.sched_getaffinity(0))
     local_ranks = range(job.processes)
     context = multiprocessing.start_processes(
         name="rank",
-        entrypoint=entrypoint,
-        args={local_rank: tuple(arguments) for local_rank in local_ranks},
-        envs={n: environment(job, n, environ, cpus) for n in local_ranks},
+        entrypoint=sys.executable,
+        args={local_rank: arguments for local_rank in local_ranks},
+        envs={n: {**secrets, **environment(job, n, environ, cpus)} for n in local_ranks},
         **logs,
     )
     handlers: dict[int, Any] = context.subprocess_handlers
@@ -208,6 +280,14 @@ def _end(code: int) -> str:
     return f"was killed by signal {-code} ({signal.Signals(-code).name}), exit code {128 - code}"
 
 
+def stopped(ranks: int) -> str:
+    """The last line where the runner was asked to stop and all ranks ended with 0.
+
+    Its beginning is `STOPPED`, by which the launcher tells a stopped run from a finished one.
+    """
+    return f"{STOPPED}all {ranks} ranks ended after SIGTERM"
+
+
 def _say(text: str) -> None:
     print(f"runner: {text}", file=sys.stderr, flush=True)
 
@@ -223,6 +303,7 @@ class Watch:
         self.events = events
         self.running = set(handlers)
         self.first_failure: Exit | None = None
+        self.memory = oom.read()
         self.stopping = False
         self.deadline: float | None = None
         self.at_deadline: Callable[[], None] = lambda: None
@@ -264,7 +345,10 @@ class Watch:
         if event.code == 0 or self.first_failure:
             return
         self.first_failure = event
-        _say(f"rank {self.job.rank(event.local_rank)} {_end(event.code)}")
+        killed = event.code == -signal.SIGKILL
+        why = oom.blame(self.memory, oom.read()) if killed else ""
+        told = f"rank {self.job.rank(event.local_rank)} {_end(event.code)}"
+        _say(f"{told}: {why}" if why else told)
         self._later(SETTLE_SECONDS, self._terminate)
 
     def _terminate(self) -> None:
@@ -306,12 +390,25 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     import torch
 
     check_devices(job, torch.cuda.device_count())
+    check_architectures(job)
     if not events.empty():
         return 128 + events.get().signum
     with tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:
         handlers = _start(job, environ, log_dir)
         _install(events)  # starting ranks through torch installs handlers that raise
-        return Watch(job, handlers, events).wait()
+        watch = Watch(job, handlers, events)
+        with _retention(job):
+            code = watch.wait()
+    if watch.stopping and code == 0:
+        print(stopped(len(handlers)), file=sys.stderr, flush=True)
+    return code
+
+
+def _retention(job: Job) -> contextlib.AbstractContextManager[Any]:
+    """Several nodes share the folder of checkpoints, so one of them removes the old ones."""
+    if job.keep is None or job.checkpoints is None or job.node_rank:
+        return contextlib.nullcontext()
+    return Retention(job.checkpoints, job.keep, _say)
 
 
 def _install(events: queue.SimpleQueue[Exit | Stop]) -> None:
@@ -324,7 +421,7 @@ def main(argv: Sequence[str]) -> NoReturn:
         sys.exit(run(parse(argv, os.environ), os.environ))
     except Refused as refusal:
         _say(str(refusal))
-        sys.exit(USAGE)
+        sys.exit(refusal.code)
 
 
 if __name__ == "__main__":

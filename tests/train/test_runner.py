@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.train import runner
+from launcher.train import devices, folders, oom, runner
 
 from .conftest import environment, runner_command, start
+from .test_folders import distributed
 
 
 def job(*argv: str, environ: dict[str, str] | None = None) -> runner.Job:
@@ -33,6 +35,9 @@ def test_program_is_all_that_follows_the_dashes() -> None:
         (["--", "-m"], "no program"),
         (["--nodes", "2", "--node-rank", "2", "--", "x"], "not in 0..1"),
         (["--nodes", "2", "--", "x"], "--master-addr"),
+        (["--keep", "2", "--", "x"], "go together"),
+        (["--checkpoints", "/c", "--", "x"], "go together"),
+        (["--keep", "0", "--checkpoints", "/c", "--", "x"], "at least 1"),
     ],
 )
 def test_refusals(argv: list[str], reason: str) -> None:
@@ -62,8 +67,55 @@ def test_one_device_per_process(visible: int, cpu: bool, reason: str) -> None:
     if not reason:
         runner.check_devices(parsed, visible)
         return
-    with pytest.raises(runner.Refused, match=reason):
+    with pytest.raises(runner.Unable, match=reason) as refused:
         runner.check_devices(parsed, visible)
+    assert refused.value.code == 121
+
+
+def test_a_torch_without_code_for_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    v100 = devices.Device("Tesla V100-SXM2-16GB", (7, 0))
+    monkeypatch.setattr(devices, "look", lambda: ([v100], ["sm_80", "sm_90"]))
+    runner.check_architectures(job("--cpu", "--", "x"))
+    with pytest.raises(runner.Unable, match=r"GPU 0 \(Tesla V100-SXM2-16GB\) .* 7\.0, .* sm_80"):
+        runner.check_architectures(job("--", "x"))
+
+
+def test_cuda_that_does_not_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old")
+
+    monkeypatch.setattr(devices, "look", look)
+    with pytest.raises(runner.Unable, match="can't be started: The NVIDIA driver"):
+        runner.check_architectures(job("--", "x"))
+
+
+def test_a_checkout_comes_before_the_program_and_behind_the_redirection() -> None:
+    assert runner.command(job("--cpu", "--checkout", "/c", "--", "-m", "x"))[2:] == [
+        *("-m", "launcher.train.cpu"),
+        *("-m", "launcher.train.checkout", "/c"),
+        *("-m", "x"),
+    ]
+
+
+def test_secrets_are_files_named_like_variables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "WANDB_API_KEY").write_text("k-123\n")
+    (tmp_path / "TWO_LINES").write_text("a\nb\n\n")
+    (tmp_path / "ca.crt").write_text("no name of a variable")
+    (tmp_path / "FOLDER").mkdir()
+    (tmp_path / "KEYTAB").write_bytes(b"k-\0")
+    (tmp_path / "LONG").write_text("k-" * 65536)
+    (tmp_path / "NOWHERE").symlink_to(tmp_path / "nowhere")
+    found = runner.read_secrets(tmp_path)
+    assert found == {"WANDB_API_KEY": "k-123", "TWO_LINES": "a\nb\n"}
+    said = capsys.readouterr().err
+    assert [line.split(" is no variable")[0] for line in said.splitlines()] == [
+        f"runner: {tmp_path}/KEYTAB",
+        f"runner: {tmp_path}/LONG",
+    ]
+    assert "k-" not in said
+    assert runner.read_secrets(tmp_path / "nowhere") == {}
 
 
 def test_environment_of_a_rank_on_the_second_node() -> None:
@@ -141,10 +193,16 @@ def test_ranks_that_outlive_a_failed_one_are_killed(tmp_path: Path) -> None:
     assert time.monotonic() - began < 30
 
 
+def with_options(processes: int, options: list[str], *program: str) -> list[str]:
+    """The command that starts ranks, with more options for the runner."""
+    command = runner_command(processes, *program)
+    at = command.index("--")
+    return [*command[:at], *options, *command[at:]]
+
+
 def signalled(script: str, *signums: int, grace: str = "60") -> tuple[int, str]:
     """Start two ranks, wait until both are ready, send the runner signals half a second apart."""
-    command = runner_command(2, script)
-    command[command.index("--") : command.index("--")] = ["--grace", grace]
+    command = with_options(2, ["--grace", grace], script)
     with subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -165,6 +223,8 @@ def test_ranks_may_end_well_after_a_signal(tmp_path: Path, signum: int) -> None:
     assert code == 0, output
     assert "saved 0" in output
     assert "saved 1" in output
+    assert output.splitlines()[-1] == "runner: stopped: all 2 ranks ended after SIGTERM"
+    assert output.splitlines()[-1].startswith(runner.STOPPED)
 
 
 @pytest.mark.megatron
@@ -181,6 +241,100 @@ def test_ranks_that_ignore_a_signal_are_killed(
     code, output = signalled(sleeper(tmp_path, handler="signal.SIG_IGN"), *signals, grace=grace)
     assert code == 137, output
     assert why in output
+    assert runner.STOPPED not in output
+
+
+def alive(process: int) -> bool:
+    """Whether it runs: what has ended and that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.megatron
+def test_ranks_do_not_outlive_a_killed_runner(tmp_path: Path) -> None:
+    """Signals that they may ignore, and busy in C code."""
+    script = tmp_path / "busy.py"
+    script.write_text(
+        "import os, signal\n"
+        "for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):\n"
+        "    signal.signal(signum, signal.SIG_IGN)\n"
+        "print(os.getpid(), flush=True)\n"
+        "sum(range(10**12))\n"
+    )
+    with subprocess.Popen(
+        runner_command(2, str(script)), env=environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        ranks = [int(process.stdout.readline()) for _ in range(2)]
+        assert all(map(alive, ranks))
+        process.kill()
+    deadline = time.monotonic() + 20
+    while any(map(alive, ranks)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, ranks))
+
+
+@pytest.mark.megatron
+def test_secrets_reach_the_ranks_and_no_log(tmp_path: Path) -> None:
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets/API_KEY").write_text("k-123\n")
+    (tmp_path / "secrets/RANK").write_text("7")
+    script = tmp_path / "secret.py"
+    script.write_text(
+        "import os\nassert os.environ['API_KEY'] == 'k-123'\nprint('rank', os.environ['RANK'])\n"
+    )
+    command = with_options(1, ["--secrets", str(tmp_path / "secrets")], str(script))
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "rank 0\n"), done.stderr
+    assert "k-123" not in done.stderr
+
+
+SAVER = """
+import shutil, sys, time
+from pathlib import Path
+from launcher.train import folders
+
+root, source = Path(sys.argv[1]), Path(sys.argv[2])
+for iteration in range(1, 6):
+    shutil.copytree(source, folders.partial(root, iteration))
+    folders.publish(root, iteration)
+    if iteration == 3:
+        while folders.folder(root, 1).exists():
+            time.sleep(0.05)
+"""
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize(("node", "left"), [("0", [4, 5]), ("1", [1, 2, 3, 4, 5])])
+def test_old_checkpoints_go_while_the_run_goes_on(
+    tmp_path: Path, node: str, left: list[int]
+) -> None:
+    root, script = tmp_path / "checkpoints", tmp_path / "saver.py"
+    distributed(tmp_path / "source")
+    root.mkdir()
+    script.write_text(SAVER if node == "0" else SAVER.replace("== 3", "== 9"))
+    nodes = ["--nodes", "2", "--node-rank", node, "--master-addr", "a", "--master-port", "1"]
+    options = [*nodes, "--keep", "2", "--checkpoints", str(root)]
+    command = with_options(1, options, str(script), str(root), str(tmp_path / "source"))
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [each.iteration for each in folders.scan(root)] == left
+    assert done.stderr.count("runner: removed checkpoints iter_0000001\n") == (node == "0")
+
+
+def test_who_killed_for_memory_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counted = iter([oom.Counters(0, 0, 5), oom.Counters(1, 9, 6)])
+    monkeypatch.setattr(oom, "read", lambda: next(counted))
+    watch = runner.Watch(job("--", "x"), {}, queue.SimpleQueue())
+    watch._ended(runner.Exit(1, -9))
+    assert capsys.readouterr().err == (
+        "runner: rank 1 was killed by signal 9 (SIGKILL), exit code 137: "
+        "out of memory (the container's limit)\n"
+    )
 
 
 @pytest.mark.megatron
@@ -188,7 +342,7 @@ def test_refusal_starts_nothing(tmp_path: Path) -> None:
     command = [part for part in runner_command(2, sleeper(tmp_path)) if part != "--cpu"]
     hidden = {**environment(), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, env=hidden, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
+    assert done.returncode == 121
     assert done.stderr.startswith("runner: no CUDA device is visible: give --cpu")
     assert done.stdout == ""
 
@@ -211,5 +365,7 @@ def test_old_torch_is_started_with_its_own_arguments(
     monkeypatch.setattr(multiprocessing, "start_processes", old)
     runner._start(job("--", "train.py", "x"), dict(os.environ), str(tmp_path))
     assert seen["entrypoint"] == sys.executable
-    assert seen["args"][1] == ("-u", "train.py", "x")
+    isolated, _, becomes, parent, *command = seen["args"][1]
+    assert (isolated, Path(becomes).name, parent) == ("-I", "rank.py", str(os.getpid()))
+    assert command == [sys.executable, "-u", "train.py", "x"]
     assert seen["log_dir"] == str(tmp_path)

@@ -1,0 +1,19 @@
+"""Runs a script, or `-m MODULE`, as `python3` would, in a process that has been prepared for it."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+
+def run(argv: Sequence[str]) -> None:
+    """Run what `argv` begins with as `__main__`; the rest are its arguments."""
+    if argv[0] == "-m":
+        sys.argv = list(argv[1:])
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(argv)
+        sys.path[0] = os.path.dirname(os.path.abspath(argv[0]))
+        runpy.run_path(argv[0], run_name="__main__")

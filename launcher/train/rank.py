@@ -1,0 +1,25 @@
+"""Becomes a rank's command, which the kernel kills when the runner ends without warning."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h; it stays in force through exec
+
+
+def main(runner: str, *command: str) -> None:
+    """Run the command in this process's place; `runner` is the process id of the parent.
+
+    The kernel watches the thread that started this process: the runner's main one, which lives
+    as long as the runner does. Where there is no such call, the rank runs all the same.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == int(runner):  # else it ended before the call
+        os.execv(command[0], command)  # noqa: S606
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
