@@ -23,6 +23,7 @@ COMMANDS = {
     "resume": "launcher.cli.resume",
     "exec": "launcher.cli.exec",
     "shell": "launcher.cli.shell",
+    "doctor": "launcher.cli.doctor",
     "image": "launcher.cli.image",
     "matrix": "launcher.cli.matrix",
     "demo": "launcher.cli.demo",

@@ -18,13 +18,17 @@ def missing(plan: Plan) -> list[str]:
     ]
 
 
-def prepare(plan: Plan) -> None:
-    """Make the folders the run writes to, as the calling user. Raises UsageError."""
+def require(plan: Plan) -> None:
+    """Raises UsageError where something that the run reads isn't there."""
     lacking = missing(plan)
     if lacking:
         by_prefix = any(line.startswith("data.path") for line in lacking)
         remedy = "data.path is the path without .bin and .idx." if by_prefix else ""
         raise UsageError("\n".join(lacking), remedy)
+
+
+def prepare(plan: Plan) -> None:
+    """Make the folders the run writes to, as the calling user. Raises UsageError."""
     for mount in plan.mounts:
         if not mount.read_only:
             _make_folder(mount)

@@ -35,7 +35,7 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
         )
     stamp = new_stamp()
     assembled = assemble(asked, chosen, stamp)
-    prepare(assembled, asked, preflight=preflight)
+    prepare(assembled, asked, chosen, preflight=preflight)
     record.write(record.of(assembled.plan, asked, chosen.name))
     gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
     gc.enable()
@@ -62,14 +62,29 @@ def _stamp(job: Job) -> Stamp:
     return Stamp(job.run, job.labels.get(f"{LABEL}created", ""))
 
 
-def prepare(assembled: Assembled, asked: Asked, *, preflight: bool) -> None:
+def prepare(assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: bool) -> None:
     """See that the run can work, and make and tidy the folders that it writes to."""
     plan = assembled.plan
     if plan.checkpoints:
         _refuse_sharing(plan)
+    files.require(plan)
+    if preflight:
+        _preflight(plan, asked, chosen)
     files.prepare(plan)
     if plan.checkpoints:
         tidy(plan.checkpoints)
+
+
+def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> None:
+    """Look at the machine, warn of what is doubtful, refuse what can't work: PreflightError."""
+    from launcher.matrix.load import load_matrix
+    from launcher.preflight import enforce, gather
+    from launcher.preflight import preflight as check
+
+    tag = asked.config.image.tag if chosen.contained and plan.gpus.count else None
+    row = load_matrix().rows.get(tag) if tag else None
+    machine = gather.gather(asked.config, plan, gather.engine_of(chosen))
+    enforce(check(asked.config, asked.origin, plan, machine, row.cuda if row else None))
 
 
 def _refuse_sharing(plan: Plan) -> None:

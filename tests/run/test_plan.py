@@ -232,7 +232,7 @@ def test_missing_data_is_told_with_what_a_prefix_is(plan: Planner, tmp_path: Pat
     made = plan("gpt2-tiny", f"data.path={tmp_path}/x")
     assert files.missing(made) == [f"data.path: no such file or folder: {tmp_path}/x.idx"]
     with pytest.raises(UsageError, match=r"without \.bin and \.idx"):
-        files.prepare(made)
+        files.require(made)
 
 
 def test_folders_that_are_written_to_are_made(plan: Planner, tmp_path: Path) -> None:
