@@ -37,10 +37,13 @@ def read(root: Path = Path("/")) -> Counters:
     old = memory_group(groups, 1)
     events = _first(root / "sys/fs/cgroup", new, "memory.events")
     control = _first(root / "sys/fs/cgroup/memory", old, "memory.oom_control")
-    failures = _first(root / "sys/fs/cgroup/memory", old, "memory.failcnt")
+    failures = [
+        _first(root / "sys/fs/cgroup/memory", old, f"memory.{name}failcnt")
+        for name in ("", "memsw.")  # the latter's limit is met first where both are the same
+    ]
     return Counters(
         group=value(events, "oom_kill") or value(control, "oom_kill"),
-        limit=value(events, "oom") or int(failures.strip() or 0),
+        limit=value(events, "oom") or sum(int(count or 0) for count in failures),
         machine=value(_text(root / "proc/vmstat"), "oom_kill"),
     )
 

@@ -49,7 +49,8 @@ def test_version_1(tmp_path: Path, inside: bool) -> None:
     write(tmp_path / "proc/self/cgroup", f"5:cpu,cpuacct:/x\n4:memory:/{group}\n0::/\n")
     folder = tmp_path / "sys/fs/cgroup/memory" / ("" if inside else group)
     write(folder / "memory.oom_control", CONTROL.format(oom_kill=1))
-    write(folder / "memory.failcnt", "77\n")
+    write(folder / "memory.failcnt", "70\n")
+    write(folder / "memory.memsw.failcnt", "7\n")
     assert oom.read(tmp_path) == Counters(group=1, limit=77)
 
 
