@@ -12,38 +12,40 @@ MACHINE = "out of memory (the machine's memory)"
 
 @dataclass(frozen=True)
 class Counters:
-    """Counts since the start of this process's cgroup, and of the machine.
+    """What has been counted since the start of this process's cgroup, and of the machine.
 
     group: processes of the cgroup that were killed, by whatever out-of-memory killer; limit:
-    how often the cgroup's limit was met; machine: processes killed anywhere. 0 where unknown.
+    whether the cgroup has met its own limit; machine: processes killed anywhere.
     """
 
     group: int = 0
-    limit: int = 0
+    limit: bool = False
     machine: int = 0
 
 
 def blame(before: Counters, after: Counters) -> str:
     """Why the kernel killed a process between the two, or "" where it didn't."""
     if after.group > before.group:
-        return LIMIT if after.limit > before.limit else MACHINE
+        return LIMIT if after.limit else MACHINE
     return MACHINE if after.machine > before.machine else ""
 
 
 def read(root: Path = Path("/")) -> Counters:
-    """The counters now. https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files"""
-    groups = (root / "proc/self/cgroup").read_text() if (root / "proc/self/cgroup").exists() else ""
-    new = memory_group(groups, 0)
-    old = memory_group(groups, 1)
-    events = _first(root / "sys/fs/cgroup", new, "memory.events")
-    control = _first(root / "sys/fs/cgroup/memory", old, "memory.oom_control")
-    failures = [
-        _first(root / "sys/fs/cgroup/memory", old, f"memory.{name}failcnt")
-        for name in ("", "memsw.")  # the latter's limit is met first where both are the same
-    ]
+    """The counters now; what can't be read is 0.
+
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
+    https://docs.kernel.org/admin-guide/cgroup-v1/memory.html
+    """
+    groups = _text(root / "proc/self/cgroup")
+    events = _first(root / "sys/fs/cgroup", memory_group(groups, 2), "memory.events")
+
+    def old(name: str) -> str:
+        return _first(root / "sys/fs/cgroup/memory", memory_group(groups, 1), f"memory.{name}")
+
+    most, limit = old("max_usage_in_bytes"), old("limit_in_bytes")
     return Counters(
-        group=value(events, "oom_kill") or value(control, "oom_kill"),
-        limit=value(events, "oom") or sum(int(count or 0) for count in failures),
+        group=value(events or old("oom_control"), "oom_kill"),
+        limit=value(events, "oom") > 0 or bool(most and limit and int(most) >= int(limit)),
         machine=value(_text(root / "proc/vmstat"), "oom_kill"),
     )
 
@@ -59,7 +61,7 @@ def memory_group(groups: str, version: int) -> str:
 
     Version 2 has one line, 0::/path; version 1 one for each controller, 4:memory:/path.
     """
-    pattern = r"^0::/(.*)$" if version == 0 else r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:/(.*)$"
+    pattern = r"^0::/(.*)$" if version == 2 else r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:/(.*)$"
     found = re.search(pattern, groups, re.MULTILINE)
     return found[1] if found else ""
 

@@ -17,15 +17,14 @@ VMSTAT = "nr_free_pages 1\noom_kill {oom_kill}\npgfault 4\n"
 @pytest.mark.parametrize(
     ("after", "why"),
     [
-        (Counters(1, 3, 7), ""),
-        (Counters(2, 4, 8), LIMIT),
-        (Counters(2, 3, 8), MACHINE),
-        (Counters(1, 4, 8), MACHINE),
-        (Counters(1, 4, 7), ""),
+        (Counters(1, True, 7), ""),
+        (Counters(2, True, 8), LIMIT),
+        (Counters(2, False, 8), MACHINE),
+        (Counters(1, True, 8), MACHINE),
     ],
 )
 def test_blame(after: Counters, why: str) -> None:
-    assert oom.blame(Counters(1, 3, 7), after) == why
+    assert oom.blame(Counters(1, False, 7), after) == why
 
 
 def write(path: Path, text: str) -> None:
@@ -39,7 +38,7 @@ def test_version_2(tmp_path: Path, inside: bool) -> None:
     write(tmp_path / "proc/self/cgroup", f"0::/{group}\n")
     write(tmp_path / "sys/fs/cgroup" / group / "memory.events", EVENTS.format(oom=3, oom_kill=2))
     write(tmp_path / "proc/vmstat", VMSTAT.format(oom_kill=5))
-    assert oom.read(tmp_path) == Counters(group=2, limit=3, machine=5)
+    assert oom.read(tmp_path) == Counters(group=2, limit=True, machine=5)
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -49,9 +48,11 @@ def test_version_1(tmp_path: Path, inside: bool) -> None:
     write(tmp_path / "proc/self/cgroup", f"5:cpu,cpuacct:/x\n4:memory:/{group}\n0::/\n")
     folder = tmp_path / "sys/fs/cgroup/memory" / ("" if inside else group)
     write(folder / "memory.oom_control", CONTROL.format(oom_kill=1))
-    write(folder / "memory.failcnt", "70\n")
-    write(folder / "memory.memsw.failcnt", "7\n")
-    assert oom.read(tmp_path) == Counters(group=1, limit=77)
+    write(folder / "memory.limit_in_bytes", "1000\n")
+    write(folder / "memory.max_usage_in_bytes", "1000\n")
+    assert oom.read(tmp_path) == Counters(group=1, limit=True)
+    write(folder / "memory.max_usage_in_bytes", "999\n")
+    assert oom.read(tmp_path) == Counters(group=1, limit=False)
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:

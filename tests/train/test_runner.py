@@ -327,7 +327,7 @@ def test_old_checkpoints_go_while_the_run_goes_on(
 def test_who_killed_for_memory_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    counted = iter([oom.Counters(0, 0, 5), oom.Counters(1, 9, 6)])
+    counted = iter([oom.Counters(0, False, 5), oom.Counters(1, True, 6)])
     monkeypatch.setattr(oom, "read", lambda: next(counted))
     watch = runner.Watch(job("--", "x"), {}, queue.SimpleQueue())
     watch._ended(runner.Exit(1, -9))
