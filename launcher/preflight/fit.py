@@ -34,6 +34,7 @@ def check(
 ) -> Iterator[Finding]:
     """The estimate against the smallest GPU, and against the fullest one's free memory."""
     where = layout.layout(config, processes)
+    visible = [gpu for gpu in visible if gpu.total]
     card = min(visible, key=lambda gpu: gpu.total, default=None)
     needed = memory.estimate(config, where, card.capability) if card else None
     if card is None or needed is None:
@@ -127,15 +128,15 @@ def _sequence_parallel(config: RunConfig, processes: int) -> Iterator[Change]:
 
 
 def _recompute(config: RunConfig, processes: int) -> Iterator[Change]:
-    if config.program == "gpt" or "recompute_granularity" in config.megatron_args:
+    if config.program == "gpt" or memory.passed(config).get("recompute_granularity") == "full":
         return
-    extra = {
+    more = {
         "recompute_granularity": "full",
         "recompute_method": "uniform",
         "recompute_num_layers": 1,
     }
-    found = config.model_copy(update={"megatron_args": {**config.megatron_args, **extra}})
-    yield Change(found, " ".join(f"--set megatron_args.{k}={v}" for k, v in extra.items()))
+    found = config.model_copy(update={"megatron_args": {**config.megatron_args, **more}})
+    yield Change(found, " ".join(f"--set megatron_args.{k}={v}" for k, v in more.items()))
 
 
 def _more_tensor(config: RunConfig, processes: int) -> Iterator[Change]:

@@ -10,7 +10,7 @@ UNLIMITED = -1
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as nvidia-smi lists it; memory in bytes."""
+    """A GPU as nvidia-smi lists it; memory in bytes, a total of 0 where it tells none."""
 
     index: int
     uuid: str

@@ -107,9 +107,9 @@ class Shape:
 
 def shape(config: RunConfig, tensor: int) -> Shape | None:
     """The sizes of the model of a run; None where the run file doesn't tell them."""
-    model, extra = config.model, _extra(config)
+    model = config.model
     needed = (model.num_layers, model.hidden_size, model.num_attention_heads, model.seq_length)
-    if config.program not in ("gpt", "pretrain_gpt.py") or UNKNOWN & extra.keys():
+    if config.program not in ("gpt", "pretrain_gpt.py") or UNKNOWN & passed(config).keys():
         return None
     if not all(needed) or not config.data.vocab_size:
         return None
@@ -138,7 +138,7 @@ def _ffn(hidden: int, gated: bool) -> int:
     return int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
 
 
-def _extra(config: RunConfig) -> dict[str, object]:
+def passed(config: RunConfig) -> dict[str, object]:
     """megatron_args by their names with underscores; what is switched off is left out."""
     return {
         name.lstrip("-").replace("-", "_"): value
@@ -160,7 +160,7 @@ def bytes_of_states(config: RunConfig, data: int) -> tuple[float, float, float] 
     share = data if config.parallel.use_distributed_optimizer else 1
     if not (config.training.fp16 or config.training.bf16):
         return 4, 4, 8 / share
-    accumulated = "accumulate_allreduce_grads_in_fp32" in _extra(config)
+    accumulated = "accumulate_allreduce_grads_in_fp32" in passed(config)
     if config.training.fp16 and config.program != "gpt" and not accumulated:
         return 2, 2, 16 / share  # fp32 copies of the gradients stand with the optimizer
     return 2, 4, 12 / share
@@ -200,7 +200,7 @@ def _keeps_scores(config: RunConfig, capability: tuple[int, int] | None) -> bool
     """
     if config.program == "gpt":
         return False
-    if "use_flash_attn" in _extra(config) or config.model.attention_backend in ("flash", "fused"):
+    if "use_flash_attn" in passed(config) or config.model.attention_backend in ("flash", "fused"):
         return False
     local = config.model.transformer_impl == "local"
     slow = config.model.attention_backend in ("unfused", "local")
@@ -261,16 +261,19 @@ class _Layer:
 
     @property
     def selective(self) -> bool:
-        extra = _extra(self.config)
-        return "recompute_activations" in extra or extra.get("recompute_granularity") == "selective"
+        options = passed(self.config)
+        return (
+            "recompute_activations" in options
+            or options.get("recompute_granularity") == "selective"
+        )
 
     def stage(self, layers: float) -> float:
         """Bytes that `layers` layers keep, with full recomputing where that is asked for."""
-        extra = _extra(self.config)
-        if extra.get("recompute_granularity") != "full":
+        options = passed(self.config)
+        if options.get("recompute_granularity") != "full":
             return layers * self.whole
-        count = int(str(extra.get("recompute_num_layers", 1)))
-        if extra.get("recompute_method") == "block":
+        count = int(str(options.get("recompute_num_layers", 1)))
+        if options.get("recompute_method") == "block":
             again = min(count, layers)
             return again * self.input + (layers - again) * self.whole
         return layers / count * self.input
@@ -278,11 +281,11 @@ class _Layer:
     @property
     def once(self) -> float:
         """Bytes that full recomputing makes again at a time."""
-        extra = _extra(self.config)
-        if extra.get("recompute_granularity") != "full":
+        options = passed(self.config)
+        if options.get("recompute_granularity") != "full":
             return 0
-        block = extra.get("recompute_method") == "block"
-        return self.whole * (1 if block else int(str(extra.get("recompute_num_layers", 1))))
+        block = options.get("recompute_method") == "block"
+        return self.whole * (1 if block else int(str(options.get("recompute_num_layers", 1))))
 
 
 def _stage(

@@ -16,6 +16,9 @@ MIB = 1 << 20
 def gpus() -> tuple[Gpu, ...] | None:
     """The driver's GPUs; empty where it has none, None where there is no driver to ask."""
     rows = _ask(f"--query-gpu={GPU_FIELDS}")
+    if rows is None:  # older drivers know no compute_cap
+        rows = _ask(f"--query-gpu={GPU_FIELDS.replace('compute_cap,', '')}")
+        rows = None if rows is None else [[*row[:5], "", *row[5:]] for row in rows]
     return None if rows is None else parse_gpus(rows)
 
 

@@ -126,3 +126,15 @@ def test_options_after_the_dashes_count(asked: Asker) -> None:
     machine = Machine(gpus=(card(total=8 * GB),))
     assert asked("gpt2", *sets).on(machine)
     assert asked("gpt2", *sets, rest=rest).on(machine) == []
+
+
+def test_a_gpu_that_tells_no_memory_isnt_judged(asked: Asker) -> None:
+    assert asked("gpt2", *LARGE).on(Machine(gpus=(card(total=0),))) == []
+
+
+def test_recomputing_that_is_on_isnt_advised(asked: Asker) -> None:
+    sets = ("program=pretrain_gpt.py", "training.micro_batch_size=1", "model.seq_length=8192",
+            "model.max_position_embeddings=8192", "megatron_args.recompute-granularity=full",
+            "megatron_args.recompute-method=uniform")  # fmt: skip
+    (finding,) = asked("gpt2", *sets).on(Machine(gpus=(card(total=2 * GB),)))
+    assert "recompute" not in finding.mend

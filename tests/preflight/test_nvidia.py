@@ -47,6 +47,12 @@ def test_a_driver_without_gpus(stand_in) -> None:
     assert nvidia.gpus() == ()
 
 
+def test_an_older_driver_doesnt_know_the_capability(stand_in) -> None:
+    row = "0, GPU-1a2b, Tesla T4, 15109, 0, 450.80.02"
+    stand_in(f'case "$1" in *compute_cap*) exit 2;; *) echo "{row}";; esac')
+    assert nvidia.gpus() == (Gpu(0, "GPU-1a2b", "Tesla T4", 15109 * MIB, 0, None, "450.80.02"),)
+
+
 def test_a_driver_that_doesnt_answer_tells_nothing(stand_in) -> None:
     stand_in("echo 'NVIDIA-SMI has failed' ; exit 9")
     assert nvidia.gpus() is None
