@@ -12,6 +12,8 @@ from launcher.run.config import RunConfig
 from launcher.run.layout import Layout
 from launcher.run.source import Origin
 
+MB = 1e6
+
 
 def check(config: RunConfig, origin: Origin, where: Layout, machine: Machine) -> Iterator[Finding]:
     """All of these."""
@@ -66,11 +68,11 @@ def _room(
     each, total = memory.bytes_of_checkpoint(config, where), iterations(config)
     if each is None or folder.free is None:
         return
-    what = f"{origin.of('checkpoint.save')}: {_gb(folder.free)} GB free for {folder.path}"
+    what = f"{origin.of('checkpoint.save')}: {_told(folder.free)} free for {folder.path}"
     if each > folder.free:
         yield Finding(
             what,
-            f"One checkpoint takes about {_gb(each)} GB: weights and optimizer.",
+            f"One checkpoint takes about {_told(each)}: weights and optimizer.",
             "Free some, or --set checkpoint.save to a folder with more.",
             refuse=True,
         )
@@ -83,7 +85,7 @@ def _room(
     fits = folder.free // each
     yield Finding(
         what,
-        f"{wanted} checkpoints of about {_gb(each)} GB make {_gb(wanted * each)} GB: it is full "
+        f"{wanted} checkpoints of about {_told(each)} make {_told(wanted * each)}: it is full "
         + (f"at iteration {at[fits]}." if fits < len(at) else "before the end."),
         "Set checkpoint.keep, a larger checkpoint.save_interval, or another folder.",
         refuse=False,
@@ -105,5 +107,6 @@ def saves(config: RunConfig, done: int, total: int) -> list[int]:
     return at if total <= done or total % step == 0 else [*at, total]
 
 
-def _gb(size: float) -> str:
-    return f"{size / GB:.1f}"
+def _told(size: float) -> str:
+    """'1.7 GB', or '12 MB' of what is small."""
+    return f"{size / GB:.1f} GB" if size >= GB / 10 else f"{size / MB:.0f} MB"

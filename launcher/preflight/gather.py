@@ -249,8 +249,8 @@ def _dataset(prefix: str, who: Identity | None) -> Dataset:
         return Dataset(prefix, "", indexed.check(Path(prefix)).tokens)
     except indexed.Damaged as error:
         return Dataset(prefix, str(error))
-    except PermissionError:  # the run's user may, and this process may not: nothing to tell
-        return Dataset(prefix, "")
+    except (FileNotFoundError, PermissionError):
+        return Dataset(prefix, "")  # told by launcher.run.files, or for the run's user to read
     except OSError as error:
         return Dataset(prefix, f"{error.filename}: {error.strerror}")
 

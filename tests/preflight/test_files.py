@@ -105,3 +105,12 @@ def test_a_folder_with_broken_ones_alone_is_refused(asked: Asker) -> None:
     assert finding.refuse
     assert asked("gpt2").on(Machine(load=Saved(None))) == []
     assert asked("gpt2").on(Machine(load=Saved(10))) == []
+
+
+def test_small_sizes_are_told_in_megabytes(asked: Asker) -> None:
+    folder = Folder("/x", "checkpoint.save", free=10**6)
+    (finding,) = asked("gpt2-tiny", "checkpoint.save=/x", "model.hidden_size=128").on(
+        Machine(folders=(folder,))
+    )
+    assert finding.what.endswith("checkpoint.save: 1 MB free for /x")
+    assert finding.why == "One checkpoint takes about 5 MB: weights and optimizer."

@@ -131,9 +131,15 @@ def test_data_is_looked_into(look: Callable[..., Machine], tmp_path: Path) -> No
     assert bad.problem == f"{tmp_path}/bad.bin: 5 bytes, and its index ends at 6"
 
 
-def test_data_that_isnt_there_is_told(look: Callable[..., Machine], tmp_path: Path) -> None:
+def test_data_that_isnt_there_is_told_elsewhere(
+    look: Callable[..., Machine], tmp_path: Path
+) -> None:
     (found,) = look(f"data.path={tmp_path}/none").datasets
-    assert found.problem == f"{tmp_path}/none.bin: No such file or directory"
+    assert found.problem == ""
+    (tmp_path / "none.idx").mkdir()
+    (tmp_path / "none.bin").write_bytes(b"12")
+    (found,) = look(f"data.path={tmp_path}/none").datasets
+    assert found.problem == f"{tmp_path}/none.idx: Is a directory"
 
 
 def test_the_runs_user_has_to_read_the_data(look: Callable[..., Machine], tmp_path: Path) -> None:
