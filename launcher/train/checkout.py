@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from launcher.train import program
+from launcher.train import compat, program
 
 DATASETS = "megatron.core.datasets"
 EXTENSIONS = (f"{DATASETS}.helpers_cpp", f"{DATASETS}.helpers")  # the latter up to 0.9
@@ -116,6 +116,8 @@ def main(argv: Sequence[str]) -> None:
         _say(f"{argv[0]} is no Megatron-LM checkout: it has no megatron/core")
         sys.exit(2)
     install(argv[0])
+    compat.trust_checkpoints()
+    compat.prepare()  # torch may be newer than the checkout's Megatron knew
     program.run(argv[1:])
 
 

@@ -70,6 +70,7 @@ class Job:
     checkpoints: Path | None = None
     secrets: Path = Path("/run/secrets")
     checkout: str | None = None
+    tie: bool = False
 
     @property
     def world_size(self) -> int:
@@ -90,9 +91,10 @@ class Exit:
 
 @dataclass(frozen=True)
 class Stop:
-    """Somebody asked the runner to stop."""
+    """Somebody asked the runner to stop, by a signal or, then `why` says so, by another way."""
 
     signum: int
+    why: str = ""
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -116,6 +118,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--checkpoints", type=Path, help="the folder of those")
     add("--secrets", type=Path, default="/run/secrets", help="files that become variables")
     add("--checkout", help="a Megatron-LM folder, first on PYTHONPATH, to run with")
+    add("--tie", action="store_true", help="stop when standard input ends")
     return parser
 
 
@@ -152,6 +155,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
         checkpoints=arguments.checkpoints,
         secrets=arguments.secrets,
         checkout=arguments.checkout,
+        tie=arguments.tie,
     )
 
 
@@ -361,8 +365,8 @@ class Watch:
 
     def _ask_to_stop(self, event: Stop) -> None:
         # SIGTERM also for an interrupt: it is what training programs save a checkpoint on.
-        name = signal.Signals(event.signum).name
-        _say(f"{name}: asked {len(self.running)} ranks to stop, waiting {self.job.grace:g} s")
+        why = event.why or signal.Signals(event.signum).name
+        _say(f"{why}: asked {len(self.running)} ranks to stop, waiting {self.job.grace:g} s")
         self.stopping = True
         if not self.first_failure:
             self._later(self.job.grace, lambda: self._kill("grace period over"))
@@ -387,6 +391,8 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     """
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     _install(events)
+    if job.tie:
+        threading.Thread(target=_read_to_the_end, args=(events,), daemon=True).start()
     import torch
 
     check_devices(job, torch.cuda.device_count())
@@ -414,6 +420,14 @@ def _retention(job: Job) -> contextlib.AbstractContextManager[Any]:
 def _install(events: queue.SimpleQueue[Exit | Stop]) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda number, frame: events.put(Stop(number)))
+
+
+def _read_to_the_end(events: queue.SimpleQueue[Exit | Stop]) -> None:
+    """Ask to stop when standard input ends, which is when the launcher that holds it does."""
+    with contextlib.suppress(OSError):
+        while os.read(sys.stdin.fileno(), 1 << 12):
+            pass
+    events.put(Stop(signal.SIGTERM, "the launcher has gone"))
 
 
 def main(argv: Sequence[str]) -> NoReturn:

@@ -228,6 +228,27 @@ def test_ranks_may_end_well_after_a_signal(tmp_path: Path, signum: int) -> None:
 
 
 @pytest.mark.megatron
+def test_a_tied_run_stops_when_its_input_ends(tmp_path: Path) -> None:
+    handler = "lambda *_: (print('saved', rank, flush=True), sys.exit(0))"
+    with subprocess.Popen(
+        with_options(2, ["--tie"], sleeper(tmp_path, handler=handler)),
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        output = process.stdout.readline() + process.stdout.readline()
+        process.stdin.close()
+        output += process.stdout.read()
+    assert process.returncode == 0, output
+    assert "runner: the launcher has gone: asked 2 ranks to stop" in output
+    assert "saved 0" in output
+
+
+@pytest.mark.megatron
 @pytest.mark.parametrize(
     ("signals", "grace", "why"),
     [
