@@ -78,7 +78,7 @@ def _room(
         )
         return
     at = saves(config, machine.load.newest or 0 if machine.load else 0, total)
-    keep = getattr(config.checkpoint, "keep", None)
+    keep = config.checkpoint.keep
     wanted = min(len(at), keep + 1) if keep else len(at)
     if wanted * each <= folder.free:
         return
