@@ -1,0 +1,66 @@
+"""`launcher import`: upstream's shell script as a run file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.matrix.schema import Matrix
+
+HELP = "turn a shell script that starts Megatron into a run file"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.usage = "%(prog)s SCRIPT [options] [-- ARGS ...]"
+    parser.epilog = "What stands after -- is taken for the script's own arguments, $1 and on."
+    add = parser.add_argument
+    add("script", metavar="SCRIPT", type=Path, help="pretrain_gpt.sh; it is read, never run")
+    add("-o", "--output", metavar="FILE", type=Path, help="write there, not to stdout")
+    add("--tag", default="24.10", help="the image where the script names none (default: 24.10)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print or write the run file; what isn't in it goes to stderr, each with its line."""
+    from launcher.errors import UsageError
+    from launcher.matrix.load import find_row, load_matrix
+    from launcher.run.shell_script import imported
+    from launcher.yamlfile import read
+
+    matrix = load_matrix()
+    find_row(matrix, args.tag)
+    name = str(args.script)
+    done = imported(
+        read(args.script, name),
+        name,
+        _images(matrix),
+        tag=args.tag,
+        positional=tuple(args.rest),
+    )
+    if args.output is None:
+        print(done.text, end="")
+    else:
+        try:
+            with args.output.open("x", encoding="utf-8") as file:
+                file.write(done.text)
+        except FileExistsError:
+            raise UsageError(f"{args.output} is there already", "Give another -o.") from None
+    for left in done.told:
+        print(f"{name}:{left.line}: {left.what}", file=sys.stderr)
+    if done.wrong:
+        print(f"Before it runs:\n{done.wrong}", file=sys.stderr)
+    return 0
+
+
+def _images(matrix: Matrix) -> dict[str, tuple[str, ...]]:
+    """The releases that each tag may have, its default first."""
+    from launcher.matrix.schema import misfit
+
+    images = {}
+    for tag, row in matrix.rows.items():
+        fit = [v for v, release in matrix.releases.items() if misfit(row, v, release) is None]
+        images[tag] = tuple(dict.fromkeys([row.megatron, *fit]))
+    return images

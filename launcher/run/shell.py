@@ -1,0 +1,492 @@
+"""Reads a shell script without running it: its commands as words, and what can't be known of them.
+
+Assignments, arrays, `${X:-default}`, arithmetic and positional parameters are followed; what
+depends on a condition, a loop, a function or the output of a command is never guessed but told.
+The parser is tree-sitter's, with its grammar of bash:
+https://github.com/tree-sitter/tree-sitter-bash
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+TEMPLATE = re.compile(rb"^([ \t]*(?:export[ \t]+)?\w+=)(<[^>\n]+>[^\s#]*)", re.MULTILINE)
+"""`DATA=<your path>/data`, as examples have it to be filled in; no shell takes it."""
+PLACEHOLDER = re.compile(r"<[A-Za-z][^<>]*>")
+HARMLESS = frozenset(": cd date echo exit false ls mkdir printf pwd set sleep touch true".split())
+"""Commands that leave a run as it is; `cd` moves relative paths, and is told."""
+BLOCKS = {
+    "if_statement": "if",
+    "case_statement": "case",
+    "for_statement": "for",
+    "c_style_for_statement": "for",
+    "while_statement": "while",
+    "function_definition": "a function",
+    "ERROR": "what the reader doesn't understand",
+}
+PLAIN = frozenset("word number extglob_pattern test_operator variable_name".split())
+SETTERS = frozenset("let mapfile read readarray".split())
+"""Commands whose arguments name variables that they set."""
+DEFAULTS = {"PWD": ".", "HOME": "~"}
+"""What the launcher takes for these itself: relative paths start where it is started."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text of one origin. A quoted one isn't split; `unknown` says why its text can't be told."""
+
+    text: str
+    line: int
+    quoted: bool = False
+    unknown: str = ""
+
+
+Pieces = tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Word:
+    """One argument of a command; `unknown` says why it isn't known, "" where it is."""
+
+    text: str
+    line: int
+    unknown: str = ""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command's words, the variables before it, and what its output goes to ("| tee log")."""
+
+    words: tuple[Word, ...]
+    env: dict[str, Word]
+    line: int
+    output: str = ""
+
+
+@dataclass(frozen=True)
+class Left:
+    """Something of the script that isn't followed, and why."""
+
+    line: int
+    what: str
+
+
+@dataclass
+class Script:
+    """What a script comes to: its commands in order, what it exports, and what isn't followed."""
+
+    commands: list[Command] = field(default_factory=list)
+    exported: dict[str, Word] = field(default_factory=dict)
+    left: list[Left] = field(default_factory=list)
+
+
+def read(text: str, positional: tuple[str, ...] = ()) -> Script:
+    """The script `text`, called with the arguments `positional`. Nothing of it is run."""
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
+    parser = Parser(Language(tree_sitter_bash.language()))
+    source = TEMPLATE.sub(rb"\1'\2'", re.sub(rb"\\?\s*\Z", b"\n", text.encode()))
+    source = _with_braces(source, parser.parse(source).root_node)
+    reader = _Reader(source, positional)
+    reader.statements(parser.parse(source).root_node)
+    return reader.script
+
+
+def _with_braces(source: bytes, root: Node) -> bytes:
+    """The source with `$X` as `${X}`, which the grammar never takes for two words."""
+    literal = [
+        (node.start_byte, node.end_byte)
+        for kind in ("raw_string", "ansi_c_string", "comment")
+        for node in _below(root, kind)
+    ]
+
+    def braced(match: re.Match[bytes]) -> bytes:
+        inside = any(start <= match.start() < end for start, end in literal)
+        return match[0] if inside else b"${" + match[1] + b"}"
+
+    return re.sub(rb"(?<!\\)\$([A-Za-z_]\w*|\d|@)", braced, source)
+
+
+def _line(node: Node) -> int:
+    return int(node.start_point[0]) + 1
+
+
+def _text(node: Node | None) -> str:
+    return (node.text or b"").decode(errors="replace") if node is not None else ""
+
+
+def _below(node: Node, kind: str) -> Iterator[Node]:
+    if node.type == kind:
+        yield node
+    for child in node.children:
+        yield from _below(child, kind)
+
+
+class _Reader:
+    """Follows the statements of a script, with the variables as they stand at each."""
+
+    def __init__(self, source: bytes, positional: tuple[str, ...]) -> None:
+        self.source = source
+        self.script = Script()
+        self.scalars: dict[str, Pieces] = {k: (Piece(v, 0),) for k, v in DEFAULTS.items()}
+        self.arrays: dict[str, list[Pieces]] = {}
+        self.exports: set[str] = set()
+        for number, value in enumerate(positional, 1):
+            self.scalars[str(number)] = (Piece(value, 0),)
+        self.scalars["0"] = (Piece("", 0, unknown="$0 is the script itself"),)
+        self.arrays["@"] = [(Piece(value, 0),) for value in positional]
+
+    # Statements
+
+    def statements(self, node: Node) -> None:
+        """Follow what stands in a program, a group or a subshell."""
+        for child in node.named_children:
+            self.statement(child)
+
+    def statement(self, node: Node, output: str = "") -> None:
+        """Follow one statement; `output` is what stands behind it in a pipeline."""
+        kind = node.type
+        if kind in ("variable_assignment", "variable_assignments"):
+            self._assignments(node)
+        elif kind == "declaration_command":
+            self._declaration(node)
+        elif kind == "command":
+            self._command(node, output)
+        elif kind in ("redirected_statement", "pipeline"):
+            first, *rest = node.named_children
+            behind = self._between(first.end_byte, node.end_byte) if rest else ""
+            self.statement(first, output=f"{behind.strip()} {output}".strip())
+        elif kind == "list":
+            self._list(node)
+        elif kind == "unset_command":
+            for name in (_text(child) for child in node.named_children):
+                self.scalars.pop(name, None)
+                self.arrays.pop(name, None)
+                self.script.exported.pop(name, None)
+        elif kind == "compound_statement" and _text(node).startswith("(("):
+            self._forget([_text(name) for name in _below(node, "variable_name")], _line(node))
+        elif kind in ("compound_statement", "subshell"):
+            self.statements(node)
+        elif kind in BLOCKS:
+            self._uncertain(node, BLOCKS[kind])
+
+    def _list(self, node: Node) -> None:
+        """`a && b` as a and then b, unless a is a test; of `a || b`, b is uncertain."""
+        first, second = node.named_children[0], node.named_children[-1]
+        operator = _text(node.children[1])
+        self.statement(first)
+        if operator == "&&" and not list(_below(first, "test_command")):
+            self.statement(second)
+        else:
+            self._uncertain(second, f"what stands behind {operator}")
+
+    def _uncertain(self, node: Node, what: str) -> None:
+        """Tell what depends on something; variables set there are no longer known."""
+        names = [_text(c.child_by_field_name("name")) for c in _below(node, "command")]
+        sets = list(_below(node, "variable_assignment"))
+        added = list[str]()
+        for assignment in sets:
+            name = _text(assignment.child_by_field_name("name")).partition("[")[0]
+            if any(_text(child) == "+=" for child in assignment.children):
+                added.append(name)  # what it has by now stays
+            else:
+                self._forget([name], _line(assignment))
+        loop = node.child_by_field_name("variable")
+        self._forget([_text(loop)] if loop else [], _line(node))
+        if sets or set(names) - HARMLESS or node.type == "ERROR":
+            last = int(node.end_point[0]) + 1
+            span = f" up to line {last}" if last > _line(node) else ""
+            adds = "".join(f", what it adds to {name} is left out" for name in dict.fromkeys(added))
+            self.script.left.append(Left(_line(node), f"{what}{span}: not followed{adds}"))
+
+    def _forget(self, names: list[str], line: int) -> None:
+        """From here on the variables have values that can't be told."""
+        for name in names:
+            unknown = f"what {name} is set to depends on what isn't followed"
+            self.scalars[name] = (Piece("", line, unknown=unknown),)
+            self.arrays.pop(name, None)
+            if name in self.exports:
+                self._export(name)
+
+    def _assignments(self, node: Node) -> None:
+        for assignment in _below(node, "variable_assignment"):
+            self._assign(assignment)
+
+    def _declaration(self, node: Node) -> None:
+        """export, declare, readonly, local: assignments, and names to export."""
+        exporting = _text(node.children[0]) == "export"
+        for child in node.named_children:
+            if child.type == "variable_assignment":
+                self._assign(child)
+            if exporting and child.type in ("variable_assignment", "variable_name"):
+                name = _text(child.child_by_field_name("name") or child)
+                self.exports.add(name)
+                self._export(name)
+
+    def _assign(self, node: Node) -> None:
+        target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        name, adds = _text(target), any(_text(child) == "+=" for child in node.children)
+        if target is None or target.type == "subscript" or node.has_error:
+            array = name.partition("[")[0]
+            self.script.left.append(Left(_line(node), f"{_shortened(node)}: isn't understood"))
+            self._forget([array], _line(node))
+        elif value is not None and value.type == "array":
+            fields = [one for child in value.named_children for one in self.fields(child)]
+            before = self._as_array(name) if adds else []
+            self.arrays[name] = before + fields
+            self.scalars.pop(name, None)
+        else:
+            pieces = self.pieces(value, quoted=False) if value is not None else ()
+            pieces = tuple(part for piece in pieces for part in _filled_in(piece))
+            if name in self.arrays and adds:
+                pieces = (*(self.arrays[name] or [()])[0], *pieces)
+                self.arrays[name][:1] = [pieces]
+                return
+            self.scalars[name] = (*self.scalars.get(name, ()), *pieces) if adds else pieces
+            self.arrays.pop(name, None)
+            if name in self.exports:
+                self._export(name)
+
+    def _as_array(self, name: str) -> list[Pieces]:
+        if name in self.arrays:
+            return self.arrays[name]
+        return [self.scalars[name]] if name in self.scalars else []
+
+    def _export(self, name: str) -> None:
+        if name in self.scalars:
+            self.script.exported[name] = _joined(self.scalars[name], 0)
+
+    def _command(self, node: Node, output: str) -> None:
+        env, words = dict[str, Word](), list[Word]()
+        for child in node.named_children:
+            if child.type == "variable_assignment":
+                name = _text(child.child_by_field_name("name"))
+                value = child.child_by_field_name("value")
+                env[name] = _joined(self.pieces(value, False) if value else (), _line(child))
+            elif child.type == "command_name":
+                words += [w for c in child.named_children for w in self.words(c)]
+            elif child.type not in ("comment", "file_redirect", "heredoc_redirect"):
+                words += self.words(child)
+        if words:
+            if words[0].text in SETTERS:
+                names = [re.match(r"\w*", word.text) for word in words[1:]]
+                self._forget([name[0] for name in names if name], _line(node))
+            self.script.commands.append(Command(tuple(words), env, _line(node), output))
+
+    # Words
+
+    def words(self, node: Node) -> list[Word]:
+        """The arguments that a node comes to."""
+        return [_joined(pieces, _line(node)) for pieces in self.fields(node)]
+
+    def fields(self, node: Node) -> list[Pieces]:
+        """The words that a node comes to after splitting, each still in pieces."""
+        if node.type == "comment":
+            return []
+        inner, quoted = node, False
+        if node.type == "string" and len(node.named_children) == 1:
+            only = node.named_children[0]
+            if only.end_byte - only.start_byte == node.end_byte - node.start_byte - 2:
+                inner, quoted = only, True
+        elements = self._elements(inner) if _text(inner) != "${@}" else self.arrays["@"]
+        if elements is not None:
+            if quoted:
+                return [_quoted(pieces) for pieces in elements]
+            return [word for pieces in elements for word in _split(_unquoted(pieces))]
+        return _split(self.pieces(node, quoted=False))
+
+    def _elements(self, node: Node) -> list[Pieces] | None:
+        """The elements of `${ARRAY[@]}`; None for anything else."""
+        subscript = next(iter(node.named_children), None) if node.type == "expansion" else None
+        if subscript is None or subscript.type != "subscript" or len(node.named_children) > 1:
+            return None
+        name = _text(subscript.child_by_field_name("name"))
+        whole = _text(subscript.child_by_field_name("index")) in ("@", "*")
+        plain = len(node.children) == 3  # no ${#A[@]}, no ${A[@]:1}
+        if not whole or not plain:
+            return None
+        if name in self.arrays or name in self.scalars:
+            return self._as_array(name)
+        return [self._variable(name, _line(node))]
+
+    def pieces(self, node: Node, quoted: bool) -> Pieces:
+        """The text of a node in pieces, not yet split."""
+        kind, line = node.type, _line(node)
+        if kind == "string":
+            return self._in_string(node)
+        if kind == "concatenation":
+            return tuple(p for child in node.children for p in self.pieces(child, quoted))
+        if kind == "raw_string":
+            return _by_line(_text(node)[1:-1], line, quoted=True)
+        if kind in ("simple_expansion", "expansion"):
+            return tuple(replace(p, quoted=quoted) for p in self._expansion(node))
+        if kind == "arithmetic_expansion":
+            return (self._arithmetic(node),)
+        if kind == "command_substitution":
+            if _text(node) in ("$(pwd)", "`pwd`"):
+                return self._variable("PWD", line)
+            return (Piece("", line, quoted, f"{_shortened(node)} is what a command prints"),)
+        text = _text(node)
+        if kind in PLAIN and not re.search(r"(?<!\\)[{}]", text):
+            return (Piece(re.sub(r"\\(\n|.)", _unescaped, text), line, quoted=True),)
+        return (Piece("", line, quoted, f"{_shortened(node)} isn't understood"),)
+
+    def _in_string(self, node: Node) -> Pieces:
+        """What stands between double quotes; the grammar leaves out blanks between expansions."""
+        found: list[Piece] = []
+        at = node.start_byte + 1
+        for child in node.named_children:
+            if child.type == "string_content":
+                continue
+            raw = self.source[child.start_byte : child.end_byte]
+            begun = child.end_byte - len(raw.lstrip())  # a blank before it may count as its own
+            found += self._plain(at, begun)
+            found += self.pieces(child, quoted=True)
+            at = child.end_byte
+        return (*found, *self._plain(at, node.end_byte - 1))
+
+    def _plain(self, start: int, end: int) -> Pieces:
+        """Text between double quotes, without the backslashes that mean something there."""
+        rows = _by_line(self._between(start, end), self._line_at(start), quoted=True)
+        escape = re.compile(r'\\([\n"$`\\])')
+        return tuple(replace(row, text=escape.sub(_unescaped, row.text)) for row in rows)
+
+    def _between(self, start: int, end: int) -> str:
+        return self.source[start:end].decode(errors="replace")
+
+    def _line_at(self, offset: int) -> int:
+        return self.source.count(b"\n", 0, offset) + 1
+
+    def _expansion(self, node: Node) -> Pieces:
+        """`$X`, `${X}`, `${X:-default}` and its like."""
+        parts = [c for c in node.children if _text(c).strip() not in ("$", "${", "}")]
+        line = _line(node)
+        if not parts or parts[0].type not in ("variable_name", "special_variable_name"):
+            return (Piece("", line, unknown=f"{_shortened(node)} isn't followed"),)
+        name = _text(parts[0])
+        if len(parts) == 1:
+            return self._variable(name, line)
+        if _text(parts[1]) in (":-", "-", ":=", "="):
+            if name in self.scalars and any(p.text or p.unknown for p in self.scalars[name]):
+                return self.scalars[name]
+            return tuple(p for part in parts[2:] for p in self.pieces(part, quoted=False))
+        return (Piece("", line, unknown=f"{_shortened(node)} isn't followed"),)
+
+    def _variable(self, name: str, line: int) -> Pieces:
+        if name == "@":
+            text = " ".join("".join(piece.text for piece in one) for one in self.arrays["@"])
+            return (Piece(text, line),)
+        if name in self.scalars:
+            return self.scalars[name]
+        if name in self.arrays:
+            return (self.arrays[name] or [()])[0]
+        if name.isdigit():
+            return (Piece("", line, unknown=f"${name} is given on the command line"),)
+        return (Piece("", line, unknown=f"${name} isn't set in the script"),)
+
+    def _arithmetic(self, node: Node) -> Piece:
+        line, inner = _line(node), [c for c in node.named_children if c.type != "comment"]
+        value = self._computed(inner[0]) if len(inner) == 1 else None
+        if value is None:
+            return Piece("", line, unknown=f"{_shortened(node)} can't be computed")
+        return Piece(str(value), line)
+
+    def _computed(self, node: Node) -> int | None:
+        """The value of an arithmetic expression of whole numbers, None where it isn't known."""
+        if node.type == "parenthesized_expression":
+            return self._computed(node.named_children[0])
+        if node.type == "unary_expression" and _text(node.children[0]) == "-":
+            negated = self._computed(node.named_children[-1])
+            return None if negated is None else -negated
+        if node.type == "binary_expression":
+            left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+            sign = _text(node.child_by_field_name("operator"))
+            a = self._computed(left) if left else None
+            b = self._computed(right) if right else None
+            if a is None or b is None or sign not in OPERATIONS or (b == 0 and sign in "/%"):
+                return None
+            return OPERATIONS[sign](a, b)
+        if node.type == "variable_name":
+            pieces = self._variable(_text(node), _line(node))
+        else:
+            pieces = self.pieces(node, quoted=True)
+        word = _joined(pieces, 0)
+        known = re.fullmatch(r"-?(0|[1-9]\d{0,17})", word.text.strip())
+        return int(word.text) if known and not word.unknown else None
+
+
+OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    "%": lambda a, b: abs(a) % abs(b) * (1 if a >= 0 else -1),
+}
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return "" if match[1] == "\n" else match[1]
+
+
+def _shortened(node: Node) -> str:
+    text = " ".join(_text(node).split())
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def _by_line(text: str, line: int, quoted: bool) -> Pieces:
+    """A text in pieces of one line each."""
+    rows = text.splitlines(keepends=True)
+    return tuple(Piece(row, line + number, quoted) for number, row in enumerate(rows))
+
+
+def _filled_in(piece: Piece) -> Iterator[Piece]:
+    """The piece with what is left for the reader to fill in as pieces that aren't known."""
+    at = 0
+    for blank in PLACEHOLDER.finditer(piece.text):
+        yield replace(piece, text=piece.text[at : blank.start()])
+        yield replace(piece, text="", unknown=f"{blank[0]} is to be filled in")
+        at = blank.end()
+    yield replace(piece, text=piece.text[at:])
+
+
+def _quoted(pieces: Pieces) -> Pieces:
+    return tuple(replace(piece, quoted=True) for piece in pieces) or (Piece("", 0, quoted=True),)
+
+
+def _unquoted(pieces: Pieces) -> Pieces:
+    return tuple(replace(piece, quoted=False) for piece in pieces)
+
+
+def _split(pieces: Pieces) -> list[Pieces]:
+    """The words of pieces: unquoted text parts at blanks."""
+    words: list[list[Piece]] = []
+    open_word = False
+    for piece in pieces:
+        if piece.quoted or piece.unknown:
+            words = words if open_word else [*words, []]
+            words[-1].append(piece)
+            open_word = True
+            continue
+        for part in re.findall(r"\s+|\S+", piece.text):
+            if part.isspace():
+                open_word = False
+                continue
+            words = words if open_word else [*words, []]
+            words[-1].append(replace(piece, text=part))
+            open_word = True
+    return [tuple(word) for word in words]
+
+
+def _joined(pieces: Pieces, line: int) -> Word:
+    """The word that pieces make up; what isn't known of it is told by the first such piece."""
+    unknown = next((piece for piece in pieces if piece.unknown), None)
+    first = unknown or next((piece for piece in pieces if piece.line), None)
+    text = "".join(piece.text for piece in pieces)
+    return Word(text, (first.line if first else 0) or line, unknown.unknown if unknown else "")

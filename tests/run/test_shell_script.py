@@ -1,0 +1,275 @@
+"""Shell scripts as run files: whole ones against golden files, and what each form comes to."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher import yamlfile
+from launcher.errors import UsageError
+from launcher.run import render, shell
+from launcher.run.config import RunConfig
+from launcher.run.layout import Layout
+from launcher.run.program import program
+from launcher.run.shell_script import Imported, imported
+
+GOLDEN = Path(__file__).parent / "golden"
+IMAGES = {"24.10": ("0.9.0", "0.11.0", "0.12.3"), "24.09": ("0.9.0",), "cpu": ("0.16.1",)}
+SCRIPTS = ["arrays", "strings", "container", "plain"]
+
+
+def read(text: str, *positional: str) -> Imported:
+    return imported(text, "script.sh", IMAGES, tag="24.10", positional=positional)
+
+
+def told(text: str, *positional: str) -> list[str]:
+    return [f"{left.line}: {left.what}" for left in read(text, *positional).told]
+
+
+def config(text: str, *positional: str) -> RunConfig:
+    return yamlfile.parse(read(text, *positional).text, RunConfig, "run.yaml")
+
+
+def words(text: str, *positional: str) -> list[str]:
+    """The words of the last command of a script; what isn't known in < >."""
+    command = shell.read(text, positional).commands[-1]
+    return [f"<{word.unknown}>" if word.unknown else word.text for word in command.words]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("positional", [(), ("/data",)], ids=["bare", "given"])
+def test_a_script_as_a_run_file(name: str, positional: tuple[str, ...]) -> None:
+    script = GOLDEN / f"import-{name}.sh"
+    done = imported(
+        script.read_text(encoding="utf-8"), script.name, IMAGES, tag="24.10", positional=positional
+    )
+    lines = [f"{script.name}:{left.line}: {left.what}" for left in done.told]
+    text = "\n".join([done.text, *lines, "", done.wrong]).rstrip() + "\n"
+    path = GOLDEN / f"import-{name}{'.given' if positional else ''}.out"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), "UPDATE_GOLDEN=1 writes it anew"
+    assert "abc123" not in text
+
+
+@pytest.mark.parametrize(
+    ("script", "last"),
+    [
+        ("A=1\nx $A ${A}b 'c $A' \"d $A\" \\$A", ["x", "1", "1b", "c $A", "d 1", "$A"]),
+        ("A='a  b'\nx $A \"$A\"", ["x", "a", "b", "a  b"]),
+        ("A=(1 '2 3')\nx ${A[@]} \"${A[@]}\"", ["x", "1", "2", "3", "1", "2 3"]),
+        ('A=(1)\nA+=(2)\nB="${A[@]}"\nx ${A[@]} $A', ["x", "1", "2", "1"]),
+        ("A=a\nA+=b\nx $A", ["x", "ab"]),
+        ('A="\n --p 1 \\\n --q $B\n"\nB=2\nx $A', ["x", "--p", "1", "--q", "<$B isn't set"]),
+        ('x ${A:-3} ${A:-"$B"}', ["x", "3", "<$B isn't set in the script>"]),
+        ("A=\nx ${A:-3}", ["x", "3"]),
+        ("A=4\nB=3\nx $(($A*$B)) $(( (A+B)/2 )) $((7 % B)) $((-7/2))", ["x", "12", "3", "1", "-3"]),
+        ("x $((1/0)) $((B+1))", ["x", "<$((1/0)) can't be", "<$((B+1)) can't be computed>"]),
+        ("x `date` $(ls $A)", ["x", "<`date` is what a", "<$(ls ${A}) is what a command prints>"]),
+        ('x $1 "$2"', ["x", "<$1 is given", "<$2 is given on the command line>"]),
+        ("x a/${A:-b}/c_$PWD", ["x", "a/b/c_."]),
+        ("A=1\nif true; then A=2; fi\nx $A", ["x", "<what A is set to depends on"]),
+        ("A=1\nfor A in 1 2; do :; done\nx $A", ["x", "<what A is set to depends on"]),
+        ('A=1\n[ -n "$B" ] && A=2\nx $A', ["x", "<what A is set to depends on"]),
+        ("A=1\nf() { A=2; }\nx $A", ["x", "<what A is set to depends on"]),
+        ("A=1\nread A\nx $A", ["x", "<what A is set to depends on"]),
+        ("A=1\n((A=2))\nx $A", ["x", "<what A is set to depends on"]),
+        ("A=1\nunset A\nx $A", ["x", "<$A isn't set"]),
+        ("A=(1)\nA[0]=2\nx $A", ["x", "<what A is set to depends on"]),
+        ("A=b.sh\nx ${A%.sh} ${#A}", ["x", "<${A%.sh} isn't followed>", "<${#A} isn't followed>"]),
+        ("x {a,b}", ["x", "<{ isn't understood>"]),
+        ("A=<your data>/x\nx $A", ["x", "<<your data> is to be filled in>"]),
+        ("x a \\\n  b \\\n  # ${C[@]}\n", ["x", "a", "b"]),
+        ("x a \\\n", ["x", "a"]),
+        ("true && x a", ["x", "a"]),
+        ("{ x a; }", ["x", "a"]),
+    ],
+)
+def test_words_are_as_a_shell_makes_them(script: str, last: list[str]) -> None:
+    found = words(script)
+    assert len(found) == len(last)
+    for one, wanted in zip(found, last, strict=True):
+        assert one.startswith(wanted) if wanted.startswith("<") else one == wanted
+
+
+def test_what_a_condition_adds_is_told_and_the_rest_stays() -> None:
+    script = "A=(1)\nif true; then\n  A+=(2)\nfi\nx ${A[@]}"
+    assert words(script) == ["x", "1"]
+    left = shell.read(script).left
+    assert [(one.line, one.what) for one in left] == [
+        (2, "if up to line 4: not followed, what it adds to A is left out")
+    ]
+
+
+def test_positional_arguments_are_taken_from_the_command_line() -> None:
+    assert words('x $1 "$2" $@ "$@"', "a", "b c") == ["x", "a", "b c", *"a b c".split(), "a", "b c"]
+    assert words("x $@") == ["x"]
+
+
+def test_a_word_knows_the_line_it_stands_on() -> None:
+    script = 'A="\n --p 1 \\\n --q 2\n"\nB=(\n --r\n)\nx $A ${B[@]} \\\n --s\n'
+    found = {word.text: word.line for word in shell.read(script).commands[0].words}
+    assert found == {"x": 8, "--p": 2, "1": 2, "--q": 3, "2": 3, "--r": 6, "--s": 9}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min_size=1)))
+def test_quoted_words_are_read_back(parts: list[str]) -> None:
+    assert words(f"x {shlex.join(parts)}") == ["x", *parts]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        assert read(f"{text}\ntorchrun pretrain_gpt.py\n{text}").text.startswith("# From")
+    except UsageError as error:
+        assert "no command that starts" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("line", "gpus", "nodes"),
+    [
+        ("torchrun pretrain_gpt.py", "1", 1),
+        ("torchrun --nproc_per_node 4 pretrain_gpt.py", "4", 1),
+        ("torchrun --nproc-per-node=gpu --standalone pretrain_gpt.py", "all", 1),
+        ("python -m torch.distributed.launch --nproc_per_node=2 pretrain_gpt.py", "2", 1),
+        ("python3 -u -m torch.distributed.run --nproc_per_node 2 a/pretrain_gpt.py", "2", 1),
+        ("nohup python pretrain_gpt.py &", "1", 1),
+        ("CUDA_VISIBLE_DEVICES=1,3 torchrun --nproc_per_node 2 pretrain_gpt.py", "device=1,3", 1),
+        ("torchrun --nproc_per_node 8 --nnodes 2 --master_addr a pretrain_gpt.py", "8", 2),
+        ("docker run --gpus 2 -it image python pretrain_gpt.py", "2", 1),
+        ("srun -l sh -c 'torchrun --nproc_per_node 3 pretrain_gpt.py'", "3", 1),
+        ("./pretrain_gpt.py", "1", 1),
+    ],
+)
+def test_what_starts_the_program(line: str, gpus: str, nodes: int) -> None:
+    found = config(f"{line}\n")
+    assert (found.program, found.gpus, found.nodes.count) == ("pretrain_gpt.py", gpus, nodes)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("echo hello\n", "It takes torchrun"),
+        ("$LAUNCH pretrain.py\n", "Line 1 starts what isn't known: $LAUNCH isn't set"),
+        ("\nif true; then torchrun pretrain_gpt.py; fi\n", "Line 2: if: not followed"),
+        ("python -m pip install x\n", "It takes torchrun"),
+    ],
+)
+def test_a_script_that_starts_nothing_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(text)
+    assert str(caught.value).startswith("script.sh: no command that starts a pretrain_*.py\n")
+    assert said in str(caught.value)
+
+
+def test_the_release_is_the_first_that_has_most_of_the_options() -> None:
+    assert config("torchrun pretrain_gpt.py --bf16\n").image.megatron is None
+    found = config("torchrun pretrain_gpt.py --attention-backend auto\n")
+    assert (found.image.tag, found.image.megatron) == ("24.10", "0.11.0")
+    assert told("torchrun pretrain_gpt.py --attention-backend auto --nothing\n") == [
+        "1: --attention-backend: not in Megatron 0.9.0, so 0.11.0 is taken",
+        "1: --nothing: Megatron 0.11.0 has no such option",
+    ]
+
+
+def test_the_launcher_sets_device_connections_where_the_model_is_split() -> None:
+    text = "export CUDA_DEVICE_MAX_CONNECTIONS=1\ntorchrun pretrain_gpt.py"
+    assert config(text).env == {"CUDA_DEVICE_MAX_CONNECTIONS": 1}
+    assert config(f"{text} --tensor-model-parallel-size 2\n").env == {}
+
+
+def test_what_belongs_to_the_machine_is_told() -> None:
+    text = "export PATH=/x:$PATH RANK=0\ntorchrun pretrain_gpt.py --wandb-api-key abc\n"
+    assert config(text).env == {}
+    assert told(text) == [
+        "1: PATH: belongs to the image, and isn't carried over",
+        "2: --wandb-api-key: Megatron 0.9.0 has no such option",
+    ]
+    assert told("torchrun pretrain_own.py --wandb-api-key abc\n") == [
+        "1: --wandb-api-key: a secret isn't written down"
+    ]
+
+
+def test_an_unknown_value_leaves_its_option_out_and_an_unknown_bundle_only_itself() -> None:
+    text = "torchrun pretrain_gpt.py --fp16 $EXTRA_ARGS --save $DIR --lr 1e-4\n"
+    found = config(text)
+    assert (found.training.fp16, found.checkpoint.save, found.training.lr) == (True, None, 1e-4)
+    assert told(text) == [
+        "1: $EXTRA_ARGS isn't set in the script: what it stands for is left out",
+        "1: $DIR isn't set in the script: checkpoint.save is left out (--save)",
+    ]
+
+
+def test_what_a_key_does_not_take_is_told() -> None:
+    assert told("torchrun pretrain_gpt.py --num-layers many --bf16 yes\n") == [
+        "1: --num-layers many: model.num_layers doesn't take it",
+        "1: --bf16 yes: training.bf16 doesn't take it",
+    ]
+
+
+WHOLE = st.integers(1, 10**9).map(str)
+REAL = st.floats(0, 1, allow_subnormal=False).map(repr) | st.sampled_from([".01", "1e-4", "6.0e-5"])
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1).filter(
+    lambda text: not text.startswith("-") and "<" not in text
+)
+OPTIONS = {
+    "--num-layers": st.tuples(WHOLE),
+    "--hidden-size": st.tuples(WHOLE),
+    "--rampup-batch-size": st.tuples(WHOLE, WHOLE, WHOLE),
+    "--lr": st.tuples(REAL),
+    "--hidden-dropout": st.tuples(REAL),
+    "--swiglu": st.just(()),
+    "--bf16": st.just(()),
+    "--split": st.tuples(TEXT),
+    "--save": st.tuples(TEXT),
+    "--data-path": st.tuples(TEXT) | st.tuples(REAL, TEXT, REAL, TEXT),
+    "--vocab-size": st.tuples(WHOLE),
+    "--tokenizer-model": st.tuples(TEXT),
+    "--moe-aux-loss-coeff": st.tuples(REAL | TEXT),
+    "--wandb-exp-name": st.tuples(TEXT | st.sampled_from(["true", "null", "012", "1:30", "24.10"])),
+    "--recompute-activations": st.just(()),
+    "--fim-data": st.lists(TEXT, min_size=2, max_size=3).map(tuple),
+}
+
+
+@st.composite
+def given_options(draw: st.DrawFn) -> dict[str, tuple[str, ...]]:
+    names = draw(st.lists(st.sampled_from(sorted(OPTIONS)), unique=True, min_size=1))
+    return {name: draw(OPTIONS[name]) for name in names}
+
+
+def as_numbers(values: tuple[str, ...]) -> list[str | float]:
+    found: list[str | float] = []
+    for value in values:
+        try:
+            found.append(float(value))
+        except ValueError:
+            found.append(value)
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(options=given_options(), shape=st.sampled_from(["array", "words", "quoted"]))
+def test_a_run_file_renders_the_options_of_its_script(
+    options: dict[str, tuple[str, ...]], shape: str
+) -> None:
+    rows = [shlex.join([name, *values]) for name, values in options.items()]
+    script = {
+        "array": "A=(\n" + "\n".join(rows) + '\n)\ntorchrun pretrain_x.py "${A[@]}"\n',
+        "words": "torchrun pretrain_x.py \\\n" + " \\\n".join(rows) + "\n",
+        "quoted": f"bash -c {shlex.quote('torchrun pretrain_x.py ' + ' '.join(rows))}\n",
+    }[shape]
+    found = config(script)
+    rendered = render.options(found, program(found.program), Layout(1, 1, 1, 1), "0.9.0")
+    assert {o.name: as_numbers(o.values) for o in rendered if o.key != "data.mock"} == {
+        name: as_numbers(values) for name, values in options.items()
+    }
+    exact = {o.name: o.values for o in rendered if o.key.startswith("megatron_args.")}
+    assert exact == {name: options[name] for name in exact}
