@@ -132,6 +132,8 @@ def save(root: str, model: Any, optimizer: Any, progress: Progress) -> Path:
         _on_rank_0(lambda: _make(partial))
         dist_checkpointing.save(state, str(partial))
         _on_rank_0(lambda: folders.publish(Path(root), progress.iteration))
+    except RunError:
+        raise
     except BaseException as error:  # torch's CheckpointException isn't an Exception
         reason = _reason(error, root)
         if reason is None:
@@ -147,30 +149,32 @@ def _make(partial: Path) -> None:
 
 
 def _on_rank_0(work: Callable[[], Any]) -> None:
-    """Do it on rank 0 while the others wait; raises its `OSError` on all."""
+    """Do it on rank 0 while the others wait; its `OSError` is a silent `RunError` on them."""
     problem: list[OSError | None] = [None]
     if torch.distributed.get_rank() == 0:
         try:
             work()
         except OSError as error:
             problem = [error]
+    mine = problem[0]
     torch.distributed.broadcast_object_list(problem)
+    if mine:
+        raise mine
     if problem[0]:
-        raise problem[0]
+        raise RunError("")
 
 
 def _reason(error: BaseException, root: str) -> str | None:
-    """Why the system let no checkpoint be written, as far as this rank knows; None if it didn't.
+    """Why the system let no checkpoint be written, as far as this rank knows; None if it did.
 
-    Errors come from other processes and other ranks, some as text alone.
+    Errors come from other processes and other ranks, some as text alone; torch's own archives
+    don't even give the system's reason.
     """
-    text = "".join(traceback.format_exception(error))
-    if code := re.search(r"\[Errno (\d+)\]", text):
+    if code := re.search(r"\[Errno (\d+)\]", "".join(traceback.format_exception(error))):
         return os.strerror(int(code[1]))
-    if "inline_container" in text or "PytorchStreamWriter" in text:
-        full = shutil.disk_usage(root).free < FULL
-        return os.strerror(errno.ENOSPC) if full else str(error).splitlines()[0]
-    return "" if type(error).__name__ == "CheckpointException" else None
+    if type(error).__name__ == "CheckpointException":
+        return ""
+    return os.strerror(errno.ENOSPC) if shutil.disk_usage(root).free < FULL else None
 
 
 @dataclass(frozen=True)

@@ -332,10 +332,11 @@ class Trainer:
         return bool(reason)
 
     def _finish(self, saved: int) -> None:
-        self._evaluate()
         self._check_replicas()
         self._save_unless(saved)
-        say(f"finished after iteration {self.progress.iteration}")
+        evaluated = self._evaluate()
+        end = f"after iteration {self.progress.iteration}"
+        say(f"finished {end}" if evaluated else f"stopped {end}: asked to by a signal")
 
     def _save_unless(self, saved: int) -> None:
         if self.arguments.save and saved != self.progress.iteration:
@@ -359,16 +360,20 @@ class Trainer:
                 print(f"replicas disagree: {disagreement}", flush=True)
         raise RunError("")  # said by those ranks
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> bool:
+        """Evaluate, unless it is asked to stop meanwhile: then False, and nothing is said."""
         if not self.arguments.eval_iters or self.validation_set is None:
-            return
+            return True
         batches = data.batches(self.arguments, self.validation_set, 0)
         self.wrapped.eval()
         meter = Meter()
         with torch.no_grad():
             for _ in range(self.arguments.eval_iters):
                 meter.add(self._forward_backward(batches, forward_only=True), advanced=True)
+                if self.stop and self.stop.agreed():
+                    return False
         self.wrapped.train()
         if parallel_state.is_pipeline_last_stage():
             loss = _mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced
             _say_last(log.validation_line(self.progress.iteration, loss))
+        return True

@@ -24,6 +24,8 @@ def test_launcher_train_passes_its_tests_in_the_image(
     engine: DockerClient, cpu_images: CpuImages, megatron: str
 ) -> None:
     """pytest comes from this environment, behind the image's own packages."""
+    from docker.types import Mount
+
     container = engine.containers.create(
         cpu_images.build(megatron),
         ["python3", "-m", "pytest", "tests/train", "-m", "megatron", "-p", "no:cacheprovider"],
@@ -34,7 +36,9 @@ def test_launcher_train_passes_its_tests_in_the_image(
             "PYTHONPATH": "/opt/megatron/lib:/opt/packages/lib:/testing",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "SMALL_DISK": "/small",
         },
+        mounts=[Mount("/small", None, type="tmpfs", tmpfs_size=1 << 20)],
         volumes={
             str(ROOT): {"bind": "/repo", "mode": "ro"},
             str(Path(pytest.__file__).parents[1]): {"bind": "/testing", "mode": "ro"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,6 +85,17 @@ def start(processes: int, *program: str) -> Run:
         timeout=300,
     )
     return Run(done.returncode, done.stdout)
+
+
+@pytest.fixture
+def small_disk() -> Path:
+    """An empty file system of 1 MB, as the container has it that these tests run in."""
+    if "SMALL_DISK" not in os.environ:
+        pytest.skip("SMALL_DISK names no small file system")
+    disk = Path(os.environ["SMALL_DISK"])
+    for path in disk.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return disk
 
 
 @pytest.fixture(scope="session")

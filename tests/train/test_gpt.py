@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -165,9 +166,40 @@ def test_real_data(train: Train, tmp_path: Path) -> None:
     assert any((tmp_path / "cache").iterdir())
 
 
-def test_signal_saves_and_ends_well(tmp_path: Path) -> None:
-    program = ["-m", "launcher.train.gpt", *TINY, "--mock-data", *TENSOR]
-    endless = ["--train-iters", "100000", "--exit-signal-handler", "--save", str(tmp_path)]
+def full(run: Run, root: Path) -> None:
+    """It ended for a full disk, and said so in one line, once."""
+    assert run.code == 1, run.output
+    assert run.output.count(f"gpt: can't save to {root}: No space left on device") == 1
+    assert "Traceback" not in run.output
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(small_disk: Path) -> None:
+    root = small_disk / "checkpoints"
+    saving = ["--save", str(root), "--save-interval", "3"]
+    run = start(2, "-m", "launcher.train.gpt", *TINY, "--mock-data", *TENSOR, *saving)
+    full(run, root)
+    assert [(each.iteration, each.problem) for each in folders.scan(root)] == [(3, "")]
+    assert folders.noted(root) == "3"
+    assert len(list(root.iterdir())) == 2
+
+
+@pytest.mark.parametrize("left", [0, 4096, 100 * 1024])
+def test_a_full_disk_at_the_first_save(small_disk: Path, left: int) -> None:
+    """In the part that rank 0 writes alone, and in those of all ranks."""
+    root = small_disk / "checkpoints"
+    root.mkdir()
+    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - left))
+    saving = ["--save", str(root), "--save-interval", "3"]
+    run = start(2, "-m", "launcher.train.gpt", *TINY, "--mock-data", *TENSOR, *saving)
+    assert run.code == 1
+    assert f"gpt: can't save to {root}: No space left on device" in run.output
+    assert list(root.iterdir()) == []
+
+
+def stopped(root: Path, extra: list[str], ready: Callable[[str], bool]) -> Run:
+    """Train without an end, ask to stop when a line of the log is `ready`; the run's end."""
+    program = ["-m", "launcher.train.gpt", *TINY, "--mock-data", *TENSOR, *extra]
+    endless = ["--train-iters", "100000", "--exit-signal-handler", "--save", str(root)]
     with subprocess.Popen(
         runner_command(2, *program, *endless),
         env=environment(),
@@ -176,11 +208,55 @@ def test_signal_saves_and_ends_well(tmp_path: Path) -> None:
         text=True,
     ) as process:
         assert process.stdout
-        while "iteration        2/" not in (line := process.stdout.readline()):
-            assert line, "ended before the second iteration"
+        output = line = process.stdout.readline()
+        while not ready(line):
+            assert line, f"ended before: {output}"
+            output += (line := process.stdout.readline())
         process.send_signal(signal.SIGTERM)
-        rest = process.stdout.read()
-    assert process.returncode == 0, rest
-    assert "asked to by a signal" in rest
-    iteration = int((tmp_path / "latest_checkpointed_iteration.txt").read_text())
-    assert (tmp_path / f"iter_{iteration:07d}" / "metadata.json").exists()
+        output += process.stdout.read()
+    return Run(process.returncode, output)
+
+
+def check_stopped(run: Run, root: Path, *iterations: int) -> None:
+    """It ended well, and left these complete checkpoints and nothing else."""
+    assert run.code == 0, run.output
+    assert f"stopped after iteration {iterations[-1]}: asked to by a signal" in run.output
+    assert run.output.splitlines()[-1] == "runner: stopped: all 2 ranks ended after SIGTERM"
+    found = [folders.Checkpoint(n, folders.folder(root, n)) for n in iterations]
+    assert folders.scan(root) == found
+    assert folders.noted(root) == str(iterations[-1])
+
+
+def test_a_signal_while_training(tmp_path: Path) -> None:
+    run = stopped(tmp_path, [], lambda line: "iteration        2/" in line)
+    check_stopped(run, tmp_path, max(run.losses))
+
+
+def test_a_signal_while_saving(tmp_path: Path) -> None:
+    """The save in hand goes to its end, and the same iteration isn't saved again."""
+
+    def saving(line: str) -> bool:
+        if "iteration        2/" not in line:
+            return False
+        while not folders.partial(tmp_path, 2).exists():
+            time.sleep(0.001)
+        return True
+
+    run = stopped(tmp_path, ["--save-interval", "2"], saving)
+    check_stopped(run, tmp_path, 2)
+    assert run.output.count("saved ") == 1
+
+
+def test_a_signal_while_evaluating(tmp_path: Path) -> None:
+    """An evaluation that would take hours is given up."""
+    endless = ["--eval-interval", "2", "--eval-iters", "100000", "--micro-batch-size", "1"]
+
+    def evaluating(line: str) -> bool:
+        if "iteration        2/" not in line:
+            return False
+        time.sleep(0.5)
+        return True
+
+    run = stopped(tmp_path, endless, evaluating)
+    check_stopped(run, tmp_path, 2)
+    assert "validation loss" not in run.output
