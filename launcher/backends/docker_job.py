@@ -15,6 +15,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types.daemon import CancellableStream
 from docker.utils.socket import STDERR, frames_iter
 from requests.exceptions import RequestException
+from urllib3.exceptions import HTTPError
 
 from launcher.backends import Cause, Ended, Lost
 from launcher.backends.docker import request
@@ -22,7 +23,7 @@ from launcher.errors import EngineError
 from launcher.run.image import LABEL
 from launcher.run.plan import Plan, without_memlock
 
-FAILURES = (DockerException, RequestException, OSError)
+FAILURES = (DockerException, RequestException, HTTPError, OSError)
 OUTPUT = {"stdout": 1, "stderr": 1, "stream": 1}
 FRAME = struct.Struct(">BxxxL")
 """What stands before each piece of output: the stream it is of, and its length in bytes."""
@@ -83,13 +84,14 @@ class DockerJob:
 
     def wait(self) -> Ended:
         try:
-            self.api.wait(self.container)
+            code: int = self.api.wait(self.container)["StatusCode"]
         except NotFound:
             return Ended(KILLED, Cause.REMOVED)
         except FAILURES as error:
             raise Lost(_reason(error)) from error
-        ended = self.ended()
-        return ended or Ended(KILLED, Cause.REMOVED)
+        ended = self.ended() or Ended(code)
+        # One that ended by itself is removed by whoever follows it.
+        return Ended(code) if ended.cause is Cause.REMOVED and code != KILLED else ended
 
     def ended(self) -> Ended | None:
         try:
@@ -101,15 +103,24 @@ class DockerJob:
         if state["Running"] or state["Status"] in ("created", "restarting"):
             return None
         code: int = state["ExitCode"]
+        if state["Status"] in ("removing", "dead"):
+            return Ended(code or KILLED, Cause.REMOVED)
         return Ended(code, Cause.MEMORY if state.get("OOMKilled") else Cause.ITSELF)
 
     def stop(self, grace: int) -> None:
         with suppress(*FAILURES):  # it may have ended by itself
             self.api.stop(self.container, timeout=grace)
+            self._remove_unstarted()
 
     def kill(self) -> None:
         with suppress(*FAILURES):
+            self._remove_unstarted()
             self.api.kill(self.container)
+
+    def _remove_unstarted(self) -> None:
+        """A launcher that was killed between the two steps made it and didn't start it."""
+        if self.api.inspect_container(self.container)["State"]["Status"] == "created":
+            self.remove()
 
     def remove(self) -> None:
         _remove(self.api, self.container)

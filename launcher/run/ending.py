@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -10,12 +11,15 @@ from launcher.train.folders import Checkpoint
 from launcher.train.runner import STOPPED
 
 KILLED = 137
+ENGINE_FAILED = 125
 NEVER_BETTER = (2, 121)
 """Exit codes of a refusal: starting again would end the same way."""
 
 FINISHED_LINE = "\nfinished after iteration "
 FULL = "No space left on device"
-RANK_LINE = "runner: rank "
+ASKED_LINE = re.compile(r"^runner: SIG(INT|TERM): asked \d+ ranks to stop", re.MULTILINE)
+RANK_LINE = re.compile(r"^runner: ((?:killing )?rank .+)$", re.MULTILINE)
+OUT_OF_MEMORY = "out of memory"
 
 
 class Outcome(Enum):
@@ -28,61 +32,69 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended; `asked` is whether this launcher asked it to, `tail` its last output.
-
-    `lost` is whether the engine had gone in between.
-    """
+    """How a run ended; `asked` is whether a launcher asked it to, `tail` its last output."""
 
     ended: Ended
     asked: bool
     tail: str
-    lost: bool = False
 
     @property
     def outcome(self) -> Outcome:
         """Whether it was done, was stopped, or failed."""
-        stopped = self.asked or STOPPED in self.tail
-        if self.ended.code == 0 and not (stopped and FINISHED_LINE not in self.tail):
+        if self.ended.code == 0 and (not self._stopped or FINISHED_LINE in self.tail):
             return Outcome.FINISHED
-        return Outcome.STOPPED if stopped and not self._lost_to_engine else Outcome.FAILED
+        if self.ended.cause is Cause.ENGINE and not self.asked:
+            return Outcome.FAILED  # an engine that ends asks its containers to stop
+        return Outcome.STOPPED if self._stopped else Outcome.FAILED
 
     @property
-    def _lost_to_engine(self) -> bool:
-        return self.lost and not self.asked
+    def _stopped(self) -> bool:
+        return self.asked or STOPPED in self.tail or bool(ASKED_LINE.search(self.tail))
+
+    @property
+    def code(self) -> int:
+        """The launcher's exit code: the run's own, but no 0 for one that its engine cut short."""
+        cut_short = self.ended.code == 0 and self.outcome is Outcome.FAILED
+        return ENGINE_FAILED if cut_short else self.ended.code
 
     @property
     def may_restart(self) -> bool:
-        """Whether starting it again could help."""
-        return self.outcome is Outcome.FAILED and self.ended.code not in NEVER_BETTER
+        """Whether starting it again could help; one that somebody removed stays away."""
+        if self.ended.code in NEVER_BETTER or self.ended.cause is Cause.REMOVED:
+            return False
+        return self.outcome is Outcome.FAILED
 
     @property
     def reason(self) -> str:
         """Why it ended, in a few words; "" where its exit code says all there is to say."""
         if self.ended.cause is Cause.REMOVED:
             return "its container was removed from outside"
-        if self._lost_to_engine:
+        if self.ended.cause is Cause.ENGINE:
             return "the engine was restarted under it"
-        if self.ended.cause is Cause.MEMORY:
-            return "out of memory: the container's limit was reached (resources.memory)"
+        said = RANK_LINE.search(self.tail)
+        if self.ended.cause is Cause.MEMORY and not (said and OUT_OF_MEMORY in said[1]):
+            return "out of memory (the container's limit, resources.memory)"
         if FULL in self.tail:
             return "a disk is full"
-        said = [line for line in self.tail.splitlines() if line.startswith(RANK_LINE)]
         if said:
-            return said[0].removeprefix("runner: ")
-        if self.ended.code == KILLED and not self.asked:
-            return "killed from outside, by SIGKILL, not by its own runner"
+            return said[1]
+        if self.ended.code == KILLED and not self._stopped:
+            return "killed from outside, by SIGKILL"
         return ""
 
 
 def describe(ending: Ending, run: str, saved: Checkpoint | None, saves: bool) -> list[str]:
     """What to tell of the end, line by line; nothing of a run that finished.
 
-    `saved` is its newest complete checkpoint, and `saves` whether it has a folder for any.
+    `saved` is its newest complete checkpoint, and `saves` whether it has a folder for any. The
+    exit code is told once: a rank's own line has it.
     """
     if ending.outcome is Outcome.FINISHED:
         return []
-    told = f"{ending.outcome.value}, exit code {ending.ended.code}"
-    lines = [f"run {run} {told}: {ending.reason}" if ending.reason else f"run {run} {told}"]
+    told, reason = f"run {run} {ending.outcome.value}", ending.reason
+    if not re.search(rf"\bcode {ending.code}\b", reason):
+        told += f", exit code {ending.code}"
+    lines = [f"{told}: {reason}" if reason else told]
     if saved:
         lines.append(f"newest complete checkpoint: {saved.folder} (iteration {saved.iteration})")
         lines.append(f"to go on: python3 -m launcher resume {run}")

@@ -7,14 +7,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from types import FrameType
 
 from launcher.backends import Backend, Cause, Ended, Job, Lost
 from launcher.errors import EngineError
-from launcher.run import ending
+from launcher.run import ending, owner
 from launcher.run.ending import Ending
 from launcher.run.image import LABEL
 from launcher.run.plan import AFTER_GRACE
@@ -23,6 +24,8 @@ from launcher.train import folders
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KEPT_OUTPUT = 1 << 16
 RECONNECT_SECONDS = 120.0
+RETRY_SECONDS = 0.5
+REMIND_SECONDS = 30.0
 LONGEST_PAUSE = 60.0
 
 Starter = Callable[[int], Job]
@@ -36,37 +39,42 @@ def supervise(
 
     `job` is a run that goes on already. Until a container has started, SIGINT and SIGTERM wait,
     so that none is left half-made; afterwards the first asks the run to stop and the second ends
-    it at once. Nothing of the run is left but its files.
+    it at once. Nothing of the run is left but its files. Where another launcher follows it, that
+    one starts it again and removes it.
     """
     stopper = Stopper()
-    with stopper.installed():
-        for attempt in range(restarts + 1):
-            if job is None or attempt:
-                with _signals_held():
-                    job = stopper.job = start(attempt)
-            stopper.job = job
-            found = _to_its_end(chosen, job, stopper)
+    with stopper.installed(), ExitStack() as held:
+        job = stopper.take(job) if job else stopper.started(start, 0)
+        mine = held.enter_context(owner.following(job.run))
+        for attempt in count(1):
+            found = _to_its_end(chosen, job, stopper, mine=mine)
+            stopper.job = None
             _tell_ending(found, job)
-            if not found.may_restart or attempt == restarts:
+            if attempt > restarts or not (mine and found.may_restart):
                 break
-            tell(f"starting it again: {attempt + 1} of {restarts} times")
-            if stopper.wait(min(2.0**attempt, LONGEST_PAUSE)):
+            tell(f"starting it again: {attempt} of {restarts} times")
+            if stopper.wait(min(2.0 ** (attempt - 1), LONGEST_PAUSE)):
+                tell("stopped before it was started again")
                 break
+            job = stopper.started(start, attempt)
         return found
 
 
-def _to_its_end(chosen: Backend, job: Job, stopper: Stopper) -> Ending:
-    """Follow the job, and remove it whatever happens, but for a lost engine or terminal."""
+def _to_its_end(chosen: Backend, job: Job, stopper: Stopper, *, mine: bool) -> Ending:
+    """Follow the job; where it is `mine`, remove it, but for a lost engine or terminal."""
     follower = Follower(chosen, job, stopper)
     try:
         ended = follower.follow()
     except (EngineError, LostTerminal):
         raise
     except BaseException:
-        follower.job.remove()
+        if mine:
+            follower.job.remove()
         raise
-    follower.job.remove()
-    return Ending(ended, bool(stopper.asked), follower.tail.text, follower.lost)
+    if mine:
+        follower.job.remove()
+    asked = bool(stopper.asked) or owner.asked_to_stop(job.run)
+    return Ending(ended, asked, follower.tail.text)
 
 
 class LostTerminal(OSError):
@@ -97,22 +105,23 @@ class Follower:
         self.job = job
         self.stopper = stopper
         self.tail = Tail()
-        self.lost = False
         self.passed = {False: 0, True: 0}
 
     def follow(self) -> Ended:
-        """Pass on the output until the end."""
+        """Pass on the output until the end. Raises EngineError where the engine stays away."""
+        cut_short = False
         while True:
             try:
                 self._pass_on()
                 ended = self.job.wait()
-                return Ended(ended.code, Cause.ENGINE) if self.lost and ended.code else ended
+                return Ended(ended.code, Cause.ENGINE) if cut_short else ended
             except Lost as error:
-                self.lost = True
                 found = self._reconnect(str(error))
-                if found is None:
-                    return Ended(ending.KILLED, Cause.REMOVED)
-                self.job = self.stopper.job = found
+            if found is None:
+                return Ended(ending.KILLED, Cause.REMOVED)
+            self.job, cut_short = found
+            if not cut_short:
+                self.stopper.take(self.job)
 
     def _pass_on(self) -> None:
         """Write what comes; after a loss the output comes from its beginning again."""
@@ -125,19 +134,19 @@ class Follower:
                 write(new, is_error)
                 self.passed[is_error] += len(new)
 
-    def _reconnect(self, reason: str) -> Job | None:
-        """The same run on the engine that has come back; None where it has gone.
+    def _reconnect(self, reason: str) -> tuple[Job, bool] | None:
+        """The same run on the engine that has come back, and whether it had ended by then.
 
-        Raises EngineError where the engine stays away.
+        None where it has gone. Raises EngineError where the engine stays away.
         """
-        tell(f"the engine was lost ({reason}); waiting for it")
+        tell(f"the engine was lost ({reason}); waiting up to {_time(RECONNECT_SECONDS)} for it")
         until = time.monotonic() + RECONNECT_SECONDS
         while time.monotonic() < until and self.stopper.asked < 2:
             try:
                 found = [job for job in self.chosen.jobs() if job.run == self.job.run]
-                return found[0] if found else None
+                return (found[0], found[0].ended() is not None) if found else None
             except (Lost, EngineError):
-                time.sleep(0.5)
+                time.sleep(RETRY_SECONDS)
         raise EngineError(
             "the engine was lost",
             f"See what became of the run when it is back: python3 -m launcher attach "
@@ -158,8 +167,12 @@ def write(data: bytes, is_error: bool) -> None:
 
 
 def _tell_ending(found: Ending, job: Job) -> None:
-    saves = job.labels.get(f"{LABEL}checkpoints")
-    saved = folders.newest_complete(Path(saves)) if saves else None
+    saves, saved = job.labels.get(f"{LABEL}checkpoints"), None
+    try:
+        saved = folders.newest_complete(Path(saves)) if saves else None
+    except OSError as error:
+        tell(f"can't look for checkpoints in {saves}: {error.strerror}")
+        saves = None
     for line in ending.describe(found, job.run, saved, bool(saves)):
         tell(line)
 
@@ -167,7 +180,8 @@ def _tell_ending(found: Ending, job: Job) -> None:
 class Stopper:
     """A signal handler: the first asks the run to end, the second ends it at once.
 
-    The engine is asked from a thread, as the signal may interrupt another call to it.
+    The engine is asked from a thread, as the signal may interrupt another call to it, and so is
+    the user told, as it may interrupt a write.
     """
 
     def __init__(self) -> None:
@@ -184,6 +198,19 @@ class Stopper:
             for signum, handler in previous.items():
                 signal.signal(signum, handler)
 
+    def started(self, start: Starter, attempt: int) -> Job:
+        """The job of an attempt; a signal that came meanwhile is for that."""
+        with _signals_held():
+            self.job = start(attempt)
+        return self.job
+
+    def take(self, job: Job) -> Job:
+        """A job that goes on; it is asked again what an engine that was lost didn't hear."""
+        self.job = job
+        if self.asked:
+            self._ask(job)
+        return job
+
     def wait(self, seconds: float) -> bool:
         """Wait for that long, or until a stop is asked for; whether it was."""
         until = time.monotonic() + seconds
@@ -193,16 +220,14 @@ class Stopper:
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         self.asked += 1
-        job = self.job
-        if job is None:
-            return
+        if self.job:
+            self._ask(self.job)
+
+    def _ask(self, job: Job) -> None:
         if self.asked > 1:
             _in_thread(job.kill)
             return
-        grace = grace_of(job)
-        tell(f"asked the run to stop{_saving(job)}; it has {grace - AFTER_GRACE} s. "
-             "Once more ends it at once.")  # fmt: skip
-        _in_thread(lambda: job.stop(grace))
+        _in_thread(lambda: ask(job, "the run", grace_of(job), " Once more ends it at once."))
 
 
 def grace_of(job: Job) -> int:
@@ -221,27 +246,47 @@ def stop(job: Job, *, now: bool = False, grace: int | None = None) -> None:
             job.remove()
             tell(f"run {job.run} had ended; removed")
             return
+        owner.ask_to_stop(job.run)
         if now:
             job.kill()
-            return
-        seconds = grace_of(job) if grace is None else grace
-        tell(f"asked run {job.run} to stop{_saving(job)}; it has {max(0, seconds - AFTER_GRACE)} s")
-        job.stop(seconds)
+        else:
+            ask(job, f"run {job.run}", grace_of(job) if grace is None else grace)
+        with owner.following(job.run) as mine:
+            left = job.ended()
+            if mine and left and left.cause is not Cause.REMOVED:
+                tell(f"to see its log and remove it: python3 -m launcher attach {job.run}")
     except Lost as error:
         raise EngineError(f"the engine was lost: {error}") from error
 
 
-def _saving(job: Job) -> str:
+def ask(job: Job, name: str, grace: int, more: str = "") -> None:
+    """Ask a job to stop, which gets killed after `grace` seconds, and tell what is waited for."""
     folder = job.labels.get(f"{LABEL}checkpoints")
-    return f" and save to {folder}" if folder else ""
+    saving = f" and save to {folder}" if folder else ""
+    until = time.monotonic() + max(0, grace - AFTER_GRACE)
+    tell(f"asked {name} to stop{saving}; it has {_time(until - time.monotonic())}.{more}")
+    asking = _in_thread(lambda: job.stop(grace))
+    asking.join(REMIND_SECONDS)
+    while asking.is_alive():
+        left = _time(until - time.monotonic())
+        tell(f"waiting for {name} to {'save' if folder else 'end'}: {left} left")
+        asking.join(REMIND_SECONDS)
 
 
-def _in_thread(call: Callable[[], object]) -> None:
+def _time(seconds: float) -> str:
+    """A span in words: 90 s, 10 min."""
+    whole = max(0, round(seconds))
+    return f"{whole} s" if whole < 120 else f"{whole / 60:.3g} min"
+
+
+def _in_thread(call: Callable[[], object]) -> threading.Thread:
     def quietly() -> None:
-        with suppress(Lost):
+        with suppress(Lost, OSError):
             call()
 
-    threading.Thread(target=quietly, daemon=True).start()
+    thread = threading.Thread(target=quietly, daemon=True)
+    thread.start()
+    return thread
 
 
 @contextmanager

@@ -1,0 +1,51 @@
+"""Who follows a run, and whether it was asked to stop: known to every launcher of its user."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from launcher.run import record
+
+LOCK, STOP = "followed", "stop-asked"
+
+
+@contextmanager
+def following(run: str) -> Iterator[bool]:
+    """Follow a run for as long as this lasts; whether nobody else does.
+
+    The kernel tells: a lock beside the run's record ends with the process that holds it. Without
+    a record, as of another user's run, nobody else is known of.
+    """
+    try:
+        handle = os.open(record.folder(run) / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield True
+        return
+    try:
+        yield _locked(handle)
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def ask_to_stop(run: str) -> None:
+    """Note that the run was asked to stop, so that whoever follows it doesn't start it again."""
+    with suppress(OSError):
+        (record.folder(run) / STOP).touch()
+
+
+def asked_to_stop(run: str) -> bool:
+    """Whether that was noted."""
+    return (record.folder(run) / STOP).exists()
