@@ -26,7 +26,7 @@ KEPT_OUTPUT = 1 << 16
 RECONNECT_SECONDS = 120.0
 RETRY_SECONDS = 0.5
 REMIND_SECONDS = 30.0
-LONGEST_PAUSE = 60.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 
 Starter = Callable[[int], Job]
 """Starts a run's attempt, 0 the first."""
@@ -53,7 +53,7 @@ def supervise(
             if attempt > restarts or not (mine and found.may_restart):
                 break
             tell(f"starting it again: {attempt} of {restarts} times")
-            if stopper.wait(min(2.0 ** (attempt - 1), LONGEST_PAUSE)):
+            if stopper.wait(min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE)):
                 tell("stopped before it was started again")
                 break
             job = stopper.started(start, attempt)
