@@ -1,0 +1,19 @@
+"""`launcher schema`, as a command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from launcher.cli import schema as command
+from launcher.run.schema import schema
+
+
+def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.arguments(parser)
+    assert command.main(parser.parse_args([])) == 0
+    assert json.loads(capsys.readouterr().out) == schema()
+    assert "yaml-language-server: $schema=" in (parser.epilog or "")
