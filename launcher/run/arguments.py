@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from launcher.errors import UsageError, nearest
+from launcher.run.secrets import redacted
 
 DATA = Path(__file__).parent / "arguments.json"
 
@@ -150,7 +151,7 @@ def given(words: tuple[str, ...]) -> list[Given]:
     for word in words:
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            found.append(Given(name, (value,) if equals else (), f"-- {word}"))
+            found.append(Given(name, (value,) if equals else (), f"-- {redacted((word,))[0]}"))
         elif found:
             last = found[-1]
             found[-1] = Given(last.name, (*last.values, word), last.where)

@@ -136,11 +136,12 @@ def test_right_values_and_options_without_choices_pass() -> None:
 
 
 def test_words_are_options_with_their_values() -> None:
-    words = ("left", "--a", "1", "2", "--b=x=y", "--c")
+    words = ("left", "--a", "1", "2", "--b=x=y", "--c", "--api-key=z")
     assert arguments.given(words) == [
         Given("--a", ("1", "2"), "-- --a"),
         Given("--b", ("x=y",), "-- --b=x=y"),
         Given("--c", (), "-- --c"),
+        Given("--api-key", ("z",), "-- --api-key=(hidden)"),
     ]
 
 
