@@ -1,0 +1,150 @@
+"""A checkout of Megatron-LM runs in place of the image's, with the image's extension."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.data import indexed
+from launcher.train import checkout
+
+from .conftest import TINY, Run, environment, runner_command
+
+
+def tree(root: Path, release: str = "0.16.1", extension: str = "helpers_cpp") -> Path:
+    """A stand-in for what an image has: a release and a file with an extension's name."""
+    datasets = root / "megatron/core/datasets"
+    datasets.mkdir(parents=True)
+    numbers = zip(("MAJOR", "MINOR", "PATCH"), release.split("."), strict=True)
+    lines = [f"{name} = {number}\n" for name, number in numbers]
+    (root / "megatron/core/package_info.py").write_text("".join([*lines, "PRE_RELEASE = 'rc1'\n"]))
+    if extension:
+        (datasets / f"{extension}{importlib.machinery.EXTENSION_SUFFIXES[0]}").touch()
+    return root
+
+
+def test_the_release_is_read_as_text(tmp_path: Path) -> None:
+    assert checkout.release(tree(tmp_path / "image", "0.15.3")) == "0.15.3"
+    assert checkout.release(tmp_path) == ""
+
+
+@pytest.mark.parametrize("name", ["helpers_cpp", "helpers"])
+def test_the_images_extension_is_found(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = tree(tmp_path / "image", extension=name)
+    (image / "megatron/core/datasets/helpers.py").touch()
+    finder = checkout.Extensions([str(tmp_path), str(image)])
+    found = finder.find_spec(f"megatron.core.datasets.{name}")
+    assert found
+    assert Path(str(found.origin)).parent == image / "megatron/core/datasets"
+    assert f"checkout: {found.origin} stands in" in capsys.readouterr().err
+    assert finder.find_spec("megatron.core.datasets.gpt_dataset") is None
+
+
+def test_a_python_module_is_no_extension(tmp_path: Path) -> None:
+    image = tree(tmp_path / "image", extension="")
+    (image / "megatron/core/datasets/helpers.py").touch()
+    assert checkout.Extensions([str(image)]).find_spec("megatron.core.datasets.helpers") is None
+
+
+INSTALL = """
+import os, sys
+from launcher.train import checkout
+checkout.install(sys.argv[1])
+print(sys.path.index(sys.argv[1]), os.environ["PYTHONPATH"].split(":")[0] == sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("image", ["0.16.1", "0.15.3"])
+@pytest.mark.parametrize("first", [True, False], ids=["on-path", "not-on-path"])
+def test_the_checkout_comes_first(tmp_path: Path, image: str, first: bool) -> None:
+    mine, theirs = tree(tmp_path / "checkout", extension=""), tree(tmp_path / "image", image)
+    before = environment()
+    folders = [*([str(mine)] if first else []), str(theirs), before["PYTHONPATH"]]
+    done = subprocess.run(
+        [sys.executable, "-c", INSTALL, str(mine)],
+        env={**before, "PYTHONPATH": ":".join(folders)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.stdout == "1 True\n", done.stderr
+    assert f"Megatron 0.16.1 from {mine}" in done.stderr
+    assert ("the image's own is 0.15.3" in done.stderr) == (image == "0.15.3")
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "launcher.train.checkout", str(tmp_path), "x.py"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"checkout: {tmp_path} is no Megatron-LM checkout: it has no megatron/core\n"
+    )
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Path:
+    """The Megatron that is here as a checkout has it: nothing compiled, and `make` to be run."""
+    spec = importlib.util.find_spec("megatron.core")
+    assert spec
+    assert spec.submodule_search_locations
+    core = tmp_path / "checkout/megatron/core"
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(spec.submodule_search_locations[0], core, ignore=ignored)
+    with (core / "__init__.py").open("a") as stream:
+        stream.write('\nprint("an edited line", flush=True)\n')
+    with (core / "datasets/utils.py").open("a") as stream:
+        stream.write('\ndef compile_helpers():\n    raise SystemExit("make was run")\n')
+    return tmp_path / "checkout"
+
+
+def run(folder: Path, *program: str) -> Run:
+    command = runner_command(2, *program)
+    at = command.index("--")
+    done = subprocess.run(
+        [*command[:at], "--checkout", str(folder), *command[at:]],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return Run(done.returncode, done.stdout)
+
+
+SCRIPT = """
+import megatron.core
+from megatron.core.datasets.utils import compile_helpers
+compile_helpers()
+from megatron.core.datasets import helpers
+print(megatron.core.__file__, callable(helpers.build_sample_idx_int32), flush=True)
+"""
+
+
+@pytest.mark.megatron
+def test_a_script_finds_the_edited_core_and_compiles_nothing(tmp_path: Path, edited: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run(edited, str(tmp_path / "script.py"))
+    assert done.code == 0, done.output
+    assert done.output.count(f"{edited}/megatron/core/__init__.py True\n") == 2
+    assert done.output.count("stands in for what isn't compiled") == 1
+
+
+@pytest.mark.megatron
+def test_training_with_an_edited_core(
+    train: Callable[..., Run], tmp_path: Path, edited: Path
+) -> None:
+    prefix = tmp_path / "text_document"
+    indexed.write(prefix, ([*range(n % 9, 60 + n % 9), 99] for n in range(99)), vocab_size=100)
+    data = ("--data-path", str(prefix), "--split", "90,10,0")
+    more = ("--data-cache-path", str(tmp_path / "cache"), "--save", str(tmp_path / "saved"))
+    done = run(edited, "-m", "launcher.train.gpt", *TINY, *data, *more)
+    assert done.code == 0, done.output
+    assert "an edited line" in done.output
+    assert done.losses == train(2, data=(*data, *more[:2])).losses
