@@ -30,7 +30,7 @@ GPT_ARGS="
 case $SIZE in
     big) EXTRA_ARGS="--swiglu" ;;
 esac
-options=" --split '99,1,0' --wandb-exp-name run-$NOW --optimizer lion"
+options=" --split '99,1,0' --wandb-exp-name run-$NOW --optimizer sgd"
 
 python -m torch.distributed.launch $DISTRIBUTED_ARGS pretrain_gpt.py \
     $GPT_ARGS $EXTRA_ARGS $options \
