@@ -190,11 +190,13 @@ class Stopper:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM with this."""
+        """Handle SIGINT and SIGTERM with this, also where this process was started deaf to them."""
         previous = {signum: signal.signal(signum, self) for signum in SIGNALS}
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         try:
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for signum, handler in previous.items():
                 signal.signal(signum, handler)
 

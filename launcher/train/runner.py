@@ -32,6 +32,9 @@ PREFLIGHT = 121
 STOPPED = "runner: stopped: "
 """Starts the last line on stderr where the runner was asked to stop and every rank ended with 0."""
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""Those that ask a run to stop."""
+
 SETTLE_SECONDS = 1.0
 """How long ranks that outlive a failed one have to fail, and say why, by themselves."""
 
@@ -418,8 +421,9 @@ def _retention(job: Job) -> contextlib.AbstractContextManager[Any]:
 
 
 def _install(events: queue.SimpleQueue[Exit | Stop]) -> None:
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in SIGNALS:
         signal.signal(signum, lambda number, frame: events.put(Stop(number)))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # whoever started this may be deaf to them
 
 
 def _read_to_the_end(events: queue.SimpleQueue[Exit | Stop]) -> None:
