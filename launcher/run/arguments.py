@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher.errors import UsageError, nearest
 from launcher.run.secrets import redacted
+from launcher.yamlfile import printable
 
 DATA = Path(__file__).parent / "arguments.json"
 
@@ -109,7 +110,7 @@ def check_ours(options: dict[str, str]) -> None:
             remedy = nearest(option, sorted(table().gpt))
             if option in table().megatron:
                 remedy = "Megatron's pretrain_gpt.py does: program: pretrain_gpt.py"
-            raise UsageError(f"{where}: the program gpt takes no {option}", remedy)
+            raise UsageError(f"{where}: the program gpt takes no {printable(option)}", remedy)
 
 
 def lacking(options: Iterable[str]) -> list[str]:
@@ -132,7 +133,8 @@ def check_megatron(options: dict[str, str], release: str, *, own: bool = False) 
         known = table().megatron.get(option)
         since = f"; Megatron has it {known}" if known else ""
         raise UsageError(
-            f"{where}: Megatron {release} has no {option}{since}", _closest(option, there)
+            f"{where}: Megatron {release} has no {printable(option)}{since}",
+            _closest(option, there),
         )
 
 

@@ -129,6 +129,12 @@ def test_a_wrong_value_is_refused_with_place_nearest_and_all() -> None:
         arguments.check_values([Given("--lr-decay-style", ("WSD",), "here")], None)
 
 
+def test_an_option_of_two_lines_is_told_on_one() -> None:
+    for check in (arguments.check_ours, lambda one: arguments.check_megatron(one, "0.9.0")):
+        with pytest.raises(UsageError, match=r"run.yaml:2: a: .* no --a\\nb"):
+            check({"--a\nb": "run.yaml:2: a"})
+
+
 def test_right_values_and_options_without_choices_pass() -> None:
     options = [Given("--optimizer", ("sgd",), ""), Given("--data-path", ("anything",), "")]
     arguments.check_values([*options, Given("--fp16", (), "")], "0.9.0")
