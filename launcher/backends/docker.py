@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from launcher.backends import host
+from launcher.backends import host, shown
 from launcher.errors import EngineError
 from launcher.run.image import Facts, labelled
 from launcher.run.plan import Mount, Plan
+from launcher.run.secrets import is_secret, redacted
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -98,7 +98,7 @@ def _bytes(size: str) -> int:
 
 
 def command(plan: Plan) -> list[str]:
-    """The `docker run` that creates the same container."""
+    """The `docker run` that creates the same container; secrets come from the environment."""
     argv = ["docker", "run", "--name", container_name(plan), "--init"]
     argv += ["--interactive"] if plan.tie else []
     if plan.gpus.count:
@@ -116,12 +116,13 @@ def command(plan: Plan) -> list[str]:
         argv += ["--ulimit", f"{name}={limit}"]
     argv += ["--stop-timeout", str(plan.stop_grace)]
     for name, value in plan.env:
-        argv += ["--env", name if value is None else f"{name}={value}"]
+        by_name = value is None or is_secret(name)
+        argv += ["--env", name if by_name else f"{name}={value}"]
     for mount in plan.mounts:
         argv += ["--mount", _mount_option(mount)]
     for name, value in plan.labels:
         argv += ["--label", f"{name}={value}"]
-    return [*argv, plan.image, *plan.argv]
+    return [*argv, plan.image, *redacted(plan.argv)]
 
 
 def _mount_option(mount: Mount) -> str:
@@ -146,7 +147,7 @@ def show(plan: Plan) -> str:
     """`docker run`, after the `mkdir` that it needs; both work when pasted."""
     folders = [mount.source for mount in plan.mounts if not mount.read_only]
     made = [["mkdir", "-p", "--", *folders]] if folders else []
-    return "".join(f"{shlex.join(line)}\n" for line in [*made, command(plan)])
+    return shown.lines(made) + shown.wanted(plan.env) + shown.lines([command(plan)])
 
 
 def connect() -> DockerClient:

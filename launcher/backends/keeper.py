@@ -2,48 +2,101 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 PROCESS, STDOUT, STDERR, CODE = "process.json", "stdout", "stderr", "code"
 FILES = (PROCESS, STDOUT, STDERR, CODE)
+PARTIAL = ".partial"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PARENT, STATE, STARTED = 1, 0, 19
+"""Where these stand in /proc/PID/stat behind the command's name (man 5 proc_pid_stat)."""
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""linux/prctl.h"""
 
 
-def keep(folder: Path, labels: dict[str, str], argv: list[str]) -> None:
-    """Run `argv` with its output in `folder`; afterwards the exit code is there too."""
+def keep(folder: Path, labels: Mapping[str, str], argv: list[str]) -> None:
+    """Run `argv` with its output in `folder`; afterwards the exit code is there too.
+
+    Of what `argv` started nothing is left then. Where this process is killed, `argv` is asked to
+    stop. Raises OSError where it doesn't start.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    for signum in SIGNALS:  # where a whole group is asked to stop, the run is as well
+        signal.signal(signum, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a launcher holds them as it starts a run
     with (folder / STDOUT).open("wb") as out, (folder / STDERR).open("wb") as err:
-        process = subprocess.Popen(argv, stdout=out, stderr=err)
-    told = {"pid": process.pid, "started": started(process.pid), "labels": labels}
-    write(folder / PROCESS, json.dumps(told))
+        process = subprocess.Popen(
+            argv,
+            stdout=out,
+            stderr=err,
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+        )
+    told = {"process": identity(process.pid), "keeper": identity(os.getpid()), "labels": labels}
+    _write(folder / PROCESS, json.dumps(told))
     code = process.wait()
-    write(folder / CODE, str(128 - code if code < 0 else code))
+    while left := _children():
+        _end(left)
+    _write(folder / CODE, str(128 - code if code < 0 else code))
 
 
-def started(pid: int) -> str:
-    """When a process was started, in the kernel's ticks, which tells it from a later one."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    fields = stat.rpartition(")")[2].split()
-    return "" if fields[0] == "Z" else fields[19]
+def identity(pid: int) -> tuple[int, str]:
+    """A process, told from any later one of its number by its start, in the kernel's ticks."""
+    return pid, _stat(pid)[STARTED]
 
 
-def write(path: Path, text: str) -> None:
+def alive(process: tuple[int, str]) -> bool:
+    """Whether that very process goes on."""
+    with suppress(OSError):
+        fields = _stat(process[0])
+        return fields[STARTED] == process[1] and fields[STATE] != "Z"
+    return False
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _children() -> list[int]:
+    """The processes that this one is the parent of, those included that it has inherited."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if _stat(int(path.name))[PARENT] == str(os.getpid()):
+                found.append(int(path.name))
+    return found
+
+
+def _end(children: list[int]) -> None:
+    for pid in children:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _write(path: Path, text: str) -> None:
     """Write a file that nobody sees half of."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(path.name + PARTIAL)
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
 
 
-def main(argv: list[str]) -> NoReturn:
+def main(argv: list[str]) -> None:
+    """Keep a run; what can't be started is told in one line."""
     folder, labels, *command = argv
-    keep(Path(folder), json.loads(labels), command)
-    sys.exit(0)
+    try:
+        keep(Path(folder), json.loads(labels), command)
+    except OSError as error:
+        sys.exit(f"{error.filename or command[0]}: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -13,16 +13,20 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
-from launcher.backends import Ended, Job, host, keeper
+from launcher.backends import Cause, Ended, Job, host, keeper, shown
 from launcher.errors import EngineError
-from launcher.run.image import Facts
+from launcher.run.image import LABEL, Facts
 from launcher.run.plan import Plan
 from launcher.run.program import SOURCE
+from launcher.run.secrets import is_secret, redacted
 from launcher.settings import ROOT, settings
+from launcher.train import checkout
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 KILLED = 137
 POLL_SECONDS = 0.05
 START_SECONDS = 30.0
@@ -33,8 +37,25 @@ try:
     release = metadata.version("megatron-core")
 except metadata.PackageNotFoundError:
     release = None
-print(json.dumps([release, util.find_spec("torch") is not None]))
+try:
+    core = util.find_spec("megatron.core")
+except ModuleNotFoundError:
+    core = None
+print(json.dumps([util.find_spec("torch") is not None, release, core and core.origin]))
 """
+ENTER = """\
+import os, sys
+process, *command = sys.argv[1:]
+with open(f"/proc/{process}/environ", "rb") as stream:
+    variables = [variable.partition(b"=") for variable in stream.read().split(b"\\0")]
+os.chdir(f"/proc/{process}/cwd")
+try:
+    os.execvpe(command[0], command, {name: value for name, equals, value in variables if equals})
+except OSError as error:
+    print(f"launcher: {command[0]}: {error.strerror}", file=sys.stderr)
+    sys.exit(127)
+"""
+"""Becomes a command with the folder and the variables of a run's process."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +73,7 @@ def request(plan: Plan, environ: Mapping[str, str]) -> Request:
     path = [str(ROOT), env.get("PYTHONPATH") or environ.get("PYTHONPATH", "")]
     env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     if not plan.gpus.everything:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(_devices(plan, environ))
+        env[VISIBLE] = ",".join(_devices(plan, environ))
     return Request(plan.argv, env, plan.workdir)
 
 
@@ -60,21 +81,27 @@ def _devices(plan: Plan, environ: Mapping[str, str]) -> list[str]:
     """The GPUs to show: those named, else the first of those that are visible here."""
     if plan.gpus.devices or not plan.gpus.count:
         return list(plan.gpus.devices)
-    visible = _visible(environ) or [str(index) for index in range(plan.gpus.count)]
-    return visible[: plan.gpus.count]
+    if VISIBLE in environ:
+        return _visible(environ)[: plan.gpus.count]
+    return [str(index) for index in range(plan.gpus.count)]
 
 
 def _visible(environ: Mapping[str, str]) -> list[str]:
-    return [one for one in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    """The GPUs that CUDA_VISIBLE_DEVICES names, which end at the first that is none."""
+    named = [one.strip() for one in environ[VISIBLE].split(",")]
+    return [*takewhile(lambda one: one not in ("", "-1"), named)]
 
 
-def show(asked: Request, folders: list[str]) -> str:
-    """The request as commands that work when pasted into a shell."""
-    lines = [["mkdir", "-p", "--", *folders]] if folders else []
-    lines += [["cd", asked.cwd]] if asked.cwd else []
-    variables = [f"{name}={value}" for name, value in sorted(asked.env.items())]
-    lines.append(["env", *variables, *asked.argv])
-    return "".join(f"{shlex.join(line)}\n" for line in lines)
+def show(plan: Plan, asked: Request) -> str:
+    """The request of `plan` as commands that work when pasted into a shell; secrets aren't told."""
+    folders = [mount.source for mount in plan.mounts if not mount.read_only]
+    before = [["mkdir", "-p", "--", *folders]] if folders else []
+    before += [["cd", asked.cwd]] if asked.cwd else []
+    known = {name: value for name, value in asked.env.items() if not is_secret(name)}
+    words = ["env", *(shlex.quote(f"{name}={known[name]}") for name in sorted(known))]
+    words += [f'{name}="$(cat {shlex.quote(path)})"' for name, path in plan.secrets]
+    run = f"{' '.join(words)} {shlex.join(redacted(asked.argv))}\n"
+    return shown.lines(before) + shown.wanted(plan.env) + run
 
 
 @dataclass
@@ -82,8 +109,8 @@ class LocalJob:
     """A run's process and its files; `stdin` keeps a tied run's standard input open."""
 
     folder: Path
-    pid: int
-    started: str
+    process: tuple[int, str]
+    keeper: tuple[int, str]
     labels: Mapping[str, str]
     stdin: IO[bytes] | None = field(default=None, repr=False)
 
@@ -95,7 +122,7 @@ class LocalJob:
 
     @property
     def handle(self) -> str:
-        return str(self.pid)
+        return str(self.process[0])
 
     def output(self, *, follow: bool = True) -> Iterator[tuple[bool, bytes]]:
         """What it has written since its beginning, and with `follow` until its end."""
@@ -118,14 +145,20 @@ class LocalJob:
         return ended
 
     def ended(self) -> Ended | None:
-        alive = keeper.started(self.pid) == self.started
-        for _ in range(20):
-            with suppress(FileNotFoundError):
-                return Ended(int((self.folder / keeper.CODE).read_text()))
-            if alive:
-                return None
-            time.sleep(POLL_SECONDS)  # the process has ended, and its keeper is about to write
-        return Ended(KILLED)  # the keeper was killed with it
+        if code := self._code():
+            return code
+        if keeper.alive(self.process) or keeper.alive(self.keeper):
+            return None
+        if code := self._code():
+            return code
+        there = (self.folder / keeper.PROCESS).exists()
+        return Ended(KILLED, Cause.ITSELF if there else Cause.REMOVED)
+
+    def _code(self) -> Ended | None:
+        try:
+            return Ended(int((self.folder / keeper.CODE).read_text()))
+        except FileNotFoundError:
+            return None
 
     def stop(self, grace: int) -> None:
         self._signal(signal.SIGTERM)
@@ -133,47 +166,76 @@ class LocalJob:
         while self.ended() is None and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
         self.kill()
+        self.wait()
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
 
     def _signal(self, signum: signal.Signals) -> None:
-        if keeper.started(self.pid) == self.started:
+        if keeper.alive(self.process):
             with suppress(ProcessLookupError):
-                os.kill(self.pid, signum)
+                os.kill(self.process[0], signum)
 
     def remove(self) -> None:
         self.kill()
         self.wait()
-        for name in keeper.FILES:
-            (self.folder / name).unlink(missing_ok=True)
+        _remove_files(self.folder)
         if self.stdin:
             self.stdin.close()
 
 
+def _remove_files(folder: Path) -> None:
+    """Remove what the keeper wrote, and the folder where nothing else is in it."""
+    for name in keeper.FILES:
+        (folder / name).unlink(missing_ok=True)
+        (folder / f"{name}{keeper.PARTIAL}").unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
 def _start(plan: Plan, asked: Request) -> LocalJob:
-    folder = settings().runs / plan.run
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     environment = os.environ | asked.env | _secrets(plan)
     python = shutil.which(asked.argv[0], path=environment.get("PATH"))
     if python is None:
         raise EngineError(f"there is no {asked.argv[0]} here", "Install Python 3.10 or later.")
+    folder = settings().runs / plan.run
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     labels = json.dumps(dict(plan.labels))
     keep = [sys.executable, "-m", "launcher.backends.keeper", str(folder), labels]
-    process = subprocess.Popen(
-        [*keep, python, *asked.argv[1:]],
-        env=environment,
-        cwd=asked.cwd,
-        stdin=subprocess.PIPE if plan.tie else subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    until = time.monotonic() + START_SECONDS
-    while not (found := _job(folder)):
-        if process.poll() is not None or time.monotonic() > until:
-            raise EngineError("the run's process didn't start")
-        time.sleep(POLL_SECONDS)
-    found.stdin = process.stdin
-    return found
+    try:
+        process = subprocess.Popen(
+            [*keep, python, *asked.argv[1:]],
+            env=environment,
+            cwd=asked.cwd,
+            stdin=subprocess.PIPE if plan.tie else subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # else whoever reads the launcher's would wait for the run
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        _remove_files(folder)
+        raise EngineError(f"the run's process didn't start: {error}") from error
+    job = _started(process, folder)
+    job.stdin = process.stdin
+    return job
+
+
+def _started(process: subprocess.Popen[bytes], folder: Path) -> LocalJob:
+    """The job, as soon as its keeper has started it. Raises EngineError where it doesn't."""
+    assert process.stderr
+    with process.stderr:
+        until = time.monotonic() + START_SECONDS
+        going = True
+        while going and time.monotonic() < until:
+            going = process.poll() is None  # asked first: it may be done before it is looked at
+            if found := _job(folder):
+                return found
+            time.sleep(POLL_SECONDS)
+        process.kill()
+        reason = process.stderr.read().decode(errors="replace").strip()
+    process.wait()
+    _remove_files(folder)
+    raise EngineError(f"the run's process didn't start: {reason or 'no reason given'}")
 
 
 def _secrets(plan: Plan) -> dict[str, str]:
@@ -183,9 +245,9 @@ def _secrets(plan: Plan) -> dict[str, str]:
 def _job(folder: Path) -> LocalJob | None:
     try:
         told = json.loads((folder / keeper.PROCESS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return LocalJob(folder, tuple(told["process"]), tuple(told["keeper"]), told["labels"])
+    except (OSError, ValueError, KeyError):  # there is none, or another version's
         return None
-    return LocalJob(folder, told["pid"], told["started"], told["labels"])
 
 
 @dataclass(frozen=True)
@@ -199,8 +261,7 @@ class LocalBackend:
         return request(plan, os.environ)
 
     def show(self, plan: Plan) -> str:
-        folders = [mount.source for mount in plan.mounts if not mount.read_only]
-        return show(self.request(plan), folders)
+        return show(plan, self.request(plan))
 
     def facts(self, image: str) -> Facts | None:
         """Of this environment: the image's name means nothing here. Raises EngineError."""
@@ -210,19 +271,21 @@ class LocalBackend:
             )
         except (OSError, subprocess.CalledProcessError) as error:
             raise EngineError("python3 doesn't run here") from error
-        release, has_torch = json.loads(told.stdout)
+        has_torch, release, core = json.loads(told.stdout)
         if not has_torch:
             raise EngineError(
                 "python3 here has no torch",
                 "Activate the environment that has it, or take --backend docker.",
             )
+        if core:  # a checkout on PYTHONPATH wins over what is installed
+            release = checkout.release(Path(core).parents[2]) or release
         return Facts(release, Path(SOURCE).is_dir())
 
     def rootless(self) -> bool:
         return False
 
     def count_gpus(self) -> int | None:
-        if "CUDA_VISIBLE_DEVICES" in os.environ:
+        if VISIBLE in os.environ:
             return len(_visible(os.environ)) or None
         return host.count_gpus()
 
@@ -231,13 +294,16 @@ class LocalBackend:
 
     def jobs(self) -> list[Job]:
         found = (_job(path.parent) for path in settings().runs.glob(f"*/{keeper.PROCESS}"))
-        return [job for job in found if job]
+        made = f"{LABEL}created"
+        known = [job for job in found if job]
+        return sorted(known, key=lambda job: job.labels.get(made, ""), reverse=True)
 
     def shell(self, plan: Plan) -> list[str]:
-        return list(plan.argv) or [os.environ.get("SHELL", "bash")]
+        variables = [f"{name}={value}" for name, value in self.request(plan).env.items()]
+        return ["env", *variables, *(plan.argv or [os.environ.get("SHELL", "bash")])]
 
     def inside(self, job: Job, argv: list[str], *, terminal: bool) -> list[str]:
-        return argv
+        return [sys.executable, "-c", ENTER, job.handle, *argv]
 
     def environment(self) -> dict[str, str]:
         return dict(os.environ)

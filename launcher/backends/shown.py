@@ -1,0 +1,21 @@
+"""What the commands that are shown have in common: secrets stay out of them."""
+
+from __future__ import annotations
+
+import shlex
+
+from launcher.run.secrets import is_secret
+
+
+def lines(commands: list[list[str]]) -> str:
+    """The commands as a shell's lines."""
+    return "".join(f"{shlex.join(command)}\n" for command in commands)
+
+
+def wanted(env: tuple[tuple[str, str | None], ...]) -> str:
+    """A line for each secret among the variables, with which a shell asks for it where it has none.
+
+    The commands take its value from there.
+    """
+    named = [name for name, value in env if value is not None and is_secret(name)]
+    return "".join(f': "${{{name}:?export it first: its value is not shown}}"\n' for name in named)
