@@ -117,7 +117,7 @@ def make_plan(
     """
     gpus = gpus or parse_gpus(config.gpus)
     processes = processes_of(config, gpus)
-    started = program.program(config.program, _scripts(config, host))
+    started = _program(config, host)
     program.check(started, config, facts, origin, processes * config.nodes.count)
     layout.check(config, origin, processes)
     where = layout.layout(config, processes)
@@ -155,6 +155,14 @@ def make_plan(
         checkpoints=save,
         tie=tie,
     )
+
+
+def _program(config: RunConfig, host: Host) -> Program:
+    """The program, by its path as the run sees it."""
+    started = program.program(config.program, _scripts(config, host))
+    if started.host and not host.contained:
+        return replace(started, argv=(_path(started.host, host),))
+    return started
 
 
 def _scripts(config: RunConfig, host: Host) -> str:

@@ -56,7 +56,7 @@ def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, wor
         raise UsageError(
             f"{where}: {config.program} isn't in the image: "
             "its Megatron source, an sdist, has no scripts",
-            "Use program: gpt, or build with SOURCE=, a Megatron-LM checkout.",
+            "Use program: gpt, or give a Megatron-LM checkout with --source.",
         )
     if started.name == QUICKSTART:
         _check_quickstart(config, where, origin, world)
