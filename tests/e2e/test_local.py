@@ -1,0 +1,294 @@
+"""Runs of `--backend local` inside the CPU image, which is what people in a container do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launcher.settings import ROOT
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from tests.conftest import CpuImages
+
+RUN_FILE = """\
+name: local-test
+image: cpu
+gpus: 0
+processes: 2
+model: {num_layers: 2, hidden_size: 32, num_attention_heads: 4, seq_length: 32,
+  max_position_embeddings: 32, hidden_dropout: 0.0, attention_dropout: 0.0,
+  make_vocab_size_divisible_by: 8}
+training: {micro_batch_size: 2, global_batch_size: 4, train_iters: 100000, lr: 1.0e-3, seed: 1}
+parallel: {tensor_model_parallel_size: 2}
+data: {mock: true, vocab_size: 100}
+checkpoint: {save: out/save}
+logging: {log_interval: 1, eval_interval: 1000000, eval_iters: 1}
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_local_runs_pass_their_tests_in_the_image(
+    engine: DockerClient, cpu_images: CpuImages
+) -> None:
+    """The launcher and its packages come from this environment, behind the image's own."""
+    container = engine.containers.create(
+        cpu_images.build(),
+        ["python3", "-m", "pytest", "tests/e2e/test_local.py", "-m", "megatron"],
+        init=True,
+        network_mode="none",
+        working_dir="/repo",
+        environment={
+            "PYTHONPATH": "/opt/megatron/lib:/opt/packages/lib:/testing",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_ADDOPTS": "-p no:cacheprovider -p pytest_timeout",
+        },
+        volumes={
+            str(ROOT): {"bind": "/repo", "mode": "ro"},
+            str(Path(pytest.__file__).parents[1]): {"bind": "/testing", "mode": "ro"},
+        },
+    )
+    try:
+        container.start()
+        code = container.wait()["StatusCode"]
+        printed = container.logs().decode()
+    finally:
+        container.remove(force=True)
+    if "No module named 'pydantic_core" in printed:
+        pytest.skip("this environment's Python isn't the image's")
+    assert code == 0, printed[-6000:]
+    assert "skipped" not in printed.splitlines()[-1]
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+needs_megatron = pytest.mark.skipif(
+    not (_installed("torch") and _installed("megatron.core")),
+    reason="torch and megatron.core can't both be imported here",
+)
+
+
+def trains(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that trains."""
+    marked: Callable[..., None] = pytest.mark.megatron(needs_megatron(test))
+    return marked
+
+
+class Launchers:
+    """Starts launchers in a folder that holds the run file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "LAUNCHER_RUNS": str(folder / "runs"),
+        }
+        self.going: list[subprocess.Popen[str]] = []
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", *args],
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.going.append(process)
+        return process
+
+    def run(self, *args: str) -> subprocess.Popen[str]:
+        """A run, once it trains."""
+        process = self.start("run", "--backend", "local", "run.yaml", *args)
+        assert process.stdout
+        for line in process.stdout:
+            if " iteration " in line:
+                return process
+        pytest.fail(process.communicate()[1])
+
+    def __call__(self, *args: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*args)
+        out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    def ps(self) -> list[str]:
+        return self("ps", "-q").stdout.split()
+
+
+def ranks() -> list[str]:
+    """The commands of runners, ranks and keepers that go on."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if re.search(r"launcher\.train|launcher/train|backends\.keeper", words):
+            found.append(words)
+    return found
+
+
+@pytest.fixture
+def launchers(tmp_path: Path) -> Iterator[Launchers]:
+    """Starts launchers; afterwards neither a process nor a file of a run's output may be left."""
+    (tmp_path / "run.yaml").write_text(RUN_FILE)
+    started = Launchers(tmp_path)
+    yield started
+    for process in started.going:
+        process.kill()
+        process.communicate()
+    for run in started.ps():
+        started("stop", "--now", run)
+        started("stop", run)
+        pytest.fail(f"{run} was left")
+    assert ranks() == []
+    left = {path.name for path in (tmp_path / "runs").glob("*/*")}
+    assert left & {"process.json", "stdout", "stderr", "code"} == set()
+
+
+def saved(folder: Path) -> int:
+    """The iteration of the newest checkpoint."""
+    return int((folder / "out/save/latest_checkpointed_iteration.txt").read_text())
+
+
+@trains
+def test_ctrl_c_saves_and_it_goes_on_in_another_layout(
+    launchers: Launchers, tmp_path: Path
+) -> None:
+    process = launchers.run()
+    (run,) = launchers.ps()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    at = saved(tmp_path)
+    assert process.returncode == 0
+    assert f"run {run} stopped, exit code 0" in err
+    assert f"{tmp_path}/out/save/iter_{at:07d} (iteration {at})" in err
+
+    more = ("--set", f"training.train_iters={at + 2}", "--set", "training.lr_decay_iters=100000")
+    done = launchers("resume", run, "--processes", "1", *more)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "launcher: layout: TP=2 PP=1 DP=1 -> TP=1 PP=1 DP=1; the global batch stays 4"
+        in done.stderr
+    )
+    steps = re.findall(r" iteration +(\d+)/", done.stdout)
+    assert steps == [str(at + 1), str(at + 2)]
+    assert saved(tmp_path) == at + 2
+
+
+@trains
+def test_a_second_ctrl_c_ends_it_at_once(launchers: Launchers) -> None:
+    process = launchers.run()
+    process.send_signal(signal.SIGINT)
+    assert process.stderr
+    assert "asked the run to stop" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=120)
+    assert process.returncode in (0, 137)  # a save may have been quicker
+    assert ranks() == []
+
+
+@trains
+def test_it_outlives_its_launcher_and_is_found(launchers: Launchers, tmp_path: Path) -> None:
+    process = launchers.run()
+    process.kill()
+    process.wait()
+    (run,) = launchers.ps()
+    assert " running  local " in launchers("ps").stdout
+    assert " iteration        1/" in launchers("logs", run).stdout
+    done = launchers("exec", run, "--", "sh", "-c", 'echo "$PWD"; exit 5')
+    assert (done.returncode, done.stdout) == (5, f"{tmp_path}\n")
+
+    follower = launchers.start("attach", "local-test")
+    assert follower.stdout
+    assert any(" iteration        1/" in line for line in follower.stdout)
+    stopped = launchers("stop", run)
+    assert stopped.returncode == 0, stopped.stderr
+    _, err = follower.communicate(timeout=120)
+    assert follower.returncode == 0
+    assert f"run {run} stopped, exit code 0" in err
+    assert saved(tmp_path) > 0
+
+
+@trains
+def test_the_ranks_end_with_a_runner_that_is_killed(launchers: Launchers) -> None:
+    process = launchers.run()
+    runner = next(
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if b"\0-m\0launcher.train.runner\0" in path.read_bytes()
+        and b"backends.keeper" not in path.read_bytes()
+    )
+    os.kill(runner, signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 137
+    assert "failed, exit code 137" in err
+    assert ranks() == []
+
+
+@trains
+def test_tied_it_ends_with_its_launcher(launchers: Launchers) -> None:
+    process = launchers.run("--tie")
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 60
+    while ranks() and time.monotonic() < until:
+        time.sleep(0.2)
+    assert ranks() == []
+    (run,) = launchers.ps()
+    assert launchers("stop", run).returncode == 0  # what is left of an ended one is removed
+
+
+@trains
+def test_the_exit_code_is_the_programs(launchers: Launchers, tmp_path: Path) -> None:
+    (tmp_path / "three.py").write_text("import os; os._exit(3 if os.environ['RANK'] == '1' else 0)")
+    (tmp_path / "run.yaml").write_text(
+        "name: three\nimage: cpu\nprogram: ./three.py\ngpus: 0\nprocesses: 2\n"
+    )
+    done = launchers("run", "--backend", "local", "run.yaml")
+    assert done.returncode == 3, done.stderr
+
+
+@trains
+def test_detached_its_id_is_printed_and_it_trains(launchers: Launchers, tmp_path: Path) -> None:
+    few = ("--set", "training.train_iters=3")
+    done = launchers("run", "--backend", "local", "run.yaml", "--detach", *few)
+    assert done.returncode == 0, done.stderr
+    run = done.stdout.strip()
+    assert launchers.ps() == [run]
+    attached = launchers("attach", run)
+    assert attached.returncode == 0
+    assert "finished after iteration 3" in attached.stdout
+    assert saved(tmp_path) == 3
+
+
+@trains
+def test_the_shown_lines_train(launchers: Launchers, tmp_path: Path) -> None:
+    few = ("--set", "training.train_iters=2")
+    shown = launchers("run", "--backend", "local", "run.yaml", "--dry-run", *few).stdout
+    lines = shown[shown.index("mkdir -p") :]
+    assert shlex.split(lines)[3] == f"{tmp_path}/out/save"
+    done = subprocess.run(
+        ["sh", "-e"], input=lines, env=launchers.env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert saved(tmp_path) == 2
