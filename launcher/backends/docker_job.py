@@ -29,6 +29,8 @@ FRAME = struct.Struct(">BxxxL")
 """What stands before each piece of output: the stream it is of, and its length in bytes."""
 
 KILLED = 137
+BEING_REMOVED = 409
+"""The engine's answer to a request to remove what somebody else has asked it to remove."""
 
 
 class MemlockRefused(Exception):
@@ -221,6 +223,8 @@ def _remove(api: APIClient, container: str) -> None:
     except NotFound:
         return
     except FAILURES as error:
+        if isinstance(error, APIError) and error.status_code == BEING_REMOVED:
+            return
         _tell(f"the container is still there: {_reason(error)}; docker rm -f {container[:12]}")
 
 

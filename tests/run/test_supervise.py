@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.backends import Cause, Ended, Lost
@@ -133,6 +133,7 @@ def cut_streams(draw: st.DrawFn) -> tuple[bytes, bytes, list[FakeJob]]:
     return out, err, jobs
 
 
+@settings(deadline=None)
 @given(cut_streams())
 def test_each_byte_is_passed_on_once_however_often_the_engine_goes(
     drawn: tuple[bytes, bytes, list[FakeJob]],
@@ -152,6 +153,7 @@ def test_each_byte_is_passed_on_once_however_often_the_engine_goes(
     assert len(follower.tail.text.encode(errors="replace")) >= len(out + err)
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=1 << 16), max_size=12))
 def test_the_tail_is_the_end_of_the_output(written: list[bytes]) -> None:
     tail = supervise.Tail()

@@ -1,0 +1,754 @@
+"""Every way that a run can end, with a real engine: told for what it was, and nothing is left."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pytest
+
+from launcher.engine import packages, private
+from launcher.engine.connect import engine_host
+from launcher.settings import ROOT, Settings
+from launcher.train import folders
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.containers import Container
+
+    from tests.conftest import CpuImages
+
+pytestmark = pytest.mark.engine
+
+WITHIN = 180.0  # seconds, on a machine that is busy with other things
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+
+RUNNER = """\
+# Stands in for the runner, which needs torch: starts the program in its own place.
+import os, sys
+program = sys.argv[sys.argv.index("--") + 1 :]
+os.execv(sys.executable, [sys.executable, *program])
+"""
+FAULTS = """\
+# Put into a rank's Python: at a line of output that a line of /faults/at names it kills the
+# rank, or holds it until /faults/go is there. Each line of that file counts once.
+import os, signal, sys, time
+
+AT, GO = "/faults/at", "/faults/go"
+
+class Output:
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, text):
+        written = self.stream.write(text)
+        what, _, where = open(AT).readline().rstrip("\\n").partition(" ")
+        if where and where in text:
+            self.stream.flush()
+            rest = open(AT).readlines()[1:]
+            open(AT, "w").writelines(rest)
+            if what == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            while not os.path.exists(GO):
+                time.sleep(0.05)
+        return written
+
+if "RANK" in os.environ:
+    sys.stdout = Output(sys.stdout)
+"""
+COUNTER = """\
+import signal, sys, time
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+n = 0
+while not asked:
+    print("line", n, flush=True)
+    n += 1
+    time.sleep(0.05)
+print("saved after", n, flush=True)
+sys.exit(7)
+"""
+DEAF = """\
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def until(happened: Callable[[], Any], what: object) -> Any:
+    """What it gives, as soon as that is true; `what` is told where it never is."""
+    deadline = time.monotonic() + WITHIN
+    while not (found := happened()):
+        assert time.monotonic() < deadline, str(what)
+        time.sleep(0.02)
+    return found
+
+
+class Started:
+    """A launcher that was started, and what it has written so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.kept = {process.stdout: bytearray(), process.stderr: bytearray()}
+        self.readers = [
+            threading.Thread(target=self._read, args=(stream,), daemon=True)
+            for stream in self.kept
+            if stream
+        ]
+        for reader in self.readers:
+            reader.start()
+
+    def _read(self, stream: IO[bytes]) -> None:
+        while data := os.read(stream.fileno(), 1 << 16):
+            self.kept[stream] += data
+
+    @property
+    def out(self) -> str:
+        return self.kept[self.process.stdout].decode()
+
+    @property
+    def err(self) -> str:
+        return self.kept[self.process.stderr].decode()
+
+    def said(self, text: str) -> None:
+        """Wait until it has said that, on either stream."""
+
+        def found() -> bool:
+            over = self.process.poll() is not None
+            if over:
+                self._complete()
+            said = text in self.out + self.err
+            assert said or not over, self
+            return said
+
+        until(found, self)
+
+    def _complete(self) -> None:
+        for reader in self.readers:
+            reader.join(WITHIN)
+
+    def ends(self) -> int:
+        """Its exit code, once all it has written is here."""
+        code = self.process.wait(WITHIN)
+        self._complete()
+        return code
+
+    def told(self) -> list[str]:
+        """The launcher's own lines."""
+        lines = self.err.splitlines()
+        return [line.removeprefix("launcher: ") for line in lines if line.startswith("launcher: ")]
+
+    def __str__(self) -> str:
+        return f"{self.out[-2000:]}\n{self.err[-4000:]}"
+
+
+@dataclass
+class Site:
+    """A folder in which the launcher is used, on one engine."""
+
+    folder: Path
+    client: DockerClient
+    name: str
+    started: list[Started] = field(default_factory=list)
+
+    def write(self, config: dict[str, Any], program: str = "") -> None:
+        (self.folder / "run.yaml").write_text(json.dumps({"name": self.name, **config}))
+        (self.folder / "program.py").write_text(program)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        own = {"LAUNCHER_RUNS": str(self.folder / "runs"), "TMPDIR": str(self.folder / "tmp")}
+        host = {"DOCKER_HOST": engine_host(self.client), "PYTHONPATH": str(ROOT)}
+        return {**os.environ, **own, **host}
+
+    def start(self, *arguments: str, **options: Any) -> Started:
+        """Start the launcher; its output is read as it comes."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            **{**pipes, "stdin": subprocess.DEVNULL, **options},
+        )
+        self.started.append(Started(process))
+        return self.started[-1]
+
+    def done(self, *arguments: str) -> Started:
+        """The launcher, ended."""
+        started = self.start(*arguments)
+        started.ends()
+        return started
+
+    def containers(self) -> list[Container]:
+        """All of the runs that were started here."""
+        wanted = {"label": f"megatron-launchpad.name={self.name}"}
+        found: list[Container] = self.client.containers.list(all=True, filters=wanted)
+        return found
+
+    def container(self) -> Container:
+        """The one that was started, running."""
+        running = until(
+            lambda: [one for one in self.containers() if one.status == "running"], "no container"
+        )
+        return running[0]
+
+    def run(self) -> str:
+        """The id of the run that goes on."""
+        label: str = self.container().labels["megatron-launchpad.run"]
+        return label
+
+    def end(self) -> list[str]:
+        """End what still goes on; what was left, by name, which should be nothing."""
+        for one in self.started:
+            if one.process.poll() is None:
+                one.process.kill()
+                one.process.wait()
+        left = [f"container {one.name} ({one.status})" for one in self.containers()]
+        for one in self.containers():
+            one.remove(force=True)
+        left += [f"file {path}" for path in (self.folder / "tmp").iterdir()]
+        left += [f"file {path}" for path in (self.folder / "runs").rglob("*.partial")]
+        return left + [f"process {pid}" for pid in self._processes()]
+
+    def _processes(self) -> Iterator[str]:
+        """Those that were started here, by their environment."""
+        mark = f"LAUNCHER_RUNS={self.folder / 'runs'}".encode()
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if mark in path.read_bytes().split(b"\0"):
+                    yield path.parent.name
+            except OSError:
+                continue
+
+
+def make_site(folder: Path, client: DockerClient) -> Site:
+    for part in ("standin/launcher/train", "tmp", "runs", "faults"):
+        (folder / part).mkdir(parents=True)
+    (folder / "standin/launcher/train/runner.py").write_text(RUNNER)
+    (folder / "faults/sitecustomize.py").write_text(FAULTS)
+    (folder / "faults/at").write_text("")
+    return Site(folder, client, f"faults-{os.urandom(3).hex()}")
+
+
+@pytest.fixture
+def site_here(engine: DockerClient, tmp_path: Path) -> Iterator[Site]:
+    """A folder to use the launcher in; afterwards nothing of it may be left."""
+    site = make_site(tmp_path, engine)
+    yield site
+    assert site.end() == []
+
+
+def standin(image: str, **resources: Any) -> dict[str, Any]:
+    """A run of ./program.py with the stand-in runner."""
+    limits = {"network": "none", "ipc": "private", "ulimits": {}, "stop_grace": 60, **resources}
+    return {
+        "image": {"name": image},
+        "program": "./program.py",
+        "gpus": 0,
+        "env": {"PYTHONPATH": "/standin"},
+        "mounts": [{"source": "standin", "target": "/standin"}],
+        "resources": limits,
+    }
+
+
+@pytest.fixture
+def counting(site_here: Site, python_image: str) -> Site:
+    """Where a run counts until it is asked to stop, and then exits with 7."""
+    site_here.write(standin(python_image), COUNTER)
+    return site_here
+
+
+def counted(text: str) -> int:
+    """How many lines the counter has written, all of them from the first, and then the last."""
+    *lines, last = text.splitlines()
+    assert lines == [f"line {n}" for n in range(len(lines))]
+    assert last == f"saved after {len(lines)}"
+    return len(lines)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_a_request(counting: Site, signum: int) -> None:
+    started = counting.start("run", "run.yaml")
+    started.said("line 3\n")
+    run = counting.run()
+    started.process.send_signal(signum)
+    assert started.ends() == 7
+    assert counted(started.out) > 3
+    assert started.told() == [
+        "asked the run to stop; it has 60 s. Once more ends it at once.",
+        f"run {run} stopped, exit code 7",
+    ]
+
+
+def test_the_second_signal_ends_the_run(site_here: Site, python_image: str) -> None:
+    site_here.write(standin(python_image), DEAF)
+    started = site_here.start("run", "run.yaml")
+    started.said("ready")
+    run = site_here.run()
+    started.process.send_signal(signal.SIGINT)
+    started.said("asked the run to stop")
+    assert started.process.poll() is None
+    started.process.send_signal(signal.SIGINT)
+    assert started.ends() == 137
+    assert started.told()[1:] == [f"run {run} stopped, exit code 137"]
+
+
+def test_a_killed_launcher_leaves_the_run_to_others(counting: Site) -> None:
+    first = counting.start("run", "run.yaml")
+    first.said("line 2\n")
+    first.process.kill()
+    assert first.ends() == -signal.SIGKILL
+    run = counting.run()
+    listed = counting.done("ps").out
+    assert re.search(rf"^{run} +{counting.name} +running ", listed, re.MULTILINE)
+    follower, logs = counting.start("attach", run), counting.start("logs", "-f", run)
+    for each in (follower, logs):
+        each.said("line 2\n")
+    assert counting.done("stop", run).process.returncode == 0
+    assert (follower.ends(), logs.ends()) == (7, 0)
+    assert counted(follower.out) == counted(logs.out) > 2
+    assert follower.told() == [f"run {run} stopped, exit code 7"]
+    assert run not in counting.done("ps", "-q").out.split()
+
+
+def test_a_run_that_ended_with_nobody_watching_is_kept_for_attach(counting: Site) -> None:
+    run = counting.done("run", "run.yaml", "--detach").out.strip()
+    stopped = counting.done("stop", run)
+    assert stopped.process.returncode == 0, stopped
+    assert stopped.told()[-1].endswith(f"python3 -m launcher attach {run}")
+    assert f"{run}" in counting.done("ps", "-q").out.split()
+    assert "ended (7)" in counting.done("ps").out
+    counted(counting.done("logs", run).out)
+    attached = counting.done("attach", run)
+    counted(attached.out)
+    assert attached.process.returncode == 7
+
+
+def test_a_stop_at_once_from_elsewhere_is_no_failure(counting: Site) -> None:
+    started = counting.start("run", "run.yaml", "--max-restarts", "3")
+    started.said("line 2\n")
+    run = counting.run()
+    assert counting.done("stop", "--now", run).process.returncode == 0
+    assert started.ends() == 137
+    assert started.told() == [f"run {run} stopped, exit code 137"]
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["hung up", "nohup"])
+def test_a_lost_terminal_leaves_the_run(counting: Site, deaf: bool) -> None:
+    near, far = os.openpty()
+
+    def take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        if deaf:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    first = counting.start(
+        *("run", "run.yaml"),
+        **{"stdin": far, "stdout": far, "stderr": far},
+        start_new_session=True,
+        preexec_fn=take_terminal,
+    )
+    os.close(far)
+    seen = b""
+    while b"line 2" not in seen:
+        seen += os.read(near, 1 << 10)
+    run = counting.run()
+    os.close(near)
+    assert first.ends() == -signal.SIGHUP if not deaf else first.ends() > 0
+    assert counting.container().status == "running"
+    follower = counting.start("attach", run)
+    follower.said("line 2\n")
+    follower.process.send_signal(signal.SIGTERM)
+    assert follower.ends() == 7
+    assert counted(follower.out) > 2
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (lambda one: one.kill(), "killed from outside, by SIGKILL"),
+        (lambda one: one.remove(force=True), "its container was removed from outside"),
+    ],
+    ids=["docker kill", "docker rm -f"],
+)
+def test_an_end_from_outside_is_told_as_one(
+    counting: Site, end: Callable[[Container], None], reason: str
+) -> None:
+    started = counting.start("run", "run.yaml")
+    started.said("line 2\n")
+    run = counting.run()
+    end(counting.container())
+    assert started.ends() == 137
+    assert started.told() == [f"run {run} failed, exit code 137: {reason}"]
+
+
+def test_restarts_are_used_up_and_the_last_exit_code_is_passed_on(
+    site_here: Site, python_image: str
+) -> None:
+    site_here.write(standin(python_image), "import sys; print('began', flush=True); sys.exit(5)")
+    done = site_here.done("run", "run.yaml", "--max-restarts", "2")
+    assert (done.process.returncode, done.out) == (5, "began\n" * 3)
+    failed, again, *rest = done.told()
+    assert failed.endswith("failed, exit code 5")
+    assert again == "starting it again: 1 of 2 times"
+    assert rest == [failed, "starting it again: 2 of 2 times", failed]
+
+
+@pytest.mark.parametrize("code", [2, 121])
+def test_a_refusal_is_not_started_again(site_here: Site, python_image: str, code: int) -> None:
+    site_here.write(standin(python_image), f"print('began', flush=True); raise SystemExit({code})")
+    done = site_here.done("run", "run.yaml", "--max-restarts", "2")
+    assert (done.process.returncode, done.out) == (code, "began\n")
+
+
+# A real runner from here on.
+
+
+@pytest.fixture(scope="module")
+def image(cpu_images: CpuImages) -> str:
+    """The cpu row with its default release."""
+    return cpu_images.build()
+
+
+def script(image: str, processes: int = 2, **resources: Any) -> dict[str, Any]:
+    """A run of ./program.py on several ranks."""
+    limits = {"network": "none", "stop_grace": 60, **resources}
+    here = {"program": "./program.py", "gpus": 0, "processes": processes}
+    return {"image": {"name": image}, **here, "resources": limits}
+
+
+AS_RANK_1 = "import os, signal, sys, time\nif os.environ['RANK'] != '1': time.sleep(600)\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [
+        ("sys.exit(3)", 3, "rank 1 exited with code 3"),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            137,
+            "rank 1 was killed by signal 9 (SIGKILL), exit code 137",
+        ),
+    ],
+)
+def test_a_failed_rank_is_told_with_its_exit_code(
+    site_here: Site, image: str, program: str, code: int, said: str
+) -> None:
+    site_here.write(script(image), AS_RANK_1 + program)
+    done = site_here.done("run", "run.yaml")
+    assert done.process.returncode == code, done
+    (told,) = done.told()
+    assert re.fullmatch(rf"run \w+ failed: {re.escape(said)}", told)
+
+
+GREEDY = "kept = []\nwhile True: kept.append(bytearray(b'x' * (1 << 24)))\n"
+
+
+def test_the_containers_memory_limit_is_told(site_here: Site, image: str) -> None:
+    if not site_here.client.info()["MemoryLimit"]:
+        pytest.skip("this engine has no cgroup to limit memory by")
+    site_here.write(script(image, memory="1g"), AS_RANK_1 + GREEDY)
+    done = site_here.done("run", "run.yaml")
+    assert done.process.returncode == 137, done
+    assert "out of memory (the container's limit" in done.told()[0]
+
+
+def test_a_tied_run_ends_by_itself_when_its_launcher_is_killed(site_here: Site, image: str) -> None:
+    site_here.write(script(image, processes=1), COUNTER)
+    first = site_here.start("run", "run.yaml", "--tie")
+    first.said("line 2\n")
+    run, container = site_here.run(), site_here.container()
+    first.process.kill()
+    container.wait(timeout=WITHIN)
+    assert counted(container.logs(stderr=False).decode()) > 2
+    assert "ended (7)" in site_here.done("ps").out
+    assert site_here.done("attach", run).process.returncode == 7
+
+
+def training(image: str, processes: int = 1, **checkpoint: Any) -> dict[str, Any]:
+    """A tiny model on made-up data, with 60 steps of which every 20th is saved."""
+    return {
+        "image": {"name": image},
+        **{"program": "gpt", "gpus": 0, "processes": processes},
+        "env": {"PYTHONPATH": "/faults:/opt/megatron/lib:/opt/packages"},
+        "mounts": [{"source": "faults", "target": "/faults", "read_only": False}],
+        "model": {
+            **{"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "seq_length": 32},
+            **{"max_position_embeddings": 32, "make_vocab_size_divisible_by": 8},
+        },
+        "training": {
+            **{"micro_batch_size": 2, "global_batch_size": 2, "train_iters": 60},
+            **{"lr": 1.0e-3, "lr_decay_iters": 60},
+        },
+        "parallel": {"tensor_model_parallel_size": processes},
+        "data": {"mock": True, "vocab_size": 100},
+        "checkpoint": {"save": "save", "save_interval": 20, **checkpoint},
+        "logging": {"log_interval": 1, "eval_interval": 1000, "eval_iters": 0},
+        "resources": {"network": "none", "stop_grace": 120},
+    }
+
+
+def iterations(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r" iteration +(\d+)/", text)]
+
+
+def pasted(site: Site, told: list[str]) -> Started:
+    """What the command does that a run's ending names."""
+    (line,) = [line for line in told if line.startswith("to go on: ")]
+    python, *arguments = shlex.split(line.removeprefix("to go on: "))
+    assert (python, arguments[:2]) == ("python3", ["-m", "launcher"])
+    return site.done(*arguments[2:])
+
+
+def test_a_stopped_training_run_saves_and_goes_on_and_a_truncated_checkpoint_is_set_aside(
+    site_here: Site, image: str
+) -> None:
+    site_here.write(training(image))
+    (site_here.folder / "faults/at").write_text("hold iteration       25/\n")
+    save = site_here.folder / "save"
+    first = site_here.start("run", "run.yaml")
+    first.said("iteration       25/")
+    run = site_here.run()
+    first.process.send_signal(signal.SIGINT)
+    first.said("asked 1 ranks to stop")
+    (site_here.folder / "faults/go").touch()
+    assert first.ends() == 0, first
+    last = iterations(first.out)[-1]
+    assert 25 <= last < 30
+    assert first.told() == [
+        f"asked the run to stop and save to {save}; it has 120 s. Once more ends it at once.",
+        f"run {run} stopped, exit code 0",
+        f"newest complete checkpoint: {folders.folder(save, last)} (iteration {last})",
+        f"to go on: python3 -m launcher resume {run}",
+    ]
+    second = pasted(site_here, first.told())
+    assert second.process.returncode == 0, second
+    assert iterations(second.out) == [*range(last + 1, 61)]
+    assert second.told() == []  # it has finished
+
+    newest = folders.folder(save, 60)
+    largest = max(newest.iterdir(), key=lambda path: path.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+    third = site_here.done("resume", run)
+    assert third.process.returncode == 0, third
+    assert iterations(third.out) == [*range(41, 61)]
+    assert third.told() == [f"an incomplete checkpoint was set aside: {newest}.incomplete"]
+    assert not folders.newest_complete(save).problem  # type: ignore[union-attr]
+
+
+def test_a_killed_rank_is_restarted_from_the_newest_complete_checkpoint(
+    site_here: Site, image: str
+) -> None:
+    site_here.write(training(image, processes=2))
+    (site_here.folder / "faults/at").write_text(
+        "kill iteration       30/\nkill iteration       50/"
+    )
+    partial = folders.partial(site_here.folder / "save", 40)
+    partial.mkdir(parents=True)  # as a kill within a save leaves it
+    done = site_here.done("run", "run.yaml", "--max-restarts", "2")
+    assert done.process.returncode == 0, done
+    assert iterations(done.out) == [*range(1, 31), *range(21, 51), *range(41, 61)]
+    save = site_here.folder / "save"
+    told = [line for line in done.told() if line.startswith(("going on", "starting it again"))]
+    assert told == [
+        "starting it again: 1 of 2 times",
+        f"going on from {folders.folder(save, 20)}",
+        "starting it again: 2 of 2 times",
+        f"going on from {folders.folder(save, 40)}",
+    ]
+    assert f"an incomplete checkpoint was set aside: {folders.folder(save, 40)}.incomplete" in [
+        *done.told()
+    ]
+    assert sum("was killed by signal 9 (SIGKILL)" in line for line in done.told()) == 2
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, with 64 MB."""
+    folder = tmp_path / "save"
+    folder.mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)],
+        check=True,
+    )
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write to a file until its disk is full."""
+    with path.open("wb", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(bytes(1 << 12))
+
+
+@needs_root
+def test_a_full_disk_is_told_and_the_checkpoint_before_it(
+    small_disk: Path, site_here: Site, image: str
+) -> None:
+    site_here.write(training(image))
+    (site_here.folder / "faults/at").write_text("hold iteration       25/\n")
+    started = site_here.start("run", "run.yaml")
+    started.said("iteration       25/")
+    run = site_here.run()
+    fill(small_disk / "filler")
+    (site_here.folder / "faults/go").touch()
+    assert started.ends() == 1, started
+    assert started.told() == [
+        f"run {run} failed, exit code 1: a disk is full",
+        f"newest complete checkpoint: {folders.folder(small_disk, 20)} (iteration 20)",
+        f"to go on: python3 -m launcher resume {run}",
+    ]
+    assert [*small_disk.glob("*.partial")] == []
+
+
+# An engine of its own from here on, which ends and starts again.
+
+KEEPER = """\
+# First process of an engine's namespaces: ends it in order or kills it, and starts it again, as
+# its standard input says. It collects every process, as the engine looks for those of its last.
+import os, signal, sys, time
+ended = set()
+
+def reap(*_):
+    try:
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            ended.add(pid)
+    except ChildProcessError:
+        return
+
+def start():
+    none = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+    return os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ, file_actions=[none])
+
+def end(signum):
+    os.kill(engine, signum)
+    while engine not in ended:
+        time.sleep(0.02)
+
+signal.signal(signal.SIGCHLD, reap)
+engine = start()
+for line in sys.stdin:
+    end(signal.Signals[line.strip()])
+    engine = start()
+end(signal.SIGTERM)
+"""
+
+
+@dataclass
+class MortalEngine:
+    """An engine that can be ended, and comes back."""
+
+    client: DockerClient
+    keeper: subprocess.Popen[str]
+
+    def restart(self, signum: signal.Signals) -> None:
+        assert self.keeper.stdin
+        self.keeper.stdin.write(f"{signum.name}\n")
+        self.keeper.stdin.flush()
+
+
+@pytest.fixture(scope="module")
+def mortal(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalEngine]:
+    """An engine of this module's own, with the launcher's packages."""
+    import docker
+
+    if reason := private.unsupported():
+        pytest.skip(f"private engine: {reason}")
+    folder = tmp_path_factory.mktemp("engine")
+    unpacked = site.cache / "engine/packages"
+    packages.unpack(unpacked, private.WANTED, private.OPTIONAL)
+    (folder / "packages").symlink_to(unpacked)
+    sockets = Path(tempfile.mkdtemp(prefix="launchpad-", dir=private._short_folder()))
+    place = private.Place(folder, sockets)
+    (sockets / "packages").symlink_to(unpacked)
+    place.settings.write_text("{}")
+    namespaces = ["--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--mount"]
+    argv = ["unshare", *namespaces, "--propagation", "slave", sys.executable, "-c", KEEPER]
+    with place.log.open("wb") as log:
+        keeper = subprocess.Popen(
+            [*argv, *private._engine_argv(place), "--bridge=none"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=packages.environment(unpacked),
+            start_new_session=True,
+        )
+    client = docker.DockerClient(base_url=place.host, version="1.41", timeout=60)
+    try:
+        until(lambda: private._answers(place), f"no engine: {place.log}")
+        yield MortalEngine(client, keeper)
+    finally:
+        client.close()
+        assert keeper.stdin
+        keeper.stdin.close()
+        try:
+            keeper.wait(60)
+        except subprocess.TimeoutExpired:
+            keeper.kill()  # with it goes everything in its namespaces
+            keeper.wait()
+        private._clean(place)
+
+
+@pytest.fixture
+def hollow_image(mortal: MortalEngine, tmp_path: Path) -> str:
+    """An image of links alone, for a container that has this machine's /usr."""
+    links = tmp_path / "links"
+    links.mkdir()
+    for name in ("bin", "lib", "lib64"):
+        (links / name).symlink_to(f"usr/{name}")
+    tar = subprocess.run(["tar", "-C", links, "-c", "."], check=True, capture_output=True).stdout
+    mortal.client.api.import_image_from_data(tar, repository="hollow", tag="1")
+    return "hollow:1"
+
+
+@pytest.fixture
+def site_there(mortal: MortalEngine, tmp_path: Path) -> Iterator[Site]:
+    """A folder to use the launcher in, on the engine that ends."""
+    site = make_site(tmp_path, mortal.client)
+    yield site
+    assert site.end() == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_restarted_engine_is_waited_for_and_told(
+    mortal: MortalEngine, site_there: Site, hollow_image: str, signum: signal.Signals
+) -> None:
+    config = standin(hollow_image)
+    config["mounts"].append({"source": "/usr", "target": "/usr"})
+    config["env"]["PATH"] = "/usr/bin"
+    site_there.write(config, COUNTER)
+    started = site_there.start("run", "run.yaml", "--max-restarts", "1")
+    started.said("line 3\n")
+    run = site_there.run()
+    mortal.restart(signum)
+    started.said("starting it again: 1 of 1 times")
+    first = started.out
+    until(lambda: started.out.count("line 3\n") == 2, started)
+    started.process.send_signal(signal.SIGTERM)
+    assert started.ends() == 7, started
+    if signum == signal.SIGTERM:
+        counted(first)  # each line once, to the last
+    told = started.told()
+    assert re.search(rf"run {run} failed, exit code \d+: the engine was restarted", str(told))
+    assert told[-1] == f"run {run} stopped, exit code 7"
