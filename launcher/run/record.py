@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from launcher.errors import UsageError
 from launcher.run.assemble import Asked
 from launcher.run.config import RunConfig
 from launcher.run.plan import Plan
-from launcher.run.secrets import is_secret
+from launcher.run.secrets import HIDDEN, is_secret, is_secret_option, redacted
 from launcher.run.source import Origin
 from launcher.settings import settings
 
@@ -23,7 +24,8 @@ FILE = "run.json"
 class Record:
     """A run as it was asked for; `config` is the run file with all that was laid over it.
 
-    `processes` is the number on each node. The values of secrets aren't in it.
+    `processes` is the number on each node. The values of secrets aren't in it; `hidden` are the
+    keys that they were left out of; of `rest`, "--" and the option.
     """
 
     run: str
@@ -35,6 +37,7 @@ class Record:
     config: dict[str, Any]
     rest: tuple[str, ...]
     processes: int
+    hidden: tuple[str, ...] = ()
 
     def asked(self) -> Asked:
         """What was asked for, to be assembled into a plan again."""
@@ -46,9 +49,18 @@ class Record:
 def of(plan: Plan, asked: Asked, backend: str) -> Record:
     """The record of a run that is about to start."""
     config = asked.config.model_dump(mode="json", exclude_unset=True)
-    config["env"] = {
-        name: None if is_secret(name) else value for name, value in config.get("env", {}).items()
-    }
+    rest, hidden = redacted(asked.rest), list[str]()
+    for name in filter(is_secret, config.get("env", {})):
+        config["env"][name] = None
+        hidden.append(f"env.{name}")
+    args = config.get("megatron_args", {})
+    for name in filter(is_secret_option, args):
+        if not isinstance(args[name], bool | None):
+            args[name] = HIDDEN
+            hidden.append(f"megatron_args.{name}")
+    if rest != asked.rest:
+        options = (word.partition("=")[0] for word in rest if word.startswith("--"))
+        hidden += [f"-- {option}" for option in options if is_secret_option(option)]
     return Record(
         run=plan.run,
         name=plan.name,
@@ -57,9 +69,32 @@ def of(plan: Plan, asked: Asked, backend: str) -> Record:
         cwd=asked.cwd,
         file=asked.origin.name,
         config=config,
-        rest=asked.rest,
+        rest=rest,
         processes=plan.processes_per_node,
+        hidden=tuple(hidden),
     )
+
+
+def check_secrets(record: Record, config: RunConfig, environ: Mapping[str, str]) -> None:
+    """See that each secret that the record left out is there for `config`, which goes on with it.
+
+    Raises UsageError that names those that aren't.
+    """
+    lacking = [key for key in record.hidden if not _supplied(key, config, environ)]
+    if lacking:
+        raise UsageError(
+            f"run {record.run}: the record keeps no secrets, and lacks {', '.join(lacking)}",
+            "Export a variable of env by its name, or set the key: --set KEY=VALUE. "
+            "What stood after -- needs a new run.",
+        )
+
+
+def _supplied(key: str, config: RunConfig, environ: Mapping[str, str]) -> bool:
+    section, _, name = key.partition(".")
+    if section == "env":
+        literal = config.env.get(name) is not None
+        return literal or name in config.secrets or name in environ or name not in config.env
+    return section == "megatron_args" and config.megatron_args.get(name) != HIDDEN
 
 
 def folder(run: str) -> Path:

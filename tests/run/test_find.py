@@ -1,0 +1,99 @@
+"""Runs are found on every backend that answers; one that doesn't is told where it matters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.backends import Ended, Lost
+from launcher.errors import EngineError, UsageError
+from launcher.run import find
+
+
+@dataclass
+class MadeUpJob:
+    """Stands in for a backend's job."""
+
+    run: str
+    name: str
+    created: str
+    end: Ended | Exception | None = None
+    more: dict[str, str] = field(default_factory=dict)
+    backend = "made up"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        told = {"name": self.name, "created": self.created, **self.more}
+        return {f"megatron-launchpad.{key}": value for key, value in told.items()}
+
+    def ended(self) -> Ended | None:
+        if isinstance(self.end, Exception):
+            raise self.end
+        return self.end
+
+
+@dataclass
+class MadeUp:
+    """Stands in for a backend; with an error it doesn't answer."""
+
+    known: list[MadeUpJob] = field(default_factory=list)
+    error: Exception | None = None
+
+    def jobs(self) -> list[MadeUpJob]:
+        if self.error:
+            raise self.error
+        return self.known
+
+
+FIRST = MadeUpJob("aa11", "first", "2025-01-01")
+SECOND = MadeUpJob("bb22", "second", "2025-01-02")
+THIRD = MadeUpJob("cc33", "third", "2025-01-03")
+
+
+@pytest.fixture
+def backends(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two backends, in place of the real ones."""
+    found: dict[str, Any] = {"docker": MadeUp([FIRST, THIRD]), "local": MadeUp([SECOND])}
+    monkeypatch.setattr(find, "BACKENDS", found)
+    monkeypatch.setattr(find, "backend", found.__getitem__)
+    return found
+
+
+def test_the_jobs_of_all_backends_are_newest_first(backends: dict[str, Any]) -> None:
+    assert find.jobs() == [
+        (backends["docker"], THIRD),
+        (backends["local"], SECOND),
+        (backends["docker"], FIRST),
+    ]
+
+
+@pytest.mark.parametrize("error", [EngineError("no engine", "Start one."), Lost("gone")])
+def test_a_backend_that_does_not_answer_has_none(
+    backends: dict[str, Any], error: Exception
+) -> None:
+    backends["docker"].error = error
+    assert find.jobs() == [(backends["local"], SECOND)]
+    assert find.job("second") == (backends["local"], SECOND)
+    with pytest.raises(EngineError) as caught:
+        find.job("third")
+    assert caught.value.problem == f"no run 'third', and not all was asked: docker: {error.args[0]}"
+
+
+def test_where_all_answer_an_unknown_run_is_a_wrong_argument(backends: dict[str, Any]) -> None:
+    assert find.job("third") == (backends["docker"], THIRD)
+    with pytest.raises(UsageError, match="no run 'fourth'"):
+        find.job("fourth")
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [(None, "running"), (Ended(3), "ended (3)"), (Lost("gone"), "unknown")],
+)
+def test_a_row(end: Any, state: str, tmp_path: Path) -> None:
+    more = {"gpus": "2", "image": "some/image", "checkpoints": str(tmp_path)}
+    job: Any = MadeUpJob("aa11", "first", "2025", end, more)
+    told = ("aa11", "first", state, "made up", "2", "some/image", "2025", "")
+    assert find.row(job) == told
