@@ -6,20 +6,26 @@ import csv
 import json
 import os
 import shlex
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.backends import docker
+from launcher.run import source
 from launcher.run.gpus import Gpus, parse_gpus
-from launcher.run.plan import Mount, Plan
+from launcher.run.image import Facts
+from launcher.run.plan import Host, Mount, Plan, Stamp, make_plan
+from launcher.run.secrets import is_secret
 
 GOLDEN = Path(__file__).parent / "golden"
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
-NAMES = st.from_regex(r"[A-Za-z_]\w{0,8}", fullmatch=True).filter(str.isascii)
+NAMES = st.from_regex(r"[a-z_]\w{0,8}", fullmatch=True).filter(
+    lambda name: name.isascii() and not is_secret(name)
+)
 PATHS = st.text(
     st.characters(exclude_characters="\0\r\n", exclude_categories=["Cs"]), min_size=1, max_size=12
 ).map("/".__add__)
@@ -120,3 +126,128 @@ def test_count_is_what_the_request_says(bare: Plan) -> None:
     everything = replace(bare, gpus=Gpus(8, everything=True))
     argv = docker.command(everything)
     assert argv[argv.index("--gpus") + 1] == "all"
+
+
+SECRET = "s3cr3t"  # noqa: S105
+
+
+def with_secrets(plan: Plan) -> Plan:
+    argv = ("python3", "-m", "x", "--wandb-api-key", SECRET, f"--hf-token={SECRET}", "--seed", "7")
+    return replace(plan, argv=argv, env=(("API_KEY", SECRET), ("DEBUG", "1")))
+
+
+def test_a_secret_is_asked_for_by_name_in_what_is_shown(bare: Plan) -> None:
+    plan = with_secrets(bare)
+    shown = docker.show(plan)
+    assert SECRET not in shown
+    line, command = shown.splitlines()
+    assert line == ': "${API_KEY:?export it first: its value is not shown}"'
+    words = shlex.split(command)
+    assert words[words.index("--env") + 1] == "API_KEY"
+    assert words[-5:] == ["--wandb-api-key", "(hidden)", "--hf-token=(hidden)", "--seed", "7"]
+    assert f"API_KEY={SECRET}" in docker.request(plan).body["Env"]
+    assert SECRET in docker.request(plan).body["Cmd"]
+
+
+STAND_IN = """\
+#!/bin/sh
+# Stands in for docker: writes down its arguments.
+for word; do printf '%s\\0' "$word"; done > "$TOLD"
+"""
+
+
+@pytest.fixture(scope="module")
+def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PATH with a docker that only writes down what it is told."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "docker").write_text(STAND_IN)
+    (folder / "docker").chmod(0o755)
+    return folder
+
+
+HOSTILE = st.sampled_from(
+    ["$(touch pwned)", "`touch pwned`", "; touch pwned", "'; touch pwned #", "\n touch pwned", "*"]
+)
+
+
+@given(st.lists(HOSTILE | WORDS, min_size=1, max_size=4), HOSTILE | WORDS, HOSTILE)
+@settings(max_examples=30, deadline=None)
+def test_a_shell_takes_no_value_for_a_command(
+    bin_folder: Path, argv: list[str], value: str, path: str
+) -> None:
+    from .conftest import BARE
+
+    mounts = (Mount(f"/{path}".replace("\n", ""), "/data", True, "data.path"),)
+    plan = replace(BARE, argv=tuple(argv), env=(("A", value),), mounts=mounts, workdir=value or "/")
+    told = bin_folder / "told"
+    env = {"PATH": f"{bin_folder}:/usr/bin:/bin", "TOLD": str(told)}
+    text = docker.show(plan)
+    subprocess.run(["sh", "-e"], input=text.encode(), env=env, cwd=bin_folder, check=True)
+    words = told.read_bytes().decode().split("\0")[:-1]
+    assert ["docker", *words] == docker.command(plan)
+    assert sorted(path.name for path in bin_folder.iterdir()) == ["docker", "told"]
+
+
+ALLOWED = {
+    *("Init", "IpcMode", "Mounts", "Ulimits", "NetworkMode", "ShmSize", "Memory"),
+    "DeviceRequests",
+}
+
+
+def test_nothing_is_asked_for_that_opens_the_host(bare: Plan, full: Plan) -> None:
+    """No Privileged, CapAdd, Devices, PidMode, SecurityOpt: neither for these nor by name."""
+    for plan in (bare, full):
+        assert set(docker.request(plan).body["HostConfig"]) <= ALLOWED
+        assert {"--privileged", "--cap-add", "--device", "--pid"}.isdisjoint(docker.command(plan))
+    assert "NetworkMode" not in docker.request(bare).body["HostConfig"]
+
+
+def plan_of(tmp_path: Path, text: str) -> Plan:
+    """The plan of a run file for user 12345."""
+    file = tmp_path / "run.yaml"
+    file.write_text(f"name: a\nimage: {{name: i}}\nprogram: ./p.py\ngpus: 0\n{text}")
+    config, origin = source.load(str(file), [])
+    host = Host(12345, 100, "/home/u", str(tmp_path), "/cache")
+    return make_plan(config, origin, Facts(), host, Stamp("0a1b2c3d", "2025"))
+
+
+@pytest.mark.parametrize(
+    ("text", "network"),
+    [
+        ("", None),
+        ("nodes: {count: 2, master_addr: a}\n", "host"),
+        ("nodes: {count: 2, master_addr: a}\nresources: {network: net}\n", "net"),
+        ("resources: {network: host}\n", "host"),
+    ],
+)
+def test_the_hosts_network_is_for_several_nodes(
+    tmp_path: Path, text: str, network: str | None
+) -> None:
+    host = docker.request(plan_of(tmp_path, text)).body["HostConfig"]
+    assert host.get("NetworkMode") == network
+
+
+def test_no_socket_of_an_engine_is_in_a_container(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "data: {mock: true}\ncheckpoint: {save: out}\n")
+    mounts = docker.request(plan).body["HostConfig"]["Mounts"]
+    assert [mount["Source"] for mount in mounts] == [f"{tmp_path}/out", f"{tmp_path}/p.py"]
+
+
+@pytest.mark.parametrize(
+    ("options", "rootless"),
+    [
+        (["name=seccomp,profile=default"], False),
+        (["name=seccomp,profile=default", "name=rootless"], True),  # docker 20 to 28, podman 4, 5
+        (["name=apparmor", "name=seccomp,profile=builtin", "name=rootless", "name=cgroupns"], True),
+        (None, False),
+    ],
+)
+def test_a_rootless_engine_says_so(options: list[str] | None, rootless: bool) -> None:
+    class Api:
+        def info(self) -> dict[str, object]:
+            return {"SecurityOptions": options}
+
+    class Client:
+        api = Api()
+
+    assert docker.DockerBackend(Client).rootless() is rootless  # type: ignore[arg-type]

@@ -7,13 +7,16 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launcher.backends import docker
+from launcher.backends import docker, docker_job
+from launcher.run import files, source
 from launcher.run.gpus import parse_gpus
-from launcher.run.plan import Plan
+from launcher.run.image import Facts
+from launcher.run.plan import Host, Plan, Stamp, make_plan
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -27,8 +30,7 @@ CLI_DEFAULTS = {"ConsoleSize", "MemorySwappiness", "RestartPolicy"}
 @contextmanager
 def created(client: DockerClient, plan: Plan) -> Iterator[dict[str, Any]]:
     """What inspect shows of the container that the backend asks for."""
-    wanted = docker.request(plan)
-    container = client.api.create_container_from_config(wanted.body, wanted.name)["Id"]
+    container = docker_job._create(client.api, plan)
     try:
         yield client.api.inspect_container(container)
     finally:
@@ -82,18 +84,76 @@ def test_the_engine_is_asked_for_gpus(
     assert devices["Capabilities"] == [["gpu"]]
 
 
+def assert_same(client: DockerClient, plan: Plan) -> dict[str, Any]:
+    """What inspect shows of the launcher's own container, which the shown line's is like."""
+    with created(client, plan) as ours:
+        pass
+    with pasted(client, plan) as theirs:
+        pass
+    assert comparable(ours) == comparable(theirs)
+    return ours
+
+
 @pytest.mark.parametrize("kind", ["bare", "full", "all", "number", "one device"])
 def test_the_shown_line_makes_the_same_container(
-    engine: DockerClient, python_image: str, bare: Plan, full: Plan, kind: str
+    engine: DockerClient,
+    python_image: str,
+    bare: Plan,
+    full: Plan,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Only the command passes a variable's own value on; the backend does so as it launches.
-    full = replace(full, env=tuple(pair for pair in full.env if pair[1] is not None))
+    monkeypatch.setenv("TOKEN", "passed on by its name")
     asked = {"all": "all", "number": "2", "one device": "device=3"}.get(kind, "device=0,1")
     gpus = replace(parse_gpus(asked), count=2)
     plan = bare if kind == "bare" else replace(full, gpus=gpus)
     plan = replace(plan, image=python_image)
-    with created(engine, plan) as ours:
-        pass
-    with pasted(engine, plan) as theirs:
-        pass
-    assert comparable(ours) == comparable(theirs)
+    assert_same(engine, plan)
+
+
+RUN_FILE = """\
+name: a
+image: {{name: {image}}}
+program: ./program.py
+source: checkout
+gpus: 0
+processes: 2
+data: {{path: [1, text, 2.5, "te xt"], cache: index}}
+checkpoint: {{save: "out, put", load: before, keep: 2}}
+logging: {{tensorboard_dir: tb}}
+env: {{API_KEY: literal, TOKEN: null, QUOTED: "it's $HOME"}}
+secrets: {{WANDB_API_KEY: key}}
+mounts: [{{source: checkout, target: /mine}}, {{source: out, target: /out, read_only: false}}]
+resources: {{memory: 1g, ipc: private, shm_size: 64m, network: none, workdir: work, stop_grace: 7}}
+"""
+
+
+def test_of_a_run_file_with_everything_the_shown_line_makes_the_same_container(
+    engine: DockerClient, python_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "passed on by its name")
+    monkeypatch.setenv("API_KEY", "literal")  # the line takes it from here
+    (tmp_path / "key").write_text("s3cr3t\n")
+    for name in ("program.py", "text.bin", "text.idx", "te xt.bin", "te xt.idx"):
+        (tmp_path / name).touch()
+    for name in ("checkout", "before"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run.yaml").write_text(RUN_FILE.format(image=python_image))
+    config, origin = source.load(str(tmp_path / "run.yaml"), [])
+    host = Host(12345, 100, str(tmp_path), str(tmp_path), str(tmp_path / "cache"))
+    plan = make_plan(config, origin, Facts(), host, Stamp("0a1b2c3d", "2025"), tie=True)
+    files.prepare(plan)
+    assert "literal" not in docker.show(plan)
+    shown = assert_same(engine, plan)
+    assert shown["Config"]["User"] == "12345:100"
+    assert shown["Config"]["OpenStdin"] is True
+    assert shown["HostConfig"]["Memory"] == 1 << 30
+    assert shown["HostConfig"]["Privileged"] is False
+    assert "s3cr3t" not in str(shown)
+    variables = dict(pair.split("=", 1) for pair in shown["Config"]["Env"])
+    assert variables["TOKEN"] == "passed on by its name"  # noqa: S105
+    assert "WANDB_API_KEY" not in variables
+    read_only = {m["Destination"] for m in shown["Mounts"] if not m["RW"]}
+    assert {"/run/secrets/WANDB_API_KEY", "/opt/megatron/checkout", "/mine"} <= read_only
+    written = {m["Destination"] for m in shown["Mounts"] if m["RW"]}
+    assert written == {"/checkpoints", "/data-cache", "/tensorboard", "/work", "/out"}
