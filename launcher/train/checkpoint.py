@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import errno
 import os
 import re
 import shutil
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,12 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 
 from launcher.train import compat, folders
 from launcher.train.arguments import UsageError
-from launcher.train.ending import RunError
+from launcher.train.ending import RunError, has_lost_another
 
 FULL = 1 << 16
 """Bytes free on a disk that is as good as full."""
+
+PATIENCE = datetime.timedelta(seconds=2)
 
 
 @dataclass(frozen=True)
@@ -132,14 +136,12 @@ def save(root: str, model: Any, optimizer: Any, progress: Progress) -> Path:
         _on_rank_0(lambda: _make(partial))
         dist_checkpointing.save(state, str(partial))
         _on_rank_0(lambda: folders.publish(Path(root), progress.iteration))
-    except RunError:
-        raise
     except BaseException as error:  # torch's CheckpointException isn't an Exception
         reason = _reason(error, root)
+        speaks = _clear_up(Path(root), bool(reason))
         if reason is None:
             raise
-        folders.remove_partial(Path(root))
-        raise RunError(f"can't save to {root}: {reason}" if reason else "") from error
+        raise RunError(f"can't save to {root}: {reason}" if speaks else "") from error
     return folders.folder(root, progress.iteration)
 
 
@@ -165,16 +167,40 @@ def _on_rank_0(work: Callable[[], Any]) -> None:
 
 
 def _reason(error: BaseException, root: str) -> str | None:
-    """Why the system let no checkpoint be written, as far as this rank knows; None if it did.
+    """Why the system let no checkpoint be written, as far as this rank knows.
 
-    Errors come from other processes and other ranks, some as text alone; torch's own archives
-    don't even give the system's reason.
+    "" where another rank knows, None where it isn't the system's doing. Errors come from other
+    processes and ranks, some as text alone; torch's archives don't give the system's reason.
     """
     if code := re.search(r"\[Errno (\d+)\]", "".join(traceback.format_exception(error))):
         return os.strerror(int(code[1]))
-    if type(error).__name__ == "CheckpointException":
+    if isinstance(error, RunError) or type(error).__name__ == "CheckpointException":
         return ""
-    return os.strerror(errno.ENOSPC) if shutil.disk_usage(root).free < FULL else None
+    if not has_lost_another(error) and shutil.disk_usage(root).free < FULL:
+        return os.strerror(errno.ENOSPC)
+    return None
+
+
+def _clear_up(root: Path, knows: bool) -> bool:
+    """Remove what was written; whether this rank is the first that knows why, and so says it.
+
+    Ranks fail each for itself, and one that waits for another in a collective only when that
+    one has left: so they wait for each other, but not for long. The process group is of no
+    more use here; its store is. Rank 0 removes, when no other is writing any more.
+    """
+    store = torch.distributed.distributed_c10d._get_default_store()
+    rank, ranks = torch.distributed.get_rank(), range(torch.distributed.get_world_size())
+    first = False
+    with suppress(RuntimeError):
+        first = knows and store.add("save/known", 1) == 1
+        store.set(f"save/failed/{rank}", "")
+        awaited = ["save/removed"] if rank else [f"save/failed/{each}" for each in ranks]
+        store.wait(awaited, PATIENCE)
+    if rank == 0:
+        folders.remove_partial(root)
+        with suppress(RuntimeError):
+            store.set("save/removed", "")
+    return first
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,17 @@ def code(work: Callable[[], None]) -> int:
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:  # torch has some that aren't Exceptions
-        if any(words in str(error) for words in LOST):
+        if has_lost_another(error):
             _say(f"rank {os.environ.get('RANK')} has lost another rank")
         else:
             traceback.print_exc()
         return FAILED
     return 0
+
+
+def has_lost_another(error: BaseException) -> bool:
+    """Whether this rank failed for no more than that another one has ended."""
+    return any(words in str(error) for words in LOST)
 
 
 def _say(text: str) -> None:
