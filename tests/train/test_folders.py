@@ -125,6 +125,45 @@ def test_a_ranks_whole_folder_missing_is_found(tmp_path: Path) -> None:
     assert contents.problem(tmp_path / "iter_0000003") == "there are 1 of 2 folders mp_rank_…"
 
 
+def by_torch(folder: Path) -> None:
+    """A distributed checkpoint of torch's own."""
+    import torch
+    from torch.distributed import checkpoint
+
+    state = {"model": {"weight": torch.arange(1000.0)}, "iteration": 3}
+    checkpoint.save(state, checkpoint_id=str(folder), no_dist=True)
+
+
+def by_rank(folder: Path) -> None:
+    """A folder a rank, as upstream's programs save it: tensors, and the arguments as an object."""
+    import torch
+
+    for rank in range(2):
+        place = folder / f"mp_rank_{rank:02d}"
+        place.mkdir(parents=True)
+        arguments = Namespace(tensor_model_parallel_size=2, pipeline_model_parallel_size=1)
+        state = {"args": arguments, "model": {"weight": torch.arange(1000.0)}, "iteration": 3}
+        torch.save(state, place / "model_optim_rng.pt")
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize("make", [by_torch, by_rank])
+def test_what_torch_saves(tmp_path: Path, make: Make) -> None:
+    folder = tmp_path / "iter_0000003"
+    make(folder)
+    assert contents.problem(folder) == ""
+    for path in files(folder):
+        os.truncate(path, path.stat().st_size - 1)
+        assert path.name in contents.problem(folder)
+        path.unlink()
+        assert contents.problem(folder)
+        shutil.rmtree(folder)
+        make(folder)
+    if make is by_rank:
+        shutil.rmtree(folder / "mp_rank_01")
+        assert contents.problem(folder) == "there are 1 of 2 folders mp_rank_…"
+
+
 class Attack:
     """A pickle of it runs a command in whoever loads it."""
 
