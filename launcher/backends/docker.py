@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -137,10 +138,11 @@ def _csv(*fields: str) -> str:
     return line.getvalue()
 
 
-def shell_command(plan: Plan) -> list[str]:
+def shell_command(plan: Plan, *, terminal: bool) -> list[str]:
     """The `docker run` that opens a shell as the plan's user, with its files and GPUs."""
     argv = command(replace(plan, argv=(), tie=True))
-    return [*argv[:2], "--rm", "--tty", *argv[2:], *(plan.argv or ("bash",))]
+    attached = ["--rm", *(["--tty"] if terminal else [])]
+    return [*argv[:2], *attached, *argv[2:], *(plan.argv or ("bash",))]
 
 
 def show(plan: Plan) -> str:
@@ -207,7 +209,8 @@ class DockerBackend:
         return [*docker_job.jobs(self.api)]
 
     def shell(self, plan: Plan) -> list[str]:
-        return [self._program(), *shell_command(plan)[1:]]
+        terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        return [self._program(), *shell_command(plan, terminal=terminal)[1:]]
 
     def inside(self, job: Job, argv: list[str], *, terminal: bool) -> list[str]:
         attached = ["--interactive", *(["--tty"] if terminal else [])]

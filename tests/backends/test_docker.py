@@ -251,3 +251,15 @@ def test_a_rootless_engine_says_so(options: list[str] | None, rootless: bool) ->
         api = Api()
 
     assert docker.DockerBackend(Client).rootless() is rootless  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_shell_is_the_same_container_that_goes_when_it_is_left(
+    full: Plan, terminal: bool
+) -> None:
+    argv = docker.shell_command(full, terminal=terminal)
+    assert ("--tty" in argv) is terminal
+    without = [word for word in argv if word not in ("--rm", "--tty")]
+    assert argv[2] == "--rm"
+    assert without == docker.command(full)
+    assert docker.shell_command(replace(full, argv=()), terminal=terminal)[-1] == "bash"
