@@ -44,10 +44,10 @@ def container(words: tuple[Word, ...]) -> Container:
                 left.append(Left(value.line, f"{value.unknown}: the image isn't known"))
         elif value.unknown:
             left.append(Left(value.line, f"{value.unknown}: docker's {name} isn't carried over"))
-        elif name in ("v", "volume"):
+        elif name in ("v", "volume") and ":" in value.text:
             outer, _, rest = value.text.partition(":")
             inner, _, mode = rest.partition(":")
-            mounts.append((outer.rstrip("/"), inner.rstrip("/"), mode == "ro"))
+            mounts.append((outer.rstrip("/"), inner.rstrip("/") or "/", mode == "ro"))
         elif name in ("e", "env"):
             key, _, text = value.text.partition("=")
             env[key] = Word(text, value.line)

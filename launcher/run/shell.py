@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ BLOCKS = {
     "function_definition": "a function",
     "ERROR": "what the reader doesn't understand",
 }
+MOST_PASSES = 20
 PLAIN = frozenset("word number extglob_pattern test_operator variable_name".split())
 SETTERS = frozenset("let mapfile read readarray".split())
 """Commands whose arguments name variables that they set."""
@@ -92,11 +94,66 @@ def read(text: str, positional: tuple[str, ...] = ()) -> Script:
     from tree_sitter import Language, Parser
 
     parser = Parser(Language(tree_sitter_bash.language()))
-    source = TEMPLATE.sub(rb"\1'\2'", re.sub(rb"\\?\s*\Z", b"\n", text.encode()))
+    plain, decoded = _in_ascii(text.replace("\r\n", "\n"), positional)
+    source = TEMPLATE.sub(rb"\1'\2'", re.sub(rb"\\(\n\s*)?\Z", b"", plain) + b"\n")
     source = _with_braces(source, parser.parse(source).root_node)
+    for _ in range(MOST_PASSES):
+        ends = _unseparated(source, parser.parse(source).root_node)
+        for end in reversed(ends):
+            source = source[:end] + b";" + source[end:]
+        if not ends:
+            break
     reader = _Reader(source, positional)
     reader.statements(parser.parse(source).root_node)
-    return reader.script
+    return _mapped(reader.script, decoded)
+
+
+def _in_ascii(text: str, positional: tuple[str, ...]) -> tuple[bytes, Callable[[str], str]]:
+    """The text with other characters as words of ASCII, and the function that turns them back.
+
+    The grammar's scanner asks C's isalnum of each character, which can crash above 255.
+    """
+    mark = "Zq"
+    while any(mark in one for one in (text, *positional)):
+        mark += "q"
+
+    def decoded(part: str) -> str:
+        part = re.sub(f"{mark}([0-9a-f]{{6}})", lambda match: chr(int(match[1], 16)), part)
+        return re.sub(f"{mark}[0-9a-f]*…", "…", part)
+
+    plain = re.sub(r"[^\x00-\x7f]", lambda match: f"{mark}{ord(match[0]):06x}", text)
+    return plain.encode(), decoded
+
+
+def _mapped(script: Script, change: Callable[[str], str]) -> Script:
+    """The script with every text changed."""
+
+    def word(one: Word) -> Word:
+        return Word(change(one.text), one.line, change(one.unknown))
+
+    commands = [
+        Command(
+            tuple(map(word, command.words)),
+            {change(name): word(value) for name, value in command.env.items()},
+            command.line,
+            change(command.output),
+        )
+        for command in script.commands
+    ]
+    exported = {change(name): word(value) for name, value in script.exported.items()}
+    return Script(commands, exported, [Left(one.line, change(one.what)) for one in script.left])
+
+
+def _unseparated(source: bytes, root: Node) -> list[int]:
+    """The ends of assignments that the grammar takes for part of the next line's command."""
+    found = []
+    for command in _below(root, "command"):
+        children = [child for child in command.named_children if child.type != "comment"]
+        for one, other in pairwise(children):
+            between = source[one.end_byte : other.start_byte]
+            if one.type == "variable_assignment" and re.search(rb"(?<!\\)\n", between):
+                found.append(one.end_byte)
+    return sorted(set(found))
 
 
 def _with_braces(source: bytes, root: Node) -> bytes:
@@ -120,6 +177,17 @@ def _line(node: Node) -> int:
 
 def _text(node: Node | None) -> str:
     return (node.text or b"").decode(errors="replace") if node is not None else ""
+
+
+def _touching(nodes: list[Node]) -> list[list[Node]]:
+    """The nodes in groups without a byte between them."""
+    groups: list[list[Node]] = []
+    for node in nodes:
+        if groups and groups[-1][-1].end_byte == node.start_byte:
+            groups[-1].append(node)
+        else:
+            groups.append([node])
+    return groups
 
 
 def _below(node: Node, kind: str) -> Iterator[Node]:
@@ -147,8 +215,13 @@ class _Reader:
 
     def statements(self, node: Node) -> None:
         """Follow what stands in a program, a group or a subshell."""
-        for child in node.named_children:
-            self.statement(child)
+        for group in _touching(node.named_children):
+            for child in group:
+                self.statement(child)
+            if len(group) > 1:  # what touches is one, and isn't read as one
+                sets = [one for child in group for one in _below(child, "variable_assignment")]
+                names = [_text(one.child_by_field_name("name")) for one in sets]
+                self._forget(names, _line(group[0]))
 
     def statement(self, node: Node, output: str = "") -> None:
         """Follow one statement; `output` is what stands behind it in a pipeline."""
@@ -222,11 +295,14 @@ class _Reader:
     def _declaration(self, node: Node) -> None:
         """export, declare, readonly, local: assignments, and names to export."""
         exporting = _text(node.children[0]) == "export"
+        starts = {child.start_byte for child in node.named_children}
         for child in node.named_children:
             if child.type == "variable_assignment":
                 self._assign(child)
             if exporting and child.type in ("variable_assignment", "variable_name"):
                 name = _text(child.child_by_field_name("name") or child)
+                if child.end_byte in starts:  # what touches is one, and isn't read as one
+                    self._forget([name], _line(child))
                 self.exports.add(name)
                 self._export(name)
 
@@ -238,21 +314,28 @@ class _Reader:
             self.script.left.append(Left(_line(node), f"{_shortened(node)}: isn't understood"))
             self._forget([array], _line(node))
         elif value is not None and value.type == "array":
-            fields = [one for child in value.named_children for one in self.fields(child)]
-            before = self._as_array(name) if adds else []
-            self.arrays[name] = before + fields
+            nodes = [child for child in value.named_children if child.type != "comment"]
+            fields = [one for group in _touching(nodes) for one in self.group_fields(group)]
+            self.arrays[name] = (self._as_array(name) if adds else []) + fields
             self.scalars.pop(name, None)
         else:
             pieces = self.pieces(value, quoted=False) if value is not None else ()
             pieces = tuple(part for piece in pieces for part in _filled_in(piece))
-            if name in self.arrays and adds:
-                pieces = (*(self.arrays[name] or [()])[0], *pieces)
-                self.arrays[name][:1] = [pieces]
-                return
-            self.scalars[name] = (*self.scalars.get(name, ()), *pieces) if adds else pieces
-            self.arrays.pop(name, None)
-            if name in self.exports:
-                self._export(name)
+            before: Pieces = ()
+            if adds and name in self.arrays:
+                before = (self.arrays[name] or [()])[0]
+            elif adds:
+                before = self.scalars.get(name, ())
+            self._set(name, (*before, *pieces))
+
+    def _set(self, name: str, pieces: Pieces) -> None:
+        """Give a variable a value; of an array that is its first element's."""
+        if name in self.arrays:
+            self.arrays[name] = [pieces, *self.arrays[name][1:]]
+            return
+        self.scalars[name] = pieces
+        if name in self.exports:
+            self._export(name)
 
     def _as_array(self, name: str) -> list[Pieces]:
         if name in self.arrays:
@@ -264,16 +347,19 @@ class _Reader:
             self.script.exported[name] = _joined(self.scalars[name], 0)
 
     def _command(self, node: Node, output: str) -> None:
-        env, words = dict[str, Word](), list[Word]()
+        env: dict[str, Word] = {}
+        arguments: list[Node] = []
+        starts = {child.start_byte for child in node.named_children}
         for child in node.named_children:
             if child.type == "variable_assignment":
                 name = _text(child.child_by_field_name("name"))
+                if child.end_byte in starts:  # what touches is one, and isn't read as one
+                    self._forget([name], _line(child))
                 value = child.child_by_field_name("value")
                 env[name] = _joined(self.pieces(value, False) if value else (), _line(child))
-            elif child.type == "command_name":
-                words += [w for c in child.named_children for w in self.words(c)]
             elif child.type not in ("comment", "file_redirect", "heredoc_redirect"):
-                words += self.words(child)
+                arguments += child.named_children if child.type == "command_name" else [child]
+        words = self.words(arguments)
         if words:
             if words[0].text in SETTERS:
                 names = [re.match(r"\w*", word.text) for word in words[1:]]
@@ -282,14 +368,22 @@ class _Reader:
 
     # Words
 
-    def words(self, node: Node) -> list[Word]:
-        """The arguments that a node comes to."""
-        return [_joined(pieces, _line(node)) for pieces in self.fields(node)]
+    def words(self, nodes: list[Node]) -> list[Word]:
+        """The arguments that nodes come to."""
+        return [
+            _joined(pieces, _line(group[0]))
+            for group in _touching(nodes)
+            for pieces in self.group_fields(group)
+        ]
+
+    def group_fields(self, group: list[Node]) -> list[Pieces]:
+        """The words of nodes that touch: the grammar parts some words that are one."""
+        if len(group) == 1:
+            return self.fields(group[0])
+        return _split(tuple(piece for node in group for piece in self.pieces(node, False)))
 
     def fields(self, node: Node) -> list[Pieces]:
         """The words that a node comes to after splitting, each still in pieces."""
-        if node.type == "comment":
-            return []
         inner, quoted = node, False
         if node.type == "string" and len(node.named_children) == 1:
             only = node.named_children[0]
@@ -326,7 +420,7 @@ class _Reader:
         if kind == "raw_string":
             return _by_line(_text(node)[1:-1], line, quoted=True)
         if kind in ("simple_expansion", "expansion"):
-            return tuple(replace(p, quoted=quoted) for p in self._expansion(node))
+            return tuple(replace(p, quoted=quoted or p.quoted) for p in self._expansion(node))
         if kind == "arithmetic_expansion":
             return (self._arithmetic(node),)
         if kind == "command_substitution":
@@ -372,17 +466,30 @@ class _Reader:
             return (Piece("", line, unknown=f"{_shortened(node)} isn't followed"),)
         name = _text(parts[0])
         if len(parts) == 1:
-            return self._variable(name, line)
-        if _text(parts[1]) in (":-", "-", ":=", "="):
-            if name in self.scalars and any(p.text or p.unknown for p in self.scalars[name]):
-                return self.scalars[name]
-            return tuple(p for part in parts[2:] for p in self.pieces(part, quoted=False))
-        return (Piece("", line, unknown=f"{_shortened(node)} isn't followed"),)
+            return _unquoted(self._variable(name, line))
+        operator = _text(parts[1])
+        if operator not in (":-", "-", ":=", "="):
+            return (Piece("", line, unknown=f"{_shortened(node)} isn't followed"),)
+        known = name in self.scalars or bool(self.arrays.get(name))
+        value = _unquoted(self._variable(name, line)) if known else ()
+        if known and (":" not in operator or any(p.text or p.unknown for p in value)):
+            return value
+        default = tuple(piece for part in parts[2:] for piece in self._default(part))
+        if "=" in operator:
+            default = _unquoted(default)
+            self._set(name, default)
+        return default
+
+    def _default(self, node: Node) -> Pieces:
+        """What stands behind `:-`; its own quotes keep it from being split."""
+        pieces = self.pieces(node, quoted=False)
+        return pieces if node.type in ("string", "raw_string") else _unquoted(pieces)
 
     def _variable(self, name: str, line: int) -> Pieces:
         if name == "@":
-            text = " ".join("".join(piece.text for piece in one) for one in self.arrays["@"])
-            return (Piece(text, line),)
+            if len(self.arrays["@"]) > 1:
+                return (Piece("", line, unknown="$@ within a word isn't followed"),)
+            return (self.arrays["@"] or [()])[0]
         if name in self.scalars:
             return self.scalars[name]
         if name in self.arrays:
@@ -441,8 +548,8 @@ def _shortened(node: Node) -> str:
 
 
 def _by_line(text: str, line: int, quoted: bool) -> Pieces:
-    """A text in pieces of one line each."""
-    rows = text.splitlines(keepends=True)
+    """A text in pieces of one line each, at least one."""
+    rows = re.findall(r"[^\n]*\n|[^\n]+", text) or [""]
     return tuple(Piece(row, line + number, quoted) for number, row in enumerate(rows))
 
 
@@ -474,8 +581,8 @@ def _split(pieces: Pieces) -> list[Pieces]:
             words[-1].append(piece)
             open_word = True
             continue
-        for part in re.findall(r"\s+|\S+", piece.text):
-            if part.isspace():
+        for part in re.findall(r"[ \t\n]+|[^ \t\n]+", piece.text):
+            if part[0] in " \t\n":
                 open_word = False
                 continue
             words = words if open_word else [*words, []]

@@ -101,6 +101,11 @@ def imported(
     no other. `positional` are the script's own arguments, $1 and on.
     Raises UsageError where the script has no command that starts training.
     """
+    if any("\udc80" <= char <= "\udcff" for argument in positional for char in argument):
+        raise UsageError(f"{name}: an argument behind -- isn't UTF-8 text")
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise UsageError(f"{name}:{line}: a null byte: this is no shell script")
     script = _unwrapped(shell.read(text, positional))
     starts = [start for command in script.commands if (start := _start(command))]
     if not starts:
@@ -479,7 +484,7 @@ def _set_env(sheet: _Sheet, script: Script, start: Start, around: Container) -> 
     """The variables that the script exports, but for those that the launcher sees to."""
     split = {"parallel.tensor_model_parallel_size", "parallel.context_parallel_size"}
     for name, word in {**script.exported, **around.env, **start.env}.items():
-        if name in OF_THE_RUNNER:
+        if name in OF_THE_RUNNER or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             continue
         if name == "CUDA_VISIBLE_DEVICES" and "device=" in sheet.keys["gpus"]:
             continue
@@ -494,7 +499,7 @@ def _set_env(sheet: _Sheet, script: Script, start: Start, around: Container) -> 
             sheet.tell(word.line, f"{name}: a secret isn't written down; yours is passed on")
         elif word.unknown:
             sheet.tell(word.line, f"{word.unknown}: env.{name} is left out")
-        elif re.fullmatch(r"[A-Za-z_]\w*", name):
+        else:
             number = NUMBER.fullmatch(word.text) and str(yaml.safe_load(word.text)) == word.text
             sheet.env[name] = word.text if number else _yaml_text(word.text)
     for outer, inner, read_only in around.mounts:

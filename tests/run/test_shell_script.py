@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from launcher import yamlfile
@@ -111,6 +112,16 @@ def test_positional_arguments_are_taken_from_the_command_line() -> None:
     assert words("x $@") == ["x"]
 
 
+def test_characters_of_every_script_are_kept() -> None:
+    script = "# 训练脚本\nA='数据 Zq\u3000é'\nx \"$A\" /路径/$1 ${A%二}\n"
+    assert words(script, "😀")[:3] == ["x", "数据 Zq\u3000é", "/路径/😀"]
+    assert words(script)[3] == "<${A%二} isn't followed>"
+
+
+def test_windows_lines_are_read() -> None:
+    assert words("A=1\r\nx $A \\\r\n  b\r\n") == ["x", "1", "b"]
+
+
 def test_a_word_knows_the_line_it_stands_on() -> None:
     script = 'A="\n --p 1 \\\n --q 2\n"\nB=(\n --r\n)\nx $A ${B[@]} \\\n --s\n'
     found = {word.text: word.line for word in shell.read(script).commands[0].words}
@@ -123,8 +134,42 @@ def test_quoted_words_are_read_back(parts: list[str]) -> None:
     assert words(f"x {shlex.join(parts)}") == ["x", *parts]
 
 
+NAME = st.sampled_from(["A", "B", "C"])
+PART = st.one_of(
+    st.sampled_from(["x", "--y", "1.5", "/a/b", "_z", "a=b", ".", "b\\ c", "\\$A", "''", '""']),
+    st.sampled_from(["'two  words'", "'$A'", '" in "', '"\\"q\\" \\\\"', '"a \\\n b"', '"\n"']),
+    NAME.flatmap(lambda n: st.sampled_from([f"${n}", f"${{{n}}}", f'"${n}"', f'"${{{n}}} ${n} "'])),
+    NAME.flatmap(lambda n: st.sampled_from([f"${{{n}-}}", f"${{{n}:='p q'}}", f'${{{n}:-"r s"}}'])),
+    NAME.flatmap(lambda n: st.sampled_from([f"${{{n}:-3}}", f'"${{{n}:-d e}}"', f"${{{n}[@]}}"])),
+    st.sampled_from(["$((2*3+1))", "$(( (7-9)/2 ))", "$((-7 % 3))", "$1", '"$2"', "$@", '"$@"']),
+)
+WORDS = st.lists(st.lists(PART, min_size=1, max_size=3).map("".join), max_size=4).map(" ".join)
+ONE = st.lists(PART, max_size=3).map("".join)
+LINE = st.one_of(
+    st.builds("{}={}".format, NAME, ONE),
+    st.builds("{}+={}".format, NAME, ONE),
+    st.builds("{}=({})".format, NAME, WORDS),
+    st.builds("{}+=({}) # c".format, NAME, WORDS),
+    st.builds("export {}={}".format, NAME, ONE),
+    st.just("# A=1"),
+)
+
+
 @settings(max_examples=300, deadline=None)
-@given(st.text())
+@given(lines=st.lists(LINE, max_size=5), last=WORDS)
+def test_words_are_those_that_bash_makes(lines: list[str], last: str) -> None:
+    """Scripts of this test's own making, in a real bash: what is known must be the same."""
+    script = "\n".join(["A=a B=b C=c", *lines, f"x {last}"])
+    found = words(script, "one", "t w o")
+    assume(not any(word.startswith("<") for word in found))
+    shown = 'x() { for one in "$@"; do printf "%s\\0" "$one"; done; }\n'
+    command = ["bash", "--norc", "-c", shown + script, "bash", "one", "t w o"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found[1:] == done.stdout.split("\0")[:-1]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0")))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         assert read(f"{text}\ntorchrun pretrain_gpt.py\n{text}").text.startswith("# From")
@@ -167,6 +212,37 @@ def test_a_script_that_starts_nothing_is_refused(text: str, said: str) -> None:
         read(text)
     assert str(caught.value).startswith("script.sh: no command that starts a pretrain_*.py\n")
     assert said in str(caught.value)
+
+
+def test_a_null_byte_is_refused_with_its_line() -> None:
+    with pytest.raises(UsageError, match=r"script.sh:2: a null byte"):
+        read("torchrun pretrain_gpt.py\n\0")
+
+
+def test_an_argument_that_is_no_text_is_refused() -> None:
+    with pytest.raises(UsageError, match="isn't UTF-8 text"):
+        read("torchrun pretrain_gpt.py $1\n", b"\xff".decode(errors="surrogateescape"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("-v /data", "1: docker's v /data: not carried over"),
+        ("-p 80:80", "1: docker's p 80:80: not carried over"),
+        ("-v $DIR:/data", "1: $DIR isn't set in the script: docker's v isn't carried over"),
+        ("--gpus some", "1: docker's gpus some: not carried over"),
+    ],
+)
+def test_what_docker_is_asked_for_besides_is_told(options: str, said: str) -> None:
+    line = f"docker run {options} nvcr.io/nvidia/pytorch:24.09-py3 python pretrain_gpt.py\n"
+    assert told(line) == [said]
+    assert config(line).image.tag == "24.09"
+
+
+def test_another_image_is_told_and_the_tag_taken() -> None:
+    line = "docker run mine:1 python pretrain_gpt.py\n"
+    assert told(line) == ["1: mine:1: isn't of the matrix; 24.10 is taken"]
+    assert config(line).image.tag == "24.10"
 
 
 def test_the_release_is_the_first_that_has_most_of_the_options() -> None:
