@@ -9,6 +9,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 
+ARCH = r"(sm|compute)_(\d+)(\d)([af]?)"
+
+
 @dataclass(frozen=True)
 class Device:
     """A GPU: its name and its compute capability, major and minor."""
@@ -27,9 +30,6 @@ def able(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
     """
     known = [match for arch in arch_list if (match := re.fullmatch(ARCH, arch))]
     return not known or any(_runs(capability, *match.groups()) for match in known)
-
-
-ARCH = r"(sm|compute)_(\d+)(\d)([af]?)"
 
 
 def _runs(capability: tuple[int, int], kind: str, major: str, minor: str, suffix: str) -> bool:
