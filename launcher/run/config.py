@@ -45,6 +45,8 @@ def _tag(value: object) -> object:
 def _no_null_byte(value: str) -> str:
     if "\0" in value:
         raise ValueError("holds a null byte")
+    if re.search(r"[\x01-\x08\x0b-\x1f\x7f-\x9f]", value):
+        raise ValueError("holds a control character")
     return value
 
 

@@ -13,6 +13,7 @@ from launcher.run.gpus import Gpus, parse_gpus
 from launcher.run.image import LABEL, Facts, reference
 from launcher.run.program import Kind, Program
 from launcher.run.source import Origin
+from launcher.yamlfile import printable
 
 RUNNER = ("python3", "-m", "launcher.train.runner")
 SECRETS = "/run/secrets"
@@ -122,7 +123,7 @@ def make_plan(
     layout.check(config, origin, processes)
     where = layout.layout(config, processes)
     save = _path(config.checkpoint.save, host) if config.checkpoint.save else None
-    config, mounts = _mounted(_saving_when_stopped(config, started), started, host)
+    config, mounts = _mounted(_saving_when_stopped(config, started), started, host, origin)
     image = reference(config.image) if host.contained else HERE
     options = render.options(config, started, where, facts.release)
     render.check(options, rest, started, facts, origin)
@@ -264,7 +265,7 @@ def _labels(
 
 
 def _mounted(
-    config: RunConfig, started: Program, host: Host
+    config: RunConfig, started: Program, host: Host, origin: Origin
 ) -> tuple[RunConfig, tuple[Mount, ...]]:
     """The configuration with its paths as in the container, and the mounts."""
     data, mounts = _data(config, host)
@@ -293,17 +294,18 @@ def _mounted(
             "logging": config.logging.model_copy(update=logging),
         }
     )
-    return inside, _distinct(mounts)
+    return inside, _distinct(mounts, origin)
 
 
-def _distinct(mounts: list[Mount]) -> tuple[Mount, ...]:
+def _distinct(mounts: list[Mount], origin: Origin) -> tuple[Mount, ...]:
     """The mounts, each target once. Raises UsageError where two sources want the same place."""
     by_target: dict[str, Mount] = {}
     for mount in mounts:
         other = by_target.setdefault(mount.target, mount)
         if other.source != mount.source:
             raise UsageError(
-                f"{mount.key}: {mount.target} is taken by {other.source} ({other.key})",
+                f"{origin.of(mount.key)}: {printable(mount.target)} is taken by {other.source} "
+                f"({other.key})",
                 "Give the mount another target.",
             )
     return tuple(by_target.values())

@@ -52,6 +52,11 @@ def program(text: str, scripts: str = SOURCE) -> Program:
 def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, world: int) -> None:
     """Raise UsageError where the image or the run file doesn't suit the program."""
     where = origin.of("program")
+    if started.kind is Kind.SCRIPT and not started.host and not started.name.endswith(".py"):
+        raise UsageError(
+            f"{where}: no program {config.program!r}",
+            "gpt, pretrain_gpt.py or another script of the image, or ./mine.py.",
+        )
     if started.kind is not Kind.OURS and not started.host and facts.scripts is False:
         raise UsageError(
             f"{where}: {config.program} isn't in the image: "

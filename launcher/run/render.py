@@ -22,6 +22,7 @@ from launcher.run.config import (
 from launcher.run.image import Facts
 from launcher.run.layout import Layout, micro_batch
 from launcher.run.program import Kind, Program
+from launcher.run.secrets import redacted
 from launcher.run.source import Origin
 
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -129,13 +130,17 @@ def check(
     """Refuse an option that the program doesn't take, or that has a key and is given past it."""
     given = {option.name: origin.of(option.key) for option in found}
     if program.kind is not Kind.SCRIPT:
-        given |= {_bare(word): f"-- {word}" for word in rest if word.startswith("--")}
+        given |= dict(_behind_dashes(rest))
         _refuse_past_keys(found, rest, origin)
     if program.kind is Kind.OURS:
         arguments.check_ours(given)
         _check_complete(given, origin)
     elif program.kind is Kind.UPSTREAM and facts.release:
         arguments.check_megatron(given, facts.release, own=program.name != "pretrain_gpt.py")
+    if program.kind is Kind.OURS or (program.kind is Kind.UPSTREAM and facts.release):
+        release = None if program.kind is Kind.OURS else facts.release
+        values = [arguments.Given(o.name, o.values, origin.of(o.key)) for o in found]
+        arguments.check_values([*values, *arguments.given(rest)], release)
 
 
 def _check_complete(given: Iterable[str], origin: Origin) -> None:
@@ -144,8 +149,13 @@ def _check_complete(given: Iterable[str], origin: Origin) -> None:
         raise UsageError(f"{origin.name}: the program gpt needs {', '.join(keys)}")
 
 
-def _bare(word: str) -> str:
-    return word.partition("=")[0]
+def _behind_dashes(rest: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The options that were given after `--`, and how to tell of each."""
+    return [
+        (word.partition("=")[0], f"-- {redacted((word,))[0]}")
+        for word in rest
+        if word.startswith("--")
+    ]
 
 
 def _refuse_past_keys(found: list[Option], rest: tuple[str, ...], origin: Origin) -> None:
@@ -156,8 +166,7 @@ def _refuse_past_keys(found: list[Option], rest: tuple[str, ...], origin: Origin
         for option in found
         if option.key.startswith("megatron_args.")
     ]
-    past += [(_bare(word), f"-- {word}") for word in rest if word.startswith("--")]
-    for name, where in past:
+    for name, where in [*past, *_behind_dashes(rest)]:
         if name in own:
             raise UsageError(
                 f"{where}: {name} has a key of its own, which is what gets checked",
