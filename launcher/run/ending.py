@@ -17,8 +17,10 @@ NEVER_BETTER = (2, 121)
 
 FINISHED_LINE = "\nfinished after iteration "
 FULL = "No space left on device"
-ASKED_LINE = re.compile(r"^runner: SIG(INT|TERM): asked \d+ ranks to stop", re.MULTILINE)
-RANK_LINE = re.compile(r"^runner: ((?:killing )?rank .+)$", re.MULTILINE)
+ASKED_LINE = re.compile(r"runner: .+: asked \d+ ranks to stop")
+RANK_LINE = re.compile(r"runner: ((?:killing )?rank .+)$", re.MULTILINE)
+"""The runner's own lines; what it follows may be a line that a killed rank didn't end."""
+
 OUT_OF_MEMORY = "out of memory"
 
 

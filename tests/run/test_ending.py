@@ -33,6 +33,8 @@ FINISHED, STOPPED, FAILED = Outcome.FINISHED, Outcome.STOPPED, Outcome.FAILED
         (0, Cause.ITSELF, True, "", STOPPED, False),
         (0, Cause.ITSELF, False, LEFT, STOPPED, False),  # docker stop
         (0, Cause.ITSELF, False, DONE + LEFT, FINISHED, False),
+        (7, Cause.ITSELF, False, "runner: the launcher has gone: asked 2 ranks to stop, waiting",
+         STOPPED, False),
         (7, Cause.ITSELF, True, "", STOPPED, False),
         (137, Cause.ITSELF, True, "", STOPPED, False),
         (7, Cause.ITSELF, False, ASKED + "runner: rank 0 exited with code 7\n", STOPPED, False),
@@ -48,7 +50,7 @@ FINISHED, STOPPED, FAILED = Outcome.FINISHED, Outcome.STOPPED, Outcome.FAILED
         (0, Cause.ENGINE, False, DONE, FINISHED, False),
         (0, Cause.ENGINE, True, ASKED + LEFT, STOPPED, False),
     ],
-)
+)  # fmt: skip
 def test_outcomes(
     code: int, cause: Cause, asked: bool, tail: str, outcome: Outcome, restart: bool
 ) -> None:
@@ -62,6 +64,8 @@ def test_outcomes(
         (3, Cause.ITSELF, False, "", ""),
         (3, Cause.ITSELF, False, THREE + "runner: rank 0 exited with code 1\n",
          "rank 1 exited with code 3"),
+        (137, Cause.ITSELF, False, f"step 3 of{RANK_KILLED}\n",
+         "rank 1 was killed by signal 9 (SIGKILL), exit code 137"),
         (137, Cause.ITSELF, False, "", "killed from outside, by SIGKILL"),
         (137, Cause.ITSELF, True, "", ""),
         (137, Cause.ITSELF, False, ASKED + "runner: killing rank 0, 1: grace period over\n",
