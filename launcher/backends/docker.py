@@ -196,7 +196,8 @@ class DockerBackend:
 
     def rootless(self) -> bool:
         info = self.api.info()
-        return any("name=rootless" in option for option in info.get("SecurityOptions") or [])
+        told = any("name=rootless" in option for option in info.get("SecurityOptions") or [])
+        return told or bool(info.get("Rootless"))  # which is how Podman says it
 
     def start(self, plan: Plan, *, attach: bool) -> Job:
         from launcher.backends import docker_job

@@ -234,18 +234,19 @@ def test_no_socket_of_an_engine_is_in_a_container(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "rootless"),
+    ("info", "rootless"),
     [
-        (["name=seccomp,profile=default"], False),
-        (["name=seccomp,profile=default", "name=rootless"], True),  # docker 20 to 28, podman 4, 5
-        (["name=apparmor", "name=seccomp,profile=builtin", "name=rootless", "name=cgroupns"], True),
-        (None, False),
+        ({"SecurityOptions": ["name=seccomp,profile=default"]}, False),
+        ({"SecurityOptions": ["name=seccomp,profile=builtin", "name=rootless"]}, True),
+        ({"SecurityOptions": ["name=seccomp,profile=default"], "Rootless": True}, True),  # Podman
+        ({"SecurityOptions": ["name=seccomp,profile=default"], "Rootless": False}, False),
+        ({"SecurityOptions": None}, False),
     ],
 )
-def test_a_rootless_engine_says_so(options: list[str] | None, rootless: bool) -> None:
+def test_a_rootless_engine_says_so(info: dict[str, object], rootless: bool) -> None:
     class Api:
         def info(self) -> dict[str, object]:
-            return {"SecurityOptions": options}
+            return info
 
     class Client:
         api = Api()
