@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-
 ARCH = r"(sm|compute)_(\d+)(\d)([af]?)"
 
 

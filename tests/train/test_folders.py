@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.train import contents, folders
@@ -97,6 +97,7 @@ def test_complete(tmp_path: Path, make: Make) -> None:
 
 
 @FORMATS
+@settings(deadline=None)
 @given(data=st.data())
 def test_any_file_cut_anywhere_is_found(make: Make, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as temporary:
@@ -184,6 +185,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "made").exists()
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_for_an_index(garbage: bytes) -> None:
     with tempfile.TemporaryDirectory() as temporary:
@@ -280,6 +282,7 @@ def test_retention_spares_what_the_tracker_names(tmp_path: Path) -> None:
     assert folders.prune(tmp_path, 1) == []
 
 
+@settings(deadline=None)
 @given(
     complete=st.sets(st.integers(1, 9), min_size=1), cut=st.sets(st.integers(1, 9)), keep=st.data()
 )
