@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from docker import APIClient
 from docker.errors import APIError, ImageNotFound, NotFound
 from requests.exceptions import ConnectionError as Reset
 
@@ -59,7 +62,15 @@ class Api:
         return {"StatusCode": 5}
 
     def inspect_container(self, container: str) -> dict[str, Any]:
+        if error := self.refusals.get("inspect", lambda body: None)(self.body):
+            raise error
         return {"State": {"Running": False, "Status": "exited", "ExitCode": 5, **self.state}}
+
+    def stop(self, container: str, timeout: int) -> None:
+        self._asked(f"stop {timeout}")
+
+    def kill(self, container: str) -> None:
+        self._asked("kill")
 
     def remove_container(self, container: str, v: bool, force: bool) -> None:
         self._asked("remove")
@@ -150,6 +161,83 @@ def test_a_lost_engine_is_no_end(bare: Plan) -> None:
 def test_a_container_that_was_removed_is_told(bare: Plan) -> None:
     api = Api(wait=lambda body: NotFound("gone"))
     assert docker_job.start(api, bare, attach=False).wait() == Ended(137, Cause.REMOVED)
+
+
+@pytest.mark.parametrize(
+    ("code", "ended"), [(5, Ended(5)), (0, Ended(0)), (137, Ended(137, Cause.REMOVED))]
+)
+def test_one_that_its_follower_removed_meanwhile_keeps_its_exit_code(
+    bare: Plan, monkeypatch: pytest.MonkeyPatch, code: int, ended: Ended
+) -> None:
+    api = Api(inspect=lambda body: NotFound("gone"))
+    monkeypatch.setattr(api, "wait", lambda container: {"StatusCode": code})
+    assert docker_job.start(api, bare, attach=False).wait() == ended
+
+
+@pytest.mark.parametrize("status", ["removing", "dead"])
+def test_one_that_is_being_removed_was_removed(bare: Plan, status: str) -> None:
+    api = Api()
+    api.state = {"Status": status, "ExitCode": 137}
+    assert docker_job.start(api, bare, attach=False).ended() == Ended(137, Cause.REMOVED)
+
+
+@pytest.mark.parametrize(("status", "told"), [(409, 0), (500, 1)])
+def test_what_somebody_else_is_removing_is_not_told_as_left(
+    bare: Plan, capsys: pytest.CaptureFixture[str], status: int, told: int
+) -> None:
+    error = refused("removal of container abc is already in progress")
+    error.response.status_code = status
+    docker_job.start(Api(remove=lambda body: error), bare, attach=False).remove()
+    assert capsys.readouterr().err.count("docker rm -f abc") == told
+
+
+def test_a_stop_of_a_running_one_leaves_it_to_its_follower(bare: Plan) -> None:
+    api = Api()
+    job = docker_job.start(api, bare, attach=False)
+    job.stop(20)
+    job.kill()
+    assert api.calls == ["create", "start", "stop 20", "kill"]
+
+
+@pytest.mark.parametrize(
+    "end", [lambda job: job.stop(20), lambda job: job.kill()], ids=["stop", "kill"]
+)
+def test_a_stop_removes_one_that_was_never_started(
+    bare: Plan, end: Callable[[docker_job.DockerJob], None]
+) -> None:
+    api = Api()
+    api.state = {"Status": "created"}
+    end(docker_job.start(api, bare, attach=False))
+    assert "remove" in api.calls
+
+
+def cut_log(piece: bytes) -> type[BaseHTTPRequestHandler]:
+    """An engine that goes away after a piece of a log."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            frame = struct.pack(">BxxxL", 1, 100) + piece
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"%x\r\n%s" % (len(frame) + 50, frame))
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    return Handler
+
+
+def test_an_engine_that_goes_away_within_the_log_is_lost() -> None:
+    with HTTPServer(("127.0.0.1", 0), cut_log(b"half")) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        api = APIClient(f"http://127.0.0.1:{server.server_port}", version="1.41")
+        with pytest.raises(Lost):
+            list(docker_job.DockerJob(api, "abc", {}).output())
+        api.close()
 
 
 def test_a_variable_without_value_is_resolved_or_left_out(

@@ -57,8 +57,7 @@ class FakeJob:
 
     def wait(self) -> Ended:
         if self.waits:
-            while not self.ending.wait(0.01):  # signals are handled in between
-                continue
+            until(self.ending.is_set)  # signals are handled in between
         return self.end
 
     def ended(self) -> Ended | None:
@@ -67,7 +66,7 @@ class FakeJob:
     def stop(self, grace: int) -> None:
         self.calls.append(f"stop {grace}")
         if self.deaf:
-            self.ending.wait()
+            self.ending.wait(30)
         self.ending.set()
 
     def kill(self) -> None:
