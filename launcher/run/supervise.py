@@ -53,7 +53,8 @@ def supervise(
             if attempt > restarts or not (mine and found.may_restart):
                 break
             tell(f"starting it again: {attempt} of {restarts} times")
-            if stopper.wait(min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE)):
+            stopped = stopper.wait(min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE))
+            if stopped or owner.asked_to_stop(job.run):
                 tell("stopped before it was started again")
                 break
             job = stopper.started(start, attempt)

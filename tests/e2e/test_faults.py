@@ -153,9 +153,10 @@ class Started:
         return code
 
     def told(self) -> list[str]:
-        """The launcher's own lines."""
-        lines = self.err.splitlines()
-        return [line.removeprefix("launcher: ") for line in lines if line.startswith("launcher: ")]
+        """The launcher's own lines, but for what it warns of and for how long it waits yet."""
+        lines = [line.partition("launcher: ") for line in self.err.splitlines()]
+        told = [text for before, name, text in lines if name and not before]
+        return [text for text in told if not text.startswith(("warning: ", "waiting for "))]
 
     def __repr__(self) -> str:
         return f"{self.out[-2000:]}\n{self.err[-4000:]}"
@@ -570,7 +571,7 @@ def test_a_killed_rank_is_restarted_from_the_newest_complete_checkpoint(
     aside = folders.folder(save, 40).with_suffix(folders.INCOMPLETE)
     run = done.told()[1].split()[1]
     killed = f"run {run} failed: rank 0 was killed by signal 9 (SIGKILL), exit code 137"
-    assert [line for line in done.told() if not line.startswith("warning")] == [
+    assert done.told() == [
         f"an incomplete checkpoint was set aside: {aside}",
         killed,
         f"newest complete checkpoint: {folders.folder(save, 20)} (iteration 20)",
@@ -724,12 +725,12 @@ def mortal(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             env=packages.environment(unpacked),
             start_new_session=True,
         )
-    client = docker.DockerClient(base_url=place.host, version="1.41", timeout=60)
     try:
         until(lambda: private._answers(place), f"no engine: {place.log}")
+        client = docker.DockerClient(base_url=place.host, timeout=60)
         yield MortalEngine(client, keeper)
-    finally:
         client.close()
+    finally:
         assert keeper.stdin
         keeper.stdin.close()
         try:

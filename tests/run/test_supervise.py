@@ -344,6 +344,15 @@ def test_a_stop_in_the_pause_is_told(runs: Path, monkeypatch: pytest.MonkeyPatch
     assert start.jobs[0].calls == ["remove"]
 
 
+def test_a_stop_from_elsewhere_in_the_pause_is_heard(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Attempts(Ended(1), Ended(0))
+    monkeypatch.setattr(supervise.Stopper, "wait", lambda self, seconds: owner.ask_to_stop(RUN))
+    assert supervise.supervise(engine(), start, restarts=1).code == 1
+    assert start.asked == [0]
+
+
 def test_a_stop_from_elsewhere_is_no_failure(runs: Path) -> None:
     job = FakeJob(waits=True, end=Ended(137))
     follower = threading.Thread(target=lambda: (until(ready), supervise.stop(job, now=True)))
