@@ -70,7 +70,7 @@ class Ending:
     def reason(self) -> str:
         """Why it ended, in a few words; "" where its exit code says all there is to say."""
         if self.ended.cause is Cause.REMOVED:
-            return "its container was removed from outside"
+            return "it was removed from outside"
         if self.ended.cause is Cause.ENGINE:
             return "the engine was restarted under it"
         said = RANK_LINE.search(self.tail)

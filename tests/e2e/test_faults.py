@@ -387,7 +387,7 @@ def test_a_lost_terminal_leaves_the_run(counting: Site, deaf: bool) -> None:
     ("end", "reason"),
     [
         (lambda one: one.kill(), "killed from outside, by SIGKILL"),
-        (lambda one: one.remove(force=True), "its container was removed from outside"),
+        (lambda one: one.remove(force=True), "it was removed from outside"),
     ],
     ids=["docker kill", "docker rm -f"],
 )

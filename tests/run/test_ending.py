@@ -77,7 +77,7 @@ def test_outcomes(
          f"{RANK_KILLED.removeprefix('runner: ')}: out of memory (the machine's memory)"),
         (1, Cause.ITSELF, False, f"OSError: [Errno 28] No space left on device\n{THREE}",
          "a disk is full"),
-        (137, Cause.REMOVED, False, "", "its container was removed from outside"),
+        (137, Cause.REMOVED, False, "", "it was removed from outside"),
         (137, Cause.ENGINE, False, "", "the engine was restarted under it"),
     ],
 )  # fmt: skip
