@@ -180,12 +180,14 @@ def jobs(api: APIClient) -> list[DockerJob]:
 
 
 def _environment(variables: list[str]) -> list[str]:
-    """The variables; one without a value takes the launcher's own, or is left out with it."""
+    """The variables; one without a value takes the launcher's own.
+
+    With neither, the bare name stays, which unsets the image's own: as docker's program has it.
+    """
     named = [(variable.partition("="), variable) for variable in variables]
     return [
-        whole if equals else f"{name}={os.environ[name]}"
+        whole if equals or name not in os.environ else f"{name}={os.environ[name]}"
         for (name, equals, _), whole in named
-        if equals or name in os.environ
     ]
 
 

@@ -14,6 +14,7 @@ from launcher.run.config import RunConfig
 from launcher.run.gpus import Gpus, parse_gpus
 from launcher.run.image import Facts
 from launcher.run.plan import Host, Plan, Stamp, make_plan
+from launcher.run.program import program
 from launcher.run.source import Origin
 from launcher.settings import settings
 
@@ -80,6 +81,12 @@ def _facts(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> 
             raise
         found = None
     if found is not None:
+        own = bool(program(config.program).host)
+        if not (chosen.contained or found.release or config.source or own):
+            raise EngineError(
+                "python3 here has no Megatron-Core",
+                "Install megatron-core, or give --source PATH, a Megatron-LM checkout.",
+            )
         return replace(found, release=found.release or config.image.megatron)
     planned = _planned(config, origin)
     if not dry:

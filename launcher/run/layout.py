@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isqrt
+from math import gcd, isqrt
 
 from launcher.errors import UsageError
 from launcher.run.config import RunConfig
@@ -73,7 +73,8 @@ def micro_batch(config: RunConfig, where: Layout) -> int | None:
     size, whole = config.training.micro_batch_size, config.training.global_batch_size
     if size != "auto":
         return int(size) if size is not None else None
-    share = (whole or LARGEST_AUTO) // where.data
+    batches = [whole or LARGEST_AUTO, *(config.training.rampup_batch_size or [])[:2]]
+    share = gcd(*batches) // where.data
     return max((n for n in range(1, LARGEST_AUTO + 1) if share % n == 0), default=1)
 
 
@@ -124,6 +125,10 @@ def _model(config: RunConfig, where: Layout) -> Iterator[Fault]:
         yield _indivisible(key, where.tensor, "query groups", groups)
     if heads and groups and heads % groups:
         yield _indivisible("model.num_query_groups", groups, "heads", heads)
+    ffn = model.ffn_hidden_size
+    if ffn and ffn % where.tensor:
+        key = "parallel.tensor_model_parallel_size"
+        yield _indivisible(key, where.tensor, "hidden units of the MLP", ffn)
     if model.hidden_size and heads and not model.kv_channels and model.hidden_size % heads:
         yield _indivisible("model.num_attention_heads", heads, "hidden units", model.hidden_size)
     if layers and layers % where.pipeline and not _uneven(config):

@@ -59,9 +59,9 @@ def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, wor
         )
     if started.kind is not Kind.OURS and not started.host and facts.scripts is False:
         raise UsageError(
-            f"{where}: {config.program} isn't in the image: "
-            "its Megatron source, an sdist, has no scripts",
-            "Use program: gpt, or give a Megatron-LM checkout with --source.",
+            f"{where}: {config.program} isn't there: this Megatron, an sdist or a package, has no "
+            "scripts",
+            "Use program: gpt, give --source PATH, a Megatron-LM checkout, or build with SOURCE=.",
         )
     if started.name == QUICKSTART:
         _check_quickstart(config, where, origin, world)

@@ -15,9 +15,16 @@ from launcher.run.assemble import Asked, Assembled, assemble, counted, new_stamp
 from launcher.run.config import RunConfig
 from launcher.run.image import LABEL
 from launcher.run.plan import Plan, Stamp, processes_of
+from launcher.run.program import CHECKOUT
 from launcher.run.source import Origin, Override, overridden
 from launcher.run.supervise import supervise, tell
 from launcher.train import folders
+
+NO_PROGRAM = "./shell"
+"""A script of the host, which is what asks least of a run file; it is neither mounted nor run."""
+
+PYTHONPATH = "/opt/megatron/lib:/opt/packages/lib"
+"""As images have it."""
 
 
 def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> int:
@@ -50,11 +57,18 @@ def attach(text: str) -> int:
     """Follow a run that goes on, or went on, from its first line; its exit code."""
     chosen, job = find.job(text)
     try:
-        asked = record.find(job.run).asked()
+        kept = record.find(job.run)
     except UsageError:  # another user's or another cache's: it can be followed all the same
         return supervise(chosen, lambda attempt: job, job=job).ended.code
-    attempts = Attempts(asked, chosen, _stamp(job), None)
+    asked = kept.asked()
     restarts = asked.config.max_restarts
+    try:
+        record.check_secrets(kept, asked.config, os.environ)
+    except UsageError as error:
+        if restarts:
+            tell(f"{error.problem}: it won't be started again")
+        restarts = 0
+    attempts = Attempts(asked, chosen, _stamp(job), None)
     return supervise(chosen, attempts, restarts=restarts, job=job).ended.code
 
 
@@ -146,24 +160,22 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Aske
     asked = kept.asked()
     config = overridden(resume.from_newest(asked.config), overrides)
     processes = processes_of(config, counted(config, chosen))
-    found = resume.on(config, kept.processes, processes)
+    record.check_secrets(kept, config, os.environ)
+    found = resume.on(config, kept.processes, processes, was=asked.config)
     return replace(asked, config=found.config), [*found.notes]
 
 
 def shell(image: str, backend_name: str, gpus: str, source: str | None, argv: list[str]) -> int:
     """Open a shell, or run `argv`, in an image; the working folder is seen at /work."""
     chosen = backend(backend_name)
-    values: dict[str, object] = {
-        "name": "shell",
-        "image": image,
-        "gpus": gpus,
-        "program": "gpt",
-        "source": source,
-    }
-    values |= {"data": {"mock": True}, "resources": {"workdir": "."}}
-    config = RunConfig.model_validate({k: v for k, v in values.items() if v is not None})
-    asked = Asked(config, Origin("shell", {}, {}), os.getcwd())
-    assembled = assemble(asked, chosen, new_stamp())
-    files.prepare(assembled.plan)
-    plan = replace(assembled.plan, argv=tuple(argv))
+    values: dict[str, object] = {"name": "shell", "image": image, "gpus": gpus}
+    values |= {"program": NO_PROGRAM, "resources": {"workdir": "."}}
+    if source:
+        values |= {"source": source, "env": {"PYTHONPATH": f"{CHECKOUT}:{PYTHONPATH}"}}
+    asked = Asked(RunConfig.model_validate(values), Origin("shell", {}, {}), os.getcwd())
+    plan = assemble(asked, chosen, new_stamp()).plan
+    mounts = tuple(mount for mount in plan.mounts if mount.key != "program")
+    plan = replace(plan, argv=tuple(argv), mounts=mounts)
+    files.require(plan)
+    files.prepare(plan)
     return subprocess.run(chosen.shell(plan), env=chosen.environment()).returncode

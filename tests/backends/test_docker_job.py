@@ -240,7 +240,7 @@ def test_an_engine_that_goes_away_within_the_log_is_lost() -> None:
         api.close()
 
 
-def test_a_variable_without_value_is_resolved_or_left_out(
+def test_a_variable_without_value_is_resolved_or_unset(
     bare: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "secret")
@@ -248,7 +248,7 @@ def test_a_variable_without_value_is_resolved_or_left_out(
     api = Api()
     env = (("A", ""), ("NOT_SET", None), ("TOKEN", None))
     docker_job.start(api, replace(bare, env=env), attach=False)
-    assert api.body["Env"] == ["A=", "TOKEN=secret"]
+    assert api.body["Env"] == ["A=", "NOT_SET", "TOKEN=secret"]
 
 
 def test_the_body_that_is_shown_is_the_one_that_is_sent(full: Plan) -> None:

@@ -163,7 +163,9 @@ def test_nine_rows_on_nine_bases_compile_once(
         tmp_path,
         {tag: {**change, "base": standin(engine, python_image, tag)} for tag in tags},
     )
-    builds = Builds(engine, Settings(site.cache, path, "", "", site.runs), Progress(), "launchpad-test-rows")
+    builds = Builds(
+        engine, Settings(site.cache, path, "", "", site.runs), Progress(), "launchpad-test-rows"
+    )
     built = [builds.build(Request(tag, builder=bases.builder)) for tag in tags]
     assert len({one.id for one in built}) == len(tags) == 9
     assert len({layers(engine, one.id)[-1] for one in built}) == 1

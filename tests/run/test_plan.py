@@ -162,7 +162,7 @@ def test_a_script_of_the_host_is_mounted_read_only(plan: Planner) -> None:
 
 def test_an_image_from_an_sdist_has_no_scripts(plan: Planner) -> None:
     told = refusal(plan, "simple", facts=Facts("0.9.0", False))
-    assert "an sdist, has no scripts" in told
+    assert "has no scripts" in told
     assert plan("gpt2-tiny", facts=Facts("0.16.1", False))
 
 
