@@ -80,7 +80,7 @@ def _all_reduce(args: argparse.Namespace, chosen: Backend) -> int:
     from launcher.run.supervise import supervise
 
     plan = all_reduce_plan(args, chosen)
-    return supervise(chosen, lambda attempt: chosen.start(plan, attach=True)).ended.code
+    return supervise(chosen, lambda attempt: chosen.start(plan, attach=True)).code
 
 
 def all_reduce_plan(args: argparse.Namespace, chosen: Backend) -> Plan:

@@ -17,9 +17,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Stop them one after the other; 0 also where one had ended before."""
-    from launcher.run import find
-    from launcher.run.supervise import stop
+    from launcher.errors import UsageError
+    from launcher.run import find, owner, record
+    from launcher.run.supervise import stop, tell
 
-    for _, job in [find.job(text) for text in args.runs]:
-        stop(job, now=args.now, grace=args.grace)
+    for text in args.runs:
+        try:
+            _, job = find.job(text)
+        except UsageError:
+            if not owner.stop_in_pause(record.find(text).run):
+                raise
+            tell(f"run {text} is between two attempts, and won't be started again")
+        else:
+            stop(job, now=args.now, grace=args.grace)
     return 0

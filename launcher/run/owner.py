@@ -49,3 +49,11 @@ def ask_to_stop(run: str) -> None:
 def asked_to_stop(run: str) -> bool:
     """Whether that was noted."""
     return (record.folder(run) / STOP).exists()
+
+
+def stop_in_pause(run: str) -> bool:
+    """Ask whoever waits to start the run again not to; False where nobody does."""
+    with following(run) as nobody:
+        if not nobody:
+            ask_to_stop(run)
+    return not nobody

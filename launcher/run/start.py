@@ -50,7 +50,7 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
         print(chosen.start(assembled.plan, attach=False).run)
         return 0
     attempts = Attempts(asked, chosen, stamp, assembled.plan)
-    return supervise(chosen, attempts, restarts=asked.config.max_restarts).ended.code
+    return supervise(chosen, attempts, restarts=asked.config.max_restarts).code
 
 
 def attach(text: str) -> int:
@@ -59,7 +59,7 @@ def attach(text: str) -> int:
     try:
         kept = record.find(job.run)
     except UsageError:  # another user's or another cache's: it can be followed all the same
-        return supervise(chosen, lambda attempt: job, job=job).ended.code
+        return supervise(chosen, lambda attempt: job, job=job).code
     asked = kept.asked()
     restarts = asked.config.max_restarts
     try:
@@ -69,7 +69,7 @@ def attach(text: str) -> int:
             tell(f"{error.problem}: it won't be started again")
         restarts = 0
     attempts = Attempts(asked, chosen, _stamp(job), None)
-    return supervise(chosen, attempts, restarts=restarts, job=job).ended.code
+    return supervise(chosen, attempts, restarts=restarts, job=job).code
 
 
 def _stamp(job: Job) -> Stamp:

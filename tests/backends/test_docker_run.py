@@ -132,6 +132,17 @@ def test_a_signal_asks_the_program_to_stop(launch: Launch, signum: int) -> None:
     assert ended.endswith("stopped, exit code 7")
 
 
+def test_a_signal_is_heard_where_the_launcher_was_started_deaf(launch: Launch) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        process = launch(HANDLER)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    wait_for(process, b"ready\n")
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 7
+
+
 def test_the_second_signal_ends_it_at_once(launch: Launch) -> None:
     deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     process = launch(f"{deaf}print('ready', flush=True)\ntime.sleep(60)\n")
