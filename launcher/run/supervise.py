@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from launcher.backends import Backend, Cause, Ended, Job, Lost
 from launcher.errors import EngineError
@@ -63,7 +65,7 @@ def supervise(
 
 def _to_its_end(chosen: Backend, job: Job, stopper: Stopper, *, mine: bool) -> Ending:
     """Follow the job; where it is `mine`, remove it, but for a lost engine or terminal."""
-    follower = Follower(chosen, job, stopper)
+    follower = Follower(chosen, job, stopper, mine)
     try:
         ended = follower.follow()
     except (EngineError, LostTerminal):
@@ -79,7 +81,7 @@ def _to_its_end(chosen: Backend, job: Job, stopper: Stopper, *, mine: bool) -> E
 
 
 class LostTerminal(OSError):
-    """The terminal has gone; unlike a closed pipe, that is no wish to end the run."""
+    """The terminal has gone; unlike a closed pipe, that is no wish to stop the run."""
 
 
 @dataclass
@@ -101,10 +103,11 @@ class Tail:
 class Follower:
     """Passes a job's output on, each byte once, even where the engine goes away in between."""
 
-    def __init__(self, chosen: Backend, job: Job, stopper: Stopper) -> None:
+    def __init__(self, chosen: Backend, job: Job, stopper: Stopper, mine: bool) -> None:
         self.chosen = chosen
         self.job = job
         self.stopper = stopper
+        self.mine = mine
         self.tail = Tail()
         self.passed = {False: 0, True: 0}
 
@@ -132,8 +135,21 @@ class Follower:
             skip[is_error] -= known
             if new := data[known:]:
                 self.tail.add(new)
-                write(new, is_error)
+                self._write(new, is_error)
                 self.passed[is_error] += len(new)
+
+    def _write(self, data: bytes, is_error: bool) -> None:
+        """Pass it on; a closed pipe asks the run to stop, which saves and ends with no reader.
+
+        Ctrl-C ends `| tee` too, and what the run says of its saving is then for nobody.
+        """
+        try:
+            write(data, is_error)
+        except BrokenPipeError:
+            if not self.mine:
+                raise
+            _to_nowhere(sys.stderr if is_error else sys.stdout)
+            self.stopper.nobody_reads()
 
     def _reconnect(self, reason: str) -> tuple[Job, bool] | None:
         """The same run on the engine that has come back, and whether it had ended by then.
@@ -162,9 +178,16 @@ def write(data: bytes, is_error: bool) -> None:
         out.write(data)
         out.flush()
     except BrokenPipeError:
-        raise  # nobody reads what the run says: it ends, as in any pipe
+        raise
     except OSError as error:
         raise LostTerminal(*error.args) from error
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    """Let a stream whose reader has gone lose what it still holds, and what is to come."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _tell_ending(found: Ending, job: Job) -> None:
@@ -226,7 +249,13 @@ class Stopper:
         if self.job:
             self._ask(self.job)
 
+    def nobody_reads(self) -> None:
+        """Ask the run to end as a signal does, where none did."""
+        if not self.asked:
+            self(signal.SIGPIPE, None)
+
     def _ask(self, job: Job) -> None:
+        owner.ask_to_stop(job.run)
         if self.asked > 1:
             _in_thread(job.kill)
             return
@@ -266,7 +295,7 @@ def ask(job: Job, name: str, grace: int, more: str = "") -> None:
     """Ask a job to stop, which gets killed after `grace` seconds, and tell what is waited for."""
     folder = job.labels.get(f"{LABEL}checkpoints")
     saving = f" and save to {folder}" if folder else ""
-    until = time.monotonic() + max(0, grace - AFTER_GRACE)
+    until = time.monotonic() + min(grace, grace_of(job) - AFTER_GRACE)
     tell(f"asked {name} to stop{saving}; it has {_time(until - time.monotonic())}.{more}")
     asking = _in_thread(lambda: job.stop(grace))
     asking.join(REMIND_SECONDS)
@@ -303,5 +332,10 @@ def _signals_held() -> Iterator[None]:
 
 
 def tell(text: str) -> None:
-    """A line of the launcher's own, on stderr."""
-    print(f"launcher: {text}", file=sys.stderr, flush=True)
+    """A line of the launcher's own, on stderr; where nobody reads that, the run goes before."""
+    try:
+        print(f"launcher: {text}", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        _to_nowhere(sys.stderr)
+    except OSError:
+        return

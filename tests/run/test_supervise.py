@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from hypothesis import given, settings
@@ -143,7 +143,7 @@ def test_each_byte_is_passed_on_once_however_often_the_engine_goes(
     def write(data: bytes, is_error: bool) -> None:
         passed[is_error] += data
 
-    follower = supervise.Follower(engine(*jobs[1:]), jobs[0], supervise.Stopper())
+    follower = supervise.Follower(engine(*jobs[1:]), jobs[0], supervise.Stopper(), True)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(supervise, "write", write)
         patched.setattr(supervise, "tell", lambda text: None)
@@ -247,6 +247,7 @@ def test_the_second_signal_ends_it(runs: Path) -> None:
     signals((signal.SIGINT, ready), (signal.SIGTERM, lambda: job.calls))
     found = supervise.supervise(engine(), never, job=job)
     assert job.calls == ["stop 10", "kill", "remove"]
+    assert owner.asked_to_stop(RUN)  # for a launcher that follows it too
     assert (found.outcome, found.code) == (Outcome.STOPPED, 137)
 
 
@@ -256,7 +257,7 @@ def test_while_it_saves_what_is_left_is_told(runs: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(supervise, "REMIND_SECONDS", 0.01)
     job = FakeJob(labels=LABELS)
     job.stop = lambda grace: until(lambda: len(told) > 2)
-    supervise.ask(job, "the run", 310)
+    supervise.ask(job, "the run", 300)
     asked, *reminders = told
     assert asked == "asked the run to stop and save to /no/such/folder; it has 5 min."
     assert len(reminders) >= 2
@@ -385,14 +386,15 @@ def test_a_run_without_a_record_is_the_followers_own(
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize(("own", "told"), [(600, "25 s"), (20, "20 s")])
 def test_stop_says_where_the_log_of_an_unfollowed_run_is(
-    runs: Path, capsys: pytest.CaptureFixture[str]
+    runs: Path, capsys: pytest.CaptureFixture[str], own: int, told: str
 ) -> None:
-    job = FakeJob()
+    job = FakeJob(labels={"megatron-launchpad.stop_grace": str(10 + own)})
     job.stop = lambda grace: setattr(job, "over", True)
     supervise.stop(job, grace=25)
     asked, hint = capsys.readouterr().err.splitlines()
-    assert asked == f"launcher: asked run {RUN} to stop; it has 15 s."
+    assert asked == f"launcher: asked run {RUN} to stop; it has {told}."
     assert hint.endswith(f"python3 -m launcher attach {RUN}")
     assert job.calls == []
     supervise.stop(job)
@@ -406,29 +408,58 @@ def test_a_lost_engine_in_a_stop_is_an_error(runs: Path) -> None:
         supervise.stop(job)
 
 
-@pytest.mark.parametrize(
-    ("error", "raised", "removed"),
-    [
-        (BrokenPipeError(32, "Broken pipe"), BrokenPipeError, True),
-        (OSError(5, "Input/output error"), supervise.LostTerminal, False),
-    ],
-)
-def test_a_closed_pipe_ends_the_run_and_a_lost_terminal_leaves_it(
-    runs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: OSError,
-    raised: type[OSError],
-    removed: bool,
-) -> None:
-    def refuse(data: bytes) -> None:
-        raise error
+@pytest.fixture
+def closed_pipe() -> Iterator[TextIO]:
+    """A stream that nobody reads."""
+    near, far = os.pipe()
+    os.close(near)
+    with os.fdopen(far, "w") as stream:
+        yield stream
 
-    gone = SimpleNamespace(buffer=SimpleNamespace(write=refuse))
-    monkeypatch.setattr("sys.stdout", gone)
-    job = FakeJob([(False, b"line\n")])
-    with pytest.raises(raised):
+
+def test_a_closed_pipe_asks_the_run_to_stop_and_its_ending_is_waited_for(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
+) -> None:
+    job = FakeJob([(False, b"line\n"), (False, b"line\n")], waits=True, end=Ended(7))
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", closed_pipe)
+        found = supervise.supervise(engine(), never, job=job)
+    assert (found.outcome, found.code) == (Outcome.STOPPED, 7)
+    assert job.calls == ["stop 10", "remove"]
+
+
+def test_a_run_whose_messages_nobody_reads_is_still_asked_to_stop(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
+) -> None:
+    job = FakeJob(waits=True)
+    signals((signal.SIGINT, ready))
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stderr", closed_pipe)
         supervise.supervise(engine(), never, job=job)
-    assert job.calls == (["remove"] if removed else [])
+    assert job.calls == ["stop 10", "remove"]
+
+
+def test_a_closed_pipe_of_one_who_looks_on_leaves_the_run(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
+) -> None:
+    job = FakeJob([(False, b"line\n")])
+    with owner.following(RUN), monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", closed_pipe)
+        with pytest.raises(BrokenPipeError):
+            supervise.supervise(engine(), never, job=job)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), closed_pipe.fileno())
+    assert job.calls == []
+
+
+def test_a_lost_terminal_leaves_the_run(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(data: bytes) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(buffer=SimpleNamespace(write=refuse)))
+    job = FakeJob([(False, b"line\n")])
+    with pytest.raises(supervise.LostTerminal):
+        supervise.supervise(engine(), never, job=job)
+    assert job.calls == []
 
 
 def test_folders_that_cannot_be_looked_at_do_not_hide_the_ending(
