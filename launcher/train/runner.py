@@ -99,6 +99,10 @@ class Stop:
     signum: int
     why: str = ""
 
+    @property
+    def told(self) -> str:
+        return self.why or signal.Signals(self.signum).name
+
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -342,10 +346,12 @@ class Watch:
             self.at_deadline()
         elif isinstance(event, Exit):
             self._ended(event)
-        elif self.stopping:
-            self._kill("stopped a second time")
-        else:
+        elif not self.stopping:
             self._ask_to_stop(event)
+        elif event.signum == signal.SIGINT:
+            self._kill("interrupted a second time")
+        else:  # several may ask, and one that lost its engine asks again
+            _say(f"{event.told}: asked to stop already")
 
     def _ended(self, event: Exit) -> None:
         self.running.discard(event.local_rank)
@@ -368,8 +374,7 @@ class Watch:
 
     def _ask_to_stop(self, event: Stop) -> None:
         # SIGTERM also for an interrupt: it is what training programs save a checkpoint on.
-        why = event.why or signal.Signals(event.signum).name
-        _say(f"{why}: asked {len(self.running)} ranks to stop, waiting {self.job.grace:g} s")
+        _say(f"{event.told}: asked {len(self.running)} ranks to stop, waiting {self.job.grace:g} s")
         self.stopping = True
         if not self.first_failure:
             self._later(self.job.grace, lambda: self._kill("grace period over"))

@@ -228,6 +228,32 @@ def test_ranks_may_end_well_after_a_signal(tmp_path: Path, signum: int) -> None:
 
 
 @pytest.mark.megatron
+def test_a_second_request_leaves_the_ranks_their_time(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    wait = f"[time.sleep(0.05) for _ in iter(lambda: os.path.exists({str(go)!r}), True)]"
+    handler = f"lambda *_: ({wait}, print('saved', rank, flush=True), sys.exit(0))"
+    with subprocess.Popen(
+        runner_command(2, sleeper(tmp_path, handler=handler)),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout
+        output = process.stdout.readline() + process.stdout.readline()
+        for said in ("asked 2 ranks to stop", "SIGTERM: asked to stop already"):
+            process.send_signal(signal.SIGTERM)
+            while said not in output:
+                line = process.stdout.readline()
+                assert line, output
+                output += line
+        go.touch()
+        output += process.stdout.read()
+    assert process.returncode == 0, output
+    assert output.count("saved") == 2
+
+
+@pytest.mark.megatron
 def test_a_tied_run_stops_when_its_input_ends(tmp_path: Path) -> None:
     handler = "lambda *_: (print('saved', rank, flush=True), sys.exit(0))"
     with subprocess.Popen(
@@ -252,7 +278,7 @@ def test_a_tied_run_stops_when_its_input_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("signals", "grace", "why"),
     [
-        ([signal.SIGTERM, signal.SIGTERM], "60", "stopped a second time"),
+        ([signal.SIGTERM, signal.SIGINT], "60", "interrupted a second time"),
         ([signal.SIGTERM], "1", "grace period over"),
     ],
 )
