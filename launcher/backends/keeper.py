@@ -41,12 +41,18 @@ def keep(folder: Path, labels: Mapping[str, str], argv: list[str]) -> None:
             stderr=err,
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
         )
-    told = {"process": identity(process.pid), "keeper": identity(os.getpid()), "labels": labels}
+    here = {"machine": machine(), "keeper": identity(os.getpid())}
+    told = {**here, "process": identity(process.pid), "labels": labels}
     _write(folder / PROCESS, json.dumps(told))
     code = process.wait()
     while left := _children():
         _end(left)
     _write(folder / CODE, str(128 - code if code < 0 else code))
+
+
+def machine() -> str:
+    """The name of the machine, on which alone the numbers of processes mean something."""
+    return os.uname().nodename
 
 
 def identity(pid: int) -> tuple[int, str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from launcher.backends import Cause, Ended, Job, host, keeper, shown
-from launcher.errors import EngineError
+from launcher.errors import EngineError, UsageError
 from launcher.run.image import LABEL, Facts
 from launcher.run.plan import Plan
 from launcher.run.program import SOURCE
@@ -147,11 +147,11 @@ class LocalJob:
     def ended(self) -> Ended | None:
         if code := self._code():
             return code
-        if keeper.alive(self.process) or keeper.alive(self.keeper):
+        there = (self.folder / keeper.PROCESS).exists()  # else its keeper is about to leave, too
+        if keeper.alive(self.process) or (there and keeper.alive(self.keeper)):
             return None
         if code := self._code():
             return code
-        there = (self.folder / keeper.PROCESS).exists()
         return Ended(KILLED, Cause.ITSELF if there else Cause.REMOVED)
 
     def _code(self) -> Ended | None:
@@ -239,12 +239,21 @@ def _started(process: subprocess.Popen[bytes], folder: Path) -> LocalJob:
 
 
 def _secrets(plan: Plan) -> dict[str, str]:
-    return {name: Path(path).read_text().removesuffix("\n") for name, path in plan.secrets}
+    """The variables of the plan's secrets. Raises UsageError for a file that can't be one."""
+    found = {}
+    for name, path in plan.secrets:
+        content = Path(path).read_bytes().removesuffix(b"\n")
+        if b"\0" in content:
+            raise UsageError(f"secrets.{name}: {path} is binary, and no variable can hold it")
+        found[name] = os.fsdecode(content)
+    return found
 
 
 def _job(folder: Path) -> LocalJob | None:
     try:
         told = json.loads((folder / keeper.PROCESS).read_text(encoding="utf-8"))
+        if told["machine"] != keeper.machine():  # the same home folder, seen from another one
+            return None
         return LocalJob(folder, tuple(told["process"]), tuple(told["keeper"]), told["labels"])
     except (OSError, ValueError, KeyError):  # there is none, or another version's
         return None

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.backends import Cause, Ended, keeper, local
-from launcher.errors import EngineError
+from launcher.errors import EngineError, UsageError
 from launcher.run.gpus import Gpus, parse_gpus
 from launcher.run.plan import Mount, Plan
 from launcher.run.secrets import is_secret
@@ -287,13 +287,14 @@ def test_one_that_was_removed_is_told_so(start: Callable[..., Any]) -> None:
     job = start("pass")
     job.wait()
     job.remove()
-    assert job.ended() == Ended(137, Cause.REMOVED)
+    assert replace(job, keeper=keeper.identity(os.getpid())).ended() == Ended(137, Cause.REMOVED)
 
 
-def test_what_is_left_of_another_version_is_passed_over() -> None:
+def test_runs_of_another_version_or_machine_are_passed_over() -> None:
     folder = settings().runs / "ffffffff"
     folder.mkdir(parents=True)
-    for text in ("{", "{}", json.dumps({"pid": 1})):
+    elsewhere = {"machine": "elsewhere", "process": [1, "1"], "keeper": [1, "1"], "labels": {}}
+    for text in ("{", "{}", json.dumps({"pid": 1}), json.dumps(elsewhere)):
         (folder / keeper.PROCESS).write_text(text)
         assert "ffffffff" not in [job.run for job in local.backend().jobs()]
     (folder / keeper.PROCESS).unlink()
@@ -346,6 +347,19 @@ def test_secrets_come_from_their_files(start: Callable[..., Any], tmp_path: Path
     )
     assert written(job)[0] == b"'se cret'\n"
     assert "se cret" not in (job.folder / keeper.PROCESS).read_text()
+
+
+def test_a_secret_that_is_no_text_is_passed_on_and_one_that_is_no_variable_refused(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_bytes(b"\xff\xfe")
+    secrets = (("API_KEY", str(tmp_path / "key")),)
+    job = start("import os; print(os.environb[b'API_KEY'])", secrets=secrets)
+    assert written(job)[0] == b"b'\\xff\\xfe'\n"
+    (tmp_path / "key").write_bytes(b"a\0b")
+    with pytest.raises(UsageError, match=r"secrets\.API_KEY: .* is binary"):
+        local.backend().start(replace(BARE, secrets=secrets), attach=True)
+    assert not (settings().runs / BARE.run).exists()
 
 
 @pytest.mark.parametrize(
