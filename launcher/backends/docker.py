@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from launcher.backends import Job
 
+LOCAL = "http+docker://localhost"
+"""How docker's SDK addresses a socket of this machine; over ssh it has another host there."""
+
 EVERY_GPU = "nvidia.com/gpu=all"
 UNITS = {"b": 0, "k": 1, "m": 2, "g": 3}
 
@@ -191,7 +194,7 @@ class DockerBackend:
         return labelled(config.get("Labels") or {})
 
     def count_gpus(self) -> int | None:
-        local = self.api.base_url.startswith("http+docker:")  # a socket of this machine
+        local = self.api.base_url == LOCAL
         return (host.count_gpus() if local else None) or _known_devices(self.api)
 
     def rootless(self) -> bool:

@@ -258,6 +258,7 @@ def test_the_body_that_is_shown_is_the_one_that_is_sent(full: Plan) -> None:
     assert api.body == docker.request(full).body
 
 
+@pytest.mark.parametrize("address", ["http://far.example:2375", "http+docker://ssh"])
 @pytest.mark.parametrize(
     ("listed", "count"),
     [
@@ -266,9 +267,10 @@ def test_the_body_that_is_shown_is_the_one_that_is_sent(full: Plan) -> None:
         (None, None),
     ],
 )
-def test_gpus_that_the_engine_knows_of(listed: Any, count: int | None) -> None:
-    api: Any = SimpleNamespace(
-        base_url="http://far.example:2375", info=lambda: {"DiscoveredDevices": listed}
-    )
+def test_gpus_that_an_engine_elsewhere_knows_of(
+    listed: Any, count: int | None, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker.host, "count_gpus", lambda: 8)
+    api: Any = SimpleNamespace(base_url=address, info=lambda: {"DiscoveredDevices": listed})
     client: Any = SimpleNamespace(api=api)
     assert docker.DockerBackend(connect=lambda: client).count_gpus() == count
