@@ -8,7 +8,7 @@ from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from launcher.errors import UsageError, nearest
+from launcher.errors import EngineError, UsageError, nearest
 
 if TYPE_CHECKING:
     from launcher.run.image import Facts
@@ -34,8 +34,12 @@ class Ended:
     cause: Cause = Cause.ITSELF
 
 
-class Lost(Exception):
-    """The connection to the engine was lost; the run itself may go on."""
+class Lost(EngineError):
+    """The connection to the engine was lost, for `reason`; the run itself may go on."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the engine was lost: {reason}")
+        self.reason = reason
 
 
 class Job(Protocol):

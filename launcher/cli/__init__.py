@@ -12,7 +12,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 
 COMMANDS = {
     "run": "launcher.cli.run",
@@ -52,6 +52,7 @@ def main(argv: list[str]) -> int:
     args = _parser(argv).parse_args(argv)
     args.rest = rest
     try:
+        _see_home()
         code: int = import_module(COMMANDS[args.command]).main(args)
         return code
     except LauncherError as error:
@@ -66,6 +67,16 @@ def main(argv: list[str]) -> int:
         return 141
     except OSError as error:
         return _tell(error)
+
+
+def _see_home() -> None:
+    """Raises UsageError where neither HOME nor the system knows this user's home folder."""
+    try:
+        Path.home()
+    except RuntimeError:
+        raise UsageError(
+            f"user {os.getuid()} has no home folder", "export HOME=FOLDER, one you may write to."
+        ) from None
 
 
 def _tell(error: OSError) -> int:

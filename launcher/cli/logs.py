@@ -15,15 +15,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print it; the run itself is left alone."""
-    from launcher.backends import Lost
-    from launcher.errors import EngineError
     from launcher.run import find
     from launcher.run.supervise import write
 
     _, job = find.job(args.run)
-    try:
-        for is_error, data in job.output(follow=args.follow):
-            write(data, is_error)
-    except Lost as error:
-        raise EngineError(f"the engine was lost: {error}") from error
+    for is_error, data in job.output(follow=args.follow):
+        write(data, is_error)
     return 0

@@ -16,8 +16,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print a table."""
     from launcher.run import find
+    from launcher.run.supervise import tell
 
-    found = [job for _, job in find.jobs()]
+    known, silent = find.everywhere()
+    for reason in silent:
+        tell(reason.splitlines()[0].rstrip(";").removesuffix("; tried:"))
+    found = [job for _, job in known]
     if args.quiet:
         print("".join(f"{job.run}\n" for job in found), end="")
         return 0

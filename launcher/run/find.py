@@ -13,10 +13,10 @@ from launcher.train import folders
 
 def jobs() -> list[tuple[Backend, Job]]:
     """The jobs of all backends, newest first; a backend that doesn't answer has none."""
-    return _ask_all()[0]
+    return everywhere()[0]
 
 
-def _ask_all() -> tuple[list[tuple[Backend, Job]], list[str]]:
+def everywhere() -> tuple[list[tuple[Backend, Job]], list[str]]:
     """The jobs of all backends, newest first, and why those that don't answer don't."""
     found, silent = list[tuple[Backend, Job]](), list[str]()
     for name in BACKENDS:
@@ -25,8 +25,6 @@ def _ask_all() -> tuple[list[tuple[Backend, Job]], list[str]]:
             found += [(chosen, job) for job in chosen.jobs()]
         except EngineError as error:
             silent.append(f"{name}: {error.problem}")
-        except Lost as error:
-            silent.append(f"{name}: {error}")
     found.sort(key=lambda pair: pair[1].labels.get(f"{LABEL}created", ""), reverse=True)
     return found, silent
 
@@ -34,10 +32,12 @@ def _ask_all() -> tuple[list[tuple[Backend, Job]], list[str]]:
 def job(text: str) -> tuple[Backend, Job]:
     """The job that `text` names: an id, the beginning of one, or a run's name.
 
-    Raises UsageError where there is none, and EngineError where there might be one on an engine
-    that doesn't answer.
+    Of several of one name it is the newest of those with a record here. Another user's is named
+    by its id alone. Raises UsageError where there is none, and EngineError where there might be
+    one on an engine that doesn't answer.
     """
-    known, silent = _ask_all()
+    known, silent = everywhere()
+    known.sort(key=lambda pair: not _is_own(pair[1].run))
     try:
         run = record.match(
             text, [(one.run, one.labels.get(f"{LABEL}name", "")) for _, one in known]
@@ -48,14 +48,19 @@ def job(text: str) -> tuple[Backend, Job]:
         raise EngineError(
             f"{error.problem}, and not all was asked: {'; '.join(silent)}", error.remedy
         ) from error
+    if not (run.startswith(text) or _is_own(run)):
+        raise UsageError(f"run {run}, called {text}, was started by somebody else", "Give its id.")
     return next(pair for pair in known if pair[1].run == run)
+
+
+def _is_own(run: str) -> bool:
+    """Whether the run's record is among this user's."""
+    return record.folder(run).is_dir()
 
 
 def row(job: Job) -> tuple[str, ...]:
     """What `launcher ps` tells of a job."""
     label = {key.removeprefix(LABEL): value for key, value in job.labels.items()}
-    saved = label.get("checkpoints")
-    newest = folders.newest_complete(Path(saved)) if saved else None
     return (
         job.run,
         label.get("name", ""),
@@ -64,8 +69,17 @@ def row(job: Job) -> tuple[str, ...]:
         label.get("gpus", ""),
         label.get("image", ""),
         label.get("created", ""),
-        f"iteration {newest.iteration}" if newest else "",
+        _saved(label.get("checkpoints")),
     )
+
+
+def _saved(folder: str | None) -> str:
+    """The newest complete checkpoint, as far as this user may look."""
+    try:
+        newest = folders.newest_complete(Path(folder)) if folder else None
+    except OSError:
+        return "unknown"
+    return f"iteration {newest.iteration}" if newest else ""
 
 
 def _state(job: Job) -> str:

@@ -103,12 +103,18 @@ def folder(run: str) -> Path:
 
 
 def write(record: Record) -> None:
-    """Keep the record, readable by its user alone."""
+    """Keep the record, readable by its user alone. Raises UsageError where it can't be kept."""
     at = folder(record.run)
-    at.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial = at / f"{FILE}.partial"
-    partial.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, at / FILE)
+    try:
+        at.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, at / FILE)
+    except OSError as error:
+        raise UsageError(
+            f"the run's record can't be kept in {at}: {error.strerror}",
+            "export LAUNCHER_RUNS=FOLDER, one you may write to.",
+        ) from error
 
 
 def records() -> list[Record]:

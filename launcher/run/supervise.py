@@ -120,7 +120,7 @@ class Follower:
                 ended = self.job.wait()
                 return Ended(ended.code, Cause.ENGINE) if cut_short else ended
             except Lost as error:
-                found = self._reconnect(str(error))
+                found = self._reconnect(error.reason)
             if found is None:
                 return Ended(ending.KILLED, Cause.REMOVED)
             self.job, cut_short = found
@@ -162,7 +162,7 @@ class Follower:
             try:
                 found = [job for job in self.chosen.jobs() if job.run == self.job.run]
                 return (found[0], found[0].ended() is not None) if found else None
-            except (Lost, EngineError):
+            except EngineError:
                 time.sleep(RETRY_SECONDS)
         raise EngineError(
             "the engine was lost",
@@ -273,22 +273,19 @@ def stop(job: Job, *, now: bool = False, grace: int | None = None) -> None:
     Who follows it sees the end and removes it; one that nobody follows is left for `attach`. One
     that has ended before is removed.
     """
-    try:
-        if job.ended() is not None:
-            job.remove()
-            tell(f"run {job.run} had ended; removed")
-            return
-        owner.ask_to_stop(job.run)
-        if now:
-            job.kill()
-        else:
-            ask(job, f"run {job.run}", grace_of(job) if grace is None else grace)
-        with owner.following(job.run) as mine:
-            left = job.ended()
-            if mine and left and left.cause is not Cause.REMOVED:
-                tell(f"to see its log and remove it: python3 -m launcher attach {job.run}")
-    except Lost as error:
-        raise EngineError(f"the engine was lost: {error}") from error
+    if job.ended() is not None:
+        job.remove()
+        tell(f"run {job.run} had ended; removed")
+        return
+    owner.ask_to_stop(job.run)
+    if now:
+        job.kill()
+    else:
+        ask(job, f"run {job.run}", grace_of(job) if grace is None else grace)
+    with owner.following(job.run) as mine:
+        left = job.ended()
+        if mine and left and left.cause is not Cause.REMOVED:
+            tell(f"to see its log and remove it: python3 -m launcher attach {job.run}")
 
 
 def ask(job: Job, name: str, grace: int, more: str = "") -> None:

@@ -9,6 +9,7 @@ import pytest
 from docker.errors import APIError
 
 from launcher import cli
+from launcher.backends import Lost
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,7 @@ from launcher import cli
         (PermissionError(errno.EACCES, "Permission denied", "/a/b"), 2, "/a/b: Permission denied"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device"),
         (APIError("conflict"), 125, "the engine: conflict"),
+        (Lost("gone"), 125, "the engine was lost: gone"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
@@ -41,3 +43,14 @@ def test_it_is_one_line_and_a_documented_code(
 def cli_args(argv: list[str]) -> SimpleNamespace:
     """Arguments that name some command."""
     return SimpleNamespace(command="run")
+
+
+def test_a_user_without_a_home_folder_is_told_to_name_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert cli.main(["ps"]) == 2
+    problem, remedy = capsys.readouterr().err.splitlines()
+    assert problem.endswith("has no home folder")
+    assert "export HOME=" in remedy

@@ -54,8 +54,11 @@ THIRD = MadeUpJob("cc33", "third", "2025-01-03")
 
 
 @pytest.fixture
-def backends(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Two backends, in place of the real ones."""
+def backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two backends, in place of the real ones, and the records of their runs."""
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
+    for one in (FIRST, SECOND, THIRD):
+        (tmp_path / one.run).mkdir()
     found: dict[str, Any] = {"docker": MadeUp([FIRST, THIRD]), "local": MadeUp([SECOND])}
     monkeypatch.setattr(find, "BACKENDS", found)
     monkeypatch.setattr(find, "backend", found.__getitem__)
@@ -80,12 +83,35 @@ def test_a_backend_that_does_not_answer_has_none(
     with pytest.raises(EngineError) as caught:
         find.job("third")
     assert caught.value.problem == f"no run 'third', and not all was asked: docker: {error.args[0]}"
+    assert find.everywhere()[1] == [f"docker: {error.args[0]}"]
 
 
 def test_where_all_answer_an_unknown_run_is_a_wrong_argument(backends: dict[str, Any]) -> None:
     assert find.job("third") == (backends["docker"], THIRD)
     with pytest.raises(UsageError, match="no run 'fourth'"):
         find.job("fourth")
+
+
+def test_a_name_is_that_of_an_own_run_and_another_users_has_its_id(
+    backends: dict[str, Any],
+) -> None:
+    theirs = MadeUpJob("dd44", "first", "2025-01-04")
+    backends["docker"].known += [theirs, MadeUpJob("ee55", "fifth", "2025-01-05")]
+    assert find.job("first") == (backends["docker"], FIRST)
+    assert find.job("dd") == (backends["docker"], theirs)
+    with pytest.raises(UsageError, match="run ee55, called fifth, was started by somebody else"):
+        find.job("fifth")
+
+
+def test_checkpoints_that_this_user_may_not_see_are_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(root: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(find.folders, "newest_complete", refuse)
+    job: Any = MadeUpJob("aa11", "first", "2025", None, {"checkpoints": "/theirs"})
+    assert find.row(job)[-1] == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -158,3 +158,12 @@ def test_what_names_none_or_several_is_refused(
     with pytest.raises(UsageError) as caught:
         record.match(text, known)
     assert str(caught.value).replace("(", ".").replace(")", ".").startswith(said)
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_with_the_way_out(
+    runs: Path, keep: Callable[..., Record]
+) -> None:
+    runs.write_text("a file")
+    with pytest.raises(UsageError, match="the run's record can't be kept in") as caught:
+        keep(asked())
+    assert "LAUNCHER_RUNS" in caught.value.remedy
