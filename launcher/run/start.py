@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.backends import Backend, Job, backend
 from launcher.errors import UsageError
-from launcher.run import files, find, record, resume
+from launcher.run import files, find, owner, record, resume
 from launcher.run.assemble import Asked, Assembled, assemble, counted, new_stamp
 from launcher.run.config import RunConfig
 from launcher.run.image import LABEL
@@ -86,7 +86,7 @@ def prepare(assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: b
         _preflight(plan, asked, chosen)
     files.prepare(plan)
     if plan.checkpoints:
-        tidy(plan.checkpoints)
+        tidy(plan.checkpoints, asked.config)
 
 
 def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> None:
@@ -104,15 +104,21 @@ def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> None:
 def _refuse_sharing(plan: Plan) -> None:
     """Two runs that save to one folder would overwrite each other's checkpoints."""
     for _, job in find.jobs():
-        if job.labels.get(f"{LABEL}checkpoints") == plan.checkpoints and job.ended() is None:
+        same = job.labels.get(f"{LABEL}checkpoints") == plan.checkpoints
+        if same and job.run != plan.run and job.ended() is None:
             raise UsageError(
                 f"checkpoint.save: {plan.checkpoints} is being saved to by run {job.run}",
                 f"Stop that one first (python3 -m launcher stop {job.run}), or set another folder.",
             )
 
 
-def tidy(folder: str) -> None:
-    """Set checkpoints aside that aren't complete: Megatron 0.9 won't save where one lies."""
+def tidy(folder: str, config: RunConfig) -> None:
+    """Set checkpoints aside that aren't complete: Megatron 0.9 won't save where one lies.
+
+    Several nodes share the folder, so the first one's launcher does it.
+    """
+    if config.nodes.rank:
+        return
     for path in folders.set_aside(Path(folder)):
         tell(f"an incomplete checkpoint was set aside: {path}")
 
@@ -137,7 +143,8 @@ class Attempts:
         if save:
             plan = assemble(asked, self.chosen, self.stamp).plan
             assert plan.checkpoints
-            tidy(plan.checkpoints)
+            _refuse_sharing(plan)
+            tidy(plan.checkpoints, config)
             if newest := folders.newest_complete(Path(plan.checkpoints)):
                 tell(f"going on from {newest.folder}")
                 asked = replace(asked, config=resume.from_newest(config))
@@ -151,8 +158,9 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Aske
     Raises UsageError where the run saved nothing, still goes on, or fits no such number.
     """
     kept = record.find(text)
-    for _, job in find.jobs():
-        if job.run == kept.run and job.ended() is None:
+    with owner.following(kept.run) as nobody:
+        going_on = [job for _, job in find.jobs() if job.run == kept.run and job.ended() is None]
+        if going_on or not nobody:
             raise UsageError(
                 f"run {kept.run} still goes on",
                 f"Follow it with `python3 -m launcher attach {kept.run}`, or stop it first.",

@@ -1,0 +1,87 @@
+"""A run's attempts and what goes on with it, beside other launchers that use the same folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.run import owner, record, start
+from launcher.run.assemble import Asked, Assembled
+from launcher.run.config import RunConfig
+from launcher.run.image import LABEL, Facts
+from launcher.run.plan import Plan, Stamp
+from launcher.run.source import Origin
+
+RUN = "0a1b2c3d"
+
+
+@pytest.fixture
+def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an interrupted save in it."""
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "save/iter_0000010.partial").mkdir(parents=True)
+    return tmp_path / "save"
+
+
+def asked(save: Path, **sections: Any) -> Asked:
+    values = {"name": "a", "image": "cpu", "gpus": 0, "checkpoint": {"save": str(save)}}
+    config = RunConfig.model_validate({**values, **sections})
+    return Asked(config, Origin("run.yaml", {}, {}), str(save))
+
+
+def job(run: str, save: Path) -> Any:
+    """A run that goes on and saves there."""
+    return SimpleNamespace(run=run, labels={f"{LABEL}checkpoints": str(save)}, ended=lambda: None)
+
+
+@pytest.fixture
+def again(
+    save: Path, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[Plan]]:
+    """Makes the second attempt while other jobs go on; the plans that were started."""
+
+    def again(wanted: Asked, *jobs: Any) -> list[Plan]:
+        made = replace(plan("gpt2-tiny.yaml"), run=RUN, checkpoints=str(save))
+        monkeypatch.setattr(start, "assemble", lambda *_: Assembled(made, Facts()))
+        monkeypatch.setattr(start.find, "jobs", lambda: [(None, one) for one in jobs])
+        started: list[Plan] = []
+        chosen: Any = SimpleNamespace(start=lambda plan, attach: started.append(plan))
+        start.Attempts(wanted, chosen, Stamp(RUN, ""), None)(1)
+        return started
+
+    return again
+
+
+def test_another_run_that_took_the_folder_in_the_pause_is_left_alone(
+    save: Path, again: Callable[..., list[Plan]]
+) -> None:
+    with pytest.raises(UsageError, match="is being saved to by run ffffffff"):
+        again(asked(save), job("ffffffff", save))
+    assert [path.name for path in save.iterdir()] == ["iter_0000010.partial"]
+    assert len(again(asked(save), job(RUN, save), job("ffffffff", save / "other"))) == 1
+
+
+@pytest.mark.parametrize(("rank", "left"), [(0, "incomplete"), (1, "partial")])
+def test_of_several_nodes_the_first_tidies(
+    save: Path, again: Callable[..., list[Plan]], rank: int, left: str
+) -> None:
+    again(asked(save, nodes={"count": 2, "rank": rank, "master_addr": "first"}))
+    assert [path.name for path in save.iterdir()] == [f"iter_0000010.{left}"]
+
+
+def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(
+    save: Path, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.write(record.of(replace(plan("gpt2-tiny.yaml"), run=RUN), asked(save), "docker"))
+    monkeypatch.setattr(start.find, "jobs", list)
+    here: Any = None
+    with owner.following(RUN), pytest.raises(UsageError, match=f"run {RUN} still goes on"):
+        start.resumed(RUN, here, [])
+    found, _ = start.resumed(RUN, here, [])
+    assert found.config.checkpoint.load == str(save)
