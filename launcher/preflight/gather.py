@@ -291,7 +291,7 @@ def _saved(folder: Path | None) -> Saved | None:
     from launcher.train import folders
 
     try:
-        found = folders.scan(folder)
+        found = folders.since_complete(folder)
     except OSError:  # another user's
         return None
     complete = [one.iteration for one in found if not one.problem]

@@ -52,7 +52,7 @@ def newest(root: str) -> Path | None:
 
 def _look(root: Path) -> Path | UsageError | None:
     try:
-        every, named = folders.scan(root), folders.noted(root)
+        every, named = folders.since_complete(root), folders.noted(root)
     except OSError as error:
         return UsageError(f"--load {root} can't be read: {error.strerror}")
     complete = [each for each in every if not each.problem]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,17 +88,36 @@ def scan(root: Path) -> list[Checkpoint]:
     then files alone decide. A "release" is listed, as iteration 0, where the tracker names it.
     Raises `OSError` where `root` can't be read.
     """
+    return [*_newest_first(root)][::-1]
+
+
+def since_complete(root: Path) -> list[Checkpoint]:
+    """The newest complete checkpoint and all that are newer, the oldest first; raises as `scan`.
+
+    All of them where none is complete. The older ones' files, which may be many, aren't read.
+    """
+    found = list[Checkpoint]()
+    for each in _newest_first(root):
+        found.append(each)
+        if not each.problem:
+            break
+    return found[::-1]
+
+
+def _newest_first(root: Path) -> Iterator[Checkpoint]:
+    """As `scan` has them, but the newest first, each looked into only when it is asked for."""
     root = Path(root)
     newest = noted(root)
     found = [
-        Checkpoint(int(match[1]), path, _unfinished(path, int(match[1]), newest))
+        (int(match[1]), path)
         for path in (root.iterdir() if root.is_dir() else ())
         if (match := re.fullmatch(rf"iter_(\d+)({re.escape(PARTIAL)})?", path.name))
         and path.is_dir()
     ]
+    for iteration, path in sorted(found, reverse=True):
+        yield Checkpoint(iteration, path, _unfinished(path, iteration, newest))
     if newest == RELEASE and (root / RELEASE).is_dir():
-        found.append(Checkpoint(0, root / RELEASE, contents.problem(root / RELEASE)))
-    return sorted(found, key=lambda each: (each.iteration, each.folder.name))
+        yield Checkpoint(0, root / RELEASE, contents.problem(root / RELEASE))
 
 
 def _unfinished(path: Path, iteration: int, newest: str) -> str:
@@ -112,19 +132,18 @@ def _unfinished(path: Path, iteration: int, newest: str) -> str:
 
 def newest_complete(root: Path) -> Checkpoint | None:
     """The checkpoint to go on from, or None where there is none; raises as `scan`."""
-    complete = [each for each in scan(root) if not each.problem]
-    return complete[-1] if complete else None
+    return next((each for each in _newest_first(root) if not each.problem), None)
 
 
 def set_aside(root: Path) -> list[Path]:
-    """Rename every incomplete checkpoint to iter_0000100.incomplete; the new paths.
+    """Rename what is newer than the newest complete one to iter_0000100.incomplete; the new paths.
 
     The tracker then names the newest complete one, and is removed where there is none: upstream
     would load what it names, and up to 0.9 refuses to save into a folder that is there.
     Raises `OSError` where that isn't allowed.
     """
     root = Path(root)
-    found = scan(root)
+    found = since_complete(root)
     complete = [each for each in found if not each.problem]
     moved = [_move_aside(each.folder) for each in found if each.problem]
     if moved and not complete:

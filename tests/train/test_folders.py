@@ -251,6 +251,20 @@ def test_incomplete_ones_are_set_aside(tmp_path: Path) -> None:
     assert folders.set_aside(tmp_path) == []
 
 
+def test_older_ones_than_the_newest_complete_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three(tmp_path)
+    read: list[str] = []
+    problem = contents.problem
+    monkeypatch.setattr(contents, "problem", lambda at: read.append(at.name) or problem(at))
+    newest = folders.newest_complete(tmp_path)
+    assert newest == folders.Checkpoint(6, tmp_path / "iter_0000006")
+    assert folders.since_complete(tmp_path) == folders.scan(tmp_path)[1:]
+    assert read[:4] == ["iter_0000009", "iter_0000006"] * 2
+    assert folders.since_complete(tmp_path / "iter_0000003") == []
+
+
 def test_no_tracker_where_nothing_is_complete(tmp_path: Path) -> None:
     distributed(tmp_path / "iter_0000003")
     (tmp_path / "iter_0000003/common.pt").unlink()
