@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launcher.settings import ROOT
+from tests.e2e.command import pytest_in
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -40,34 +41,11 @@ logging: {log_interval: 1, eval_interval: 1000000, eval_iters: 1}
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_local_runs_pass_their_tests_in_the_image(
     engine: DockerClient, cpu_images: CpuImages
 ) -> None:
-    """The launcher and its packages come from this environment, behind the image's own."""
-    container = engine.containers.create(
-        cpu_images.build(),
-        ["python3", "-m", "pytest", "tests/e2e/test_local.py", "-m", "megatron"],
-        init=True,
-        network_mode="none",
-        working_dir="/repo",
-        environment={
-            "PYTHONPATH": "/opt/megatron/lib:/opt/packages/lib:/testing",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "PYTEST_ADDOPTS": "-p no:cacheprovider -p pytest_timeout",
-        },
-        volumes={
-            str(ROOT): {"bind": "/repo", "mode": "ro"},
-            str(Path(pytest.__file__).parents[1]): {"bind": "/testing", "mode": "ro"},
-        },
-    )
-    try:
-        container.start()
-        code = container.wait()["StatusCode"]
-        printed = container.logs().decode()
-    finally:
-        container.remove(force=True)
+    code, printed = pytest_in(engine, cpu_images.build(), "tests/e2e/test_local.py")
     if "No module named 'pydantic_core" in printed:
         pytest.skip("this environment's Python isn't the image's")
     assert code == 0, printed[-6000:]
