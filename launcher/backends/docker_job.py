@@ -206,9 +206,17 @@ def _start_error(error: Exception, plan: Plan) -> Exception:
 
 
 def _reason(error: Exception) -> str:
-    """The engine's own words where it gave any."""
+    """The engine's own words where it gave any, else those of the system below the SDK's."""
     told = error.explanation if isinstance(error, APIError) else None
-    return str(told or error).strip()
+    return str(told or _system(error) or error).strip()
+
+
+def _system(error: object) -> str:
+    """What the system said, somewhere among the errors that the SDK's is made of."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    below = error.args if isinstance(error, BaseException) else error
+    return next(filter(None, map(_system, below)), "") if isinstance(below, tuple) else ""
 
 
 def _hang_up(stream: Any) -> None:

@@ -93,10 +93,10 @@ def _in_own_environment(error: ModuleNotFoundError, argv: list[str]) -> int:
     """Start again with the Python of .venv, where this one lacks one of our requirements."""
     root = Path(__file__).resolve().parents[2]
     python = root / ".venv/bin/python"
-    if not python.exists() or Path(sys.prefix) == root / ".venv":
+    if not os.access(python, os.X_OK) or Path(sys.prefix) == root / ".venv":
         print(
             f"launcher: this Python ({sys.executable}) has no {error.name}\n"
-            f"  Run `make venv` in {root}, or install requirements.txt.",
+            f"  Run `make venv` in {root}, or install its requirements.txt.",
             file=sys.stderr,
         )
         return 2

@@ -11,16 +11,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.usage = "%(prog)s RUN -- COMMAND [ARGS ...]"
     parser.add_argument("run", metavar="RUN", help="a run's id, its beginning, or its name")
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run it; its exit code is passed on."""
+    import shlex
     import subprocess
     import sys
 
     from launcher.errors import UsageError
     from launcher.run import find
 
+    if args.words:
+        raise UsageError(
+            f"exec {args.run} {args.words[0]}: the command stands after --",
+            f"python3 -m launcher exec {args.run} -- {shlex.join([*args.words, *args.rest])}",
+        )
     chosen, job = find.job(args.run)
     if job.ended() is not None:
         raise UsageError(f"run {job.run} has ended", f"See its log: launcher logs {job.run}")

@@ -67,6 +67,11 @@ class Ending:
         return self.outcome is Outcome.FAILED
 
     @property
+    def _forced(self) -> bool:
+        """Whether it was asked a second time, which no rank's end is the reason for."""
+        return self.asked and self.ended.code == KILLED
+
+    @property
     def reason(self) -> str:
         """Why it ended, in a few words; "" where its exit code says all there is to say."""
         if self.ended.cause is Cause.REMOVED:
@@ -78,18 +83,18 @@ class Ending:
             return "out of memory (the container's limit, resources.memory)"
         if FULL in self.tail:
             return "a disk is full"
-        if said:
+        if said and not (self._forced and "SIGTERM" in said[1]):
             return said[1]
         if self.ended.code == KILLED and not self._stopped:
             return "killed from outside, by SIGKILL"
         return ""
 
 
-def describe(ending: Ending, run: str, saved: Checkpoint | None, saves: bool) -> list[str]:
+def describe(ending: Ending, run: str, saved: Checkpoint | None, folder: str) -> list[str]:
     """What to tell of the end, line by line; nothing of a run that finished.
 
-    `saved` is its newest complete checkpoint, and `saves` whether it has a folder for any. The
-    exit code is told once: a rank's own line has it.
+    `saved` is its newest complete checkpoint, and `folder` where it saves any, or "". The exit
+    code is told once: a rank's own line has it.
     """
     if ending.outcome is Outcome.FINISHED:
         return []
@@ -97,9 +102,11 @@ def describe(ending: Ending, run: str, saved: Checkpoint | None, saves: bool) ->
     if not re.search(rf"\bcode {ending.code}\b", reason):
         told += f", exit code {ending.code}"
     lines = [f"{told}: {reason}" if reason else told]
+    if FULL in ending.tail and folder:
+        lines.append(f"see what is free where it saves: {folder}")
     if saved:
         lines.append(f"newest complete checkpoint: {saved.folder} (iteration {saved.iteration})")
         lines.append(f"to go on: python3 -m launcher resume {run}")
-    elif saves:
+    elif folder:
         lines.append("it saved no complete checkpoint")
     return lines

@@ -43,6 +43,11 @@ def _make_folder(mount: Mount) -> None:
             f"{mount.key}: can't make the folder {mount.source}: {error.strerror}",
             "Give a folder you may write to.",
         ) from error
+    if mount.key != "mounts" and not os.path.isdir(mount.source):
+        raise UsageError(
+            f"{mount.key}: {mount.source} is a file, and has to be a folder",
+            "Give another folder.",
+        )
     if not os.access(mount.source, os.W_OK):
         raise UsageError(
             f"{mount.key}: {mount.source} isn't yours to write to",

@@ -38,10 +38,9 @@ def job(text: str) -> tuple[Backend, Job]:
     """
     known, silent = everywhere()
     known.sort(key=lambda pair: not _is_own(pair[1].run))
+    listed = [(one.run, one.labels.get(f"{LABEL}name", "")) for _, one in known]
     try:
-        run = record.match(
-            text, [(one.run, one.labels.get(f"{LABEL}name", "")) for _, one in known]
-        )
+        run = record.match(text, listed, _gone(text))
     except UsageError as error:
         if not silent:
             raise
@@ -51,6 +50,15 @@ def job(text: str) -> tuple[Backend, Job]:
     if not (run.startswith(text) or _is_own(run)):
         raise UsageError(f"run {run}, called {text}, was started by somebody else", "Give its id.")
     return next(pair for pair in known if pair[1].run == run)
+
+
+def _gone(text: str) -> str:
+    """What to say where nothing goes on: whether there was such a run."""
+    try:
+        kept = record.find(text)
+    except UsageError:
+        return "No run goes on, and none has ended with nobody watching."
+    return f"It has ended and is removed. To go on with it: python3 -m launcher resume {kept.run}"
 
 
 def _is_own(run: str) -> bool:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from launcher.run import record
+from launcher.settings import settings
 
-LOCK, STOP = "followed", "stop-asked"
+LOCK, STOP, STARTING = "followed", "stop-asked", "starting"
 
 
 @contextmanager
@@ -38,6 +39,27 @@ def _locked(handle: int) -> bool:
     except OSError:  # a file system without locks
         return True
     return True
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Wait until no other launcher of this user is starting a run, and keep others waiting.
+
+    Two that look at the same moment whether a folder is taken would both find it free.
+    """
+    try:
+        runs = settings().runs
+        runs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(runs / STARTING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def ask_to_stop(run: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -128,18 +129,26 @@ def records() -> list[Record]:
     return sorted(found, key=lambda record: record.created, reverse=True)
 
 
+def forget(run: str) -> None:
+    """Remove the record of a run that never started."""
+    shutil.rmtree(folder(run), ignore_errors=True)
+
+
 def find(text: str) -> Record:
     """The record of the run that `text` names: an id, the beginning of one, or a run's name.
 
     Of several of one name it is the newest. Raises UsageError where there is none.
     """
     known = records()
-    run = match(text, [(record.run, record.name) for record in known])
+    run = match(text, [(record.run, record.name) for record in known], "None was started yet.")
     return next(record for record in known if record.run == run)
 
 
-def match(text: str, known: list[tuple[str, str]]) -> str:
-    """The id that `text` names among (id, name), the newest first. Raises UsageError."""
+def match(text: str, known: list[tuple[str, str]], none: str) -> str:
+    """The id that `text` names among (id, name), the newest first.
+
+    Raises UsageError, which says `none` where there is nothing to choose from.
+    """
     begun = [run for run, _ in known if text and run.startswith(text)]
     named = [run for run, name in known if name == text]
     if text in begun:
@@ -151,4 +160,4 @@ def match(text: str, known: list[tuple[str, str]]) -> str:
     if begun:
         raise UsageError(f"{text!r} begins several runs: {', '.join(sorted(set(begun)))}")
     listed = ", ".join(f"{run} ({name})" for run, name in known[:8])
-    raise UsageError(f"no run {text!r}", f"Known: {listed}" if listed else "None was started yet.")
+    raise UsageError(f"no run {text!r}", f"Known: {listed}" if listed else none)

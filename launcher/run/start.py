@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.backends import Backend, Job, backend
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, UsageError
 from launcher.run import files, find, owner, record, resume
 from launcher.run.assemble import Asked, Assembled, assemble, counted, new_stamp
 from launcher.run.config import RunConfig
@@ -42,15 +43,17 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
         )
     stamp = new_stamp()
     assembled = assemble(asked, chosen, stamp)
-    prepare(assembled, asked, chosen, preflight=preflight)
-    record.write(record.of(assembled.plan, asked, chosen.name))
-    gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
-    gc.enable()
-    if detach:
-        print(chosen.start(assembled.plan, attach=False).run)
-        return 0
-    attempts = Attempts(asked, chosen, stamp, assembled.plan)
-    return supervise(chosen, attempts, restarts=asked.config.max_restarts).code
+    with ExitStack() as starting:
+        starting.enter_context(owner.alone())
+        prepare(assembled, asked, chosen, preflight=preflight)
+        record.write(record.of(assembled.plan, asked, chosen.name))
+        gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
+        gc.enable()
+        if detach:
+            print(_begin(chosen, assembled.plan, attach=False).run)
+            return 0
+        attempts = Attempts(asked, chosen, stamp, First(assembled.plan, starting))
+        return supervise(chosen, attempts, restarts=asked.config.max_restarts).code
 
 
 def attach(text: str) -> int:
@@ -123,18 +126,38 @@ def tidy(folder: str, config: RunConfig) -> None:
         tell(f"an incomplete checkpoint was set aside: {path}")
 
 
+def _begin(chosen: Backend, plan: Plan, *, attach: bool) -> Job:
+    """Start a run's first attempt; one that doesn't start leaves no record."""
+    try:
+        return chosen.start(plan, attach=attach)
+    except LauncherError:
+        record.forget(plan.run)
+        raise
+
+
+@dataclass(frozen=True)
+class First:
+    """The first attempt's plan, and what is held until it has started."""
+
+    plan: Plan
+    starting: ExitStack
+
+
 class Attempts:
     """Starts a run's attempts: the first as it was asked for, the others from what it saved."""
 
-    def __init__(self, asked: Asked, chosen: Backend, stamp: Stamp, first: Plan | None) -> None:
+    def __init__(self, asked: Asked, chosen: Backend, stamp: Stamp, first: First | None) -> None:
         self.asked = asked
         self.chosen = chosen
         self.stamp = stamp
         self.first = first
 
     def __call__(self, attempt: int) -> Job:
-        plan = self.first if attempt == 0 and self.first else self._again()
-        return self.chosen.start(plan, attach=True)
+        if attempt == 0 and self.first:
+            with self.first.starting:
+                return _begin(self.chosen, self.first.plan, attach=True)
+        with owner.alone():
+            return self.chosen.start(self._again(), attach=True)
 
     def _again(self) -> Plan:
         """The plan that goes on from the newest complete checkpoint; from the start without one."""

@@ -197,7 +197,7 @@ def _tell_ending(found: Ending, job: Job) -> None:
     except OSError as error:
         tell(f"can't look for checkpoints in {saves}: {error.strerror}")
         saves = None
-    for line in ending.describe(found, job.run, saved, bool(saves)):
+    for line in ending.describe(found, job.run, saved, saves or ""):
         tell(line)
 
 

@@ -22,6 +22,9 @@ from launcher.train import compat, folders
 from launcher.train.arguments import UsageError
 from launcher.train.ending import RunError, has_lost_another
 
+CUT_SHORT = "inline_container.cc"
+"""Where torch finds that the system wrote less of an archive than it was given."""
+
 FULL = 1 << 16
 """Bytes free on a disk that is as good as full."""
 
@@ -170,15 +173,16 @@ def _reason(error: BaseException, root: str) -> str | None:
     """Why the system let no checkpoint be written, as far as this rank knows.
 
     "" where another rank knows, None where it isn't the system's doing. Errors come from other
-    processes and ranks, some as text alone; torch's archives don't give the system's reason.
+    processes and ranks, some as text alone. torch's archives don't give the system's reason: a
+    write that was cut short is taken for a full disk, even if there is room again by now.
     """
-    if code := re.search(r"\[Errno (\d+)\]", "".join(traceback.format_exception(error))):
+    text = "".join(traceback.format_exception(error))
+    if code := re.search(r"\[Errno (\d+)\]", text):
         return os.strerror(int(code[1]))
     if isinstance(error, RunError) or type(error).__name__ == "CheckpointException":
         return ""
-    if not has_lost_another(error) and shutil.disk_usage(root).free < FULL:
-        return os.strerror(errno.ENOSPC)
-    return None
+    full = CUT_SHORT in text or shutil.disk_usage(root).free < FULL
+    return os.strerror(errno.ENOSPC) if full and not has_lost_another(error) else None
 
 
 def _clear_up(root: Path, knows: bool) -> bool:

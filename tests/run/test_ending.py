@@ -103,12 +103,12 @@ def test_the_exit_code_is_the_runs_but_no_0_of_one_cut_short(
 
 
 def test_a_finished_run_is_passed_over() -> None:
-    assert describe(Ending(Ended(0), False, DONE), "0a1b", None, True) == []
+    assert describe(Ending(Ended(0), False, DONE), "0a1b", None, "/save") == []
 
 
 def test_the_newest_checkpoint_is_named_with_how_to_go_on() -> None:
     saved = Checkpoint(40, Path("/saves/iter_0000040"))
-    assert describe(Ending(Ended(0), True, ""), "0a1b", saved, True) == [
+    assert describe(Ending(Ended(0), True, ""), "0a1b", saved, "/save") == [
         "run 0a1b stopped, exit code 0",
         "newest complete checkpoint: /saves/iter_0000040 (iteration 40)",
         "to go on: python3 -m launcher resume 0a1b",
@@ -126,8 +126,8 @@ def test_the_newest_checkpoint_is_named_with_how_to_go_on() -> None:
 )
 def test_the_exit_code_is_told_once(code: int, tail: str, first: str) -> None:
     ending = Ending(Ended(code), False, tail)
-    assert describe(ending, "0a1b", None, False) == [first]
-    assert describe(ending, "0a1b", None, True) == [first, "it saved no complete checkpoint"]
+    assert describe(ending, "0a1b", None, "") == [first]
+    assert describe(ending, "0a1b", None, "/save") == [first, "it saved no complete checkpoint"]
 
 
 class Process:

@@ -140,7 +140,7 @@ KNOWN = [("aa11", "gpt2"), ("aa22", "gpt2"), ("bb33", "other"), ("cc44", "aa11")
     [("aa22", "aa22"), ("gpt2", "aa11"), ("b", "bb33"), ("other", "bb33"), ("aa11", "aa11")],
 )
 def test_a_run_is_named_by_id_beginning_or_name(text: str, run: str) -> None:
-    assert record.match(text, KNOWN) == run
+    assert record.match(text, KNOWN, "") == run
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_what_names_none_or_several_is_refused(
     text: str, known: list[tuple[str, str]], said: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        record.match(text, known)
+        record.match(text, known, "None was started yet.")
     assert str(caught.value).replace("(", ".").replace(")", ".").startswith(said)
 
 
