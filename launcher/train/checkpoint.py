@@ -179,10 +179,13 @@ def _reason(error: BaseException, root: str) -> str | None:
     text = "".join(traceback.format_exception(error))
     if code := re.search(r"\[Errno (\d+)\]", text):
         return os.strerror(int(code[1]))
+    if CUT_SHORT in text:
+        return os.strerror(errno.ENOSPC)
     if isinstance(error, RunError) or type(error).__name__ == "CheckpointException":
         return ""
-    full = CUT_SHORT in text or shutil.disk_usage(root).free < FULL
-    return os.strerror(errno.ENOSPC) if full and not has_lost_another(error) else None
+    if not has_lost_another(error) and shutil.disk_usage(root).free < FULL:
+        return os.strerror(errno.ENOSPC)
+    return None
 
 
 def _clear_up(root: Path, knows: bool) -> bool:
