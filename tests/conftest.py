@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from launcher.progress import Progress
 from launcher.settings import Settings, settings
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
     from launcher.engine.acquire import Bases
+
+# The same examples every time, so that what fails there fails here; search looks further.
+hypothesis_settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis_settings.register_profile("search", deadline=None)
+hypothesis_settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT_OF_BUILDS = 6_000_000_000  # bytes of layer cache, for the next time

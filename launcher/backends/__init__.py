@@ -88,6 +88,10 @@ class Backend(Protocol):
     contained: bool
     """Whether a run has files and packages of its own, or sees this machine's."""
 
+    @property
+    def shares_files(self) -> bool:
+        """Whether a path of the run's host is the same file here."""
+
     def request(self, plan: Plan) -> Any:
         """What will be asked of the engine or scheduler."""
 

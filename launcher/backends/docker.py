@@ -178,6 +178,10 @@ class DockerBackend:
     def api(self) -> APIClient:
         return self._client.api
 
+    @property
+    def shares_files(self) -> bool:
+        return str(self.api.base_url) == LOCAL
+
     def request(self, plan: Plan) -> Request:
         return request(plan)
 

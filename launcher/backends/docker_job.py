@@ -29,6 +29,7 @@ FRAME = struct.Struct(">BxxxL")
 """What stands before each piece of output: the stream it is of, and its length in bytes."""
 
 KILLED = 137
+NO_LOG = 501
 BEING_REMOVED = 409
 """The engine's answer to a request to remove what somebody else has asked it to remove."""
 
@@ -70,6 +71,11 @@ class DockerJob:
             for kind, data in frames_iter(stream, tty=False):
                 yield kind == STDERR, data
         except FAILURES as error:
+            if isinstance(error, APIError) and error.status_code == NO_LOG:
+                raise EngineError(
+                    f"the engine keeps no log that can be read: {_reason(error)}",
+                    "Its log driver has to be json-file, local or journald.",
+                ) from error
             raise Lost(_reason(error)) from error
         finally:
             _hang_up(stream)
@@ -213,7 +219,7 @@ def _reason(error: Exception) -> str:
 
 def _system(error: object) -> str:
     """What the system said, somewhere among the errors that the SDK's is made of."""
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError) and isinstance(error.strerror, str):
         return error.strerror
     below = error.args if isinstance(error, BaseException) else error
     return next(filter(None, map(_system, below)), "") if isinstance(below, tuple) else ""

@@ -266,6 +266,10 @@ class LocalBackend:
     name = "local"
     contained = False
 
+    @property
+    def shares_files(self) -> bool:
+        return True
+
     def request(self, plan: Plan) -> Request:
         return request(plan, os.environ)
 

@@ -12,7 +12,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("runs", metavar="RUN", nargs="+", help="a run's id, its beginning, or its name")
     add("--now", action="store_true", help="end them at once, without saving")
-    add("--grace", type=int, metavar="S", help="seconds until it is killed; else the run's own")
+    add(
+        "--grace", type=_seconds, metavar="S", help="seconds until it is killed; else the run's own"
+    )
+
+
+def _seconds(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a number of seconds")
+    return int(text)
 
 
 def main(args: argparse.Namespace) -> int:

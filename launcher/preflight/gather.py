@@ -88,7 +88,7 @@ def _visible(there: tuple[Gpu, ...] | None) -> tuple[Gpu, ...] | None:
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if there is None or shown is None:
         return there
-    found = [named(one, there) for one in shown.split(",")]
+    found = [named(one.strip(), there) for one in shown.split(",")]
     return tuple(gpu for gpu in found if gpu)
 
 

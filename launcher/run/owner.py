@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -11,6 +12,8 @@ from launcher.run import record
 from launcher.settings import settings
 
 LOCK, STOP, STARTING = "followed", "stop-asked", "starting"
+
+PATIENCE = 30.0
 
 
 @contextmanager
@@ -45,7 +48,8 @@ def _locked(handle: int) -> bool:
 def alone() -> Iterator[None]:
     """Wait until no other launcher of this user is starting a run, and keep others waiting.
 
-    Two that look at the same moment whether a folder is taken would both find it free.
+    Two that look at the same moment whether a folder is taken would both find it free. One that
+    hangs as it starts is waited for no longer than PATIENCE seconds.
     """
     try:
         runs = settings().runs
@@ -55,8 +59,9 @@ def alone() -> Iterator[None]:
         yield
         return
     try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        until = time.monotonic() + PATIENCE
+        while not _locked(handle) and time.monotonic() < until:
+            time.sleep(0.05)
         yield
     finally:
         os.close(handle)

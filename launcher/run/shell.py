@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -349,12 +349,12 @@ class _Reader:
     def _command(self, node: Node, output: str) -> None:
         env: dict[str, Word] = {}
         arguments: list[Node] = []
-        starts = {child.start_byte for child in node.named_children}
-        for child in node.named_children:
+        children = node.named_children
+        for child, following in zip_longest(children, children[1:]):
             if child.type == "variable_assignment":
                 name = _text(child.child_by_field_name("name"))
-                if child.end_byte in starts:  # what touches is one, and isn't read as one
-                    self._forget([name], _line(child))
+                if following and not self._apart(child, following):
+                    self._forget([name], _line(child))  # they are one, and aren't read as one
                 value = child.child_by_field_name("value")
                 env[name] = _joined(self.pieces(value, False) if value else (), _line(child))
             elif child.type not in ("comment", "file_redirect", "heredoc_redirect"):
@@ -365,6 +365,11 @@ class _Reader:
                 names = [re.match(r"\w*", word.text) for word in words[1:]]
                 self._forget([name[0] for name in names if name], _line(node))
             self.script.commands.append(Command(tuple(words), env, _line(node), output))
+
+    def _apart(self, one: Node, other: Node) -> bool:
+        """Whether nothing but blanks is between; the grammar drops a word that is a blank."""
+        between = self.source[one.end_byte : other.start_byte]
+        return bool(between) and not re.sub(rb"\\\n", b"", between).strip()
 
     # Words
 

@@ -107,7 +107,8 @@ def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> None:
 def _refuse_sharing(plan: Plan) -> None:
     """Two runs that save to one folder would overwrite each other's checkpoints."""
     for _, job in find.jobs():
-        same = job.labels.get(f"{LABEL}checkpoints") == plan.checkpoints
+        taken = job.labels.get(f"{LABEL}checkpoints")
+        same = taken and os.path.realpath(taken) == os.path.realpath(plan.checkpoints or "")
         if same and job.run != plan.run and job.ended() is None:
             raise UsageError(
                 f"checkpoint.save: {plan.checkpoints} is being saved to by run {job.run}",
@@ -123,7 +124,7 @@ def tidy(folder: str, config: RunConfig) -> None:
     if config.nodes.rank:
         return
     for path in folders.set_aside(Path(folder)):
-        tell(f"an incomplete checkpoint was set aside: {path}")
+        tell(f"a checkpoint that isn't complete, or isn't known as such, was set aside: {path}")
 
 
 def _begin(chosen: Backend, plan: Plan, *, attach: bool) -> Job:
@@ -163,7 +164,9 @@ class Attempts:
         """The plan that goes on from the newest complete checkpoint; from the start without one."""
         config, save = self.asked.config, self.asked.config.checkpoint.save
         asked = self.asked
-        if save:
+        if save and not self.chosen.shares_files:
+            asked = self._unseen()
+        elif save:
             plan = assemble(asked, self.chosen, self.stamp).plan
             assert plan.checkpoints
             _refuse_sharing(plan)
@@ -172,6 +175,20 @@ class Attempts:
                 tell(f"going on from {newest.folder}")
                 asked = replace(asked, config=resume.from_newest(config))
         return assemble(asked, self.chosen, self.stamp).plan
+
+    def _unseen(self) -> Asked:
+        """What goes on where the engine's machine has the checkpoints: the program finds them.
+
+        Raises UsageError where the run began from another folder, which it would begin from again.
+        """
+        checkpoint = self.asked.config.checkpoint
+        if checkpoint.load not in (None, checkpoint.save):
+            raise UsageError(
+                "checkpoint.load: what the run saved on the engine's machine can't be seen from "
+                "here, so it isn't started again",
+                "When it has saved, set checkpoint.load to the folder that it saves to.",
+            )
+        return replace(self.asked, config=resume.from_newest(self.asked.config))
 
 
 def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Asked, list[str]]:

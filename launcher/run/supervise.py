@@ -51,7 +51,7 @@ def supervise(
         for attempt in count(1):
             found = _to_its_end(chosen, job, stopper, mine=mine)
             stopper.job = None
-            _tell_ending(found, job)
+            _tell_ending(found, job, seen=chosen.shares_files)
             if attempt > restarts or not (mine and found.may_restart):
                 break
             tell(f"starting it again: {attempt} of {restarts} times")
@@ -159,11 +159,10 @@ class Follower:
         tell(f"the engine was lost ({reason}); waiting up to {_time(RECONNECT_SECONDS)} for it")
         until = time.monotonic() + RECONNECT_SECONDS
         while time.monotonic() < until and self.stopper.asked < 2:
-            try:
+            time.sleep(RETRY_SECONDS)
+            with suppress(EngineError):
                 found = [job for job in self.chosen.jobs() if job.run == self.job.run]
                 return (found[0], found[0].ended() is not None) if found else None
-            except EngineError:
-                time.sleep(RETRY_SECONDS)
         raise EngineError(
             "the engine was lost",
             f"See what became of the run when it is back: python3 -m launcher attach "
@@ -190,8 +189,9 @@ def _to_nowhere(stream: TextIO) -> None:
     os.close(nowhere)
 
 
-def _tell_ending(found: Ending, job: Job) -> None:
-    saves, saved = job.labels.get(f"{LABEL}checkpoints"), None
+def _tell_ending(found: Ending, job: Job, *, seen: bool) -> None:
+    """Tell how the run ended; of checkpoints only where its files are `seen` from here."""
+    saves, saved = job.labels.get(f"{LABEL}checkpoints") if seen else None, None
     try:
         saved = folders.newest_complete(Path(saves)) if saves else None
     except OSError as error:

@@ -15,6 +15,7 @@ import pytest
 from docker import APIClient
 from docker.errors import APIError, ImageNotFound, NotFound
 from requests.exceptions import ConnectionError as Reset
+from urllib3.exceptions import ProtocolError
 
 from launcher.backends import Cause, Ended, Lost, docker, docker_job
 from launcher.errors import EngineError
@@ -274,3 +275,22 @@ def test_gpus_that_an_engine_elsewhere_knows_of(
     api: Any = SimpleNamespace(base_url=address, info=lambda: {"DiscoveredDevices": listed})
     client: Any = SimpleNamespace(api=api)
     assert docker.DockerBackend(connect=lambda: client).count_gpus() == count
+
+
+def test_an_engine_without_a_readable_log_is_told(bare: Plan) -> None:
+    """Its answer is 501, which asking again would not change."""
+
+    def no_log(*_: Any, **__: Any) -> Any:
+        response: Any = SimpleNamespace(status_code=501, reason="Not Implemented", url="")
+        raise APIError("no", response=response, explanation="logging driver can't be read")
+
+    api: Any = SimpleNamespace(_url=lambda *_: "", _get=no_log)
+    job = docker_job.DockerJob(api, "abc", {})
+    with pytest.raises(EngineError, match="no log that can be read"):
+        list(job.output())
+
+
+def test_the_systems_word_is_found_below_the_sdks() -> None:
+    below = FileNotFoundError(2, "No such file or directory")
+    error = Reset(ProtocolError("Connection aborted.", below))
+    assert docker_job._reason(error) == "No such file or directory"

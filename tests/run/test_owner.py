@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +55,17 @@ def test_nobody_is_asked_where_nobody_waits(run: str) -> None:
 def test_a_run_without_a_record_is_its_followers_own(run: str) -> None:
     with owner.following("ffffffff") as mine:
         assert mine
+
+
+def test_one_that_starts_keeps_the_next_waiting(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "PATIENCE", 0.2)
+    began = []
+    with owner.alone():
+        handle = os.open(owner.settings().runs / owner.STARTING, os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with owner.alone():  # no longer than that
+            began.append(True)
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(handle)
+    assert began

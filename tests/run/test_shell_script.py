@@ -325,9 +325,10 @@ def as_numbers(values: tuple[str, ...]) -> list[str | float]:
     found: list[str | float] = []
     for value in values:
         try:
-            found.append(float(value))
+            number = float(value)
         except ValueError:
-            found.append(value)
+            number = math.nan
+        found.append(value if math.isnan(number) else number)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import UsageError
+from launcher.errors import EngineError, UsageError
 from launcher.run import owner, record, start
 from launcher.run.assemble import Asked, Assembled
 from launcher.run.config import RunConfig
@@ -46,12 +47,14 @@ def again(
 ) -> Callable[..., list[Plan]]:
     """Makes the second attempt while other jobs go on; the plans that were started."""
 
-    def again(wanted: Asked, *jobs: Any) -> list[Plan]:
+    def again(wanted: Asked, *jobs: Any, seen: bool = True) -> list[Plan]:
         made = replace(plan("gpt2-tiny.yaml"), run=RUN, checkpoints=str(save))
         monkeypatch.setattr(start, "assemble", lambda *_: Assembled(made, Facts()))
         monkeypatch.setattr(start.find, "jobs", lambda: [(None, one) for one in jobs])
         started: list[Plan] = []
-        chosen: Any = SimpleNamespace(start=lambda plan, attach: started.append(plan))
+        chosen: Any = SimpleNamespace(
+            start=lambda plan, attach: started.append(plan), shares_files=seen
+        )
         start.Attempts(wanted, chosen, Stamp(RUN, ""), None)(1)
         return started
 
@@ -73,6 +76,29 @@ def test_of_several_nodes_the_first_tidies(
 ) -> None:
     again(asked(save, nodes={"count": 2, "rank": rank, "master_addr": "first"}))
     assert [path.name for path in save.iterdir()] == [f"iter_0000010.{left}"]
+
+
+def test_checkpoints_of_another_machine_are_left_to_the_program(
+    save: Path, again: Callable[..., list[Plan]]
+) -> None:
+    assert len(again(asked(save), job("ffffffff", save), seen=False)) == 1
+    assert [path.name for path in save.iterdir()] == ["iter_0000010.partial"]
+    from_elsewhere = asked(save, checkpoint={"save": str(save), "load": "/pretrained"})
+    with pytest.raises(UsageError, match="can't be seen from here"):
+        again(from_elsewhere, seen=False)
+
+
+def test_a_run_that_does_not_start_leaves_no_record(save: Path, plan: Callable[..., Plan]) -> None:
+    record.folder(RUN).mkdir(parents=True)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise EngineError("no")
+
+    chosen: Any = SimpleNamespace(start=refuse)
+    first = start.First(replace(plan("gpt2-tiny.yaml"), run=RUN), ExitStack())
+    with pytest.raises(EngineError):
+        start.Attempts(asked(save), chosen, Stamp(RUN, ""), first)(0)
+    assert not record.folder(RUN).exists()
 
 
 def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(

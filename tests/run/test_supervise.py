@@ -87,7 +87,7 @@ def engine(*jobs: FakeJob | Exception) -> Any:
             raise answer
         return [answer] if answer else []
 
-    return SimpleNamespace(jobs=found)
+    return SimpleNamespace(jobs=found, shares_files=True)
 
 
 def never(attempt: int) -> Any:

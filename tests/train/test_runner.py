@@ -175,22 +175,18 @@ def sleeper(folder: Path, rank_1: str = "pass", handler: str = "signal.SIG_DFL")
 def test_first_failure_is_named_and_passed_on(
     tmp_path: Path, rank_1: str, code: int, words: str
 ) -> None:
-    began = time.monotonic()
     run = start(2, sleeper(tmp_path, rank_1))
     assert run.code == code
     assert run.output.count("runner:") == 1
     assert words in run.output
-    assert time.monotonic() - began < 30
 
 
 @pytest.mark.megatron
 def test_ranks_that_outlive_a_failed_one_are_killed(tmp_path: Path) -> None:
     script = sleeper(tmp_path, "time.sleep(1); sys.exit(3)", handler="signal.SIG_IGN")
-    began = time.monotonic()
     run = start(2, script)
     assert run.code == 3
     assert "killing rank 0: outlived a failed rank" in run.output
-    assert time.monotonic() - began < 30
 
 
 def with_options(processes: int, options: list[str], *program: str) -> list[str]:
