@@ -124,7 +124,7 @@ def tidy(folder: str, config: RunConfig) -> None:
     if config.nodes.rank:
         return
     for path in folders.set_aside(Path(folder)):
-        tell(f"a checkpoint that isn't complete, or isn't known as such, was set aside: {path}")
+        tell(f"an incomplete checkpoint was set aside: {path}")
 
 
 def _begin(chosen: Backend, plan: Plan, *, attach: bool) -> Job:

@@ -646,6 +646,7 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_it(
     assert started.ends() == 1, started
     assert started.told() == [
         f"run {run} failed, exit code 1: a disk is full",
+        f"see what is free where it saves: {small_disk}",
         f"newest complete checkpoint: {folders.folder(small_disk, 20)} (iteration 20)",
         f"to go on: python3 -m launcher resume {run}",
     ]
