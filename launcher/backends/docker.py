@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -202,9 +202,7 @@ class DockerBackend:
         return (host.count_gpus() if local else None) or _known_devices(self.api)
 
     def rootless(self) -> bool:
-        info = self.api.info()
-        told = any("name=rootless" in option for option in info.get("SecurityOptions") or [])
-        return told or bool(info.get("Rootless"))  # which is how Podman says it
+        return is_rootless(self.api.info())
 
     def start(self, plan: Plan, *, attach: bool) -> Job:
         from launcher.backends import docker_job
@@ -239,6 +237,12 @@ class DockerBackend:
                 "Install docker's command line: docker-cli or docker-ce-cli.",
             )
         return found
+
+
+def is_rootless(info: Mapping[str, Any]) -> bool:
+    """Whether the engine that tells this of itself has no root of its own."""
+    told = any("name=rootless" in option for option in info.get("SecurityOptions") or [])
+    return told or bool(info.get("Rootless"))  # which is how Podman says it
 
 
 def backend() -> DockerBackend:

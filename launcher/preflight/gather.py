@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.backends.docker import LOCAL, is_rootless
 from launcher.preflight import nvidia
 from launcher.preflight.machine import (
     UNLIMITED,
@@ -95,7 +96,7 @@ def _visible(there: tuple[Gpu, ...] | None) -> tuple[Gpu, ...] | None:
 def engine(api: APIClient) -> Engine:
     """What the engine tells of itself."""
     info: dict[str, Any] = api.info()
-    unix = str(api.base_url).startswith("http+docker:")
+    unix = str(api.base_url) == LOCAL
     options = info.get("SecurityOptions") or []
     devices = [str(one.get("ID", "")) for one in info.get("DiscoveredDevices") or []]
     local = unix and info.get("Name") == socket.gethostname()
@@ -103,7 +104,7 @@ def engine(api: APIClient) -> Engine:
         version=str(info.get("ServerVersion", "")),
         host=_host(api),
         local=local,
-        rootless=any("rootless" in option or "userns" in option for option in options),
+        rootless=is_rootless(info) or any("userns" in option for option in options),
         cgroup=f"v{info.get('CgroupVersion', '1')} ({info.get('CgroupDriver', '')})",
         gpus=_gives_gpus(info, devices, _socket_path(api) if local else None),
         devices=tuple(one for one in devices if one.startswith(NVIDIA_DEVICE)),
