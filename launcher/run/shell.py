@@ -59,6 +59,7 @@ class Word:
     text: str
     line: int
     unknown: str = ""
+    pieces: Pieces = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,13 @@ class Script:
     left: list[Left] = field(default_factory=list)
 
 
-def read(text: str, positional: tuple[str, ...] = ()) -> Script:
-    """The script `text`, called with the arguments `positional`. Nothing of it is run."""
+def read(
+    text: str, positional: tuple[str, ...] = (), given: tuple[tuple[str, str], ...] = ()
+) -> Script:
+    """The script `text`, called with the arguments `positional`. Nothing of it is run.
+
+    `given` are variables that are set from outside.
+    """
     import tree_sitter_bash
     from tree_sitter import Language, Parser
 
@@ -103,9 +109,44 @@ def read(text: str, positional: tuple[str, ...] = ()) -> Script:
             source = source[:end] + b";" + source[end:]
         if not ends:
             break
-    reader = _Reader(source, positional)
+    reader = _Reader(source, positional, given)
     reader.statements(parser.parse(source).root_node)
-    return _mapped(reader.script, decoded)
+
+    def word(one: Word) -> Word:
+        pieces = (replace(p, text=decoded(p.text), unknown=decoded(p.unknown)) for p in one.pieces)
+        return Word(decoded(one.text), one.line, decoded(one.unknown), tuple(pieces))
+
+    return _mapped(reader.script, decoded, word, lambda line: line)
+
+
+def within(word: Word) -> Script:
+    """The script that a word holds, as `bash -c` reads it, with the lines of the one around it.
+
+    What isn't known of the word stays so, each part with its own reason.
+    """
+    mark = "Zu"
+    while mark in word.text:
+        mark += "u"
+    text, lines, reasons = "", [word.line], list[str]()
+    for piece in word.pieces:
+        if text.endswith("\n") or not text:
+            lines[text.count("\n") :] = [piece.line or word.line]
+        text += f"{mark}{len(reasons):06}" if piece.unknown else piece.text
+        reasons += [piece.unknown] if piece.unknown else []
+
+    def told(part: str) -> str:
+        return re.sub(rf"{mark}\d{{6}}|{mark}\d*…", "…", part)
+
+    def marked(one: Word) -> Word:
+        part = re.search(rf"{mark}(\d{{6}})", one.text)
+        unknown = reasons[int(part[1])] if part else told(one.unknown)
+        text = re.sub(rf"{mark}\d{{6}}", "", one.text)
+        return Word(text, line(one.line), unknown, one.pieces)
+
+    def line(number: int) -> int:
+        return lines[min(number, len(lines)) - 1]
+
+    return _mapped(read(text), told, marked, line)
 
 
 def _in_ascii(text: str, positional: tuple[str, ...]) -> tuple[bytes, Callable[[str], str]]:
@@ -125,23 +166,25 @@ def _in_ascii(text: str, positional: tuple[str, ...]) -> tuple[bytes, Callable[[
     return plain.encode(), decoded
 
 
-def _mapped(script: Script, change: Callable[[str], str]) -> Script:
-    """The script with every text changed."""
-
-    def word(one: Word) -> Word:
-        return Word(change(one.text), one.line, change(one.unknown))
-
+def _mapped(
+    script: Script,
+    change: Callable[[str], str],
+    word: Callable[[Word], Word],
+    line: Callable[[int], int],
+) -> Script:
+    """The script with every text, word and line changed."""
     commands = [
         Command(
             tuple(map(word, command.words)),
             {change(name): word(value) for name, value in command.env.items()},
-            command.line,
+            line(command.line),
             change(command.output),
         )
         for command in script.commands
     ]
     exported = {change(name): word(value) for name, value in script.exported.items()}
-    return Script(commands, exported, [Left(one.line, change(one.what)) for one in script.left])
+    left = [Left(line(one.line), change(one.what)) for one in script.left]
+    return Script(commands, exported, left)
 
 
 def _unseparated(source: bytes, root: Node) -> list[int]:
@@ -200,10 +243,13 @@ def _below(node: Node, kind: str) -> Iterator[Node]:
 class _Reader:
     """Follows the statements of a script, with the variables as they stand at each."""
 
-    def __init__(self, source: bytes, positional: tuple[str, ...]) -> None:
+    def __init__(
+        self, source: bytes, positional: tuple[str, ...], given: tuple[tuple[str, str], ...]
+    ) -> None:
         self.source = source
         self.script = Script()
-        self.scalars: dict[str, Pieces] = {k: (Piece(v, 0),) for k, v in DEFAULTS.items()}
+        known = [*DEFAULTS.items(), *given]
+        self.scalars: dict[str, Pieces] = {name: (Piece(value, 0),) for name, value in known}
         self.arrays: dict[str, list[Pieces]] = {}
         self.exports: set[str] = set()
         for number, value in enumerate(positional, 1):
@@ -601,4 +647,5 @@ def _joined(pieces: Pieces, line: int) -> Word:
     unknown = next((piece for piece in pieces if piece.unknown), None)
     first = unknown or next((piece for piece in pieces if piece.line), None)
     text = "".join(piece.text for piece in pieces)
-    return Word(text, (first.line if first else 0) or line, unknown.unknown if unknown else "")
+    reason = unknown.unknown if unknown else ""
+    return Word(text, (first.line if first else 0) or line, reason, pieces)

@@ -21,6 +21,7 @@ from launcher.run.image import Facts
 from launcher.run.plan import Host, Stamp, make_plan
 from launcher.run.secrets import is_secret, is_secret_option
 from launcher.run.shell import HARMLESS, PLACEHOLDER, Command, Left, Script, Word
+from launcher.run.slurm_lines import Batch, Count, batch
 from launcher.run.source import Origin
 
 NGC = re.compile(r"nvcr\.io[/#]nvidia/pytorch:(\d\d\.\d\d)-py3")
@@ -62,10 +63,13 @@ class Imported:
 
 @dataclass(frozen=True)
 class Start:
-    """The command that starts training: torchrun's options, the program, its arguments."""
+    """The command that starts training: torchrun's options, the program, its arguments.
+
+    `torchrun` is None where Python starts the program itself.
+    """
 
     line: int
-    torchrun: tuple[Word, ...]
+    torchrun: tuple[Word, ...] | None
     program: Word
     arguments: tuple[Word, ...]
     env: dict[str, Word]
@@ -106,16 +110,17 @@ def imported(
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise UsageError(f"{name}:{line}: a null byte: this is no shell script")
-    script = _unwrapped(shell.read(text, positional))
+    asked = batch(text)
+    script = _unwrapped(shell.read(text, positional, asked.variables))
     starts = [start for command in script.commands if (start := _start(command))]
     if not starts:
         raise UsageError(f"{name}: no command that starts a pretrain_*.py", _hint(script))
     start = _best(starts)
-    sheet = _Sheet(told=list(script.left))
+    sheet = _Sheet(told=[*asked.left, *script.left])
     around = _around(script, start, sheet)
     sheet.keys["name"] = _yaml_text(_run_name(name))
     _set_program(sheet, start, around)
-    _set_processes(sheet, start, around)
+    _set_processes(sheet, start, around, asked)
     _set_options(sheet, start, around, images, tag)
     _set_env(sheet, script, start, around)
     for other in starts:
@@ -137,22 +142,21 @@ def _unwrapped(script: Script) -> Script:
         if at is None:
             commands.append(command)
             continue
-        inner = shell.read(command.words[at].text)
-        begun = command.words[at].line - 1
+        inner = shell.within(command.words[at])
         before = command.words[: at - 2]
         for one in inner.commands:
-            words = tuple(replace(word, line=word.line + begun) for word in one.words)
-            commands.append(Command((*before, *words), one.env, one.line + begun, command.output))
-        script.left += [replace(left, line=left.line + begun) for left in inner.left]
+            env = command.env | one.env
+            commands.append(Command((*before, *one.words), env, one.line, command.output))
+        script.left += inner.left
     return replace(script, commands=commands)
 
 
 def _shell_text(command: Command) -> int | None:
-    """Where the text of `bash -c TEXT` stands among the words, if all of it is known."""
+    """Where the text of `bash -c TEXT` stands among the words, if anything of it is known."""
     words = command.words
     for at in range(2, len(words)):
         shells = words[at - 2].text.rpartition("/")[2] in ("bash", "sh")
-        if shells and words[at - 1].text == "-c" and not words[at].unknown:
+        if shells and re.fullmatch(r"-[a-z]*c", words[at - 1].text) and words[at].text.strip():
             return at
     return None
 
@@ -173,13 +177,15 @@ def _start(command: Command) -> Start | None:
                 if module not in ("torch.distributed.launch", "torch.distributed.run"):
                     return None
                 return _taken_apart(command, at, rest[2:])
-            return _taken_apart(command, at, rest)
+            return _taken_apart(command, at, rest, launched=False)
         if re.fullmatch(r"pretrain_\w+\.py", called):
-            return _taken_apart(command, at, words[at:])
+            return _taken_apart(command, at, words[at:], launched=False)
     return None
 
 
-def _taken_apart(command: Command, at: int, words: tuple[Word, ...]) -> Start | None:
+def _taken_apart(
+    command: Command, at: int, words: tuple[Word, ...], *, launched: bool = True
+) -> Start | None:
     """torchrun's own words end at the program, the first that is no option or its value."""
     position = 0
     while position < len(words) and words[position].text.startswith("-"):
@@ -189,7 +195,7 @@ def _taken_apart(command: Command, at: int, words: tuple[Word, ...]) -> Start | 
         return None
     return Start(
         line=command.line,
-        torchrun=words[:position],
+        torchrun=words[:position] if launched else None,
         program=words[position],
         arguments=words[position + 1 :],
         env=command.env,
@@ -212,7 +218,7 @@ def _hint(script: Script) -> str:
     for command in script.commands:
         words = (Word("-c", 0), *command.words)
         for before, word in pairwise(words):
-            if word.unknown and before.text == "-c":
+            if word.unknown and re.fullmatch(r"-[a-z]*c", before.text):
                 return f"Line {command.line} starts what isn't known: {word.unknown}."
     if script.left:
         return f"Line {script.left[0].line}: {script.left[0].what}."
@@ -226,19 +232,23 @@ def _around(script: Script, start: Start, sheet: _Sheet) -> Container:
     """The container that the script starts, if any; what other commands do is told."""
     found = Container()
     for command in script.commands:
-        mine = command.line == start.line or command.words[: len(start.before)] == start.before
-        words = start.before if mine and start.before else command.words
+        mine = bool(start.before) and command.words[: len(start.before)] == start.before
+        words = start.before if mine else command.words
         called = words[0].text.rpartition("/")[2]
         if called == "sudo" and len(words) > 1:
             words, called = words[1:], words[1].text
-        if called == "docker" and len(words) > 1 and words[1].text == "run":
+        contained = called == "docker" and len(words) > 1 and words[1].text == "run"
+        if contained:
             found = container(words[2:])
             for left in found.left:
                 sheet.tell(left.line, left.what)
-        elif command.line != start.line and called not in HARMLESS and not _start(command):
-            sheet.tell(command.line, f"{_told_words(words)}: not carried over")
-        elif called == "cd":
+        if mine:  # what stands beside the start, in the same bash -c
+            words = command.words[len(start.before) :]
+            called = words[0].text.rpartition("/")[2]
+        if called == "cd":
             sheet.tell(command.line, "cd: relative paths start where the launcher is started")
+        elif (mine or not contained) and called not in HARMLESS and not _start(command):
+            sheet.tell(command.line, f"{_told_words(words)}: not carried over")
     wrapper = start.before[0].text if start.before else ""
     if wrapper and wrapper not in ("docker", "sudo", "exec", "nohup", "time", "env"):
         sheet.tell(start.line, f"{wrapper}: how it starts the program isn't carried over")
@@ -274,10 +284,10 @@ def _set_program(sheet: _Sheet, start: Start, around: Container) -> None:
     sheet.keys["program"] = _yaml_text(own)
 
 
-def _set_processes(sheet: _Sheet, start: Start, around: Container) -> None:
-    """gpus, nodes and max_restarts, by what torchrun is told."""
-    given: dict[str, Word] = {}
-    for name, values, line in _options(start.torchrun):
+def _set_processes(sheet: _Sheet, start: Start, around: Container, asked: Batch) -> None:
+    """gpus, nodes and max_restarts, by what torchrun is told, or srun by the #SBATCH lines."""
+    given = _by_srun(start, asked)
+    for name, values, line in _options(start.torchrun or ()):
         key = name.lstrip("-").replace("-", "_")
         given[key] = values[0] if values else Word("", line)
         if key not in CARRIED | ITSELF:
@@ -296,11 +306,29 @@ def _set_processes(sheet: _Sheet, start: Start, around: Container) -> None:
     restarts = _whole(sheet, given.get("max_restarts"), "max_restarts", 0)
     if restarts:
         sheet.keys["max_restarts"] = str(restarts)
-    _set_nodes(sheet, given)
+    if asked.gpus and text.isdigit():
+        _tell_difference(sheet, asked.gpus, "GPUs of each node", "gpus", count)
+    _set_nodes(sheet, given, asked)
 
 
-def _set_nodes(sheet: _Sheet, given: dict[str, Word]) -> None:
+def _by_srun(start: Start, asked: Batch) -> dict[str, Word]:
+    """What torchrun would be told where srun starts each process itself."""
+    if start.torchrun is not None or not any(word.text == "srun" for word in start.before):
+        return {}
+    counts = {"nproc_per_node": asked.tasks or asked.gpus, "nnodes": asked.nodes}
+    return {name: Word(str(one.number), one.line) for name, one in counts.items() if one}
+
+
+def _tell_difference(sheet: _Sheet, asked: Count, what: str, key: str, count: int) -> None:
+    if asked.number != count:
+        told = f"{asked.number} {what} are asked for, and the script uses {count}: {key} is {count}"
+        sheet.tell(asked.line, told)
+
+
+def _set_nodes(sheet: _Sheet, given: dict[str, Word], asked: Batch) -> None:
     count = _whole(sheet, given.get("nnodes"), "nodes", 1)
+    if asked.nodes:
+        _tell_difference(sheet, asked.nodes, "nodes", "nodes.count", count)
     if count < 2:
         return
     rank = given.get("node_rank")

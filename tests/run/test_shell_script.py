@@ -22,7 +22,7 @@ from launcher.run.shell_script import Imported, imported
 
 GOLDEN = Path(__file__).parent / "golden"
 IMAGES = {"24.10": ("0.9.0", "0.11.0", "0.12.3"), "24.09": ("0.9.0",), "cpu": ("0.16.1",)}
-SCRIPTS = ["arrays", "strings", "container", "plain"]
+SCRIPTS = ["arrays", "strings", "container", "plain", "slurm"]
 
 
 def read(text: str, *positional: str) -> Imported:
@@ -192,6 +192,15 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         ("docker run --gpus 2 -it image python pretrain_gpt.py", "2", 1),
         ("srun -l sh -c 'torchrun --nproc_per_node 3 pretrain_gpt.py'", "3", 1),
         ("./pretrain_gpt.py", "1", 1),
+        ("#SBATCH -N2 --ntasks-per-node 8\nsrun python pretrain_gpt.py", "8", 2),
+        ("#SBATCH --gpus-per-node=a100:4\nsrun python pretrain_gpt.py", "4", 1),
+        ("#SBATCH --gres=gpu:4\npython pretrain_gpt.py", "1", 1),
+        (
+            "#SBATCH --nodes 3 --gpus-per-node=2\n"
+            "torchrun --nproc_per_node $SLURM_GPUS_ON_NODE --nnodes $SLURM_NNODES pretrain_gpt.py",
+            "2",
+            3,
+        ),
     ],
 )
 def test_what_starts_the_program(line: str, gpus: str, nodes: int) -> None:
@@ -200,9 +209,44 @@ def test_what_starts_the_program(line: str, gpus: str, nodes: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("#SBATCH --gres=gpu", []),
+        ("#SBATCH --gres=gpu:tesla:4 # all", ["uses 1: gpus is 1"]),
+        ("#SBATCH --gres=gpu:2,lustre:1", ["#SBATCH --gres=gpu:2,lustre:1: not carried over"]),
+        ("#SBATCH -N 2", ["2 nodes are asked for, and the script uses 1: nodes.count is 1"]),
+        ("#SBATCH --nodes=2-4 -c 8", ["nodes=2-4: not", "-c 8: not"]),
+        ("#SBATCH --exclusive -J 'a b", ["exclusive: not", "-J 'a: not"]),
+        ("##SBATCH --nodes=2\necho\n#SBATCH --nodes=3", []),
+    ],
+)
+def test_what_a_batch_asks_for_is_used_or_told(lines: str, said: list[str]) -> None:
+    found = told(f"#!/bin/sh\n{lines}\ntorchrun pretrain_gpt.py\n")
+    assert len(found) == len(said)
+    for one, wanted in zip(found, said, strict=True):
+        assert one.startswith("2: ")
+        assert wanted in one
+
+
+def test_what_is_known_of_an_inner_script_is_read_and_the_rest_told_where_it_stands() -> None:
+    text = (
+        "A=4\nbash -c \"\n: $B\n\n  X=$C/x torchrun --nproc_per_node $A pretrain_gpt.py"
+        " --split '$D' --save $C/ckpt --lr ${A}e-${A}5\n\"\n"
+    )
+    found = config(text)
+    assert (found.gpus, found.training.lr, found.env) == ("4", 4e-45, {})
+    assert told(text) == [
+        "5: $D isn't set in the script: data.split is left out (--split)",
+        "5: $C isn't set in the script: checkpoint.save is left out (--save)",
+        "5: $C isn't set in the script: env.X is left out",
+    ]
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("echo hello\n", "It takes torchrun"),
+        ('srun bash -c "$RUN"\n', "Line 1 starts what isn't known: $RUN isn't set"),
         ("$LAUNCH pretrain.py\n", "Line 1 starts what isn't known: $LAUNCH isn't set"),
         ("\nif true; then torchrun pretrain_gpt.py; fi\n", "Line 2: if: not followed"),
         ("python -m pip install x\n", "It takes torchrun"),
