@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 MOST_LISTED = 24
 
 
@@ -24,6 +27,32 @@ class LauncherError(Exception):
 
 class UsageError(LauncherError):
     """A wrong argument or a wrong file."""
+
+
+class Faults:
+    """Collects what is wrong with a run, so that all of it is told at once."""
+
+    def __init__(self) -> None:
+        self.found: list[UsageError] = []
+
+    def add(self, problem: str, remedy: str = "") -> None:
+        """Something that is wrong."""
+        self.found.append(UsageError(problem, remedy))
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Take in a UsageError that is raised within."""
+        try:
+            yield
+        except UsageError as error:
+            self.found.append(error)
+
+    def refuse(self) -> None:
+        """Raise UsageError with all that was found, if anything was."""
+        if len(self.found) == 1:
+            raise self.found[0]
+        if self.found:
+            raise UsageError("\n".join(map(str, self.found)))
 
 
 class PreflightError(LauncherError):

@@ -8,11 +8,27 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from launcher.errors import UsageError, nearest
+from launcher.errors import Faults, nearest
 from launcher.run.secrets import redacted
 from launcher.yamlfile import printable
 
 DATA = Path(__file__).parent / "arguments.json"
+
+REQUIRED = (
+    ("--num-layers", "--encoder-num-layers", "--hybrid-layer-pattern", "--hybrid-override-pattern"),
+    ("--hidden-size",),
+    ("--num-attention-heads",),
+    ("--seq-length", "--encoder-seq-length"),
+    ("--max-position-embeddings",),
+    ("--micro-batch-size",),
+    ("--train-iters", "--train-samples", "--skip-train"),
+    ("--lr", "--skip-train"),
+)
+"""What pretrain_gpt.py of every series here asks for, one of each: validate_args in
+megatron/training/arguments.py, get_optimizer_param_scheduler in training.py.
+"""
+OF_A_CHECKPOINT = 5
+"""As many of these --use-checkpoint-args takes from the checkpoint (load_args_from_checkpoint)."""
 
 
 @dataclass(frozen=True)
@@ -105,17 +121,34 @@ def _spans(text: str) -> Spans:
 
 def check_ours(options: dict[str, str]) -> None:
     """Refuse an option that our own program doesn't take; the values say where each comes from."""
+    faults = Faults()
     for option, where in options.items():
         if option not in table().gpt:
             remedy = nearest(option, sorted(table().gpt))
             if option in table().megatron:
                 remedy = "Megatron's pretrain_gpt.py does: program: pretrain_gpt.py"
-            raise UsageError(f"{where}: the program gpt takes no {printable(option)}", remedy)
+            faults.add(f"{where}: the program gpt takes no {printable(option)}", remedy)
+    faults.refuse()
 
 
 def lacking(options: Iterable[str]) -> list[str]:
     """What our own program needs and isn't given."""
     return [option for option in table().gpt_required if option not in set(options)]
+
+
+def lacking_upstream(options: Iterable[str], release: str) -> list[tuple[str, ...]]:
+    """What pretrain_gpt.py of `release` needs and isn't given: one of each tuple.
+
+    Nothing of a release that the table doesn't know, or where another file has the arguments.
+    """
+    there, names = table().of(release), set(options)
+    if there is None or "--yaml-cfg" in names:
+        return []
+    needed = REQUIRED[OF_A_CHECKPOINT:] if "--use-checkpoint-args" in names else REQUIRED
+    if "--save" in names:
+        needed = (*needed, ("--save-interval", "--persistent-save-interval"))
+    several = (tuple(name for name in one if name in there) for one in needed)
+    return [one for one in several if not names & set(one)]
 
 
 def check_megatron(options: dict[str, str], release: str, *, own: bool = False) -> None:
@@ -124,7 +157,7 @@ def check_megatron(options: dict[str, str], release: str, *, own: bool = False) 
     With `own`, the script may have options of its own: only those pass that no release knows.
     A release that the table doesn't know isn't checked.
     """
-    there = table().of(release)
+    there, faults = table().of(release), Faults()
     if there is None:
         return
     for option, where in options.items():
@@ -132,10 +165,11 @@ def check_megatron(options: dict[str, str], release: str, *, own: bool = False) 
             continue
         known = table().megatron.get(option)
         since = f"; Megatron has it {known}" if known else ""
-        raise UsageError(
+        faults.add(
             f"{where}: Megatron {release} has no {printable(option)}{since}",
             _closest(option, there),
         )
+    faults.refuse()
 
 
 @dataclass(frozen=True)
@@ -164,14 +198,16 @@ def check_values(options: Iterable[Given], release: str | None) -> None:
     """Refuse a value that an option doesn't take in `release`; None means our own program."""
     choices = table().choices_of(release)
     program = f"Megatron {release}" if release else "the program gpt"
+    faults = Faults()
     for option in options:
         allowed = choices.get(option.name)
         for value in option.values if allowed else ():
             if value not in (allowed or ()):
-                raise UsageError(
+                faults.add(
                     f"{option.where}: {program} takes no {option.name} {value!r}",
                     nearest(value, list(allowed or ())),
                 )
+    faults.refuse()
 
 
 def _closest(option: str, there: set[str]) -> str:

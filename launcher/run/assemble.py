@@ -14,7 +14,7 @@ from launcher.run.config import RunConfig
 from launcher.run.gpus import Gpus, parse_gpus
 from launcher.run.image import Facts
 from launcher.run.plan import Host, Plan, Stamp, make_plan
-from launcher.run.program import program
+from launcher.run.program import fewest, program
 from launcher.run.source import Origin
 from launcher.settings import settings
 
@@ -49,20 +49,34 @@ def assemble(
     Raises UsageError and EngineError.
     """
     config, origin = asked.config, asked.origin
-    facts = _facts(config, origin, chosen, dry=dry)
-    if config.source:
-        facts = replace(facts, release=_checkout(config.source, asked.cwd), scripts=True)
-    plan = make_plan(
-        config,
-        origin,
-        facts,
-        host or _host(chosen, asked.cwd, dry=dry),
-        stamp,
-        gpus=counted(config, chosen),
-        rest=asked.rest,
-        tie=asked.tie,
-    )
+    try:
+        facts = _known(asked, _facts(config, origin, chosen, dry=dry))
+        host = host or _host(chosen, asked.cwd, rootless=_rootless(chosen, dry=dry))
+        gpus = counted(config, chosen)
+    except EngineError:
+        _check_alone(asked, chosen, stamp)  # what is wrong with the file is told first
+        raise
+    plan = make_plan(config, origin, facts, host, stamp, gpus=gpus, rest=asked.rest, tie=asked.tie)
     return Assembled(plan, facts)
+
+
+def _check_alone(asked: Asked, chosen: Backend, stamp: Stamp) -> None:
+    """Raise UsageError for what is wrong whatever the image and the machine: see make_plan."""
+    config, origin, gpus = asked.config, asked.origin, parse_gpus(asked.config.gpus)
+    if gpus.count is None:
+        gpus = replace(gpus, count=fewest(config))
+    planned = _planned(config, origin) if chosen.contained else Facts(config.image.megatron)
+    facts = _known(asked, planned)
+    host = _host(chosen, asked.cwd, rootless=False)
+    make_plan(config, origin, facts, host, stamp, gpus=gpus, rest=asked.rest)
+
+
+def _known(asked: Asked, facts: Facts) -> Facts:
+    """The facts, with those of a checkout that takes the place of the image's Megatron."""
+    if not asked.config.source:
+        return facts
+    release = _checkout(asked.config.source, asked.cwd)
+    return replace(facts, release=release, scripts=True)
 
 
 def new_stamp() -> Stamp:
@@ -77,7 +91,6 @@ def _facts(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> 
         found = chosen.facts(image.reference(config.image))
     except EngineError:
         if not dry:
-            _planned(config, origin)  # a wrong tag is told before a missing engine
             raise
         found = None
     if found is not None:
@@ -88,10 +101,9 @@ def _facts(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> 
                 "Install megatron-core, or give --source PATH, a Megatron-LM checkout.",
             )
         return replace(found, release=found.release or config.image.megatron)
-    planned = _planned(config, origin)
     if not dry:
         raise image.absent(config.image)
-    return planned
+    return _planned(config, origin)
 
 
 def _planned(config: RunConfig, origin: Origin) -> Facts:
@@ -120,7 +132,7 @@ def counted(config: RunConfig, chosen: Backend) -> Gpus:
     return replace(asked, count=count)
 
 
-def _host(chosen: Backend, cwd: str, *, dry: bool) -> Host:
+def _host(chosen: Backend, cwd: str, *, rootless: bool) -> Host:
     return Host(
         os.getuid(),
         os.getgid(),
@@ -128,7 +140,7 @@ def _host(chosen: Backend, cwd: str, *, dry: bool) -> Host:
         cwd,
         str(settings().cache),
         contained=chosen.contained,
-        rootless=_rootless(chosen, dry=dry),
+        rootless=rootless,
     )
 
 

@@ -74,7 +74,7 @@ def micro_batch(config: RunConfig, where: Layout) -> int | None:
     if size != "auto":
         return int(size) if size is not None else None
     batches = [whole or LARGEST_AUTO, *(config.training.rampup_batch_size or [])[:2]]
-    share = gcd(*batches) // where.data
+    share = gcd(*batches) // max(1, where.data)
     return max((n for n in range(1, LARGEST_AUTO + 1) if share % n == 0), default=1)
 
 

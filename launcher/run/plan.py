@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from os.path import join, normpath
 from typing import Any
 
-from launcher.errors import UsageError
+from launcher.errors import Faults, UsageError
 from launcher.run import layout, program, render
 from launcher.run.config import RunConfig
 from launcher.run.gpus import Gpus, parse_gpus
@@ -118,15 +118,21 @@ def make_plan(
     """
     gpus = gpus or parse_gpus(config.gpus)
     processes = processes_of(config, gpus)
-    started = _program(config, host)
-    program.check(started, config, facts, origin, processes * config.nodes.count)
-    layout.check(config, origin, processes)
+    started, faults = _program(config, host), Faults()
+    with faults.collected():
+        program.check(started, config, facts, origin, processes * config.nodes.count)
+    with faults.collected():
+        layout.check(config, origin, processes)
     where = layout.layout(config, processes)
     save = _path(config.checkpoint.save, host) if config.checkpoint.save else None
-    config, mounts = _mounted(_saving_when_stopped(config, started), started, host, origin)
+    config, mounts = _mounted(_saving_when_stopped(config, started), started, host)
+    with faults.collected():
+        _check_mounts(mounts, origin)
     image = reference(config.image) if host.contained else HERE
     options = render.options(config, started, where, facts.release)
-    render.check(options, rest, started, facts, origin)
+    with faults.collected():
+        render.check(options, rest, started, facts, origin)
+    faults.refuse()
     return Plan(
         run=stamp.run,
         name=config.name,
@@ -265,7 +271,7 @@ def _labels(
 
 
 def _mounted(
-    config: RunConfig, started: Program, host: Host, origin: Origin
+    config: RunConfig, started: Program, host: Host
 ) -> tuple[RunConfig, tuple[Mount, ...]]:
     """The configuration with its paths as in the container, and the mounts."""
     data, mounts = _data(config, host)
@@ -294,21 +300,24 @@ def _mounted(
             "logging": config.logging.model_copy(update=logging),
         }
     )
-    return inside, _distinct(mounts, origin)
+    distinct = dict[tuple[str, str], Mount]()
+    for mount in mounts:
+        distinct.setdefault((mount.target, mount.source), mount)
+    return inside, tuple(distinct.values())
 
 
-def _distinct(mounts: list[Mount], origin: Origin) -> tuple[Mount, ...]:
-    """The mounts, each target once. Raises UsageError where two sources want the same place."""
-    by_target: dict[str, Mount] = {}
+def _check_mounts(mounts: tuple[Mount, ...], origin: Origin) -> None:
+    """Raise UsageError where two sources want the same place."""
+    faults, by_target = Faults(), dict[str, Mount]()
     for mount in mounts:
         other = by_target.setdefault(mount.target, mount)
         if other.source != mount.source:
-            raise UsageError(
+            faults.add(
                 f"{origin.of(mount.key)}: {printable(mount.target)} is taken by {other.source} "
                 f"({other.key})",
                 "Give the mount another target.",
             )
-    return tuple(by_target.values())
+    faults.refuse()
 
 
 def _mount(text: str, target: str, key: str, host: Host, *, writable: bool = False) -> Mount:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
 
-from launcher.errors import UsageError
+from launcher.errors import Faults
 from launcher.run.config import RunConfig
 from launcher.run.image import Facts
-from launcher.run.layout import listed, neighbours
+from launcher.run.layout import layout, listed, neighbours
 from launcher.run.source import Origin
 
 SOURCE = "/opt/megatron/src"
@@ -51,37 +52,46 @@ def program(text: str, scripts: str = SOURCE) -> Program:
 
 def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, world: int) -> None:
     """Raise UsageError where the image or the run file doesn't suit the program."""
-    where = origin.of("program")
+    where, faults = origin.of("program"), Faults()
     if started.kind is Kind.SCRIPT and not started.host and not started.name.endswith(".py"):
-        raise UsageError(
+        faults.add(
             f"{where}: no program {config.program!r}",
             "gpt, pretrain_gpt.py or another script of the image, or ./mine.py.",
         )
-    if started.kind is not Kind.OURS and not started.host and facts.scripts is False:
-        raise UsageError(
+    elif started.kind is not Kind.OURS and not started.host and facts.scripts is False:
+        faults.add(
             f"{where}: {config.program} isn't there: this Megatron, an sdist or a package, has no "
             "scripts",
             "Use program: gpt, give --source PATH, a Megatron-LM checkout, or build with SOURCE=.",
         )
     if started.name == QUICKSTART:
-        _check_quickstart(config, where, origin, world)
+        _check_quickstart(config, origin, world, faults)
     elif started.kind is not Kind.SCRIPT and not (config.data.path or config.data.mock):
-        raise UsageError(
+        faults.add(
             f"{origin.of('data')}: no data to train on", "Set data.path, or data.mock: true."
         )
+    faults.refuse()
 
 
-def _check_quickstart(config: RunConfig, where: str, origin: Origin, world: int) -> None:
+def fewest(config: RunConfig) -> int:
+    """The fewest processes on each node that can work, for where their number isn't known."""
+    if program(config.program).name == QUICKSTART:
+        return 2
+    model = layout(config, 1).model
+    return next(n for n in count(1) if n * config.nodes.count % model == 0)
+
+
+def _check_quickstart(config: RunConfig, origin: Origin, world: int, faults: Faults) -> None:
     """Upstream's quickstart reads no arguments and always splits the model in two."""
     for section in ("model", "training", "parallel", "data", "checkpoint", "logging"):
         if getattr(config, section).model_fields_set:
-            raise UsageError(
+            faults.add(
                 f"{origin.of(section)}: {QUICKSTART} reads no arguments, so this would do nothing",
                 "Leave the section out, or use program: gpt.",
             )
     if world % 2 or config.nodes.count > 1:
-        raise UsageError(
-            f"{where}: {QUICKSTART} needs an even number of processes on one node; this is "
-            f"{world} on {config.nodes.count}",
+        faults.add(
+            f"{origin.of('program')}: {QUICKSTART} needs an even number of processes on one node; "
+            f"this is {world} on {config.nodes.count}",
             f"Nearest that work: {listed(neighbours(world, 2))}.",
         )

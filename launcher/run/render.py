@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from launcher.errors import UsageError
+from launcher.errors import Faults, UsageError
 from launcher.run import arguments
 from launcher.run.config import (
     Checkpoint,
@@ -128,25 +128,46 @@ def check(
     found: list[Option], rest: tuple[str, ...], program: Program, facts: Facts, origin: Origin
 ) -> None:
     """Refuse an option that the program doesn't take, or that has a key and is given past it."""
+    if program.kind is Kind.SCRIPT:
+        return
     given = {option.name: origin.of(option.key) for option in found}
-    if program.kind is not Kind.SCRIPT:
-        given |= dict(_behind_dashes(rest))
+    given |= dict(_behind_dashes(rest))
+    faults, upstreams_gpt = Faults(), program.name == "pretrain_gpt.py"
+    with faults.collected():
         _refuse_past_keys(found, rest, origin)
-    if program.kind is Kind.OURS:
-        arguments.check_ours(given)
-        _check_complete(given, origin)
-    elif program.kind is Kind.UPSTREAM and facts.release:
-        arguments.check_megatron(given, facts.release, own=program.name != "pretrain_gpt.py")
-    if program.kind is Kind.OURS or (program.kind is Kind.UPSTREAM and facts.release):
-        release = None if program.kind is Kind.OURS else facts.release
-        values = [arguments.Given(o.name, o.values, origin.of(o.key)) for o in found]
-        arguments.check_values([*values, *arguments.given(rest)], release)
+    with faults.collected():
+        if program.kind is Kind.OURS:
+            arguments.check_ours(given)
+        elif facts.release:
+            arguments.check_megatron(given, facts.release, own=not upstreams_gpt)
+    with faults.collected():
+        if program.kind is Kind.OURS:
+            _check_complete(given, origin)
+        elif facts.release and upstreams_gpt:
+            _check_upstreams(given, facts.release, origin)
+    with faults.collected():
+        if program.kind is Kind.OURS or facts.release:
+            release = None if program.kind is Kind.OURS else facts.release
+            values = [arguments.Given(o.name, o.values, origin.of(o.key)) for o in found]
+            arguments.check_values([*values, *arguments.given(rest)], release)
+    faults.refuse()
 
 
 def _check_complete(given: Iterable[str], origin: Origin) -> None:
     keys = [own_keys().get(option, option) for option in arguments.lacking(given)]
     if keys:
         raise UsageError(f"{origin.name}: the program gpt needs {', '.join(keys)}")
+
+
+def _check_upstreams(given: Iterable[str], release: str, origin: Origin) -> None:
+    """Refuse what pretrain_gpt.py would end at for want of an option."""
+    faults = Faults()
+    own = own_keys()
+    for one, *others in arguments.lacking_upstream(given, release):
+        instead = "".join(f" or {own[name]}" for name in others if name in own)
+        where = origin.of(own[one])
+        faults.add(f"{where}{instead} must be given: Megatron {release} ends without {one}")
+    faults.refuse()
 
 
 def _behind_dashes(rest: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -160,7 +181,7 @@ def _behind_dashes(rest: tuple[str, ...]) -> list[tuple[str, str]]:
 
 def _refuse_past_keys(found: list[Option], rest: tuple[str, ...], origin: Origin) -> None:
     """The checks and mounts go by the sections, so what has a key there must stand there."""
-    own = own_keys()
+    own, faults = own_keys(), Faults()
     past = [
         (option.name, origin.of(option.key))
         for option in found
@@ -168,10 +189,11 @@ def _refuse_past_keys(found: list[Option], rest: tuple[str, ...], origin: Origin
     ]
     for name, where in [*past, *_behind_dashes(rest)]:
         if name in own:
-            raise UsageError(
+            faults.add(
                 f"{where}: {name} has a key of its own, which is what gets checked",
                 f"Write it as {own[name]} in the run file, or --set {own[name]}=…",
             )
+    faults.refuse()
 
 
 def words(found: list[Option]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from launcher.run.container_line import Container, container
 from launcher.run.gpus import parse_gpus
 from launcher.run.image import Facts
 from launcher.run.plan import Host, Stamp, make_plan
+from launcher.run.program import fewest
 from launcher.run.secrets import is_secret, is_secret_option
 from launcher.run.shell import HARMLESS, PLACEHOLDER, Command, Left, Script, Word
 from launcher.run.slurm_lines import Batch, Count, batch
@@ -582,7 +583,7 @@ def _wrong(text: str, images: Mapping[str, tuple[str, ...]]) -> str:
     release = config.image.megatron or images[config.image.tag or ""][0]
     origin = Origin(name, yamlfile.lines(root), {})
     gpus = parse_gpus(config.gpus)
-    gpus = replace(gpus, count=1) if gpus.count is None else gpus
+    gpus = replace(gpus, count=fewest(config)) if gpus.count is None else gpus
     host = Host(uid=1, gid=1, home="/", cwd="/", cache="/")
     try:
         make_plan(config, origin, Facts(release, True), host, Stamp("", ""), gpus=gpus)

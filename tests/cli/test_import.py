@@ -12,7 +12,7 @@ from launcher.errors import UsageError
 
 SCRIPT = """\
 SAVE=$1
-torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 2 --mock-data --save $SAVE
+torchrun --nproc_per_node 2 pretrain_bert.py --num-layers 2 --mock-data --save $SAVE
 """
 
 
@@ -38,7 +38,7 @@ def test_the_run_file_goes_to_stdout_and_the_rest_to_stderr(
     out, err = capsys.readouterr()
     assert out == (
         "# From train.sh, by `launcher import`.\n"
-        'name: train\nimage: "24.09"\nprogram: pretrain_gpt.py\ngpus: 2\n\n'
+        'name: train\nimage: "24.09"\nprogram: pretrain_bert.py\ngpus: 2\n\n'
         "model:\n  num_layers: 2\n\ndata:\n  mock: true\n"
     )
     assert err == (
@@ -69,7 +69,9 @@ def test_what_keeps_the_file_from_running_is_told(
     path = tmp_path / "a.sh"
     path.write_text("torchrun pretrain_gpt.py --fp16 --bf16 --mock-data\n", encoding="utf-8")
     assert run([str(path)]) == 0
-    assert "Before it runs:\nthe run file:9: training.bf16: fp16 is set" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "Before it runs:\nthe run file:9: training.bf16: fp16 is set" in err
+    assert "the run file: model.num_layers must be given: Megatron 0.9.0 ends without" in err
 
 
 @pytest.mark.parametrize(("name", "said"), [("no.sh", "can't be read"), ("bad.sh", "not UTF-8")])

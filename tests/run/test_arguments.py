@@ -17,7 +17,12 @@ from launcher.run.plan import Plan
 from launcher.train.arguments import parser
 
 Planner = Callable[..., Plan]
-UPSTREAM = "name: a\nimage: cpu\ngpus: 0\nprogram: pretrain_gpt.py\ndata: {mock: true}\n"
+UPSTREAM = (
+    "name: a\nimage: cpu\ngpus: 0\nprogram: pretrain_gpt.py\ndata: {mock: true}\n"
+    "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 64,"
+    " max_position_embeddings: 64}\n"
+    "training: {micro_batch_size: 1, train_iters: 10, lr: 0.1}\n"
+)
 
 
 def refusal(plan: Planner, *args: object, **more: object) -> str:
@@ -42,6 +47,67 @@ def test_what_our_program_needs_is_missed_by_its_key(plan: Planner) -> None:
     assert "model.num_layers" in told
     assert "data.vocab_size" in told
     assert "training.lr" not in told
+
+
+@pytest.mark.parametrize("release", ["0.9.0", "0.12.3", "0.16.1", "0.19.0"])
+def test_what_megatrons_program_needs_is_missed_by_its_key(plan: Planner, release: str) -> None:
+    facts = Facts(release, True)
+    told = refusal(plan, UPSTREAM, "model.num_layers=null", "training.lr=null", facts=facts)
+    assert told.splitlines() == [
+        f"--set model.num_layers=null: model.num_layers must be given: Megatron {release} ends "
+        "without --num-layers",
+        f"--set training.lr=null: training.lr must be given: Megatron {release} ends without --lr",
+    ]
+    told = refusal(plan, UPSTREAM, "training={}", "checkpoint.save=/x", facts=facts)
+    for key in ("micro_batch_size", "train_iters or training.train_samples", "lr"):
+        assert f"training.{key} must be given" in told
+    assert "checkpoint.save_interval must be given" in told
+
+
+@pytest.mark.parametrize(
+    ("sets", "rest"),
+    [
+        (("training.train_iters=null", "training.train_samples=100"), ()),
+        (("model.num_layers=null", "megatron_args.encoder_num_layers=2"), ()),
+        (("model.num_layers=null",), ("--encoder-num-layers", "2")),
+        (("model.num_layers=null",), ("--encoder-num-layers=2",)),
+        (("model={}",), ("--use-checkpoint-args",)),
+        (("model={}", "training={}", "megatron_args.yaml_cfg=/x.yaml"), ()),
+        (("training={micro_batch_size: 1}", "megatron_args.skip_train=true"), ()),
+        (("checkpoint.save=/x", "megatron_args.persistent_save_interval=5"), ()),
+    ],
+)
+def test_what_megatrons_program_needs_may_be_given_otherwise(
+    plan: Planner, sets: tuple[str, ...], rest: tuple[str, ...]
+) -> None:
+    assert plan(UPSTREAM, *sets, rest=rest)
+
+
+def test_what_a_checkpoint_does_not_know_is_still_missed(plan: Planner) -> None:
+    told = refusal(plan, UPSTREAM, "model={}", "training={}", rest=("--use-checkpoint-args",))
+    assert "training.micro_batch_size" in told
+    assert "model." not in told
+
+
+def test_other_programs_are_not_asked_for_what_megatrons_needs(plan: Planner) -> None:
+    assert plan(UPSTREAM.replace("pretrain_gpt", "pretrain_vision"), "model={}")
+
+
+def test_all_that_is_wrong_is_told_at_once(plan: Planner) -> None:
+    sets = ("data={}", "parallel.tensor_model_parallel_size=3", "training.lr=null")
+    more = ("megatron_args.nothing=1", "megatron_args.num-layers=2", "model.transformer_impl=x")
+    told = refusal(plan, UPSTREAM, *sets, *more, facts=Facts("0.9.0", False))
+    for one in (
+        "pretrain_gpt.py isn't there",
+        "no data to train on",
+        "1 processes aren't divisible",
+        "4 heads",
+        "lr must be given",
+        "has no --nothing",
+        "--num-layers has a key of its own",
+        "takes no --transformer-impl 'x'",
+    ):
+        assert one in told
 
 
 def test_the_table_is_sorted_and_compact() -> None:

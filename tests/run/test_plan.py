@@ -22,6 +22,7 @@ Planner = Callable[..., Plan]
 Write = Callable[[str], str]
 HOST = Host(uid=1000, gid=100, home="/home/user", cwd="/home/user/work", cache="/cache")
 STAMP = Stamp(run="0a1b2c3d", created="2025-01-02T03:04:05+00:00")
+UPSTREAM = ("program=pretrain_gpt.py", "logging.check_replicas_interval=null")
 
 
 def value(plan: Plan, option: str) -> str:
@@ -114,10 +115,9 @@ def test_a_blend_keeps_its_weights(plan: Planner) -> None:
 
 
 def test_a_tokenizer_by_name_is_not_a_file(plan: Planner) -> None:
-    text = "name: a\nimage: cpu\ngpus: 0\nprogram: pretrain_gpt.py\ndata: {mock: true}\n"
-    named = plan(text, "data.tokenizer_model=some/model")
+    named = plan("gpt2-tiny", *UPSTREAM, "data.tokenizer_model=some/model")
     assert value(named, "--tokenizer-model") == "some/model"
-    filed = plan(text, "data.tokenizer_model=./t.model")
+    filed = plan("gpt2-tiny", *UPSTREAM, "data.tokenizer_model=./t.model")
     assert value(filed, "--tokenizer-model") == "/data/tokenizer_model/t.model"
 
 
@@ -134,8 +134,7 @@ def test_upstream_wants_a_tokenizer_with_made_up_data(plan: Planner) -> None:
 
 def test_upstream_wants_grouped_query_attention_said(plan: Planner) -> None:
     sets = ("model.num_attention_heads=8", "model.num_query_groups=4")
-    text = "name: a\nimage: cpu\ngpus: 0\nprogram: pretrain_gpt.py\ndata: {mock: true}\n"
-    assert "--group-query-attention" in plan(text, *sets).argv
+    assert "--group-query-attention" in plan("gpt2-tiny", *UPSTREAM, *sets).argv
     assert "--group-query-attention" not in plan("gpt2-tiny", *sets).argv
 
 
@@ -143,7 +142,7 @@ def test_upstream_wants_grouped_query_attention_said(plan: Planner) -> None:
     ("program", "started"),
     [
         ("gpt", ("-m", "launcher.train.gpt")),
-        ("pretrain_gpt.py", ("/opt/megatron/src/pretrain_gpt.py",)),
+        ("pretrain_bert.py", ("/opt/megatron/src/pretrain_bert.py",)),
         ("examples/a.py", ("/opt/megatron/src/examples/a.py",)),
         ("./my script.py", ("/program/my script.py",)),
     ],

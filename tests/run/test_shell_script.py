@@ -230,7 +230,7 @@ def test_what_a_batch_asks_for_is_used_or_told(lines: str, said: list[str]) -> N
 
 def test_what_is_known_of_an_inner_script_is_read_and_the_rest_told_where_it_stands() -> None:
     text = (
-        "A=4\nbash -c \"\n: $B\n\n  X=$C/x torchrun --nproc_per_node $A pretrain_gpt.py"
+        'A=4\nbash -c "\n: $B\n\n  X=$C/x torchrun --nproc_per_node $A pretrain_gpt.py'
         " --split '$D' --save $C/ckpt --lr ${A}e-${A}5\n\"\n"
     )
     found = config(text)
