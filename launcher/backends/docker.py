@@ -169,6 +169,7 @@ class DockerBackend:
     connect: Callable[[], DockerClient] = connect
     name = "docker"
     contained = True
+    every_node = False
 
     @cached_property
     def _client(self) -> DockerClient:
@@ -196,6 +197,12 @@ class DockerBackend:
         except NotFound:
             return None
         return labelled(config.get("Labels") or {})
+
+    def identity(self, image: str) -> Mapping[str, Any]:
+        told = self.api.inspect_image(image)
+        labels = told["Config"].get("Labels") or {}
+        digests = sorted(told.get("RepoDigests") or [])
+        return {"name": image, "id": told["Id"], "digests": digests, "labels": labels}
 
     def count_gpus(self) -> int | None:
         local = self.api.base_url == LOCAL

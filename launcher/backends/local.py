@@ -13,9 +13,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from launcher.backends import Cause, Ended, Job, host, keeper, shown
 from launcher.errors import EngineError, UsageError
@@ -24,7 +25,7 @@ from launcher.run.plan import Plan
 from launcher.run.program import SOURCE
 from launcher.run.secrets import is_secret, redacted
 from launcher.settings import ROOT, settings
-from launcher.train import checkout
+from launcher.train import checkout, stall
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 KILLED = 137
@@ -32,16 +33,19 @@ POLL_SECONDS = 0.05
 START_SECONDS = 30.0
 CHUNK = 1 << 16
 PROBE = """\
-import importlib.metadata as metadata, importlib.util as util, json
-try:
-    release = metadata.version("megatron-core")
-except metadata.PackageNotFoundError:
-    release = None
+import importlib.metadata as metadata, importlib.util as util, json, platform
+versions = {}
+for name in ("torch", "megatron-core", "transformer-engine", "apex", "numpy"):
+    try:
+        versions[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
 try:
     core = util.find_spec("megatron.core")
 except ModuleNotFoundError:
     core = None
-print(json.dumps([util.find_spec("torch") is not None, release, core and core.origin]))
+has_torch = util.find_spec("torch") is not None
+print(json.dumps([has_torch, versions, core and core.origin, platform.python_version()]))
 """
 ENTER = """\
 import os, sys
@@ -176,6 +180,16 @@ class LocalJob:
             with suppress(ProcessLookupError):
                 os.kill(self.process[0], signum)
 
+    def files(self, path: str) -> dict[str, bytes]:
+        try:
+            found = [*Path(path).iterdir()] if Path(path).is_dir() else [Path(path)]
+            return {one.name: one.read_bytes() for one in found if one.is_file()}
+        except OSError:
+            return {}
+
+    def diagnose(self) -> dict[str, bytes]:
+        return stall.ask(self.process[0]) if keeper.alive(self.process) else {}
+
     def remove(self) -> None:
         self.kill()
         self.wait()
@@ -265,6 +279,7 @@ class LocalBackend:
 
     name = "local"
     contained = False
+    every_node = False
 
     @property
     def shares_files(self) -> bool:
@@ -278,21 +293,36 @@ class LocalBackend:
 
     def facts(self, image: str) -> Facts | None:
         """Of this environment: the image's name means nothing here. Raises EngineError."""
+        has_torch, versions, core, _ = self._probed
+        if not has_torch:
+            raise EngineError(
+                "python3 here has no torch",
+                "Activate the environment that has it, or take --backend docker.",
+            )
+        release = versions.get("megatron-core")
+        if core:  # a checkout on PYTHONPATH wins over what is installed
+            release = checkout.release(Path(core).parents[2]) or release
+        return Facts(release, Path(SOURCE).is_dir())
+
+    def identity(self, image: str) -> Mapping[str, Any]:
+        """The versions of Python and of the packages that matter; the image's name is none."""
+        _, versions, _, python = self._probed
+        told = " ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        return {"name": "this environment", "id": f"python {python} {told}".strip()}
+
+    @cached_property
+    def _probed(self) -> tuple[bool, dict[str, str], str | None, str]:
+        """Whether torch is there, versions by package, where megatron.core is, Python's version.
+
+        Raises EngineError.
+        """
         try:
             told = subprocess.run(
                 ["python3", "-c", PROBE], capture_output=True, text=True, check=True
             )
         except (OSError, subprocess.CalledProcessError) as error:
             raise EngineError("python3 doesn't run here") from error
-        has_torch, release, core = json.loads(told.stdout)
-        if not has_torch:
-            raise EngineError(
-                "python3 here has no torch",
-                "Activate the environment that has it, or take --backend docker.",
-            )
-        if core:  # a checkout on PYTHONPATH wins over what is installed
-            release = checkout.release(Path(core).parents[2]) or release
-        return Facts(release, Path(SOURCE).is_dir())
+        return tuple(json.loads(told.stdout))
 
     def rootless(self) -> bool:
         return False

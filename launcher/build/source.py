@@ -102,7 +102,7 @@ def from_path(path: Path, version: str, locked: LockedRelease) -> MegatronSource
         kind="path",
         release=version,
         identity=_digest(path),
-        revision=_revision(path),
+        revision=revision(path),
         whole=(path / "megatron/training").is_dir(),
         epoch=locked.git.epoch,
         at=path,
@@ -172,7 +172,7 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _revision(path: Path) -> str:
+def revision(path: Path) -> str:
     """The checkout's commit, with `+edited` where files differ from it."""
     if not (path / ".git").exists():
         return "unversioned"

@@ -21,6 +21,8 @@ COMMANDS = {
     "logs": "launcher.cli.logs",
     "stop": "launcher.cli.stop",
     "resume": "launcher.cli.resume",
+    "rerun": "launcher.cli.rerun",
+    "runs": "launcher.cli.runs",
     "exec": "launcher.cli.exec",
     "shell": "launcher.cli.shell",
     "doctor": "launcher.cli.doctor",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-HELP = "print what a run has written"
+HELP = "print what a run has written, also after its end"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,10 +15,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print it; the run itself is left alone."""
-    from launcher.run import find
+    from launcher.errors import UsageError
+    from launcher.run import find, record, watch
     from launcher.run.supervise import write
 
-    _, job = find.job(args.run)
+    try:
+        _, job = find.job(args.run)
+    except UsageError as error:
+        kept = watch.logs(record.folder(record.find(args.run).run))
+        if not kept:
+            raise error
+        for path in kept:
+            with path.open("rb") as log:
+                while data := log.read(1 << 16):
+                    write(data, is_error=False)
+        return 0
     for is_error, data in job.output(follow=args.follow):
         write(data, is_error)
     return 0

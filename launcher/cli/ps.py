@@ -25,8 +25,12 @@ def main(args: argparse.Namespace) -> int:
     if args.quiet:
         print("".join(f"{job.run}\n" for job in found), end="")
         return 0
-    rows = [COLUMNS, *(find.row(job) for job in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip())  # noqa: B905
+    print(table([COLUMNS, *(find.row(job) for job in found)]), end="")
     return 0
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """The rows in columns that are as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows)]  # noqa: B905 - all are as long
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "".join(f"{line}\n" for line in lines)

@@ -21,6 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "What stands after -- goes to the training program as it is."
     add("config", metavar="CONFIG", help="a run file, or the name of a preset: gpt2.yaml")
     add("--gpus", metavar="WHICH", help="N, all, 0 (the CPU) or device=0,1")
+    add("--nodes", type=int, metavar="N", help="all on this machine, with --backend compose")
     add("--tag", help="the image's tag: a row of the matrix")
     add("--source", metavar="PATH", help="a Megatron-LM checkout, in place of the image's")
     add(
@@ -37,15 +38,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def start_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what every command that starts a run takes."""
     add = parser.add_argument
-    add("--backend", default="docker", help="what carries the run out: docker or local")
-    add("--detach", action="store_true", help="start, print the run's id, and return")
-    add("--tie", action="store_true", help="the run ends with the launcher, even if that is killed")
+    add("--backend", default="docker", help="what carries the run out: docker, local or compose")
     add(
         "--max-restarts",
         type=int,
         metavar="N",
         help="start a run that failed again from its newest checkpoint, up to N times",
     )
+    follow_arguments(parser)
+
+
+def follow_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add how a run is started and followed."""
+    add = parser.add_argument
+    add("--detach", action="store_true", help="start, print the run's id, and return")
+    add("--tie", action="store_true", help="the run ends with the launcher, even if that is killed")
     add("--no-preflight", action="store_true", help="start without looking whether it can work")
 
 
@@ -74,6 +81,8 @@ def overrides(args: argparse.Namespace) -> list[Override]:
     found = [parse_set(argument) for argument in args.set]
     if args.tag is not None:
         found.append(Override(f"--tag {args.tag}", {"image.name": None, "image.tag": args.tag}))
+    if args.nodes is not None:
+        found.append(Override(f"--nodes {args.nodes}", {"nodes.count": args.nodes}))
     return found + options(args, "gpus", "source", "max_restarts")
 
 

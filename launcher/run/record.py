@@ -49,16 +49,8 @@ class Record:
 
 def of(plan: Plan, asked: Asked, backend: str) -> Record:
     """The record of a run that is about to start."""
-    config = asked.config.model_dump(mode="json", exclude_unset=True)
-    rest, hidden = redacted(asked.rest), list[str]()
-    for name in filter(is_secret, config.get("env", {})):
-        config["env"][name] = None
-        hidden.append(f"env.{name}")
-    args = config.get("megatron_args", {})
-    for name in filter(is_secret_option, args):
-        if not isinstance(args[name], bool | None):
-            args[name] = HIDDEN
-            hidden.append(f"megatron_args.{name}")
+    config, hidden = without_secrets(asked.config, exclude_unset=True)
+    rest = redacted(asked.rest)
     if rest != asked.rest:
         options = (word.partition("=")[0] for word in rest if word.startswith("--"))
         hidden += [f"-- {option}" for option in options if is_secret_option(option)]
@@ -74,6 +66,23 @@ def of(plan: Plan, asked: Asked, backend: str) -> Record:
         processes=plan.processes_per_node,
         hidden=tuple(hidden),
     )
+
+
+def without_secrets(
+    config: RunConfig, *, exclude_unset: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """The configuration as it is kept, and the keys whose values were left out of it."""
+    kept = config.model_dump(mode="json", exclude_unset=exclude_unset)
+    hidden = list[str]()
+    for name in filter(is_secret, kept.get("env", {})):
+        kept["env"][name] = None
+        hidden.append(f"env.{name}")
+    args = kept.get("megatron_args", {})
+    for name in filter(is_secret_option, args):
+        if not isinstance(args[name], bool | None):
+            args[name] = HIDDEN
+            hidden.append(f"megatron_args.{name}")
+    return kept, hidden
 
 
 def check_secrets(record: Record, config: RunConfig, environ: Mapping[str, str]) -> None:
@@ -105,17 +114,26 @@ def folder(run: str) -> Path:
 
 def write(record: Record) -> None:
     """Keep the record, readable by its user alone. Raises UsageError where it can't be kept."""
-    at = folder(record.run)
-    partial = at / f"{FILE}.partial"
+    put(record.run, FILE, asdict(record))
+
+
+def put(run: str, name: str, value: object) -> None:
+    """Keep `value` as JSON under `name` in the run's folder. Raises UsageError where it can't."""
     try:
-        at.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, at / FILE)
+        folder(run).mkdir(parents=True, exist_ok=True, mode=0o700)
+        put_bytes(run, name, f"{json.dumps(value, indent=1)}\n".encode())
     except OSError as error:
         raise UsageError(
-            f"the run's record can't be kept in {at}: {error.strerror}",
+            f"the run's record can't be kept in {folder(run)}: {error.strerror}",
             "export LAUNCHER_RUNS=FOLDER, one you may write to.",
         ) from error
+
+
+def put_bytes(run: str, name: str, content: bytes) -> None:
+    """Write a file of the run's folder, which is there, so that nobody sees half of it."""
+    partial = folder(run) / f"{name}.partial"
+    partial.write_bytes(content)
+    os.replace(partial, folder(run) / name)
 
 
 def records() -> list[Record]:

@@ -8,18 +8,23 @@ import subprocess
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.backends import Backend, Job, backend
-from launcher.errors import LauncherError, UsageError
-from launcher.run import files, find, owner, record, resume
+from launcher.errors import LauncherError, PreflightError, UsageError
+from launcher.run import files, find, owner, provenance, record, repeat, resume
 from launcher.run.assemble import Asked, Assembled, assemble, counted, new_stamp
 from launcher.run.config import RunConfig
 from launcher.run.image import LABEL
+from launcher.run.listen import listening
 from launcher.run.plan import Plan, Stamp, processes_of
 from launcher.run.program import CHECKOUT
 from launcher.run.source import Origin, Override, overridden
 from launcher.run.supervise import supervise, tell
 from launcher.train import folders
+
+if TYPE_CHECKING:
+    from launcher.preflight.machine import Machine
 
 NO_PROGRAM = "./shell"
 """A script of the host, which is what asks least of a run file; it is neither mounted nor run."""
@@ -45,15 +50,18 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
     assembled = assemble(asked, chosen, stamp)
     with ExitStack() as starting:
         starting.enter_context(owner.alone())
-        prepare(assembled, asked, chosen, preflight=preflight)
+        machine = prepare(assembled, asked, chosen, preflight=preflight)
         record.write(record.of(assembled.plan, asked, chosen.name))
+        facts = provenance.of(assembled.plan, asked, chosen, machine)
+        provenance.keep(assembled.plan, facts)
         gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
         gc.enable()
         if detach:
             print(_begin(chosen, assembled.plan, attach=False).run)
             return 0
         attempts = Attempts(asked, chosen, stamp, First(assembled.plan, starting))
-        return supervise(chosen, attempts, restarts=asked.config.max_restarts).code
+        restarts = asked.config.max_restarts
+        return supervise(chosen, attempts, restarts=restarts, listening=listening).code
 
 
 def attach(text: str) -> int:
@@ -72,27 +80,32 @@ def attach(text: str) -> int:
             tell(f"{error.problem}: it won't be started again")
         restarts = 0
     attempts = Attempts(asked, chosen, _stamp(job), None)
-    return supervise(chosen, attempts, restarts=restarts, job=job).code
+    return supervise(chosen, attempts, restarts=restarts, job=job, listening=listening).code
 
 
 def _stamp(job: Job) -> Stamp:
     return Stamp(job.run, job.labels.get(f"{LABEL}created", ""))
 
 
-def prepare(assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: bool) -> None:
-    """See that the run can work, and make and tidy the folders that it writes to."""
+def prepare(
+    assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: bool
+) -> Machine | None:
+    """See that the run can work, and make and tidy the folders that it writes to.
+
+    The machine, where it was looked at.
+    """
     plan = assembled.plan
     if plan.checkpoints:
         _refuse_sharing(plan)
     files.require(plan)
-    if preflight:
-        _preflight(plan, asked, chosen)
+    machine = _preflight(plan, asked, chosen) if preflight else None
     files.prepare(plan)
     if plan.checkpoints:
         tidy(plan.checkpoints, asked.config)
+    return machine
 
 
-def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> None:
+def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> Machine:
     """Look at the machine, warn of what is doubtful, refuse what can't work: PreflightError."""
     from launcher.matrix.load import load_matrix
     from launcher.preflight import enforce, gather
@@ -102,6 +115,7 @@ def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> None:
     row = load_matrix().rows.get(tag) if tag else None
     machine = gather.gather(asked.config, plan, gather.engine_of(chosen))
     enforce(check(asked.config, asked.origin, plan, machine, row.cuda if row else None))
+    return machine
 
 
 def _refuse_sharing(plan: Plan) -> None:
@@ -158,7 +172,9 @@ class Attempts:
             with self.first.starting:
                 return _begin(self.chosen, self.first.plan, attach=True)
         with owner.alone():
-            return self.chosen.start(self._again(), attach=True)
+            plan = self._again()
+            labels = sorted([*plan.labels, (f"{LABEL}attempt", str(attempt))])
+            return self.chosen.start(replace(plan, labels=tuple(labels)), attach=True)
 
     def _again(self) -> Plan:
         """The plan that goes on from the newest complete checkpoint; from the start without one."""
@@ -211,6 +227,35 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Aske
     record.check_secrets(kept, config, os.environ)
     found = resume.on(config, kept.processes, processes, was=asked.config)
     return replace(asked, config=found.config), [*found.notes]
+
+
+def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[Asked, list[str]]:
+    """What to ask for to repeat the run that `text` names exactly, and what to tell of it.
+
+    It saves into a folder of its own, and begins where that run began. Raises PreflightError,
+    with all that is no longer the same, unless told to go on all the same by `force`.
+    """
+    from launcher.preflight import gather
+
+    kept = record.find(text)
+    asked = kept.asked()
+    record.check_secrets(kept, asked.config, os.environ)
+    then, plan = provenance.read(kept.run), provenance.read(kept.run, provenance.PLAN)
+    if then is None or plan is None:
+        raise UsageError(f"run {kept.run}: an older launcher kept no facts to compare with")
+    config, notes = repeat.aside(asked.config, asked.cwd, began=bool(then["began"]))
+    pinned = repeat.pinned(config, then["image"], chosen)
+    if pinned is not config:
+        notes.append(f"{then['image']['name']} is another image now; the one of then is used")
+    asked = replace(asked, config=pinned, origin=Origin(f"run {kept.run}", {}, {}))
+    again = assemble(asked, chosen, new_stamp()).plan
+    machine = gather.machine(gather.engine_of(chosen), gpus=bool(again.gpus.count))
+    lines = provenance.changed(then, provenance.of(again, asked, chosen, machine))
+    lines += repeat.differences(plan, provenance.shown(again), contained=chosen.contained)
+    if lines and not force:
+        told = [f"run {kept.run} can't be repeated exactly:", *(f"  {line}" for line in lines)]
+        raise PreflightError("\n".join(told), "--force runs it all the same.")
+    return asked, [*notes, *lines]
 
 
 def shell(image: str, backend_name: str, gpus: str, source: str | None, argv: list[str]) -> int:

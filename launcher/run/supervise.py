@@ -7,21 +7,22 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from launcher.backends import Backend, Cause, Ended, Job, Lost
 from launcher.errors import EngineError
-from launcher.run import ending, owner
+from launcher.run import ending, history, owner, watchdog
 from launcher.run.ending import Ending
 from launcher.run.image import LABEL
 from launcher.run.plan import AFTER_GRACE
 from launcher.train import folders
+from launcher.train.folders import Checkpoint
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KEPT_OUTPUT = 1 << 16
@@ -34,8 +35,30 @@ Starter = Callable[[int], Job]
 """Starts a run's attempt, 0 the first."""
 
 
+class Listener(Protocol):
+    """What is done with a run's output beside passing it on."""
+
+    def add(self, data: bytes, is_error: bool) -> None:
+        """Take a piece of it, each byte once."""
+
+
+Listening = Callable[[Job], AbstractContextManager[Sequence[Listener]]]
+"""Who listens to a job that this launcher follows as its own."""
+
+
+@contextmanager
+def nobody(job: Job) -> Iterator[Sequence[Listener]]:
+    """Nobody listens."""
+    yield ()
+
+
 def supervise(
-    chosen: Backend, start: Starter, *, restarts: int = 0, job: Job | None = None
+    chosen: Backend,
+    start: Starter,
+    *,
+    restarts: int = 0,
+    job: Job | None = None,
+    listening: Listening = nobody,
 ) -> Ending:
     """Carry a run to its end, starting it again up to `restarts` times where it failed.
 
@@ -48,10 +71,13 @@ def supervise(
     with stopper.installed(), ExitStack() as held:
         job = stopper.take(job) if job else stopper.started(start, 0)
         mine = held.enter_context(owner.following(job.run))
-        for attempt in count(1):
-            found = _to_its_end(chosen, job, stopper, mine=mine)
+        for attempt in count(attempt_of(job) + 1):
+            with listening(job) if mine else nobody(job) as listeners:
+                found = _to_its_end(chosen, job, stopper, mine=mine, listeners=listeners)
             stopper.job = None
-            _tell_ending(found, job, seen=chosen.shares_files)
+            saved = _tell_ending(found, job, seen=chosen.shares_files)
+            if mine:
+                history.add(job.run, attempt - 1, found, stopper.names, saved)
             if attempt > restarts or not (mine and found.may_restart):
                 break
             tell(f"starting it again: {attempt} of {restarts} times")
@@ -63,9 +89,16 @@ def supervise(
         return found
 
 
-def _to_its_end(chosen: Backend, job: Job, stopper: Stopper, *, mine: bool) -> Ending:
+def attempt_of(job: Job) -> int:
+    """How often the run had been started before."""
+    return int(job.labels.get(f"{LABEL}attempt", 0))
+
+
+def _to_its_end(
+    chosen: Backend, job: Job, stopper: Stopper, *, mine: bool, listeners: Sequence[Listener]
+) -> Ending:
     """Follow the job; where it is `mine`, remove it, but for a lost engine or terminal."""
-    follower = Follower(chosen, job, stopper, mine)
+    follower = Follower(chosen, job, stopper, mine, listeners)
     try:
         ended = follower.follow()
     except (EngineError, LostTerminal):
@@ -77,7 +110,7 @@ def _to_its_end(chosen: Backend, job: Job, stopper: Stopper, *, mine: bool) -> E
     if mine:
         follower.job.remove()
     asked = bool(stopper.asked) or owner.asked_to_stop(job.run)
-    return Ending(ended, asked, follower.tail.text)
+    return Ending(ended, asked, follower.tail.text, watchdog.verdict(listeners))
 
 
 class LostTerminal(OSError):
@@ -103,11 +136,19 @@ class Tail:
 class Follower:
     """Passes a job's output on, each byte once, even where the engine goes away in between."""
 
-    def __init__(self, chosen: Backend, job: Job, stopper: Stopper, mine: bool) -> None:
+    def __init__(
+        self,
+        chosen: Backend,
+        job: Job,
+        stopper: Stopper,
+        mine: bool,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
         self.chosen = chosen
         self.job = job
         self.stopper = stopper
         self.mine = mine
+        self.listeners = listeners
         self.tail = Tail()
         self.passed = {False: 0, True: 0}
 
@@ -134,9 +175,15 @@ class Follower:
             known = min(skip[is_error], len(data))
             skip[is_error] -= known
             if new := data[known:]:
-                self.tail.add(new)
-                self._write(new, is_error)
+                self._take(new, is_error)
                 self.passed[is_error] += len(new)
+
+    def _take(self, data: bytes, is_error: bool) -> None:
+        """Pass it on first: who listens mustn't hold it up."""
+        self._write(data, is_error)
+        self.tail.add(data)
+        for listener in self.listeners:
+            listener.add(data, is_error)
 
     def _write(self, data: bytes, is_error: bool) -> None:
         """Pass it on; a closed pipe asks the run to stop, which saves and ends with no reader.
@@ -189,8 +236,11 @@ def _to_nowhere(stream: TextIO) -> None:
     os.close(nowhere)
 
 
-def _tell_ending(found: Ending, job: Job, *, seen: bool) -> None:
-    """Tell how the run ended; of checkpoints only where its files are `seen` from here."""
+def _tell_ending(found: Ending, job: Job, *, seen: bool) -> Checkpoint | None:
+    """Tell how the run ended; of checkpoints only where its files are `seen` from here.
+
+    The newest complete checkpoint.
+    """
     saves, saved = job.labels.get(f"{LABEL}checkpoints") if seen else None, None
     try:
         saved = folders.newest_complete(Path(saves)) if saves else None
@@ -199,6 +249,7 @@ def _tell_ending(found: Ending, job: Job, *, seen: bool) -> None:
         saves = None
     for line in ending.describe(found, job.run, saved, saves or ""):
         tell(line)
+    return saved
 
 
 class Stopper:
@@ -210,7 +261,12 @@ class Stopper:
 
     def __init__(self) -> None:
         self.job: Job | None = None
-        self.asked = 0
+        self.names = list[str]()
+
+    @property
+    def asked(self) -> int:
+        """How often it was."""
+        return len(self.names)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -245,7 +301,7 @@ class Stopper:
         return bool(self.asked)
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        self.asked += 1
+        self.names.append(signal.Signals(signum).name)
         if self.job:
             self._ask(self.job)
 

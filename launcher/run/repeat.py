@@ -1,0 +1,90 @@
+"""What repeats a run: the same configuration, image and beginning, and a place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import count
+from os.path import join, lexists, normpath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.run.config import RunConfig
+
+if TYPE_CHECKING:
+    from launcher.backends import Backend
+
+SAME = ("argv", "env", "processes_per_node", "nodes", "user", "workdir", "ulimits")
+"""What of a plan bears on results, where the run has files under names of its own."""
+
+BY_PATH = frozenset({"argv", "env", "workdir"})
+"""What of it names the files, where the run sees this machine's."""
+
+
+def aside(config: RunConfig, cwd: str, *, began: bool) -> tuple[RunConfig, list[str]]:
+    """The configuration with folders of its own to write to, and what to tell of them.
+
+    A run that loaded what it saved, and `began` from nothing, is to find nothing again.
+    """
+    checkpoint, logging = config.checkpoint, config.logging
+    notes, updates = list[str](), dict[str, dict[str, Any]]()
+    if checkpoint.save:
+        save = _free(checkpoint.save, cwd)
+        notes.append(f"it saves to {save}")
+        updates["checkpoint"] = {"save": save}
+        if not began and _same(checkpoint.load, checkpoint.save, cwd):
+            updates["checkpoint"]["load"] = save
+    if logging.tensorboard_dir:
+        updates["logging"] = {"tensorboard_dir": _free(logging.tensorboard_dir, cwd)}
+    sections = {
+        name: getattr(config, name).model_copy(update=update) for name, update in updates.items()
+    }
+    return (config.model_copy(update=sections) if sections else config), notes
+
+
+def _free(folder: str, cwd: str) -> str:
+    """A name beside the folder's that nothing has yet."""
+    plain = folder.rstrip("/")
+    names = (f"{plain}-rerun{number if number > 1 else ''}" for number in count(1))
+    return next(name for name in names if not lexists(_path(name, cwd)))
+
+
+def _same(one: str | None, other: str, cwd: str) -> bool:
+    return one is not None and _path(one, cwd) == _path(other, cwd)
+
+
+def _path(text: str, cwd: str) -> str:
+    return normpath(join(cwd, Path(text).expanduser()))
+
+
+def pinned(config: RunConfig, image: Mapping[str, Any], chosen: Backend) -> RunConfig:
+    """The configuration with the very image of then, where its name has gone to another one.
+
+    The same configuration where the name still means it, or where the image is gone.
+    """
+    then = image.get("id")
+    if not chosen.contained or then is None:
+        return config
+    if chosen.identity(image["name"]).get("id") == then or chosen.facts(then) is None:
+        return config
+    return config.model_copy(update={"image": config.image.model_copy(update=_by_id(then))})
+
+
+def _by_id(image: str) -> dict[str, str | None]:
+    return {"name": image, "tag": None, "megatron": None}
+
+
+def differences(
+    then: Mapping[str, Any], now: Mapping[str, Any], *, contained: bool
+) -> Iterator[str]:
+    """A line for each part of the plan that isn't what it was, as another launcher makes it."""
+    for key in SAME:
+        was, found = _plain(then.get(key)), _plain(now.get(key))
+        if was != found and (contained or key not in BY_PATH):
+            yield f"{key} was {was}, and is {found}"
+
+
+def _plain(value: object) -> object:
+    """The value as it comes back from JSON."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
