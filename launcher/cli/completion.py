@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 HELP = "print the completion script of bash or zsh"
 NAME = "launcher"
+RESUMABLE = "resumable"
 RUNS = f"{NAME} ps --quiet 2>/dev/null"
+RUNS_OF = {"resume": f"{NAME} completion {RESUMABLE} 2>/dev/null"}
+"""What tells a command's runs, where those aren't the ones that go on."""
 CONFIGS = {
     "bash": '_launcher_config_files() {{ compgen -W "{presets}" -- "$1"; compgen -f -- "$1"; }}',
     "zsh": "_launcher_config_files() "
@@ -19,13 +22,21 @@ FOLDERS = frozenset({"source"})
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.epilog = f"bash: source <({NAME} completion bash), for an alias or a program {NAME}."
-    parser.add_argument("shell", choices=sorted(CONFIGS))
+    parser.epilog = (
+        f"bash: source <({NAME} completion bash), for an alias or a program {NAME}. "
+        f"{RESUMABLE} prints the runs that can be gone on with, which the script asks for."
+    )
+    parser.add_argument("what", choices=[*sorted(CONFIGS), RESUMABLE])
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the script."""
-    print(script(args.shell))
+    """Print the script, or the ids of runs."""
+    from launcher.run import find
+
+    if args.what == RESUMABLE:
+        print("".join(f"{run}\n" for run in find.resumable()), end="")
+    else:
+        print(script(args.what))
     return 0
 
 
@@ -38,23 +49,25 @@ def script(shell: str) -> str:
 
     parser = cli._parser([*cli.COMMANDS])
     parser.prog = NAME
-    for action in _actions(parser):
-        _complete(action)
+    for command, action in _actions(parser):
+        _complete(command, action)
     presets = " ".join(sorted(path.name for path in PRESETS.glob("*.yaml")))
     return shtab.complete(parser, shell, preamble=CONFIGS[shell].format(presets=presets))
 
 
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The arguments of the parser and of the commands below it."""
+def _actions(
+    parser: argparse.ArgumentParser, command: str = ""
+) -> Iterator[tuple[str, argparse.Action]]:
+    """The arguments of the parser and of the commands below it, each with its command."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for below in action.choices.values():
-                yield from _actions(below)
+            for name, below in action.choices.items():
+                yield from _actions(below, command or name)
         else:
-            yield action
+            yield command, action
 
 
-def _complete(action: argparse.Action) -> None:
+def _complete(command: str, action: argparse.Action) -> None:
     """Say what an argument takes, where its name tells."""
     import shtab
 
@@ -65,7 +78,8 @@ def _complete(action: argparse.Action) -> None:
     if action.dest == "config":
         action.complete = function  # type: ignore[attr-defined]
     elif action.dest in ("run", "runs"):
-        action.complete = shtab.cmd(RUNS)  # type: ignore[attr-defined]
+        runs = RUNS_OF.get(command, RUNS)
+        action.complete = shtab.cmd(runs)  # type: ignore[attr-defined]
     elif action.dest in FILES:
         action.complete = shtab.FILE  # type: ignore[attr-defined]
     elif action.dest in FOLDERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from launcher.backends import BACKENDS, Backend, Job, Lost, backend
@@ -9,6 +10,8 @@ from launcher.errors import EngineError, UsageError
 from launcher.run import record
 from launcher.run.image import LABEL
 from launcher.train import folders
+
+RUNNING = "running"
 
 
 def jobs() -> list[tuple[Backend, Job]]:
@@ -50,6 +53,19 @@ def job(text: str) -> tuple[Backend, Job]:
     if not (run.startswith(text) or _is_own(run)):
         raise UsageError(f"run {run}, called {text}, was started by somebody else", "Give its id.")
     return next(pair for pair in known if pair[1].run == run)
+
+
+def resumable() -> list[str]:
+    """The ids of this user's runs that have ended and left a complete checkpoint, newest first."""
+    going_on = {job.run for _, job in jobs() if _state(job) == RUNNING}
+    return [kept.run for kept in record.records() if kept.run not in going_on and _has_saved(kept)]
+
+
+def _has_saved(kept: record.Record) -> bool:
+    save = kept.config.get("checkpoint", {}).get("save")
+    with suppress(OSError):
+        return bool(save and folders.newest_complete(Path(kept.cwd, Path(save).expanduser())))
+    return False
 
 
 def _gone(text: str) -> str:
@@ -95,4 +111,4 @@ def _state(job: Job) -> str:
         ended = job.ended()
     except Lost:
         return "unknown"
-    return "running" if ended is None else f"ended ({ended.code})"
+    return RUNNING if ended is None else f"ended ({ended.code})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import subprocess
 from pathlib import Path
@@ -10,10 +11,16 @@ import pytest
 
 from launcher import cli
 from launcher.cli import completion
+from launcher.run import find
 from launcher.run.source import PRESETS
 
 DRIVER = """\
-launcher() {{ printf 'abc123\\ndef456\\n'; }}
+launcher() {{
+  case "$*" in
+    "ps --quiet") printf 'abc123\\ndef456\\n' ;;
+    "completion resumable") printf 'fed654\\n' ;;
+  esac
+}}
 source {script}
 COMP_WORDS=({words}) COMP_CWORD={last}
 $(complete -p launcher | sed 's/.*-F \\([^ ]*\\).*/\\1/')
@@ -42,19 +49,20 @@ def completed(script: Path, folder: Path, *words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["ru"], ["run"]),
+        (["att"], ["attach"]),
         (["run", "--dry"], ["--dry-run"]),
         (["run", "gpt2-"], ["gpt2-tiny.yaml"]),
         (["run", "mi"], ["mine.yaml"]),
         (["run", "gpt2.yaml", "--tag", "24.0"], [f"24.0{month}" for month in range(2, 10)]),
         (["run", "--tag", "24.10", "gpt2-"], ["gpt2-tiny.yaml"]),
-        (["run", "--backend", ""], ["docker", "local"]),
+        (["run", "--backend", "l"], ["local"]),
         (["image", "build", "24.1"], ["24.10"]),
         (["image", "build", "24.09", "--megatron", "0.9"], ["0.9.0"]),
         (["matrix", "lo"], ["lock"]),
         (["matrix", "render", "--ch"], ["--check"]),
         (["stop", "a"], ["abc123"]),
         (["logs", ""], ["abc123", "def456"]),
+        (["resume", ""], ["fed654"]),
         (["run", "gpt2.yaml", "--nonsense"], []),
     ],
 )
@@ -73,10 +81,18 @@ def test_bash_offers_presets_and_files(bash: Path, tmp_path: Path) -> None:
     assert completed(bash, tmp_path, "run", "") == sorted([*presets, "mine.yaml"])
 
 
+def test_the_runs_to_resume_are_printed_by_id(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(find, "resumable", lambda: ["fed654", "aa11"])
+    assert completion.main(argparse.Namespace(what="resumable")) == 0
+    assert capsys.readouterr().out == "fed654\naa11\n"
+
+
 def test_zsh_has_the_same_commands_and_values() -> None:
     text = completion.script("zsh")
     assert text.startswith("#compdef launcher")
-    for word in [*cli.COMMANDS, "24.10", "gpt2-tiny.yaml", "docker local"]:
+    for word in [*cli.COMMANDS, "24.10", "gpt2-tiny.yaml", "docker"]:
         assert word in text
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.backends import Ended, Lost
 from launcher.errors import EngineError, UsageError
-from launcher.run import find
+from launcher.run import find, record
 
 
 @dataclass
@@ -112,6 +112,30 @@ def test_checkpoints_that_this_user_may_not_see_are_unknown(
     monkeypatch.setattr(find.folders, "newest_complete", refuse)
     job: Any = MadeUpJob("aa11", "first", "2025", None, {"checkpoints": "/theirs"})
     assert find.row(job)[-1] == "unknown"
+
+
+def test_what_can_be_resumed_has_ended_and_left_a_complete_checkpoint(
+    backends: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kept(run: str, save: str | None) -> None:
+        config = {"name": "a", "image": "cpu", "checkpoint": {"save": save}}
+        record.write(record.Record(run, "a", run, "docker", str(tmp_path), "a.yaml", config, (), 1))
+
+    def newest(root: Path) -> bool:
+        if root.name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return (root / "whole").is_dir()
+
+    monkeypatch.setattr(find.folders, "newest_complete", newest)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "saved/whole").mkdir(parents=True)
+    (tmp_path / "half").mkdir()
+    saves = {"10": "saved", "11": "half", "12": None, "13": "locked", "14": "gone", "15": "~/saved"}
+    for run, save in saves.items():
+        kept(run, save)
+    kept("bb22", "saved")
+    assert find.job("bb22") == (backends["local"], SECOND)  # goes on
+    assert find.resumable() == ["15", "10"]
 
 
 @pytest.mark.parametrize(
