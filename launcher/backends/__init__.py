@@ -88,6 +88,15 @@ class Backend(Protocol):
     contained: bool
     """Whether a run has files and packages of its own, or sees this machine's."""
 
+    def files(self, path: str) -> dict[str, bytes]:
+        """A file that the run sees, or those of a folder, by name; {} where there is none."""
+
+    def diagnose(self) -> dict[str, bytes]:
+        """A report of where its ranks are, by `train.stall`: files by their names.
+
+        {} where it has no ranks, or none that can be asked. Takes half a minute at most.
+        """
+
     @property
     def shares_files(self) -> bool:
         """Whether a path of the run's host is the same file here."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import sys
+import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ FRAME = struct.Struct(">BxxxL")
 """What stands before each piece of output: the stream it is of, and its length in bytes."""
 
 KILLED = 137
+DIAGNOSE = ["python3", "-m", "launcher.train.stall"]
 NO_LOG = 501
 BEING_REMOVED = 409
 """The engine's answer to a request to remove what somebody else has asked it to remove."""
@@ -136,6 +139,35 @@ class DockerJob:
 
 def start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:
     """The started container of `plan`; without the memlock limit where the engine may not.
+    def files(self, path: str) -> dict[str, bytes]:
+        try:
+            stream, _ = self.api.get_archive(self.container, path)
+            return _unpacked(b"".join(stream))
+        except NotFound:
+            return {}
+        except FAILURES as error:
+            raise Lost(_reason(error)) from error
+
+    def diagnose(self) -> dict[str, bytes]:
+        try:
+            made = self.api.exec_create(self.container, DIAGNOSE, stderr=False)
+            return _unpacked(self.api.exec_start(made["Id"]))
+        except APIError:  # it has ended
+            return {}
+        except FAILURES as error:
+            raise Lost(_reason(error)) from error
+
+
+def _unpacked(archive: bytes) -> dict[str, bytes]:
+    """The regular files of a tar by their names without folders; {} of what is none."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as entries:
+            regular = [entry for entry in entries if entry.isreg()]
+            opened = ((entry.name, entries.extractfile(entry)) for entry in regular)
+            return {name.rpartition("/")[2]: file.read() for name, file in opened if file}
+    except tarfile.TarError:
+        return {}
+
 
     Raises EngineError, and leaves no container, where it doesn't start.
     """

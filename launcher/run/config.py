@@ -323,6 +323,16 @@ class Nodes(Strict):
 
 
 class RunConfig(Strict):
+class Watchdog(Strict):
+    """What is done about a run that writes nothing for `timeout` seconds; 0 is for nothing.
+
+    It is told which rank waits where; then the run is kept as it is, or ended.
+    """
+
+    timeout: Whole = 1800
+    action: Literal["keep", "end"] = "keep"
+
+
     """A run file.
 
     `source` is a Megatron-LM checkout of this machine, used in place of the image's Megatron;
@@ -349,3 +359,4 @@ class RunConfig(Strict):
     mounts: list[MountSpec] = []
     max_restarts: Whole = 0
     resources: Resources = Field(default_factory=Resources)
+    watchdog: Watchdog = Field(default_factory=Watchdog)

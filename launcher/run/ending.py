@@ -15,7 +15,7 @@ ENGINE_FAILED = 125
 NEVER_BETTER = (2, 121)
 """Exit codes of a refusal: starting again would end the same way."""
 
-FINISHED_LINE = "\nfinished after iteration "
+FINISHED_LINE = re.compile(r"^(node-\d+ \| )?finished after iteration ", re.MULTILINE)
 FULL = "No space left on device"
 ASKED_LINE = re.compile(r"runner: .+: asked \d+ ranks to stop")
 RANK_LINE = re.compile(r"runner: ((?:killing )?rank .+)$", re.MULTILINE)
@@ -34,17 +34,24 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended; `asked` is whether a launcher asked it to, `tail` its last output."""
+    """How a run ended; `asked` is whether a launcher asked it to, `tail` its last output.
+
+    `stalled` is what the watchdog ended it for, "" where it didn't.
+    """
 
     ended: Ended
     asked: bool
     tail: str
+    stalled: str = ""
 
     @property
     def outcome(self) -> Outcome:
         """Whether it was done, was stopped, or failed."""
-        if self.ended.code == 0 and (not self._stopped or FINISHED_LINE in self.tail):
+        undisturbed = not (self._stopped or self._hung)
+        if self.ended.code == 0 and (undisturbed or FINISHED_LINE.search(self.tail)):
             return Outcome.FINISHED
+        if self._hung:
+            return Outcome.FAILED
         if self.ended.cause is Cause.ENGINE and not self.asked:
             return Outcome.FAILED  # an engine that ends asks its containers to stop
         return Outcome.STOPPED if self._stopped else Outcome.FAILED
@@ -54,10 +61,15 @@ class Ending:
         return self.asked or STOPPED in self.tail or bool(ASKED_LINE.search(self.tail))
 
     @property
+    def _hung(self) -> bool:
+        return bool(self.stalled) and not self.asked
+
+    @property
     def code(self) -> int:
-        """The launcher's exit code: the run's own, but no 0 for one that its engine cut short."""
-        cut_short = self.ended.code == 0 and self.outcome is Outcome.FAILED
-        return ENGINE_FAILED if cut_short else self.ended.code
+        """The launcher's exit code: the run's own, but no 0 for one that was cut short."""
+        if self.ended.code == 0 and self.outcome is Outcome.FAILED:
+            return KILLED if self.stalled else ENGINE_FAILED
+        return self.ended.code
 
     @property
     def may_restart(self) -> bool:
@@ -74,6 +86,10 @@ class Ending:
     @property
     def reason(self) -> str:
         """Why it ended, in a few words; "" where its exit code says all there is to say."""
+        if self._hung:
+            return self.stalled
+        if self.ended.why and not self._forced:
+            return self.ended.why
         if self.ended.cause is Cause.REMOVED:
             return "it was removed from outside"
         if self.ended.cause is Cause.ENGINE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import inspect
 import os
 import queue
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher.train import devices, oom, rank
+from launcher.train import devices, oom, rank, stacks, stall
 from launcher.train.retention import Retention
 
 USAGE = 2
@@ -29,7 +30,10 @@ USAGE = 2
 PREFLIGHT = 121
 """Exit code of one for what is there: too few GPUs, or too old ones."""
 
-STOPPED = "runner: stopped: "
+SAYS = "runner: "
+"""Begins each line of the runner's own."""
+
+STOPPED = f"{SAYS}stopped: "
 """Starts the last line on stderr where the runner was asked to stop and every rank ended with 0."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -104,6 +108,14 @@ class Stop:
         return self.why or signal.Signals(self.signum).name
 
 
+@dataclass(frozen=True)
+class Stalled:
+    """Somebody asked where the ranks are, since the run doesn't go on."""
+
+
+Event = Exit | Stop | Stalled
+
+
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python3 -m launcher.train.runner",
@@ -114,11 +126,10 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--processes-per-node", type=int, required=True, help="ranks to start on this node")
-    add("--nodes", type=int, default=environ.get("NNODES", "1"))
-    node_rank = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))
-    add("--node-rank", type=int, default=node_rank)
-    add("--master-addr", default=environ.get("MASTER_ADDR", ""), help="where rank 0 listens")
-    add("--master-port", type=int, default=environ.get("MASTER_PORT", "0"))
+    add("--nodes", type=int, default=environ.get("PET_NNODES", "1"))
+    add("--node-rank", type=int, default=environ.get("PET_NODE_RANK", "0"))
+    add("--master-addr", default=environ.get("PET_MASTER_ADDR", ""), help="where rank 0 listens")
+    add("--master-port", type=int, default=environ.get("PET_MASTER_PORT", "0"))
     add("--cpu", action="store_true", help="run CUDA calls on the CPU, over gloo")
     add("--grace", type=float, default=600.0, help="seconds between a signal and the kill")
     add("--keep", type=int, help="the newest N complete checkpoints, and remove older ones")
@@ -227,7 +238,8 @@ def command(job: Job) -> list[str]:
     """What each rank runs: this Python, unbuffered so that logs don't lag."""
     redirection = ["-m", "launcher.train.cpu"] if job.cpu else []
     checkout = ["-m", "launcher.train.checkout", job.checkout] if job.checkout else []
-    return [sys.executable, "-u", *redirection, *checkout, *job.program]
+    telling = ["-m", "launcher.train.stacks"]
+    return [sys.executable, "-u", *telling, *redirection, *checkout, *job.program]
 
 
 def environment(job: Job, local_rank: int, environ: Mapping[str, str], cpus: int) -> dict[str, str]:
@@ -254,8 +266,10 @@ def environment(job: Job, local_rank: int, environ: Mapping[str, str], cpus: int
     return {name: str(value) for name, value in {**ranks, **kept}.items()}
 
 
-def _start(job: Job, environ: Mapping[str, str], log_dir: str) -> dict[int, Any]:
-    """Start the ranks; their handlers (`.proc`, `.close(signal)`) by local rank.
+def _start(
+    job: Job, environ: Mapping[str, str], log_dir: str, more: Mapping[str, str]
+) -> dict[int, Any]:
+    """Start the ranks, with `more` variables; handlers (`.proc`, `.close(signal)`) by local rank.
 
     torch 2.3 replaced `log_dir` by `logs_specs`; its previews in NGC images come before.
     """
@@ -273,7 +287,7 @@ def _start(job: Job, environ: Mapping[str, str], log_dir: str) -> dict[int, Any]
         name="rank",
         entrypoint=sys.executable,
         args={local_rank: arguments for local_rank in local_ranks},
-        envs={n: {**secrets, **environment(job, n, environ, cpus)} for n in local_ranks},
+        envs={n: {**secrets, **environment(job, n, environ, cpus), **more} for n in local_ranks},
         **logs,
     )
     handlers: dict[int, Any] = context.subprocess_handlers
@@ -300,18 +314,24 @@ def stopped(ranks: int) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"runner: {text}", file=sys.stderr, flush=True)
+    print(f"{SAYS}{text}", file=sys.stderr, flush=True)
 
 
 class Watch:
     """Waits for a node's ranks, and decides when to ask and when to force them to end."""
 
     def __init__(
-        self, job: Job, handlers: Mapping[int, Any], events: queue.SimpleQueue[Exit | Stop]
+        self,
+        job: Job,
+        handlers: Mapping[int, Any],
+        events: queue.SimpleQueue[Event],
+        collector: stall.Collector | None = None,
     ) -> None:
         self.job = job
         self.handlers = handlers
         self.events = events
+        self.collector = collector
+        self.reporting = threading.Lock()
         self.running = set(handlers)
         self.first_failure: Exit | None = None
         self.memory = oom.read()
@@ -333,19 +353,21 @@ class Watch:
         # One blocking wait per rank: the queue's order is the order in which they ended.
         self.events.put(Exit(local_rank, process.wait()))
 
-    def _next_event(self) -> Exit | Stop | None:
+    def _next_event(self) -> Event | None:
         timeout = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
         try:
             return self.events.get(timeout=timeout)
         except queue.Empty:
             return None
 
-    def _handle(self, event: Exit | Stop | None) -> None:
+    def _handle(self, event: Event | None) -> None:
         if event is None:
             self.deadline = None
             self.at_deadline()
         elif isinstance(event, Exit):
             self._ended(event)
+        elif isinstance(event, Stalled):
+            threading.Thread(target=self._report, args=(self._ranks(),), daemon=True).start()
         elif not self.stopping:
             self._ask_to_stop(event)
         elif event.signum == signal.SIGINT:
@@ -363,6 +385,20 @@ class Watch:
         told = f"rank {self.job.rank(event.local_rank)} {_end(event.code)}"
         _say(f"{told}: {why}" if why else told)
         self._later(SETTLE_SECONDS, self._terminate)
+
+    def _ranks(self) -> list[stall.Rank]:
+        return [
+            stall.Rank(self.job.rank(n), self.handlers[n].proc.pid) for n in sorted(self.running)
+        ]
+
+    def _report(self, ranks: list[stall.Rank]) -> None:
+        """Say where the ranks are; meanwhile they may end, and be asked to stop."""
+        if not self.collector or not self.reporting.acquire(blocking=False):
+            return
+        with contextlib.suppress(OSError):  # the folder goes when the ranks have ended
+            for line in self.collector.report(ranks):
+                _say(line)
+        self.reporting.release()
 
     def _terminate(self) -> None:
         self._signal_all(signal.SIGTERM, self.running)
@@ -398,6 +434,7 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     Raises `Refused` before any rank is started when the devices don't fit.
     """
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    faulthandler.register(stacks.SIGNAL)  # until there are ranks, it is the runner that is stuck
     _install(events)
     if job.tie:
         threading.Thread(target=_read_to_the_end, args=(events,), daemon=True).start()
@@ -408,9 +445,12 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     if not events.empty():
         return 128 + events.get().signum
     with tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:
-        handlers = _start(job, environ, log_dir)
+        whole = job.nodes == 1
+        collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
+        handlers = _start(job, environ, log_dir, collector.variables)
         _install(events)  # starting ranks through torch installs handlers that raise
-        watch = Watch(job, handlers, events)
+        signal.signal(stacks.SIGNAL, lambda number, frame: events.put(Stalled()))
+        watch = Watch(job, handlers, events, collector)
         with _retention(job):
             code = watch.wait()
     if watch.stopping and code == 0:
@@ -425,13 +465,13 @@ def _retention(job: Job) -> contextlib.AbstractContextManager[Any]:
     return Retention(job.checkpoints, job.keep, _say)
 
 
-def _install(events: queue.SimpleQueue[Exit | Stop]) -> None:
+def _install(events: queue.SimpleQueue[Event]) -> None:
     for signum in SIGNALS:
         signal.signal(signum, lambda number, frame: events.put(Stop(number)))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # whoever started this may be deaf to them
 
 
-def _read_to_the_end(events: queue.SimpleQueue[Exit | Stop]) -> None:
+def _read_to_the_end(events: queue.SimpleQueue[Event]) -> None:
     """Ask to stop when standard input ends, which is when the launcher that holds it does."""
     with contextlib.suppress(OSError):
         while os.read(sys.stdin.fileno(), 1 << 12):

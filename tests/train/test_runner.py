@@ -92,6 +92,7 @@ def test_cuda_that_does_not_start_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_checkout_comes_before_the_program_and_behind_the_redirection() -> None:
     assert runner.command(job("--cpu", "--checkout", "/c", "--", "-m", "x"))[2:] == [
         *("-m", "launcher.train.cpu"),
+        *("-m", "launcher.train.stacks"),
         *("-m", "launcher.train.checkout", "/c"),
         *("-m", "x"),
     ]
