@@ -1,0 +1,30 @@
+"""`launcher plot`: a picture that compares runs."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "draw loss and throughput of runs into one PNG"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    about = "a run's id, its beginning, or its name"
+    parser.add_argument("runs", metavar="RUN", nargs="+", help=about)
+    parser.add_argument(
+        "--output", "-o", metavar="FILE", default="plot.png", help="default: %(default)s"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Draw it, and say where it is."""
+    from pathlib import Path
+
+    from launcher.run import plot
+    from launcher.run.supervise import tell
+
+    output = Path(args.output).expanduser()
+    for lacking in plot.plot(args.runs, output):
+        tell(lacking)
+    print(output)
+    return 0
