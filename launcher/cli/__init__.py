@@ -25,6 +25,7 @@ COMMANDS = {
     "runs": "launcher.cli.runs",
     "exec": "launcher.cli.exec",
     "shell": "launcher.cli.shell",
+    "plot": "launcher.cli.plot",
     "doctor": "launcher.cli.doctor",
     "import": "launcher.cli.import_script",
     "schema": "launcher.cli.schema",
