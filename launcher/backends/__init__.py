@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from launcher.run.image import Facts
     from launcher.run.plan import Plan
 
-BACKENDS = {"docker": "launcher.backends.docker", "local": "launcher.backends.local"}
+BACKENDS = {
+    "docker": "launcher.backends.docker",
+    "local": "launcher.backends.local",
+    "compose": "launcher.backends.compose",
+}
 
 
 class Cause(Enum):
@@ -28,10 +32,14 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended: its exit code, 128 + S for signal S, and the cause."""
+    """How a job ended: its exit code, 128 + S for signal S, and the cause.
+
+    `why` are words for it where the backend knows more than the output tells: which node it was.
+    """
 
     code: int
     cause: Cause = Cause.ITSELF
+    why: str = ""
 
 
 class Lost(EngineError):
@@ -80,14 +88,6 @@ class Job(Protocol):
     def remove(self) -> None:
         """Leave nothing of it behind, running or not."""
 
-
-class Backend(Protocol):
-    """What a backend does. `request` is pure; `start` sends what it returns and nothing else."""
-
-    name: str
-    contained: bool
-    """Whether a run has files and packages of its own, or sees this machine's."""
-
     def files(self, path: str) -> dict[str, bytes]:
         """A file that the run sees, or those of a folder, by name; {} where there is none."""
 
@@ -96,6 +96,17 @@ class Backend(Protocol):
 
         {} where it has no ranks, or none that can be asked. Takes half a minute at most.
         """
+
+
+class Backend(Protocol):
+    """What a backend does. `request` is pure; `start` sends what it returns and nothing else."""
+
+    name: str
+    contained: bool
+    """Whether a run has files and packages of its own, or sees this machine's."""
+
+    every_node: bool
+    """Whether it starts all nodes of a run, on one machine, or one of them."""
 
     @property
     def shares_files(self) -> bool:
@@ -109,6 +120,12 @@ class Backend(Protocol):
 
     def facts(self, image: str) -> Facts | None:
         """What is known of an image from itself; None where it isn't there."""
+
+    def identity(self, image: str) -> Mapping[str, Any]:
+        """What tells an image from any other: its name, "id", digests and labels.
+
+        Where runs have none of their own, the versions that they see instead.
+        """
 
     def rootless(self) -> bool:
         """Whether a container's root is the calling user outside."""

@@ -33,6 +33,9 @@ FRAME = struct.Struct(">BxxxL")
 KILLED = 137
 DIAGNOSE = ["python3", "-m", "launcher.train.stall"]
 NO_LOG = 501
+PROJECT = "com.docker.compose.project"
+"""The label of what compose made, which is a run of the backend of that name."""
+
 BEING_REMOVED = 409
 """The engine's answer to a request to remove what somebody else has asked it to remove."""
 
@@ -136,9 +139,6 @@ class DockerJob:
     def remove(self) -> None:
         _remove(self.api, self.container)
 
-
-def start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:
-    """The started container of `plan`; without the memlock limit where the engine may not.
     def files(self, path: str) -> dict[str, bytes]:
         try:
             stream, _ = self.api.get_archive(self.container, path)
@@ -168,6 +168,9 @@ def _unpacked(archive: bytes) -> dict[str, bytes]:
     except tarfile.TarError:
         return {}
 
+
+def start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:
+    """The started container of `plan`; without the memlock limit where the engine may not.
 
     Raises EngineError, and leaves no container, where it doesn't start.
     """
@@ -214,7 +217,8 @@ def jobs(api: APIClient) -> list[DockerJob]:
     except FAILURES as error:
         raise Lost(_reason(error)) from error
     newest = sorted(found, key=lambda one: int(one["Created"]), reverse=True)
-    return [DockerJob(api, one["Id"], one["Labels"]) for one in newest]
+    alone = (one for one in newest if PROJECT not in one["Labels"])
+    return [DockerJob(api, one["Id"], one["Labels"]) for one in alone]
 
 
 def _environment(variables: list[str]) -> list[str]:

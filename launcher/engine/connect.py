@@ -105,7 +105,7 @@ def cli_environment(client: DockerClient) -> dict[str, str]:
 
 def docker_cli(client: DockerClient) -> str | None:
     """The docker program: the one that belongs to a private engine, else the system's."""
-    private = _private_file(client, "usr/bin/docker")
+    private = private_file(client, "usr/bin/docker")
     return str(private) if private else shutil.which("docker")
 
 
@@ -113,7 +113,7 @@ def buildx(client: DockerClient) -> list[str] | None:
     """The beginning of a buildx command line that works on the engine of `client`, or None."""
     if _is_podman(client):
         return None
-    private, system = _private_file(client, PLUGIN), shutil.which("docker")
+    private, system = private_file(client, PLUGIN), shutil.which("docker")
     found = [[str(private)]] if private else []
     found += [[system, "buildx"]] if system else []
     return next((argv for argv in found if _runs([*argv, "inspect", "default"], client)), None)
@@ -130,7 +130,7 @@ def buildkit(client: DockerClient) -> list[str] | None:
     cli = docker_cli(client)
     if cli is None or _is_podman(client):
         return None
-    done = _run([cli, "version", "--format", "{{.Client.Version}}"], client)
+    done = ask([cli, "version", "--format", "{{.Client.Version}}"], client)
     major = re.match(r"(\d+)\.", done.stdout) if done and done.returncode == 0 else None
     return [cli, "build"] if major and 19 <= int(major[1]) < 23 else None
 
@@ -289,10 +289,10 @@ def _reason(error: Exception) -> str:
 
 def is_private(client: DockerClient) -> bool:
     """Whether the engine is one that the launcher started."""
-    return _private_file(client, "usr") is not None
+    return private_file(client, "usr") is not None
 
 
-def _private_file(client: DockerClient, name: str) -> Path | None:
+def private_file(client: DockerClient, name: str) -> Path | None:
     """A file of a private engine's packages, which lie beside its socket."""
     scheme, _, path = engine_host(client).partition("://")
     file = Path(path).parent / "packages" / name
@@ -306,11 +306,11 @@ def _is_podman(client: DockerClient) -> bool:
 
 
 def _runs(argv: list[str], client: DockerClient) -> bool:
-    done = _run(argv, client)
+    done = ask(argv, client)
     return done is not None and done.returncode == 0 and "running" in done.stdout.lower()
 
 
-def _run(argv: list[str], client: DockerClient) -> subprocess.CompletedProcess[str] | None:
+def ask(argv: list[str], client: DockerClient) -> subprocess.CompletedProcess[str] | None:
     """Run a short question to a command-line tool; None where it can't be asked."""
     try:
         return subprocess.run(

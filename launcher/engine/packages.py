@@ -34,6 +34,46 @@ def unpack(folder: Path, wanted: Sequence[str], optional: Sequence[str] = ()) ->
     return folder
 
 
+def unpack_newer(folder: Path, name: str, suite: str) -> Path:
+    """`folder`, holding the package `name` alone, of another suite of this system's distribution.
+
+    It comes from the mirror that apt is set up with. A folder that is complete is left alone.
+    """
+    if (folder / COMPLETE).exists():
+        return folder
+    _require_apt([name])
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unpack-", dir=folder.parent) as made:
+        scratch = Path(made)
+        options = [*_apt_options(scratch), *_suite_options(scratch, suite)]
+        _run(["apt-get", *options, "update"])
+        _run(["apt-get", *options, "download", name], cwd=scratch)
+        root = scratch / "root"
+        for package in scratch.glob("*.deb"):
+            _run(["dpkg-deb", "--extract", str(package), str(root)])
+        root.joinpath(COMPLETE).write_text(f"{name}\n", encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        root.rename(folder)
+    return folder
+
+
+def _suite_options(scratch: Path, suite: str) -> list[str]:
+    """Options with which apt knows `suite` alone, on the mirror of the system's own packages."""
+    wanted = ["indextargets", "--format", "$(SITE)", "Created-By: Packages", "Component: main"]
+    sites = _run(["apt-get", *wanted]).split()
+    if not sites:
+        raise EngineError("apt is set up with no mirror", "Run apt-get update first.")
+    listed = scratch / "sources.list"
+    listed.write_text(f"deb {sites[0]} {suite} main\n", encoding="utf-8")
+    (scratch / "lists" / "partial").mkdir(parents=True)
+    settings = {
+        "Dir::Etc::SourceList": str(listed),
+        "Dir::Etc::SourceParts": os.devnull,
+        "Dir::State::lists": str(scratch / "lists"),
+    }
+    return [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
+
+
 def environment(root: Path) -> dict[str, str]:
     """This process's environment, in which what lies under `root` is found before the system's."""
     env = dict(os.environ)
@@ -43,6 +83,7 @@ def environment(root: Path) -> dict[str, str]:
     env["PATH"] = _search(programs, f"{env.get('PATH', os.defpath)}:/usr/sbin:/sbin")
     for variable, places in {
         "LD_LIBRARY_PATH": ("usr/lib/*-linux-*", "lib/*-linux-*"),
+        "XTABLES_LIBDIR": ("usr/lib/*-linux-*/xtables",),
         "PERL5LIB": ("usr/share/perl5", "usr/share/perl/5.*.*", "usr/lib/*-linux-*/perl/5.*.*"),
     }.items():
         found = [path for place in places for path in root.glob(place)]
@@ -110,13 +151,14 @@ def _is_known(name: str, options: list[str]) -> bool:
     return subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
 
-def _run(argv: list[str], env: Mapping[str, str] | None = None) -> None:
-    """Run a packaging tool; its last lines are the error's reason."""
+def _run(argv: list[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+    """Run a packaging tool, and give what it printed; its last lines are the error's reason."""
     quiet = {**(env or os.environ), "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=quiet)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=quiet, cwd=cwd)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-4:]
         raise EngineError(
             f"{argv[0]} failed with exit code {done.returncode}: " + " / ".join(said),
             "Check that the distribution's package mirror can be reached (apt-get update).",
         )
+    return done.stdout

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 WANTED = ["docker.io"]
-OPTIONAL = ["docker-cli", "docker-buildx"]
+OPTIONAL = ["docker-cli", "docker-buildx", "docker-compose-v2"]
+IPTABLES = ("iptables", "iptables-nft")
+"""A program and what it stands for: a link that installing makes, and unpacking doesn't."""
+
 START_WITHIN = 60.0
 ANSWER_WITHIN = 600  # a step of a build, a wait for a container
 Say = Callable[[str], None]
@@ -160,6 +163,7 @@ def _start(folder: Path, say: Say) -> tuple[Place, socket.socket]:
     if not (folder / "packages" / packages.COMPLETE).exists():
         say("fetching the distribution's container engine (unpacked privately, not installed)")
     packages.unpack(folder / "packages", WANTED, OPTIONAL)
+    _link_iptables(folder / "packages" / "usr" / "sbin")
     with _lock(folder / "engine.lock", say, f"the engine of {folder} to end") as lock:
         crashed = _recorded(folder)
         if crashed:
@@ -168,6 +172,13 @@ def _start(folder: Path, say: Say) -> tuple[Place, socket.socket]:
             return _start_with(folder, [], lock)
         except _EndedEarlyError:
             return _start_with(folder, ["--bridge=none"], lock)  # a kernel without bridges
+
+
+def _link_iptables(programs: Path) -> None:
+    """Let the engine find iptables: it has containers ask it for each other's names by that."""
+    name, target = IPTABLES
+    if (programs / target).exists() and not (programs / name).exists():
+        (programs / name).symlink_to(target)
 
 
 def _start_with(folder: Path, options: list[str], lock: int) -> tuple[Place, socket.socket]:

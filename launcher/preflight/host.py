@@ -31,7 +31,8 @@ def check(config: RunConfig, origin: Origin, plan: Plan, machine: Machine) -> It
     if plan.gpus.count and several:
         yield from _shm(origin, plan, machine)
         yield from _memlock(plan, machine)
-    yield from _meeting(config, origin, machine)
+    if plan.network == "host":  # else the nodes meet in a network that isn't this machine's
+        yield from _meeting(config, origin, machine)
 
 
 def shared_memory(plan: Plan, machine: Machine) -> int | None:

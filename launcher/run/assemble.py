@@ -11,7 +11,7 @@ from launcher.backends import Backend
 from launcher.errors import EngineError
 from launcher.run import image
 from launcher.run.config import RunConfig
-from launcher.run.gpus import Gpus, parse_gpus
+from launcher.run.gpus import Gpus, parse_gpus, split
 from launcher.run.image import Facts
 from launcher.run.plan import Host, Plan, Stamp, make_plan
 from launcher.run.program import fewest, program
@@ -65,6 +65,8 @@ def _check_alone(asked: Asked, chosen: Backend, stamp: Stamp) -> None:
     config, origin, gpus = asked.config, asked.origin, parse_gpus(asked.config.gpus)
     if gpus.count is None:
         gpus = replace(gpus, count=fewest(config))
+    elif chosen.every_node:
+        gpus = split(gpus, config.nodes.count)
     planned = _planned(config, origin) if chosen.contained else Facts(config.image.megatron)
     facts = _known(asked, planned)
     host = _host(chosen, asked.cwd, rootless=False)
@@ -122,14 +124,17 @@ def _checkout(source: str, cwd: str) -> str:
 
 
 def counted(config: RunConfig, chosen: Backend) -> Gpus:
-    """The GPUs asked for; what all means is asked of the backend."""
+    """The GPUs asked for, on each node; what all means is asked of the backend."""
     asked = parse_gpus(config.gpus)
-    if not asked.everything:
-        return asked
-    count = chosen.count_gpus()
-    if count is None:
-        raise EngineError("no GPUs found, so --gpus all means nothing here", "Give their number.")
-    return replace(asked, count=count)
+    if asked.everything:
+        count = chosen.count_gpus()
+        if count is None:
+            raise EngineError(
+                "no GPUs found, so --gpus all means nothing here", "Give their number."
+            )
+        asked = replace(asked, count=count)
+    several = config.nodes.count > 1 and chosen.every_node
+    return split(asked, config.nodes.count) if several else asked
 
 
 def _host(chosen: Backend, cwd: str, *, rootless: bool) -> Host:
@@ -141,6 +146,7 @@ def _host(chosen: Backend, cwd: str, *, rootless: bool) -> Host:
         str(settings().cache),
         contained=chosen.contained,
         rootless=rootless,
+        every_node=chosen.every_node,
     )
 
 

@@ -300,7 +300,10 @@ class Resources(Strict):
 
 
 class Nodes(Strict):
-    """Several machines: this one's number, and where the first one is reached."""
+    """Several machines: this one's number, and where the first one is reached.
+
+    Where one launcher starts all of them, the count says it all.
+    """
 
     count: Positive = 1
     rank: Whole = 0
@@ -317,12 +320,9 @@ class Nodes(Strict):
     def _reachable(self) -> Nodes:
         if self.rank >= self.count:
             raise ValueError(f"rank {self.rank} isn't one of {self.count} nodes, 0 the first")
-        if self.count > 1 and self.master_addr is None:
-            raise ValueError("several nodes need master_addr, the first one's address")
         return self
 
 
-class RunConfig(Strict):
 class Watchdog(Strict):
     """What is done about a run that writes nothing for `timeout` seconds; 0 is for nothing.
 
@@ -333,6 +333,7 @@ class Watchdog(Strict):
     action: Literal["keep", "end"] = "keep"
 
 
+class RunConfig(Strict):
     """A run file.
 
     `source` is a Megatron-LM checkout of this machine, used in place of the image's Megatron;
@@ -358,5 +359,5 @@ class Watchdog(Strict):
     secrets: dict[Variable, Text] = {}
     mounts: list[MountSpec] = []
     max_restarts: Whole = 0
-    resources: Resources = Field(default_factory=Resources)
     watchdog: Watchdog = Field(default_factory=Watchdog)
+    resources: Resources = Field(default_factory=Resources)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.errors import UsageError
 
@@ -12,6 +12,7 @@ from launcher.errors import UsageError
 class Gpus:
     """The GPUs made visible: `count` of any, or those of `devices`; `count` 0 is the CPU.
 
+    Those of several nodes on one machine are `count` of `devices` for each, in the nodes' order.
     `everything` asks for all there are; then `count` is how many that was found to be, or None
     as long as nobody has looked.
     """
@@ -19,6 +20,12 @@ class Gpus:
     count: int | None
     devices: tuple[str, ...] = ()
     everything: bool = False
+
+    def of_node(self, rank: int) -> Gpus:
+        """The part of `devices` that is for the node `rank`."""
+        if not self.count:
+            return self
+        return replace(self, devices=self.devices[rank * self.count : (rank + 1) * self.count])
 
     def __str__(self) -> str:
         if self.everything:
@@ -42,3 +49,22 @@ def parse_gpus(value: str | int) -> Gpus:
         f"gpus: {text!r} isn't a request for GPUs",
         "A number, all, 0 (the CPU), or device=0,1 (indices or UUIDs).",
     )
+
+
+def split(gpus: Gpus, nodes: int) -> Gpus:
+    """Of `gpus`, whose count is known, those of each of `nodes` nodes on one machine.
+
+    A number is for each node; all, or devices by name, are for all nodes together. Raises
+    UsageError where these can't be shared out evenly.
+    """
+    if nodes == 1 or not gpus.count:
+        return gpus
+    if not (gpus.devices or gpus.everything):
+        return Gpus(gpus.count, tuple(str(index) for index in range(nodes * gpus.count)))
+    if gpus.count % nodes:
+        raise UsageError(
+            f"gpus: {gpus} is {gpus.count} GPUs, which {nodes} nodes can't share evenly",
+            f"Name a multiple of {nodes}, or give the number for each node: --gpus 1.",
+        )
+    devices = gpus.devices or tuple(str(index) for index in range(gpus.count))
+    return Gpus(gpus.count // nodes, devices)

@@ -19,6 +19,9 @@ RUNNER = ("python3", "-m", "launcher.train.runner")
 SECRETS = "/run/secrets"
 HERE = "none: this environment"
 BANNER_ULIMITS = {"memlock": -1, "stack": 67108864}
+FIRST_NODE = "node-0"
+"""What the first node is called where all nodes are on one machine."""
+
 AFTER_GRACE = 10
 """Seconds the engine waits longer than the runner, so that it is the runner that ends the ranks."""
 
@@ -28,7 +31,8 @@ class Host:
     """What a plan takes from the machine and the user that start it.
 
     `contained` is False where the run sees this machine's own files under their own names;
-    `rootless` is True where a container's root is the calling user outside.
+    `rootless` is True where a container's root is the calling user outside; `every_node` where
+    all nodes of a run are started here, on one machine.
     """
 
     uid: int
@@ -38,6 +42,7 @@ class Host:
     cache: str
     contained: bool = True
     rootless: bool = False
+    every_node: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Mount:
 class Plan:
     """One node's part of a run. `env` maps a name to None to pass on the launcher's own value.
 
+    Of several nodes the variables alone say which one it is, so `argv` is the same on all.
     `secrets` maps variables to the files of the host that hold their values. `checkpoints` is the
     folder of the host that is saved to. A run with `tie` stops when its standard input is closed.
     """
@@ -143,7 +149,7 @@ def make_plan(
             *(["--tie"] if tie else []),
             *("--", *started.argv, *render.words(options), *rest),
         ),
-        env=_env(config, host, where, gpus),
+        env=_env(config, origin, host, where, gpus),
         mounts=mounts,
         gpus=gpus,
         nodes=config.nodes.count,
@@ -152,7 +158,7 @@ def make_plan(
         shm_size=config.resources.shm_size,
         memory=config.resources.memory,
         ulimits=_ulimits(config, gpus),
-        network=config.resources.network or ("host" if config.nodes.count > 1 else None),
+        network=config.resources.network or _network(config, host),
         user=_user(config, host),
         workdir=_workdir(config, host),
         init=True,
@@ -199,10 +205,6 @@ def _workdir(config: RunConfig, host: Host) -> str | None:
 def _runner(config: RunConfig, processes: int, *, cpu: bool) -> list[str]:
     """The runner's own part of the command line."""
     argv = [*RUNNER, "--processes-per-node", str(processes)]
-    nodes = config.nodes
-    if nodes.count > 1:
-        argv += ["--nodes", str(nodes.count), "--node-rank", str(nodes.rank)]
-        argv += ["--master-addr", str(nodes.master_addr), "--master-port", str(nodes.master_port)]
     argv += ["--grace", str(config.resources.stop_grace)]
     if config.checkpoint.keep and config.checkpoint.save:
         argv += ["--checkpoints", config.checkpoint.save, "--keep", str(config.checkpoint.keep)]
@@ -225,11 +227,45 @@ def _user(config: RunConfig, host: Host) -> str | None:
     return f"{host.uid}:{host.gid}" if host.uid and not host.rootless else None
 
 
+def _network(config: RunConfig, host: Host) -> str | None:
+    """The host's for nodes on several machines: the engine's own one ends with its machine."""
+    return "host" if config.nodes.count > 1 and not host.every_node else None
+
+
+def _rendezvous(config: RunConfig, origin: Origin, host: Host) -> dict[str, str]:
+    """The variables that tell a node which of how many it is, and where the first one listens.
+
+    They are torchrun's own (`PET_` and an option's name; torch/distributed/argparse_util.py), and
+    what Kubeflow sets (kubeflow/trainer, pkg/constants). Raises UsageError.
+    """
+    nodes = config.nodes
+    if nodes.count == 1:
+        return {}
+    if host.every_node and nodes.rank:
+        raise UsageError(
+            f"{origin.of('nodes.rank')}: every node is started here, so none is numbered by hand",
+            "Leave nodes.rank out.",
+        )
+    address = FIRST_NODE if host.every_node else nodes.master_addr
+    if address is None:
+        raise UsageError(
+            f"{origin.of('nodes')}: several nodes need master_addr, the first one's address",
+            "--set nodes.master_addr=ADDRESS; for all nodes on this machine, --backend compose.",
+        )
+    return {
+        "PET_NNODES": str(nodes.count),
+        "PET_NODE_RANK": str(nodes.rank),
+        "PET_MASTER_ADDR": address,
+        "PET_MASTER_PORT": str(nodes.master_port),
+    }
+
+
 def _env(
-    config: RunConfig, host: Host, where: layout.Layout, gpus: Gpus
+    config: RunConfig, origin: Origin, host: Host, where: layout.Layout, gpus: Gpus
 ) -> tuple[tuple[str, str | None], ...]:
     """The variables of the container, sorted; the run file's come last and so win."""
     env: dict[str, str | None] = {"PYTHONUNBUFFERED": "1"}
+    env |= _rendezvous(config, origin, host)
     if gpus.count and where.tensor * where.context > 1:
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron refuses to start without it
     if _user(config, host):
@@ -265,6 +301,8 @@ def _labels(
         "gpus": config.gpus,
         "stop_grace": str(config.resources.stop_grace + AFTER_GRACE),
     }
+    if config.nodes.count > 1:
+        labels["node"] = str(config.nodes.rank)
     if save:
         labels["checkpoints"] = save
     return tuple(sorted((LABEL + key, value) for key, value in labels.items()))

@@ -143,14 +143,12 @@ def _describe(key: str, value: JsonSchemaValue) -> None:
 
 
 def _short_forms(parts: dict[str, JsonSchemaValue]) -> None:
-    """`image: "24.10"`, `nodes: 1`, and what sections ask of several keys together."""
+    """`image: "24.10"`, `nodes: 2`, and what sections ask of several keys together."""
     image = parts["Image"]
     image["anyOf"] = [{"required": ["tag"]}, {"required": ["name"]}]
     named = {"type": "string", "pattern": "[/:@]"}
     parts["Image"] = {"anyOf": [*READ_AS[config._tag]["anyOf"], named, image]}
-    nodes = parts["Nodes"]
-    nodes |= _where("count", {"type": "integer", "minimum": 2}, needs="master_addr")
-    parts["Nodes"] = {"anyOf": [{"type": "integer", "const": 1}, nodes]}
+    parts["Nodes"] = {"anyOf": [{"type": "integer", "minimum": 1}, parts["Nodes"]]}
     resources = parts["Resources"]
     resources |= _where("shm_size", {"not": {"type": "null"}}, needs="ipc")
     resources["then"]["properties"] = {"ipc": {"not": {"const": "host"}}}

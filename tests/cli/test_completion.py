@@ -55,6 +55,7 @@ def completed(script: Path, folder: Path, *words: str) -> list[str]:
         (["run", "mi"], ["mine.yaml"]),
         (["run", "gpt2.yaml", "--tag", "24.0"], [f"24.0{month}" for month in range(2, 10)]),
         (["run", "--tag", "24.10", "gpt2-"], ["gpt2-tiny.yaml"]),
+        (["run", "--backend", "c"], ["compose"]),
         (["run", "--backend", "l"], ["local"]),
         (["image", "build", "24.1"], ["24.10"]),
         (["image", "build", "24.09", "--megatron", "0.9"], ["0.9.0"]),

@@ -192,14 +192,33 @@ def test_one_connection_where_the_model_is_split(plan: Planner) -> None:
 
 def test_several_nodes_find_each_other(plan: Planner) -> None:
     made = plan("gpt3-175b", "nodes.rank=3", "nodes.master_addr=10.0.0.1")
-    runner = made.argv[: made.argv.index("--")]
-    assert runner[5:13] == (
-        *("--nodes", "16", "--node-rank", "3"),
-        *("--master-addr", "10.0.0.1", "--master-port", "29500"),
-    )
+    assert [pair for pair in made.env if pair[0].startswith("PET_")] == [
+        ("PET_MASTER_ADDR", "10.0.0.1"),
+        ("PET_MASTER_PORT", "29500"),
+        ("PET_NNODES", "16"),
+        ("PET_NODE_RANK", "3"),
+    ]
+    assert dict(made.labels)["megatron-launchpad.node"] == "3"
+    assert made.argv == plan("gpt3-175b", "nodes.master_addr=10.0.0.1").argv
     assert made.network == "host"
     assert plan("gpt2").network is None
     assert plan("gpt2", "resources.network=none").network == "none"
+
+
+def test_several_nodes_need_the_first_ones_address(plan: Planner) -> None:
+    with pytest.raises(UsageError, match=r"--set nodes=2: nodes: .* master_addr") as refused:
+        plan("gpt2", "nodes=2")
+    assert "--backend compose" in refused.value.remedy
+
+
+def test_all_nodes_on_one_machine_know_each_other(plan: Planner) -> None:
+    here = replace(HOST, every_node=True)
+    made = plan("gpt2", "nodes=2", "gpus=4", host=here)
+    assert dict(made.env)["PET_MASTER_ADDR"] == "node-0"
+    assert dict(made.env)["PET_NODE_RANK"] == "0"
+    assert made.network is None
+    with pytest.raises(UsageError, match="nodes.rank"):
+        plan("gpt2", "nodes={count: 2, rank: 1}", "gpus=4", host=here)
 
 
 def test_the_engine_waits_longer_than_the_runner(plan: Planner) -> None:

@@ -163,7 +163,6 @@ def test_a_wrong_key_on_the_command_line_gives_the_same(write: Write) -> None:
         ("resources: {shm_size: 1g}", "no effect with ipc: host"),
         ("resources: {shm_size: big, ipc: private}", "a size: 512m"),
         ("resources: {user: root}", "auto, image or 1000:1000"),
-        ("nodes: 2", "master_addr"),
         ("nodes: {count: 2, rank: 2, master_addr: a}", "rank 2"),
         ("program: ''", "program"),
     ],

@@ -52,7 +52,8 @@ def test_one_node_meets_on_loopback() -> None:
 
 
 def test_a_clusters_variables_are_defaults() -> None:
-    cluster = {"MASTER_ADDR": "node-a", "MASTER_PORT": "1234", "NNODES": "3", "NODE_RANK": "2"}
+    found = {"NNODES": "3", "NODE_RANK": "2", "MASTER_ADDR": "node-a", "MASTER_PORT": "1234"}
+    cluster = {f"PET_{name}": value for name, value in found.items()}
     parsed = job("--master-port", "99", "--", "x", environ=cluster)
     assert (parsed.nodes, parsed.node_rank) == (3, 2)
     assert (parsed.master_addr, parsed.master_port) == ("node-a", 99)
@@ -91,8 +92,8 @@ def test_cuda_that_does_not_start_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_checkout_comes_before_the_program_and_behind_the_redirection() -> None:
     assert runner.command(job("--cpu", "--checkout", "/c", "--", "-m", "x"))[2:] == [
-        *("-m", "launcher.train.cpu"),
         *("-m", "launcher.train.stacks"),
+        *("-m", "launcher.train.cpu"),
         *("-m", "launcher.train.checkout", "/c"),
         *("-m", "x"),
     ]

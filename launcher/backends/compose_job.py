@@ -1,0 +1,404 @@
+"""A run as the containers of a compose project: start, output, end, stop, remove."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from docker.api import APIClient
+from docker.errors import DockerException, NotFound
+
+from launcher.backends import Cause, Ended, Lost
+from launcher.backends.compose import UP, node_name, request
+from launcher.backends.docker_job import (
+    FAILURES,
+    KILLED,
+    PROJECT,
+    DockerJob,
+    MemlockRefused,
+    _reason,
+    _remove,
+    _start_error,
+    _tell,
+)
+from launcher.engine.compose import compose
+from launcher.engine.connect import cli_environment
+from launcher.run import record
+from launcher.run.ending import RANK_LINE, Ending
+from launcher.run.image import LABEL
+from launcher.run.plan import Plan, without_memlock
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+FILE, LOG = "compose.yaml", "compose.log"
+POLL_SECONDS = 0.2
+SETTLE_SECONDS = 10.0
+"""How long nodes that outlive a failed one have to fail, and say why, by themselves."""
+
+LONGEST_LINE = 1 << 16
+LAST_LINES = 200
+CUT_SHORT = 125
+
+
+@dataclass(frozen=True)
+class State:
+    """What the engine tells of a node's container; `at` is when it ended, in its own words."""
+
+    started: bool
+    ended: Ended | None
+    at: str = ""
+    refused: str = ""
+
+
+@dataclass
+class ComposeJob:
+    """A project that a launcher started, this one or another; `nodes` in the order of their ranks.
+
+    `up` is the command that starts what has to wait for the first node, while it does.
+    """
+
+    api: APIClient
+    project: str
+    nodes: tuple[DockerJob, ...]
+    labels: Mapping[str, str]
+    up: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _known: dict[str, State] = field(default_factory=dict, repr=False)
+    _failed_at: float | None = field(default=None, repr=False)
+
+    backend = "compose"
+
+    @property
+    def run(self) -> str:
+        return self.labels.get(f"{LABEL}run", "")
+
+    @property
+    def handle(self) -> str:
+        return self.nodes[0].container
+
+    def output(self, *, follow: bool = True) -> Iterator[tuple[bool, bytes]]:
+        """What the nodes have written; of several, whole lines, each with its node before it.
+
+        Following it sees to it that nodes that outlive a failed one are ended.
+        """
+        if len(self.nodes) == 1:
+            yield from self.nodes[0].output(follow=follow)
+            return
+        pieces: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        for rank in range(len(self.nodes)):
+            threading.Thread(target=self._read, args=(rank, follow, pieces), daemon=True).start()
+        left = len(self.nodes)
+        while left:
+            try:
+                piece = pieces.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                if follow:
+                    self._end_survivors(self._states())
+                continue
+            if isinstance(piece, Exception):
+                raise piece
+            if piece is None:
+                left -= 1
+            else:
+                yield piece
+
+    def _read(self, rank: int, follow: bool, pieces: queue.SimpleQueue[Any]) -> None:
+        """Put a node's lines into the queue, then None; or what went wrong."""
+        try:
+            if not follow or self._is_started(rank):
+                lines = Lines(f"{node_name(rank)} | ".encode())
+                for is_error, data in self.nodes[rank].output(follow=follow):
+                    if whole := lines.add(data, is_error):
+                        pieces.put((is_error, whole))
+                for is_error, rest in lines.rest():
+                    pieces.put((is_error, rest))
+            pieces.put(None)
+        except Exception as error:
+            pieces.put(error)
+
+    def _is_started(self, rank: int) -> bool:
+        """Wait until a node has started; False where it won't."""
+        while not (states := self._states())[rank].started:
+            if self._decided(states) is not None:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def wait(self) -> Ended:
+        while (ended := self.ended()) is None:
+            self._end_survivors(self._states())
+            time.sleep(POLL_SECONDS)
+        return ended
+
+    def ended(self) -> Ended | None:
+        return self._decided(self._states())
+
+    def _states(self) -> list[State]:
+        return [self._state(node) for node in self.nodes]
+
+    def _state(self, node: DockerJob) -> State:
+        """The state of a node. Raises Lost."""
+        before = self._known.get(node.container)
+        try:
+            told = self.api.inspect_container(node.container)["State"]
+        except NotFound:
+            was = before or State(started=True, ended=None)
+            return was if was.ended or not was.started else State(True, _REMOVED, was.at)
+        except FAILURES as error:
+            raise Lost(_reason(error)) from error
+        started = told["Status"] != "created"
+        state = State(
+            started,
+            node.ended() if started else None,
+            _sortable(told["FinishedAt"]),
+            "" if started else told.get("Error", ""),
+        )
+        self._known[node.container] = state
+        return state
+
+    def _decided(self, states: list[State]) -> Ended | None:
+        """How the run ended, once no node is left that runs or will."""
+        first = states[0]
+        for state in states:
+            waits = not state.started and not state.refused and first.ended is None
+            if waits or (state.started and state.ended is None):
+                return None
+        if failed := self._first_failure(states):
+            return failed
+        rank = next((rank for rank, state in enumerate(states) if not state.started), None)
+        if rank is None:
+            return Ended(0)
+        why = states[rank].refused or f"{node_name(0)} ended before its port was open"
+        return Ended(CUT_SHORT, why=f"{node_name(rank)} didn't start: {why}")
+
+    def _first_failure(self, states: list[State]) -> Ended | None:
+        """The end of the node whose failure came first, and why, in words that name it."""
+        failed = [
+            (self._failing_since(rank, state), rank, state.ended)
+            for rank, state in enumerate(states)
+            if state.ended and state.ended.code
+        ]
+        if not failed:
+            return None
+        _, rank, ended = min(failed, key=lambda one: one[:2])
+        tail = b"".join(data for _, data in self._tail(rank)).decode(errors="replace")
+        reason = Ending(ended, False, tail).reason
+        name = node_name(rank)
+        return replace(ended, why=f"{name}: {reason}" if len(states) > 1 and reason else reason)
+
+    def _failing_since(self, rank: int, state: State) -> str:
+        """When a node's first rank failed, or else when the node ended.
+
+        Ranks of other nodes fail as soon as they miss one, and their node may end before its.
+        """
+        for line in self._log(rank, timestamps=1).decode(errors="replace").splitlines():
+            when, _, text = line.partition(" ")
+            if RANK_LINE.search(text):
+                return _sortable(when)
+        return state.at
+
+    def _tail(self, rank: int) -> Iterator[tuple[bool, bytes]]:
+        yield True, self._log(rank)
+
+    def _log(self, rank: int, timestamps: int = 0) -> bytes:
+        """The last lines of a node; none where they can't be read."""
+        try:
+            told: bytes = self.api.logs(
+                self.nodes[rank].container, tail=LAST_LINES, timestamps=bool(timestamps)
+            )
+        except FAILURES:
+            return b""
+        return told
+
+    def _end_survivors(self, states: list[State]) -> None:
+        """End the nodes that go on though one has failed, once they had time to fail as well.
+
+        They can't save: a checkpoint takes all nodes. So they aren't asked, they are ended.
+        """
+        if not any((state.ended and state.ended.code) or state.refused for state in states):
+            return
+        self._failed_at = self._failed_at or time.monotonic()
+        if time.monotonic() - self._failed_at >= SETTLE_SECONDS:
+            self.kill()
+
+    def stop(self, grace: int) -> None:
+        asking = [
+            threading.Thread(target=node.stop, args=(grace,), daemon=True)
+            for node in self._started()
+        ]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+
+    def kill(self) -> None:
+        for node in self._started():
+            node.kill()
+
+    def _started(self) -> list[DockerJob]:
+        """The nodes that run. Where none was started, as its launcher was killed, all is removed.
+
+        One that still waits for the first one isn't started any more when that one ends.
+        """
+        with suppress(Lost):
+            states = self._states()
+            if not any(state.started or state.refused for state in states):
+                self.remove()
+            pairs = zip(self.nodes, states, strict=True)
+            return [node for node, state in pairs if state.started and not state.ended]
+        return []
+
+    def files(self, path: str) -> dict[str, bytes]:
+        return self.nodes[0].files(path)
+
+    def diagnose(self) -> dict[str, bytes]:
+        """Of all nodes at once: each takes its time."""
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            reports = pool.map(DockerJob.diagnose, self._started())
+            return {name: content for report in reports for name, content in report.items()}
+
+    def remove(self) -> None:
+        if self.up:
+            self.up.kill()
+            self.up.wait()
+        remove(self.api, self.project)
+
+
+_REMOVED = Ended(KILLED, Cause.REMOVED)
+
+
+def _sortable(time: str) -> str:
+    """A time of the engine's, 2025-01-02T03:04:05.6Z, so that later ones sort after it."""
+    whole, _, fraction = time.removesuffix("Z").partition(".")
+    return f"{whole}.{fraction:0<9}"
+
+
+@dataclass
+class Lines:
+    """Makes whole lines of pieces, and puts `prefix` before each."""
+
+    prefix: bytes
+    begun: dict[bool, bytes] = field(default_factory=lambda: {False: b"", True: b""})
+
+    def add(self, data: bytes, is_error: bool) -> bytes:
+        """The lines that are whole by now."""
+        lines = (self.begun[is_error] + data).split(b"\n")
+        self.begun[is_error] = lines.pop()
+        if len(self.begun[is_error]) > LONGEST_LINE:
+            lines.append(self.begun[is_error])
+            self.begun[is_error] = b""
+        return b"".join(self.prefix + line + b"\n" for line in lines)
+
+    def rest(self) -> Iterator[tuple[bool, bytes]]:
+        """What has no end of a line."""
+        for is_error, line in self.begun.items():
+            if line:
+                yield is_error, self.prefix + line + b"\n"
+
+
+def start(client: DockerClient, plan: Plan) -> ComposeJob:
+    """The started project of `plan`; without the memlock limit where the engine may not.
+
+    The first node has started by then; the others start by themselves once that one is ready.
+    Raises EngineError, and leaves nothing, where it doesn't start.
+    """
+    try:
+        return _start(client, plan)
+    except MemlockRefused:
+        _tell("the engine may not raise the limit of locked memory (memlock); going on without it")
+        return _start(client, without_memlock(plan))
+
+
+def _start(client: DockerClient, plan: Plan) -> ComposeJob:
+    wanted = request(plan)
+    folder = record.folder(plan.run)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file, log = folder / FILE, folder / LOG
+    file.write_text(wanted.text, encoding="utf-8")
+    argv = [*compose(client), "--project-name", wanted.name, "--file", str(file), *UP]
+    settings = {k: v for k, v in cli_environment(client).items() if not k.startswith("COMPOSE_")}
+    try:
+        with log.open("wb") as out:
+            up = subprocess.Popen(
+                argv,
+                env=settings | wanted.secrets,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,  # it starts the other nodes even if the launcher has gone
+            )
+        return _started(client.api, plan, wanted.name, up, log)
+    except BaseException:
+        remove(client.api, wanted.name)
+        raise
+
+
+def _started(
+    api: APIClient, plan: Plan, project: str, up: subprocess.Popen[bytes], log: Path
+) -> ComposeJob:
+    """The job, as soon as its first node has started. Raises EngineError where it doesn't."""
+    try:
+        while True:
+            over = up.poll() is not None  # asked first: it may be done before it is looked at
+            job = next((one for one in jobs(api) if one.project == project), None)
+            if job and len(job.nodes) == plan.nodes and job._states()[0].started:
+                job.up = up
+                return job
+            if over:
+                break
+            time.sleep(POLL_SECONDS)
+    except BaseException:
+        up.kill()
+        up.wait()
+        raise
+    raise _start_error(DockerException(_said(log)), plan)
+
+
+def _said(log: Path) -> str:
+    """Why compose failed: the last line that isn't of its progress."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    told = [line.strip() for line in lines if not line.startswith(" ")]
+    return next(filter(None, reversed(told)), "no reason given")
+
+
+def jobs(api: APIClient) -> list[ComposeJob]:
+    """The projects that a launcher started, running or ended, newest first."""
+    try:
+        found = api.containers(all=True, filters={"label": [f"{LABEL}run", PROJECT]})
+    except FAILURES as error:
+        raise Lost(_reason(error)) from error
+    projects: dict[str, list[dict[str, Any]]] = {}
+    for one in sorted(found, key=lambda one: int(one["Created"]), reverse=True):
+        projects.setdefault(one["Labels"][PROJECT], []).append(one)
+    return [_job(api, name, containers) for name, containers in projects.items()]
+
+
+def _job(api: APIClient, project: str, containers: list[dict[str, Any]]) -> ComposeJob:
+    node = f"{LABEL}node"
+    ordered = sorted(containers, key=lambda one: int(one["Labels"].get(node, 0)))
+    nodes = tuple(DockerJob(api, one["Id"], one["Labels"]) for one in ordered)
+    return ComposeJob(api, project, nodes, nodes[0].labels)
+
+
+def remove(api: APIClient, project: str) -> None:
+    """Remove the containers and networks of a project, running or not."""
+    filters = {"label": f"{PROJECT}={project}"}
+    try:
+        for container in api.containers(all=True, filters=filters):
+            _remove(api, container["Id"])
+        for network in api.networks(filters=filters):
+            with suppress(NotFound):
+                api.remove_network(network["Id"])
+    except FAILURES as error:
+        _tell(
+            f"something of the run is still there: {_reason(error)}; "
+            f"docker compose --project-name {project} down"
+        )
