@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.backends import Job
 from launcher.errors import LauncherError
-from launcher.run import metrics, provenance, record, throughput, watchdog
+from launcher.run import metrics, provenance, record, supervise, throughput, watchdog
 from launcher.run.metrics import Step
 from launcher.run.supervise import Listener, attempt_of, tell
 from launcher.run.throughput import Rates
@@ -26,8 +26,9 @@ def listening(job: Job) -> Iterator[Sequence[Listener]]:
         return
     threading.Thread(target=_keep_build, args=(job,), daemon=True).start()
     speed = Speed(provenance.read(job.run, provenance.PLAN), provenance.read(job.run))
+    show = supervise.screen.show
     with (
-        Watch(folder, attempt_of(job), speed=speed, tell=tell) as watch,
+        Watch(folder, attempt_of(job), speed=speed, seen=show, tell=tell) as watch,
         watchdog.watching(job, folder, tell) as dogs,
     ):
         yield (watch, *dogs)

@@ -20,6 +20,7 @@ from launcher.errors import EngineError
 from launcher.run import ending, history, owner, watchdog
 from launcher.run.ending import Ending
 from launcher.run.image import LABEL
+from launcher.run.live import LiveLine, terminal
 from launcher.run.plan import AFTER_GRACE
 from launcher.train import folders
 from launcher.train.folders import Checkpoint
@@ -68,7 +69,7 @@ def supervise(
     one starts it again and removes it.
     """
     stopper = Stopper()
-    with stopper.installed(), ExitStack() as held:
+    with stopper.installed(), _screened(), ExitStack() as held:
         job = stopper.take(job) if job else stopper.started(start, 0)
         mine = held.enter_context(owner.following(job.run))
         for attempt in count(attempt_of(job) + 1):
@@ -87,6 +88,18 @@ def supervise(
                 break
             job = stopper.started(start, attempt)
         return found
+
+
+screen = LiveLine(None)
+"""What stands at the bottom of the terminal while a run is followed."""
+
+
+@contextmanager
+def _screened() -> Iterator[None]:
+    """Draw the live line where stdout and stderr are a terminal."""
+    global screen
+    with LiveLine(terminal(sys.stdout, sys.stderr, os.environ)) as screen:
+        yield
 
 
 def attempt_of(job: Job) -> int:
@@ -221,8 +234,9 @@ def write(data: bytes, is_error: bool) -> None:
     """Pass a piece of output on. Raises LostTerminal, and BrokenPipeError of a pipe."""
     out = sys.stderr.buffer if is_error else sys.stdout.buffer
     try:
-        out.write(data)
-        out.flush()
+        with screen.passing(data):
+            out.write(data)
+            out.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -386,8 +400,10 @@ def _signals_held() -> Iterator[None]:
 
 def tell(text: str) -> None:
     """A line of the launcher's own, on stderr; where nobody reads that, the run goes before."""
+    line = f"launcher: {text}\n"
     try:
-        print(f"launcher: {text}", file=sys.stderr, flush=True)
+        with screen.passing(line.encode()):
+            print(line, end="", file=sys.stderr, flush=True)
     except BrokenPipeError:
         _to_nowhere(sys.stderr)
     except OSError:

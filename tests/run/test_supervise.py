@@ -455,7 +455,8 @@ def test_a_lost_terminal_leaves_the_run(runs: Path, monkeypatch: pytest.MonkeyPa
     def refuse(data: bytes) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("sys.stdout", SimpleNamespace(buffer=SimpleNamespace(write=refuse)))
+    gone = SimpleNamespace(buffer=SimpleNamespace(write=refuse), isatty=lambda: False)
+    monkeypatch.setattr("sys.stdout", gone)
     job = FakeJob([(False, b"line\n")])
     with pytest.raises(supervise.LostTerminal):
         supervise.supervise(engine(), never, job=job)

@@ -1,0 +1,103 @@
+"""What a run was made of, and what of it is no longer the same."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.preflight.machine import Gpu, Machine
+from launcher.run import provenance
+from launcher.run.assemble import Asked
+from launcher.run.config import RunConfig
+from launcher.run.plan import Mount, Plan
+from launcher.run.source import Origin
+
+BACKEND: Any = SimpleNamespace(identity=lambda image: {"name": image, "id": "sha256:aa"})
+
+
+@pytest.fixture
+def made(tmp_path: Path, plan: Callable[..., Plan]) -> Callable[..., dict[str, Any]]:
+    """The facts of a run that reads a file and a secret."""
+    (tmp_path / "text.bin").write_bytes(b"tokens")
+    (tmp_path / "key").write_text("se cret")
+
+    def make(*gpus: str) -> dict[str, Any]:
+        mounts = (
+            Mount(str(tmp_path / "text.bin"), "/data/0/text.bin", True, "data.path"),
+            Mount(str(tmp_path / "key"), "/run/secrets/KEY", True, "secrets.KEY"),
+            Mount(str(tmp_path), "/work", False, "resources.workdir"),
+        )
+        started = replace(plan("gpt2-tiny.yaml"), mounts=mounts)
+        values = {"name": "a", "image": "cpu", "gpus": 0, "env": {"API_KEY": "se cret"}}
+        asked = Asked(RunConfig.model_validate(values), Origin("a", {}, {}), str(tmp_path))
+        cards = tuple(Gpu(n, "", name, 0, 0, None, "550") for n, name in enumerate(gpus))
+        return provenance.of(started, asked, BACKEND, Machine(gpus=cards))
+
+    return make
+
+
+def test_facts_are_json_without_secrets_and_with_each_file(
+    made: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    facts = json.loads(json.dumps(made("H100")))
+    assert "se cret" not in json.dumps(facts)
+    (path,) = facts["files"]
+    assert path == str(tmp_path / "text.bin")
+    assert facts["files"][path]["size"] == 6
+    assert facts["config"]["training"]["seed"] is None  # resolved: what wasn't given is there too
+    assert facts["machine"]["gpus"][0]["name"] == "H100"
+
+
+def test_nothing_has_changed_where_nothing_has(made: Callable[..., dict[str, Any]]) -> None:
+    then = json.loads(json.dumps(made("H100")))
+    assert provenance.changed(then, made("H100")) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("launcher", "9.9", "the launcher was"),
+        ("source", "abc", "the checkout was"),
+        ("began", "/ck/iter_0000020", "it began from no checkpoint"),
+        ("image", {"name": "cpu", "id": "sha256:bb"}, "sha256:aa, now sha256:bb"),
+        ("files", {}, "text.bin is not the file that it was"),
+        ("machine", {"gpus": [{"name": "A100"}]}, "the GPUs were H100, and are A100"),
+    ],
+)
+def test_each_change_is_told(
+    made: Callable[..., dict[str, Any]], key: str, value: object, told: str
+) -> None:
+    then = made("H100")
+    now = copy.deepcopy(then) | {key: value}
+    (line,) = provenance.changed(then, now)
+    assert told in line
+
+
+def test_a_machine_that_was_not_looked_at_tells_of_no_change(
+    made: Callable[..., dict[str, Any]],
+) -> None:
+    then = made("H100")
+    assert provenance.changed(then | {"machine": None}, then) == []
+
+
+def test_a_small_file_is_known_by_its_content_and_a_large_one_by_size_and_time(
+    made: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    then = made()
+    os.utime(tmp_path / "text.bin", (1, 1))
+    assert provenance.changed(then, made()) == []
+    (tmp_path / "text.bin").write_bytes(b"Tokens")
+    assert len(provenance.changed(then, made())) == 1
+    monkeypatch.setattr(provenance, "HASHED", 2)
+    then = made()
+    assert provenance.changed(then, made()) == []
+    os.utime(tmp_path / "text.bin", (2, 2))
+    assert len(provenance.changed(then, made())) == 1

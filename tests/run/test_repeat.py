@@ -1,0 +1,67 @@
+"""What repeats a run, in folders of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from launcher.run import repeat
+from launcher.run.config import RunConfig
+from launcher.run.image import Facts
+
+
+def config(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate({"name": "a", "image": "cpu", **sections})
+
+
+def test_it_saves_elsewhere_and_finds_nothing_where_nothing_was(tmp_path: Path) -> None:
+    (tmp_path / "ck-rerun").mkdir()
+    asked = config(checkpoint={"save": "ck/", "load": f"{tmp_path}/ck"})
+    found, notes = repeat.aside(asked, str(tmp_path), began=False)
+    assert found.checkpoint.save == found.checkpoint.load == "ck-rerun2"
+    assert notes == ["it saves to ck-rerun2"]
+
+
+def test_it_goes_on_from_where_that_run_went_on(tmp_path: Path) -> None:
+    asked = config(checkpoint={"save": "ck", "load": "ck"})
+    found, _ = repeat.aside(asked, str(tmp_path), began=True)
+    assert (found.checkpoint.save, found.checkpoint.load) == ("ck-rerun", "ck")
+    asked = config(checkpoint={"save": "ck", "load": "other"}, logging={"tensorboard_dir": "tb"})
+    found, _ = repeat.aside(asked, str(tmp_path), began=False)
+    assert (found.checkpoint.load, found.logging.tensorboard_dir) == ("other", "tb-rerun")
+
+
+def test_a_run_that_writes_nothing_is_repeated_as_it_is(tmp_path: Path) -> None:
+    asked = config()
+    assert repeat.aside(asked, str(tmp_path), began=False) == (asked, [])
+
+
+def engine(now: str, *there: str, contained: bool = True) -> Any:
+    """A backend whose image of any name has the id `now`, and that has the images `there`."""
+    return SimpleNamespace(
+        contained=contained,
+        identity=lambda image: {"name": image, "id": now},
+        facts=lambda image: Facts() if image in there else None,
+    )
+
+
+def test_the_very_image_is_taken_while_it_is_there() -> None:
+    asked, image = config(), {"name": "megatron:cpu", "id": "sha256:then"}
+    assert repeat.pinned(asked, image, engine("sha256:then")) is asked
+    assert repeat.pinned(asked, image, engine("sha256:now")) is asked  # and that is told of
+    assert repeat.pinned(asked, image, engine("python 3", contained=False)) is asked
+    found = repeat.pinned(asked, image, engine("sha256:now", "sha256:then"))
+    assert (found.image.name, found.image.tag) == ("sha256:then", None)
+    kept = found.model_dump(mode="json", exclude_unset=True)
+    assert RunConfig.model_validate(kept).image.name == "sha256:then"
+
+
+def test_another_command_is_told_and_a_path_of_this_machine_is_not() -> None:
+    then = {"argv": ["a", "--lr", "1"], "env": {"A": "1"}, "ulimits": [["stack", 1]]}
+    same = {"argv": ("a", "--lr", "1"), "env": {"A": "1"}, "ulimits": (("stack", 1),)}
+    assert list(repeat.differences(then, same, contained=True)) == []
+    other = same | {"argv": ("a", "--lr", "2")}
+    (line,) = repeat.differences(then, other, contained=True)
+    assert "--lr" in line
+    assert list(repeat.differences(then, other, contained=False)) == []
