@@ -75,7 +75,7 @@ def _parts(step: Step, state: State) -> list[tuple[int, str]]:
         (1, _loss(step)),
         (2, _pace(step.ms_per_step)),
         (4, f"{_short(rates.tokens_per_s)} tokens/s" if rates else ""),
-        (5, f"{tflops:.1f} TFLOP/s{share}" if tflops is not None else ""),
+        (5, f"{_tflops(tflops)} TFLOP/s{share}" if tflops is not None else ""),
         (3, f"ETA {_span(left)}" if left > 0 else ""),
         (6, f"mem {memory * MIB / 1e9:.1f} GB" if memory else ""),
     ]
@@ -91,6 +91,11 @@ def _loss(step: Step) -> str:
 
 def _pace(ms: float) -> str:
     return f"{ms:.1f} ms/step" if ms < 10_000 else f"{ms / 1000:.1f} s/step"
+
+
+def _tflops(number: float) -> str:
+    """In tenths, but for a CPU's or a tiny model's, where there would be nothing of it."""
+    return f"{number:.1f}" if number >= 1 else f"{number:.2g}"
 
 
 def _short(number: float) -> str:

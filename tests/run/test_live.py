@@ -99,6 +99,11 @@ def test_without_a_shape_the_logs_own_throughput_is_shown() -> None:
     assert "12.3 s/step  8.7 TFLOP/s  ETA" in text
 
 
+def test_a_slow_run_has_a_speed_too() -> None:
+    text = line(State().after(Step(1, 2, 5.0), Rates(123.4, 0.00123)), 80)
+    assert "123 tokens/s  0.0012 TFLOP/s" in text
+
+
 def test_memory_is_that_of_the_gpu_that_takes_most() -> None:
     state = State()
     for rank, size in enumerate((1000.0, 3000.0, 2000.0)):
