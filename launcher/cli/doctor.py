@@ -6,6 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from launcher.backends import Backend
     from launcher.preflight.report import Line
     from launcher.run.plan import Plan
@@ -18,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add = parser.add_argument
     parser.epilog = "Exit code: 0, 121 where a run would be refused; of --nccl 1 for a broken link."
-    add("--gpus", metavar="WHICH", help="0 for CPU runs; with --nccl N, all or device=0,1")
+    add("--gpus", metavar="WHICH", help="that these are there: N, all, device=0,1; 0 for CPU runs")
     image = parser.add_mutually_exclusive_group()
     image.add_argument(
         "--tag",
@@ -44,20 +46,40 @@ def _lines(args: argparse.Namespace, chosen: Backend) -> list[Line]:
     from launcher.errors import EngineError
     from launcher.matrix.load import find_row, load_matrix
     from launcher.preflight import gather, report
+    from launcher.run.gpus import parse_gpus
     from launcher.settings import settings
 
     cuda = find_row(load_matrix(), args.tag).cuda if args.tag else None
-    on_gpus = args.gpus != "0"
-    missing = []
+    asked = parse_gpus(args.gpus) if args.gpus else None
+    missing = list(_environment(chosen))
     try:
         api = gather.engine_of(chosen)
     except EngineError as error:
         api = None
         missing = [report.Line("engine", report.REFUSED, error.problem, error.remedy)]
-    machine = gather.machine(api, gpus=on_gpus)
+    machine = gather.machine(api, gpus=asked is None or asked.count != 0)
     cache = settings().cache
-    found = report.lines(machine, cuda, (str(cache), gather.free(cache)), on_gpus=on_gpus)
+    found = report.lines(machine, cuda, (str(cache), gather.free(cache)), asked=asked)
     return [*missing, *found]
+
+
+def _environment(chosen: Backend) -> Iterator[Line]:
+    """What runs without a container need of this environment: torch, and Megatron for most."""
+    from launcher.errors import EngineError
+    from launcher.preflight import report
+
+    if chosen.contained:
+        return
+    try:
+        facts = chosen.facts("")
+    except EngineError as error:
+        yield report.Line("python3", report.REFUSED, error.problem, error.remedy)
+        return
+    if facts and facts.release:
+        yield report.Line("python3", report.OK, f"torch, and Megatron-Core {facts.release}")
+    else:
+        mend = "Install megatron-core, or give --source PATH, a Megatron-LM checkout."
+        yield report.Line("python3", report.WARNING, "torch, but no Megatron-Core", mend)
 
 
 def _print(found: list[Line], *, as_json: bool) -> int:
@@ -77,9 +99,13 @@ def _print(found: list[Line], *, as_json: bool) -> int:
 
 def _all_reduce(args: argparse.Namespace, chosen: Backend) -> int:
     """Run the all-reduce as a run of its own; its exit code."""
+    from dataclasses import replace
+
     from launcher.run.supervise import supervise
 
     plan = all_reduce_plan(args, chosen)
+    if args.json:
+        plan = replace(plan, argv=(*plan.argv, "--json"))
     return supervise(chosen, lambda attempt: chosen.start(plan, attach=True)).code
 
 

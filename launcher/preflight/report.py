@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from launcher.preflight import driver, gather, gpus, host
 from launcher.preflight.finding import Finding
 from launcher.preflight.machine import UNLIMITED, Engine, Gpu, Machine
+from launcher.run.gpus import Gpus
 
 OK, WARNING, REFUSED = "ok", "warning", "refused"
 CACHE = 10**9
@@ -25,15 +26,20 @@ class Line:
 
 
 def lines(
-    machine: Machine, cuda: str | None, cache: tuple[str, int | None], *, on_gpus: bool
+    machine: Machine,
+    cuda: str | None,
+    cache: tuple[str, int | None],
+    *,
+    asked: Gpus | None = None,
 ) -> list[Line]:
-    """Every fact of a machine. Without `on_gpus` nothing of GPUs is a fault.
+    """Every fact of a machine.
 
-    `cuda` is the version in the image asked about; `cache` the cache folder and its free bytes.
+    `cuda` is the version in the image asked about; `cache` the cache folder and its free bytes;
+    `asked` the GPUs that must be there, None for whichever there are.
     """
     found = list(_engine(machine.engine))
-    if on_gpus:
-        found += _gpus(machine, cuda)
+    if asked is None or asked.count != 0:
+        found += _gpus(machine, cuda, asked)
     if machine.engine is None or machine.engine.local:
         found += _memory(machine)
     return [*found, _disk(*cache)]
@@ -48,11 +54,15 @@ def _engine(engine: Engine | None) -> Iterator[Line]:
         yield Line("machine", OK, "the engine is elsewhere: only what it tells itself is below")
 
 
-def _gpus(machine: Machine, cuda: str | None) -> Iterator[Line]:
+def _gpus(machine: Machine, cuda: str | None, asked: Gpus | None) -> Iterator[Line]:
     there = machine.gpus or ()
     elsewhere = machine.engine is not None and not machine.engine.local
+    if asked and not elsewhere:
+        for finding in gpus.check_there(asked, there):
+            yield _judged("GPUs", "", finding)
     if not there and not elsewhere:
-        yield Line("GPUs", OK, "no GPU: CPU runs only")
+        if not asked:
+            yield Line("GPUs", OK, "no GPU: CPU runs only")
         return
     for gpu in there:
         yield _gpu(gpu, machine)

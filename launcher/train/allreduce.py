@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 MB = 1_000_000
@@ -105,51 +106,85 @@ def copies_arrive(torch: Any, source: int, target: int) -> bool:
     return bool(torch.equal(arrived, torch.arange(PAIR_BYTES // 4, dtype=torch.int32)))
 
 
-def pairs(torch: Any, devices: int) -> tuple[list[str], list[str]]:
-    """A table of which device reaches which directly, and a line for each pair that is broken."""
-    heading = "    " + " ".join(f"{target:>3}" for target in range(devices))
-    table, broken = [heading], []
+def pairs(torch: Any, devices: int) -> tuple[list[list[str]], list[str]]:
+    """Which device (row) reaches which directly, and a line for each pair that is broken."""
+    table, broken = [], []
     for source in range(devices):
         cells = []
         for target in range(devices):
             if source == target:
-                cells.append("  -")
+                cells.append("-")
                 continue
             direct = torch.cuda.can_device_access_peer(source, target)
             arrives = copies_arrive(torch, source, target)
-            cells.append("BAD" if not arrives else "yes" if direct else " no")
+            cells.append("BAD" if not arrives else "yes" if direct else "no")
             if not arrives:
                 broken.append(
                     f"GPU {source} to {target}: what is copied arrives changed"
                     + (", by direct access" if direct else "")
                 )
-        table.append(f"{source:>3} " + " ".join(cells))
+        table.append(cells)
     return table, broken
 
 
-def report(torch: Any, sizes: Sequence[int], group: Any, say: Any) -> list[str]:
-    """Print what is found; what is wrong, on every rank the same."""
-    wrong: list[str] = []
+def rows(table: list[list[str]]) -> list[str]:
+    """The table of pairs in lines, with the devices' numbers before and above."""
+    numbered = [["", *map(str, range(len(table)))]]
+    numbered += [[str(number), *cells] for number, cells in enumerate(table)]
+    return [" ".join(f"{cell:>3}" for cell in cells) for cells in numbered]
+
+
+@dataclass
+class Found:
+    """What there is to tell: `direct` says which GPU (row) reaches which (column) directly."""
+
+    title: str
+    direct: list[list[str]] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def json(self) -> str:
+        """All of it, as one JSON object."""
+        sizes = [
+            {
+                "megabytes": one.size // MB,
+                "type": one.dtype,
+                "seconds": one.seconds,
+                "algorithm_gb_s": one.algorithm_bandwidth,
+                "bus_gb_s": one.bus_bandwidth,
+                "right": one.right,
+            }
+            for one in self.measured
+        ]
+        told = {"title": self.title, "direct": self.direct, "sizes": sizes, "wrong": self.wrong}
+        return json.dumps(told, indent=2)
+
+
+def report(torch: Any, sizes: Sequence[int], group: Any, say: Callable[[str], None]) -> Found:
+    """Say what is found, as it is found; what is wrong is the same on every rank."""
+    found = Found(_title(torch))
+    say(found.title)
     if not _on_cpu(torch):
-        found: list[Any] = [None]
+        seen: list[Any] = [None]
         if torch.distributed.get_rank() == 0:
-            table, broken = pairs(torch, torch.cuda.device_count())
+            found.direct, broken = pairs(torch, torch.cuda.device_count())
             say("direct access from GPU (row) to GPU (column):")
-            for line in table:
+            for line in rows(found.direct):
                 say(line)
-            found = [broken]
-        torch.distributed.broadcast_object_list(found)
-        wrong += found[0]
-        if wrong:  # over a broken pair, an all-reduce may never end
-            return wrong
+            seen = [broken]
+        torch.distributed.broadcast_object_list(seen)
+        found.wrong += seen[0]
+        if found.wrong:  # over a broken pair, an all-reduce may never end
+            return found
     say(HEADING)
     for size in sizes:
         for dtype in (torch.float32, torch.bfloat16):
             measured = measure(torch, size, dtype, group)
+            found.measured.append(measured)
             say(str(measured))
             if not measured.right:
-                wrong.append(f"all-reduce of {size // MB} MB {measured.dtype}: wrong sums")
-    return wrong
+                found.wrong.append(f"all-reduce of {size // MB} MB {measured.dtype}: wrong sums")
+    return found
 
 
 def _on_cpu(torch: Any) -> bool:
@@ -162,7 +197,8 @@ def main(argv: Sequence[str]) -> int:
     """Report on rank 0; 1 where sums are wrong or a pair of GPUs is broken, else 0."""
     parser = argparse.ArgumentParser(prog="python3 -m launcher.train.allreduce")
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="MB of the largest message")
-    largest = parser.parse_args(argv).largest
+    parser.add_argument("--json", action="store_true", help="print it as JSON, at the end")
+    args = parser.parse_args(argv)
     if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name need not be known
     import torch
@@ -173,16 +209,17 @@ def main(argv: Sequence[str]) -> int:
     rank = torch.distributed.get_rank()
 
     def say(text: str) -> None:
-        if rank == 0:
+        if rank == 0 and not args.json:
             print(text, flush=True)
 
-    say(_title(torch))
-    wrong = report(torch, [size * MB for size in SIZES if size <= largest], group, say)
-    for line in wrong:
-        if rank == 0:
+    found = report(torch, [size * MB for size in SIZES if size <= args.largest], group, say)
+    if rank == 0:
+        for line in found.wrong:
             print(f"allreduce: {line}", file=sys.stderr, flush=True)
+        if args.json:
+            print(found.json(), flush=True)
     torch.distributed.destroy_process_group()
-    return 1 if wrong else 0
+    return 1 if found.wrong else 0
 
 
 def _title(torch: Any) -> str:

@@ -11,7 +11,7 @@ import pytest
 from launcher import backends
 from launcher.backends import local
 from launcher.cli import doctor
-from launcher.errors import EngineError
+from launcher.errors import EngineError, UsageError
 from launcher.preflight import nvidia
 from launcher.preflight.machine import Gpu
 from launcher.run.image import Facts
@@ -23,6 +23,11 @@ def run(*argv: str) -> int:
     parser = argparse.ArgumentParser()
     doctor.arguments(parser)
     return doctor.main(parser.parse_args(argv))
+
+
+@pytest.fixture(autouse=True)
+def torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.LocalBackend, "facts", lambda self, image: Facts("0.16.1"))
 
 
 @pytest.fixture
@@ -39,6 +44,41 @@ def old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_gpus_all_is_well(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--backend", "local") == 0
     assert "no GPU: CPU runs only" in capsys.readouterr().out
+
+
+def test_gpus_that_are_asked_for_must_be_there(
+    no_gpu: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--backend", "local", "--gpus", "2") == 121
+    assert "refused  GPUs" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="isn't a request for GPUs"):
+        run("--backend", "local", "--gpus", "some")
+
+
+@pytest.mark.parametrize(
+    ("facts", "code", "said"),
+    [
+        (Facts("0.9.0"), 0, "ok       python3   torch, and Megatron-Core 0.9.0"),
+        (Facts(), 0, "warning  python3   torch, but no Megatron-Core"),
+        (EngineError("python3 here has no torch"), 121, "refused  python3   python3 here has no"),
+    ],
+)
+def test_without_a_container_this_environment_is_looked_at(
+    no_gpu: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    facts: Facts | EngineError,
+    code: int,
+    said: str,
+) -> None:
+    def known(self: object, image: str) -> Facts:
+        if isinstance(facts, EngineError):
+            raise facts
+        return facts
+
+    monkeypatch.setattr(local.LocalBackend, "facts", known)
+    assert run("--backend", "local") == code
+    assert said in capsys.readouterr().out
 
 
 def test_a_driver_too_old_for_the_row_is_121(
@@ -75,8 +115,7 @@ def test_no_engine_is_a_line_among_the_others(
     assert "cache" in out
 
 
-def test_the_all_reduce_is_this_checkouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.LocalBackend, "facts", lambda self, image: Facts())
+def test_the_all_reduce_is_this_checkouts() -> None:
     parser = argparse.ArgumentParser()
     doctor.arguments(parser)
     args = parser.parse_args(["--nccl", "--gpus", "device=0,1", "--backend", "local"])
@@ -90,3 +129,6 @@ def test_the_all_reduce_is_this_checkouts(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_all_reduce_in_the_image(cpu_images: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("--nccl", "--gpus", "0", "--image", cpu_images.build()) == 0
     assert "256   bf16" in capfd.readouterr().out
+    assert run("--nccl", "--gpus", "0", "--image", cpu_images.build(), "--json") == 0
+    found = json.loads(capfd.readouterr().out)
+    assert [one["megabytes"] for one in found["sizes"]] == [1, 1, 4, 4, 16, 16, 64, 64, 256, 256]

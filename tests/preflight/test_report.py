@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from launcher.preflight import gather, report
 from launcher.preflight.machine import UNLIMITED, Machine, Use
 from launcher.preflight.report import Line
+from launcher.run.gpus import parse_gpus
 from tests.preflight.conftest import ENGINE, GB, card
 
 CACHE = ("/home/user/.cache", 500 * GB)
@@ -26,18 +29,18 @@ ok       cache     500.0 GB free for /home/user/.cache
 """
 
 
-def told(machine: Machine, cuda: str | None = None, *, on_gpus: bool = True) -> dict[str, Line]:
-    found = report.lines(machine, cuda, CACHE, on_gpus=on_gpus)
+def told(machine: Machine, cuda: str | None = None, gpus: str | None = None) -> dict[str, Line]:
+    found = report.lines(machine, cuda, CACHE, asked=parse_gpus(gpus) if gpus else None)
     return {line.name: line for line in found}
 
 
-def states(machine: Machine, *, on_gpus: bool = True) -> dict[str, str]:
-    return {name: line.state for name, line in told(machine, on_gpus=on_gpus).items()}
+def states(machine: Machine, gpus: str | None = None) -> dict[str, str]:
+    return {name: line.state for name, line in told(machine, gpus=gpus).items()}
 
 
 def test_the_table() -> None:
     old = replace(GOOD, gpus=tuple(card(n, driver="535.104.05") for n in range(2)))
-    assert report.table(report.lines(old, "12.6.2", CACHE, on_gpus=True)) == TABLE
+    assert report.table(report.lines(old, "12.6.2", CACHE)) == TABLE
 
 
 def test_all_is_well() -> None:
@@ -50,11 +53,36 @@ def test_no_gpu_is_no_fault() -> None:
     assert told(bare)["GPUs"].found == "no GPU: CPU runs only"
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("1", "gpus: 1, and the driver finds none on this machine"),
+        ("all", "gpus: all, and the driver finds none"),
+        ("device=0", "gpus: device=0, and the driver finds none"),
+    ],
+)
+def test_gpus_that_are_asked_for_and_not_there_are_refused(asked: str, said: str) -> None:
+    bare = replace(GOOD, gpus=None)
+    assert states(bare, asked)["GPUs"] == report.REFUSED
+    assert said in told(bare, gpus=asked)["GPUs"].found
+    assert report.REFUSED not in states(bare, "0").values()
+    assert report.REFUSED not in states(GOOD, asked).values()
+    there = replace(bare, engine=replace(ENGINE, local=False))
+    assert "GPUs" not in states(there, asked)  # it can't be seen from here
+
+
+def test_more_gpus_than_there_are_are_refused() -> None:
+    assert states(GOOD, "3")["GPUs"] == report.REFUSED
+    assert told(GOOD, gpus="3")["GPUs"].mend == "--gpus 2"
+    assert "GPUs" not in states(GOOD, "2")
+    assert states(GOOD, "device=0,7")["GPUs"] == report.REFUSED
+
+
 def test_gpus_that_the_engine_cant_give_are_refused() -> None:
     bare = replace(GOOD, engine=replace(ENGINE, gpus=False))
     assert states(bare)["toolkit"] == report.REFUSED
     assert "nvidia-ctk" in told(bare)["toolkit"].mend
-    assert "toolkit" not in states(bare, on_gpus=False)
+    assert "toolkit" not in states(bare, "0")
 
 
 def test_a_driver_too_old_is_refused() -> None:
@@ -70,9 +98,7 @@ def test_warnings() -> None:
 
 
 def test_a_full_disk_is_a_warning() -> None:
-    (line,) = [
-        one for one in report.lines(GOOD, None, ("/c", 5), on_gpus=False) if one.name == "cache"
-    ]
+    (line,) = [one for one in report.lines(GOOD, None, ("/c", 5)) if one.name == "cache"]
     assert line.state == report.WARNING
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -56,7 +57,8 @@ def test_pairs_are_told_with_those_that_are_broken(monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.setattr(allreduce, "copies_arrive", lambda torch, a, b: (a, b) != (1, 2))
     table, broken = allreduce.pairs(torch, 3)
-    assert table == [
+    assert table[1] == ["yes", "-", "BAD"]
+    assert allreduce.rows(table) == [
         "      0   1   2",
         "  0   - yes  no",
         "  1 yes   - BAD",
@@ -73,6 +75,20 @@ def test_over_gloo(processes: int) -> None:
     assert f"{processes} ranks, each on a CPU" in run.output
     rows = re.findall(r"^ +(\d+) +(fp32|bf16) .* right$", run.output, re.M)
     assert rows == [("1", "fp32"), ("1", "bf16"), ("4", "fp32"), ("4", "bf16")]
+
+
+@pytest.mark.megatron
+def test_as_json() -> None:
+    run = start(2, *MODULE, "--json")
+    assert run.code == 0, run.output
+    told = json.loads(run.output[run.output.index("{") : run.output.rindex("}") + 1])
+    assert told["title"].startswith("2 ranks, each on a CPU")
+    assert (told["direct"], told["wrong"]) == ([], [])
+    assert [(one["megabytes"], one["type"], one["right"]) for one in told["sizes"]] == [
+        (size, dtype, True) for size in (1, 4) for dtype in ("fp32", "bf16")
+    ]
+    assert all(one["seconds"] > 0 and one["bus_gb_s"] > 0 for one in told["sizes"])
+    assert "alg GB/s" not in run.output
 
 
 WRONG = """
