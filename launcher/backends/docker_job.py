@@ -7,6 +7,7 @@ import os
 import struct
 import sys
 import tarfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,8 +37,15 @@ NO_LOG = 501
 PROJECT = "com.docker.compose.project"
 """The label of what compose made, which is a run of the backend of that name."""
 
-BEING_REMOVED = 409
-"""The engine's answer to a request to remove what somebody else has asked it to remove."""
+CONFLICT = 409
+"""The engine's answer to a request to remove what is being removed, and to a name that is taken."""
+
+REMOVAL_SECONDS = 30.0
+RETRY_SECONDS = 0.2
+
+
+GONE, ENDED, GOES_ON, FOREIGN = "gone", "ended", "goes on", "foreign"
+"""What holds a name that a container was to have."""
 
 
 class MemlockRefused(Exception):
@@ -202,12 +210,53 @@ def _create(api: APIClient, plan: Plan) -> str:
     wanted = request(plan)
     body = wanted.body | {"Env": _environment(wanted.body["Env"])}
     try:
-        created: str = api.create_container_from_config(body, wanted.name)["Id"]
+        return _created(api, body, wanted.name, plan.run)
     except ImageNotFound as error:
         raise EngineError(f"no image {plan.image}") from error
     except (DockerException, RequestException) as error:
+        if _is_conflict(error):
+            raise _name_taken(api, wanted.name, plan.run) from error
         raise EngineError(f"the engine made no container: {_reason(error)}") from error
-    return created
+
+
+def _created(api: APIClient, body: dict[str, Any], name: str, run: str) -> str:
+    """The container's id; while the run's attempt before is being removed, that is waited for."""
+    until = time.monotonic() + REMOVAL_SECONDS
+    while True:
+        try:
+            return str(api.create_container_from_config(body, name)["Id"])
+        except APIError as error:
+            waiting = time.monotonic() < until and _holder(api, name, run) in (GONE, ENDED)
+            if not (_is_conflict(error) and waiting):
+                raise
+        time.sleep(RETRY_SECONDS)
+
+
+def _holder(api: APIClient, name: str, run: str) -> str:
+    """Whose container has a name: GONE, ENDED or GOES_ON of the same run, else FOREIGN."""
+    try:
+        found = api.inspect_container(name)
+    except NotFound:
+        return GONE
+    if (found["Config"]["Labels"] or {}).get(f"{LABEL}run") != run:
+        return FOREIGN
+    going_on = found["State"]["Running"] or found["State"]["Status"] == "created"
+    return GOES_ON if going_on else ENDED
+
+
+def _name_taken(api: APIClient, name: str, run: str) -> EngineError:
+    """What to say where another container has the name, and keeps it."""
+    holder = FOREIGN
+    with suppress(*FAILURES):
+        holder = _holder(api, name, run)
+    if holder == GOES_ON:
+        remedy = f"Follow it with `python3 -m launcher attach {run}`, or stop it."
+        return EngineError(f"run {run} goes on already, in the container {name}", remedy)
+    return EngineError(f"there is a container {name} already", f"docker rm -f {name}")
+
+
+def _is_conflict(error: Exception) -> bool:
+    return isinstance(error, APIError) and error.status_code == CONFLICT
 
 
 def jobs(api: APIClient) -> list[DockerJob]:
@@ -275,7 +324,7 @@ def _remove(api: APIClient, container: str) -> None:
     except NotFound:
         return
     except FAILURES as error:
-        if isinstance(error, APIError) and error.status_code == BEING_REMOVED:
+        if _is_conflict(error):  # somebody else has asked for it
             return
         _tell(f"the container is still there: {_reason(error)}; docker rm -f {container[:12]}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from launcher.backends import docker, docker_job
+from launcher.errors import EngineError
 from launcher.run import files, source
 from launcher.run.gpus import parse_gpus
 from launcher.run.image import Facts
@@ -157,3 +159,32 @@ def test_of_a_run_file_with_everything_the_shown_line_makes_the_same_container(
     assert {"/run/secrets/WANDB_API_KEY", "/opt/megatron/checkout", "/mine"} <= read_only
     written = {m["Destination"] for m in shown["Mounts"] if m["RW"]}
     assert written == {"/checkpoints", "/data-cache", "/tensorboard", "/work", "/out"}
+
+
+def test_an_attempt_waits_for_the_one_before_to_be_removed(
+    engine: DockerClient, python_image: str, bare: Plan
+) -> None:
+    plan = replace(bare, image=python_image, run="5e6f7a8b", labels=labelled("5e6f7a8b"))
+    before = docker_job.start(engine.api, plan, attach=False)
+    assert before.wait().code == 0
+    removal = threading.Timer(1, before.remove)
+    removal.start()
+    try:
+        with created(engine, plan) as seen:
+            assert seen["Id"] != before.container
+    finally:
+        removal.join()
+
+
+def test_a_strangers_container_of_the_name_stays_and_is_told(
+    engine: DockerClient, python_image: str, bare: Plan
+) -> None:
+    plan = replace(bare, image=python_image, run="6f7a8b9c", labels=labelled("6f7a8b9c"))
+    with created(engine, replace(plan, labels=())) as seen:
+        with pytest.raises(EngineError, match="there is a container test-6f7a8b9c already"):
+            docker_job.start(engine.api, plan, attach=False)
+        assert engine.api.inspect_container("test-6f7a8b9c")["Id"] == seen["Id"]
+
+
+def labelled(run: str) -> tuple[tuple[str, str], ...]:
+    return (("megatron-launchpad.run", run),)

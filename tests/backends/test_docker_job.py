@@ -39,6 +39,7 @@ class Api:
         self.refusals = refusals
         self.body: dict[str, Any] = {}
         self.state: dict[str, Any] = {}
+        self.labels: dict[str, str] = {}
 
     def _asked(self, name: str) -> None:
         self.calls.append(name)
@@ -65,7 +66,8 @@ class Api:
     def inspect_container(self, container: str) -> dict[str, Any]:
         if error := self.refusals.get("inspect", lambda body: None)(self.body):
             raise error
-        return {"State": {"Running": False, "Status": "exited", "ExitCode": 5, **self.state}}
+        state = {"Running": False, "Status": "exited", "ExitCode": 5, **self.state}
+        return {"State": state, "Config": {"Labels": self.labels}}
 
     def stop(self, container: str, timeout: int) -> None:
         self._asked(f"stop {timeout}")
@@ -77,8 +79,8 @@ class Api:
         self._asked("remove")
 
 
-def refused(text: str) -> APIError:
-    response: Any = SimpleNamespace(status_code=500, reason="", url="")
+def refused(text: str, code: int = 500) -> APIError:
+    response: Any = SimpleNamespace(status_code=code, reason="", url="")
     return APIError("refused", response=response, explanation=text)
 
 
@@ -143,6 +145,46 @@ def test_a_refusal_leaves_no_container(bare: Plan, reason: str, said: str) -> No
     with pytest.raises(EngineError, match=said):
         docker_job.start(api, bare, attach=True)
     assert api.calls == ["create", "attach", "start", "remove"]
+
+
+@pytest.mark.parametrize("state", [{}, {"Status": "removing"}, None])
+def test_the_attempt_before_is_waited_for_while_it_is_removed(
+    bare: Plan, monkeypatch: pytest.MonkeyPatch, state: dict[str, Any] | None
+) -> None:
+    left = [refused("the name is in use", 409)] * 3
+    gone = NotFound("gone") if state is None else None
+    api = Api(create=lambda body: left.pop() if left else None, inspect=lambda body: gone)
+    api.state, api.labels = state or {}, dict(bare.labels)
+    monkeypatch.setattr(docker_job, "RETRY_SECONDS", 0)
+    assert docker_job.start(api, bare, attach=False).handle == "abc"
+    assert api.calls == ["create"] * 4 + ["start"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "state", "said", "tries"),
+    [
+        ({}, {}, "there is a container test-0a1b2c3d already\n  docker rm -f test-0a1b2c3d", 1),
+        (None, {"Running": True, "Status": "running"}, "run 0a1b2c3d goes on already", 1),
+        (None, {"Status": "created"}, "run 0a1b2c3d goes on already", 1),
+        (None, {"Status": "removing"}, "there is a container test-0a1b2c3d already", 2),
+    ],
+)
+def test_a_name_that_stays_taken_is_told(
+    bare: Plan,
+    monkeypatch: pytest.MonkeyPatch,
+    labels: dict[str, str] | None,
+    state: dict[str, Any],
+    said: str,
+    tries: int,
+) -> None:
+    api = Api(create=lambda body: refused("the name is in use", 409))
+    api.state, api.labels = state, dict(bare.labels) if labels is None else labels
+    monkeypatch.setattr(docker_job, "REMOVAL_SECONDS", 0.01)
+    monkeypatch.setattr(docker_job, "RETRY_SECONDS", 0.02)
+    with pytest.raises(EngineError) as caught:
+        docker_job.start(api, bare, attach=False)
+    assert str(caught.value).startswith(said)
+    assert api.calls == ["create"] * tries
 
 
 def test_an_image_that_went_meanwhile_is_told(bare: Plan) -> None:
