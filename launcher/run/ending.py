@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from launcher.backends import Cause, Ended
+from launcher.run.failures import named
 from launcher.train.folders import Checkpoint
 from launcher.train.runner import STOPPED
 
@@ -16,7 +17,9 @@ NEVER_BETTER = (2, 121)
 """Exit codes of a refusal: starting again would end the same way."""
 
 FINISHED_LINE = re.compile(r"^(node-\d+ \| )?finished after iteration ", re.MULTILINE)
-FULL = "No space left on device"
+FULL = re.compile(r"^(?!.*(?:shm|shared memory|posix_fallocate)).*No space left on device", re.M)
+"""A disk is full, and not /dev/shm, whose cure is another."""
+
 ASKED_LINE = re.compile(r"runner: .+: asked \d+ ranks to stop")
 RANK_LINE = re.compile(r"runner: ((?:killing )?rank .+)$", re.MULTILINE)
 """The runner's own lines; what it follows may be a line that a killed rank didn't end."""
@@ -84,6 +87,11 @@ class Ending:
         return self.asked and self.ended.code == KILLED
 
     @property
+    def full(self) -> bool:
+        """Whether a disk is."""
+        return bool(FULL.search(self.tail))
+
+    @property
     def reason(self) -> str:
         """Why it ended, in a few words; "" where its exit code says all there is to say."""
         if self._hung:
@@ -97,7 +105,7 @@ class Ending:
         said = RANK_LINE.search(self.tail)
         if self.ended.cause is Cause.MEMORY and not (said and OUT_OF_MEMORY in said[1]):
             return "out of memory (the container's limit, resources.memory)"
-        if FULL in self.tail:
+        if self.full:
             return "a disk is full"
         if said and not (self._forced and "SIGTERM" in said[1]):
             return said[1]
@@ -118,7 +126,10 @@ def describe(ending: Ending, run: str, saved: Checkpoint | None, folder: str) ->
     if not re.search(rf"\bcode {ending.code}\b", reason):
         told += f", exit code {ending.code}"
     lines = [f"{told}: {reason}" if reason else told]
-    if FULL in ending.tail and folder:
+    if ending.outcome is Outcome.FAILED:
+        for failure in named(ending.tail, ending.ended)[:1]:  # the others follow from it
+            lines += failure.lines
+    if ending.full and folder:
         lines.append(f"see what is free where it saves: {folder}")
     if saved:
         lines.append(f"newest complete checkpoint: {saved.folder} (iteration {saved.iteration})")
