@@ -70,7 +70,8 @@ def attach(text: str) -> int:
     try:
         kept = record.find(job.run)
     except UsageError:  # another user's or another cache's: it can be followed all the same
-        return supervise(chosen, lambda attempt: job, job=job).code
+        tell(f"run {job.run} has no record here: it is only looked at, not stopped or removed")
+        return supervise(chosen, lambda attempt: job, job=job, guest=True).code
     asked = kept.asked()
     restarts = asked.config.max_restarts
     try:

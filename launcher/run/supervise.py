@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -60,18 +60,19 @@ def supervise(
     restarts: int = 0,
     job: Job | None = None,
     listening: Listening = nobody,
+    guest: bool = False,
 ) -> Ending:
     """Carry a run to its end, starting it again up to `restarts` times where it failed.
 
     `job` is a run that goes on already. Until a container has started, SIGINT and SIGTERM wait,
     so that none is left half-made; afterwards the first asks the run to stop and the second ends
     it at once. Nothing of the run is left but its files. Where another launcher follows it, that
-    one starts it again and removes it.
+    one starts it again and removes it. A `guest` only looks on: a signal ends nothing but that.
     """
     stopper = Stopper()
-    with stopper.installed(), _screened(), ExitStack() as held:
+    with nullcontext() if guest else stopper.installed(), _screened(), ExitStack() as held:
         job = stopper.take(job) if job else stopper.started(start, 0)
-        mine = held.enter_context(owner.following(job.run))
+        mine = not guest and held.enter_context(owner.following(job.run))
         for attempt in count(attempt_of(job) + 1):
             with listening(job) if mine else nobody(job) as listeners:
                 found = _to_its_end(chosen, job, stopper, mine=mine, listeners=listeners)

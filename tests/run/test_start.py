@@ -101,6 +101,24 @@ def test_a_run_that_does_not_start_leaves_no_record(save: Path, plan: Callable[.
     assert not record.folder(RUN).exists()
 
 
+def test_a_run_without_a_record_here_is_only_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "mine"))
+    theirs = job(RUN, tmp_path)
+    monkeypatch.setattr(start.find, "job", lambda text: ("engine", theirs))
+    seen: list[dict[str, Any]] = []
+
+    def supervise(*_: Any, **how: Any) -> Any:
+        seen.append(how)
+        return SimpleNamespace(code=3)
+
+    monkeypatch.setattr(start, "supervise", supervise)
+    assert start.attach(RUN) == 3
+    assert seen == [{"job": theirs, "guest": True}]
+    assert f"run {RUN} has no record here" in capsys.readouterr().err
+
+
 def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(
     save: Path, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:

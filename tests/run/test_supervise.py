@@ -364,6 +364,37 @@ def test_a_stop_from_elsewhere_is_no_failure(runs: Path) -> None:
     assert job.calls == ["kill", "remove"]
 
 
+def test_a_guest_leaves_the_run_to_its_owner(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job = FakeJob(pieces=[(False, b"loss\n")], end=Ended(3))
+    found = supervise.supervise(engine(), never, restarts=5, job=job, guest=True)
+    assert (found.code, job.calls) == (3, [])
+    assert capfd.readouterr().out == "loss\n"
+    with owner.following(RUN) as nobody_else:  # no lock was held, and no stop asked for
+        assert nobody_else
+    assert not owner.asked_to_stop(RUN)
+
+
+@pytest.mark.parametrize("signum", supervise.SIGNALS)
+def test_a_signal_ends_a_guest_alone(runs: Path, signum: signal.Signals) -> None:
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted
+
+    job = FakeJob(waits=True)
+    before = signal.signal(signum, interrupt)
+    sending = threading.Timer(0.2, lambda: os.kill(os.getpid(), signum))
+    sending.start()
+    try:
+        with pytest.raises(Interrupted):
+            supervise.supervise(engine(), never, job=job, guest=True)
+    finally:
+        sending.join()
+        signal.signal(signum, before)
+    assert job.calls == []
+
+
 def test_where_another_follows_it_the_run_is_neither_removed_nor_started_again(
     runs: Path,
 ) -> None:
