@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import queue
+import re
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from calendar import timegm
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import strptime
 from typing import TYPE_CHECKING, Any
 
 from docker.api import APIClient
@@ -35,6 +38,7 @@ from launcher.run import record
 from launcher.run.ending import RANK_LINE, Ending
 from launcher.run.image import LABEL
 from launcher.run.plan import Plan, without_memlock
+from launcher.train.stall import CONCLUSION, REPORT
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -44,6 +48,11 @@ POLL_SECONDS = 0.2
 SETTLE_SECONDS = 10.0
 """How long nodes that outlive a failed one have to fail, and say why, by themselves."""
 
+APART_SECONDS = 5.0
+"""Surely more than between a rank's end and the failures of those that miss it."""
+
+LOST_ANOTHER = re.compile(r"lost another rank|Connection (closed|reset) by peer")
+STAMP = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z ", re.MULTILINE)
 LONGEST_LINE = 1 << 16
 LAST_LINES = 200
 CUT_SHORT = 125
@@ -51,11 +60,14 @@ CUT_SHORT = 125
 
 @dataclass(frozen=True)
 class State:
-    """What the engine tells of a node's container; `at` is when it ended, in its own words."""
+    """What the engine tells of a node's container.
+
+    `at` is when it ended, in seconds since 1970; `refused` is why the engine didn't start it.
+    """
 
     started: bool
     ended: Ended | None
-    at: str = ""
+    at: float = 0.0
     refused: str = ""
 
 
@@ -151,14 +163,17 @@ class ComposeJob:
             told = self.api.inspect_container(node.container)["State"]
         except NotFound:
             was = before or State(started=True, ended=None)
-            return was if was.ended or not was.started else State(True, _REMOVED, was.at)
+            if was.started and not was.ended:
+                was = State(True, Ended(KILLED, Cause.REMOVED), time.time())
+            self._known[node.container] = was
+            return was
         except FAILURES as error:
             raise Lost(_reason(error)) from error
         started = told["Status"] != "created"
         state = State(
             started,
             node.ended() if started else None,
-            _sortable(told["FinishedAt"]),
+            seconds(told["FinishedAt"]) if started else 0.0,
             "" if started else told.get("Error", ""),
         )
         self._known[node.container] = state
@@ -182,41 +197,27 @@ class ComposeJob:
     def _first_failure(self, states: list[State]) -> Ended | None:
         """The end of the node whose failure came first, and why, in words that name it."""
         failed = [
-            (self._failing_since(rank, state), rank, state.ended)
+            (failing_since(log, state.at), rank, log, state.ended)
             for rank, state in enumerate(states)
-            if state.ended and state.ended.code
+            if state.ended and state.ended.code and (log := self._log(rank)) is not None
         ]
         if not failed:
             return None
-        _, rank, ended = min(failed, key=lambda one: one[:2])
-        tail = b"".join(data for _, data in self._tail(rank)).decode(errors="replace")
-        reason = Ending(ended, False, tail).reason
-        name = node_name(rank)
-        return replace(ended, why=f"{name}: {reason}" if len(states) > 1 and reason else reason)
+        _, rank, log, ended = min(failed, key=lambda one: one[:2])
+        if len(states) == 1:
+            return ended
+        reason = Ending(ended, False, STAMP.sub("", log)).reason
+        told = reason or f"ended with code {ended.code}"
+        return replace(ended, why=f"{node_name(rank)}: {told}")
 
-    def _failing_since(self, rank: int, state: State) -> str:
-        """When a node's first rank failed, or else when the node ended.
-
-        Ranks of other nodes fail as soon as they miss one, and their node may end before its.
-        """
-        for line in self._log(rank, timestamps=1).decode(errors="replace").splitlines():
-            when, _, text = line.partition(" ")
-            if RANK_LINE.search(text):
-                return _sortable(when)
-        return state.at
-
-    def _tail(self, rank: int) -> Iterator[tuple[bool, bytes]]:
-        yield True, self._log(rank)
-
-    def _log(self, rank: int, timestamps: int = 0) -> bytes:
-        """The last lines of a node; none where they can't be read."""
+    def _log(self, rank: int) -> str:
+        """The last lines of a node, each with its time before it; none where they can't be read."""
+        container = self.nodes[rank].container
         try:
-            told: bytes = self.api.logs(
-                self.nodes[rank].container, tail=LAST_LINES, timestamps=bool(timestamps)
-            )
+            told: bytes = self.api.logs(container, tail=LAST_LINES, timestamps=True)
         except FAILURES:
-            return b""
-        return told
+            return ""
+        return told.decode(errors="replace")
 
     def _end_survivors(self, states: list[State]) -> None:
         """End the nodes that go on though one has failed, once they had time to fail as well.
@@ -262,8 +263,8 @@ class ComposeJob:
     def diagnose(self) -> dict[str, bytes]:
         """Of all nodes at once: each takes its time."""
         with ThreadPoolExecutor(len(self.nodes)) as pool:
-            reports = pool.map(DockerJob.diagnose, self._started())
-            return {name: content for report in reports for name, content in report.items()}
+            reports = [*pool.map(DockerJob.diagnose, self.nodes)]
+        return reports[0] if len(reports) == 1 else merged(reports)
 
     def remove(self) -> None:
         if self.up:
@@ -272,13 +273,40 @@ class ComposeJob:
         remove(self.api, self.project)
 
 
-_REMOVED = Ended(KILLED, Cause.REMOVED)
+def merged(reports: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
+    """The reports of several nodes as one, which ends with what each of them says."""
+    files, told, said = dict[str, bytes](), list[str](), list[str]()
+    for rank, report in enumerate(reports):
+        name = node_name(rank)
+        files |= {f"{name}.{file}": content for file, content in report.items() if file != REPORT}
+        text = report.get(REPORT, b"").decode(errors="replace")
+        told.append(f"{name}:\n{text.rstrip()}\n\n")
+        lines = [line for line in text.splitlines() if line.startswith(CONCLUSION)]
+        said += [f"{name}: {line.removeprefix(CONCLUSION)}" for line in lines[-1:]]
+    if said:
+        files[REPORT] = f"{''.join(told)}{CONCLUSION}{'; '.join(said)}\n".encode()
+    return files
 
 
-def _sortable(time: str) -> str:
-    """A time of the engine's, 2025-01-02T03:04:05.6Z, so that later ones sort after it."""
+def failing_since(log: str, ended: float) -> float:
+    """When a node began to fail, to tell the first from those that failed for want of it.
+
+    By the runner's line on its first rank: nodes may end in another order. A rank that says that it
+    lost another one counts as later. A node without such a line didn't fail but was ended, and
+    missed by others before the engine had seen its end, so that counts as earlier.
+    """
+    for found in RANK_LINE.finditer(log):
+        mourned = LOST_ANOTHER.search(log, 0, found.start())
+        stamp = STAMP.match(log, log.rfind("\n", 0, found.start()) + 1)
+        at = seconds(stamp[0].strip()) if stamp else ended
+        return at + APART_SECONDS if mourned else at
+    return ended - APART_SECONDS
+
+
+def seconds(time: str) -> float:
+    """Seconds since 1970 of a time in the engine's words: 2025-01-02T03:04:05.678901234Z."""
     whole, _, fraction = time.removesuffix("Z").partition(".")
-    return f"{whole}.{fraction:0<9}"
+    return timegm(strptime(whole, "%Y-%m-%dT%H:%M:%S")) + float(f"0.{fraction or 0}")
 
 
 @dataclass

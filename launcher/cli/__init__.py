@@ -19,6 +19,7 @@ COMMANDS = {
     "ps": "launcher.cli.ps",
     "attach": "launcher.cli.attach",
     "logs": "launcher.cli.logs",
+    "stacks": "launcher.cli.stacks",
     "stop": "launcher.cli.stop",
     "resume": "launcher.cli.resume",
     "rerun": "launcher.cli.rerun",

@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from launcher.backends import Job, Lost
-from launcher.run import config, record
+from launcher.run import config, owner, record
 from launcher.train.runner import SAYS
-from launcher.train.stall import REPORT, REPORTS, STALLED
+from launcher.train.stall import CONCLUSION, REPORT, REPORTS
 
 if TYPE_CHECKING:
     from launcher.run.supervise import Listener
@@ -106,12 +106,17 @@ class Watchdog:
                     continue
             if self.over:
                 return
-            with suppress(Lost):
+            try:
                 self.bark()
-            self.silence.told = True
+            except Lost:  # the run may go on meanwhile
+                self.silence.since = self.clock()
+            else:
+                self.silence.told = True
 
     def bark(self) -> None:
         """Tell who waits for whom, keep the stacks, and end the run where that is wanted."""
+        if owner.asked_to_stop(self.job.run):  # it saves, and is given its time for that
+            return
         silent = f"no output for {self.clock() - self.silence.since:.0f} s"
         found = self.job.diagnose()
         if self.over or self.job.ended() is not None:
@@ -144,11 +149,15 @@ def watching(job: Job, folder: Path, tell: Callable[[str], None]) -> Iterator[Se
         yield (dog,)
 
 
+def report(files: Mapping[str, bytes]) -> str:
+    """What a report says, line by line."""
+    return files.get(REPORT, b"").decode(errors="replace")
+
+
 def conclusion(files: Mapping[str, bytes]) -> str:
-    """What a report says in the end."""
-    lines = files.get(REPORT, b"").decode(errors="replace").splitlines()
-    found = [line.removeprefix(STALLED) for line in lines if line.startswith(STALLED)]
-    return found[-1] if found else "the report says nothing"
+    """What it says in the end."""
+    found = [line for line in report(files).splitlines() if line.startswith(CONCLUSION)]
+    return found[-1].removeprefix(CONCLUSION) if found else "the report says nothing"
 
 
 def keep(folder: Path, files: Mapping[str, bytes]) -> Path | None:

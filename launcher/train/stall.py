@@ -31,7 +31,7 @@ RECORD_SECONDS = 5.0
 REPORTS = "stalled-"
 """Begins the name of a report's folder, which ends in its number."""
 
-STALLED = "stalled: "
+CONCLUSION = "in short: "
 """Begins the line of a report that says whom the others wait for."""
 
 REPORT = "report.txt"
@@ -245,7 +245,7 @@ class Collector:
         lines = [f"rank {n} {at.kind.value[0]} {at.told}" for n, at in places.items()]
         for number, operations in records.items():
             lines += [f"rank {number}: {line}" for line in flight.told(operations)]
-        lines.append(f"{STALLED}{conclude(places, records, whole=self.whole)}")
+        lines.append(f"{CONCLUSION}{conclude(places, records, whole=self.whole)}")
         for number, text in texts.items():
             stacks.path(kept, number).write_text(text, encoding="utf-8")
         partial = kept / f"{REPORT}.partial"
