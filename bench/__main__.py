@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bench import demo, launch, rows
+from bench import demo, launch, logs, rows
 from launcher.engine import acquire
 from launcher.engine.connect import engine_host
 from launcher.matrix.load import load_matrix
@@ -15,9 +15,9 @@ from launcher.settings import settings
 
 def main(names: list[str]) -> int:
     """Run the named comparisons, or all; 1 where a goal is missed."""
-    wanted = set(names or ["launch", "rows", "demo"])
+    wanted = set(names or ["launch", "logs", "rows", "demo"])
     figures = demo.figures() if "demo" in wanted else []
-    if wanted & {"launch", "rows"}:
+    if wanted & {"launch", "logs", "rows"}:
         site, progress = settings(), Progress()
         with acquire.any_engine(site.cache / "engine", progress) as client:
             os.environ["DOCKER_HOST"] = engine_host(client)
@@ -26,6 +26,8 @@ def main(names: list[str]) -> int:
                 figures += rows.figures(client, site, found.base, found.builder)
             if "launch" in wanted:
                 figures += launch.figures(client, found.base)
+            if "logs" in wanted:
+                figures += logs.figures(client, found.base)
     print("\n".join(map(str, figures)))
     return 0 if all(figure.value <= figure.goal for figure in figures) else 1
 
