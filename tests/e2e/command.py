@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 
-def launcher(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+def launcher(*args: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
     """Run `python -m launcher` with `args` and, beside this environment, `env`."""
     return subprocess.run(
         [sys.executable, "-m", "launcher", *args],
-        cwd=ROOT,
+        cwd=cwd,
         env=os.environ | env,
         capture_output=True,
         text=True,

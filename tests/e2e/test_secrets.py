@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from launcher.settings import ROOT
+from tests.e2e.command import launcher
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -42,37 +41,27 @@ resources: {{{{network: none, workdir: work}}}}
 """
 
 
-def launcher(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    env = {"PYTHONPATH": str(ROOT), "LAUNCHER_RUNS": str(folder / "runs"), "DB_PASSWORD": BY_NAME}
-    return subprocess.run(
-        [sys.executable, "-m", "launcher", *args],
-        cwd=folder,
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 def test_a_secret_is_nowhere_but_in_the_program(
     engine: DockerClient, cpu_images: CpuImages, tmp_path: Path
 ) -> None:
+    env = {"PYTHONPATH": str(ROOT), "LAUNCHER_RUNS": str(tmp_path / "runs"), "DB_PASSWORD": BY_NAME}
+    launched = partial(launcher, cwd=tmp_path, **env)
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "key").write_text(BY_FILE + "\n")
     (tmp_path / "key").chmod(0o600)
     (tmp_path / "run.yaml").write_text(RUN_FILE.format(image=cpu_images.build()))
-    dry = launcher(tmp_path, "run", "run.yaml", "--dry-run")
+    dry = launched("run", "run.yaml", "--dry-run")
     assert dry.returncode == 0, dry.stderr
 
-    run = launcher(tmp_path, "run", "run.yaml", "--detach").stdout.strip()
+    run = launched("run", "run.yaml", "--detach").stdout.strip()
     until = time.monotonic() + 60
     while not (tmp_path / "work/ready").exists() and time.monotonic() < until:
         time.sleep(0.1)
     (container,) = engine.containers.list(filters={"label": f"megatron-launchpad.run={run}"})
     inspected = json.dumps(engine.api.inspect_container(container.id))
-    listed = launcher(tmp_path, "ps")
+    listed = launched("ps")
     (tmp_path / "work/done").touch()
-    ended = launcher(tmp_path, "attach", run)
+    ended = launched("attach", run)
 
     hashes = [hashlib.sha256(v.encode()).hexdigest() for v in (BY_FILE, LITERAL, BY_NAME)]
     names = ("WANDB_API_KEY", "HF_TOKEN", "DB_PASSWORD")

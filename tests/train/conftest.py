@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +86,44 @@ def start(processes: int, *program: str) -> Run:
         timeout=300,
     )
     return Run(done.returncode, done.stdout)
+
+
+@dataclass
+class Ranks:
+    """Ranks that go on: their runner, and what they have printed so far."""
+
+    process: subprocess.Popen[str]
+    output: str = ""
+
+    def line(self) -> str:
+        """The next line. Fails where they end before."""
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line, f"ended before: {self.output}"
+        self.output += line
+        return line
+
+    @property
+    def ended(self) -> Run:
+        """The run, once it has ended."""
+        return Run(self.process.returncode, self.output)
+
+
+@contextmanager
+def going_on(command: list[str], stdin: int | None = None) -> Iterator[Ranks]:
+    """Start what `runner_command` gives; afterwards wait for its end, and read all of it."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environment(), stdin=stdin, stdout=pipe, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        ranks = Ranks(process)
+        try:
+            yield ranks
+            assert process.stdout
+            ranks.output += process.stdout.read()
+        except BaseException:
+            process.kill()  # its ranks end with it
+            raise
 
 
 @pytest.fixture

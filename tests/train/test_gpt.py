@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from launcher.data import indexed
 from launcher.train import contents, folders
 
-from .conftest import TINY, Run, environment, runner_command, start
+from .conftest import TINY, Run, going_on, runner_command, start
 
 pytestmark = pytest.mark.megatron
 
@@ -200,21 +199,11 @@ def stopped(root: Path, extra: list[str], ready: Callable[[str], bool]) -> Run:
     """Train without an end, ask to stop when a line of the log is `ready`; the run's end."""
     program = ["-m", "launcher.train.gpt", *TINY, "--mock-data", *TENSOR, *extra]
     endless = ["--train-iters", "100000", "--exit-signal-handler", "--save", str(root)]
-    with subprocess.Popen(
-        runner_command(2, *program, *endless),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout
-        output = line = process.stdout.readline()
-        while not ready(line):
-            assert line, f"ended before: {output}"
-            output += (line := process.stdout.readline())
-        process.send_signal(signal.SIGTERM)
-        output += process.stdout.read()
-    return Run(process.returncode, output)
+    with going_on(runner_command(2, *program, *endless)) as ranks:
+        while not ready(ranks.line()):
+            pass
+        ranks.process.send_signal(signal.SIGTERM)
+    return ranks.ended
 
 
 def check_stopped(run: Run, root: Path, *iterations: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.train import devices, folders, oom, runner
 
-from .conftest import environment, runner_command, start
+from .conftest import environment, going_on, runner_command, start
 from .test_folders import distributed
 
 
@@ -201,16 +201,13 @@ def with_options(processes: int, options: list[str], *program: str) -> list[str]
 def signalled(script: str, *signums: int, grace: str = "60") -> tuple[int, str]:
     """Start two ranks, wait until both are ready, send the runner signals half a second apart."""
     command = with_options(2, ["--grace", grace], script)
-    with subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout
-        output = process.stdout.readline() + process.stdout.readline()
+    with going_on(command) as ranks:
+        ranks.line()
+        ranks.line()
         for signum in signums:
-            process.send_signal(signum)
+            ranks.process.send_signal(signum)
             time.sleep(0.5)
-        output += process.stdout.read()
-    return process.returncode, output
+    return ranks.ended.code, ranks.output
 
 
 @pytest.mark.megatron
@@ -230,46 +227,30 @@ def test_a_second_request_leaves_the_ranks_their_time(tmp_path: Path) -> None:
     go = tmp_path / "go"
     wait = f"[time.sleep(0.05) for _ in iter(lambda: os.path.exists({str(go)!r}), True)]"
     handler = f"lambda *_: ({wait}, print('saved', rank, flush=True), sys.exit(0))"
-    with subprocess.Popen(
-        runner_command(2, sleeper(tmp_path, handler=handler)),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout
-        output = process.stdout.readline() + process.stdout.readline()
+    with going_on(runner_command(2, sleeper(tmp_path, handler=handler))) as ranks:
+        ranks.line()
+        ranks.line()
         for said in ("asked 2 ranks to stop", "SIGTERM: asked to stop already"):
-            process.send_signal(signal.SIGTERM)
-            while said not in output:
-                line = process.stdout.readline()
-                assert line, output
-                output += line
+            ranks.process.send_signal(signal.SIGTERM)
+            while said not in ranks.output:
+                ranks.line()
         go.touch()
-        output += process.stdout.read()
-    assert process.returncode == 0, output
-    assert output.count("saved") == 2
+    assert ranks.ended.code == 0, ranks.output
+    assert ranks.output.count("saved") == 2
 
 
 @pytest.mark.megatron
 def test_a_tied_run_stops_when_its_input_ends(tmp_path: Path) -> None:
     handler = "lambda *_: (print('saved', rank, flush=True), sys.exit(0))"
-    with subprocess.Popen(
-        with_options(2, ["--tie"], sleeper(tmp_path, handler=handler)),
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-        output = process.stdout.readline() + process.stdout.readline()
-        process.stdin.close()
-        output += process.stdout.read()
-    assert process.returncode == 0, output
-    assert "runner: the launcher has gone: asked 2 ranks to stop" in output
-    assert "saved 0" in output
+    command = with_options(2, ["--tie"], sleeper(tmp_path, handler=handler))
+    with going_on(command, stdin=subprocess.PIPE) as ranks:
+        ranks.line()
+        ranks.line()
+        assert ranks.process.stdin
+        ranks.process.stdin.close()
+    assert ranks.ended.code == 0, ranks.output
+    assert "runner: the launcher has gone: asked 2 ranks to stop" in ranks.output
+    assert "saved 0" in ranks.output
 
 
 @pytest.mark.megatron
