@@ -207,8 +207,9 @@ class ComposeJob:
         if len(states) == 1:
             return ended
         reason = Ending(ended, False, STAMP.sub("", log)).reason
-        told = reason or f"ended with code {ended.code}"
-        return replace(ended, why=f"{node_name(rank)}: {told}")
+        return replace(
+            ended, why=f"{node_name(rank)}: {reason}" if reason else f"on {node_name(rank)}"
+        )
 
     def _log(self, rank: int) -> str:
         """The last lines of a node, each with its time before it; none where they can't be read."""

@@ -217,7 +217,7 @@ def test_all_nodes_on_one_machine_know_each_other(plan: Planner) -> None:
     assert dict(made.env)["PET_MASTER_ADDR"] == "node-0"
     assert dict(made.env)["PET_NODE_RANK"] == "0"
     assert made.network is None
-    with pytest.raises(UsageError, match="nodes.rank"):
+    with pytest.raises(UsageError, match=r"nodes\.rank"):
         plan("gpt2", "nodes={count: 2, rank: 1}", "gpus=4", host=here)
 
 

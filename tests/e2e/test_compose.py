@@ -1,0 +1,263 @@
+"""Runs of several nodes as compose projects on a real engine, and of one."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from launcher.backends.docker_job import PROJECT
+from tests.e2e.test_faults import Site, Started, make_site, standin, until
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.containers import Container
+
+    from tests.conftest import CpuImages
+
+pytestmark = pytest.mark.engine
+
+MEETING = """\
+# Meets the other nodes as ranks do, then counts until it is asked to stop.
+import os, signal, socket, sys, time
+rank, nodes = int(os.environ["PET_NODE_RANK"]), int(os.environ["PET_NNODES"])
+meeting = (os.environ["PET_MASTER_ADDR"], int(os.environ["PET_MASTER_PORT"]))
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+if rank == 0:
+    server = socket.create_server(("", meeting[1]))
+    peers = [server.accept()[0] for _ in range(nodes - 1)]
+else:
+    peers = [socket.create_connection(meeting)]
+print("met as", rank, flush=True)
+"""
+COUNTING = """\
+while not asked:
+    print("line", flush=True)
+    time.sleep(0.05)
+print("asked", file=sys.stderr, flush=True)
+sys.exit(7)
+"""
+FAILING = """\
+if rank == 1:
+    print("runner: rank 1 exited with code 3", file=sys.stderr, flush=True)
+    sys.exit(3)
+print("waiting for rank 1", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.fixture
+def here(engine: DockerClient, tmp_path: Path) -> Iterator[Site]:
+    """A folder to use the launcher in; afterwards nothing of it may be left, networks included."""
+    site = make_site(tmp_path, engine)
+    yield site
+    left = site.end()
+    assert left + networks(site) == []
+
+
+def networks(site: Site) -> list[str]:
+    """The networks of the site's projects."""
+    found = site.client.networks.list(filters={"label": PROJECT})
+    return [one.name for one in found if one.name.startswith(site.name)]
+
+
+def two(image: str, **more: Any) -> dict[str, Any]:
+    """Two nodes of ./program.py with the stand-in runner."""
+    return standin(image, network=None) | {"nodes": 2} | more
+
+
+def node(site: Site, rank: int) -> Container:
+    """A node's container, as soon as it runs."""
+
+    def running() -> list[Container]:
+        found = [one for one in site.containers() if one.status == "running"]
+        return [one for one in found if one.labels["megatron-launchpad.node"] == str(rank)]
+
+    return until(running, f"node {rank} doesn't run")[0]
+
+
+@pytest.fixture
+def counting(here: Site, python_image: str) -> Site:
+    """Where two nodes count until they are asked to stop, and then exit with 7."""
+    here.write(two(python_image), MEETING + COUNTING)
+    return here
+
+
+def counted(text: str) -> None:
+    """Both nodes have written whole lines, each with its name before it."""
+    for rank in (0, 1):
+        assert f"node-{rank} | met as {rank}\n" in text
+        assert f"node-{rank} | line\n" in text
+    assert re.fullmatch(r"(node-[01] \| (met as [01]|line)\n)*", text)
+
+
+def test_nodes_meet_by_name_and_stop_when_asked(counting: Site) -> None:
+    started = counting.start("run", "run.yaml", "--backend", "compose")
+    started.said("node-1 | line")
+    run = counting.run()
+    assert len(networks(counting)) == 1
+    started.process.send_signal(signal.SIGINT)
+    assert started.ends() == 7
+    counted(started.out)
+    for rank in (0, 1):
+        assert f"node-{rank} | asked\n" in started.err
+    assert re.fullmatch(rf"run {run} stopped, exit code 7: on node-[01]", started.told()[1])
+    assert (counting.folder / "runs" / run / "compose.yaml").exists()
+
+
+def test_a_killed_launcher_leaves_the_run_to_others(counting: Site) -> None:
+    first = counting.start("run", "run.yaml", "--backend", "compose")
+    first.said("node-0 | met as 0")
+    first.process.kill()
+    first.ends()
+    run = counting.run()
+    listed = counting.done("ps").out
+    assert re.findall(rf"^{run} +{counting.name} +running +compose ", listed, re.MULTILINE)
+    follower, logs = counting.start("attach", run), counting.start("logs", "-f", run)
+    for each in (follower, logs):
+        each.said("node-1 | line")
+    assert counting.done("stop", run).process.returncode == 0
+    assert (follower.ends(), logs.ends()) == (7, 0)
+    counted(follower.out)
+    assert sorted(follower.out.splitlines()) == sorted(logs.out.splitlines())
+
+
+def test_the_others_start_though_the_launcher_was_killed_before(counting: Site) -> None:
+    program = MEETING.replace("if rank == 0:", "if rank == 0:\n    time.sleep(3)")
+    (counting.folder / "program.py").write_text(program + COUNTING)
+    first = counting.start("run", "run.yaml", "--backend", "compose")
+    node(counting, 0)
+    first.process.kill()
+    first.ends()
+    node(counting, 1)
+    assert counting.done("stop", counting.run()).process.returncode == 0
+    assert counting.done("attach", counting.name).process.returncode == 7
+
+
+def test_it_can_be_left_alone(counting: Site) -> None:
+    run = counting.done("run", "run.yaml", "--backend", "compose", "--detach").out.strip()
+    node(counting, 1)
+    told = counting.done("exec", run, "--", "printenv", "PET_NODE_RANK").out
+    assert told == "0\n"
+    counting.done("stop", run)
+    attached = counting.done("attach", run)
+    assert attached.process.returncode == 7
+    counted(attached.out)
+
+
+def test_a_second_signal_ends_all_nodes(here: Site, python_image: str) -> None:
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(600)\n"
+    here.write(two(python_image), MEETING + deaf)
+    started = here.start("run", "run.yaml", "--backend", "compose")
+    started.said("node-1 | deaf")
+    run = here.run()
+    started.process.send_signal(signal.SIGINT)
+    started.said("asked the run to stop")
+    started.process.send_signal(signal.SIGINT)
+    assert started.ends() == 137
+    assert started.told()[1:] == [f"run {run} stopped, exit code 137"]
+
+
+def test_a_stop_is_heard_before_the_nodes_have_met(here: Site, python_image: str) -> None:
+    here.write(two(python_image), "import time\nprint('here', flush=True)\ntime.sleep(600)\n")
+    started = here.start("run", "run.yaml", "--backend", "compose")
+    started.said("node-0 | here")
+    started.process.send_signal(signal.SIGTERM)
+    assert started.ends() == 143
+    assert "node-1" not in started.out
+
+
+def test_the_first_node_to_fail_is_named_and_ends_the_others(here: Site, python_image: str) -> None:
+    here.write(two(python_image), MEETING + FAILING)
+    started = here.start("run", "run.yaml", "--backend", "compose")
+    started.said("node-0 | waiting")
+    run = here.run()
+    assert started.ends() == 3
+    assert started.told() == [f"run {run} failed: node-1: rank 1 exited with code 3"]
+
+
+def test_a_node_that_never_waits_for_others_is_told(here: Site, python_image: str) -> None:
+    here.write(two(python_image), "print('alone')\n")
+    started = here.start("run", "run.yaml", "--backend", "compose")
+    assert started.ends() == 125
+    (told,) = started.told()
+    assert "node-1 didn't start: node-0 ended before its port was open" in told
+
+
+def test_what_the_engine_refuses_leaves_nothing(here: Site, python_image: str) -> None:
+    here.write(two(python_image, gpus=1), MEETING)
+    started = here.start("run", "run.yaml", "--backend", "compose", "--no-preflight")
+    assert started.ends() == 125, started
+    assert "can't give GPUs" in started.err
+    assert here.containers() == []
+    assert networks(here) == []
+
+
+def test_one_node_is_like_a_container(here: Site, python_image: str) -> None:
+    here.write(standin(python_image, ulimits={"memlock": -1}), "print('out')\nraise SystemExit(5)")
+    started = here.start("run", "run.yaml", "--backend", "compose")
+    assert started.ends() == 5
+    assert started.out == "out\n"
+    assert "exit code 5" in started.told()[-1]
+
+
+# Real training: TP=2 within a node, DP=2 over two of them, by Megatron-Core on gloo.
+TRAINING = {
+    "program": "gpt",
+    "gpus": 0,
+    "model": {
+        **{"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 64},
+        **{"hidden_dropout": 0.0, "attention_dropout": 0.0, "make_vocab_size_divisible_by": 8},
+    },
+    "training": {
+        **{"micro_batch_size": 4, "global_batch_size": 16, "train_iters": 10, "lr": 1e-3},
+        "seed": 7,
+    },
+    "parallel": {"tensor_model_parallel_size": 2},
+    "data": {"mock": True, "vocab_size": 257},
+    "logging": {"log_interval": 1},
+}
+STEP = re.compile(r"iteration +(\d+)/.* lm loss: (\S+) .* grad norm: (\S+) ")
+
+
+@pytest.fixture(scope="module")
+def image(cpu_images: CpuImages) -> str:
+    """The cpu row with its default release."""
+    return cpu_images.build()
+
+
+def steps(started: Started) -> list[tuple[str, ...]]:
+    """Iteration, loss and norm of the gradient of each step, as printed."""
+    assert started.ends() == 0, started
+    return [match.groups() for match in STEP.finditer(started.out)]
+
+
+def test_two_nodes_learn_what_one_does(here: Site, image: str) -> None:
+    here.write({"image": {"name": image}, **TRAINING})
+    one = steps(here.start("run", "run.yaml", "--set", "processes=4"))
+    both = ("--backend", "compose", "--nodes", "2", "--set", "processes=2")
+    started = here.start("run", "run.yaml", *both)
+    assert [step[0] for step in one] == [str(n) for n in range(1, 11)]
+    assert steps(started) == one
+    assert set(re.findall(r"^node-\d", started.out, re.MULTILINE)) <= {"node-0", "node-1"}
+
+
+def test_a_killed_node_is_the_first_cause(here: Site, image: str) -> None:
+    here.write({"image": {"name": image}, **TRAINING, "nodes": 2, "processes": 2})
+    long = ("--set", "training.train_iters=100000")
+    started = here.start("run", "run.yaml", "--backend", "compose", *long)
+    started.said("iteration       20/")
+    run = here.run()
+    node(here, 1).kill()
+    assert started.ends() == 137
+    assert started.told() == [
+        f"run {run} failed, exit code 137: node-1: killed from outside, by SIGKILL"
+    ]
+    assert here.containers() == []
+    assert networks(here) == []
