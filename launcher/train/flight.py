@@ -175,7 +175,8 @@ def behind(records: Records) -> list[Behind]:
     """The ranks that others wait for in some group: behind them, or in another collective.
 
     Ranks are compared in groups that they have operations of. Where a number of a group belongs to
-    different collectives, the rarer one is taken for wrong; none where they are equally many.
+    different collectives, the rarer one is taken for wrong; none where they are equally many. One
+    that waits itself, in another group, is left out: who waits for it waits for the other.
     """
     found = list[Behind]()
     newest = {rank: last(operations) for rank, operations in records.items()}
@@ -188,7 +189,8 @@ def behind(records: Records) -> list[Behind]:
         for rank in sorted(set(members) - set(there)):
             found.append(Behind(rank, furthest, members[rank], tuple(sorted(there))))
         found += _mismatched({rank: members[rank] for rank in there})
-    return found
+    waiting = {rank for one in found for rank in one.waiting}
+    return [one for one in found if one.rank not in waiting] or found
 
 
 def _mismatched(members: Mapping[int, Operation]) -> list[Behind]:

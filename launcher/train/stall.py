@@ -260,11 +260,11 @@ class Collector:
         """What each rank writes when asked to, "" of one that doesn't."""
         files = {rank.number: stacks.path(self.folder, rank.number) for rank in ranks}
         before = {number: _size(file) for number, file in files.items()}
-        for rank in ranks:
-            if listens(rank.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(rank.pid, stacks.SIGNAL)
-        _wait_for(files, before)
+        asked = [rank for rank in ranks if listens(rank.pid)]
+        for rank in asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, stacks.SIGNAL)
+        _wait_for({rank.number: files[rank.number] for rank in asked}, before)
         return {number: _text(file)[before[number] :] for number, file in files.items()}
 
     def _records(self, asked: Mapping[int, Path | None], kept: Path) -> flight.Records:
@@ -295,7 +295,7 @@ def _where(rank: Rank, text: str) -> Place:
 def _wait_for(files: Mapping[int, Path], before: Mapping[int, int]) -> None:
     """Wait until all files have grown and none grows any more, for `ANSWER_SECONDS` at most."""
     until = time.monotonic() + ANSWER_SECONDS
-    sizes, changed = dict(before), time.monotonic()
+    sizes, changed = {number: before[number] for number in files}, time.monotonic()
     while time.monotonic() < until:
         now = {number: _size(file) for number, file in files.items()}
         if now != sizes:

@@ -1,0 +1,230 @@
+"""Flight records: read in the shapes that torch writes them, and compared between ranks."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.train import flight
+
+from .conftest import environment
+
+
+def entry(number: int, name: str = "nccl:all_reduce", state: str = "completed", **more: Any) -> Any:
+    """One entry as torch 2.5 and later have it."""
+    frames = [
+        {"name": "all_reduce", "filename": "/x/dist-packages/torch/distributed/c.py", "line": 9},
+        {"name": "step", "filename": "/work/mine.py", "line": 12},
+    ]
+    return {
+        "frames": frames,
+        "record_id": number,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": number,
+        "p2p_seq_id": 0,
+        "op_id": number,
+        "profiling_name": name,
+        "input_sizes": [[4, 8]],
+        "output_sizes": [[4, 8]],
+        "state": state,
+        "retired": state == "completed",
+        "is_p2p": False,
+        **more,
+    }
+
+
+def record(*entries: Any) -> bytes:
+    return pickle.dumps({"version": "2.4", "pg_config": {}, "entries": list(entries)}, protocol=2)
+
+
+def test_an_entry_is_read() -> None:
+    (operation,) = flight.read(record(entry(7, state="started")))
+    assert operation == flight.Operation(
+        "0", "default_pg", 7, "all_reduce", "started", "[[4, 8]]", False, "mine.py:12"
+    )
+
+
+def test_an_entry_of_torch_2_3_is_read() -> None:
+    old = {"pg_id": 3, "seq_id": 5, "profiling_name": "nccl:_all_gather_base", "state": "scheduled"}
+    (operation,) = flight.read(record(old))
+    assert operation.told == "_all_gather_base 5 of group 3"
+    assert (operation.state, operation.caller) == ("scheduled", "")
+
+
+def test_sends_are_counted_apart() -> None:
+    sent = entry(2, "nccl:send 0->1", "started", p2p_seq_id=40, is_p2p=True)
+    operations = flight.read(record(entry(7), sent))
+    assert (operations[1].number, operations[1].point_to_point) == (40, True)
+    assert [one.number for one in flight.last(operations).values()] == [7]
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.mkdir, (Evil.folder,)
+
+    folder = ""
+
+
+def test_a_record_runs_nothing(tmp_path: Path) -> None:
+    Evil.folder = str(tmp_path / "made")
+    assert flight.read(pickle.dumps({"entries": [Evil()]})) == []
+    assert not (tmp_path / "made").exists()
+
+
+@given(st.integers(0, 2000))
+def test_a_cut_record_is_none(length: int) -> None:
+    whole = record(entry(1), entry(2))
+    assert len(flight.read(whole[:length])) == (2 if length >= len(whole) else 0)
+
+
+def operations(*numbers: int, group: str = "0", state: str = "completed") -> list[flight.Operation]:
+    """all_reduces with those numbers, the last in that state."""
+    states = ["completed"] * (len(numbers) - 1) + [state]
+    return [
+        flight.Operation(group, f"group-{group}", number, "all_reduce", now, "[[8]]", False, "")
+        for number, now in zip(numbers, states, strict=True)
+    ]
+
+
+def test_who_is_behind_is_told_with_what_it_hasnt_come_to() -> None:
+    late = flight.behind(
+        {
+            0: operations(1, 2, 3, state="started"),
+            1: operations(1, 2),
+            2: operations(1, 2, 3, state="scheduled"),
+        }
+    )
+    assert [(one.rank, one.waiting) for one in late] == [(1, (0, 2))]
+    assert late[0].told == "hasn't come to all_reduce 3 of group group-0, its last is 2"
+
+
+def test_ranks_that_are_at_another_collective_are_told() -> None:
+    at_3 = operations(1, 2, 3, state="started")
+    other = [*at_3[:2], flight.Operation("0", "group-0", 3, "barrier", "started", "", False, "")]
+    late = flight.behind({0: at_3, 1: other, 2: at_3})
+    assert [one.rank for one in late] == [1]
+    assert late[0].told == (
+        "has barrier 3 of group group-0 where others have all_reduce 3 of group group-0 [[8]]"
+    )
+    assert flight.behind({0: at_3, 1: other}) == []  # nobody can say which one is wrong
+
+
+def test_nobody_is_behind_where_all_is_done() -> None:
+    assert flight.behind({0: operations(1, 2), 1: operations(1)}) == []
+    assert flight.behind({}) == flight.behind({0: []}) == []
+
+
+def simulated(pairs: int, steps: int, hangs: int, before: int) -> flight.Records:
+    """What ranks have recorded that meet in pairs, then in two halves, `steps` times.
+
+    One of them hangs before its operation of that index; the others go on as far as they can.
+    """
+    ranks = range(2 * pairs)
+    program = ["pair", "half"] * steps
+    done = dict.fromkeys(ranks, 0)
+
+    def group(rank: int, kind: str) -> str:
+        return f"{kind}-{rank // 2 if kind == 'pair' else rank % 2}"
+
+    def comes(rank: int, at: int) -> bool:
+        return done[rank] == at < len(program) and not (rank == hangs and at == before)
+
+    going = True
+    while going:
+        going = False
+        for rank in ranks:
+            at = done[rank]
+            if at < len(program):
+                name = group(rank, program[at])
+                members = [one for one in ranks if group(one, program[at]) == name]
+                if all(comes(one, at) for one in members):
+                    done |= dict.fromkeys(members, at + 1)
+                    going = True
+    return {
+        rank: [
+            flight.Operation(
+                group(rank, program[at]),
+                program[at],
+                at // 2 + 1,
+                "all_reduce",
+                "completed" if at < done[rank] else "started",
+                "",
+                False,
+                "",
+            )
+            for at in range(done[rank] + comes(rank, done[rank]))
+        ]
+        for rank in ranks
+    }
+
+
+@given(st.integers(2, 6), st.integers(2, 20), st.data())
+def test_the_rank_that_hangs_is_found_at_any_collective(
+    pairs: int, steps: int, data: st.DataObject
+) -> None:
+    hangs = data.draw(st.integers(0, 2 * pairs - 1))
+    before = data.draw(st.integers(2, 2 * steps - 1))  # it has been in both of its groups
+    late = flight.behind(simulated(pairs, steps, hangs, before))
+    assert {one.rank for one in late} == {hangs}
+    assert hangs not in {rank for one in late for rank in one.waiting}
+
+
+def test_the_users_own_values_win() -> None:
+    own = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/rank-"}
+    given = flight.variables(Path("/ranks"), own)
+    assert given == {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/rank-",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/ranks/pipe-",
+    }
+
+
+def test_a_listening_rank_is_asked_through_its_pipe(tmp_path: Path) -> None:
+    wanted = flight.variables(tmp_path, {})
+    assert flight.ask(wanted, 5) is None
+    os.mkfifo(tmp_path / "pipe-5.pipe")
+    assert flight.ask(wanted, 5) is None  # as long as nobody reads
+    reader = os.open(tmp_path / "pipe-5.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    (tmp_path / "nccl-5").write_bytes(b"an earlier one")
+    assert flight.ask(wanted, 5) == tmp_path / "nccl-5"
+    assert not (tmp_path / "nccl-5").exists()
+    assert os.read(reader, 8) == b"1"
+    os.close(reader)
+
+
+RECORDED = """\
+import sys, torch, torch.distributed as dist
+dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0?rank=0&world_size=1")
+if dump:
+    dist.all_reduce(torch.ones(3))
+    sys.stdout.buffer.write(dump())
+"""
+
+
+@pytest.mark.megatron
+def test_what_torch_itself_writes_is_read(tmp_path: Path) -> None:
+    """gloo keeps records from torch 2.8 on, by the code that NCCL's are kept by."""
+    script = tmp_path / "mine.py"
+    script.write_text(RECORDED)
+    recording = {"TORCH_FR_BUFFER_SIZE": "100", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=environment() | recording,
+        capture_output=True,
+        check=True,
+    )
+    (operation,) = flight.read(done.stdout)
+    assert operation.told == "all_reduce 1 of group default_pg"
+    assert (operation.sizes, operation.state) == ("[[3]]", "completed")
+    assert operation.caller == "mine.py:5"

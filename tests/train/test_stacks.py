@@ -1,0 +1,185 @@
+"""A rank's stacks: written from inside any call, read as they were written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.train import stacks
+from launcher.train.stacks import Frame, Stack
+
+from .conftest import environment
+
+# As CPython 3.11 wrote it in a rank that waited in a collective, beside a thread of its own.
+WRITTEN = """\
+Thread 0x00007fbf2a7fc640 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+  File "/usr/lib/python3.11/queue.py", line 180 in get
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Current thread 0x00007fbf3fb65040 (most recent call first):
+  File "/opt/packages/lib/torch/distributed/distributed_c10d.py", line 2806 in all_reduce
+  File "/opt/packages/lib/torch/distributed/c10d_logger.py", line 81 in wrapper
+  File "/opt/megatron/lib/megatron/core/distributed/finalize_model_grads.py", line 270 in finalize
+  File "/work/mine.py", line 12 in <module>
+  File "<frozen runpy>", line 88 in _run_code
+  File "<frozen runpy>", line 198 in _run_module_as_main
+"""
+
+HANGS = {
+    "sleep": "time.sleep(600)",
+    "lock": "l = threading.Lock(); l.acquire(); l.acquire()",
+    "socket": "a, b = socket.socketpair(); a.recv(1)",
+    "C, with the interpreter's lock": "ctypes.PyDLL(None).read(os.pipe()[0], ctypes.c_long(), 1)",
+    "C, without it": "ctypes.CDLL(None).read(os.pipe()[0], ctypes.c_long(), 1)",
+    "loop": "while True: pass",
+    "deaf": "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); time.sleep(600)",
+}
+
+
+def test_threads_are_read_as_they_were_written() -> None:
+    waiting, main = stacks.parse(f"a line of something else\n{WRITTEN}")
+    assert [frame.function for frame in waiting] == ["wait", "get", "_bootstrap"]
+    assert main[0].place == "distributed_c10d.py:2806"
+    assert [frame.is_library for frame in main] == [True, True, False, False, True, True]
+    assert [frame.is_megatron for frame in main][2:4] == [True, False]
+    assert stacks.main_thread([main, waiting]) == stacks.main_thread([waiting, main]) == main
+
+
+def test_a_main_thread_cut_off_at_its_beginning_is_the_last() -> None:
+    waiting, main = stacks.parse(WRITTEN)
+    assert stacks.main_thread([waiting, main[:3]]) == main[:3]
+    assert stacks.main_thread([]) == ()
+
+
+NAMES = st.text(
+    st.characters(codec="ascii", exclude_characters='\r\n\v\f\x1c\x1d\x1e"'), min_size=1
+)
+FRAMES = st.builds(Frame, NAMES, st.integers(1, 10**6), NAMES)
+
+
+@given(st.lists(st.lists(FRAMES, max_size=5).map(tuple), max_size=4))
+def test_any_frames_are_read_back(threads: list[Stack]) -> None:
+    text = "".join(
+        "Thread 0x00007f00 (most recent call first):\n"
+        + "".join(f'  File "{f.file}", line {f.line} in {f.function}\n' for f in thread)
+        for thread in threads
+    )
+    assert stacks.parse(text) == threads
+
+
+@given(st.text(max_size=400))
+def test_any_text_is_read(text: str) -> None:
+    stacks.main_thread(stacks.parse(text))
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Ranks that a test starts, which end with it."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def start_rank(folder: Path, number: int, program: str) -> subprocess.Popen[bytes]:
+    """A process that runs `program` as a rank does, once it has come to its last line."""
+    script, there = folder / f"program-{number}.py", folder / f"there-{number}"
+    before = "import ctypes, os, signal, socket, sys, threading, time"
+    script.write_text(
+        f"{before}\ndef hang():\n    open({str(there)!r}, 'w')\n    {program}\nhang()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher.train.stacks", str(script), "--an", "option"],
+        env={**environment(), stacks.FOLDER: str(folder), "RANK": str(number)},
+    )
+    until = time.monotonic() + 60
+    while not there.exists():
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.parametrize("program", HANGS.values(), ids=HANGS.keys())
+def test_a_rank_writes_its_stacks_wherever_it_hangs(
+    program: str, tmp_path: Path, rank: list[subprocess.Popen[bytes]]
+) -> None:
+    rank.append(start_rank(tmp_path, 3, program))
+    file = stacks.path(tmp_path, 3)
+    for written in (1, 2):  # and goes on hanging
+        time.sleep(0.2)
+        rank[0].send_signal(stacks.SIGNAL)
+        until = time.monotonic() + 60
+        while file.read_text().count("_run_module_as_main") < written:
+            assert time.monotonic() < until
+            assert rank[0].poll() is None
+            time.sleep(0.02)
+    main = stacks.main_thread(stacks.parse(file.read_text()))
+    assert [(frame.place, frame.function) for frame in main if not frame.is_library] == [
+        ("program-3.py:4", "hang"),
+        ("program-3.py:5", "<module>"),
+    ]
+
+
+def test_a_program_is_run_as_it_would_be_without(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    (tmp_path / "beside.py").write_text("FOUND = 7\n")
+    script.write_text(
+        "import sys, beside\nprint(__name__, __file__ == sys.argv[0], sys.argv[1:])\n"
+        "sys.exit(beside.FOUND)\n"
+    )
+    for before in ([], ["-m", "launcher.train.stacks"]):
+        done = subprocess.run(
+            [sys.executable, *before, str(script), "-x", "--", "y"],
+            env=environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout) == (7, "__main__ True ['-x', '--', 'y']\n")
+
+
+def test_spawned_processes_import_the_program_and_write_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import multiprocessing as m\n"
+        "def double(n):\n    return 2 * n\n"
+        "if __name__ == '__main__':\n"
+        "    with m.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.map(double, [1, 2]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.train.stacks", str(script)],
+        env={**environment(), stacks.FOLDER: str(tmp_path), "RANK": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "[2, 4]\n", done.stderr
+    assert stacks.path(tmp_path, 0).read_bytes() == b""
+
+
+def test_a_crash_shows_its_stack(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os, signal\ndef crash():\n    os.kill(os.getpid(), signal.SIGBUS)\ncrash()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.train.stacks", str(script)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == -signal.SIGBUS
+    found = stacks.main_thread(stacks.parse(done.stderr))
+    assert (found[0].place, found[0].function) == ("program.py:3", "crash")
+    assert os.path.basename(found[0].file) == "program.py"

@@ -1,0 +1,276 @@
+"""Which rank the others wait for: by stacks as collectives leave them, and by real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.train import flight, stacks, stall
+from launcher.train.stacks import Frame, Stack
+from launcher.train.stall import Kind, Place, Rank
+
+from .conftest import environment, runner_command
+from .test_flight import operations
+from .test_stacks import start_rank
+
+TORCH = "/usr/local/lib/python3.10/dist-packages/torch"
+C10D = f"{TORCH}/distributed/distributed_c10d.py"
+GRADS = Frame("/opt/megatron/lib/megatron/core/distributed/finalize_model_grads.py", 270, "grads")
+MINE = Frame("/work/mine.py", 12, "step")
+LINES = {
+    ("mine.py", 12): "time.sleep(3600)",
+    ("mine.py", 20): "work.wait()",
+    ("mine.py", 30): "loss = total.item()",
+    ("p2p_communication.py", 7): "req.wait()",
+}
+
+
+def line(file: str, number: int) -> str:
+    return LINES.get((os.path.basename(file), number), "")
+
+
+def at(*frames: Frame) -> Place:
+    return stall.place(frames, line)
+
+
+def collective(name: str = "all_reduce", caller: Frame = GRADS) -> Place:
+    wrapper = Frame(f"{TORCH}/distributed/c10d_logger.py", 81, "wrapper")
+    return at(Frame(C10D, 2806, name), wrapper, caller, MINE)
+
+
+SLEEPS = at(MINE)
+
+
+def said(places: dict[int, Place], *, whole: bool = True) -> str:
+    return stall.conclude(places, {}, whole=whole)
+
+
+@pytest.mark.parametrize(
+    ("stack", "kind", "told"),
+    [
+        ((MINE,), Kind.ELSEWHERE, "step (mine.py:12): time.sleep(3600)"),
+        (
+            (Frame(C10D, 2806, "all_reduce"), GRADS, MINE),
+            Kind.COLLECTIVE,
+            "all_reduce (distributed_c10d.py:2806), from finalize_model_grads.py:270",
+        ),
+        (
+            (Frame(C10D, 9, "broadcast"), Frame(C10D, 99, "broadcast_object_list"), MINE),
+            Kind.COLLECTIVE,
+            "broadcast_object_list (distributed_c10d.py:99), from mine.py:12",
+        ),
+        ((Frame(C10D, 9, "recv"), MINE), Kind.POINT_TO_POINT, None),
+        ((Frame("/work/mine.py", 20, "step"),), Kind.COLLECTIVE, None),
+        ((Frame("/m/megatron/core/p2p_communication.py", 7, "r"),), Kind.POINT_TO_POINT, None),
+        ((Frame("/work/mine.py", 30, "step"),), Kind.DEVICE, None),
+        ((Frame(f"{TORCH}/cuda/__init__.py", 3, "synchronize"), MINE), Kind.ELSEWHERE, None),
+        (
+            (Frame("/usr/lib/python3.10/selectors.py", 416, "select"), MINE),
+            Kind.ELSEWHERE,
+            "select (selectors.py:416), from mine.py:12: time.sleep(3600)",
+        ),
+        ((Frame(C10D, 1, "<module>"), MINE), Kind.ELSEWHERE, None),  # torch is being imported
+        ((Frame("/work/event.py", 20, "f"), MINE), Kind.ELSEWHERE, "f (event.py:20)"),
+        ((), Kind.ELSEWHERE, "no Python function"),
+    ],
+)
+def test_where_a_rank_is(stack: Stack, kind: Kind, told: str | None) -> None:
+    found = stall.place(stack, line)
+    assert found.kind is kind
+    assert told in (None, found.told)
+
+
+def test_a_rank_outside_of_collectives_is_the_one() -> None:
+    assert said({0: collective(), 1: SLEEPS, 2: collective("barrier"), 3: collective()}) == (
+        "rank 1 isn't in a collective: in step (mine.py:12): time.sleep(3600), while ranks 0, 3 "
+        "wait in all_reduce, from finalize_model_grads.py:270, rank 2 waits in barrier, from "
+        "finalize_model_grads.py:270"
+    )
+
+
+def test_one_that_does_not_answer_is_the_one() -> None:
+    silent = Place(Kind.SILENT, "the kernel has it as T (stopped)")
+    told = said({0: SLEEPS, 1: silent, 2: collective()})
+    assert told.startswith("rank 1 doesn't answer: the kernel has it as T (stopped), while ")
+
+
+def test_the_odd_one_out_in_another_collective_is_the_one() -> None:
+    told = said({0: collective(), 1: collective(), 2: collective("barrier", MINE)})
+    assert told.startswith("rank 2 alone waits in barrier (distributed_c10d.py:2806), from mine.py")
+
+
+def test_the_only_one_that_waits_for_a_single_rank_is_the_one() -> None:
+    alone = at(Frame(C10D, 9, "recv"), MINE)
+    told = said({0: collective(), 1: alone, 2: collective("barrier"), 3: collective("x")})
+    assert told.startswith("rank 1 alone waits for one rank in recv (distributed_c10d.py:9)")
+
+
+def test_two_in_different_collectives_are_both_told() -> None:
+    assert said({0: collective(), 1: collective("barrier")}) == (
+        "each rank waits for others: rank 0 waits in all_reduce, from finalize_model_grads.py:270, "
+        "rank 1 waits in barrier, from finalize_model_grads.py:270"
+    )
+
+
+def test_all_in_one_collective_leave_other_nodes_or_the_network() -> None:
+    places = {4: collective(), 5: collective()}
+    assert said(places).endswith("all of them: a GPU or the network between them doesn't go on")
+    assert said(places, whole=False).endswith("all of this node: look at the other nodes")
+
+
+def test_ranks_that_work_wait_for_nobody() -> None:
+    assert said({0: SLEEPS, 1: SLEEPS}) == (
+        "no rank waits for another: ranks 0, 1 are in step (mine.py:12): time.sleep(3600)"
+    )
+
+
+def test_records_tell_more_than_stacks() -> None:
+    gpu = at(Frame("/work/mine.py", 30, "step"))
+    places = {0: gpu, 1: gpu}
+    records = {0: operations(1, 2, 3, state="started"), 1: operations(1, 2)}
+    assert stall.conclude(places, records, whole=True) == (
+        "rank 1 hasn't come to all_reduce 3 of group group-0, its last is 2 (waits for its GPU in "
+        "step (mine.py:30): loss = total.item()), while rank 0 waits there"
+    )
+
+
+WAITS = st.sampled_from(["all_reduce", "barrier", "all_gather_into_tensor", "broadcast"])
+
+
+@given(st.lists(WAITS, min_size=2, max_size=64), st.data())
+def test_the_one_rank_outside_is_named_in_any_layout(names: list[str], data: st.DataObject) -> None:
+    places = {rank: collective(name) for rank, name in enumerate(names)}
+    hangs = data.draw(st.sampled_from(sorted(places)))
+    told = said(places | {hangs: SLEEPS})
+    assert told.startswith(f"rank {hangs} isn't in a collective: in step (mine.py:12)")
+    named = told.partition(", while ")[2]
+    others = {
+        int(number) for number in re.findall(r"\b\d+\b(?=[, ]|$)", re.sub(r":\d+", "", named))
+    }
+    assert others == set(places) - {hangs}
+
+
+FAKE_TORCH = """\
+import time
+def all_reduce():
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Ranks that a test starts, which end with it."""
+    package = tmp_path / "site-packages/torch/distributed"
+    package.mkdir(parents=True)
+    (package / "distributed_c10d.py").write_text(FAKE_TORCH)
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def in_collective(folder: Path) -> str:
+    path = str(folder / "site-packages/torch/distributed")
+    return f"sys.path.insert(0, {path!r}); import distributed_c10d; distributed_c10d.all_reduce()"
+
+
+def test_real_processes_are_asked(tmp_path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
+    collector = stall.Collector(tmp_path, {}, cpu=True, whole=True)
+    for number, program in enumerate([in_collective(tmp_path), "time.sleep(600)"] * 2):
+        ranks.append(start_rank(tmp_path, number, program))
+    unready = subprocess.Popen(["sleep", "600"])  # the signal would end it
+    ranks.append(unready)
+    time.sleep(0.5)
+    os.kill(ranks[3].pid, signal.SIGSTOP)
+    asked = [Rank(number, process.pid) for number, process in enumerate(ranks)]
+    lines = collector.report(asked)
+    assert lines[0].startswith("rank 0 waits in all_reduce (distributed_c10d.py:3), from program-0")
+    assert lines[1].startswith("rank 1 is in hang (program-1.py:4): time.sleep(600)")
+    assert lines[3] == "rank 3 doesn't answer: the kernel has it as T (stopped)"
+    assert lines[4].startswith("rank 4 doesn't answer: it has just been started")
+    assert lines[-1].startswith(f"{stall.CONCLUSION}rank 3 doesn't answer: the kernel")
+    assert all(process.poll() is None for process in ranks)
+    kept = tmp_path / "stalled-1"
+    assert (kept / stall.REPORT).read_text().splitlines() == lines
+    assert "in all_reduce" in stacks.path(kept, 2).read_text()
+    os.kill(ranks[3].pid, signal.SIGCONT)
+    time.sleep(0.5)
+    again = collector.report(asked[:3])  # what was written before isn't read again
+    assert again[-1].startswith(f"{stall.CONCLUSION}rank 1 isn't in a collective: in hang")
+    assert (tmp_path / "stalled-2").is_dir()
+
+
+def test_who_is_no_runner_is_not_asked() -> None:
+    assert stall.ask(os.getpid()) == {}
+
+
+RANK = """\
+import os, sys, time
+import torch.distributed as dist
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+print("ready", rank, flush=True)
+if rank == 1:
+    time.sleep(600)
+dist.barrier()
+"""
+
+
+@pytest.mark.megatron
+def test_the_runner_says_who_waits_where_and_goes_on(tmp_path: Path) -> None:
+    script = tmp_path / "hang.py"
+    script.write_text(RANK)
+    with subprocess.Popen(
+        runner_command(3, str(script)),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout
+        lines = iter(process.stdout.readline, "")
+        for _ in range(3):
+            assert next(line for line in lines if line.startswith("ready"))
+        time.sleep(1)
+        for _ in range(2):
+            process.send_signal(stacks.SIGNAL)
+            report = []
+            while not (report and report[-1].startswith(f"runner: {stall.CONCLUSION}")):
+                report.append(next(lines).rstrip("\n"))
+            assert report[1] == "runner: rank 1 is in <module> (hang.py:7): time.sleep(600)"
+            assert report[-1].startswith(
+                "runner: in short: rank 1 isn't in a collective: in <module> (hang.py:7): "
+                "time.sleep(600), while ranks 0, 2 wait in barrier, from hang.py:8"
+            )
+        done = subprocess.run(  # as it is asked from outside of the container
+            [sys.executable, "-m", "launcher.train.stall"], env=environment(), capture_output=True
+        )
+        with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
+            names = sorted(archive.getnames())
+        assert (done.returncode, names) == (
+            0,
+            [*(f"rank-{n}.stack" for n in range(3)), stall.REPORT],
+        )
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+
+
+def test_on_gpus_ranks_keep_flight_records(tmp_path: Path) -> None:
+    given = stall.Collector(tmp_path, {}, cpu=False, whole=True).variables
+    assert given == {stacks.FOLDER: str(tmp_path), **flight.variables(tmp_path, {})}
+    assert stall.Collector(tmp_path, {}, cpu=True, whole=True).variables == {
+        stacks.FOLDER: str(tmp_path)
+    }
