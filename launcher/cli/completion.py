@@ -9,7 +9,13 @@ HELP = "print the completion script of bash or zsh"
 NAME = "launcher"
 RESUMABLE = "resumable"
 RUNS = f"{NAME} ps --quiet 2>/dev/null"
-RUNS_OF = {"resume": f"{NAME} completion {RESUMABLE} 2>/dev/null"}
+RECORDED = f"{NAME} runs --quiet 2>/dev/null"
+RUNS_OF = {
+    "resume": f"{NAME} completion {RESUMABLE} 2>/dev/null",
+    "rerun": RECORDED,
+    "runs": RECORDED,
+    "plot": RECORDED,
+}
 """What tells a command's runs, where those aren't the ones that go on."""
 CONFIGS = {
     "bash": '_launcher_config_files() {{ compgen -W "{presets}" -- "$1"; compgen -f -- "$1"; }}',

@@ -19,6 +19,7 @@ launcher() {{
   case "$*" in
     "ps --quiet") printf 'abc123\\ndef456\\n' ;;
     "completion resumable") printf 'fed654\\n' ;;
+    "runs --quiet") printf 'fed654\\ncba321\\n' ;;
   esac
 }}
 source {script}
@@ -64,6 +65,9 @@ def completed(script: Path, folder: Path, *words: str) -> list[str]:
         (["stop", "a"], ["abc123"]),
         (["logs", ""], ["abc123", "def456"]),
         (["resume", ""], ["fed654"]),
+        (["rerun", ""], ["cba321", "fed654"]),
+        (["plot", "fed654", "c"], ["cba321"]),
+        (["runs", "show", "c"], ["cba321"]),
         (["run", "gpt2.yaml", "--nonsense"], []),
     ],
 )
