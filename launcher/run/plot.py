@@ -12,8 +12,8 @@ from typing import Any, TypeGuard
 from launcher.errors import UsageError
 from launcher.run import record
 from launcher.run.metrics import KINDS, Step, Validation
+from launcher.run.watch import METRICS
 
-FILE = "metrics.jsonl"
 WHOLE = ("attempt", "iteration")
 STEP, VALIDATION = KINDS[Step], KINDS[Validation]
 
@@ -55,7 +55,7 @@ def plot(names: Sequence[str], output: Path) -> list[str]:
 
 def read(run: str) -> list[dict[str, Any]]:
     """What is kept of a run's metrics; a line that isn't whole is passed over."""
-    path = record.folder(run) / FILE
+    path = record.folder(run) / METRICS
     try:
         return list(_records(path.read_text(encoding="utf-8", errors="replace").splitlines()))
     except FileNotFoundError:

@@ -18,6 +18,7 @@ from launcher.run import metrics, plot, record
 from launcher.run.metrics import Found, Memory, Step, Validation
 from launcher.run.record import Record
 from launcher.run.throughput import Rates
+from launcher.run.watch import METRICS
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ORANGE, BLUE = (0xFF, 0x7F, 0x0E), (0x1F, 0x77, 0xB4)
@@ -45,7 +46,7 @@ def keep(runs: Path) -> Keep:
         (runs / run).mkdir(parents=True)
         (runs / run / record.FILE).write_text(json.dumps(asdict(kept)))
         lines = [json.dumps(metrics.as_record(f, a, *rates)) + "\n" for a, f, *rates in told]
-        (runs / run / plot.FILE).write_text("".join(lines))
+        (runs / run / METRICS).write_text("".join(lines))
 
     return keep
 
@@ -97,7 +98,7 @@ def test_what_a_curve_is_made_of() -> None:
 
 def test_broken_lines_are_passed_over(keep: Keep, runs: Path) -> None:
     keep("0a1b2c3d", "a", (0, step(1, 3.0)))
-    with (runs / "0a1b2c3d" / plot.FILE).open("a") as file:
+    with (runs / "0a1b2c3d" / METRICS).open("a") as file:
         file.write('\n[]\n{"iteration": "x"}\n{"kind": "step", "attempt": 0, "iteration": 5}\n')
         file.write('{"kind": "step", "attempt": 0, "iteration": 6, "loss": "x", "ms_per_step": []}')
         file.write('\n{"kind": "step", "atte')
@@ -133,7 +134,7 @@ def test_a_run_without_metrics_is_told_of(
 ) -> None:
     keep("0a1b2c3d", "a", (0, step(1, 3.0)))
     keep("1a1b2c3d", "b")
-    (runs / "1a1b2c3d" / plot.FILE).unlink()
+    (runs / "1a1b2c3d" / METRICS).unlink()
     assert cli.main(["plot", "b"]) == 2
     assert "launcher: no metrics of b (1a1b2c3d)\n" in capsys.readouterr().err
     assert cli.main(["plot", "a", "b"]) == 0
