@@ -29,11 +29,21 @@ DIST = BUILD / "dist"
 STAGE = Path("/stage")
 MEGATRON = STAGE / "opt/megatron"
 PACKAGES = STAGE / "opt/packages"
+EXAMPLE = "megatron_core_training_example.py"
 EPOCH_OF_PACKAGES = 315532800  # 1980-01-01, the earliest time a zip file can carry
 
 # Optimised, without debug information, symbols, or the build folder's path in assertions.
 COMPILER = f"-O3 -g0 -ffile-prefix-map={BUILD}=."
 FLAGS = {"CFLAGS": COMPILER, "CXXFLAGS": COMPILER, "LDFLAGS": "-Wl,-s"}
+
+
+# pip's own would name the builder's Python.
+TORCHRUN = """#!/usr/bin/env python3
+from torch.distributed.run import main
+
+if __name__ == "__main__":
+    main()
+"""
 
 
 def tools() -> None:
@@ -93,6 +103,7 @@ def folder() -> None:
     pip_install = ["install", "--no-index", "--no-deps", "--no-compile", "--target", str(lib)]
     run([*pip_command(), *pip_install, str(built)])
     shutil.copytree(BUILD / "launcher", lib / "launcher")
+    (lib / "launcher/train" / EXAMPLE).rename(MEGATRON / EXAMPLE)
     shutil.copytree(
         BUILD / "source", MEGATRON / "src", symlinks=True, ignore=only_scripts(BUILD / "source")
     )
@@ -104,8 +115,12 @@ def folder() -> None:
 
 
 def packages() -> None:
-    """Lay out the packages a base lacks."""
+    """Lay out the packages a base lacks, and torch's command."""
     install(BUILD / "wheels/packages", PACKAGES / "lib")
+    torchrun = PACKAGES / "bin/torchrun"
+    torchrun.parent.mkdir()
+    torchrun.write_text(TORCHRUN)
+    torchrun.chmod(0o755)
     compile_python(PACKAGES / "lib")
     normalise(STAGE, EPOCH_OF_PACKAGES)
 

@@ -262,12 +262,19 @@ class Checkpoint(Strict):
 
 
 class Logging(Strict):
-    """What is told during the run, and how often."""
+    """What is told during the run, to whom, and how often.
+
+    A project of Weights & Biases gets the run under `wandb_exp_name`, or else the run's name.
+    """
 
     log_interval: Positive | None = None
     eval_interval: Positive | None = None
     eval_iters: Whole | None = None
     tensorboard_dir: Text | None = None
+    tensorboard_log_interval: Positive | None = None
+    wandb_project: Text | None = None
+    wandb_exp_name: Text | None = None
+    wandb_save_dir: Text | None = None
     log_throughput: Flag | None = None
     check_replicas_interval: Positive | None = None
 

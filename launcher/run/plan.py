@@ -316,10 +316,10 @@ def _mounted(
     checkpoint, folders = _folders(config, host)
     mounts += folders
     logging: dict[str, Any] = {}
-    if config.logging.tensorboard_dir:
-        folder = config.logging.tensorboard_dir
-        mounts.append(_mount(folder, "/tensorboard", "logging", host, writable=True))
-        logging["tensorboard_dir"] = mounts[-1].target
+    for field, target in (("tensorboard_dir", "/tensorboard"), ("wandb_save_dir", "/wandb")):
+        if folder := getattr(config.logging, field):
+            mounts.append(_mount(folder, target, f"logging.{field}", host, writable=True))
+            logging[field] = mounts[-1].target
     if config.resources.workdir:
         folder = config.resources.workdir
         mounts.append(_mount(folder, "/work", "resources.workdir", host, writable=True))

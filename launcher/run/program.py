@@ -16,6 +16,7 @@ SOURCE = "/opt/megatron/src"
 CHECKOUT = "/opt/megatron/checkout"
 HOST_SCRIPTS = "/program"
 QUICKSTART = "run_simple_mcore_train_loop.py"
+EXAMPLE = "megatron_core_training_example.py"
 
 
 class Kind(Enum):
@@ -44,6 +45,8 @@ def program(text: str, scripts: str = SOURCE) -> Program:
     name = text.rpartition("/")[2]
     if text == "gpt":
         return Program(Kind.OURS, "gpt", ("-m", "launcher.train.gpt"))
+    if text == EXAMPLE:  # a front on gpt, in every image, with a command line of its own
+        return Program(Kind.SCRIPT, name, ("-m", "launcher.train.example"))
     if text.startswith(("./", "../", "/", "~")):
         return Program(Kind.SCRIPT, name, (f"{HOST_SCRIPTS}/{name}",), host=text)
     kind = Kind.UPSTREAM if name.startswith("pretrain_") else Kind.SCRIPT
@@ -58,7 +61,7 @@ def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, wor
             f"{where}: no program {config.program!r}",
             "gpt, pretrain_gpt.py or another script of the image, or ./mine.py.",
         )
-    elif started.kind is not Kind.OURS and not started.host and facts.scripts is False:
+    elif started.argv[0] != "-m" and not started.host and facts.scripts is False:
         faults.add(
             f"{where}: {config.program} isn't there: this Megatron, an sdist or a package, has no "
             "scripts",

@@ -77,6 +77,8 @@ def options(
         if value is not None and value is not False
     }
     values = {key: value for key, value in values.items() if key not in THE_RUNNERS}
+    if "logging.wandb_project" in values:  # which wants a name
+        values.setdefault("logging.wandb_exp_name", config.name)
     if "training.micro_batch_size" in values:
         values["training.micro_batch_size"] = micro_batch(config, where)
     if "data.path" in values:

@@ -21,6 +21,7 @@ AT_LEAST_ONE = (
     "pipeline_model_parallel_size",
     "log_interval",
     "eval_interval",
+    "tensorboard_log_interval",
 )
 
 
@@ -41,7 +42,7 @@ class Layout:
     micro_batches: int
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """A parser that raises, where argparse would print its message on every rank."""
 
     def error(self, message: str) -> NoReturn:
@@ -50,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """Every argument; `argument_default` is left alone, so help shows upstream's defaults."""
-    made = _Parser(
+    made = Parser(
         prog="python3 -m launcher.train.gpt",
         description="Train a Megatron-Core GPT. Start its ranks with launcher.train.runner.",
         allow_abbrev=False,
@@ -65,6 +66,8 @@ def parser() -> argparse.ArgumentParser:
         ("precision", _add_precision),
         ("data", _add_data),
         ("checkpoints", _add_checkpoints),
+        ("TensorBoard and W&B", _add_writers),
+        ("measurements", _add_measurements),
     ):
         fill(made.add_argument_group(title).add_argument)
     return made
@@ -152,6 +155,7 @@ def _add_precision(add: Any) -> None:
 
 def _add_data(add: Any) -> None:
     add("--mock-data", action="store_true", help="consecutive numbers, modulo the vocabulary")
+    add("--mock-samples", type=int, help="how many of them, taken again and again; else all differ")
     add("--data-path", nargs="+", help="PREFIX of .bin and .idx, or WEIGHT PREFIX pairs")
     add("--split", default="969,30,1", help="training, validation and test documents' shares")
     add("--data-cache-path", help="where the sample index goes; beside the data if not given")
@@ -165,6 +169,20 @@ def _add_checkpoints(add: Any) -> None:
     add("--save-interval", type=int)
 
 
+def _add_writers(add: Any) -> None:
+    add("--tensorboard-dir", help="a folder for TensorBoard's event files")
+    add("--tensorboard-log-interval", type=int, default=1, help="iterations; for W&B too")
+    add("--wandb-project", help="a project of Weights & Biases; the key is WANDB_API_KEY's")
+    add("--wandb-exp-name", help="the run's name there")
+    add("--wandb-save-dir", help="its files here; wandb/ in --save if not given")
+
+
+def _add_measurements(add: Any) -> None:
+    add("--memory-samples", help="a folder for rank-N.jsonl, samples of each rank's memory")
+    add("--memory-interval", type=float, default=1.0, help="seconds between them")
+    add("--performance-summary", help="a JSON file: steps, time, tokens/s, memory, loss, layout")
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments, with the values that follow from others filled in.
 
@@ -173,9 +191,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     made = parser()
     arguments, unknown = made.parse_known_args(argv)
     if unknown:
-        close = get_close_matches(unknown[0], made._option_string_actions, n=1)
+        name = unknown[0].partition("=")[0]  # the value may be a secret
+        close = get_close_matches(name, made._option_string_actions, n=1)
         raise UsageError(
-            f"unknown argument {unknown[0]}" + (f"; did you mean {close[0]}?" if close else "")
+            f"unknown argument {name}" + (f"; did you mean {close[0]}?" if close else "")
         )
     arguments.ffn_hidden_size = arguments.ffn_hidden_size or 4 * arguments.hidden_size
     arguments.max_position_embeddings = arguments.max_position_embeddings or arguments.seq_length
@@ -257,8 +276,16 @@ def _check_choices(arguments: argparse.Namespace, tensor: int) -> None:
         raise UsageError("--fp16 and --bf16 exclude each other")
     if arguments.mock_data == bool(arguments.data_path):
         raise UsageError("give either --mock-data or --data-path")
+    if arguments.mock_samples is not None and not (
+        arguments.mock_data and arguments.mock_samples > 0
+    ):
+        raise UsageError("--mock-samples is a number above 0, and needs --mock-data")
     _check_data_files(arguments.data_path or [])
     if arguments.lr_warmup_iters and arguments.lr_warmup_fraction is not None:
         raise UsageError("--lr-warmup-iters and --lr-warmup-fraction exclude each other")
     if arguments.save_interval and not arguments.save:
         raise UsageError("--save-interval needs --save")
+    if arguments.wandb_project and not arguments.wandb_exp_name:
+        raise UsageError("--wandb-project needs --wandb-exp-name")
+    if arguments.memory_interval <= 0:
+        raise UsageError("--memory-interval must be above 0")

@@ -29,20 +29,25 @@ class MockDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Consecutive numbers modulo the vocabulary, each sample from a random start.
 
     Can be learnt at any vocabulary size, which upstream's mock data can't be before 0.16.
+    `different` is how many samples there are, over and over again; None means that all differ.
     """
 
-    def __init__(self, samples: int, seq_length: int, vocab_size: int, seed: int) -> None:
-        self.starts = np.random.default_rng(seed).integers(vocab_size, size=samples)
+    def __init__(
+        self, samples: int, seq_length: int, vocab_size: int, seed: int, different: int | None
+    ) -> None:
+        size = samples if different is None else different
+        self.starts = np.random.default_rng(seed).integers(vocab_size, size=size)
+        self.samples = samples
         self.seq_length = seq_length
         self.vocab_size = vocab_size
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return self.samples
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """tokens, labels, position_ids: int64 [seq_length]; loss_mask: float32 [seq_length]."""
         numbers = torch.arange(self.seq_length + 1)
-        tokens = (numbers + int(self.starts[index])) % self.vocab_size
+        tokens = (numbers + int(self.starts[index % len(self.starts)])) % self.vocab_size
         return {
             "tokens": tokens[:-1],
             "labels": tokens[1:],
@@ -59,11 +64,11 @@ def datasets(arguments: argparse.Namespace) -> tuple[Any, Any]:
     training = arguments.train_iters * arguments.global_batch_size
     validation = arguments.eval_iters * arguments.global_batch_size
     if arguments.mock_data:
-        made = [
-            MockDataset(samples, arguments.seq_length, arguments.vocab_size, seed)
-            for samples, seed in ((training, arguments.seed), (validation, arguments.seed + 1))
-        ]
-        return made[0], made[1]
+        shape = (arguments.seq_length, arguments.vocab_size)
+        return (
+            MockDataset(training, *shape, arguments.seed, arguments.mock_samples),
+            MockDataset(validation, *shape, arguments.seed + 1, None),
+        )
     config = GPTDatasetConfig(
         random_seed=arguments.seed,
         sequence_length=arguments.seq_length,

@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from launcher.train import ending
+
+if TYPE_CHECKING:
+    from launcher.train.arguments import Layout
 
 
 def main(argv: Sequence[str]) -> int:
     """Train; the process's exit code, 2 for arguments that can't work together."""
-    return ending.code(lambda: train(argv))
+    return ending.code(lambda: train(*check(argv)))
 
 
-def train(argv: Sequence[str]) -> None:
-    """Parse and check, then import what is heavy, and train.
+def check(argv: Sequence[str]) -> tuple[Namespace, Layout]:
+    """The arguments and the layout of the ranks, without importing what is heavy.
 
-    Megatron starts processes that import the main module, so that has to be light.
-    Raises `UsageError` and `RunError`.
+    Raises `UsageError`.
     """
     from launcher.train import arguments as command_line
+    from launcher.train import performance, writers
 
     arguments = command_line.parse(argv)
     layout = command_line.layout(arguments, int(os.environ.get("WORLD_SIZE", 1)))
     if "RANK" not in os.environ:
         raise command_line.UsageError("start its ranks with python3 -m launcher.train.runner")
+    writers.check(arguments)
+    if arguments.performance_summary and os.environ["RANK"] == "0":
+        performance.check(arguments.performance_summary)
+    return arguments, layout
+
+
+def train(arguments: Namespace, layout: Layout) -> None:
+    """Import what is heavy, and train.
+
+    Megatron starts processes that import the main module, so that has to be light.
+    Raises `UsageError` and `RunError`.
+    """
     from launcher.train import compat, cpu
 
     cpu.write_whole_lines()
@@ -33,10 +50,11 @@ def train(argv: Sequence[str]) -> None:
     arguments.on_cpu = cpu.is_installed()
     import torch
 
-    from launcher.train import training
+    from launcher.train import memory, training
 
     training.initialise(arguments, layout)
-    training.Trainer(arguments, layout).run()
+    with memory.sampled(arguments):
+        training.Trainer(arguments, layout).run()
     torch.distributed.destroy_process_group()
 
 

@@ -26,7 +26,18 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 
-from launcher.train import checkpoint, compat, data, learning_rate, log, model, replicas
+from launcher.train import (
+    checkpoint,
+    compat,
+    data,
+    learning_rate,
+    log,
+    memory,
+    model,
+    performance,
+    replicas,
+    writers,
+)
 from launcher.train.arguments import Layout, UsageError, padded_vocabulary
 from launcher.train.checkpoint import Progress
 from launcher.train.ending import RunError
@@ -38,9 +49,14 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
+def _is_last() -> bool:
+    """Whether this is the last rank: in a pipeline, the loss is known there."""
+    return bool(torch.distributed.get_rank() == torch.distributed.get_world_size() - 1)
+
+
 def _say_last(text: str) -> None:
-    """Print on the last rank only: in a pipeline, the loss is known there."""
-    if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
+    """Print on the last rank only."""
+    if _is_last():
         print(text, flush=True)
 
 
@@ -160,11 +176,10 @@ class Meter:
     loss: torch.Tensor | float = 0.0
     nan: torch.Tensor | int = 0
 
-    def add(self, losses: list[dict[str, torch.Tensor]], advanced: bool) -> None:
+    def add(self, loss: torch.Tensor | None, advanced: bool) -> None:
         self.iterations += 1
         self.advanced += advanced
-        if losses:
-            loss = torch.stack([each["lm loss"] for each in losses]).mean()
+        if loss is not None:
             self.nan = self.nan + torch.isnan(loss)
             if advanced:
                 self.loss = self.loss + loss
@@ -173,6 +188,11 @@ class Meter:
     def milliseconds(self) -> float:
         """Mean time of an iteration."""
         return 1000.0 * (time.perf_counter() - self.started) / self.iterations
+
+
+def _mean_of(losses: list[dict[str, torch.Tensor]]) -> torch.Tensor | None:
+    """The mean over a step's micro-batches; None where this rank has no losses."""
+    return torch.stack([each["lm loss"] for each in losses]).mean() if losses else None
 
 
 def _mean_over_data(value: torch.Tensor) -> float:
@@ -220,6 +240,13 @@ class Trainer:
         self.forward_backward = get_forward_backward_func()
         self.progress = self._load(source)
         fuse_adam(self.optimizer)
+        self.loss: torch.Tensor | None = None  # the last step's, on the last stage
+        self.seconds: list[float] = []  # each step's, where they are asked for
+        self.writes = writers.asked_for(arguments)
+        self.writers = None
+        if self.writes and _is_last():
+            self.writers = writers.start(arguments, self.progress.iteration)
+        self.memory_told = bool(arguments.on_cpu)  # upstream tells a GPU's
         self.stop = StopRequest() if arguments.exit_signal_handler else None
         self.training_set, self.validation_set = data.datasets(arguments)
 
@@ -245,12 +272,22 @@ class Trainer:
             meter = self._iteration(batches, meter)
             saved = self._after_iteration(saved)
             if self._must_stop(saved):
-                return
-        self._finish(saved)
+                break
+        else:
+            self._finish(saved)
+        if self.writers:
+            self.writers.close()
+        if self.arguments.performance_summary:
+            self._summarise()
 
     def _iteration(self, batches: Any, meter: Meter) -> Meter:
+        started = time.perf_counter()
         losses, advanced, grad_norm = self.step(batches)
-        meter.add(losses, advanced)
+        if self.arguments.performance_summary:
+            torch.cuda.synchronize()
+            self.seconds.append(time.perf_counter() - started)
+        self.loss = _mean_of(losses)
+        meter.add(self.loss, advanced)
         self.progress = replace(
             self.progress,
             iteration=self.progress.iteration + 1,
@@ -258,6 +295,8 @@ class Trainer:
             steps=self.progress.steps + advanced,
         )
         self._set_learning_rate()
+        if self.writes and self.progress.iteration % self.arguments.tensorboard_log_interval == 0:
+            self._write(grad_norm)
         if self.progress.iteration % self.arguments.log_interval == 0:
             self._log(meter, grad_norm)
             return Meter()
@@ -288,6 +327,19 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.at(self.progress.steps) * group.get("lr_mult", 1.0)
 
+    def _write(self, grad_norm: float | None) -> None:
+        """This iteration's numbers; all ranks call this, since the loss is a mean over them."""
+        loss = None if self.loss is None else _mean_over_data(self.loss.clone())
+        if self.writers:
+            values = {
+                "learning-rate": self.schedule.at(self.progress.steps),
+                "batch-size": self.arguments.global_batch_size,
+                "lm loss": loss,
+                "loss-scale": float(self.optimizer.get_loss_scale()),
+                "grad-norm": grad_norm,
+            }
+            self.writers.write(values, self.progress.iteration, self.progress.consumed_samples)
+
     def _log(self, meter: Meter, grad_norm: float | None) -> None:
         loss, nan = None, 0
         if parallel_state.is_pipeline_last_stage():
@@ -308,6 +360,38 @@ class Trainer:
             nan=nan,
         )
         _say_last(log.training_line(interval, time.strftime("%Y-%m-%d %H:%M:%S")))
+        if self.writers:  # upstream's is in seconds
+            seconds = interval.milliseconds / 1000.0
+            self.writers.write({"iteration-time": seconds}, interval.iteration)
+        if not self.memory_told and self.progress.steps:  # the optimizer has made its state
+            self.memory_told = True
+            self._tell_memory()
+
+    def _tell_memory(self) -> None:
+        """Each rank of the first replica tells, as upstream has it."""
+        if parallel_state.get_data_parallel_rank() == 0:
+            rank = torch.distributed.get_rank()
+            now, peak = memory.current(on_cpu=False), memory.peak(on_cpu=False)
+            print(memory.line(rank, self.progress.iteration, now, peak), flush=True)
+
+    def _summarise(self) -> None:
+        """Write the summary on rank 0, from what all ranks know."""
+        device = torch.cuda.current_device()
+        loss = float("nan") if self.loss is None else _mean_over_data(self.loss.clone())
+        last = torch.tensor([loss], device=device, dtype=torch.float64)
+        torch.distributed.broadcast(last, src=torch.distributed.get_world_size() - 1)
+        peak = memory.peak(self.arguments.on_cpu)
+        most = torch.tensor(list(peak.values()), device=device, dtype=torch.float64)
+        torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+        if torch.distributed.get_rank() == 0:
+            made = performance.summary(
+                self.arguments,
+                self.layout,
+                self.seconds,
+                loss=float(last.item()),
+                memory={kind: int(most[at].item()) for at, kind in enumerate(peak)},
+            )
+            say(performance.write(made, Path(self.arguments.performance_summary)))
 
     def _after_iteration(self, saved: int) -> int:
         iteration, arguments = self.progress.iteration, self.arguments
@@ -369,11 +453,15 @@ class Trainer:
         meter = Meter()
         with torch.no_grad():
             for _ in range(self.arguments.eval_iters):
-                meter.add(self._forward_backward(batches, forward_only=True), advanced=True)
+                losses = self._forward_backward(batches, forward_only=True)
+                meter.add(_mean_of(losses), advanced=True)
                 if self.stop and self.stop.agreed():
                     return False
         self.wrapped.train()
         if parallel_state.is_pipeline_last_stage():
             loss = _mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced
             _say_last(log.validation_line(self.progress.iteration, loss))
+            if self.writers:
+                where = (self.progress.iteration, self.progress.consumed_samples)
+                self.writers.write({"lm loss validation": loss}, *where)
         return True

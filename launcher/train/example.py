@@ -1,0 +1,298 @@
+"""The example script's command line (docs/example.md), carried out by launcher.train.gpt."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+
+from launcher.train import arguments as command_line
+from launcher.train import ending, gpt
+from launcher.train.arguments import UsageError
+
+NAME = "megatron_core_training_example"
+SUMMARY = "performance_summary.json"
+SAMPLES = "memory"
+
+TELL_SECONDS = 2.0
+"""How long other ranks wait: torchrun kills the rank that tells the reason when one has ended."""
+
+MICRO_BATCHES_PER_STAGE = 4
+"""Of a pipeline: with P stages and 4 × P micro-batches, a stage idles less than a fifth of a step
+((P - 1) / (5 × P - 1), https://arxiv.org/abs/2104.04473, section 2.2)."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train; the process's exit code, 2 for arguments that can't work."""
+    code = ending.code(lambda: train(argv), NAME)
+    if code == ending.USAGE and not ending.is_first_here():
+        time.sleep(TELL_SECONDS)
+    return code
+
+
+def train(argv: Sequence[str]) -> None:
+    """Join the ranks that the environment tells of, or be the only one, and train.
+
+    Raises `UsageError` and `RunError`.
+    """
+    options, rest = parse(argv)
+    os.environ.update(environment(options, os.environ))
+    if options.monitor_memory_continuously or options.save_performance_summary:
+        _make(options.output_dir)
+    checked = gpt.check(translate(options, rest, int(os.environ["WORLD_SIZE"])))
+    _choose_device()
+    gpt.train(*checked)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the script itself."""
+    made = command_line.Parser(
+        prog=f"{NAME}.py",
+        description="Train a GPT with Megatron-Core on made-up data, on all ranks that torchrun "
+        "starts, or as one process; on the CPU where there is no GPU. Takes the options of "
+        "launcher.train.gpt too.",
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = made.add_argument_group("model").add_argument
+    add("--num-layers", type=int, default=4)
+    add("--hidden-size", type=int, default=256)
+    add("--num-attention-heads", type=int, default=8)
+    add("--ffn-hidden-size", type=int, help="4 × hidden size where not given")
+    add("--vocab-size", type=int, default=1024)
+    add("--seq-length", type=int, default=128)
+    add = made.add_argument_group("training").add_argument
+    add("--batch-size", type=_above_0, default=8, help="samples of each replica in a step")
+    add("--epochs", type=_above_0, default=1)
+    add("--train-steps", type=_above_0, default=100, help="steps of an epoch")
+    add("--dataset-size", type=_above_0, help="samples, taken again and again; else all differ")
+    add("--lr", type=float, default=1e-3)
+    add("--warmup-steps", type=int, help="a tenth of all steps where not given")
+    add("--gradient-clip-val", type=float, default=1.0)
+    add("--num-workers", type=int, help="of the data loader; 2 on GPUs, 0 on the CPU")
+    add("--fp16", action="store_true")
+    add("--bf16", action="store_true")
+    add = made.add_argument_group("ranks").add_argument
+    add("--tensor-model-parallel-size", type=_above_0, default=1)
+    add("--pipeline-model-parallel-size", type=_above_0, default=1)
+    add("--sequence-parallel", action="store_true")
+    add("--world-size", type=_above_0, help="checked against the ranks that were started")
+    add("--init-method", help="checked against where they meet: tcp://HOST:PORT")
+    add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch's
+    add = made.add_argument_group("what is told of the run").add_argument
+    add("--monitor-memory-continuously", action="store_true", help=f"into {SAMPLES}/")
+    add("--memory-monitor-interval", type=float, default=1.0, help="seconds")
+    add("--save-performance-summary", action="store_true", help=f"as {SUMMARY}")
+    add("--output-dir", default=".", help="the folder of both")
+    add("--use-wandb", action="store_true", help="Weights & Biases; the key is WANDB_API_KEY's")
+    return made
+
+
+def _above_0(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return number
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The script's own options, and what remains for gpt. Raises `UsageError`."""
+    own = parser()
+    options, rest = own.parse_known_args(argv)
+    known = {*own._option_string_actions, *command_line.parser()._option_string_actions}
+    for word in rest:
+        name = word.partition("=")[0]
+        if word.startswith("--") and name not in known:
+            close = get_close_matches(name, sorted(known), n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise UsageError(f"unknown argument {name}{hint}")
+    return options, rest
+
+
+def translate(options: argparse.Namespace, rest: Sequence[str], world_size: int) -> list[str]:
+    """gpt's arguments for `world_size` ranks; `rest`, which is gpt's already, wins."""
+    tensor = options.tensor_model_parallel_size
+    pipeline = options.pipeline_model_parallel_size
+    replicas = max(1, world_size // (tensor * pipeline))  # gpt refuses what doesn't divide
+    steps = options.epochs * options.train_steps
+    warmup = steps // 10 if options.warmup_steps is None else options.warmup_steps
+    values = {
+        "num-layers": options.num_layers,
+        "hidden-size": options.hidden_size,
+        "num-attention-heads": options.num_attention_heads,
+        "ffn-hidden-size": options.ffn_hidden_size,
+        "vocab-size": options.vocab_size,
+        "seq-length": options.seq_length,
+        "tensor-model-parallel-size": tensor,
+        "pipeline-model-parallel-size": pipeline,
+        "sequence-parallel": options.sequence_parallel,
+        "micro-batch-size": micro_batch(options.batch_size, pipeline),
+        "global-batch-size": options.batch_size * replicas,
+        "train-iters": steps,
+        "eval-interval": options.train_steps,
+        "eval-iters": 2,
+        "log-interval": min(10, max(1, steps // 20)),
+        "lr": options.lr,
+        "lr-warmup-iters": warmup,
+        "clip-grad": options.gradient_clip_val,
+        "fp16": options.fp16,
+        "bf16": options.bf16,
+        # gpt's own 2^32 would leave out the first steps, one for each halving.
+        "initial-loss-scale": 2**16 if options.fp16 else None,
+        "num-workers": options.num_workers,
+        "mock-data": not _given(rest, "--data-path"),
+        "mock-samples": options.dataset_size,
+        "memory-interval": options.memory_monitor_interval,
+    }
+    if options.monitor_memory_continuously:
+        values["memory-samples"] = os.path.join(options.output_dir, SAMPLES)
+    if options.save_performance_summary:
+        values["performance-summary"] = os.path.join(options.output_dir, SUMMARY)
+    if options.use_wandb:
+        values["wandb-project"] = NAME
+        values["wandb-exp-name"] = f"tp{tensor}-pp{pipeline}-dp{replicas}"
+    return [*_words(values), *rest]
+
+
+def _given(words: Sequence[str], option: str) -> bool:
+    return any(word.partition("=")[0] == option for word in words)
+
+
+def _words(values: Mapping[str, object]) -> list[str]:
+    """Flags by themselves, values behind an =, which lets them begin with a dash."""
+    words = []
+    for name, value in values.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not None and value is not False:
+            words.append(f"--{name}={value}")
+    return words
+
+
+def micro_batch(batch: int, stages: int) -> int:
+    """What one pass takes of a replica's batch: all of it, or of a pipeline an equal part.
+
+    The parts are as many as divide the batch, up to `MICRO_BATCHES_PER_STAGE` a stage.
+    """
+    most = MICRO_BATCHES_PER_STAGE * stages if stages > 1 else 1
+    return batch // max(parts for parts in range(1, most + 1) if batch % parts == 0)
+
+
+def environment(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables to add to `environ`, which torchrun or another launcher made, or nobody.
+
+    Raises `UsageError` where the options say something else than the environment.
+    """
+    added = {}
+    address = _address(options.init_method) if options.init_method else None
+    if "RANK" not in environ:
+        _check_alone(options)
+        added = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        added |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    else:
+        _check_started(options, address, environ)
+    defaults = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # as the runner does it, and for its reasons
+    found = {**environ, **added}
+    one_machine = found["WORLD_SIZE"] == found.get("LOCAL_WORLD_SIZE")
+    if one_machine or found.get("MASTER_ADDR") in LOOPBACK:
+        defaults |= {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return added | {name: value for name, value in defaults.items() if name not in environ}
+
+
+def _check_alone(options: argparse.Namespace) -> None:
+    if options.world_size not in (None, 1):
+        raise UsageError(
+            f"--world-size {options.world_size}, and this is one process: start the others too, "
+            f"with torchrun --nproc_per_node={options.world_size} or, on N machines, --nnodes=N"
+        )
+
+
+def _check_started(
+    options: argparse.Namespace, address: tuple[str, str] | None, environ: Mapping[str, str]
+) -> None:
+    started = environ["WORLD_SIZE"]
+    if options.world_size not in (None, int(started)):
+        raise UsageError(
+            f"--world-size {options.world_size}, and {started} processes were started: make them "
+            "equal, by torchrun's --nproc_per_node and --nnodes, or leave the option out"
+        )
+    meeting = (environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", ""))
+    if address and not _same(address, meeting):
+        raise UsageError(
+            f"--init-method {options.init_method}, and the processes meet at "
+            f"{':'.join(meeting)}: make them equal, by torchrun's --master_addr and "
+            "--master_port, or leave the option out"
+        )
+
+
+def _address(url: str) -> tuple[str, str] | None:
+    """Host and port of tcp://HOST:PORT; None for env://, which says where to look instead."""
+    if url == "env://":
+        return None
+    match = re.fullmatch(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+):(\d+)/?", url)
+    if not match:
+        raise UsageError(f"--init-method {url}: doesn't look like tcp://HOST:PORT")
+    return match[1].strip("[]"), match[2]
+
+
+def _same(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Whether two addresses are of one place, which may be known by a name and by a number."""
+    if one[1] != other[1]:
+        return False
+    return one[0] == other[0] or not _numbers(one[0]).isdisjoint(_numbers(other[0]))
+
+
+def _numbers(host: str) -> set[object]:
+    try:
+        return {found[4][0] for found in socket.getaddrinfo(host, None)}
+    except OSError:
+        return set()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _make(folder: str) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output-dir: can't make {folder}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        where = os.path.abspath(folder)
+        raise UsageError(f"{where} can't be written: give --output-dir a folder that can be")
+
+
+def _choose_device() -> None:
+    """The GPUs, one for each rank of this machine; the CPU where there are none."""
+    from launcher.train import cpu
+
+    if cpu.is_installed():
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        if os.environ["RANK"] == "0":
+            print(f"{NAME}: no GPU here: training on the CPU", flush=True)
+        cpu.install()
+        return
+    local, visible = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if local > visible:
+        raise UsageError(
+            f"{local} processes on this machine, and {visible} GPUs visible: start no more than "
+            f"--nproc_per_node={visible}"
+        )
+
+
+if __name__ == "__main__":
+    ending.leave(main(sys.argv[1:]))
