@@ -385,13 +385,14 @@ def test_old_torch_is_started_with_its_own_arguments(
         subprocess_handlers: dict[int, object] = {}  # noqa: RUF012
 
     def old(name: str, entrypoint: str, args: dict, envs: dict, log_dir: str) -> Context:  # type: ignore[type-arg]
-        seen.update(entrypoint=entrypoint, args=args, log_dir=log_dir)
+        seen.update(entrypoint=entrypoint, args=args, envs=envs, log_dir=log_dir)
         return Context()
 
     monkeypatch.setattr(multiprocessing, "start_processes", old)
-    runner._start(job("--", "train.py", "x"), dict(os.environ), str(tmp_path))
+    runner._start(job("--", "train.py", "x"), dict(os.environ), str(tmp_path), {"MORE": "1"})
     assert seen["entrypoint"] == sys.executable
     isolated, _, becomes, parent, *command = seen["args"][1]
     assert (isolated, Path(becomes).name, parent) == ("-I", "rank.py", str(os.getpid()))
-    assert command == [sys.executable, "-u", "train.py", "x"]
+    assert command == [sys.executable, "-u", "-m", "launcher.train.stacks", "train.py", "x"]
+    assert [(env["RANK"], env["MORE"]) for env in seen["envs"].values()] == [("0", "1"), ("1", "1")]
     assert seen["log_dir"] == str(tmp_path)
