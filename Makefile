@@ -31,7 +31,7 @@ image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=
 images: venv  ## build the images of all NGC tags: make images [BASE='mirror.example/pytorch:{tag}-py3']
 	@$(RUN) image build --all $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
 
-render: venv  ## write images/*/Dockerfile and the table of README.md
+render: venv  ## write images/*/Dockerfile, compose/*.yaml and the table of README.md
 	@$(RUN) matrix render
 
 check: dev  ## lint, types, and that what is rendered is what is committed

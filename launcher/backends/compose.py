@@ -40,7 +40,7 @@ class Request:
     @property
     def text(self) -> str:
         """The file as YAML."""
-        told = yaml.dump(self.file, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+        told = yaml.dump(self.file, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=88)
         return str(told)
 
 
@@ -57,7 +57,9 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def a_text(self, text: str) -> yaml.Node:
-        quoted = "'" if re.match(r"[-+.]?\d", text) else None
+        quoted = "'" if re.fullmatch(r"[-+.]?\d[\da-fA-FxXoO_.,:+-]*", text) else None
+        if re.search(r"[\x00-\x1f\x7f-\xa0\u2028\u2029\ufeff]", text):
+            quoted = '"'  # where they are escaped
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=quoted)
 
     def a_list(self, items: list[Any]) -> yaml.Node:

@@ -12,7 +12,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     commands.add_parser("list", help="the rows of the matrix")
-    render = commands.add_parser("render", help="write images/ and README's table")
+    render = commands.add_parser("render", help="write images/, compose/ and README's table")
     render.add_argument("--check", action="store_true", help="only fail where they differ")
     commands.add_parser("lock", help="write matrix.lock")
 
@@ -31,12 +31,13 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _render(args: argparse.Namespace) -> int:
+    from launcher.backends import compose_examples
     from launcher.matrix import render
     from launcher.matrix.load import load_matrix
     from launcher.settings import settings
 
-    root = settings().matrix.parent
-    files = render.render_all(load_matrix(), root)
+    root, matrix = settings().matrix.parent, load_matrix()
+    files = render.render_all(matrix, root) | compose_examples.files(matrix, root)
     changed = render.drift(files, root)
     if not args.check:
         render.write(files, root)
