@@ -21,15 +21,15 @@ def jobs() -> list[tuple[Backend, Job]]:
 
 def everywhere() -> tuple[list[tuple[Backend, Job]], list[str]]:
     """The jobs of all backends, newest first, and why those that don't answer don't."""
-    found, silent = list[tuple[Backend, Job]](), list[str]()
+    found, silent = list[tuple[Backend, Job]](), dict[str, list[str]]()
     for name in BACKENDS:
         chosen = backend(name)
         try:
             found += [(chosen, job) for job in chosen.jobs()]
         except EngineError as error:
-            silent.append(f"{name}: {error.problem}")
+            silent.setdefault(error.problem, []).append(name)
     found.sort(key=lambda pair: pair[1].labels.get(f"{LABEL}created", ""), reverse=True)
-    return found, silent
+    return found, [f"{', '.join(names)}: {problem}" for problem, names in silent.items()]
 
 
 def job(text: str) -> tuple[Backend, Job]:
