@@ -277,6 +277,7 @@ class Stopper:
     def __init__(self) -> None:
         self.job: Job | None = None
         self.names = list[str]()
+        self.unheard = False
 
     @property
     def asked(self) -> int:
@@ -296,9 +297,14 @@ class Stopper:
                 signal.signal(signum, handler)
 
     def started(self, start: Starter, attempt: int) -> Job:
-        """The job of an attempt; a signal that came meanwhile is for that."""
+        """The job of an attempt; a signal that came meanwhile is for that.
+
+        One that another thread was given, whose signals aren't held, has found no job to ask.
+        """
         with _signals_held():
             self.job = start(attempt)
+        if self.unheard:
+            self._ask(self.job)
         return self.job
 
     def take(self, job: Job) -> Job:
@@ -317,6 +323,7 @@ class Stopper:
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         self.names.append(signal.Signals(signum).name)
+        self.unheard = self.job is None
         if self.job:
             self._ask(self.job)
 

@@ -278,6 +278,25 @@ def test_a_signal_during_the_start_is_for_the_run_that_starts(runs: Path) -> Non
     assert job.calls == ["started", "stop 10", "remove"]
 
 
+def test_a_signal_during_the_start_is_heard_beside_other_threads(runs: Path) -> None:
+    """The system gives it to whichever thread doesn't hold it back."""
+    job, over = FakeJob(waits=True), threading.Event()
+
+    def start(attempt: int) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)  # Python's handler runs here, in this thread
+        return job
+
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        assert supervise.supervise(engine(), start).outcome is Outcome.STOPPED
+    finally:
+        over.set()
+        thread.join()
+    assert job.calls == ["stop 10", "remove"]
+
+
 def test_a_request_that_a_lost_engine_did_not_hear_is_made_again(runs: Path) -> None:
     class LostWhenAsked(FakeJob):
         def wait(self) -> Ended:
