@@ -49,6 +49,39 @@ def test_lists_are_fetched_privately_where_the_systems_fail(apt: Path, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "root", "tools"]
 
 
+NEWER = """#!/bin/sh
+echo "$@" >> {log}
+case "$*" in *indextargets*) echo {mirror};; *download*) touch tool_2_all.deb;; esac
+for word in "$@"; do
+  case "$word" in Dir::Etc::SourceList=*) cat "${{word#*=}}" >> {log};; esac
+done
+"""
+
+
+def test_a_newer_suite_is_that_of_the_systems_mirror(apt: Path, tmp_path: Path) -> None:
+    program = tmp_path / "tools" / "apt-get"
+    program.write_text(NEWER.format(log=apt, mirror="http://mirror.example/debian"))
+    for _ in range(2):  # the second finds it there
+        root = packages.unpack_newer(tmp_path / "root", "tool", "trixie")
+        assert (root / "usr/bin/tool").read_text() == "unpacked\n"
+    asked, update, first, download, second = apt.read_text().splitlines()
+    assert asked.startswith("indextargets")
+    assert first == second == "deb http://mirror.example/debian trixie main"
+    assert update.endswith(" update")
+    assert download.endswith(" download tool")
+    for call in (update, download):
+        assert "Dir::State::lists=" in call
+        assert "Dir::Etc::SourceParts=/dev/null" in call
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "root", "tools"]
+
+
+def test_without_a_mirror_there_is_no_newer_suite(apt: Path, tmp_path: Path) -> None:
+    (tmp_path / "tools" / "apt-get").write_text(NEWER.format(log=apt, mirror=""))
+    with pytest.raises(EngineError, match="no mirror"):
+        packages.unpack_newer(tmp_path / "root", "tool", "trixie")
+    assert not (tmp_path / "root").exists()
+
+
 def test_a_complete_folder_is_left_alone(apt: Path, tmp_path: Path) -> None:
     packages.unpack(tmp_path / "root", ["tool"])
     calls = apt.read_text()
