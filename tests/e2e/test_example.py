@@ -1,0 +1,359 @@
+"""Every command line of the training guide, made small, in the CPU image with a real torchrun."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.command import launcher
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from tests.conftest import CpuImages
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+TINY = (
+    "--num-layers=2 --hidden-size=32 --num-attention-heads=4 --seq-length=16 --vocab-size=64 "
+    "--lr=1e-2 --save-performance-summary"
+)
+SCRIPT = "megatron_core_training_example.py"
+
+# What the guide's machines have and this container has not.
+PREPARE = """
+mkdir /tmp/bin && PATH=/tmp/bin:$PATH
+ln -s "$(command -v python3)" /tmp/bin/python
+cat > /tmp/bin/scontrol <<'END'
+#!/bin/sh
+echo 127.0.0.1
+END
+cat > /tmp/bin/srun <<'END'
+#!/bin/sh
+shift 2 # --jobid N
+SLURM_PROCID=1 "$@" & second=$!
+SLURM_PROCID=0 "$@" && wait $second
+END
+chmod +x /tmp/bin/*
+export OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore
+"""
+
+LAUNCH = """
+python -m torch.distributed.launch --nproc_per_node=2 \
+    megatron_core_training_example.py \
+    --tensor-model-parallel-size=2 \
+    --pipeline-model-parallel-size=1
+"""
+TORCHRUN = """
+torchrun --nproc_per_node=2 \
+    megatron_core_training_example.py \
+    --tensor-model-parallel-size=1 \
+    --pipeline-model-parallel-size=2
+"""
+TENSOR = """
+torchrun --nproc_per_node=8 \
+    megatron_core_training_example.py \
+    --tensor-model-parallel-size=2 \
+    --pipeline-model-parallel-size=1 \
+    --batch-size=16 \
+    --epochs=3 \
+    --train-steps=1000 \
+    --sequence-parallel \
+    --fp16
+"""
+PIPELINE = """
+torchrun --nproc_per_node=8 \
+    megatron_core_training_example.py \
+    --tensor-model-parallel-size=1 \
+    --pipeline-model-parallel-size=2 \
+    --batch-size=16 \
+    --epochs=3 \
+    --train-steps=1000 \
+    --fp16
+"""
+HYBRID = """
+torchrun --nproc_per_node=8 \
+    megatron_core_training_example.py \
+    --tensor-model-parallel-size=2 \
+    --pipeline-model-parallel-size=2 \
+    --batch-size=16 \
+    --epochs=3 \
+    --train-steps=1000 \
+    --sequence-parallel \
+    --fp16
+"""
+SMALL = """
+torchrun --nproc_per_node=2 \
+    megatron_core_training_example.py \
+    --tensor-model-parallel-size=2 \
+    --pipeline-model-parallel-size=1 \
+    --num-layers=2 \
+    --hidden-size=128 \
+    --num-attention-heads=4 \
+    --batch-size=4 \
+    --train-steps=10 \
+    --dataset-size=100 \
+    --monitor-memory-continuously
+"""
+TIPS = """
+torchrun --nproc_per_node=2 megatron_core_training_example.py \
+    --monitor-memory-continuously --memory-monitor-interval=0.5 \
+    --seq-length=128 --batch-size=4
+"""
+NODES = """
+(
+torchrun --nproc_per_node=4 --nnodes=2 --node_rank=1 --master_addr=MASTER_IP --master_port=MASTER_PORT \
+    megatron_core_training_example.py \
+    --tensor-model-parallel-size=2 \
+    --pipeline-model-parallel-size=2 \
+    --batch-size=16 \
+    --epochs=3 \
+    --train-steps=1000 \
+    --init-method=tcp://MASTER_IP:MASTER_PORT \
+    --world-size=8 \
+    --fp16
+) &
+torchrun --nproc_per_node=4 --nnodes=2 --node_rank=0 --master_addr=MASTER_IP --master_port=MASTER_PORT \
+    megatron_core_training_example.py \
+    --tensor-model-parallel-size=2 \
+    --pipeline-model-parallel-size=2 \
+    --batch-size=16 \
+    --epochs=3 \
+    --train-steps=1000 \
+    --init-method=tcp://MASTER_IP:MASTER_PORT \
+    --world-size=8 \
+    --fp16
+first=$?; wait $! && (exit $first)
+"""  # noqa: E501
+SLURM = r"""
+SLURM_JOB_ID=1 SLURM_NNODES=2 SLURM_JOB_NODELIST='node[0-1]'
+MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+MASTER_PORT=29500
+GPUS_PER_NODE=4
+NNODES=$SLURM_NNODES
+WORLD_SIZE=$(($GPUS_PER_NODE * $NNODES))
+srun --jobid $SLURM_JOBID bash -c "
+    torchrun --nproc_per_node=$GPUS_PER_NODE \
+        --nnodes=$NNODES \
+        --node_rank=\$SLURM_PROCID \
+        --master_addr=$MASTER_ADDR \
+        --master_port=$MASTER_PORT \
+        megatron_core_training_example.py \
+        --tensor-model-parallel-size=2 \
+        --pipeline-model-parallel-size=2 \
+        --batch-size=16 \
+        --epochs=3 \
+        --train-steps=1000 \
+        --init-method=tcp://$MASTER_ADDR:$MASTER_PORT \
+        --world-size=$WORLD_SIZE \
+        --fp16
+"
+"""
+ALONE = """
+CUDA_VISIBLE_DEVICES=0 python megatron_core_training_example.py \
+    --tensor-model-parallel-size=1 --pipeline-model-parallel-size=1
+"""
+CONNECTIVITY = """
+(
+torchrun --nproc_per_node=2 --nnodes=2 --node_rank=1 --master_addr=MASTER_IP --master_port=MASTER_PORT \
+    megatron_core_training_example.py \
+    --tensor-model-parallel-size=2 --pipeline-model-parallel-size=1 \
+    --num-layers=2 --hidden-size=128 --train-steps=10 --batch-size=4
+) &
+torchrun --nproc_per_node=2 --nnodes=2 --node_rank=0 --master_addr=MASTER_IP --master_port=MASTER_PORT \
+    megatron_core_training_example.py \
+    --tensor-model-parallel-size=2 --pipeline-model-parallel-size=1 \
+    --num-layers=2 --hidden-size=128 --train-steps=10 --batch-size=4
+first=$?; wait $! && (exit $first)
+"""  # noqa: E501
+
+SCALE = {
+    "--nproc_per_node=8": "--nproc_per_node=4",
+    "--nproc_per_node=4 --nnodes=2": "--nproc_per_node=2 --nnodes=2",
+    "GPUS_PER_NODE=4": "GPUS_PER_NODE=2",
+    "--world-size=8": "--world-size=4",
+    "MASTER_IP": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "--batch-size=16": "--batch-size=4",
+    "--train-steps=1000": "--train-steps=3",
+    "--seq-length=128": "--seq-length=32",
+    "$SLURM_JOBID": "1",
+}
+
+
+def scaled(command: str) -> str:
+    """The command on 2 or 4 processes, with a tiny model and few steps."""
+    keep = "MASTER_PORT=29500\n"  # of the Slurm script, where it is a variable
+    for theirs, ours in SCALE.items():
+        if theirs != "MASTER_PORT" or keep not in command:
+            command = command.replace(theirs, ours)
+    steps = "" if "--train-steps" in command else " --train-steps=10"
+    own = {word.partition("=")[0] for word in command.split()}
+    tiny = [word for word in TINY.split() if word.partition("=")[0] not in own]
+    return command.replace(SCRIPT, " ".join([SCRIPT, *tiny]) + steps)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command printed, its exit code, and the files it left in the working folder."""
+
+    code: int
+    output: str
+    summary: dict
+    samples: dict[str, list[dict]]
+
+    @property
+    def losses(self) -> list[float]:
+        return [float(loss) for loss in re.findall(r"lm loss: (\S+)", self.output)]
+
+
+Shell = Callable[..., Done]
+
+SHOW = """
+code=$?
+echo "--- files"
+python3 - <<'END'
+import json, pathlib
+files = [*pathlib.Path().glob("performance_summary.json"), *pathlib.Path().glob("memory/*.jsonl")]
+print(json.dumps({str(path): path.read_text() for path in files}))
+END
+exit $code
+"""
+
+
+@pytest.fixture(scope="module")
+def shell(engine: DockerClient, cpu_images: CpuImages) -> Shell:
+    """Run a script of bash in the image's /opt/megatron, without a network."""
+    image = cpu_images.build()
+
+    def run(script: str, user: str = "") -> Done:
+        container = engine.containers.create(
+            image,
+            ["bash", "-c", PREPARE + script + SHOW],
+            init=True,
+            user=user,
+            network_mode="none",
+            hostname="localhost",  # which resolves; torchrun looks its own name up
+            working_dir="/opt/megatron",
+        )
+        try:
+            container.start()
+            code = container.wait()["StatusCode"]
+            output, _, files = container.logs().decode().partition("--- files\n")
+        finally:
+            container.remove(force=True)
+        found = json.loads(files.splitlines()[0])
+        summary = json.loads(found.pop("performance_summary.json", "{}"))
+        samples = {
+            Path(name).name: [json.loads(line) for line in text.splitlines()]
+            for name, text in found.items()
+        }
+        return Done(code, output, summary, samples)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("command", "layout", "steps"),
+    [
+        pytest.param(LAUNCH, (2, 1, 1), 10, id="torch.distributed.launch"),
+        pytest.param(TORCHRUN, (1, 2, 1), 10, id="torchrun"),
+        pytest.param(TENSOR, (2, 1, 2), 9, id="tensor"),
+        pytest.param(PIPELINE, (1, 2, 2), 9, id="pipeline"),
+        pytest.param(HYBRID, (2, 2, 1), 9, id="hybrid"),
+        pytest.param(SMALL, (2, 1, 1), 10, id="small"),
+        pytest.param(TIPS, (1, 1, 2), 10, id="tips"),
+        pytest.param(NODES, (2, 2, 1), 9, id="nodes"),
+        pytest.param(SLURM, (2, 2, 1), 9, id="slurm"),
+        pytest.param(ALONE, (1, 1, 1), 10, id="alone"),
+        pytest.param(CONNECTIVITY, (2, 1, 2), 10, id="connectivity"),
+    ],
+)
+def test_a_command_of_the_guide(
+    shell: Shell, command: str, layout: tuple[int, int, int], steps: int
+) -> None:
+    done = shell(scaled(command))
+    assert done.code == 0, done.output[-6000:]
+    assert done.output.count(f"{SCRIPT.removesuffix('.py')}: no GPU here") == 1
+    assert len(done.losses) == steps
+    assert all(map(math.isfinite, done.losses))
+    assert done.losses[-1] < done.losses[0] - 0.1
+    summary = done.summary
+    found = tuple(summary["layout"][name] for name in ("tensor", "pipeline", "data"))
+    assert (found, summary["steps"]) == (layout, steps)
+    assert summary["layout"]["world_size"] == math.prod(layout)
+    assert summary["precision"] == ("fp16" if "--fp16" in command else "fp32")
+    assert summary["final_loss"] == pytest.approx(done.losses[-1], rel=1e-5)
+    assert summary["ms_per_step_median"] > 0
+    assert summary["max_memory_bytes"]["resident"] > 50_000_000
+    sampled = {f"rank-{rank}.jsonl" for rank in range(2)} if "--monitor" in command else set()
+    assert set(done.samples) == sampled
+    for samples in done.samples.values():
+        assert len(samples) >= 2
+        assert all(sample["resident"] > 50_000_000 for sample in samples)
+        assert samples == sorted(samples, key=lambda sample: sample["time"])
+
+
+def only_line(done: Done) -> str:
+    """The one line that the script says, other than where it trains."""
+    name = SCRIPT.removesuffix(".py")
+    said = [line for line in done.output.splitlines() if line.startswith(f"{name}: ")]
+    (line,) = [line for line in said if "no GPU here" not in line]
+    return line.removeprefix(f"{name}: ")
+
+
+def test_wrong_input_of_one_process_is_one_line_and_2(shell: Shell) -> None:
+    done = shell(f"python {SCRIPT} --num-attention-heads=3")
+    assert done.code == 2
+    assert "--hidden-size (256) is not divisible by --num-attention-heads (3)" in only_line(done)
+    assert "Traceback" not in done.output
+
+
+def test_wrong_input_of_several_is_told_once(shell: Shell) -> None:
+    heads = shell(f"torchrun --nproc_per_node=2 {SCRIPT} --tensor-model-parallel-size=3")
+    assert heads.code == 1  # torchrun's own, whatever a rank ends with
+    assert "the world size (2) is not divisible by TP × PP (3)" in only_line(heads)
+    assert re.search(r"rank +: 0 .*\n +exitcode +: 2 ", heads.output)
+    world = shell(f"torchrun --nproc_per_node=2 {SCRIPT} --world-size=8")
+    assert "--world-size 8, and 2 processes were started" in only_line(world)
+
+
+def test_a_folder_of_somebody_else(shell: Shell) -> None:
+    done = shell(f"python {SCRIPT} {TINY}", user="1000:1000")
+    assert done.code == 2
+    assert only_line(done) == "/opt/megatron can't be written: give --output-dir a folder that " + (
+        "can be"
+    )
+
+
+RUN_FILE = """\
+name: example-test
+image: {{name: '{image}'}}
+program: megatron_core_training_example.py
+gpus: 0
+processes: 2
+model: {{num_layers: 2, hidden_size: 32, num_attention_heads: 4, seq_length: 16}}
+parallel: {{tensor_model_parallel_size: 2, sequence_parallel: true}}
+megatron_args: {{vocab_size: 64, batch_size: 4, train_steps: 10, save_performance_summary: true}}
+resources: {{network: none, workdir: {folder}}}
+"""
+
+
+def test_by_the_launcher(cpu_images: CpuImages, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(RUN_FILE.format(image=cpu_images.build(), folder=tmp_path / "work"))
+    done = launcher("run", str(file), "--", "--lr=1e-2", "--use-wandb")
+    assert done.returncode == 2
+    assert done.stderr.count("--wandb-project needs the Python package wandb") == 1
+    done = launcher("run", str(file), "--", "--lr=1e-2", "--world-size=2")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    summary = json.loads((tmp_path / "work/performance_summary.json").read_text())
+    assert summary["steps"] == 10
+    assert summary["layout"]["tensor"] == 2
