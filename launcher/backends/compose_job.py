@@ -58,17 +58,22 @@ LAST_LINES = 200
 CUT_SHORT = 125
 
 
+Piece = tuple[str, bool, bytes]
+"""A node's container, whether it wrote to stderr, and what: whole lines."""
+
+
 @dataclass(frozen=True)
 class State:
     """What the engine tells of a node's container.
 
-    `at` is when it ended, in seconds since 1970; `refused` is why the engine didn't start it.
+    `at` is when it ended, in seconds since 1970; `refused` is why it won't be started.
     """
 
     started: bool
     ended: Ended | None
     at: float = 0.0
     refused: str = ""
+    unhealthy: bool = False
 
 
 @dataclass
@@ -84,6 +89,7 @@ class ComposeJob:
     labels: Mapping[str, str]
     up: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _known: dict[str, State] = field(default_factory=dict, repr=False)
+    _late: str = field(default="", repr=False)
     _failed_at: float | None = field(default=None, repr=False)
 
     backend = "compose"
@@ -104,16 +110,25 @@ class ComposeJob:
         if len(self.nodes) == 1:
             yield from self.nodes[0].output(follow=follow)
             return
-        pieces: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        passed = _passed.setdefault(self.run, Passed())
+        passed.begin_again()
+        for piece in self._pieces(follow):
+            yield from passed.of(*piece)
+        yield from passed.held()
+
+    def _pieces(self, follow: bool) -> Iterator[Piece]:
+        """The lines of all nodes as they come. Raises Lost."""
+        pieces: queue.SimpleQueue[Piece | Exception | None] = queue.SimpleQueue()
         for rank in range(len(self.nodes)):
             threading.Thread(target=self._read, args=(rank, follow, pieces), daemon=True).start()
-        left = len(self.nodes)
+        left, look = len(self.nodes), time.monotonic()
         while left:
+            if follow and time.monotonic() >= look:
+                self._end_survivors(self._states())
+                look = time.monotonic() + POLL_SECONDS
             try:
                 piece = pieces.get(timeout=POLL_SECONDS)
             except queue.Empty:
-                if follow:
-                    self._end_survivors(self._states())
                 continue
             if isinstance(piece, Exception):
                 raise piece
@@ -122,16 +137,19 @@ class ComposeJob:
             else:
                 yield piece
 
-    def _read(self, rank: int, follow: bool, pieces: queue.SimpleQueue[Any]) -> None:
+    def _read(
+        self, rank: int, follow: bool, pieces: queue.SimpleQueue[Piece | Exception | None]
+    ) -> None:
         """Put a node's lines into the queue, then None; or what went wrong."""
+        container = self.nodes[rank].container
         try:
             if not follow or self._is_started(rank):
                 lines = Lines(f"{node_name(rank)} | ".encode())
                 for is_error, data in self.nodes[rank].output(follow=follow):
                     if whole := lines.add(data, is_error):
-                        pieces.put((is_error, whole))
+                        pieces.put((container, is_error, whole))
                 for is_error, rest in lines.rest():
-                    pieces.put((is_error, rest))
+                    pieces.put((container, is_error, rest))
             pieces.put(None)
         except Exception as error:
             pieces.put(error)
@@ -154,7 +172,14 @@ class ComposeJob:
         return self._decided(self._states())
 
     def _states(self) -> list[State]:
-        return [self._state(node) for node in self.nodes]
+        """The states of all nodes; those that wait for one that isn't ready in time never start."""
+        states = [self._state(node) for node in self.nodes]
+        if states[0].unhealthy and not states[0].ended:  # one that has ended is so, too
+            self._late = f"{node_name(0)} didn't open its port in time"
+        return [
+            one if one.started or one.refused else replace(one, refused=self._late)
+            for one in states
+        ]
 
     def _state(self, node: DockerJob) -> State:
         """The state of a node. Raises Lost."""
@@ -175,6 +200,7 @@ class ComposeJob:
             node.ended() if started else None,
             seconds(told["FinishedAt"]) if started else 0.0,
             "" if started else told.get("Error", ""),
+            (told.get("Health") or {}).get("Status") == "unhealthy",
         )
         self._known[node.container] = state
         return state
@@ -186,30 +212,28 @@ class ComposeJob:
             waits = not state.started and not state.refused and first.ended is None
             if waits or (state.started and state.ended is None):
                 return None
-        if failed := self._first_failure(states):
+        unstarted = [rank for rank, state in enumerate(states) if not state.started]
+        refused = [rank for rank in unstarted if states[rank].refused]
+        if not refused and (failed := self._first_failure(states)):
             return failed
-        rank = next((rank for rank, state in enumerate(states) if not state.started), None)
-        if rank is None:
-            return Ended(0)
-        why = states[rank].refused or f"{node_name(0)} ended before its port was open"
-        return Ended(CUT_SHORT, why=f"{node_name(rank)} didn't start: {why}")
+        for rank in refused or unstarted:
+            why = states[rank].refused or f"{node_name(0)} ended before its port was open"
+            return Ended(CUT_SHORT, why=f"{node_name(rank)} didn't start: {why}")
+        return Ended(0)
 
     def _first_failure(self, states: list[State]) -> Ended | None:
         """The end of the node whose failure came first, and why, in words that name it."""
-        failed = [
-            (failing_since(log, state.at), rank, log, state.ended)
-            for rank, state in enumerate(states)
-            if state.ended and state.ended.code and (log := self._log(rank)) is not None
-        ]
+        if len(states) == 1:
+            return states[0].ended
+        failed = {r: one for r, one in enumerate(states) if one.ended and one.ended.code}
+        logs = {rank: self._log(rank) for rank in failed}
         if not failed:
             return None
-        _, rank, log, ended = min(failed, key=lambda one: one[:2])
-        if len(states) == 1:
-            return ended
-        reason = Ending(ended, False, STAMP.sub("", log)).reason
-        return replace(
-            ended, why=f"{node_name(rank)}: {reason}" if reason else f"on {node_name(rank)}"
-        )
+        rank = min(failed, key=lambda rank: failing_since(logs[rank], failed[rank].at))
+        ended, name = failed[rank].ended, node_name(rank)
+        assert ended
+        reason = Ending(ended, False, STAMP.sub("", logs[rank])).reason
+        return replace(ended, why=f"{name}: {reason}" if reason else f"on {name}")
 
     def _log(self, rank: int) -> str:
         """The last lines of a node, each with its time before it; none where they can't be read."""
@@ -308,6 +332,49 @@ def seconds(time: str) -> float:
     """Seconds since 1970 of a time in the engine's words: 2025-01-02T03:04:05.678901234Z."""
     whole, _, fraction = time.removesuffix("Z").partition(".")
     return timegm(strptime(whole, "%Y-%m-%dT%H:%M:%S")) + float(f"0.{fraction or 0}")
+
+
+class Passed:
+    """What this process has passed on of a run's nodes, for when the engine was lost meanwhile.
+
+    A new reader gets all of it from the beginning, in another order. It passes on first what was
+    passed on before, as who follows the run knows only how many bytes of each stream that was.
+    """
+
+    def __init__(self) -> None:
+        self.given: dict[tuple[str, bool], int] = {}
+        self.before: dict[tuple[str, bool], int] = {}
+        self.waiting: list[Piece] = []
+
+    def begin_again(self) -> None:
+        """Read all nodes from the beginning."""
+        self.before, self.given, self.waiting = self.given, {}, []
+
+    def of(self, container: str, is_error: bool, data: bytes) -> Iterator[tuple[bool, bytes]]:
+        """What may be passed on by now, with a piece that has come."""
+        key = container, is_error
+        old = min(self.before.get(key, 0), len(data))
+        if old:
+            self.before[key] -= old
+            yield self._give(container, is_error, data[:old])
+        if data[old:]:
+            self.waiting.append((container, is_error, data[old:]))
+        if not any(self.before.values()):
+            yield from self.held()
+
+    def held(self) -> Iterator[tuple[bool, bytes]]:
+        """What has waited."""
+        waiting, self.waiting = self.waiting, []
+        for piece in waiting:
+            yield self._give(*piece)
+
+    def _give(self, container: str, is_error: bool, data: bytes) -> tuple[bool, bytes]:
+        key = container, is_error
+        self.given[key] = self.given.get(key, 0) + len(data)
+        return is_error, data
+
+
+_passed: dict[str, Passed] = {}
 
 
 @dataclass

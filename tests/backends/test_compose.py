@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.backends import Cause, Ended, compose, compose_examples, compose_job, docker
-from launcher.backends.compose_job import ComposeJob, Lines, State, failing_since, merged, seconds
+from launcher.backends.compose_job import (
+    ComposeJob,
+    Lines,
+    Passed,
+    State,
+    failing_since,
+    merged,
+    seconds,
+)
 from launcher.backends.docker_job import DockerJob
 from launcher.errors import UsageError
 from launcher.matrix import render
@@ -294,6 +302,32 @@ def test_how_a_run_ended(
     monkeypatch.setattr(ComposeJob, "_log", lambda self, rank: "")
     ended = job(len(states))._decided(states)
     assert (ended.code if ended else None, ended.why if ended else "") == (code, why)
+
+
+def test_a_refused_start_is_the_cause_of_what_it_ends() -> None:
+    states = [State(True, Ended(137), AT), State(False, None, refused="no GPU")]
+    assert job(2)._decided(states) == Ended(125, why="node-1 didn't start: no GPU")
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=12), st.integers(0, 12))
+def test_each_byte_is_passed_on_once_though_the_engine_was_lost(
+    written: list[tuple[str, bool]], lost_after: int
+) -> None:
+    """Who follows counts the bytes of each stream, and leaves out as many the second time."""
+    lines = [(*one, f"{number}\n".encode()) for number, one in enumerate(written)]
+    passed = Passed()
+    passed.begin_again()
+    first = [told for line in lines[:lost_after] for told in passed.of(*line)]
+    passed.begin_again()
+    again = sorted(lines, key=lambda line: line[0], reverse=True)  # another order of the nodes
+    second = [told for line in again for told in passed.of(*line)] + [*passed.held()]
+    for stream in (False, True):
+        before = b"".join(data for is_error, data in first if is_error is stream)
+        after = b"".join(data for is_error, data in second if is_error is stream)
+        total = before + after[len(before) :]
+        assert sorted(total.splitlines()) == sorted(
+            line[2].strip() for line in lines if line[1] is stream
+        )
 
 
 def test_reports_of_several_nodes_become_one() -> None:

@@ -261,3 +261,21 @@ def test_a_killed_node_is_the_first_cause(here: Site, image: str) -> None:
     ]
     assert here.containers() == []
     assert networks(here) == []
+
+
+def test_tensorboard_shows_the_run_and_goes_with_it(here: Site, image: str) -> None:
+    """The image has none, so the service ends at once: nothing to the run."""
+    logging = {"log_interval": 1, "tensorboard_dir": "board"}
+    config = {**TRAINING, "logging": logging, "processes": 2, "resources": {"network": "none"}}
+    here.write({"image": {"name": image}, **config})
+    more = ("--set", "training.train_iters=60")
+    started = here.start("run", "run.yaml", "--backend", "compose", *more)
+    started.said("iteration        1/")
+    project = here.container().labels[PROJECT]
+    found = here.client.containers.list(all=True, filters={"label": f"{PROJECT}={project}"})
+    boards = [one for one in found if one.labels["com.docker.compose.service"] == "tensorboard"]
+    (ports,) = (one.attrs["HostConfig"]["PortBindings"]["6006/tcp"] for one in boards)
+    assert ports[0]["HostIp"] == "127.0.0.1"
+    assert started.ends() == 0
+    left = here.client.containers.list(all=True, filters={"label": f"{PROJECT}={project}"})
+    assert (left, networks(here)) == ([], [])
