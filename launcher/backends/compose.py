@@ -25,7 +25,7 @@ TENSORBOARD_PORTS = f"{TENSORBOARD_PORT}-{TENSORBOARD_PORT + 9}"
 """Of this machine, the first that is free: several runs may be looked at."""
 
 PORT = "PET_MASTER_PORT"
-READY = {"interval": "2s", "timeout": "10s", "start_period": "600s", "retries": 3}
+READY = {"interval": "5s", "timeout": "10s", "start_period": "600s", "retries": 3}
 """A program has ten minutes to open its port; a check that fails before counts for nothing."""
 
 

@@ -50,6 +50,11 @@ print("waiting for rank 1", flush=True)
 while True:
     time.sleep(1)
 """
+FAILING_ONCE = """\
+if rank == 1 and not os.path.exists("/kept/tried"):
+    open("/kept/tried", "w").close()
+    sys.exit(3)
+"""
 
 
 @pytest.fixture
@@ -268,7 +273,7 @@ def test_tensorboard_shows_the_run_and_goes_with_it(here: Site, image: str) -> N
     logging = {"log_interval": 1, "tensorboard_dir": "board"}
     config = {**TRAINING, "logging": logging, "processes": 2, "resources": {"network": "none"}}
     here.write({"image": {"name": image}, **config})
-    more = ("--set", "training.train_iters=60")
+    more = ("--set", "training.train_iters=20")
     started = here.start("run", "run.yaml", "--backend", "compose", *more)
     started.said("iteration        1/")
     project = here.container().labels[PROJECT]
@@ -279,3 +284,14 @@ def test_tensorboard_shows_the_run_and_goes_with_it(here: Site, image: str) -> N
     assert started.ends() == 0
     left = here.client.containers.list(all=True, filters={"label": f"{PROJECT}={project}"})
     assert (left, networks(here)) == ([], [])
+
+
+def test_a_failed_run_starts_again_with_all_nodes(here: Site, python_image: str) -> None:
+    config = two(python_image)
+    kept = {"source": "kept", "target": "/kept", "read_only": False}
+    here.write(config | {"mounts": [*config["mounts"], kept]}, MEETING + FAILING_ONCE)
+    started = here.start("run", "run.yaml", "--backend", "compose", "--max-restarts", "1")
+    assert started.ends() == 0, started
+    for rank in (0, 1):
+        assert started.out.count(f"node-{rank} | met as {rank}\n") == 2
+    assert "starting it again: 1 of 1 times" in started.told()
