@@ -120,7 +120,7 @@ def command(plan: Plan) -> list[str]:
         argv += ["--ulimit", f"{name}={limit}"]
     argv += ["--stop-timeout", str(plan.stop_grace)]
     for name, value in plan.env:
-        by_name = value is None or is_secret(name)
+        by_name = value is None or is_secret(name, value)
         argv += ["--env", name if by_name else f"{name}={value}"]
     for mount in plan.mounts:
         argv += ["--mount", _mount_option(mount)]

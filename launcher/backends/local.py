@@ -101,7 +101,7 @@ def show(plan: Plan, asked: Request) -> str:
     folders = [mount.source for mount in plan.mounts if not mount.read_only]
     before = [["mkdir", "-p", "--", *folders]] if folders else []
     before += [["cd", asked.cwd]] if asked.cwd else []
-    known = {name: value for name, value in asked.env.items() if not is_secret(name)}
+    known = {name: value for name, value in asked.env.items() if not is_secret(name, value)}
     words = ["env", *(shlex.quote(f"{name}={known[name]}") for name in sorted(known))]
     words += [f'{name}="$(cat {shlex.quote(path)})"' for name, path in plan.secrets]
     run = f"{' '.join(words)} {shlex.join(redacted(asked.argv))}\n"

@@ -17,5 +17,5 @@ def wanted(env: tuple[tuple[str, str | None], ...]) -> str:
 
     The commands take its value from there.
     """
-    named = [name for name, value in env if value is not None and is_secret(name)]
+    named = [name for name, value in env if value is not None and is_secret(name, value)]
     return "".join(f': "${{{name}:?export it first: its value is not shown}}"\n' for name in named)

@@ -14,7 +14,7 @@ from launcher.errors import UsageError
 from launcher.run.assemble import Asked
 from launcher.run.config import RunConfig
 from launcher.run.plan import Plan
-from launcher.run.secrets import HIDDEN, is_secret, is_secret_option, redacted
+from launcher.run.secrets import HIDDEN, has_password, is_secret, is_secret_option, redacted
 from launcher.run.source import Origin
 from launcher.settings import settings
 
@@ -50,10 +50,11 @@ class Record:
 def of(plan: Plan, asked: Asked, backend: str) -> Record:
     """The record of a run that is about to start."""
     config, hidden = without_secrets(asked.config, exclude_unset=True)
-    rest = redacted(asked.rest)
-    if rest != asked.rest:
-        options = (word.partition("=")[0] for word in rest if word.startswith("--"))
-        hidden += [f"-- {option}" for option in options if is_secret_option(option)]
+    rest, option = redacted(asked.rest), ""
+    for word, safe in zip(asked.rest, rest, strict=True):
+        option = word.partition("=")[0] if word.startswith("--") else option
+        if word != safe:
+            hidden.append(f"-- {option}")
     return Record(
         run=plan.run,
         name=plan.name,
@@ -74,12 +75,14 @@ def without_secrets(
     """The configuration as it is kept, and the keys whose values were left out of it."""
     kept = config.model_dump(mode="json", exclude_unset=exclude_unset)
     hidden = list[str]()
-    for name in filter(is_secret, kept.get("env", {})):
-        kept["env"][name] = None
-        hidden.append(f"env.{name}")
+    for name, value in kept.get("env", {}).items():
+        if is_secret(name, value):
+            kept["env"][name] = None
+            hidden.append(f"env.{name}")
     args = kept.get("megatron_args", {})
-    for name in filter(is_secret_option, args):
-        if not isinstance(args[name], bool | None):
+    for name, value in args.items():
+        secret = is_secret_option(name) and not isinstance(value, bool | None)
+        if secret or has_password(str(value)):
             args[name] = HIDDEN
             hidden.append(f"megatron_args.{name}")
     return kept, hidden

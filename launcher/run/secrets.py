@@ -9,16 +9,19 @@ HIDDEN = "(hidden)"
 ANYWHERE = frozenset("SECRET PASSWORD PASSWD PASSPHRASE CREDENTIAL CREDENTIALS".split())
 LAST = frozenset("KEY TOKEN APIKEY PAT AUTH PASS PWD".split())
 OF_OPTION = re.compile(r"(api|access|auth|bearer|hf|private|wandb)[-_]?(key|token)$")
+WITH_PASSWORD = re.compile(r"://[^\s/:@]*:[^\s/@]+@")
 PLACES = frozenset("FILE PATH DIR".split())
 """Words that end the name of a place: where a secret lies is none."""
 
 
-def is_secret(name: str) -> bool:
-    """True for a variable that by convention holds a secret.
+def is_secret(name: str, value: object = None) -> bool:
+    """True for a variable that by convention holds a secret, or whose value has a password in it.
 
     WANDB_API_KEY, HF_TOKEN, DB_PASSWORD_2; not TOKENIZERS_PARALLELISM, MAX_TOKENS, PWD,
     AWS_SHARED_CREDENTIALS_FILE.
     """
+    if has_password(value):
+        return True
     words = _words(name)
     if not words or words[-1] in PLACES or words == ["PWD"]:
         return False
@@ -33,6 +36,11 @@ def is_secret_option(name: str) -> bool:
     return bool(OF_OPTION.search(name.lower())) or not ANYWHERE.isdisjoint(words)
 
 
+def has_password(value: object) -> bool:
+    """True for a text with an address like http://user:password@proxy in it."""
+    return isinstance(value, str) and bool(WITH_PASSWORD.search(value))
+
+
 def _words(name: str) -> list[str]:
     return [word.upper() for word in re.split(r"[^A-Za-z0-9]+", name) if word]
 
@@ -40,21 +48,25 @@ def _words(name: str) -> list[str]:
 def redact(env: Mapping[str, str | None]) -> dict[str, str | None]:
     """`env` with its secret values hidden; None, the launcher's own value by name, stays."""
     return {
-        name: HIDDEN if value is not None and is_secret(name) else value
+        name: HIDDEN if value is not None and is_secret(name, value) else value
         for name, value in env.items()
     }
 
 
 def redacted(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """`argv` with the values of secret options hidden: `--api-key X` and `--api-key=X`."""
+    """`argv` with the values of secret options hidden: `--api-key X` and `--api-key=X`.
+
+    So is an address with a password in it.
+    """
     shown, hide = list[str](), False
     for word in argv:
-        option, equals, _ = word.partition("=")
+        option, equals, value = word.partition("=")
         if word.startswith("--"):
             hide = is_secret_option(option)
-            shown.append(f"{option}={HIDDEN}" if hide and equals else word)
+            hidden = equals and (hide or has_password(value))
+            shown.append(f"{option}={HIDDEN}" if hidden else word)
         else:
-            shown.append(HIDDEN if hide else word)
+            shown.append(HIDDEN if hide or has_password(word) else word)
     return tuple(shown)
 
 

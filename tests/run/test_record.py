@@ -79,6 +79,18 @@ def test_no_secret_is_in_it_and_each_is_named(keep: Callable[..., Record], runs:
     }
 
 
+def test_an_address_with_a_password_in_it_is_a_secret(
+    keep: Callable[..., Record], runs: Path
+) -> None:
+    address = "http://user:se-cret@proxy:80"
+    keep(asked(("--a", "1", address), env={"PROXY": address}, megatron_args={"b": address}))
+    kept = record.find("a")
+    assert "se-cret" not in (runs / kept.run / record.FILE).read_text()
+    assert tuple(kept.hidden) == ("env.PROXY", "megatron_args.b", "-- --a")
+    with pytest.raises(UsageError, match=r"lacks megatron_args\.b, -- --a\n"):
+        record.check_secrets(kept, kept.asked().config, {"PROXY": address})
+
+
 @pytest.mark.parametrize(
     ("changes", "environ", "lacking"),
     [

@@ -89,8 +89,8 @@ def test_no_option_of_megatron_is_hidden() -> None:
 
 
 def test_values_are_hidden_and_names_stay() -> None:
-    env = {"HF_TOKEN": "a", "WANDB_API_KEY": None, "NCCL_DEBUG": "INFO"}
-    hidden = {"HF_TOKEN": HIDDEN, "WANDB_API_KEY": None, "NCCL_DEBUG": "INFO"}
+    env = {"HF_TOKEN": "a", "WANDB_API_KEY": None, "NCCL_DEBUG": "INFO", "P": "http://a:b@c"}
+    hidden = {"HF_TOKEN": HIDDEN, "WANDB_API_KEY": None, "NCCL_DEBUG": "INFO", "P": HIDDEN}
     assert secrets.redact(env) == hidden
 
 
@@ -100,6 +100,9 @@ def test_values_are_hidden_and_names_stay() -> None:
         (("--api-key", "a", "--lr", "1"), ("--api-key", HIDDEN, "--lr", "1")),
         (("--api-key=a=b", "c"), (f"--api-key={HIDDEN}", HIDDEN)),
         (("--lr", "1", "a"), ("--lr", "1", "a")),
+        (("--proxy", "http://a:b@c:1"), ("--proxy", HIDDEN)),
+        (("--proxy=http://a:b@c",), (f"--proxy={HIDDEN}",)),
+        (("--url=http://c:80/a@b", "http://a@c"), ("--url=http://c:80/a@b", "http://a@c")),
         ((), ()),
     ],
 )
