@@ -6,16 +6,19 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
+from launcher.errors import LauncherError
 from launcher.run import record
 from launcher.run.assemble import Asked
 from launcher.run.plan import Plan
-from launcher.run.secrets import redact, redacted
+from launcher.run.secrets import is_secret, redacted
 from launcher.train import folders
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ FACTS, PLAN, BUILD = "facts.json", "plan.json", "build.json"
 IN_IMAGE = "/opt/megatron/build.json"
 """What an image of ours says it was built of: release, commit, patches, the wheel's sha256."""
 
+COMMIT = re.compile("[0-9a-f]{40,64}")
+
 HASHED = 16 << 20
 """Bytes of a file up to which its content is compared, and beyond which its size and time are."""
 
@@ -35,7 +40,7 @@ def of(plan: Plan, asked: Asked, chosen: Backend, machine: Machine | None) -> di
 
     config: the run file with every default filled in; secrets are left out of it
     image: what the backend knows it by, its digests and labels; or this environment's versions
-    source: the checkout's commit, with +edited where its files differ from it
+    source: the checkout's commit, with +edited where its files differ from it; or unversioned
     files: those that are read, by path: size in bytes, time, and of small ones the sha256
     began: the folder of the checkpoint that it goes on from, "" where it starts from nothing
     """
@@ -52,9 +57,9 @@ def of(plan: Plan, asked: Asked, chosen: Backend, machine: Machine | None) -> di
 
 
 def shown(plan: Plan) -> dict[str, Any]:
-    """The plan as it is kept: the values of secrets are left out."""
-    values = asdict(plan)
-    return values | {"argv": redacted(plan.argv), "env": redact(dict(plan.env))}
+    """The plan as it is kept: a secret's value is left out, as if it were the launcher's own."""
+    env = {name: None if is_secret(name, value) else value for name, value in plan.env}
+    return asdict(plan) | {"argv": redacted(plan.argv), "env": env}
 
 
 def keep(plan: Plan, facts: Mapping[str, Any]) -> None:
@@ -79,7 +84,10 @@ def _revision(asked: Asked) -> str | None:
 
     if not asked.config.source:
         return None
-    return revision(Path(asked.cwd, asked.config.source).expanduser())
+    try:
+        return revision(Path(asked.cwd, asked.config.source).expanduser())
+    except (LauncherError, OSError):  # no git here, or one that doesn't trust the folder
+        return "unversioned"
 
 
 def _read_only(plan: Plan) -> Iterator[str]:
@@ -94,7 +102,8 @@ def _file(path: Path) -> dict[str, Any]:
     told = path.stat()
     found: dict[str, Any] = {"size": told.st_size, "modified": told.st_mtime_ns}
     if told.st_size <= HASHED:
-        found["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        with suppress(PermissionError):  # the run's user may read it
+            found["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 
 
@@ -119,6 +128,9 @@ def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     for key, what in (("launcher", "the launcher"), ("source", "the checkout")):
         if then[key] != now[key]:
             lines.append(f"{what} was {then[key]}, and is {now[key]}")
+    source = now["source"]
+    if source and source == then["source"] and not COMMIT.fullmatch(source):
+        lines.append(f"what was in the checkout isn't known: {source}")
     for path, was in then["files"].items():
         if not _same_file(was, now["files"].get(path)):
             lines.append(f"{path} is not the file that it was")

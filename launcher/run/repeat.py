@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     from launcher.backends import Backend
 
 SAME = ("argv", "env", "processes_per_node", "nodes", "user", "workdir", "ulimits")
-"""What of a plan bears on results, where the run has files under names of its own."""
-
-BY_PATH = frozenset({"argv", "env", "workdir"})
-"""What of it names the files, where the run sees this machine's."""
+"""What of a plan bears on results."""
 
 
 def aside(config: RunConfig, cwd: str, *, began: bool) -> tuple[RunConfig, list[str]]:
@@ -26,7 +23,10 @@ def aside(config: RunConfig, cwd: str, *, began: bool) -> tuple[RunConfig, list[
     A run that loaded what it saved, and `began` from nothing, is to find nothing again.
     """
     checkpoint, logging = config.checkpoint, config.logging
-    notes, updates = list[str](), dict[str, dict[str, Any]]()
+    shared = [mount.source for mount in config.mounts if not mount.read_only]
+    shared += filter(None, [config.resources.workdir, logging.wandb_save_dir])
+    notes = [f"it writes to {folder}, as that run did" for folder in shared]
+    updates = dict[str, dict[str, Any]]()
     if checkpoint.save:
         save = _free(checkpoint.save, cwd)
         notes.append(f"it saves to {save}")
@@ -61,25 +61,20 @@ def pinned(config: RunConfig, image: Mapping[str, Any], chosen: Backend) -> RunC
 
     The same configuration where the name still means it, or where the image is gone.
     """
-    then = image.get("id")
-    if not chosen.contained or then is None:
+    then, name = image.get("id"), image["name"]
+    if not chosen.contained or then is None or chosen.facts(then) is None:
         return config
-    if chosen.identity(image["name"]).get("id") == then or chosen.facts(then) is None:
+    if chosen.facts(name) and chosen.identity(name).get("id") == then:
         return config
-    return config.model_copy(update={"image": config.image.model_copy(update=_by_id(then))})
+    by_id = config.image.model_copy(update={"name": then, "tag": None})
+    return config.model_copy(update={"image": by_id})
 
 
-def _by_id(image: str) -> dict[str, str | None]:
-    return {"name": image, "tag": None, "megatron": None}
-
-
-def differences(
-    then: Mapping[str, Any], now: Mapping[str, Any], *, contained: bool
-) -> Iterator[str]:
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """A line for each part of the plan that isn't what it was, as another launcher makes it."""
     for key in SAME:
         was, found = _plain(then.get(key)), _plain(now.get(key))
-        if was != found and (contained or key not in BY_PATH):
+        if was != found:
             yield f"{key} was {was}, and is {found}"
 
 

@@ -244,15 +244,17 @@ def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[Asked, list[st
     then, plan = provenance.read(kept.run), provenance.read(kept.run, provenance.PLAN)
     if then is None or plan is None:
         raise UsageError(f"run {kept.run}: an older launcher kept no facts to compare with")
-    config, notes = repeat.aside(asked.config, asked.cwd, began=bool(then["began"]))
-    pinned = repeat.pinned(config, then["image"], chosen)
-    if pinned is not config:
-        notes.append(f"{then['image']['name']} is another image now; the one of then is used")
-    asked = replace(asked, config=pinned, origin=Origin(f"run {kept.run}", {}, {}))
+    pinned = repeat.pinned(asked.config, then["image"], chosen)
+    config, notes = repeat.aside(pinned, asked.cwd, began=bool(then["began"]))
+    if pinned is not asked.config:
+        notes.append(f"{then['image']['name']} is no longer the image of then, which is used")
+    same = replace(asked, config=pinned, origin=Origin(f"run {kept.run}", {}, {}), tie=plan["tie"])
+    unmoved = assemble(same, chosen, new_stamp()).plan
+    asked = replace(same, config=config)
     again = assemble(asked, chosen, new_stamp()).plan
     machine = gather.machine(gather.engine_of(chosen), gpus=bool(again.gpus.count))
     lines = provenance.changed(then, provenance.of(again, asked, chosen, machine))
-    lines += repeat.differences(plan, provenance.shown(again), contained=chosen.contained)
+    lines += repeat.differences(plan, provenance.shown(unmoved))
     if lines and not force:
         told = [f"run {kept.run} can't be repeated exactly:", *(f"  {line}" for line in lines)]
         raise PreflightError("\n".join(told), "--force runs it all the same.")

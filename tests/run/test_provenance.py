@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -79,6 +80,34 @@ def test_each_change_is_told(
     now = copy.deepcopy(then) | {key: value}
     (line,) = provenance.changed(then, now)
     assert told in line
+
+
+@pytest.mark.parametrize("source", [f"{'a' * 40}+edited", "unversioned"])
+def test_a_checkout_with_edits_is_not_known_to_be_the_same(
+    made: Callable[..., dict[str, Any]], source: str
+) -> None:
+    then = made() | {"source": source}
+    assert provenance.changed(then, then) == [f"what was in the checkout isn't known: {source}"]
+    assert provenance.changed(made() | {"source": "a" * 40}, made() | {"source": "a" * 40}) == []
+
+
+def test_a_checkout_that_git_refuses_and_a_file_that_only_the_run_may_read_are_no_obstacle(
+    made: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Path.read_bytes
+
+    def refused(path: Path) -> bytes:
+        if path.name == "text.bin":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    (told,) = made()["files"].values()
+    assert sorted(told) == ["modified", "size"]
+    (tmp_path / "checkout/.git").mkdir(parents=True)  # a broken one
+    values = {"name": "a", "image": "cpu", "source": "checkout"}
+    asked = Asked(RunConfig.model_validate(values), Origin("a", {}, {}), str(tmp_path))
+    assert provenance._revision(asked) == "unversioned"
 
 
 def test_a_machine_that_was_not_looked_at_tells_of_no_change(

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from launcher.errors import EngineError, UsageError
-from launcher.run import owner, record, start
-from launcher.run.assemble import Asked, Assembled
+from launcher.run import owner, provenance, record, start
+from launcher.run.assemble import Asked, Assembled, assemble
 from launcher.run.config import RunConfig
 from launcher.run.image import LABEL, Facts
 from launcher.run.plan import Plan, Stamp
 from launcher.run.source import Origin
+from launcher.train import folders
+from launcher.train.folders import Checkpoint
 
 RUN = "0a1b2c3d"
 
@@ -129,3 +131,38 @@ def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(
         start.resumed(RUN, here, [])
     found, _ = start.resumed(RUN, here, [])
     assert found.config.checkpoint.load == str(save)
+
+
+class Engine:
+    """An engine with one image, which is asked for nothing else."""
+
+    contained, every_node = True, False
+
+    def facts(self, image: str) -> Facts:
+        return Facts("0.16.1", False)
+
+    def identity(self, image: str) -> dict[str, str]:
+        return {"name": image, "id": "sha256:aa"}
+
+    def rootless(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("began", [False, True])
+def test_the_same_is_the_same_though_it_saves_elsewhere_and_is_tied_or_has_a_secret(
+    save: Path, monkeypatch: pytest.MonkeyPatch, *, tie: bool, began: bool
+) -> None:
+    checkpoint = Checkpoint(10, save / "iter_0000010")
+    monkeypatch.setattr(folders, "newest_complete", lambda root: checkpoint if began else None)
+    chosen: Any = Engine()
+    folder = {"save": str(save), "load": str(save)}
+    wanted = asked(save, program="./own.py", env={"API_KEY": "x"}, checkpoint=folder)
+    wanted = replace(wanted, tie=tie)
+    plan = assemble(wanted, chosen, Stamp(RUN, "")).plan
+    record.write(record.of(plan, wanted, "docker"))
+    provenance.keep(plan, provenance.of(plan, wanted, chosen, None))
+    monkeypatch.setenv("API_KEY", "x")
+    found, notes = start.repeated(RUN, chosen, force=False)
+    assert notes == [f"it saves to {save}-rerun"]
+    assert found.config.checkpoint.load == (str(save) if began else f"{save}-rerun")
