@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 HELP = "print what a run has written, also after its end"
 
@@ -15,16 +16,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print it; the run itself is left alone."""
-    from launcher.errors import UsageError
-    from launcher.run import find, record, watch
-    from launcher.run.supervise import write
+    from launcher.errors import EngineError, LauncherError
+    from launcher.run import find
+    from launcher.run.supervise import tell, write
 
     try:
         _, job = find.job(args.run)
-    except UsageError as error:
-        kept = watch.logs(record.folder(record.find(args.run).run))
+    except LauncherError as error:
+        kept = _kept(args.run)
         if not kept:
-            raise error
+            raise
+        if isinstance(error, EngineError):
+            tell("an engine doesn't answer; this is what was kept until now")
         for path in kept:
             with path.open("rb") as log:
                 while data := log.read(1 << 16):
@@ -33,3 +36,14 @@ def main(args: argparse.Namespace) -> int:
     for is_error, data in job.output(follow=args.follow):
         write(data, is_error)
     return 0
+
+
+def _kept(text: str) -> list[Path]:
+    """The logs beside the record of the run that `text` names, if there is one."""
+    from launcher.errors import UsageError
+    from launcher.run import record, watch
+
+    try:
+        return watch.logs(record.folder(record.find(text).run))
+    except UsageError:
+        return []

@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     prune = below.add_parser("prune", help="remove records; checkpoints and running runs stay")
     _filters(prune)
     prune.add_argument("--older-than", metavar="AGE", help="started longer ago: 30d")
-    prune.add_argument("--keep", type=int, default=0, metavar="N", help="but not the newest N")
+    prune.add_argument("--keep", type=int, default=0, metavar="N", help="but the newest N of them")
     prune.add_argument("--dry-run", action="store_true", help="tell what would be removed")
     prune.set_defaults(act=_prune)
 
@@ -95,10 +95,14 @@ def _prune(args: argparse.Namespace) -> int:
             "prune would remove the records of all runs",
             "Say which: --older-than 30d, --keep 20, --state failed, --name NAME.",
         )
+    if args.keep < 0:
+        raise UsageError(f"--keep {args.keep} is no number of runs")
     freed = 0
     for run in runs.to_prune(_known(), _filter(args), args.keep):
-        freed += 0 if args.dry_run else runs.prune(run)
-        print(f"{run.run}  {run.name}  {run.state}  {run.created}")
+        size = 0 if args.dry_run else runs.prune(run)
+        if size is not None:  # else it is about to be started again
+            freed += size
+            print(f"{run.run}  {run.name}  {run.state}  {run.created}")
     print("nothing was removed" if args.dry_run else f"freed {freed / 1e6:.1f} MB")
     return 0
 

@@ -19,7 +19,8 @@ from launcher.run.record import Record
 
 RUNNING, UNKNOWN = "running", "unknown"
 STATES = (RUNNING, "finished", "stopped", "failed", UNKNOWN)
-"""Unknown is a run that ended with nobody following it, or whose engine doesn't answer."""
+"""Unknown is a run that ended with nobody following it, or that an engine, one that doesn't answer
+or isn't asked, may still have."""
 
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 TAIL = 1 << 16
@@ -57,7 +58,7 @@ def _goes_on(job: Job) -> bool:
 
 
 def _run(kept: Record, alive: set[str]) -> Run:
-    ending = next(reversed(history.endings(kept.run)), None)
+    ending = _last_ending(kept.run)
     last = _last_step(record.folder(kept.run) / watch.METRICS)
     image = (provenance.read(kept.run) or {}).get("image", {})
     over = ending if kept.run not in alive else None
@@ -75,6 +76,13 @@ def _run(kept: Record, alive: set[str]) -> Run:
         loss=last.get("loss"),
         folder=str(record.folder(kept.run)),
     )
+
+
+def _last_ending(run: str) -> dict[str, Any] | None:
+    """How the last attempt ended; None where it isn't known, as of one that goes on."""
+    ending = next(reversed(history.endings(run)), None)
+    begun = watch.log_name(ending["attempt"] + 1) if ending else ""
+    return None if begun and (record.folder(run) / begun).exists() else ending
 
 
 def _last_step(path: Path) -> Mapping[str, Any]:
@@ -130,19 +138,24 @@ def ago(text: str, now: datetime | None = None) -> datetime:
 
 
 def to_prune(found: Iterable[Run], wanted: Filter, keep: int) -> list[Run]:
-    """The runs whose records may go: ended, taken by `wanted`, and not the newest `keep`."""
-    return [run for run in [*found][keep:] if run.state != RUNNING and wanted.takes(run)]
+    """The runs whose records may go: ended, taken by `wanted`, and not the newest `keep` of them.
+
+    Those of which it isn't known whether they ended only where `wanted` says so.
+    """
+    stays = {RUNNING, UNKNOWN} - {state for state in wanted.states if state == UNKNOWN}
+    taken = [run for run in found if wanted.takes(run)]
+    return [run for run in taken[keep:] if run.state not in stays]
 
 
-def prune(run: Run) -> int:
-    """Remove a run's record, log and metrics; the bytes that it freed, 0 where it is followed.
+def prune(run: Run) -> int | None:
+    """Remove a run's record, log and metrics; the bytes that it freed, None where it is followed.
 
     Checkpoints are the user's own, and stay. Raises UsageError where it can't be removed.
     """
     folder = record.folder(run.run)
     with owner.following(run.run) as nobody:
         if not nobody:
-            return 0
+            return None
         size = sum(path.lstat().st_size for path in folder.rglob("*"))
         try:
             shutil.rmtree(folder)

@@ -81,9 +81,22 @@ def test_filters(wanted: runs.Filter, found: str) -> None:
 
 
 def test_what_is_pruned_has_ended_and_is_none_of_the_newest() -> None:
-    assert [run.run for run in runs.to_prune(known(), runs.Filter(), 0)] == [*IDS[1:]]
-    assert [run.run for run in runs.to_prune(known(), runs.Filter(), 2)] == [*IDS[2:]]
+    assert [run.run for run in runs.to_prune(known(), runs.Filter(), 0)] == [*IDS[1:3]]
+    assert [run.run for run in runs.to_prune(known(), runs.Filter(), 2)] == [IDS[2]]
     assert runs.to_prune(known(), runs.Filter(states=("running",)), 0) == []
+
+
+def test_the_newest_that_are_kept_are_those_that_are_meant() -> None:
+    assert runs.to_prune(known(), runs.Filter(states=("failed",)), 1) == []
+    assert [run.run for run in runs.to_prune(known(), runs.Filter(name="demo"), 1)] == [IDS[2]]
+
+
+def test_what_may_go_on_is_pruned_only_where_that_is_said(kept: Path) -> None:
+    unknown = runs.Filter(states=("unknown",))
+    assert [run.run for run in runs.to_prune(known(), unknown, 0)] == [IDS[3]]
+    (kept / IDS[2] / watch.log_name(2)).touch()  # begun, and not ended as far as is known here
+    assert known()[2].state == "unknown"
+    assert [run.run for run in runs.to_prune(known(), runs.Filter(), 0)] == [IDS[1]]
 
 
 def test_a_pruned_run_is_gone_and_one_that_is_followed_stays(kept: Path) -> None:
@@ -92,7 +105,7 @@ def test_a_pruned_run_is_gone_and_one_that_is_followed_stays(kept: Path) -> None
     assert not (kept / finished.run).exists()
     with owner.following(failed.run) as mine:
         assert mine
-        assert runs.prune(failed) == 0
+        assert runs.prune(failed) is None
     assert (kept / failed.run).exists()
 
 
@@ -126,6 +139,10 @@ def test_the_command_lists_shows_and_prunes(kept: Path, capsys: pytest.CaptureFi
     assert [ending["code"] for ending in shown["endings"]] == [0, 7]
     assert main(["runs", "prune", "--state", "failed", "--dry-run"]) == 0
     assert (kept / IDS[2]).exists()
+    capsys.readouterr()
+    with owner.following(IDS[2]):
+        assert main(["runs", "prune", "--state", "failed"]) == 0
+        assert capsys.readouterr().out == "freed 0.0 MB\n"
     assert main(["runs", "prune", "--state", "failed"]) == 0
     assert not (kept / IDS[2]).exists()
     assert (kept / IDS[1]).exists()
@@ -136,6 +153,24 @@ def test_a_prune_that_does_not_say_which_and_an_unknown_state_are_refused(
     kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["runs", "prune"]) == 2
+    assert main(["runs", "prune", "--keep", "-1"]) == 2
     assert main(["runs", "--state", "fialed"]) == 2
     assert "failed" in capsys.readouterr().err
     assert len([*kept.glob(f"*/{record.FILE}")]) == len(IDS)
+
+
+def test_a_log_that_is_kept_is_read_though_no_engine_answers(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def silent() -> Any:
+        return [], ["docker: no container engine answers"]
+
+    monkeypatch.setattr("launcher.run.find.everywhere", silent)
+    assert main(["logs", IDS[1]]) == 125
+    assert "no container engine answers" in capfd.readouterr().err
+    (kept / IDS[1] / watch.LOG).write_text("as it was\n")
+    assert main(["logs", IDS[1]]) == 0
+    told = capfd.readouterr()
+    assert told.out == "as it was\n"
+    assert "an engine doesn't answer" in told.err
+    assert main(["logs", "nothing"]) == 125
