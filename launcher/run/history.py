@@ -57,7 +57,7 @@ def by(ending: Ending, signals: Sequence[str]) -> str:
 def endings(run: str) -> list[dict[str, Any]]:
     """How its attempts ended, the first one's first; a line that isn't whole is passed over."""
     try:
-        lines = (record.folder(run) / ENDINGS).read_text(encoding="utf-8").splitlines()
+        lines = (record.folder(run) / ENDINGS).read_bytes().splitlines()
     except OSError:
         return []
     found = list[dict[str, Any]]()

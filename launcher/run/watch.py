@@ -15,6 +15,7 @@ from launcher.run.metrics import Found, Step
 from launcher.run.throughput import Rates
 
 LOG, METRICS = "log", "metrics.jsonl"
+APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 LONGEST_LINE = 1 << 16
 """Bytes of a line that hasn't ended yet, after which it is no line of metrics."""
 
@@ -35,6 +36,7 @@ class Speed(Protocol):
 class Watch:
     """Keeps one attempt of a run in the folder of its record, from the attempt's first byte on.
 
+    What was kept of the attempt before goes when that comes: an engine may have no log to give.
     `seen` is called with each metric. A folder that can't be written to is told of once, by
     `tell`, and the run goes on.
     """
@@ -51,16 +53,14 @@ class Watch:
         self.speed = speed
         self.seen = seen
         self.tell = tell
+        self.folder = folder
         self.attempt = attempt
+        self.opened = False
         self.files: tuple[int, int] | None = None
         self.begun = {False: b"", True: b""}
-        try:
-            _forget(folder / METRICS, attempt)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            log = os.open(folder / log_name(attempt), flags | os.O_TRUNC, 0o600)
-            self.files = log, os.open(folder / METRICS, flags, 0o600)
-        except OSError as error:
-            self._lost(error)
+        for name in (log_name(attempt), METRICS):
+            with suppress(OSError):  # a run without a word has them, too
+                os.close(os.open(folder / name, APPEND, 0o600))
 
     def __enter__(self) -> Watch:
         return self
@@ -78,6 +78,8 @@ class Watch:
 
     def add(self, data: bytes, is_error: bool) -> None:
         """Keep a piece of output, and read the lines that end in it."""
+        if not self.opened:
+            self._open()
         if self.files:
             try:
                 _write(self.files[0], data)
@@ -89,6 +91,15 @@ class Watch:
             self.begun[is_error] = begun
         else:
             self.begun[is_error] = (self.begun[is_error] + data)[-LONGEST_LINE:]
+
+    def _open(self) -> None:
+        self.opened = True
+        try:
+            _forget(self.folder / METRICS, self.attempt)
+            log = os.open(self.folder / log_name(self.attempt), APPEND | os.O_TRUNC, 0o600)
+            self.files = log, os.open(self.folder / METRICS, APPEND, 0o600)
+        except OSError as error:
+            self._lost(error)
 
     def _read(self, text: bytes) -> None:
         """Read whole lines; most of a log is passed over in one look."""
@@ -136,7 +147,7 @@ def logs(folder: Path) -> list[Path]:
 def _forget(path: Path, attempt: int) -> None:
     """Leave out of the metrics what was kept of an attempt that is now read from its beginning."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     except FileNotFoundError:
         return
     kept = [line for line in lines if _attempt_of(line) not in (attempt, None)]

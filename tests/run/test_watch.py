@@ -45,6 +45,8 @@ LINES = [step(10), step(20), b"saved\n", b"\xff\xfe iteration \xff\n", b"\n", b"
 def test_whatever_the_pieces_the_log_is_whole_and_each_metric_is_kept_once(
     tmp_path: Path, lines: list[tuple[bool, bytes]], data: st.DataObject
 ) -> None:
+    for name in (watch.LOG, watch.METRICS):
+        (tmp_path / name).unlink(missing_ok=True)
     with Watch(tmp_path, 0) as watching:
         for is_error, line in lines:
             cut = data.draw(st.integers(0, len(line)))
@@ -102,6 +104,22 @@ def test_what_is_seen_again_from_its_beginning_replaces_what_was_kept(tmp_path: 
     assert found == [(0, 10), (1, 20), (1, 30)]
     assert [path.name for path in watch.logs(tmp_path)] == ["log", "log.1"]
     assert (tmp_path / "log.1").read_bytes() == step(20) + step(30)
+
+
+def test_what_was_kept_stays_where_nothing_comes(tmp_path: Path) -> None:
+    with Watch(tmp_path, 0) as first:
+        first.add(step(10), is_error=False)
+    with Watch(tmp_path, 0):  # the engine's log driver gives none back
+        pass
+    assert (tmp_path / watch.LOG).read_bytes() == step(10)
+    assert len(kept(tmp_path)) == 1
+
+
+def test_metrics_that_a_broken_disk_left_are_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / watch.METRICS).write_bytes(b"\xff\xfe\n")
+    with Watch(tmp_path, 0) as watching:
+        watching.add(step(10), is_error=False)
+    assert [record["iteration"] for record in kept(tmp_path)] == [10]
 
 
 def test_a_folder_that_takes_nothing_is_told_of_once(tmp_path: Path) -> None:
