@@ -67,6 +67,7 @@ TOLD = {
     "secrets": "Variables, each with the file that holds its value.",
     "mounts": "Folders and files of the host that the program sees.",
     "max_restarts": "How often a run that failed is started again from its newest checkpoint.",
+    "watchdog": "What is done about a run that writes nothing for so many seconds.",
     "nodes": "Several machines: start the same file on each, with its own rank.",
 }
 

@@ -347,6 +347,9 @@ class Watch:
         while self.running:
             self._handle(self._next_event())
         self._signal_all(signal.SIGKILL, self.handlers)  # what the ranks left behind
+        if self.first_failure and self.collector:
+            for line in self.collector.after_failure():
+                _say(line)
         return exit_code(self.first_failure.code) if self.first_failure else 0
 
     def _reap(self, local_rank: int, process: subprocess.Popen[bytes]) -> None:
@@ -393,7 +396,7 @@ class Watch:
 
     def _report(self, ranks: list[stall.Rank]) -> None:
         """Say where the ranks are; meanwhile they may end, and be asked to stop."""
-        if not self.collector or not self.reporting.acquire(blocking=False):
+        if not (ranks and self.collector and self.reporting.acquire(blocking=False)):
             return
         with contextlib.suppress(OSError):  # the folder goes when the ranks have ended
             for line in self.collector.report(ranks):

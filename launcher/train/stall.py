@@ -138,7 +138,8 @@ def conclude(places: Mapping[int, Place], records: flight.Records, *, whole: boo
     if free and others:
         told = [f"rank {rank} {_alone(places[rank])}" for rank in free]
         return f"{'; '.join(told)}, while {_grouped(places, others)}"
-    if odd := _odd_one_out(places):
+    odd = _odd_one_out(places)
+    if odd is not None:
         others = [rank for rank in places if rank != odd]
         at = places[odd]
         return f"rank {odd} alone {at.kind.value[0]} {at.told}, while {_grouped(places, others)}"
@@ -252,6 +253,18 @@ class Collector:
         partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         partial.rename(kept / REPORT)
         return lines
+
+    def after_failure(self) -> list[str]:
+        """What the flight records say that torch wrote by itself, as a collective timed out."""
+        found = {}
+        if self.records:
+            prefix = Path(self.records["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
+            for file in prefix.parent.glob(f"{prefix.name}*"):
+                number = file.name.removeprefix(prefix.name)
+                if number.isdecimal() and (operations := flight.read(file.read_bytes())):
+                    found[int(number)] = operations
+        late = flight.behind(found)
+        return [f"{CONCLUSION}{_late({}, late)}"] if late else []
 
     def _ask_for_record(self, rank: int) -> Path | None:
         return flight.ask(self.records, rank) if self.records else None

@@ -22,7 +22,7 @@ from launcher.train.stacks import Frame, Stack
 from launcher.train.stall import Kind, Place, Rank
 
 from .conftest import environment, runner_command
-from .test_flight import operations
+from .test_flight import entry, operations, record
 from .test_stacks import start_rank
 
 TORCH = "/usr/local/lib/python3.10/dist-packages/torch"
@@ -106,15 +106,17 @@ def test_one_that_does_not_answer_is_the_one() -> None:
     assert told.startswith("rank 1 doesn't answer: the kernel has it as T (stopped), while ")
 
 
-def test_the_odd_one_out_in_another_collective_is_the_one() -> None:
-    told = said({0: collective(), 1: collective(), 2: collective("barrier", MINE)})
-    assert told.startswith("rank 2 alone waits in barrier (distributed_c10d.py:2806), from mine.py")
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_the_odd_one_out_in_another_collective_is_the_one(odd: int) -> None:
+    told = said(dict.fromkeys(range(3), collective()) | {odd: collective("barrier", MINE)})
+    assert told.startswith(f"rank {odd} alone waits in barrier (distributed_c10d.py:2806), from mi")
 
 
-def test_the_only_one_that_waits_for_a_single_rank_is_the_one() -> None:
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_the_only_one_that_waits_for_a_single_rank_is_the_one(odd: int) -> None:
     alone = at(Frame(C10D, 9, "recv"), MINE)
-    told = said({0: collective(), 1: alone, 2: collective("barrier"), 3: collective("x")})
-    assert told.startswith("rank 1 alone waits for one rank in recv (distributed_c10d.py:9)")
+    told = said({n: collective(name) for n, name in enumerate("abc")} | {odd: alone})
+    assert told.startswith(f"rank {odd} alone waits for one rank in recv (distributed_c10d.py:9)")
 
 
 def test_two_in_different_collectives_are_both_told() -> None:
@@ -266,6 +268,19 @@ def test_the_runner_says_who_waits_where_and_goes_on(tmp_path: Path) -> None:
         )
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143
+
+
+def test_records_of_a_time_out_say_who_was_missing(tmp_path: Path) -> None:
+    collector = stall.Collector(tmp_path, {}, cpu=False, whole=True)
+    assert collector.after_failure() == []
+    (tmp_path / "nccl-0").write_bytes(record(entry(1), entry(2, state="started")))
+    (tmp_path / "nccl-1").write_bytes(record(entry(1)))
+    (tmp_path / "nccl-2").write_bytes(b"half a rec")
+    assert collector.after_failure() == [
+        "in short: rank 1 hasn't come to all_reduce 2 of group default_pg, its last is 1, while "
+        "rank 0 waits there"
+    ]
+    assert stall.Collector(tmp_path, {}, cpu=True, whole=True).after_failure() == []
 
 
 def test_on_gpus_ranks_keep_flight_records(tmp_path: Path) -> None:

@@ -1,0 +1,165 @@
+"""A rank that hangs at a random collective of a real training run is named, with its stack."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.test_faults import Site, make_site, script
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from tests.conftest import CpuImages
+
+pytestmark = pytest.mark.engine
+
+HANGS = {
+    "sleep": "time.sleep(3600)",
+    "lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "socket": "pair = socket.socketpair(); pair[0].recv(1)",
+    "receive": "receive(torch.zeros(1), src=(int(os.environ['RANK']) + 1) % 4)",
+    "stop": "os.kill(os.getpid(), signal.SIGSTOP)",
+}
+PROGRAM = """\
+# Trains, but for a rank that hangs as it comes to a collective, the Nth that it calls.
+import os, signal, socket, sys, threading, time
+import torch
+import torch.distributed as dist
+from launcher.train import gpt
+
+COLLECTIVES = "all_reduce all_gather_into_tensor reduce_scatter_tensor broadcast barrier".split()
+receive = dist.recv
+calls = 0
+
+def hang():
+    {hang}
+
+def hanging(function):
+    def call(*args, **kwargs):
+        global calls
+        calls += 1
+        if calls == {call} and os.environ["RANK"] == "{rank}" and not os.path.exists("{go}"):
+            hang()
+        return function(*args, **kwargs)
+    return call
+
+for name in COLLECTIVES:
+    setattr(dist, name, hanging(getattr(dist, name)))
+if __name__ == "__main__":
+    sys.exit(gpt.main(sys.argv[1:]))
+"""
+HANGS_AT = 1 + next(n for n, line in enumerate(PROGRAM.splitlines()) if "{hang}" in line)
+GO = "/gate/go"
+WITHIN = 5  # seconds without output
+
+
+def program(hang: str, rank: int, call: int) -> str:
+    filled = PROGRAM.replace("{hang}", hang).replace("{rank}", str(rank)).replace("{go}", GO)
+    return filled.replace("{call}", str(call))
+
+
+def training(image: str, processes: int, action: str) -> dict[str, Any]:
+    """A tiny model that logs every step, tensor-parallel, with replicas where ranks suffice."""
+    wanted = script(image, processes)
+    options = (
+        "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --vocab-size 100 "
+        "--micro-batch-size 2 --global-batch-size 4 --train-iters 60 --lr 1e-2 --log-interval 1 "
+        "--eval-iters 1 --mock-data --tensor-model-parallel-size 2"
+    ).split()
+    return wanted | {
+        "watchdog": {"timeout": WITHIN, "action": action},
+        "mounts": [{"source": "gate", "target": "/gate"}],
+        "env": {"OMP_NUM_THREADS": 1},
+        "options": options,
+    }
+
+
+@pytest.fixture(scope="module")
+def image(cpu_images: CpuImages) -> str:
+    return cpu_images.build()
+
+
+@pytest.fixture
+def site_here(engine: DockerClient, tmp_path: Path) -> Iterator[Site]:
+    """A folder to use the launcher in; afterwards nothing of it may be left."""
+    site = make_site(tmp_path, engine)
+    (tmp_path / "gate").mkdir()
+    yield site
+    assert site.end() == []
+
+
+def launch(site: Site, config: dict[str, Any], text: str) -> list[str]:
+    """The arguments of `launcher run` for that program."""
+    options = config.pop("options")
+    site.write(config, text)
+    return ["run", "run.yaml", "--", *options]
+
+
+@pytest.mark.timeout(1800)
+def test_a_rank_that_hangs_is_named_ten_times_of_ten(site_here: Site, image: str) -> None:
+    named = []
+    for seed in range(10):
+        drawn = random.Random(seed)  # noqa: S311
+        kind = sorted(HANGS)[seed % len(HANGS)]
+        processes = 4 if kind == "receive" else drawn.choice([2, 4])
+        rank, call = drawn.randrange(processes), drawn.randint(40, 300)
+        text = program(HANGS[kind], rank, call)
+        done = site_here.done(*launch(site_here, training(image, processes, "end"), text))
+        case = f"seed {seed}: {kind} at collective {call} of rank {rank} among {processes}"
+        told = done.told()
+        found = re.fullmatch(r"no output for (\d+) s: (.*)", told[0])
+        assert found, (case, done)
+        assert WITHIN <= int(found[1]) <= WITHIN + 10, case
+        kept = Path(told[1].removeprefix("every rank's stack is in "))
+        stack = (kept / f"rank-{rank}.stack").read_text()
+        if kind == "stop":
+            is_named = found[2].startswith(f"rank {rank} doesn't answer: the kernel has it as T")
+        else:
+            where = rf"\(program\.py:{HANGS_AT}\)|, from program\.py:{HANGS_AT}\b"
+            is_named = bool(re.match(rf"rank {rank} (?:isn't|alone).*?(?:{where})", found[2]))
+            assert f'program.py", line {HANGS_AT} in hang' in stack, case
+        suspects = re.findall(r"\brank \d+ (?:isn't|doesn't|alone|hasn't)", found[2])
+        named.append((f"{case}: {found[2]}", is_named and len(suspects) == 1))
+        assert done.process.returncode not in (0, 2), (case, done)
+        assert told[-1].endswith(f"stalled, {found[2]}"), (case, done)
+    wrong = [case for case, is_named in named if not is_named]
+    assert wrong == [], "\n".join(wrong)
+
+
+def test_a_run_that_is_kept_can_be_asked_again_and_goes_on(site_here: Site, image: str) -> None:
+    wait = f"[time.sleep(0.1) for _ in iter(lambda: os.path.exists('{GO}'), True)]"
+    text = program(wait, rank=1, call=60)
+    started = site_here.start(*launch(site_here, training(image, 2, "keep"), text))
+    started.said("to end it: ")
+    run = site_here.run()
+    asked = site_here.done("stacks", run)
+    assert asked.process.returncode == 0, asked
+    *lines, last = asked.out.splitlines()
+    assert last.startswith("in short: rank 1 isn't in a collective: in <listcomp> (program.py:")
+    assert [line[:6] for line in lines] == ["rank 0", "rank 1"]
+    assert asked.told() == [f"every rank's stack is in {site_here.folder}/runs/{run}/stalled-2"]
+    (site_here.folder / "gate/go").write_text("")
+    assert started.ends() == 0
+    assert "finished after iteration 60" in started.out
+    told = [line for line in started.told() if "isn't in a collective" in line]
+    assert len(told) == 1, started  # though it was silent for longer than that
+    nobody = site_here.done("stacks", run)
+    assert nobody.process.returncode == 2
+
+
+def test_a_run_that_was_ended_for_it_is_started_again(site_here: Site, image: str) -> None:
+    hang = f"open('{GO}', 'w'); time.sleep(3600)"
+    config = training(image, 2, "end") | {"max_restarts": 1}
+    config["mounts"][0]["read_only"] = False
+    done = site_here.done(*launch(site_here, config, program(hang, rank=0, call=60)))
+    assert done.process.returncode == 0, done
+    told = done.told()
+    assert told[0].startswith(f"no output for {WITHIN} s: rank 0 isn't in a collective: in hang")
+    assert told[-1] == "starting it again: 1 of 1 times"
+    assert "finished after iteration 60" in done.out
