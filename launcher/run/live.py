@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -129,6 +131,10 @@ def terminal(stdout: TextIO, stderr: TextIO, environ: Mapping[str, str]) -> Text
 
 
 def _columns() -> int:
+    """The terminal's width; none in the background, where a line would wipe out what is typed."""
+    with suppress(OSError):  # it isn't this session's
+        if os.tcgetpgrp(sys.stderr.fileno()) != os.getpgrp():
+            return 0
     return shutil.get_terminal_size().columns
 
 

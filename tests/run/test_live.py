@@ -7,6 +7,8 @@ import math
 import os
 import pty
 import re
+import subprocess
+import sys
 import termios
 import threading
 import time
@@ -24,6 +26,7 @@ from hypothesis import strategies as st
 from launcher.run.live import LiveLine, State, line, terminal
 from launcher.run.metrics import Memory, Step, Validation
 from launcher.run.throughput import Rates
+from launcher.settings import ROOT
 
 STEP = Step(120, 1000, 82.1, loss=2.635)
 RATES = Rates(tokens_per_s=99_780, tflops_per_gpu=61.0, mfu=0.0617)
@@ -329,3 +332,25 @@ def test_an_error_of_the_write_is_passed_on() -> None:
         live.show(STEP)
         with pytest.raises(BrokenPipeError), live.passing(b"x\n"):
             raise BrokenPipeError
+
+
+IN_BACKGROUND = """
+import os, pty, sys
+from launcher.run.live import _columns
+pid, terminal = pty.fork()
+if pid == 0:  # leads a session of its own, in the terminal's foreground
+    front, other = _columns(), os.fork()
+    if other == 0:
+        os.setpgid(0, 0)
+        os._exit(_columns())
+    os._exit(front if os.waitpid(other, 0)[1] == 0 else 0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_run_in_the_background_has_no_line_over_what_is_typed() -> None:
+    env = os.environ | {"COLUMNS": "72"}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_BACKGROUND], env=env, cwd=ROOT, capture_output=True, check=True
+    )
+    assert done.stdout == b"72\n"
