@@ -51,7 +51,10 @@ SETTLE_SECONDS = 10.0
 APART_SECONDS = 5.0
 """Surely more than between a rank's end and the failures of those that miss it."""
 
-LOST_ANOTHER = re.compile(r"lost another rank|Connection (closed|reset) by peer")
+FAILED_BY_ITSELF = re.compile(r"rank (\d+) exited")
+LOST = "Connection (closed|reset) by peer"
+"""In gloo's words, which don't tell the rank that says so."""
+
 STAMP = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z ", re.MULTILINE)
 LONGEST_LINE = 1 << 16
 LAST_LINES = 200
@@ -320,12 +323,13 @@ def failing_since(log: str, ended: float) -> float:
     lost another one counts as later. A node without such a line didn't fail but was ended, and
     missed by others before the engine had seen its end, so that counts as earlier.
     """
-    for found in RANK_LINE.finditer(log):
-        mourned = LOST_ANOTHER.search(log, 0, found.start())
-        stamp = STAMP.match(log, log.rfind("\n", 0, found.start()) + 1)
-        at = seconds(stamp[0].strip()) if stamp else ended
-        return at + APART_SECONDS if mourned else at
-    return ended - APART_SECONDS
+    if not (found := RANK_LINE.search(log)):
+        return ended - APART_SECONDS
+    told = FAILED_BY_ITSELF.match(found[1])
+    lost = rf"rank {told[1]} has lost another rank|{LOST}" if told else ""
+    stamp = STAMP.match(log, log.rfind("\n", 0, found.start()) + 1)
+    at = seconds(stamp[0].strip()) if stamp else ended
+    return at + APART_SECONDS if lost and re.search(lost, log[: found.start()]) else at
 
 
 def seconds(time: str) -> float:

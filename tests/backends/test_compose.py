@@ -222,37 +222,35 @@ def log(second: int, *lines: str) -> str:
     return "".join(f"2025-01-02T03:04:{second:02}.000000001Z {line}\n" for line in lines)
 
 
+E0, E3 = "runner: rank 0 exited with code 1", "runner: rank 3 exited with code 1"
+K0 = "runner: rank 0 was killed by signal 9 (SIGKILL), exit code 137"
 AT = seconds("2025-01-02T03:04:00Z")
 
 
 @pytest.mark.parametrize(
     ("logs", "first"),
     [
-        # Two nodes: (what it wrote, when the engine saw it end).
+        # Two nodes: what each wrote, and when the engine saw it end.
+        ([(log(9, E0), 12), (log(8, "a", E3), 13)], 1),
+        ([(log(8, "gpt: rank 0 has lost another rank", E0), 9), ("", 9)], 1),
+        ([(log(8, "gpt: rank 0 has lost another rank", E0), 9), (log(9, E3), 9)], 1),
+        ([(log(8, "[pair.cc] Connection closed by peer", E0), 9), (log(9, E3), 9)], 1),
         (
             [
-                (log(9, "runner: rank 0 exited with code 1"), 12),
-                (log(8, "a", "runner: rank 3 x"), 13),
+                (log(9, "rank 1 has lost another rank", E0), 9),
+                (log(8, "rank 3 has lost another rank", E3), 9),
             ],
-            1,
-        ),
-        ([(log(8, "gpt: rank 0 has lost another rank", "runner: rank 0 x"), 9), ("", 9)], 1),
-        (
-            [
-                (log(8, "Connection closed by peer", "runner: rank 0 x"), 9),
-                (log(9, "runner: rank 2 x"), 9),
-            ],
-            1,
+            0,
         ),
         (
             [
-                (log(8, "runner: rank 0 was killed"), 9),
-                (log(8, "lost another rank", "runner: rank 2 x"), 8),
+                (log(9, "Connection reset by peer", K0), 9),
+                (log(8, "rank 3 has lost another rank", E3), 9),
             ],
             0,
         ),
         ([("iteration 1\n", 8), ("", 30)], 0),
-        ([(log(8, "runner: rank 0 exited with code 1"), 9), ("", 20)], 0),
+        ([(log(8, E0), 9), ("", 20)], 0),
     ],
 )
 def test_the_first_to_fail_is_found(logs: list[tuple[str, int]], first: int) -> None:
