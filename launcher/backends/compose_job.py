@@ -27,10 +27,10 @@ from launcher.backends.docker_job import (
     PROJECT,
     DockerJob,
     MemlockRefused,
-    _reason,
-    _remove,
-    _start_error,
-    _tell,
+    remove_container,
+    start_error,
+    tell,
+    words_of,
 )
 from launcher.engine.compose import compose
 from launcher.engine.connect import cli_environment
@@ -196,7 +196,7 @@ class ComposeJob:
             self._known[node.container] = was
             return was
         except FAILURES as error:
-            raise Lost(_reason(error)) from error
+            raise Lost(words_of(error)) from error
         started = told["Status"] != "created"
         state = State(
             started,
@@ -413,7 +413,7 @@ def start(client: DockerClient, plan: Plan) -> ComposeJob:
     try:
         return _start(client, plan)
     except MemlockRefused:
-        _tell("the engine may not raise the limit of locked memory (memlock); going on without it")
+        tell("the engine may not raise the limit of locked memory (memlock); going on without it")
         return _start(client, without_memlock(plan))
 
 
@@ -459,7 +459,7 @@ def _started(
         up.kill()
         up.wait()
         raise
-    raise _start_error(DockerException(_said(log)), plan)
+    raise start_error(DockerException(_said(log)), plan)
 
 
 def _said(log: Path) -> str:
@@ -474,7 +474,7 @@ def jobs(api: APIClient) -> list[ComposeJob]:
     try:
         found = api.containers(all=True, filters={"label": [f"{LABEL}run", PROJECT]})
     except FAILURES as error:
-        raise Lost(_reason(error)) from error
+        raise Lost(words_of(error)) from error
     projects: dict[str, list[dict[str, Any]]] = {}
     for one in sorted(found, key=lambda one: int(one["Created"]), reverse=True):
         projects.setdefault(one["Labels"][PROJECT], []).append(one)
@@ -493,12 +493,12 @@ def remove(api: APIClient, project: str) -> None:
     filters = {"label": f"{PROJECT}={project}"}
     try:
         for container in api.containers(all=True, filters=filters):
-            _remove(api, container["Id"])
+            remove_container(api, container["Id"])
         for network in api.networks(filters=filters):
             with suppress(NotFound):
                 api.remove_network(network["Id"])
     except FAILURES as error:
-        _tell(
-            f"something of the run is still there: {_reason(error)}; "
+        tell(
+            f"something of the run is still there: {words_of(error)}; "
             f"docker compose --project-name {project} down"
         )

@@ -87,10 +87,10 @@ class DockerJob:
         except FAILURES as error:
             if isinstance(error, APIError) and error.status_code == NO_LOG:
                 raise EngineError(
-                    f"the engine keeps no log that can be read: {_reason(error)}",
+                    f"the engine keeps no log that can be read: {words_of(error)}",
                     "Its log driver has to be json-file, local or journald.",
                 ) from error
-            raise Lost(_reason(error)) from error
+            raise Lost(words_of(error)) from error
         finally:
             _hang_up(stream)
 
@@ -110,7 +110,7 @@ class DockerJob:
         except NotFound:
             return Ended(KILLED, Cause.REMOVED)
         except FAILURES as error:
-            raise Lost(_reason(error)) from error
+            raise Lost(words_of(error)) from error
         ended = self.ended() or Ended(code)
         # One that ended by itself is removed by whoever follows it.
         return Ended(code) if ended.cause is Cause.REMOVED and code != KILLED else ended
@@ -121,7 +121,7 @@ class DockerJob:
         except NotFound:
             return Ended(KILLED, Cause.REMOVED)
         except FAILURES as error:
-            raise Lost(_reason(error)) from error
+            raise Lost(words_of(error)) from error
         if state["Running"] or state["Status"] in ("created", "restarting"):
             return None
         code: int = state["ExitCode"]
@@ -145,7 +145,7 @@ class DockerJob:
             self.remove()
 
     def remove(self) -> None:
-        _remove(self.api, self.container)
+        remove_container(self.api, self.container)
 
     def files(self, path: str) -> dict[str, bytes]:
         try:
@@ -154,7 +154,7 @@ class DockerJob:
         except NotFound:
             return {}
         except FAILURES as error:
-            raise Lost(_reason(error)) from error
+            raise Lost(words_of(error)) from error
 
     def diagnose(self) -> dict[str, bytes]:
         try:
@@ -163,7 +163,7 @@ class DockerJob:
         except APIError:  # it has ended
             return {}
         except FAILURES as error:
-            raise Lost(_reason(error)) from error
+            raise Lost(words_of(error)) from error
 
 
 def _unpacked(archive: bytes) -> dict[str, bytes]:
@@ -185,7 +185,7 @@ def start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:
     try:
         return _start(api, plan, attach=attach)
     except MemlockRefused:
-        _tell("the engine may not raise the limit of locked memory (memlock); going on without it")
+        tell("the engine may not raise the limit of locked memory (memlock); going on without it")
         return _start(api, without_memlock(plan), attach=attach)
 
 
@@ -198,10 +198,10 @@ def _start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:
         stream = api.attach_socket(container, params=params) if attach else None
         api.start(container)
     except (DockerException, RequestException) as error:
-        _remove(api, container)
-        raise _start_error(error, plan) from error
+        remove_container(api, container)
+        raise start_error(error, plan) from error
     except BaseException:
-        _remove(api, container)
+        remove_container(api, container)
         raise
     return DockerJob(api, container, dict(plan.labels), stream=stream)
 
@@ -216,7 +216,7 @@ def _create(api: APIClient, plan: Plan) -> str:
     except (DockerException, RequestException) as error:
         if _is_conflict(error):
             raise _name_taken(api, wanted.name, plan.run) from error
-        raise EngineError(f"the engine made no container: {_reason(error)}") from error
+        raise EngineError(f"the engine made no container: {words_of(error)}") from error
 
 
 def _created(api: APIClient, body: dict[str, Any], name: str, run: str) -> str:
@@ -264,7 +264,7 @@ def jobs(api: APIClient) -> list[DockerJob]:
     try:
         found = api.containers(all=True, filters={"label": f"{LABEL}run"})
     except FAILURES as error:
-        raise Lost(_reason(error)) from error
+        raise Lost(words_of(error)) from error
     newest = sorted(found, key=lambda one: int(one["Created"]), reverse=True)
     alone = (one for one in newest if PROJECT not in one["Labels"])
     return [DockerJob(api, one["Id"], one["Labels"]) for one in alone]
@@ -282,9 +282,9 @@ def _environment(variables: list[str]) -> list[str]:
     ]
 
 
-def _start_error(error: Exception, plan: Plan) -> Exception:
+def start_error(error: Exception, plan: Plan) -> Exception:
     """What to say of a container that didn't start."""
-    reason = _reason(error)
+    reason = words_of(error)
     if "error setting rlimit" in reason and "memlock" in dict(plan.ulimits):
         return MemlockRefused()
     if "could not select device driver" in reason:
@@ -296,7 +296,7 @@ def _start_error(error: Exception, plan: Plan) -> Exception:
     return EngineError(f"the container didn't start: {reason}")
 
 
-def _reason(error: Exception) -> str:
+def words_of(error: Exception) -> str:
     """The engine's own words where it gave any, else those of the system below the SDK's."""
     told = error.explanation if isinstance(error, APIError) else None
     return str(told or _system(error) or error).strip()
@@ -318,7 +318,8 @@ def _hang_up(stream: Any) -> None:
             CancellableStream(stream, response).close()
 
 
-def _remove(api: APIClient, container: str) -> None:
+def remove_container(api: APIClient, container: str) -> None:
+    """Remove a container, running or not; where it stays, tell."""
     try:
         api.remove_container(container, v=True, force=True)
     except NotFound:
@@ -326,8 +327,9 @@ def _remove(api: APIClient, container: str) -> None:
     except FAILURES as error:
         if _is_conflict(error):  # somebody else has asked for it
             return
-        _tell(f"the container is still there: {_reason(error)}; docker rm -f {container[:12]}")
+        tell(f"the container is still there: {words_of(error)}; docker rm -f {container[:12]}")
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """A line of the launcher's own."""
     print(f"launcher: {text}", file=sys.stderr, flush=True)

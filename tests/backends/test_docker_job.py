@@ -335,4 +335,4 @@ def test_an_engine_without_a_readable_log_is_told(bare: Plan) -> None:
 def test_the_systems_word_is_found_below_the_sdks() -> None:
     below = FileNotFoundError(2, "No such file or directory")
     error = Reset(ProtocolError("Connection aborted.", below))
-    assert docker_job._reason(error) == "No such file or directory"
+    assert docker_job.words_of(error) == "No such file or directory"
