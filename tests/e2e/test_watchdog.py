@@ -163,3 +163,26 @@ def test_a_run_that_was_ended_for_it_is_started_again(site_here: Site, image: st
     assert told[0].startswith(f"no output for {WITHIN} s: rank 0 isn't in a collective: in hang")
     assert told[-1] == "starting it again: 1 of 1 times"
     assert "finished after iteration 60" in done.out
+
+
+FAILURES = {
+    "the port is taken": "if rank == '0': s = socket.socket(); s.bind(('', port)); s.listen()\n"
+    "import torch.distributed; torch.distributed.init_process_group('gloo')",
+    "shared memory, /dev/shm, is too small": "f = open('/dev/shm/x', 'wb+'); f.truncate(1 << 20)\n"
+    "m = mmap.mmap(f.fileno(), 1 << 20)\nfor n in range(0, 1 << 20, 4096): m[n] = 1",
+    "a compiled extension is missing": "import amp_C",
+    "the vocabulary file is wrong, or not the one that the data was made with": "import torch\n"
+    "torch.nn.functional.embedding(torch.tensor([9]), torch.ones(4, 2))",
+}
+BEGIN = "import mmap, os, socket\nrank, port = os.environ['RANK'], int(os.environ['MASTER_PORT'])\n"
+
+
+@pytest.mark.parametrize("cause", FAILURES)
+def test_a_known_failure_is_told_as_it_happens(site_here: Site, image: str, cause: str) -> None:
+    limits = {"ipc": "private", "shm_size": "64k"}
+    site_here.write(script(image, 1, **limits), BEGIN + FAILURES[cause])
+    done = site_here.done("run", "run.yaml")
+    assert done.process.returncode not in (0, 2), done
+    told = done.told()
+    assert told[1].startswith(f"cause: {cause}: "), done
+    assert told[2].startswith("cure: ")
