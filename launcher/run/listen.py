@@ -21,7 +21,7 @@ from launcher.run.watch import Watch
 def listening(job: Job) -> Iterator[Sequence[Listener]]:
     """Keep the job's log and metrics beside its record; nobody listens where there is none."""
     folder = record.folder(job.run)
-    if not folder.is_dir():
+    if not (folder / record.FILE).is_file():
         yield ()
         return
     threading.Thread(target=_keep_build, args=(job,), daemon=True).start()

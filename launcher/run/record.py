@@ -41,8 +41,17 @@ class Record:
     hidden: tuple[str, ...] = ()
 
     def asked(self) -> Asked:
-        """What was asked for, to be assembled into a plan again."""
-        config = RunConfig.model_validate(self.config)
+        """What was asked for, to be assembled into a plan again.
+
+        Raises UsageError for a record of another launcher, whose keys this one doesn't know.
+        """
+        try:
+            config = RunConfig.model_validate(self.config)
+        except ValueError as error:
+            raise UsageError(
+                f"run {self.run}: this launcher can't read its record: {folder(self.run)}",
+                "Take the launcher that started it.",
+            ) from error
         origin = Origin(f"run {self.run} ({self.file})", {}, {})
         return Asked(config, origin, self.cwd, tuple(self.rest))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import count
-from os.path import join, lexists, normpath
+from os import listdir
+from os.path import isdir, join, lexists, normpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,30 +23,36 @@ def aside(config: RunConfig, cwd: str, *, began: bool) -> tuple[RunConfig, list[
 
     A run that loaded what it saved, and `began` from nothing, is to find nothing again.
     """
-    checkpoint, logging = config.checkpoint, config.logging
+    checkpoint, logging, several = config.checkpoint, config.logging, config.nodes.count > 1
     shared = [mount.source for mount in config.mounts if not mount.read_only]
     shared += filter(None, [config.resources.workdir, logging.wandb_save_dir])
     notes = [f"it writes to {folder}, as that run did" for folder in shared]
     updates = dict[str, dict[str, Any]]()
     if checkpoint.save:
-        save = _free(checkpoint.save, cwd)
+        save = _free(checkpoint.save, cwd, several=several)
         notes.append(f"it saves to {save}")
         updates["checkpoint"] = {"save": save}
         if not began and _same(checkpoint.load, checkpoint.save, cwd):
             updates["checkpoint"]["load"] = save
     if logging.tensorboard_dir:
-        updates["logging"] = {"tensorboard_dir": _free(logging.tensorboard_dir, cwd)}
+        folder = _free(logging.tensorboard_dir, cwd, several=several)
+        updates["logging"] = {"tensorboard_dir": folder}
     sections = {
         name: getattr(config, name).model_copy(update=update) for name, update in updates.items()
     }
     return (config.model_copy(update=sections) if sections else config), notes
 
 
-def _free(folder: str, cwd: str) -> str:
-    """A name beside the folder's that nothing has yet."""
+def _free(folder: str, cwd: str, *, several: bool) -> str:
+    """A name beside the folder's that nothing has yet; of `several` nodes all find the same."""
     plain = folder.rstrip("/")
     names = (f"{plain}-rerun{number if number > 1 else ''}" for number in count(1))
-    return next(name for name in names if not lexists(_path(name, cwd)))
+    return next(name for name in names if not _taken(_path(name, cwd), empty=not several))
+
+
+def _taken(path: str, *, empty: bool) -> bool:
+    """Whether something is there; an empty folder, as another node makes it, only if `empty`."""
+    return lexists(path) if empty or not isdir(path) else bool(listdir(path))
 
 
 def _same(one: str | None, other: str, cwd: str) -> bool:

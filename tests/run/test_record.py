@@ -79,6 +79,14 @@ def test_no_secret_is_in_it_and_each_is_named(keep: Callable[..., Record], runs:
     }
 
 
+def test_a_record_with_keys_of_another_launcher_is_told_of(
+    keep: Callable[..., Record],
+) -> None:
+    kept = keep(asked())
+    with pytest.raises(UsageError, match="can't read its record"):
+        replace(kept, config=kept.config | {"later": 1}).asked()
+
+
 def test_an_address_with_a_password_in_it_is_a_secret(
     keep: Callable[..., Record], runs: Path
 ) -> None:

@@ -32,6 +32,17 @@ def test_it_goes_on_from_where_that_run_went_on(tmp_path: Path) -> None:
     assert (found.checkpoint.load, found.logging.tensorboard_dir) == ("other", "tb-rerun")
 
 
+def test_all_nodes_find_the_same_folder(tmp_path: Path) -> None:
+    asked = config(checkpoint={"save": "ck"}, nodes={"count": 2, "master_addr": "a"})
+    for name in ("ck-rerun", "ck-rerun"):
+        found, _ = repeat.aside(asked, str(tmp_path), began=False)
+        assert found.checkpoint.save == name
+        (tmp_path / name).mkdir(exist_ok=True)  # by the first node, which waits for the others
+    (tmp_path / "ck-rerun/iter_0000010").mkdir()
+    found, _ = repeat.aside(asked, str(tmp_path), began=False)
+    assert found.checkpoint.save == "ck-rerun2"
+
+
 def test_where_it_writes_over_what_that_run_wrote_is_told(tmp_path: Path) -> None:
     mounts = [
         {"source": "in", "target": "/in"},

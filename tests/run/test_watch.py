@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.run import watch
-from launcher.run.listen import Speed
+from launcher.run.listen import Speed, listening
 from launcher.run.metrics import Step
 from launcher.run.watch import Watch
 
@@ -131,6 +132,16 @@ def test_a_folder_that_takes_nothing_is_told_of_once(tmp_path: Path) -> None:
     assert len(told) == 1
     assert "log" in told[0]
     assert len(seen) == 2
+
+
+def test_nobody_listens_where_the_record_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
+    (tmp_path / "0a1b2c3d").mkdir()  # where a local run's own files are
+    job: Any = SimpleNamespace(run="0a1b2c3d", labels={}, files=lambda path: {})
+    with listening(job) as listeners:
+        assert not listeners
 
 
 def test_a_line_without_an_end_does_not_grow_in_memory(tmp_path: Path) -> None:
