@@ -162,7 +162,7 @@ class Follower:
         self.job = job
         self.stopper = stopper
         self.mine = mine
-        self.listeners = listeners
+        self.listeners = [*listeners]
         self.tail = Tail()
         self.passed = {False: 0, True: 0}
 
@@ -196,8 +196,13 @@ class Follower:
         """Pass it on first: who listens mustn't hold it up."""
         self._write(data, is_error)
         self.tail.add(data)
-        for listener in self.listeners:
-            listener.add(data, is_error)
+        for listener in [*self.listeners]:
+            try:
+                listener.add(data, is_error)
+            except Exception as error:  # whatever is wrong with it, the run goes on
+                self.listeners.remove(listener)
+                name = type(listener).__name__.lower()
+                tell(f"the {name} has ended, the run goes on: {type(error).__name__}: {error}")
 
     def _write(self, data: bytes, is_error: bool) -> None:
         """Pass it on; a closed pipe asks the run to stop, which saves and ends with no reader.

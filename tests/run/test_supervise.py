@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -525,3 +526,23 @@ def test_folders_that_cannot_be_looked_at_do_not_hide_the_ending(
         "launcher: can't look for checkpoints in /no/such/folder: Permission denied",
         f"launcher: run {RUN} failed, exit code 3",
     ]
+
+
+def test_a_listener_that_fails_is_told_of_once_and_the_run_goes_on(
+    runs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Broken:
+        def add(self, data: bytes, is_error: bool) -> None:
+            raise OverflowError("too large")
+
+    heard = list[bytes]()
+    other = SimpleNamespace(add=lambda data, is_error: heard.append(data))
+    job = FakeJob([(False, b"one\n"), (False, b"two\n")], Ended(0))
+    found = supervise.supervise(
+        engine(), never, job=job, listening=lambda job: nullcontext([Broken(), other])
+    )
+    assert found.outcome is Outcome.FINISHED
+    told = capfd.readouterr()
+    assert told.out == "one\ntwo\n"
+    assert heard == [b"one\n", b"two\n"]
+    assert told.err.count("the broken has ended, the run goes on: OverflowError: too large") == 1
