@@ -63,5 +63,6 @@ def endings(run: str) -> list[dict[str, Any]]:
     found = list[dict[str, Any]]()
     for line in lines:
         with suppress(ValueError):
-            found.append(json.loads(line))
+            told = json.loads(line)
+            found += [told] if isinstance(told, dict) else []
     return found

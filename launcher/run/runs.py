@@ -90,7 +90,7 @@ def _last_step(path: Path) -> Mapping[str, Any]:
     with suppress(OSError), path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL))
         for line in reversed(file.read().splitlines()):
-            with suppress(ValueError):
+            with suppress(ValueError, AttributeError):  # half a line, or none of ours
                 found = json.loads(line)
                 if found.get("kind") == "step":
                     return dict(found)

@@ -65,6 +65,12 @@ def test_each_run_has_its_state_its_code_and_its_last_step() -> None:
     assert known()[0].iteration is None
 
 
+def test_one_broken_record_hides_no_other(kept: Path) -> None:
+    for name in (history.ENDINGS, watch.METRICS):
+        (kept / IDS[3] / name).write_text("5\n")
+    assert [run.state for run in known()] == ["running", "finished", "failed", "unknown"]
+
+
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [
