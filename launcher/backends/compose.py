@@ -183,7 +183,8 @@ def _word(index: int) -> str:
 
 def _secrets(plan: Plan) -> dict[str, str]:
     """The values that the file doesn't hold, by the names that it has for them."""
-    found = {name: value for name, value in plan.env if value is not None and is_secret(name, value)}
+    given = ((name, value) for name, value in plan.env if value is not None)
+    found = {name: value for name, value in given if is_secret(name, value)}
     for index, (word, safe) in enumerate(zip(plan.argv, redacted(plan.argv), strict=True)):
         if safe != word:
             found[_word(index)] = word.removeprefix(safe.removesuffix(HIDDEN))
