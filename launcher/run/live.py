@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from statistics import median
-from types import TracebackType
 from typing import TextIO
 
 from launcher.run.metrics import Found, Memory, Step
@@ -161,12 +160,7 @@ class LiveLine:
     def __enter__(self) -> LiveLine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def show(self, found: Found, rates: Rates | None = None) -> None:
