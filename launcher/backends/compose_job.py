@@ -38,7 +38,7 @@ from launcher.run import record
 from launcher.run.ending import RANK_LINE, Ending
 from launcher.run.image import LABEL
 from launcher.run.plan import Plan, without_memlock
-from launcher.train.stall import CONCLUSION, REPORT
+from launcher.train.words import CONCLUSION, REPORT
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -9,7 +9,7 @@ from enum import Enum
 from launcher.backends import Cause, Ended
 from launcher.run.failures import named
 from launcher.train.folders import Checkpoint
-from launcher.train.runner import STOPPED
+from launcher.train.words import STOPPED
 
 KILLED = 137
 ENGINE_FAILED = 125

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from launcher.backends import Job, Lost
 from launcher.run import config, owner, record
-from launcher.train.runner import SAYS
-from launcher.train.stall import CONCLUSION, REPORT, REPORTS
+from launcher.train.words import CONCLUSION, REPORT, REPORTS, SAYS
 
 if TYPE_CHECKING:
     from launcher.run.supervise import Listener

@@ -23,18 +23,13 @@ from typing import Any, NoReturn
 
 from launcher.train import devices, oom, rank, stacks, stall
 from launcher.train.retention import Retention
+from launcher.train.words import SAYS, STOPPED
 
 USAGE = 2
 """Exit code of a refusal before any rank was started, for what was asked."""
 
 PREFLIGHT = 121
 """Exit code of one for what is there: too few GPUs, or too old ones."""
-
-SAYS = "runner: "
-"""Begins each line of the runner's own."""
-
-STOPPED = f"{SAYS}stopped: "
-"""Starts the last line on stderr where the runner was asked to stop and every rank ended with 0."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """Those that ask a run to stop."""

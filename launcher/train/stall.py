@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from launcher.train import flight, stacks
 from launcher.train.stacks import Frame, Stack
+from launcher.train.words import CONCLUSION, REPORT, REPORTS
 
 ANSWER_SECONDS = 5.0
 """How long all ranks have to write their stacks; a rank that can takes milliseconds."""
@@ -28,13 +29,6 @@ QUIET_SECONDS = 0.2
 RECORD_SECONDS = 5.0
 """How long torch has to write a flight record: its monitor looks for requests once a second."""
 
-REPORTS = "stalled-"
-"""Begins the name of a report's folder, which ends in its number."""
-
-CONCLUSION = "in short: "
-"""Begins the line of a report that says whom the others wait for."""
-
-REPORT = "report.txt"
 REPORT_SECONDS = 30.0
 """How long who asked for a report waits for it: longer than the runner takes."""
 

@@ -28,7 +28,7 @@ from launcher.matrix import render
 from launcher.matrix.load import load_matrix
 from launcher.run.gpus import Gpus, parse_gpus, split
 from launcher.run.plan import Mount, Plan
-from launcher.train.stall import CONCLUSION, REPORT
+from launcher.train.words import CONCLUSION, REPORT
 
 from .test_docker import SECRET, WORDS, kept, with_secrets
 

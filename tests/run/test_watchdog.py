@@ -18,7 +18,7 @@ from launcher.backends import Ended, Lost
 from launcher.run import config, owner, record, watchdog
 from launcher.run.ending import Ending, Outcome, describe
 from launcher.run.watchdog import START_SECONDS, Silence, Watchdog
-from launcher.train.stall import CONCLUSION, REPORT
+from launcher.train.words import CONCLUSION, REPORT
 
 RUN = "0a1b2c3d"
 FOUND = {

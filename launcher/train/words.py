@@ -1,0 +1,17 @@
+"""The words by which the launcher knows what the runner says, and the names of what it keeps."""
+
+from __future__ import annotations
+
+SAYS = "runner: "
+"""Begins each line of the runner's own."""
+
+STOPPED = f"{SAYS}stopped: "
+"""Starts the last line on stderr where the runner was asked to stop and every rank ended with 0."""
+
+REPORTS = "stalled-"
+"""Begins the name of a report's folder, which ends in its number."""
+
+CONCLUSION = "in short: "
+"""Begins the line of a report that says whom the others wait for."""
+
+REPORT = "report.txt"
