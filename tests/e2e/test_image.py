@@ -89,7 +89,7 @@ def test_the_layers_are_the_same_when_it_is_built_again(
 
     cached, anew = build(no_cache=False), build(no_cache=True)
     if layers(engine, cached) != layers(engine, anew):
-        # Twice in some seventy builds a layer had another digest, with the same files in it. What
+        # Twice in some forty builds a layer had another digest, with the same files in it. What
         # differs is told, and the odd one has to be alone.
         odd = sorted(entries(engine, cached) ^ entries(engine, anew))[:20]
         warnings.warn("layers differ:\n" + "\n".join(odd), stacklevel=1)

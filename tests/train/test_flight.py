@@ -22,7 +22,7 @@ def entry(number: int, name: str = "nccl:all_reduce", state: str = "completed", 
     """One entry as torch 2.5 and later have it."""
     frames = [
         {"name": "all_reduce", "filename": "/x/dist-packages/torch/distributed/c.py", "line": 9},
-        {"name": "step", "filename": "/work/mine.py", "line": 12},
+        {"name": "step", "filename": "/home/me/mine.py", "line": 12},
     ]
     return {
         "frames": frames,

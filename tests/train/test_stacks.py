@@ -30,7 +30,7 @@ Current thread 0x00007fbf3fb65040 (most recent call first):
   File "/opt/packages/lib/torch/distributed/distributed_c10d.py", line 2806 in all_reduce
   File "/opt/packages/lib/torch/distributed/c10d_logger.py", line 81 in wrapper
   File "/opt/megatron/lib/megatron/core/distributed/finalize_model_grads.py", line 270 in finalize
-  File "/work/mine.py", line 12 in <module>
+  File "/home/me/mine.py", line 12 in <module>
   File "<frozen runpy>", line 88 in _run_code
   File "<frozen runpy>", line 198 in _run_module_as_main
 """

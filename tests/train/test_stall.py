@@ -28,7 +28,7 @@ from .test_stacks import start_rank
 TORCH = "/usr/local/lib/python3.10/dist-packages/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"
 GRADS = Frame("/opt/megatron/lib/megatron/core/distributed/finalize_model_grads.py", 270, "grads")
-MINE = Frame("/work/mine.py", 12, "step")
+MINE = Frame("/home/me/mine.py", 12, "step")
 LINES = {
     ("mine.py", 12): "time.sleep(3600)",
     ("mine.py", 20): "work.wait()",
@@ -72,9 +72,9 @@ def said(places: dict[int, Place], *, whole: bool = True) -> str:
             "broadcast_object_list (distributed_c10d.py:99), from mine.py:12",
         ),
         ((Frame(C10D, 9, "recv"), MINE), Kind.POINT_TO_POINT, None),
-        ((Frame("/work/mine.py", 20, "step"),), Kind.COLLECTIVE, None),
+        ((Frame("/home/me/mine.py", 20, "step"),), Kind.COLLECTIVE, None),
         ((Frame("/m/megatron/core/p2p_communication.py", 7, "r"),), Kind.POINT_TO_POINT, None),
-        ((Frame("/work/mine.py", 30, "step"),), Kind.DEVICE, None),
+        ((Frame("/home/me/mine.py", 30, "step"),), Kind.DEVICE, None),
         ((Frame(f"{TORCH}/cuda/__init__.py", 3, "synchronize"), MINE), Kind.ELSEWHERE, None),
         (
             (Frame("/usr/lib/python3.10/selectors.py", 416, "select"), MINE),
@@ -82,7 +82,7 @@ def said(places: dict[int, Place], *, whole: bool = True) -> str:
             "select (selectors.py:416), from mine.py:12: time.sleep(3600)",
         ),
         ((Frame(C10D, 1, "<module>"), MINE), Kind.ELSEWHERE, None),  # torch is being imported
-        ((Frame("/work/event.py", 20, "f"), MINE), Kind.ELSEWHERE, "f (event.py:20)"),
+        ((Frame("/home/me/event.py", 20, "f"), MINE), Kind.ELSEWHERE, "f (event.py:20)"),
         ((), Kind.ELSEWHERE, "no Python function"),
     ],
 )
@@ -139,7 +139,7 @@ def test_ranks_that_work_wait_for_nobody() -> None:
 
 
 def test_records_tell_more_than_stacks() -> None:
-    gpu = at(Frame("/work/mine.py", 30, "step"))
+    gpu = at(Frame("/home/me/mine.py", 30, "step"))
     places = {0: gpu, 1: gpu}
     records = {0: operations(1, 2, 3, state="started"), 1: operations(1, 2)}
     assert stall.conclude(places, records, whole=True) == (
