@@ -15,11 +15,10 @@ import yaml
 from launcher.backends import compose, compose_job
 from launcher.engine.compose import compose as program
 from launcher.engine.connect import cli_environment
-from launcher.run.gpus import parse_gpus
 from launcher.run.plan import Plan
 
 from .test_docker import SECRET, with_secrets
-from .test_docker_create import comparable, created
+from .test_docker_create import KINDS, comparable, created, of_kind
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -77,7 +76,7 @@ def without_composes(shown: dict[str, Any]) -> dict[str, Any]:
     return parts
 
 
-@pytest.mark.parametrize("kind", ["bare", "full", "all", "number", "one device"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_node_is_the_container_of_the_docker_backend(
     engine: DockerClient,
     python_image: str,
@@ -87,10 +86,7 @@ def test_one_node_is_the_container_of_the_docker_backend(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TOKEN", "passed on by its name")
-    asked = {"all": "all", "number": "2", "one device": "device=3"}.get(kind, "device=0,1")
-    gpus = replace(parse_gpus(asked), count=2)
-    plan = bare if kind == "bare" else replace(full, gpus=gpus, tie=False)
-    plan = replace(plan, image=python_image)
+    plan = replace(of_kind(kind, bare, full), image=python_image, tie=False)
     with created(engine, plan) as ours:
         pass
     with composed(engine, plan) as (theirs,):

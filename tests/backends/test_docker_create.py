@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
+KINDS = ["bare", "full", "all", "number", "one device"]
+"""Of plans: of_kind makes one of each."""
+
 CLI_DEFAULTS = {"ConsoleSize", "MemorySwappiness", "RestartPolicy"}
 """What the docker command sends though nobody asked: it means the same as leaving it out."""
 
@@ -96,7 +99,14 @@ def assert_same(client: DockerClient, plan: Plan) -> dict[str, Any]:
     return ours
 
 
-@pytest.mark.parametrize("kind", ["bare", "full", "all", "number", "one device"])
+def of_kind(kind: str, bare: Plan, full: Plan) -> Plan:
+    """The bare plan, or the full one with GPUs asked for in one of the ways there are."""
+    asked = {"all": "all", "number": "2", "one device": "device=3"}.get(kind, "device=0,1")
+    gpus = replace(parse_gpus(asked), count=2)
+    return bare if kind == "bare" else replace(full, gpus=gpus)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_shown_line_makes_the_same_container(
     engine: DockerClient,
     python_image: str,
@@ -106,11 +116,7 @@ def test_the_shown_line_makes_the_same_container(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TOKEN", "passed on by its name")
-    asked = {"all": "all", "number": "2", "one device": "device=3"}.get(kind, "device=0,1")
-    gpus = replace(parse_gpus(asked), count=2)
-    plan = bare if kind == "bare" else replace(full, gpus=gpus)
-    plan = replace(plan, image=python_image)
-    assert_same(engine, plan)
+    assert_same(engine, replace(of_kind(kind, bare, full), image=python_image))
 
 
 RUN_FILE = """\
