@@ -132,6 +132,12 @@ TABLE = (
         r"(?:indexSelect\w+|vectorized_gather_kernel): block: .* Assertion .* failed",
     ),
     _known(
+        "the learning rate's schedule isn't the one that the checkpoint was saved with",
+        "training.lr…, min_lr and train_iters as they were, or megatron_args: "
+        "{override_opt_param_scheduler: true} to go on with the new ones",
+        r"AssertionError: OptimizerParamScheduler: class input value .* do not match",
+    ),
+    _known(
         "a GPU is broken",
         "look for Xid in the machine's dmesg, and run elsewhere: gpus: device=… leaves it out",
         r"CUDA error: uncorrectable ECC error encountered",

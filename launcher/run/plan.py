@@ -106,6 +106,22 @@ def processes_of(config: RunConfig, gpus: Gpus) -> int:
     return gpus.count or config.processes
 
 
+def _check_processes(config: RunConfig, origin: Origin, gpus: Gpus) -> None:
+    """Refuse another number of processes than GPUs that was given for these GPUs.
+
+    One for the CPU stands in a file whose `gpus` the command line has set since.
+    """
+    given = "processes" in origin.overrides or (
+        "processes" in origin.lines and "gpus" in origin.lines and "gpus" not in origin.overrides
+    )
+    if gpus.count and given and config.processes != gpus.count:
+        raise UsageError(
+            f"{origin.of('processes')}: {config.processes} on {gpus.count} GPUs of a node, and "
+            "each GPU takes one process",
+            f"Leave processes out, or ask for --gpus {config.processes}.",
+        )
+
+
 def make_plan(
     config: RunConfig,
     origin: Origin,
@@ -127,6 +143,8 @@ def make_plan(
     started, faults = _program(config, host), Faults()
     with faults.collected():
         program.check(started, config, facts, origin, processes * config.nodes.count)
+    with faults.collected():
+        _check_processes(config, origin, gpus)
     with faults.collected():
         layout.check(config, origin, processes)
     where = layout.layout(config, processes)

@@ -77,6 +77,8 @@ def options(
         if value is not None and value is not False
     }
     values = {key: value for key, value in values.items() if key not in THE_RUNNERS}
+    if config.checkpoint.save is None and "save" in config.checkpoint.model_fields_set:
+        values.pop("checkpoint.save_interval", None)  # save: null turns it off
     if "logging.wandb_project" in values:  # which wants a name
         values.setdefault("logging.wandb_exp_name", config.name)
     if "training.micro_batch_size" in values:
@@ -142,6 +144,12 @@ def check(
             arguments.check_ours(given)
         elif facts.release:
             arguments.check_megatron(given, facts.release, own=not upstreams_gpt)
+    with faults.collected():
+        if "--save-interval" in given and "--save" not in given:
+            raise UsageError(
+                f"{origin.of('checkpoint.save_interval')}: nothing is saved without a folder",
+                "Set checkpoint.save, or leave save_interval out.",
+            )
     with faults.collected():
         if program.kind is Kind.OURS:
             _check_complete(given, origin)

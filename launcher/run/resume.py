@@ -11,12 +11,22 @@ from launcher.errors import UsageError
 from launcher.run import layout
 from launcher.run.config import RunConfig
 from launcher.run.layout import Layout
+from launcher.run.program import Kind, program
 
 DIVISIBLE_BY = 128
 """Megatron's default for make_vocab_size_divisible_by."""
 
 ONE_STEP = "ckpt_step"
 """Megatron's option to load the checkpoint of one iteration, where it isn't the newest."""
+
+SCHEDULE = (
+    *("train_iters", "train_samples", "lr", "min_lr", "lr_decay_style", "lr_decay_iters"),
+    *("lr_decay_samples", "lr_warmup_fraction", "lr_warmup_iters", "lr_warmup_samples"),
+)
+"""Settings of the training section that a schedule of the learning rate is made of."""
+
+OVERRIDE = "override_opt_param_scheduler"
+"""Megatron's option to take those of the command line, where a checkpoint has others."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,33 @@ def from_newest(config: RunConfig) -> RunConfig:
     whole = {"no_load_optim": None, "no_load_rng": None, "finetune": None}
     one_step = {name: None for name in config.megatron_args if _plain(name) == ONE_STEP}
     return _with(config, checkpoint={"load": checkpoint.save, **whole}, megatron_args={**one_step})
+
+
+def upstreams(config: RunConfig, was: RunConfig) -> Resumed:
+    """`config` so that upstream's programs load what they saved with `was`, in what has changed.
+
+    They refuse another schedule, and end with 0 where random states are another layout's. Our own
+    program takes the run file's schedule, and leaves those states out.
+    """
+    if program(config.program).kind is not Kind.UPSTREAM:
+        return Resumed(config, ())
+    notes, sections = list[str](), dict[str, dict[str, Any]]()
+    if _model_parallel(config) != _model_parallel(was):
+        sections["checkpoint"] = {"no_load_rng": True}
+    now, then = config.training, was.training
+    named = {_plain(name) for name in config.megatron_args}
+    if any(getattr(now, key) != getattr(then, key) for key in SCHEDULE) and not named & {
+        OVERRIDE,
+        "use_checkpoint_opt_param_scheduler",
+    }:
+        sections["megatron_args"] = {OVERRIDE: True}
+        notes.append("the learning rate's schedule is the new one, not the checkpoint's")
+    return Resumed(_with(config, **sections), tuple(notes))
+
+
+def _model_parallel(config: RunConfig) -> tuple[int, int]:
+    where = layout.layout(config, 1)
+    return where.tensor, where.pipeline
 
 
 def on(config: RunConfig, before: int, after: int, was: RunConfig | None = None) -> Resumed:

@@ -227,7 +227,8 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Aske
     processes = processes_of(config, counted(config, chosen))
     record.check_secrets(kept, config, os.environ)
     found = resume.on(config, kept.processes, processes, was=asked.config)
-    return replace(asked, config=found.config), [*found.notes]
+    again = resume.upstreams(found.config, asked.config)
+    return replace(asked, config=again.config), [*found.notes, *again.notes]
 
 
 def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[Asked, list[str]]:

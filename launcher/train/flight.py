@@ -10,8 +10,10 @@ import contextlib
 import io
 import os
 import pickle
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +49,24 @@ class Operation:
 def variables(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """What makes torch 2.3 and later keep records, and write them when asked to and on a time-out.
 
-    The user's own values win. Newer versions know the first under another name as well, and say
-    so in a warning.
+    The user's own values win.
     """
     defaults = {
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": str(ENTRIES),
+        **({} if _keeps_records() else {"TORCH_NCCL_TRACE_BUFFER_SIZE": str(ENTRIES)}),
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(folder / DUMPS),
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(folder / PIPES),
     }
     return {name: environ.get(name, value) for name, value in defaults.items()}
+
+
+def _keeps_records() -> bool:
+    """Whether this Python's torch keeps `ENTRIES` unasked; later ones warn of the variable."""
+    try:
+        found = re.match(r"(\d+)\.(\d+)", metadata.version("torch"))
+    except metadata.PackageNotFoundError:
+        return False
+    return found is not None and (int(found[1]), int(found[2])) >= (2, 6)
 
 
 def ask(wanted: Mapping[str, str], rank: int) -> Path | None:
@@ -138,13 +148,17 @@ def last(operations: Iterable[Operation]) -> dict[str, Operation]:
     return found
 
 
+def pending(operations: Iterable[Operation]) -> Operation | None:
+    """The oldest that the GPU hasn't completed."""
+    return next((one for one in operations if one.state != "completed"), None)
+
+
 def told(operations: Iterable[Operation]) -> list[str]:
     """The newest collective of each group in a line, and the oldest that isn't completed."""
     lines = []
     kept = list(operations)
     for newest in last(kept).values():
-        open_ones = [one for one in kept if one.group == newest.group and one.state != "completed"]
-        first = open_ones[0] if open_ones else newest
+        first = pending(one for one in kept if one.group == newest.group) or newest
         at = f", from {first.caller}" if first.caller else ""
         lines.append(f"NCCL: {first.told} is {first.state}, the newest is {newest.number}{at}")
     return lines

@@ -11,7 +11,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
@@ -64,6 +64,7 @@ class Place:
     """Where a rank is: in `what` at `frame`, come from `caller`, the program's innermost line.
 
     `source` is the text of that line, as far as it can be read, and no collective is waited in.
+    `pending` is what its GPU has to do first, where that is known.
     """
 
     kind: Kind
@@ -71,17 +72,19 @@ class Place:
     frame: Frame | None = None
     caller: Frame | None = None
     source: str = ""
+    pending: str = ""
 
     @property
     def shared(self) -> str:
         """What ranks have in common that are there; told without the line of a library."""
-        return f"{self.what}{self._from}" if self._from or not self.frame else self.told
+        short = self._from or not self.frame
+        return f"{self.what}{self._from}{self.pending}" if short else self.told
 
     @property
     def told(self) -> str:
         """The place in words, which `kind` goes before."""
         at = f"{self.what} ({self.frame.place}){self._from}" if self.frame else self.what
-        return f"{at}: {self.source}" if self.source else at
+        return f"{at}: {self.source}{self.pending}" if self.source else f"{at}{self.pending}"
 
     @property
     def _from(self) -> str:
@@ -126,6 +129,7 @@ def conclude(places: Mapping[int, Place], records: flight.Records, *, whole: boo
     """
     if late := flight.behind(records):
         return _late(places, late)
+    places = {rank: _on_gpu(at, records.get(rank, ())) for rank, at in places.items()}
     silent = [rank for rank, at in places.items() if at.kind is Kind.SILENT]
     free = silent or [rank for rank, at in places.items() if at.kind is Kind.ELSEWHERE]
     others = [rank for rank in places if rank not in free]
@@ -156,6 +160,14 @@ def _late(places: Mapping[int, Place], late: Sequence[flight.Behind]) -> str:
     }
     waiting = sorted({rank for one in late for rank in one.waiting} - set(told))
     return f"{'; '.join(reversed(told.values()))}, while {_ranks(waiting, 'waits', 'wait')} there"
+
+
+def _on_gpu(at: Place, operations: Iterable[flight.Operation]) -> Place:
+    """Outside of collectives, with one that its GPU has still to do, a rank waits for that."""
+    pending = flight.pending(operations)
+    if at.kind is not Kind.ELSEWHERE or pending is None:
+        return at
+    return replace(at, kind=Kind.DEVICE, pending=f", {pending.told} isn't done")
 
 
 def _alone(at: Place) -> str:

@@ -67,7 +67,9 @@ def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
         backend="nccl", timeout=datetime.timedelta(minutes=arguments.distributed_timeout_minutes)
     )
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tensor, pipeline_model_parallel_size=layout.pipeline
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        distributed_timeout_minutes=arguments.distributed_timeout_minutes,
     )
     # Stages of a pipeline hold different layers, and must not start from the same numbers.
     seed = arguments.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()

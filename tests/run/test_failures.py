@@ -84,6 +84,10 @@ REAL = {
         "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
         "IndexError: index out of range in self",  # seen
     ],
+    "the learning rate's schedule isn't the one that the checkpoint was saved with": [
+        "[rank0]: AssertionError: OptimizerParamScheduler: class input value 19.52 and "
+        "checkpointvalue 16000.0 for warmup iterations do not match",  # seen
+    ],
     "a GPU is broken": ["RuntimeError: CUDA error: uncorrectable ECC error encountered"],
     "a collective timed out: a rank didn't come to it": [
         "[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught "

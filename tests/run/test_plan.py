@@ -49,6 +49,15 @@ def test_as_many_processes_as_gpus(count: int) -> None:
     assert "--cpu" not in made.argv
 
 
+def test_another_number_of_processes_than_gpus_is_refused(plan: Planner) -> None:
+    told = refusal(plan, "gpt2", "gpus=2", "processes=1")
+    assert told.startswith("--set processes=1: processes: 1 on 2 GPUs of a node")
+    assert "--gpus 1" in told
+    both = "name: a\nimage: cpu\ngpus: 2\nprocesses: 3\ndata: {mock: true}\n"
+    assert "run.yaml:4: processes: 3 on 2 GPUs" in refusal(plan, both)
+    assert plan("gpt2-tiny", "gpus=1", "parallel={}").processes_per_node == 1  # 2 for the CPU
+
+
 def test_devices_count_as_gpus(plan: Planner) -> None:
     assert plan("gpt2", "gpus='device=1,3'").processes_per_node == 2
 
@@ -99,6 +108,13 @@ def test_the_programs_paths_are_those_of_the_container(plan: Planner) -> None:
     assert value(made, "--save") == "/checkpoints"
     assert value(made, "--load") == "/checkpoints-from"
     assert "--mock-data" not in made.argv
+
+
+def test_saving_can_be_turned_off_and_nothing_is_saved_nowhere(plan: Planner) -> None:
+    off = plan("gpt2", "checkpoint.save=null", "checkpoint.load=null")
+    assert not {"--save", "--load", "--save-interval"} & set(off.argv)
+    nowhere = refusal(plan, "gpt2", "checkpoint={save_interval: 5}")
+    assert "checkpoint.save_interval: nothing is saved without a folder" in nowhere
 
 
 def test_one_folder_to_save_and_load_is_mounted_once(plan: Planner) -> None:

@@ -305,3 +305,46 @@ def test_it_loads_what_it_saved_and_all_of_it() -> None:
 def test_a_run_that_saved_nothing_cannot_go_on() -> None:
     with pytest.raises(UsageError, match="saved no checkpoints"):
         resume.from_newest(config())
+
+
+CHECKPOINTS = {"use_checkpoint_opt_param_scheduler": True}
+
+
+@pytest.mark.parametrize(
+    ("program", "training", "named", "overrides"),
+    [
+        ("pretrain_gpt.py", {"train_iters": 20}, {}, True),
+        ("pretrain_gpt.py", {"train_iters": 10, "seed": 2}, {}, None),
+        ("pretrain_gpt.py", {"train_iters": 20}, CHECKPOINTS, None),
+        ("gpt", {"train_iters": 20}, {}, None),
+    ],
+)
+def test_upstreams_programs_are_told_to_take_a_new_schedule(
+    program: str, training: dict[str, int], named: dict[str, bool], overrides: bool | None
+) -> None:
+    was = config(program=program, training={"train_iters": 10}, megatron_args=named)
+    now = config(program=program, training=training, megatron_args=named)
+    found = resume.upstreams(now, was)
+    assert found.config.megatron_args.get(resume.OVERRIDE) is overrides
+    assert bool(found.notes) is bool(overrides)
+
+
+@pytest.mark.parametrize(
+    ("program", "parallel", "left_out"),
+    [
+        ("pretrain_gpt.py", sizes(), True),
+        ("pretrain_gpt.py", sizes(2), None),
+        ("gpt", sizes(), None),
+    ],
+)
+def test_upstreams_programs_are_told_to_leave_another_layouts_random_states(
+    program: str, parallel: dict[str, Any], left_out: bool | None
+) -> None:
+    was = config(program=program, parallel=sizes(2))
+    found = resume.upstreams(config(program=program, parallel=parallel), was)
+    assert found.config.checkpoint.no_load_rng is left_out
+    assert resume.from_newest(saving(found.config)).checkpoint.no_load_rng is None
+
+
+def saving(one: RunConfig) -> RunConfig:
+    return one.model_copy(update={"checkpoint": one.checkpoint.model_copy(update={"save": "ck"})})

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,19 @@ def test_the_rank_that_hangs_is_found_at_any_collective(
     assert hangs not in {rank for one in late for rank in one.waiting}
 
 
-def test_the_users_own_values_win() -> None:
+@pytest.mark.parametrize(
+    ("torch", "set_here"),
+    [("2.3.0a0+ebedce2", True), ("2.5.1", True), ("2.6.0", False), ("2.11.0+cu130", False)],
+)
+def test_a_torch_that_keeps_records_isnt_told_to(
+    monkeypatch: pytest.MonkeyPatch, torch: str, set_here: bool
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: {"torch": torch}[name])
+    assert ("TORCH_NCCL_TRACE_BUFFER_SIZE" in flight.variables(Path("/ranks"), {})) is set_here
+
+
+def test_the_users_own_values_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: "2.5.1")
     own = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/rank-"}
     given = flight.variables(Path("/ranks"), own)
     assert given == {

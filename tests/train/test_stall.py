@@ -148,6 +148,18 @@ def test_records_tell_more_than_stacks() -> None:
     )
 
 
+def test_a_rank_whose_gpu_has_a_collective_to_do_waits_for_it() -> None:
+    records = {0: operations(57, state="scheduled")}
+    places = {0: SLEEPS, 1: collective("barrier", MINE)}
+    assert stall.conclude(places, records, whole=True) == (
+        "each rank waits for others: rank 0 waits for its GPU in step (mine.py:12): "
+        "time.sleep(3600), all_reduce 57 of group group-0 isn't done, rank 1 waits in barrier, "
+        "from mine.py:12"
+    )
+    done = {0: operations(57, state="completed")}
+    assert stall.conclude(places, done, whole=True).startswith("rank 0 isn't in a collective")
+
+
 WAITS = st.sampled_from(["all_reduce", "barrier", "all_gather_into_tensor", "broadcast"])
 
 
