@@ -1,4 +1,4 @@
-"""`launcher image`: build the images of the matrix."""
+"""`launcher image build`: rows of the matrix as images."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
-HELP = "build the images of the matrix"
+HELP = "build one or more rows of the matrix"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the subcommands."""
-    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    build = commands.add_parser("build", help="build one or more rows of the matrix")
-    add = build.add_argument
+    """Add the action's arguments."""
+    add = parser.add_argument
     add("tags", metavar="TAG", nargs="*", help="24.10 … as `matrix list` shows them")
     add("--all", action="store_true", help="all rows with CUDA, as `make images`")
     add("--megatron", metavar="RELEASE", help="another release than the row's: 0.10.0")
