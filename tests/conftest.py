@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
     from launcher.engine.acquire import Bases
+    from tests.registry import Registry
 
 # The same examples every time, so that what fails there fails here; search looks further.
 hypothesis_settings.register_profile("same", derandomize=True, deadline=None)
@@ -67,6 +68,18 @@ def bases(engine: DockerClient, site: Settings) -> Bases:
     from launcher.matrix.load import load_matrix
 
     return acquire.bases(engine, load_matrix(), "cpu", site.cache / "bases", Progress())
+
+
+@pytest.fixture(scope="session")
+def registry(
+    engine: DockerClient, site: Settings, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Registry]:
+    """A real registry, empty at first, that the engine and this process reach by one name."""
+    from launcher.engine.connect import engine_host
+    from tests.registry import serving
+
+    with serving(site.cache, tmp_path_factory.mktemp("registry"), engine_host(engine)) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

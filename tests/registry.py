@@ -1,0 +1,120 @@
+"""A real image registry on loopback, for the tests and for the engine that they use."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from launcher.engine import packages
+
+ANSWER_WITHIN = 30.0
+SETTINGS = """\
+version: 0.1
+log: {{accesslog: {{disabled: true}}, level: warn}}
+storage: {{filesystem: {{rootdirectory: {data}}}, delete: {{enabled: true}}}}
+http: {{addr: "{address}", secret: the same for all who serve this folder}}
+"""
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A registry that this process and the engine reach under the same name.
+
+    address: 127.0.0.1 and a port, where engines speak plain HTTP
+    data: the folder of its blobs and tags
+    """
+
+    address: str
+    data: Path
+
+    def blob(self, digest: str) -> Path:
+        """The file of a blob or manifest, so that a test can damage it."""
+        _, _, name = digest.partition(":")
+        return self.data / "docker/registry/v2/blobs/sha256" / name[:2] / name / "data"
+
+
+@contextmanager
+def serving(cache: Path, folder: Path, engine_host: str) -> Iterator[Registry]:
+    """Serve `folder` while the block runs, by the distribution's registry, unpacked in `cache`.
+
+    An engine in a network of its own has another loopback than we: there a second process, on the
+    same port and the same folder, answers for it.
+    """
+    program = packages.unpack(cache / "registry", ["docker-registry"]) / "usr/bin/docker-registry"
+    registry = Registry(f"127.0.0.1:{_free_port()}", folder / "data")
+    settings = folder / "registry.yml"
+    settings.write_text(SETTINGS.format(data=registry.data, address=registry.address))
+    serve = [str(program), "serve", str(settings)]
+    network = _other_network(engine_host)
+    with ExitStack() as stack:
+        stack.enter_context(_running(serve, folder / "here.log"))
+        if network:
+            there = ["nsenter", f"--net={network}", *serve]
+            stack.enter_context(_running(there, folder / "there.log"))
+            enter = ["nsenter", f"--net={network}"]
+            _wait(lambda: _listens_within(enter, registry.address), folder / "there.log")
+        _wait(lambda: _answers(registry.address), folder / "here.log")
+        yield registry
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _other_network(engine_host: str) -> Path | None:
+    """The network namespace of an engine on a local socket, where it isn't this process's."""
+    scheme, _, path = engine_host.partition("://")
+    if scheme != "unix":
+        pytest.skip(f"a registry on loopback is nothing to an engine at {engine_host}")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(path)
+        peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    (pid, _, _) = struct.unpack("3i", peer)
+    network = Path(f"/proc/{pid}/ns/net")
+    own = Path("/proc/self/ns/net")
+    return None if pid == 1 or network.readlink() == own.readlink() else network
+
+
+@contextmanager
+def _running(argv: list[str], log: Path) -> Iterator[None]:
+    with log.open("wb") as file:
+        process = subprocess.Popen(argv, stdout=file, stderr=file)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait(ready: Callable[[], bool], log: Path) -> None:
+    deadline = time.monotonic() + ANSWER_WITHIN
+    while not ready():
+        assert time.monotonic() < deadline, f"the registry doesn't answer:\n{log.read_text()}"
+        time.sleep(0.05)
+
+
+def _answers(address: str) -> bool:
+    with suppress(URLError, OSError):
+        with urlopen(f"http://{address}/v2/", timeout=5) as answer:
+            return bool(answer.status == 200)
+    return False
+
+
+def _listens_within(enter: list[str], address: str) -> bool:
+    """Whether somebody takes connections at `address` in another network."""
+    host, _, port = address.partition(":")
+    connect = ["bash", "-c", f"exec 3<>/dev/tcp/{host}/{port}"]
+    return not subprocess.run([*enter, *connect], capture_output=True, check=False).returncode
