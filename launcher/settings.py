@@ -1,12 +1,23 @@
-"""Folders and mirrors, from the environment: the one place where a site's differences stand."""
+"""Folders and mirrors: the one place where a site's differences stand, in a file or variables."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.settings_file import SettingsFile
 
 ROOT = Path(__file__).resolve().parent.parent
+GITHUB = "https://github.com/"
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+_REPOSITORY = re.compile(r"(?P<host>[a-zA-Z0-9.-]+(:\d+)?)(/[a-z0-9._-]+)*")
 
 
 @dataclass(frozen=True)
@@ -19,6 +30,9 @@ class Settings:
         build of PyTorch (LAUNCHER_TORCH_INDEX; empty to ask no other index)
     runs: a folder for each run's record (LAUNCHER_RUNS)
     git_mirror: put in place of `https://github.com/` in a source's URL (LAUNCHER_GIT_MIRROR)
+    index_url: pip's index (PIP_INDEX_URL); empty for what pip's own configuration says
+    image_mirrors: the beginning of an image's reference to what is put in its place
+        (LAUNCHER_IMAGE_MIRRORS)
     """
 
     cache: Path
@@ -26,20 +40,115 @@ class Settings:
     torch_index: str
     git_mirror: str
     runs: Path
+    index_url: str = ""
+    image_mirrors: Mapping[str, str] = field(default_factory=dict)
+
+    def mirrored(self, reference: str) -> str:
+        """Where to pull `reference` from: of the mirrors that fit, the one with the longest prefix.
+
+        A prefix ends where a part of the name ends: `nvcr.io/nvidia` is none of `nvcr.io/nvidia2`.
+        """
+        full = _with_registry(reference)
+        fitting = [prefix for prefix in self.image_mirrors if _begins(full, prefix)]
+        if not fitting:
+            return reference
+        prefix = max(fitting, key=len)
+        return self.image_mirrors[prefix] + full.removeprefix(prefix)
 
 
 def settings() -> Settings:
-    """The settings of this process. Package mirrors are pip's own: PIP_INDEX_URL or pip.conf."""
-    env = os.environ
+    """The settings of this process: variables, then the settings file, then what is usual.
+
+    Raises UsageError for a file that is wrong, or a variable.
+    """
+    env, file = os.environ, _file()
     home_cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     state = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local/state")
+    mirrors = env.get("LAUNCHER_IMAGE_MIRRORS")
+
+    def folder(variable: str, key: str, usual: Path) -> Path:
+        return _path(env.get(variable) or getattr(file, key, None) or usual)
+
+    def text(variable: str, key: str, usual: str) -> str:
+        in_file = getattr(file, key, None)
+        return env.get(variable, usual if in_file is None else in_file)
+
     return Settings(
-        cache=_path(env.get("LAUNCHER_CACHE") or home_cache / "megatron-launchpad"),
-        matrix=_path(env.get("LAUNCHER_MATRIX") or ROOT / "matrix.yaml"),
-        torch_index=env.get("LAUNCHER_TORCH_INDEX", "https://download.pytorch.org/whl/cpu"),
-        git_mirror=env.get("LAUNCHER_GIT_MIRROR", "https://github.com/"),
-        runs=_path(env.get("LAUNCHER_RUNS") or state / "megatron-launchpad/runs"),
+        cache=folder("LAUNCHER_CACHE", "cache", home_cache / "megatron-launchpad"),
+        matrix=folder("LAUNCHER_MATRIX", "matrix", ROOT / "matrix.yaml"),
+        torch_index=text("LAUNCHER_TORCH_INDEX", "torch_index", TORCH_INDEX),
+        git_mirror=_ended(text("LAUNCHER_GIT_MIRROR", "git_mirror", GITHUB)),
+        runs=folder("LAUNCHER_RUNS", "runs", state / "megatron-launchpad/runs"),
+        index_url=text("PIP_INDEX_URL", "index_url", ""),
+        image_mirrors=(file.image_mirrors if file else {}) if mirrors is None else _pairs(mirrors),
     )
+
+
+def file_path() -> Path:
+    """Where the settings file is looked for (LAUNCHER_SETTINGS)."""
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    usual = config / "megatron-launchpad/settings.yaml"
+    return _path(os.environ.get("LAUNCHER_SETTINGS") or usual)
+
+
+def repository_fault(text: str) -> str | None:
+    """Why `text` can't begin an image's reference, or None where it can."""
+    match = _REPOSITORY.fullmatch(text)
+    if match is None:
+        return "takes a registry and parts of a name in lower case, as in mirror.example/nvidia"
+    if not _is_host(match["host"]):
+        return f"begins with a registry, as in docker.io/{text}"
+    return None
+
+
+def _file() -> SettingsFile | None:
+    """What the settings file says, or None where there is none; YAML is read only where it is."""
+    path = file_path()
+    if not os.environ.get("LAUNCHER_SETTINGS") and not path.exists():
+        return None
+    from launcher.settings_file import read
+
+    return read(path)
+
+
+def _ended(url: str) -> str:
+    """A mirror's URL so that a repository's name can follow: `git@host:` can as it is."""
+    return url if not url or url.endswith(("/", ":")) else f"{url}/"
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """The mirrors in `nvcr.io=mirror.example/nvcr,docker.io=mirror.example/hub`."""
+    mirrors = {}
+    for pair in filter(None, (one.strip() for one in text.split(","))):
+        prefix, equals, mirror = pair.partition("=")
+        fault = repository_fault(prefix) or repository_fault(mirror) if equals else "takes a=b"
+        if fault:
+            raise UsageError(
+                f"LAUNCHER_IMAGE_MIRRORS: {pair}: {fault}",
+                "LAUNCHER_IMAGE_MIRRORS=nvcr.io=mirror.example/nvcr,docker.io=mirror.example/hub",
+            )
+        mirrors[prefix] = mirror
+    return mirrors
+
+
+def _begins(reference: str, prefix: str) -> bool:
+    """True where `prefix` is all of the first parts of a name; a colon may begin a tag or port."""
+    rest = reference.removeprefix(prefix)
+    if rest == reference or not prefix:
+        return False
+    return rest[:1] in ("", "/", "@") or (rest[0] == ":" and "/" not in rest.partition("@")[0])
+
+
+def _with_registry(reference: str) -> str:
+    """The reference in full: `python:3.11` is docker.io/library/python:3.11 to an engine."""
+    first, slash, _ = reference.partition("/")
+    if slash and _is_host(first):
+        return reference
+    return f"docker.io/{reference}" if slash else f"docker.io/library/{reference}"
+
+
+def _is_host(part: str) -> bool:
+    return "." in part or ":" in part or part == "localhost"
 
 
 def _path(value: str | Path) -> Path:

@@ -112,9 +112,9 @@ def _download(pins: list[str], options: list[str], site: Settings) -> None:
         target = Path(folder) / "files"
         command = ["download", "--no-deps", "--require-hashes", "--dest", str(target)]
         command += [*options, "-r", str(requirements)]
-        done = pip(command)
+        done = pip(command, site)
         if done.returncode and site.torch_index:
-            done = pip([*command, "--extra-index-url", site.torch_index])
+            done = pip([*command, "--extra-index-url", site.torch_index], site)
         if done.returncode:
             said = last_errors(done.stderr)
             raise BuildError(f"pip can't fetch {_short(pins)}:\n{said}", remedy_if_full(said))
@@ -122,9 +122,11 @@ def _download(pins: list[str], options: list[str], site: Settings) -> None:
             store(path, site)
 
 
-def pip(args: list[str]) -> subprocess.CompletedProcess[str]:
+def pip(args: list[str], site: Settings) -> subprocess.CompletedProcess[str]:
     """Run this Python's pip, with the user's indexes and proxies but not what is MISLEADING."""
     env = {k: v for k, v in os.environ.items() if k not in MISLEADING}
+    if site.index_url:
+        env["PIP_INDEX_URL"] = site.index_url
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)

@@ -132,9 +132,9 @@ def _pin(item: dict[str, Any]) -> str:
 def _pip_report(args: list[str], site: Settings) -> dict[str, Any]:
     """What pip would install, by its own report."""
     command = ["install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", *args]
-    done = fetch.pip(command)
+    done = fetch.pip(command, site)
     if done.returncode and site.torch_index:
-        done = fetch.pip([*command, "--extra-index-url", site.torch_index])
+        done = fetch.pip([*command, "--extra-index-url", site.torch_index], site)
     if done.returncode:
         raise BuildError(f"pip can't resolve it:\n{fetch.last_errors(done.stderr)}")
     report: dict[str, Any] = json.loads(done.stdout)
@@ -154,7 +154,7 @@ def _lock_sdist(version: str, site: Settings) -> LockedSdist:
     site.cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=site.cache) as folder:
         options = [*fetch.SDIST_OPTIONS, "--no-deps", "--quiet", "--dest", folder]
-        done = fetch.pip(["download", *options, f"megatron-core=={version}"])
+        done = fetch.pip(["download", *options, f"megatron-core=={version}"], site)
         if done.returncode:
             raise BuildError(f"pip can't fetch it:\n{fetch.last_errors(done.stderr)}")
         archive = next(Path(folder).iterdir())

@@ -24,7 +24,7 @@ def cache_file(site: Settings, folder: Path, content: bytes, name: str = "a-1.wh
 def test_a_cached_file_is_used_without_asking_an_index(
     empty_site: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_pip(args: list[str]) -> subprocess.CompletedProcess[str]:
+    def no_pip(args: list[str], site: Settings) -> subprocess.CompletedProcess[str]:
         raise AssertionError(args)
 
     pin = cache_file(empty_site, tmp_path, b"wheel")
@@ -65,7 +65,7 @@ def test_a_clashing_constraint_of_the_user_does_not_matter(
 
 
 def test_pip_variables_that_change_what_is_fetched_do_not_reach_pip(
-    monkeypatch: pytest.MonkeyPatch,
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, str] = {}
 
@@ -75,7 +75,7 @@ def test_pip_variables_that_change_what_is_fetched_do_not_reach_pip(
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv("PIP_REQUIREMENT", "/nowhere")
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
-    fetch.pip(["download"])
+    fetch.pip(["download"], empty_site)
     assert "PIP_REQUIREMENT" not in seen
     assert seen["PIP_INDEX_URL"] == "https://mirror.example/simple"
 

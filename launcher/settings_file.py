@@ -1,0 +1,71 @@
+"""The settings file: a site's folders and mirrors as YAML, each key in place of a variable."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from launcher import yamlfile
+from launcher.errors import UsageError
+from launcher.settings import repository_fault
+
+SECRET = ("git_mirror", "index_url", "torch_index")
+"""Keys whose values may hold a password."""
+
+
+def _repository(value: str) -> str:
+    if fault := repository_fault(value):
+        raise ValueError(fault)
+    return value
+
+
+Text = Annotated[str, Field(min_length=1)]
+Repository = Annotated[Text, AfterValidator(_repository)]
+
+
+class SettingsFile(BaseModel):
+    """The keys of the file; launcher.settings.Settings says what each is."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    cache: Text | None = None
+    matrix: Text | None = None
+    runs: Text | None = None
+    torch_index: str | None = None
+    git_mirror: Text | None = None
+    index_url: Text | None = None
+    image_mirrors: dict[Repository, Repository] = {}
+
+
+def read(path: Path) -> SettingsFile:
+    """The file at `path`; one with nothing but comments is fine.
+
+    Raises UsageError with file, line and key where it is wrong.
+    """
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError as error:
+        raise UsageError(
+            f"{path}: can't be read: {error.strerror}",
+            "LAUNCHER_SETTINGS names it: unset it, or name another.",
+        ) from error
+    return _read(path, changed)
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, changed: int) -> SettingsFile:
+    """Read once for all who ask for settings, until the file changes (ns since 1970)."""
+    name = str(path)
+    root = yamlfile.tree(yamlfile.read(path, name), name)
+    if root is None:
+        return SettingsFile()
+    read = yamlfile.validate(root, SettingsFile, name, secret=SECRET.__contains__)
+    beside = {
+        key: str(path.parent / Path(folder).expanduser())
+        for key in ("cache", "matrix", "runs")
+        if (folder := getattr(read, key)) is not None
+    }
+    return read.model_copy(update=beside)
