@@ -1,0 +1,1 @@
+"""What is in an image and what works there, one fact at a time."""
