@@ -107,9 +107,8 @@ def _wait(ready: Callable[[], bool], log: Path) -> None:
 
 
 def _answers(address: str) -> bool:
-    with suppress(URLError, OSError):
-        with urlopen(f"http://{address}/v2/", timeout=5) as answer:
-            return bool(answer.status == 200)
+    with suppress(URLError, OSError), urlopen(f"http://{address}/v2/", timeout=5) as answer:
+        return bool(answer.status == 200)
     return False
 
 

@@ -57,19 +57,66 @@ class MegatronSource:
 def from_git(
     version: str, release: MegatronRelease, locked: LockedRelease, site: Settings
 ) -> MegatronSource:
-    """The release's locked commit, fetched into the cache where it isn't there."""
-    if locked.git is None or locked.git.commit != release.git.commit:
+    """The release's locked commit, fetched into the cache where it isn't there.
+
+    Raises BuildError for a commit that can't be fetched, a tag or branch that was moved since, a
+    tree that isn't the locked one.
+    """
+    pinned, named = locked.git, release.git
+    if pinned is None or pinned.ref != named.ref or named.commit not in (None, pinned.commit):
         raise UsageError(f"{version}: matrix.lock holds another commit", "Run `make lock`.")
-    at = repository(release.git.url, locked.git.commit, site)
-    return _git_source(version, locked.git, at)
+    if named.ref and not _has_commit(_folder(named.url, site), pinned.commit):
+        _refuse_moved(named.url, named.ref, pinned.commit, site)
+    at = repository(named.url, pinned.commit, site)
+    return _git_source(version, pinned, at)
 
 
 def repository(url: str, commit: str, site: Settings) -> Path:
     """The cached bare repository of `url`, with `commit` fetched where it wasn't there."""
-    folder = site.cache / "git" / re.sub(r"\W+", "-", url)
+    folder = _folder(url, site)
     if not _has_commit(folder, commit):
-        _fetch_commit(url.replace("https://github.com/", site.git_mirror, 1), commit, folder)
+        _fetch_commit(_mirrored(url, site), commit, folder)
     return folder
+
+
+def commit_of(url: str, ref: str, site: Settings) -> str:
+    """The commit that a tag, or else a branch, of `url` names just now. Raises BuildError."""
+    names = (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}")
+    at = _mirrored(url, site)
+    done = subprocess.run(
+        ["git", "ls-remote", "--quiet", at, *names],
+        env=git_environment() | {"GIT_TERMINAL_PROMPT": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise BuildError(f"git can't ask {at} for {ref}:\n  {done.stderr.strip()}")
+    found = {name: commit for commit, name in map(str.split, done.stdout.splitlines())}
+    commit = next((found[name] for name in names if name in found), None)
+    if commit is None:
+        raise BuildError(f"{at}: has no tag and no branch {ref}")
+    return commit
+
+
+def _refuse_moved(url: str, ref: str, locked: str, site: Settings) -> None:
+    """Raises BuildError where a tag or branch isn't where it was locked."""
+    now = commit_of(url, ref, site)
+    if now != locked:
+        raise BuildError(
+            f"{url}: {ref} was moved since it was locked\n  locked: {locked}\n  now:    {now}",
+            "`make lock` takes the new one. To stay with the locked one, write "
+            f"`commit: {locked}` in matrix.yaml in place of `ref: {ref}`, then `make lock`.",
+        )
+
+
+def _folder(url: str, site: Settings) -> Path:
+    """Where the cache keeps what was fetched from `url`."""
+    return site.cache / "git" / re.sub(r"\W+", "-", url)
+
+
+def _mirrored(url: str, site: Settings) -> str:
+    return url.replace("https://github.com/", site.git_mirror, 1)
 
 
 def from_sdist(version: str, locked: LockedRelease, site: Settings) -> MegatronSource:

@@ -59,5 +59,5 @@ def _lock(args: argparse.Namespace) -> int:
         print(f"launcher: {line}", file=sys.stderr)
 
     locked = lock.lock(load_matrix(), old, settings(), warn)
-    path.write_text(lock.dump(locked), encoding="utf-8")
+    lock.write(locked, path)
     return 0

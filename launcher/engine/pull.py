@@ -60,9 +60,14 @@ def classify(error: Exception) -> Fault:
 
 def describe_pull_failure(reference: str, error: Exception) -> EngineError:
     """The error for a user whose image `reference` can't be pulled."""
-    fault = classify(error)
-    said = str(getattr(error, "explanation", None) or error).strip().splitlines()
-    detail = f"\n  the engine says: {said[0]}" if said else ""
+    said = str(getattr(error, "explanation", None) or error)
+    return refusal(reference, classify(error), said, "the engine")
+
+
+def refusal(reference: str, fault: Fault, said: str, who: str = "the registry") -> EngineError:
+    """The error for a user who can't have `reference`, with the first line of what `who` said."""
+    lines = said.strip().splitlines()
+    detail = f"\n  {who} says: {lines[0]}" if lines else ""
     return EngineError(f"{reference}: {fault.value}{detail}", _remedy(reference, fault))
 
 

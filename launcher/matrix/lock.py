@@ -10,6 +10,7 @@ import json
 import tarfile
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,11 +18,15 @@ from typing import Any, TypeVar
 import yaml
 
 from launcher.build import fetch, source
-from launcher.errors import BuildError
+from launcher.engine import registry
+from launcher.errors import BuildError, EngineError
 from launcher.matrix.schema import (
+    GitSource,
     Lock,
     LockedGit,
+    LockedImage,
     LockedNeeds,
+    LockedPlatform,
     LockedRelease,
     LockedSdist,
     Matrix,
@@ -30,6 +35,7 @@ from launcher.matrix.schema import (
 from launcher.settings import Settings
 
 HEADER = "# Generated from matrix.yaml by `make lock`; do not edit.\n"
+AT_A_TIME = 6  # registries asked
 
 Pinned = TypeVar("Pinned")
 
@@ -37,7 +43,7 @@ Pinned = TypeVar("Pinned")
 def lock(matrix: Matrix, old: Lock | None, site: Settings, warn: Callable[[str], None]) -> Lock:
     """Resolve all of the matrix; `warn` is told each thing that keeps its old pin.
 
-    Raises BuildError for what can't be resolved and has no old pin.
+    Raises BuildError for what can't be resolved and has no old pin; an image needn't have one.
     """
 
     def keep(what: str, resolve: Callable[[], Pinned], before: Pinned | None) -> Pinned:
@@ -70,8 +76,8 @@ def lock(matrix: Matrix, old: Lock | None, site: Settings, warn: Callable[[str],
         version: LockedRelease(
             git=keep(
                 f"{version} from git",
-                partial(_lock_git, release.git.url, release.git.commit, site),
-                _old_git(old, version, release.git.commit),
+                partial(_lock_git, release.git, site),
+                _old_git(old, version, release.git),
             ),
             sdist=keep(
                 f"{version} as sdist",
@@ -83,13 +89,21 @@ def lock(matrix: Matrix, old: Lock | None, site: Settings, warn: Callable[[str],
         )
         for version, release in matrix.releases.items()
     }
-    return Lock(needs=needs, packages=packages, releases=releases)
+    images = _lock_images(matrix, old, site, warn)
+    return Lock(images=images, needs=needs, packages=packages, releases=releases)
 
 
 def dump(locked: Lock) -> str:
     """The text of matrix.lock."""
     data = locked.model_dump(exclude_none=True)
     return HEADER + yaml.safe_dump(data, sort_keys=True, width=200, default_flow_style=False)
+
+
+def write(locked: Lock, path: Path) -> None:
+    """Write matrix.lock; whoever reads it meanwhile, or after a kill, finds all of one lock."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(dump(locked), encoding="utf-8")
+    beside.replace(path)
 
 
 def _old_needs(old: Lock | None, abi: str, needs: Needs) -> LockedNeeds | None:
@@ -102,10 +116,12 @@ def _old_needs(old: Lock | None, abi: str, needs: Needs) -> LockedNeeds | None:
     return before if same else None
 
 
-def _old_git(old: Lock | None, version: str, commit: str) -> LockedGit | None:
-    """The old pin of a release, unless the matrix names another commit by now."""
+def _old_git(old: Lock | None, version: str, named: GitSource) -> LockedGit | None:
+    """The old pin of a release, unless the matrix names another commit, tag or branch by now."""
     before = old.releases[version].git if old and version in old.releases else None
-    return before if before and before.commit == commit else None
+    if before is None or before.ref != named.ref:
+        return None
+    return before if named.commit in (None, before.commit) else None
 
 
 def _needs(matrix: Matrix, abi: str, site: Settings) -> LockedNeeds:
@@ -141,12 +157,46 @@ def _pip_report(args: list[str], site: Settings) -> dict[str, Any]:
     return report
 
 
-def _lock_git(url: str, commit: str, site: Settings) -> LockedGit:
-    repository = source.repository(url, commit, site)
+def _lock_git(named: GitSource, site: Settings) -> LockedGit:
+    """The commit that is named, or that the named tag or branch is at just now."""
+    commit = named.commit
+    if commit is None:
+        assert named.ref is not None
+        commit = source.commit_of(named.url, named.ref, site)
+    repository = source.repository(named.url, commit, site)
     tree, epoch = source.git(
         repository, "log", "-1", "--no-show-signature", "--format=%T %ct", commit
     ).split()
-    return LockedGit(commit=commit, tree=tree, epoch=int(epoch))
+    return LockedGit(commit=commit, ref=named.ref, tree=tree, epoch=int(epoch))
+
+
+def _lock_images(
+    matrix: Matrix, old: Lock | None, site: Settings, warn: Callable[[str], None]
+) -> dict[str, LockedImage]:
+    """What each base and builder is at its registry; all are asked at a time.
+
+    One that can't be had keeps its old pin, or has none; either is told.
+    """
+
+    def ask(reference: str) -> LockedImage | EngineError:
+        try:
+            found = registry.resolve(site.mirrored(reference))
+        except EngineError as error:
+            return error
+        platform = LockedPlatform(manifest=found.manifest, config=found.config)
+        return LockedImage(digest=found.digest, platforms={registry.PLATFORM: platform})
+
+    images = {}
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        answers = pool.map(ask, matrix.images)
+        for (reference, roles), answer in zip(matrix.images.items(), answers, strict=True):
+            before = old.images.get(reference) if old else None
+            if isinstance(answer, EngineError):
+                state = "keeps its old pin" if before else "has no pin, so builds go by its tag"
+                warn(f"{roles} {state}: {answer.problem}")
+            if found := before if isinstance(answer, EngineError) else answer:
+                images[reference] = found
+    return images
 
 
 def _lock_sdist(version: str, site: Settings) -> LockedSdist:

@@ -53,6 +53,8 @@ Tag = Annotated[Text, _matching(r"[a-z0-9][a-z0-9._-]*", "an image tag: 24.10")]
 PythonVersion = Annotated[Text, _matching(r"3\.\d+", "a Python version: 3.10")]
 Abi = Annotated[Text, _matching(r"cp3\d+", "an ABI: cp310")]
 Reference = Annotated[Text, _matching(r"[\w.\-:/]+(@sha256:[0-9a-f]{64})?", "an image reference")]
+Digest = Annotated[Text, _matching(r"sha256:[0-9a-f]{64}", "a digest: sha256: and 64 hex digits")]
+GitRef = Annotated[Text, _matching(r"(?!-)[\w./+-]+(?<!\.lock)", "a tag or a branch: core_r0.9.0")]
 Pin = Annotated[
     Text, _matching(r"[\w.\-]+==[\w.+!\-]+ --hash=sha256:[0-9a-f]{64}", "name==version --hash=…")
 ]
@@ -68,10 +70,17 @@ class Strict(BaseModel):
 
 
 class GitSource(Strict):
-    """A repository at one commit."""
+    """A repository at one commit, or at the one that a tag or branch named when it was locked."""
 
     url: Text
-    commit: Commit
+    commit: Commit | None = None
+    ref: GitRef | None = None
+
+    @model_validator(mode="after")
+    def _names_one_commit(self) -> GitSource:
+        if (self.commit is None) == (self.ref is None):
+            raise ValueError("takes a commit, or a ref (a tag or a branch), and not both")
+        return self
 
 
 class Caution(Strict):
@@ -133,9 +142,13 @@ class Row(Strict):
 
 
 class Matrix(Strict):
-    """matrix.yaml as a whole; rows and releases refer to each other, and the references hold."""
+    """matrix.yaml as a whole; rows and releases refer to each other, and the references hold.
+
+    `moving` names the images whose publishers put the tag on newer ones as they go.
+    """
 
     builders: dict[Abi, Reference]
+    moving: list[Reference] = []
     needs: Needs
     releases: dict[Release, MegatronRelease]
     rows: dict[Tag, Row]
@@ -146,6 +159,24 @@ class Matrix(Strict):
         for key in value if isinstance(value, dict) else ():
             _quoted(key)
         return value
+
+    @property
+    def images(self) -> dict[str, str]:
+        """Every image that a build starts from, and what it is to whom: base of 24.10."""
+        used: dict[str, list[str]] = {}
+        for tag, row in self.rows.items():
+            used.setdefault(row.base, []).append(f"base of {tag}")
+        for abi, builder in self.builders.items():
+            used.setdefault(builder, []).append(f"builder of {abi}")
+        return {reference: ", ".join(roles) for reference, roles in used.items()}
+
+    @model_validator(mode="after")
+    def _moving_are_used(self) -> Matrix:
+        for index, reference in enumerate(self.moving):
+            if reference not in self.images:
+                known = nearest(reference, list(self.images))
+                raise Fault(("moving", index), f"no row or builder uses {reference}. {known}")
+        return self
 
     @model_validator(mode="after")
     def _references_hold(self) -> Matrix:
@@ -183,9 +214,13 @@ def _meets(version: str, limit: str) -> bool:
 
 
 class LockedGit(Strict):
-    """A commit, the tree it must have, and its time in seconds since 1970."""
+    """A commit, the tree it must have, and its time in seconds since 1970.
+
+    `ref` is the tag or branch that named the commit, where the matrix has one.
+    """
 
     commit: Commit
+    ref: GitRef | None = None
     tree: Commit
     epoch: int
 
@@ -211,9 +246,30 @@ class LockedNeeds(Strict):
     runtime: list[Pin]
 
 
-class Lock(Strict):
-    """matrix.lock as a whole."""
+class LockedPlatform(Strict):
+    """An image for one platform: the digests of its manifest and of its configuration."""
 
+    manifest: Digest
+    config: Digest
+
+
+class LockedImage(Strict):
+    """What a tag named when it was locked: an index of platforms, or one platform's manifest."""
+
+    digest: Digest
+    platforms: dict[Text, LockedPlatform]
+
+    @property
+    def digests(self) -> set[str]:
+        """Every name that an engine may have for it, by how it came there and how it is kept."""
+        parts = self.platforms.values()
+        return {self.digest, *(p.manifest for p in parts), *(p.config for p in parts)}
+
+
+class Lock(Strict):
+    """matrix.lock as a whole. An image that no registry told has no entry in `images`."""
+
+    images: dict[Reference, LockedImage] = {}
     needs: dict[Abi, LockedNeeds]
     packages: dict[Tag, list[Pin]]
     releases: dict[Release, LockedRelease]

@@ -39,7 +39,7 @@ def test_the_nine_tags_and_the_cpu_row_are_there() -> None:
 
 def test_every_release_has_a_full_commit_and_patches_that_exist() -> None:
     for release in load_matrix().releases.values():
-        assert len(release.git.commit) == 40
+        assert len(release.git.commit or "") == 40
         assert list((ROOT / "patches" / release.patches).glob("*.patch"))
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.errors import BuildError
+from launcher.engine import registry
+from launcher.engine.registry import Resolved
+from launcher.errors import BuildError, EngineError
 from launcher.matrix import lock
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.schema import Lock
@@ -23,7 +25,7 @@ def test_the_lock_covers_the_matrix() -> None:
     for version, release in matrix.releases.items():
         git = locked.releases[version].git
         assert git is not None
-        assert git.commit == release.git.commit
+        assert (git.commit, git.ref) == (release.git.commit, release.git.ref)
         assert (locked.releases[version].sdist is not None) == release.sdist
 
 
@@ -41,6 +43,14 @@ def test_needs_never_hold_what_belongs_to_the_base() -> None:
 
 def unreachable(*_: object) -> None:
     raise BuildError("nothing can be reached")
+
+
+@pytest.fixture(autouse=True)
+def _no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(reference: str) -> Resolved:
+        raise EngineError(f"{reference}: the registry can't be reached")
+
+    monkeypatch.setattr(registry, "resolve", resolve)
 
 
 def test_what_cannot_be_reached_keeps_its_pin_and_is_named(

@@ -1,0 +1,305 @@
+"""Asks an image's registry what a tag names just now, over HTTP, with the user's own credentials.
+
+What is asked and answered is the OCI distribution specification and, for the tokens, the
+authentication that Docker's registry documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from launcher.engine.pull import Fault, refusal, registry_of
+from launcher.errors import EngineError
+
+if TYPE_CHECKING:
+    from requests import Response, Session
+
+PLATFORM = "linux/amd64"
+ANSWER_WITHIN = 20.0
+LARGEST = 4 << 20
+"""Bytes of a manifest: the distribution specification asks registries to take that much."""
+
+INDEXES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+HERE = "this machine"
+CLIENT = "megatron-launchpad"
+HUB = "docker.io"
+HUB_HOST = "registry-1.docker.io"
+_STATUS = {
+    401: Fault.UNAUTHORIZED,
+    403: Fault.UNAUTHORIZED,
+    404: Fault.MISSING,
+    429: Fault.RATE_LIMIT,
+}
+_NAMED = {"service", "scope"}  # of a challenge, what the token is asked for
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An image's name in its parts.
+
+    registry: as in the name, docker.io where it has none
+    repository: the path at the registry; target: a tag or a digest
+    """
+
+    text: str
+    registry: str
+    repository: str
+    target: str
+
+    @property
+    def url(self) -> str:
+        """The repository's address. Plain HTTP is for loopback alone, as engines have it."""
+        host = HUB_HOST if self.registry == HUB else self.registry
+        return f"{'http' if is_loopback(host) else 'https'}://{host}/v2/{self.repository}"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a reference names at its registry, as digests: sha256:….
+
+    digest: of the index or, where there's no index, of the manifest
+    manifest, config: of PLATFORM's image
+    """
+
+    digest: str
+    manifest: str
+    config: str
+
+
+def parse(reference: str) -> Reference:
+    """The parts of an image's name; `python` is docker.io/library/python:latest."""
+    registry = registry_of(reference)
+    rest = reference.removeprefix(f"{registry}/")
+    name, at, digest = rest.partition("@")
+    repository, _, tag = name.partition(":")
+    if registry == HUB and "/" not in repository:
+        repository = f"library/{repository}"
+    return Reference(reference, registry, repository, digest if at else tag or "latest")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, with or without a port, is this very machine."""
+    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def resolve(reference: str) -> Resolved:
+    """What `reference` names at its registry just now.
+
+    Every digest is computed from the bytes that came, and compared with what they were asked by
+    and with what the registry calls them. Raises EngineError.
+    """
+    import requests
+
+    where = parse(reference)
+    with requests.Session() as session:
+        session.auth = _unchanged
+        session.verify = _authority(where.registry)
+        try:
+            return _Asking(where, session).resolve()
+        except requests.exceptions.SSLError as error:
+            raise refusal(reference, Fault.CERTIFICATE, _innermost(error), HERE) from error
+        except requests.exceptions.RequestException as error:
+            raise refusal(reference, Fault.UNREACHABLE, _innermost(error), HERE) from error
+
+
+class _Asking:
+    """One reference's conversation with its registry."""
+
+    def __init__(self, where: Reference, session: Session) -> None:
+        self.where = where
+        self.session = session
+
+    def resolve(self) -> Resolved:
+        digest, document = self._manifest(self.where.target)
+        manifest = digest
+        if _media_type(document) in INDEXES:
+            manifest = self._of_platform(document)
+            _, document = self._manifest(manifest)
+        if _media_type(document) not in MANIFESTS:
+            raise self._wrong(f"answers with {_media_type(document) or 'something else'}")
+        config = self._digest_in(document.get("config"))
+        _, settings = self._fetch("blobs", config)
+        platform = f"{settings.get('os')}/{settings.get('architecture')}"
+        if platform != PLATFORM:
+            raise EngineError(f"{self.where.text}: is for {platform}, and not for {PLATFORM}")
+        return Resolved(digest, manifest, config)
+
+    def _manifest(self, target: str) -> tuple[str, dict[str, Any]]:
+        return self._fetch("manifests", target)
+
+    def _of_platform(self, index: dict[str, Any]) -> str:
+        """The digest of PLATFORM's manifest in an index."""
+        names = []
+        for entry in index.get("manifests") or []:
+            platform = entry.get("platform") or {}
+            names.append(f"{platform.get('os')}/{platform.get('architecture')}")
+            if names[-1] == PLATFORM:
+                return self._digest_in(entry)
+        raise EngineError(f"{self.where.text}: has no {PLATFORM}, only {', '.join(names)}")
+
+    def _digest_in(self, descriptor: Any) -> str:
+        digest = descriptor.get("digest") if isinstance(descriptor, dict) else None
+        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+            raise self._wrong(f"names no sha256 digest: {digest}")
+        return digest
+
+    def _fetch(self, kind: str, target: str) -> tuple[str, dict[str, Any]]:
+        """A manifest or a blob: the digest of its bytes, and the JSON object in them."""
+        answer = self._get(f"{self.where.url}/{kind}/{target}")
+        content = _content(answer)
+        if len(content) > LARGEST:
+            raise self._wrong(f"sends more than {LARGEST} bytes for {target}")
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        called = answer.headers.get("Docker-Content-Digest", digest)
+        for expected in {called, target if DIGEST.fullmatch(target) else digest}:
+            if expected != digest:
+                raise self._wrong(
+                    f"sends other bytes than it says\n  said: {expected}\n  sent: {digest}"
+                )
+        try:
+            document = json.loads(content)
+        except ValueError as error:
+            raise self._wrong(f"sends no JSON for {target}: {error}") from error
+        if not isinstance(document, dict):
+            raise self._wrong(f"sends no object for {target}")
+        return digest, document | {"mediaType": document.get("mediaType") or _type_of(answer)}
+
+    def _get(self, url: str) -> Response:
+        """An answer of 200; the registry is asked again with a token where it wants one."""
+        headers = {"Accept": ", ".join((*INDEXES, *MANIFESTS))}
+        get = partial(self.session.get, url, headers=headers, stream=True, timeout=ANSWER_WITHIN)
+        answer = get()
+        challenge = answer.headers.get("WWW-Authenticate", "")
+        if answer.status_code == 401 and "Authorization" not in self.session.headers:
+            self.session.headers["Authorization"] = self._authorization(challenge)
+            answer = get()
+        if answer.status_code != 200:
+            raise self._refused(answer)
+        return answer
+
+    def _authorization(self, challenge: str) -> str:
+        """What the registry asks for: a token of the service it names, or name and password."""
+        from requests.auth import _basic_auth_str
+
+        scheme, _, rest = challenge.partition(" ")
+        own = _credentials(self.where)
+        if scheme.lower() == "basic" and "username" in own:
+            return _basic_auth_str(own["username"], own["password"])
+        if scheme.lower() != "bearer":
+            raise refusal(self.where.text, Fault.UNAUTHORIZED, "it takes a name and a password")
+        asked = dict(re.findall(r'(\w+)="([^"]*)"', rest))
+        return f"Bearer {self._token(asked, own)}"
+
+    def _token(self, asked: dict[str, str], own: dict[str, str]) -> str:
+        realm = urlsplit(asked.get("realm", ""))
+        if realm.scheme != "https" and not (realm.scheme == "http" and is_loopback(realm.netloc)):
+            raise self._wrong(f"sends to {asked.get('realm')!r} for a token, which isn't HTTPS")
+        url, fields = realm.geturl(), {key: asked[key] for key in _NAMED & asked.keys()}
+        if "token" in own:
+            grant = {"grant_type": "refresh_token", "client_id": CLIENT}
+            fields |= grant | {"refresh_token": own["token"]}
+            answer = self.session.post(url, data=fields, timeout=ANSWER_WITHIN)
+        else:
+            login = (own["username"], own["password"]) if own else _unchanged
+            answer = self.session.get(url, params=fields, auth=login, timeout=ANSWER_WITHIN)
+        if answer.status_code != 200:
+            raise self._refused(answer)
+        try:
+            found = answer.json()
+            token = found.get("token") or found["access_token"]
+        except (ValueError, LookupError, AttributeError) as error:
+            raise self._wrong(f"{realm.netloc} gives no token") from error
+        return str(token)
+
+    def _refused(self, answer: Response) -> EngineError:
+        """The error for a status other than 200."""
+        said = f"{answer.status_code} {answer.reason}"
+        if message := re.search(rb'"message": ?"([^"]+)"', _content(answer)):
+            said += f": {message[1].decode(errors='replace')}"
+        return refusal(self.where.text, _STATUS.get(answer.status_code, Fault.OTHER), said)
+
+    def _wrong(self, what: str) -> EngineError:
+        """The error for an answer that no registry should give."""
+        return EngineError(
+            f"{self.where.text}: the registry {what}",
+            "A proxy or a mirror on the way may have changed it; nothing was taken from it.",
+        )
+
+
+def _unchanged(request: Any) -> Any:
+    """Requests as they are: without this, ~/.netrc would take the place of a token."""
+    return request
+
+
+def _authority(registry: str) -> str | bool:
+    """The certificate of the registry's own authority where engines look for it, too."""
+    path = Path("/etc/docker/certs.d", registry, "ca.crt")
+    return str(path) if path.is_file() else True
+
+
+def _credentials(where: Reference) -> dict[str, str]:
+    """The user's name and password, or token, as `docker login` or its helpers keep them."""
+    from docker.auth import load_config
+    from docker.errors import DockerException
+
+    try:
+        found = load_config().resolve_authconfig(where.registry) or {}
+    except (DockerException, ValueError) as error:
+        raise EngineError(
+            f"{where.text}: the credentials for {where.registry} can't be read: {error}",
+            f"Try it by hand: docker login {where.registry}",
+        ) from error
+    found = {key.lower(): value for key, value in found.items()}
+    if found.get("identitytoken"):
+        return {"token": found["identitytoken"]}
+    if found.get("username"):
+        return {"username": found["username"], "password": found["password"]}
+    return {}
+
+
+def _media_type(document: dict[str, Any]) -> str:
+    return str(document.get("mediaType") or "")
+
+
+def _content(answer: Response) -> bytes:
+    """The bytes of an answer: LARGEST, or a few more where it has more."""
+    content = b""
+    for block in answer.iter_content(1 << 16):
+        content += block
+        if len(content) > LARGEST:
+            break
+    return content
+
+
+def _type_of(answer: Response) -> str:
+    """The type in an answer's header: OCI documents needn't name their own."""
+    return str(answer.headers.get("Content-Type", "").partition(";")[0].strip())
+
+
+def _innermost(error: BaseException) -> str:
+    """The reason at the bottom of requests' and urllib3's layers of errors."""
+    while (inner := getattr(error, "reason", None) or error.__context__) is not None:
+        if not isinstance(inner, BaseException):
+            break
+        error = inner
+    return str(error)
