@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +23,7 @@ class Inputs:
     """All that goes into one image; two equal Inputs give the same image.
 
     base, builder: image IDs; version: the wheel's; pins: by the folder below wheels/ that they are
-    installed from
+    installed from; labels: the image's, but for the one with the key
     """
 
     dockerfile: str
@@ -34,6 +34,7 @@ class Inputs:
     version: str
     patches: tuple[Path, ...]
     pins: dict[str, list[str]]
+    labels: dict[str, str] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """source.json: what the wheel was made of, for the build stage and for build.json."""
@@ -57,6 +58,7 @@ class Inputs:
             "record": self.record(),
             "epoch": self.source.epoch,
             "pins": self.pins,
+            "labels": self.labels,
             "inside": inside_digest(),
         }
         return _sha256(json.dumps(parts, sort_keys=True).encode())

@@ -7,13 +7,14 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
-from launcher.build import builders, context, fetch, patch, source, verify
+from launcher.build import attest, beside, builders, context, fetch, patch, source, verify
 from launcher.build.source import MegatronSource
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_release, find_row, load_lock, load_matrix
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = "megatron"
 LABEL = "megatron-launchpad."
+OCI = "org.opencontainers.image."  # its annotations: the OCI image specification
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,15 @@ class Builds:
         key = inputs.key()
         if not request.no_cache and (found := self._with_key(key)):
             self._tag(found, names)
+            if not beside.is_kept(found, self.site):
+                self._document(request, inputs, names[0], found)
             return Built(names, found, reused=True)
         self._caution(request, inputs.source.release)
         base = self._check_base(request, inputs)
-        image = self._build(inputs, request, self._labels(request, inputs, key))
+        image = self._build(inputs, request, {**inputs.labels, f"{LABEL}key": key})
         try:
             self._check(image, base, inputs)
+            self._document(request, inputs, names[0], image)
         except BaseException:
             self._discard(image)
             raise
@@ -113,7 +118,7 @@ class Builds:
         if row.packages:
             pins["packages"] = self._locked("packages", request.tag)
         template = (root / "Dockerfile.template").read_text(encoding="utf-8")
-        return context.Inputs(
+        inputs = context.Inputs(
             dockerfile=dockerfile(self.matrix, request.tag, template),
             base=self._image_id(request.base or row.base),
             builder=self._image_id(request.builder or self.matrix.builders[row.abi]),
@@ -123,6 +128,7 @@ class Builds:
             patches=tuple(patch.patch_files(root / "patches" / release.patches)),
             pins=pins,
         )
+        return replace(inputs, labels=self._labels(request, inputs))
 
     def _locked(self, part: str, key: str) -> Any:
         """An entry of matrix.lock, which may be older than the row that asks for it."""
@@ -235,16 +241,48 @@ class Builds:
         verify.check_image(base, facts, added | {"megatron-core"}, inputs.source.whole)
         self.progress.close()
 
-    def _labels(self, request: Request, inputs: context.Inputs, key: str) -> dict[str, str]:
+    def _labels(self, request: Request, inputs: context.Inputs) -> dict[str, str]:
+        """Labels of ours, and of the OCI image specification; none has a clock or a host in it."""
+        at = inputs.source
+        base = self._origin(request.base, self.matrix.rows[request.tag].base, inputs.base)
         return {
             f"{LABEL}row": request.tag,
-            f"{LABEL}megatron": inputs.source.release,
-            f"{LABEL}source": inputs.source.kind,
-            f"{LABEL}whole": str(inputs.source.whole).lower(),
-            f"{LABEL}key": key,
+            f"{LABEL}megatron": at.release,
+            f"{LABEL}source": at.kind,
+            f"{LABEL}whole": str(at.whole).lower(),
             f"{LABEL}version": __version__,
-            "org.opencontainers.image.revision": inputs.source.revision,
+            f"{OCI}title": f"Megatron-LM {at.release} on {request.tag}",
+            f"{OCI}version": at.release,
+            f"{OCI}source": self.matrix.releases[at.release].git.url,
+            f"{OCI}revision": at.revision,
+            f"{OCI}created": datetime.fromtimestamp(at.epoch, timezone.utc).isoformat(),
+            f"{OCI}base.name": base.reference,
+            **({f"{OCI}base.digest": base.digest} if base.pinned else {}),
         }
+
+    def _origin(self, asked: str | None, reference: str, image: str) -> attest.Origin:
+        """What a base or builder is: the locked image, wherever it was pulled from, or its ID."""
+        locked = self.lock.images.get(reference)
+        found = self.client.api.inspect_image(image)
+        known = {image, *(one.partition("@")[2] for one in found.get("RepoDigests") or [])}
+        if locked is not None and known & locked.digests:
+            return attest.Origin(reference, locked.digest, pinned=True)
+        return attest.Origin(asked or reference, image, pinned=False)
+
+    def _document(self, request: Request, inputs: context.Inputs, name: str, image: str) -> None:
+        """Write provenance and SBOM beside the image."""
+        row = self.matrix.rows[request.tag]
+        made = attest.Made(
+            name=name,
+            id=image,
+            row=request.tag,
+            url=self.matrix.releases[inputs.source.release].git.url,
+            base=self._origin(request.base, row.base, inputs.base),
+            builder=self._origin(request.builder, self.matrix.builders[row.abi], inputs.builder),
+            inputs=inputs,
+            wheel=beside.record(self.client, image)["wheel"],
+        )
+        beside.keep(made, self.site)
 
     def _names(self, request: Request, release: str) -> list[str]:
         """The names an image gets: row and release, and the row alone for its default release."""

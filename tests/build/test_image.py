@@ -57,10 +57,10 @@ def test_an_image_whose_check_did_not_end_is_removed(
     def check(*_: object) -> None:
         raise end
 
-    inputs = SimpleNamespace(source=SimpleNamespace(release="0.16.1"), key=lambda: "key")
+    source = SimpleNamespace(release="0.16.1")
+    inputs = SimpleNamespace(source=source, labels={}, key=lambda: "key")
     monkeypatch.setattr(building, "_inputs", lambda request: inputs)
-    for name in ("_check_base", "_labels"):
-        monkeypatch.setattr(building, name, lambda *_: None)
+    monkeypatch.setattr(building, "_check_base", lambda *_: None)
     monkeypatch.setattr(building, "_build", lambda *_: "sha256:new")
     monkeypatch.setattr(building, "_check", check)
     with pytest.raises(type(end)):

@@ -1,0 +1,183 @@
+"""Says what an image was made of: SLSA provenance, as an in-toto statement.
+
+The JSON is written plainly. The in-toto package for Python is protobuf messages, last released in
+2023, and would bring protobuf to every user; the tests hold each statement against its messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher import __version__
+from launcher.build import context, fetch
+
+if TYPE_CHECKING:
+    from packageurl import PackageURL
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://slsa.dev/provenance/v1"
+LAUNCHER = "pkg:generic/megatron-launchpad"
+BUILD_TYPE = f"{LAUNCHER}#docs/provenance.md"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A base or a builder: its reference and the digest it is known by.
+
+    digest: sha256:…, of the lock where `pinned`, else the ID that the engine has for it
+    """
+
+    reference: str
+    digest: str
+    pinned: bool
+
+
+@dataclass(frozen=True)
+class Made:
+    """An image, and all that its documents are written from; equal values give equal bytes.
+
+    name: megatron:24.10-0.9.0; id: sha256:…; row: 24.10; url: of the release's git repository;
+    wheel: name and sha256 of the wheel in it
+    """
+
+    name: str
+    id: str
+    row: str
+    url: str
+    base: Origin
+    builder: Origin
+    inputs: context.Inputs
+    wheel: dict[str, str]
+
+
+def provenance(made: Made) -> dict[str, Any]:
+    """The statement: https://slsa.dev/spec/v1.0/provenance, without times, which no input has."""
+    inputs, source = made.inputs, made.inputs.source
+    return {
+        "_type": STATEMENT,
+        "subject": [
+            {"name": made.name, "digest": _sha256(made.id)},
+            {"name": made.wheel["name"], "digest": _sha256(made.wheel["sha256"])},
+        ],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": {
+                    "row": made.row,
+                    "release": source.release,
+                    "source": source.kind,
+                    "base": made.base.reference,
+                    "builder": made.builder.reference,
+                },
+                "internalParameters": {
+                    "key": inputs.key(),
+                    "epoch": source.epoch,
+                    "extension": inputs.extension,
+                    "version": inputs.version,
+                },
+                "resolvedDependencies": _dependencies(made),
+            },
+            "runDetails": {
+                "builder": {"id": LAUNCHER, "version": {"megatron-launchpad": __version__}}
+            },
+        },
+    }
+
+
+def differs(statement: dict[str, Any], image: str, wheel: str) -> str | None:
+    """What a statement's subjects are not: this image (its ID), or the wheel (its sha256)."""
+    subjects = [one.get("digest", {}).get("sha256") for one in statement.get("subject", [])]
+    missing = [
+        what
+        for what, digest in (("image", image), ("wheel", wheel))
+        if digest.removeprefix("sha256:") not in subjects
+    ]
+    return missing[0] if missing else None
+
+
+def of_pin(pin: str) -> PackageURL:
+    """The package URL of `name==version --hash=sha256:…`."""
+    from packageurl import PackageURL
+
+    name, _, version = pin.partition(" ")[0].partition("==")
+    return PackageURL("pypi", name=name, version=version)
+
+
+def of_image(reference: str) -> PackageURL:
+    """The package URL of an image reference; without a host it is Docker Hub's or this engine's."""
+    from docker.auth import resolve_repository_name
+    from docker.utils import parse_repository_tag
+    from packageurl import PackageURL
+
+    repository, version = parse_repository_tag(reference)
+    host, path = resolve_repository_name(repository)
+    namespace, _, name = path.rpartition("/")
+    elsewhere = {} if host == "docker.io" else {"repository_url": host}
+    return PackageURL("docker", namespace, name, version or "latest", elsewhere)
+
+
+def _dependencies(made: Made) -> list[dict[str, Any]]:
+    """What went in, as in-toto's resource descriptors: images, source, patches, files, wheels."""
+    inputs = made.inputs
+    files = {
+        **{f"patches/{path.parent.name}/{path.name}": path for path in inputs.patches},
+        **context.inside_files(),
+    }
+    dockerfile = hashlib.sha256(inputs.dockerfile.encode()).hexdigest()
+    groups: dict[str, list[str]] = {}
+    for group, pins in inputs.pins.items():
+        for pin in pins:
+            groups.setdefault(pin, []).append(group)
+    return [
+        _image("base", made.base),
+        _image("builder", made.builder),
+        _source(made),
+        {"name": "Dockerfile", "digest": _sha256(dockerfile)},
+        *({"name": name, "digest": _sha256(fetch.sha256(path))} for name, path in files.items()),
+        *(
+            {
+                "uri": str(of_pin(pin)),
+                "digest": _sha256(fetch.sha256_of_pin(pin)),
+                "annotations": {"for": sorted(groups[pin])},
+            }
+            for pin in sorted(groups)
+        ),
+    ]
+
+
+def _image(name: str, origin: Origin) -> dict[str, Any]:
+    return {
+        "name": name,
+        "uri": str(of_image(origin.reference)),
+        "digest": _sha256(origin.digest),
+        "annotations": {"pinned": origin.pinned},
+    }
+
+
+def _source(made: Made) -> dict[str, Any]:
+    """Megatron's source: a commit and its tree, an sdist, or a hash over a checkout's files."""
+    source = made.inputs.source
+    if source.kind == "git":
+        return {
+            "name": "Megatron-LM",
+            "uri": f"git+{made.url}@{source.revision}",
+            "digest": {"gitCommit": source.revision, "gitTree": source.identity},
+        }
+    if source.kind == "sdist":
+        return {
+            "name": "Megatron-LM",
+            "uri": str(of_pin(f"megatron-core=={source.release}")),
+            "digest": _sha256(source.identity),
+        }
+    return {
+        "name": "Megatron-LM",
+        "digest": _sha256(source.identity),
+        "annotations": {"revision": source.revision, "of": "a checkout's files"},
+    }
+
+
+def _sha256(digest: str) -> dict[str, str]:
+    return {"sha256": digest.removeprefix("sha256:")}

@@ -1,0 +1,104 @@
+"""What lies beside an image on this machine: <cache>/images/<ID in hex>/, written after a build."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.build import attest
+from launcher.build.attest import Made
+from launcher.errors import BuildError, UsageError
+from launcher.settings import Settings
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+PROVENANCE = "provenance.json"
+SBOM = "sbom.cdx.json"
+RECORD = "/opt/megatron/build.json"
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents beside an image; None for one that isn't there."""
+
+    folder: Path
+    provenance: dict[str, Any] | None
+    sbom: dict[str, Any] | None
+
+
+def folder(image: str, site: Settings) -> Path:
+    """Where the documents of the image with this ID lie."""
+    return site.cache / "images" / image.removeprefix("sha256:")
+
+
+def keep(made: Made, site: Settings) -> None:
+    """Write provenance and SBOM beside an image; each file is whole or not there."""
+    from launcher.build.sbom import sbom
+
+    statement = json.dumps(attest.provenance(made), indent=2, sort_keys=True) + "\n"
+    for name, text in ((PROVENANCE, statement), (SBOM, sbom(made))):
+        _write(folder(made.id, site) / name, text)
+
+
+def is_kept(image: str, site: Settings) -> bool:
+    """True where both documents lie beside the image with this ID."""
+    return all((folder(image, site) / name).is_file() for name in (PROVENANCE, SBOM))
+
+
+def kept(image: str, site: Settings) -> Documents:
+    """The documents of the image with this ID. Raises BuildError for one that is no JSON."""
+    at = folder(image, site)
+    return Documents(at, _read(at / PROVENANCE), _read(at / SBOM))
+
+
+def record(client: DockerClient, image: str) -> dict[str, Any]:
+    """build.json of an image, from a container that is never started.
+
+    Raises UsageError where the image has none: the launcher didn't build it.
+    """
+    from docker.errors import NotFound
+
+    container = client.containers.create(image, ["true"], network_mode="none")
+    try:
+        stream, _ = container.get_archive(RECORD)
+        with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as tar:
+            file = tar.extractfile("build.json")
+            assert file is not None
+            found: dict[str, Any] = json.load(file)
+            return found
+    except NotFound:
+        raise UsageError(
+            f"{image}: has no {RECORD}", "It isn't an image that `launcher image build` made."
+        ) from None
+    finally:
+        container.remove(force=True, v=True)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", delete=False
+    ) as file:
+        file.write(text)
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A document, or None where there is none."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise BuildError(
+            f"{path}: is no JSON: {error}", "Remove it; the next `image build` writes it again."
+        ) from error
+    return found
