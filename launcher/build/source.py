@@ -71,11 +71,14 @@ def from_git(
     return _git_source(version, pinned, at)
 
 
-def repository(url: str, commit: str, site: Settings) -> Path:
-    """The cached bare repository of `url`, with `commit` fetched where it wasn't there."""
+def repository(url: str, commit: str, site: Settings, at: str | None = None) -> Path:
+    """The cached bare repository of `url`, with `commit` fetched where it wasn't there.
+
+    `at` is where it is fetched from, where that is neither `url` nor its mirror.
+    """
     folder = _folder(url, site)
     if not _has_commit(folder, commit):
-        _fetch_commit(_mirrored(url, site), commit, folder)
+        _fetch_commit(at or _mirrored(url, site), commit, folder)
     return folder
 
 
