@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
-from launcher.build import attest, beside, builders, context, fetch, patch, source, verify
+from launcher.build import attest, beside, builders, context, fetch, patch, pins, source, verify
 from launcher.build.source import MegatronSource
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_release, find_row, load_lock, load_matrix
@@ -75,6 +75,7 @@ class Builds:
         self.repository = repository
         self.matrix: Matrix = load_matrix(site.matrix)
         self.lock: Lock = load_lock(site.matrix.with_suffix(".lock"))
+        self.images = pins.Images(client, site, progress, self.lock.images, self.matrix.moving)
         self._facts: dict[str, verify.Facts] = {}
         self._sources: dict[tuple[str, str], MegatronSource] = {}
 
@@ -114,19 +115,19 @@ class Builds:
         release = find_release(self.matrix, row, at.release)
         root = self.site.matrix.parent
         needs = self._locked("needs", row.abi)
-        pins = {"build": needs.build, "runtime": needs.runtime}
+        packages = {"build": needs.build, "runtime": needs.runtime}
         if row.packages:
-            pins["packages"] = self._locked("packages", request.tag)
+            packages["packages"] = self._locked("packages", request.tag)
         template = (root / "Dockerfile.template").read_text(encoding="utf-8")
         inputs = context.Inputs(
             dockerfile=dockerfile(self.matrix, request.tag, template),
-            base=self._image_id(request.base or row.base),
-            builder=self._image_id(request.builder or self.matrix.builders[row.abi]),
+            base=self._base(request).id,
+            builder=self._builder(request).id,
             source=at,
             extension=release.extension,
             version=release.version or at.release,
             patches=tuple(patch.patch_files(root / "patches" / release.patches)),
-            pins=pins,
+            pins=packages,
         )
         return replace(inputs, labels=self._labels(request, inputs))
 
@@ -161,27 +162,14 @@ class Builds:
             self.progress.close()
         return self._sources[kind, version]
 
-    def _image_id(self, reference: str) -> str:
-        """The ID of a local image, pulled where it isn't there."""
-        from docker.errors import APIError, ImageNotFound
+    def _base(self, request: Request) -> pins.Image:
+        """The image that Megatron is added to."""
+        return self.images.find(self.matrix.rows[request.tag].base, request.base)
 
-        from launcher.engine.pull import describe_pull_failure
-
-        try:
-            return str(self.client.api.inspect_image(reference)["Id"])
-        except ImageNotFound:
-            self.progress.step(f"pull {reference}")
-        except APIError as error:
-            raise UsageError(f"{reference}: not an image's name: {error.explanation}") from error
-        try:
-            for event in self.client.api.pull(reference, stream=True, decode=True):
-                if "error" in event:
-                    raise APIError(event["error"], explanation=event["error"])
-                self.progress.output(f"{event.get('status', '')} {event.get('progress', '')}")
-            return str(self.client.api.inspect_image(reference)["Id"])
-        except APIError as error:
-            self.progress.fail()
-            raise describe_pull_failure(reference, error) from error
+    def _builder(self, request: Request) -> pins.Image:
+        """The image that compiles."""
+        abi = self.matrix.rows[request.tag].abi
+        return self.images.find(self.matrix.builders[abi], request.builder)
 
     def _caution(self, request: Request, version: str) -> None:
         """Say what is known to be wrong with the release on this row's torch."""
@@ -210,12 +198,12 @@ class Builds:
         row = self.matrix.rows[request.tag]
         self.progress.step(f"fetch {sum(map(len, inputs.pins.values()))} Python packages")
         wheels = {
-            group: fetch.wheels(pins, row.python, self.site) for group, pins in inputs.pins.items()
+            group: fetch.wheels(some, row.python, self.site) for group, some in inputs.pins.items()
         }
         self.progress.step(f"patch Megatron {inputs.source.release}")
         args = {
-            "BASE_IMAGE": request.base or row.base,
-            "BUILDER_IMAGE": request.builder or self.matrix.builders[row.abi],
+            "BASE_IMAGE": self._base(request).name,
+            "BUILDER_IMAGE": self._builder(request).name,
             "SOURCE_DATE_EPOCH": str(inputs.source.epoch),
         }
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile() as tar:
@@ -236,8 +224,8 @@ class Builds:
         )
         verify.check_layers(of_base, of_image)
         facts = verify.look(self.client, image, "the image", inputs.extension)
-        pins = [pin for group, pins in inputs.pins.items() if group != "build" for pin in pins]
-        added = {re.sub(r"[-_.]+", "-", fetch.name_of_pin(pin)).lower() for pin in pins}
+        wanted = [pin for group, some in inputs.pins.items() if group != "build" for pin in some]
+        added = {re.sub(r"[-_.]+", "-", fetch.name_of_pin(pin)).lower() for pin in wanted}
         verify.check_image(base, facts, added | {"megatron-core"}, inputs.source.whole)
         self.progress.close()
 
@@ -263,9 +251,7 @@ class Builds:
     def _origin(self, asked: str | None, reference: str, image: str) -> attest.Origin:
         """What a base or builder is: the locked image, wherever it was pulled from, or its ID."""
         locked = self.lock.images.get(reference)
-        found = self.client.api.inspect_image(image)
-        known = {image, *(one.partition("@")[2] for one in found.get("RepoDigests") or [])}
-        if locked is not None and known & locked.digests:
+        if locked and pins.is_locked(self.client.api.inspect_image(image), locked):
             return attest.Origin(reference, locked.digest, pinned=True)
         return attest.Origin(asked or reference, image, pinned=False)
 

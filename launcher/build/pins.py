@@ -1,0 +1,212 @@
+"""The images that a build starts from: those of the lock, or else what a tag names, told so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher.engine import registry
+from launcher.errors import BuildError, EngineError, UsageError
+from launcher.matrix.schema import LockedImage
+from launcher.progress import Progress
+from launcher.settings import Settings
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+ASK_WITHIN = 30  # seconds, for an engine that asks a registry
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that the engine has.
+
+    name: for FROM, by digest where the engine knows it so; id: the engine's
+    """
+
+    name: str
+    id: str
+
+
+class Images:
+    """Finds the base and the builder of each row in one engine, pulls what it lacks."""
+
+    def __init__(
+        self,
+        client: DockerClient,
+        site: Settings,
+        progress: Progress,
+        locked: dict[str, LockedImage],
+        moving: list[str],
+    ) -> None:
+        self.client = client
+        self.site = site
+        self.progress = progress
+        self.locked = locked
+        self.moving = moving
+        self._found: dict[tuple[str, str], Image] = {}
+
+    def find(self, reference: str, chosen: str | None = None) -> Image:
+        """The image for the matrix's `reference`, or the one that a user chose in its place.
+
+        Raises BuildError for a tag that isn't where it was locked, EngineError for an image that
+        can't be had, UsageError for what is no image's name.
+        """
+        wanted = chosen or reference
+        if (reference, wanted) not in self._found:
+            if wanted == reference and reference in self.locked:
+                image = self._locked(reference, self.locked[reference])
+            else:
+                image = self._named(reference, wanted)
+            self._found[reference, wanted] = image
+        return self._found[reference, wanted]
+
+    def _named(self, reference: str, wanted: str) -> Image:
+        """The image that a name stands for just now; told loudly where that isn't the locked one.
+
+        A user's own choice is pulled under its own name, the matrix's from a mirror of it.
+        """
+        found = self._inspect(wanted)
+        if found is None:
+            at = wanted if wanted != reference else self.site.mirrored(wanted)
+            found = self._pull(at)
+            self._name(found, wanted)
+        locked = self.locked.get(reference)
+        if is_locked(found, locked) or "@sha256:" in wanted:
+            return Image(self._name_of(found, wanted, locked), found["Id"])
+        if not any(wanted == other for _, other in self._found):
+            why = "not the locked image" if locked else "matrix.lock has no digest of it"
+            mend = "" if locked or wanted != reference else "; `make lock` takes one"
+            self.progress.note(f"UNPINNED {wanted}: {why}, so it is {_digest(found)} today{mend}")
+        return Image(wanted, found["Id"])
+
+    def _locked(self, reference: str, locked: LockedImage) -> Image:
+        """The locked image, under whatever name the engine has it, else pulled by its digest."""
+        found = self._inspect(reference)
+        moves = reference in self.moving
+        if found is not None and not is_locked(found, locked) and not moves:
+            raise moved(reference, locked.digest, "engine", _digest(found))
+        mirrored = self.site.mirrored(reference)
+        if not is_locked(found, locked):
+            found = self._by_digest({reference, mirrored}, locked)
+        if found is None:
+            now = locked.digest if moves else self._tag_at(mirrored)
+            if now != locked.digest:
+                raise moved(reference, locked.digest, "registry", now)
+            found = self._pull(f"{_repository(mirrored)}@{locked.digest}")
+            self._name(found, reference)
+        return Image(self._name_of(found, reference, locked), found["Id"])
+
+    def _by_digest(self, references: set[str], locked: LockedImage) -> dict[str, Any] | None:
+        """The locked image where the engine has it under no name, or under one of `references`."""
+        names = [f"{_repository(one)}@{locked.digest}" for one in sorted(references)]
+        found = (self._inspect(name) for name in [*names, *sorted(locked.digests)])
+        return next((one for one in found if is_locked(one, locked)), None)
+
+    def _inspect(self, name: str) -> dict[str, Any] | None:
+        from docker.errors import APIError, ImageNotFound
+
+        try:
+            found: dict[str, Any] = self.client.api.inspect_image(name)
+        except ImageNotFound:
+            return None
+        except APIError as error:
+            raise UsageError(f"{name}: not an image's name: {error.explanation}") from error
+        return found
+
+    def _tag_at(self, reference: str) -> str:
+        """The digest that the registry has for a tag; asked by the engine, which pulls it."""
+        from docker.errors import DockerException
+        from requests.exceptions import RequestException
+
+        from launcher.engine.pull import describe_pull_failure
+
+        patience, self.client.api.timeout = self.client.api.timeout, ASK_WITHIN
+        try:
+            return str(self.client.api.inspect_distribution(reference)["Descriptor"]["digest"])
+        except (DockerException, RequestException) as error:
+            try:
+                return registry.resolve(reference).digest  # an engine needn't be able to ask
+            except EngineError:
+                raise describe_pull_failure(reference, error) from error
+        finally:
+            self.client.api.timeout = patience
+
+    def _pull(self, reference: str) -> dict[str, Any]:
+        from docker.errors import APIError
+
+        from launcher.engine.pull import describe_pull_failure
+
+        self.progress.step(f"pull {reference}")
+        try:
+            for event in self.client.api.pull(reference, stream=True, decode=True):
+                if "error" in event:
+                    raise APIError(event["error"], explanation=event["error"])
+                self.progress.output(f"{event.get('status', '')} {event.get('progress', '')}")
+            found: dict[str, Any] = self.client.api.inspect_image(reference)
+        except APIError as error:
+            self.progress.fail()
+            raise describe_pull_failure(reference, error) from error
+        self.progress.close()
+        return found
+
+    def _name_of(self, found: dict[str, Any], wanted: str, locked: LockedImage | None) -> str:
+        """A name for FROM, which takes no bare ID: by digest where the engine knows it so.
+
+        What was loaded from a file is known by its tags alone, or by nothing: then it gets one.
+        """
+        for one in sorted(found.get("RepoDigests") or []):
+            if locked and one.partition("@")[2] in locked.digests:
+                return str(one)
+        tags = [tag for tag in found.get("RepoTags") or [] if tag != "<none>:<none>"]
+        for name in (wanted, *tags):
+            if (self._inspect(name) or {}).get("Id") == found["Id"]:
+                return str(name)
+        repository, tag = _repository(wanted), f"locked-{found['Id'].removeprefix('sha256:')[:12]}"
+        self.client.api.tag(found["Id"], repository, tag)
+        return f"{repository}:{tag}"
+
+    def _name(self, found: dict[str, Any], reference: str) -> None:
+        """Give what was pulled by digest or from a mirror the matrix's name, where that is free."""
+        if "@" not in reference and self._inspect(reference) is None:
+            self.client.api.tag(found["Id"], _repository(reference), _tag(reference))
+
+
+def is_locked(found: dict[str, Any] | None, locked: LockedImage | None) -> bool:
+    """Whether an inspected image is the locked one, by its ID or a digest it was pulled by.
+
+    An ID is the configuration's digest or, in containerd's store, the manifest's or the index's.
+    """
+    if found is None or locked is None:
+        return False
+    pulled_by = {one.partition("@")[2] for one in found.get("RepoDigests") or []}
+    return bool({found["Id"], *pulled_by} & locked.digests)
+
+
+def moved(reference: str, locked: str, where: str, now: str) -> BuildError:
+    """The error for a tag that names another image than the locked one."""
+    mend = (
+        f"`docker rmi {reference}` has the locked one pulled by its digest"
+        if where == "engine"
+        else f"the locked one may still be had as {_repository(reference)}@{locked}"
+    )
+    return BuildError(
+        f"{reference}: isn't the locked image\n  locked:    {locked}\n  {where + ':':<10} {now}",
+        f"Where its publisher has moved the tag, `make lock` takes the new one; {mend}.",
+    )
+
+
+def _digest(found: dict[str, Any]) -> str:
+    """What an image is known by: the digest that it was pulled by, else its ID."""
+    pulled_by = [one.partition("@")[2] for one in found.get("RepoDigests") or []]
+    return str(pulled_by[0] if pulled_by else found["Id"])
+
+
+def _repository(reference: str) -> str:
+    """A reference without its tag and digest; a colon before a slash is a port's."""
+    name = reference.partition("@")[0]
+    return name if "/" in name.rpartition(":")[2] else name.rpartition(":")[0] or name
+
+
+def _tag(reference: str) -> str:
+    return reference.removeprefix(_repository(reference)).removeprefix(":") or "latest"
