@@ -7,7 +7,7 @@ from importlib import import_module
 
 HELP = "build images of the matrix, check them, carry them elsewhere"
 
-ACTIONS = ("build", "probe")
+ACTIONS = ("build", "inspect", "probe", "scan", "save", "load")
 """Each a module here with HELP, arguments(parser) and main(args), imported when it is used."""
 
 

@@ -1,0 +1,131 @@
+"""Checks every file of a saved image by its sha256, before anything of it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import LauncherError, UsageError
+from launcher.progress import Progress
+from launcher.transfer import layout
+from launcher.transfer.layout import Listing
+from launcher.transfer.parts import BLOCK
+from launcher.transfer.save import INCOMING
+from launcher.transfer.shown import counted
+
+READERS = 4  # at once: a disk is kept busy while hashes are made
+
+
+class DamagedError(LauncherError):
+    """A saved image has files that are damaged or missing."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A file that isn't as it was written; `found` is its sha256, or why it has none."""
+
+    path: str
+    expected: str
+    found: str
+
+
+def read_listing(folder: Path) -> Listing | None:
+    """The list of files, or None where it is damaged or missing in a folder with an image in it.
+
+    Raises UsageError for a folder without one, or where its save hasn't ended.
+    """
+    ours = (layout.LISTING, layout.SUMS, layout.INDEX, layout.MARKER)
+    if not any((folder / name).exists() for name in ours) and not (folder / INCOMING).exists():
+        raise UsageError(
+            f"{folder}: no image was saved there",
+            "Name the folder that was given to `image save -o`.",
+        )
+    try:
+        return layout.parse((folder / layout.LISTING).read_bytes())
+    except FileNotFoundError:
+        if (folder / INCOMING).exists():
+            raise UsageError(
+                f"{folder}: the save was cut off before its end",
+                "Run it again on the machine that has the image: what is there is kept.",
+            ) from None
+    except OSError:
+        pass
+    return None
+
+
+def check(folder: Path, progress: Progress) -> Listing:
+    """The list of files of the image saved in `folder`, each checked.
+
+    Raises DamagedError, which names every file that is damaged or missing; UsageError as above.
+    """
+    listing = read_listing(folder)
+    expected = _expected(folder, listing)
+    sizes = {file.path: file.size for file in listing.files} if listing else {}
+    with (
+        counted(progress, f"check {len(expected)} files", sum(sizes.values())) as seen,
+        ThreadPoolExecutor(READERS) as readers,
+    ):
+        found = readers.map(lambda path: _sha256(folder / path), expected)
+        faults = []
+        for (path, sha256), actual in zip(expected.items(), found, strict=True):
+            seen(sizes.get(path, 0))
+            if actual != sha256:
+                faults.append(Fault(path, sha256, actual))
+    if listing is None and not any(fault.path == layout.LISTING for fault in faults):
+        faults.insert(0, Fault(layout.LISTING, "unknown", _sha256(folder / layout.LISTING)))
+    if faults or listing is None:
+        raise DamagedError(_told(folder, faults), _remedy(faults))
+    return listing
+
+
+def _expected(folder: Path, listing: Listing | None) -> dict[str, str]:
+    """Each file's sha256: by the list, or where that is damaged by what SHA256SUMS still says."""
+    if listing is None:
+        try:
+            return layout.parse_sums((folder / layout.SUMS).read_bytes())
+        except OSError:
+            return {}
+    sums = layout.sums(listing)
+    known = layout.parse_sums(sums)
+    return known | {layout.SUMS: hashlib.sha256(sums).hexdigest()}
+
+
+def _sha256(path: Path) -> str:
+    """The sha256 of a file, or why it has none."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(BLOCK):
+                digest.update(block)
+    except FileNotFoundError:
+        return "missing"
+    except OSError as error:
+        return f"can't be read: {error.strerror or error}"
+    return digest.hexdigest()
+
+
+def _told(folder: Path, faults: list[Fault]) -> str:
+    def lines() -> Iterator[str]:
+        count = f"{len(faults)} files are" if len(faults) > 1 else "a file is"
+        yield f"{folder}: {count} damaged or missing; nothing was loaded"
+        for fault in faults:
+            yield f"  {fault.path}"
+            yield f"    expected: {fault.expected}"
+            yield f"    found:    {fault.found}"
+
+    return "\n".join(lines())
+
+
+def _remedy(faults: list[Fault]) -> str:
+    names = ", ".join(os.fspath(fault.path) for fault in faults[:3])
+    more = ", …" if len(faults) > 3 else ""
+    return (
+        f"Copy {names}{more} again from where it was saved; or run the save again into that "
+        "folder, which writes only what is wrong."
+    )

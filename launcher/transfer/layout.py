@@ -1,0 +1,214 @@
+"""What a saved image is on disk: an OCI image layout, and a list of its files with their sha256.
+
+The layout is that of https://github.com/opencontainers/image-spec/blob/main/image-layout.md. It
+allows blobs to be missing: here those of the base (`--thin`), and those that were too large for
+one file, whose parts lie in `parts/`. `transfer.json` lists every file and how parts are joined.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+
+LISTING, SUMS, INDEX, MARKER = "transfer.json", "SHA256SUMS", "index.json", "oci-layout"
+BLOBS, PARTS = "blobs/sha256", "parts"
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+DIGEST = r"sha256:[0-9a-f]{64}"
+
+
+def _matching(pattern: str, what: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise ValueError(f"{value!r} isn't {what}")
+        return value
+
+    return AfterValidator(check)
+
+
+Digest = Annotated[str, _matching(DIGEST, "a digest")]
+Hash = Annotated[str, _matching(r"[0-9a-f]{64}", "a sha256")]
+Place = Annotated[
+    str,
+    _matching(
+        rf"{INDEX}|{MARKER}|{BLOBS}/[0-9a-f]{{64}}|{PARTS}/[0-9a-f]{{64}}\.\d{{4,}}",
+        "a file of a layout",
+    ),
+]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class File(_Model):
+    """A file of the layout: its place in the folder, its bytes and their sha256."""
+
+    path: Place
+    size: int
+    sha256: Hash
+
+
+class Base(_Model):
+    """The image that a thin one needs on the other side.
+
+    id: as the engine that saved it names it; digests: as registries do, if any;
+    layers: diff IDs, lowest first
+    """
+
+    name: str
+    id: Digest
+    digests: tuple[str, ...]
+    layers: tuple[Digest, ...]
+
+
+class Listing(_Model):
+    """All that is in a saved image's folder.
+
+    image: the sha256 of the image's configuration, which is its ID in most engines
+    manifest: the digest of the OCI manifest
+    base: of a thin image, what it leaves out
+    split: a blob's digest, and the paths of its parts in order
+    """
+
+    format: Literal[1]
+    names: tuple[str, ...]
+    image: Digest
+    manifest: Digest
+    base: Base | None
+    files: tuple[File, ...]
+    split: dict[Digest, tuple[Place, ...]]
+
+    @model_validator(mode="after")
+    def _check(self) -> Listing:
+        for file in self.files:
+            if file.path.startswith(f"{BLOBS}/") and not file.path.endswith(file.sha256):
+                raise ValueError(f"{file.path}: its name isn't its sha256")
+        unlisted = {path for paths in self.split.values() for path in paths} - {
+            file.path for file in self.files
+        }
+        if unlisted:
+            raise ValueError(f"{min(unlisted)}: not among the files")
+        return self
+
+    def paths(self, digest: str) -> tuple[str, ...]:
+        """The files whose bytes, joined, are the blob; none where it isn't carried."""
+        if digest in self.split:
+            return self.split[digest]
+        path = blob_path(digest)
+        return (path,) if any(file.path == path for file in self.files) else ()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer as it is carried: the digest and bytes of its blob, and how it is packed."""
+
+    digest: str
+    size: int
+    media_type: str = LAYER_TYPE
+
+
+def blob_path(digest: str) -> str:
+    """Where the blob of a digest lies in a layout."""
+    return f"{BLOBS}/{digest.removeprefix('sha256:')}"
+
+
+def part_path(digest: str, number: int) -> str:
+    """Where part `number`, from 1, of a blob lies."""
+    return f"{PARTS}/{digest.removeprefix('sha256:')}.{number:04d}"
+
+
+def sha256(content: bytes) -> str:
+    """The digest of bytes that are in memory."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def compact(value: object) -> bytes:
+    """JSON that is the same bytes for the same value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def manifest(config: bytes, layers: Sequence[Layer]) -> bytes:
+    """The OCI manifest of an image."""
+    return compact(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "config": {
+                "mediaType": CONFIG_TYPE,
+                "digest": sha256(config),
+                "size": len(config),
+            },
+            "layers": [
+                {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size}
+                for layer in layers
+            ],
+        }
+    )
+
+
+def index(manifest: bytes, config: Mapping[str, Any], names: Sequence[str]) -> bytes:
+    """The layout's index: the manifest once for each name, for tools that look images up by it."""
+    descriptor = {
+        "mediaType": MANIFEST_TYPE,
+        "digest": sha256(manifest),
+        "size": len(manifest),
+        "platform": {key: config[key] for key in ("architecture", "os") if key in config},
+    }
+    named = [
+        descriptor
+        | {
+            "annotations": {
+                "io.containerd.image.name": name,
+                "org.opencontainers.image.ref.name": name.rpartition(":")[2],
+            }
+        }
+        for name in names
+    ]
+    return compact({"schemaVersion": 2, "manifests": named or [descriptor]})
+
+
+def marker() -> bytes:
+    """The file that makes a folder an OCI layout."""
+    return compact({"imageLayoutVersion": "1.0.0"})
+
+
+def render(listing: Listing) -> bytes:
+    """The text of transfer.json; its `sha256` is that of the same text with an empty one."""
+    return _signed(listing, hashlib.sha256(_signed(listing, "")).hexdigest())
+
+
+def _signed(listing: Listing, own: str) -> bytes:
+    value = listing.model_dump(mode="json") | {"sha256": own}
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+
+
+def parse(text: bytes) -> Listing | None:
+    """The listing of transfer.json's text, or None where a byte of it isn't as it was written."""
+    try:
+        value = json.loads(text)
+        own = value.pop("sha256")
+        listing = Listing.model_validate(value)
+    except (ValueError, KeyError, AttributeError, TypeError, ValidationError):
+        return None
+    return listing if render(listing) == text and own else None
+
+
+def sums(listing: Listing) -> bytes:
+    """The text of SHA256SUMS, for `sha256sum -c`."""
+    hashes = {file.path: file.sha256 for file in listing.files}
+    hashes[LISTING] = hashlib.sha256(render(listing)).hexdigest()
+    return "".join(f"{hashes[path]}  {path}\n" for path in sorted(hashes)).encode()
+
+
+def parse_sums(text: bytes) -> dict[str, str]:
+    """Path and sha256 of each whole line of SHA256SUMS, to check by where the list is damaged."""
+    lines = re.findall(rb"^([0-9a-f]{64})  ([\w./-]+)$", text, re.MULTILINE)
+    return {path.decode(): own.decode() for own, path in lines}

@@ -1,0 +1,223 @@
+"""Writes an image of an engine into a folder, layer by layer, as the engine gives them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import EngineError, UsageError
+from launcher.progress import Progress
+from launcher.transfer import layout, parts
+from launcher.transfer.images import Image
+from launcher.transfer.layout import Base, File, Layer, Listing
+from launcher.transfer.parts import Blob
+from launcher.transfer.saved import Member, Saved, hex_of
+from launcher.transfer.shown import counted
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+INCOMING = "incoming"
+NAMES = "names.json"
+OURS = {INCOMING, layout.LISTING, layout.SUMS, layout.INDEX, layout.MARKER, "blobs", layout.PARTS}
+OF_SYSTEMS = {"System Volume Information", "lost+found", "$RECYCLE.BIN"}
+_PACKED = {b"\x1f\x8b": "+gzip", b"\x28\xb5\x2f\xfd": "+zstd"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a save left: its list of files, their bytes, and how many of them were there already."""
+
+    listing: Listing
+    kept: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files that are listed."""
+        return sum(file.size for file in self.listing.files)
+
+
+def save(
+    client: DockerClient,
+    image: Image,
+    folder: Path,
+    part_size: int,
+    progress: Progress,
+    base: Base | None = None,
+) -> Outcome:
+    """Write `image`, without the layers of `base`, into `folder`.
+
+    Files are listed when all are written: a folder where a save was cut off isn't taken for a
+    whole one, and the next save keeps what is right in it. Raises UsageError for a folder with
+    something else in it, EngineError where the engine doesn't give the image.
+    """
+    incoming = _prepare(folder, image.names)
+    stream = Saved(client.api.get_image(image.id, chunk_size=parts.BLOCK), image.layers)
+    left_out = set(base.layers) if base else set()
+    taken: set[str] = set()
+    blobs: dict[str, Blob] = {}
+    layers: dict[str, Layer] = {}
+    (folder / layout.LISTING).unlink(missing_ok=True)
+    with _told(image):
+        for member, file in stream.members():
+            if member.diff_id in left_out:
+                layers[member.name] = Layer(member.diff_id, member.size)
+                continue
+            name = hex_of(member.guess or "")
+            if not name or name in taken:  # a guess may be wrong
+                name = hex_of(layout.sha256(member.name.encode()))
+            taken.add(name)
+            _take_back(folder, incoming, name)
+            with _shown(progress, member) as seen:
+                blob = parts.write(file, member.size, incoming, name, part_size, seen)
+                if blob.kept == blob.size:
+                    progress.cached()
+            blobs[member.name] = blob
+            layers[member.name] = Layer(blob.digest, blob.size, _media_type(blob))
+        config = stream.config()
+        order = [layers[name] for name in stream.layers()]
+    carried = [blobs[name] for name in {config, *stream.layers()} if name in blobs]
+    _check(image, order)
+    listing = _complete(folder, image, base, blobs[config], order, carried)
+    shutil.rmtree(incoming)
+    return Outcome(listing, sum(blob.kept for blob in carried))
+
+
+def _prepare(folder: Path, names: tuple[str, ...]) -> Path:
+    """The folder for incoming files; refuses a folder with another image or other things in it."""
+    incoming = folder / INCOMING
+    held = _names_in(folder)
+    if held is not None and held != names:
+        raise UsageError(
+            f"{folder} holds another image: {', '.join(held)}",
+            "Name another folder, or remove this one.",
+        )
+    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    foreign = sorted(name for name in there - OURS - OF_SYSTEMS if not name.startswith("."))
+    if foreign or (there & OURS and held is None and not there & {layout.LISTING}):
+        what = foreign[0] if foreign else "something like an image"
+        raise UsageError(
+            f"{folder} isn't empty: it has {what} in it",
+            "Name a folder for this image alone; it is made where there is none.",
+        )
+    incoming.mkdir(parents=True, exist_ok=True)
+    (incoming / NAMES).write_bytes(layout.compact(names))
+    return incoming
+
+
+def _names_in(folder: Path) -> tuple[str, ...] | None:
+    """The names of the image that was, or was to be, saved there; None where none can be told."""
+    try:
+        listing = layout.parse((folder / layout.LISTING).read_bytes())
+        return listing.names if listing else None
+    except FileNotFoundError:
+        pass
+    try:
+        return tuple(json.loads((folder / INCOMING / NAMES).read_bytes()))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _take_back(folder: Path, incoming: Path, name: str) -> None:
+    """Move the files of a blob that an earlier save completed to where it is compared."""
+    whole = folder / layout.BLOBS / name
+    for path in (whole, *(folder / layout.PARTS).glob(f"{name}.*")):
+        if path.exists():
+            path.replace(incoming / path.name)
+
+
+@contextmanager
+def _shown(progress: Progress, member: Member) -> Iterator[parts.Seen]:
+    """A step for a layer, with how much of it is done; nothing for a small file."""
+    if not member.name.endswith("layer.tar") and member.size < parts.BLOCK:
+        yield lambda _: None
+        return
+    label = hex_of(member.diff_id or member.guess or member.name)[:12]
+    with counted(progress, f"save layer {label}", member.size) as seen:
+        yield seen
+
+
+@contextmanager
+def _told(image: Image) -> Iterator[None]:
+    """An engine that ends its stream early, or gives something else, is told as such."""
+    try:
+        yield
+    except (EOFError, tarfile.TarError, ValueError, KeyError) as error:
+        raise EngineError(
+            f"{image.names[0] if image.names else image.id}: the engine ended its stream early, "
+            f"or it isn't an image's: {error}",
+            "Run the save again: what is in the folder is kept. The engine's own disk may be full.",
+        ) from error
+
+
+def _media_type(blob: Blob) -> str:
+    """How a layer is packed, by its first bytes: engines with containerd's store keep it packed."""
+    packed = next((name for magic, name in _PACKED.items() if blob.head.startswith(magic)), "")
+    return layout.LAYER_TYPE + packed
+
+
+def _check(image: Image, layers: list[Layer]) -> None:
+    """Refuse a layer that isn't the one that the image's configuration names."""
+    for diff_id, layer in zip(image.layers, layers, strict=True):
+        if layer.media_type == layout.LAYER_TYPE and layer.digest != diff_id:
+            raise EngineError(
+                f"{image.id}: the engine gave a layer with the sha256 {layer.digest}, "
+                f"and the image's is {diff_id}",
+                "The engine's store is damaged: remove the image and build or pull it again.",
+            )
+
+
+def _complete(
+    folder: Path,
+    image: Image,
+    base: Base | None,
+    config: Blob,
+    layers: list[Layer],
+    carried: list[Blob],
+) -> Listing:
+    """Put everything in its place, remove what belongs to no blob, and list the files."""
+    value = config.pieces[0].path.read_bytes()
+    manifest = layout.manifest(value, layers)
+    made = {
+        layout.MARKER: layout.marker(),
+        layout.INDEX: layout.index(manifest, json.loads(value), image.names),
+        layout.blob_path(layout.sha256(manifest)): manifest,
+    }
+    files: dict[str, File] = {}
+    split: dict[str, tuple[str, ...]] = {}
+    for blob in carried:
+        placed = blob.place(folder)
+        files |= {file.path: file for file in placed}
+        if len(placed) > 1:
+            split[blob.digest] = tuple(file.path for file in placed)
+    for path, content in made.items():
+        _write(folder / path, content)
+        files[path] = File(path=path, size=len(content), sha256=hex_of(layout.sha256(content)))
+    listing = Listing(
+        format=1,
+        names=image.names,
+        image=config.digest,
+        manifest=layout.sha256(manifest),
+        base=base,
+        files=tuple(files[path] for path in sorted(files)),
+        split=dict(sorted(split.items())),
+    )
+    for there in (*folder.glob(f"{layout.BLOBS}/*"), *folder.glob(f"{layout.PARTS}/*")):
+        if there.relative_to(folder).as_posix() not in files:
+            there.unlink()
+    _write(folder / layout.SUMS, layout.sums(listing))
+    _write(folder / layout.LISTING, layout.render(listing))
+    return listing
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a small file, unless it has these bytes."""
+    if not path.exists() or path.read_bytes() != content:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
