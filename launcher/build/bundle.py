@@ -14,7 +14,7 @@ import re
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,11 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from launcher.build import fetch, source
-from launcher.build.inputs import Commit
+from launcher.build import fetch, inputs, source
+from launcher.build.image import Request
+from launcher.build.inputs import Commit, Fetched
 from launcher.errors import BuildError, EngineError, UsageError
+from launcher.matrix.load import load_lock, load_matrix
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -119,11 +121,11 @@ def pack(
     rows: Iterable[PackedRow],
     files: Iterable[Path],
     commits: Iterable[Commit],
-    images: dict[str, list[str]],
+    images: Mapping[str, Sequence[str]],
     save: Callable[[str], Iterator[bytes]],
     progress: Progress,
-) -> Index:
-    """Write a bundle to `out`; `images` are names by ID, and `save` gives the bytes of one.
+) -> str:
+    """Write a bundle to `out`; its sha256. `images` are names by ID, `save` gives one's bytes.
 
     Raises BuildError for a file of the cache whose bytes are others than its name says.
     """
@@ -145,8 +147,36 @@ def pack(
         images=packed_images,
         members=write.members,
     )
-    write.end(_text(index))
-    return index
+    return write.end(_text(index))
+
+
+def write(
+    path: Path, fetched: Sequence[Fetched], client: DockerClient | None, progress: Progress
+) -> str:
+    """Write the bundle of some rows to `path`; its sha256."""
+    names: dict[str, set[str]] = {}
+    for one in fetched:
+        for name, id in one.images.items():
+            names.setdefault(id, set()).add(name)
+
+    def save(id: str) -> Iterator[bytes]:
+        assert client is not None  # or there would be no images
+        saved: Iterator[bytes] = client.api.get_image(id, chunk_size=READ)
+        return saved
+
+    progress.step(f"pack {path}")
+    with replacing(path) as out:
+        digest = pack(
+            out,
+            [PackedRow(tag=one.row.tag, megatron=one.row.release) for one in fetched],
+            [file for one in fetched for file in one.files],
+            [commit for one in fetched for commit in one.commits],
+            {id: sorted(own) for id, own in names.items()},
+            save,
+            progress,
+        )
+    progress.close()
+    return digest
 
 
 def check(path: Path) -> Index:
@@ -206,6 +236,23 @@ def load(path: Path, index: Index, client: DockerClient, progress: Progress) -> 
     progress.close()
 
 
+def unmet(index: Index, site: Settings) -> list[tuple[str, str]]:
+    """Rows of the bundle for which the lock here names something else, and what that is."""
+    matrix, lock = load_matrix(site.matrix), load_lock(site.matrix.with_suffix(".lock"))
+    files = {path.split("/")[1] for path in index.files}
+    commits = {one.commit for one in index.commits}
+    found = []
+    for row in index.rows:
+        try:
+            here = inputs.needed(matrix, lock, Request(row.tag, row.megatron))
+            lacks = ", ".join(inputs.unmet(here, files, commits))
+        except UsageError as error:
+            lacks = error.problem
+        if lacks:
+            found.append((row.tag, lacks))
+    return found
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of `path` when the block ends well, and is gone when it doesn't.
@@ -244,11 +291,12 @@ class _Writer:
         self.members.append((path, size, digest.hexdigest()))
         return digest.hexdigest()
 
-    def end(self, index: bytes) -> None:
-        """Write the index and the seal."""
+    def end(self, index: bytes) -> str:
+        """Write the index and the seal; the sha256 of all that was written."""
         offset = self._at
         own = self.add(INDEX, len(index), [index])
-        self.out.write(bytes(Seal(self._digest.hexdigest(), own, offset)))
+        self._write(bytes(Seal(self._digest.hexdigest(), own, offset)))
+        return self._digest.hexdigest()
 
     def _write(self, block: bytes) -> None:
         self._digest.update(block)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from launcher.build import fetch, source
 from launcher.build.image import Request
-from launcher.errors import UsageError
+from launcher.build.pins import Images
+from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_release, find_row
 from launcher.matrix.schema import Lock, LockedRelease, Matrix, MegatronRelease
 from launcher.progress import Progress
@@ -31,7 +32,7 @@ class Needed:
     kind: Literal["git", "sdist"]
     named: MegatronRelease
     locked: LockedRelease
-    images: Mapping[str, str | None]
+    images: tuple[tuple[str, str | None], ...]
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,32 @@ class Commit:
     repository: Path
 
 
+@dataclass(frozen=True)
+class Fetched:
+    """A row's inputs: files and commits in the cache, and IDs of images by their names."""
+
+    row: Needed
+    files: tuple[Path, ...]
+    commits: tuple[Commit, ...]
+    images: Mapping[str, str]
+
+
 def needed(matrix: Matrix, lock: Lock, request: Request) -> Needed:
     """What a row needs. Raises UsageError for an unknown one, or one the lock doesn't have."""
     row = find_row(matrix, request.tag)
     version = request.megatron or row.megatron
     named = find_release(matrix, row, version)
-    missing = f"matrix.lock has no {{}} of {request.tag}", "Run `make lock`."
-    if row.abi not in lock.needs or (row.packages and request.tag not in lock.packages):
-        raise UsageError(missing[0].format("packages"), missing[1])
-    if version not in lock.releases:
-        raise UsageError(missing[0].format(f"release {version}"), missing[1])
+    unlocked = [
+        what
+        for what, there in (
+            (f"needs of {row.abi}", row.abi in lock.needs),
+            (f"packages of {request.tag}", not row.packages or request.tag in lock.packages),
+            (f"releases of {version}", version in lock.releases),
+        )
+        if not there
+    ]
+    if unlocked:
+        raise UsageError(f"matrix.lock has no {', no '.join(unlocked)}", "Run `make lock`.")
     needs = lock.needs[row.abi]
     packages = lock.packages[request.tag] if row.packages else []
     return Needed(
@@ -63,26 +80,56 @@ def needed(matrix: Matrix, lock: Lock, request: Request) -> Needed:
         kind="sdist" if row.source == "sdist" and named.sdist else "git",
         named=named,
         locked=lock.releases[version],
-        images={row.base: request.base, matrix.builders[row.abi]: request.builder},
+        images=((row.base, request.base), (matrix.builders[row.abi], request.builder)),
     )
 
 
-def fetched(one: Needed, site: Settings, progress: Progress) -> tuple[list[Path], list[Commit]]:
-    """The row's files and its source's commit, in the cache, fetched where they weren't there.
+def fetch_all(
+    rows: Sequence[Needed], images: Images | None, site: Settings, progress: Progress
+) -> tuple[list[Fetched], list[tuple[Needed, LauncherError]]]:
+    """Fetch every row's inputs, images where they are given; a row that fails stops no other."""
+    fetched: list[Fetched] = []
+    failed: list[tuple[Needed, LauncherError]] = []
+    for row in rows:
+        try:
+            fetched.append(_fetch(row, images, site, progress))
+        except (BuildError, EngineError) as error:
+            progress.fail()
+            failed.append((row, error))
+    return fetched, failed
 
-    Raises BuildError for what can't be fetched, or isn't what is locked.
-    """
-    progress.step(f"{one.tag}: {len(one.pins)} Python packages")
-    files = fetch.wheels(list(one.pins), one.python, site)
-    progress.step(f"{one.tag}: Megatron {one.release} from {one.kind}")
-    commits = []
-    if one.kind == "sdist":
-        files.append(source.from_sdist(one.release, one.locked, site).at)
+
+def unmet(row: Needed, files: Iterable[str], commits: Iterable[str]) -> list[str]:
+    """What a row needs that is not among files, by their sha256, and commits."""
+    have, commits = set(files), set(commits)
+    lacks = [pin.partition(" ")[0] for pin in row.pins if fetch.sha256_of_pin(pin) not in have]
+    if row.kind == "git":
+        here = row.locked.git is not None and row.locked.git.commit in commits
     else:
-        found = source.from_git(one.release, one.named, one.locked, site)
-        commits.append(Commit(one.named.git.url, found.revision, found.at))
+        here = row.locked.sdist is not None and row.locked.sdist.sha256 in have
+    return lacks if here else [*lacks, f"Megatron {row.release}"]
+
+
+def _fetch(row: Needed, images: Images | None, site: Settings, progress: Progress) -> Fetched:
+    """One row's inputs, from the cache or from outside.
+
+    Raises BuildError for what can't be fetched or isn't what is locked, EngineError for an image
+    that can't be had.
+    """
+    progress.step(f"{row.tag}: {len(row.pins)} Python packages")
+    files = fetch.wheels(list(row.pins), row.python, site)
+    progress.step(f"{row.tag}: Megatron {row.release} from {row.kind}")
+    commits = []
+    if row.kind == "sdist":
+        files.append(source.from_sdist(row.release, row.locked, site).at)
+    else:
+        found = source.from_git(row.release, row.named, row.locked, site)
+        commits.append(Commit(row.named.git.url, found.revision, found.at))
     progress.close()
-    return files, commits
+    ids = {}
+    if images is not None:
+        ids = {chosen or name: images.find(name, chosen).id for name, chosen in row.images}
+    return Fetched(row, tuple(files), tuple(commits), ids)
 
 
 def locked_hashes(lock: Lock) -> set[str]:

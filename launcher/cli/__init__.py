@@ -32,6 +32,7 @@ COMMANDS = {
     "schema": "launcher.cli.schema",
     "completion": "launcher.cli.completion",
     "image": "launcher.cli.image",
+    "fetch": "launcher.cli.fetch",
     "matrix": "launcher.cli.matrix",
     "demo": "launcher.cli.demo",
     "engine": "launcher.cli.engine",
