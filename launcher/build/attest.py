@@ -87,17 +87,6 @@ def provenance(made: Made) -> dict[str, Any]:
     }
 
 
-def differs(statement: dict[str, Any], image: str, wheel: str) -> str | None:
-    """What a statement's subjects are not: this image (its ID), or the wheel (its sha256)."""
-    subjects = [one.get("digest", {}).get("sha256") for one in statement.get("subject", [])]
-    missing = [
-        what
-        for what, digest in (("image", image), ("wheel", wheel))
-        if digest.removeprefix("sha256:") not in subjects
-    ]
-    return missing[0] if missing else None
-
-
 def of_pin(pin: str) -> PackageURL:
     """The package URL of `name==version --hash=sha256:…`."""
     from packageurl import PackageURL

@@ -58,8 +58,41 @@ def kept(image: str, site: Settings) -> Documents:
     return Documents(at, _read(at / PROVENANCE), _read(at / SBOM))
 
 
-def record(client: DockerClient, image: str) -> dict[str, Any]:
-    """build.json of an image, from a container that is never started.
+def check(documents: Documents, image: str, record: dict[str, Any]) -> None:
+    """Raise BuildError where a document is about another image than the one with this ID.
+
+    `record` is the image's build.json, which has the sha256 of its wheel.
+    """
+    try:
+        _check_provenance(documents.provenance, image, record["wheel"]["sha256"])
+        _check_sbom(documents.sbom, image)
+    except (KeyError, TypeError) as error:
+        raise _spoilt(documents.folder, f"a document there lacks {error}") from error
+    except ValueError as error:
+        raise _spoilt(documents.folder, str(error)) from error
+
+
+def _check_provenance(statement: dict[str, Any] | None, image: str, wheel: str) -> None:
+    """Raises ValueError for another subject; KeyError or TypeError for what is no provenance."""
+    if statement is None:
+        return
+    digests = {subject["digest"]["sha256"] for subject in statement["subject"]}
+    if digests != {image.removeprefix("sha256:"), wheel}:
+        raise ValueError(f"{PROVENANCE} is about another image or wheel")
+    list(statement["predicate"]["buildDefinition"]["resolvedDependencies"])
+
+
+def _check_sbom(document: dict[str, Any] | None, image: str) -> None:
+    """Raises as _check_provenance."""
+    if document is None:
+        return
+    if document["metadata"]["component"]["bom-ref"] != image:
+        raise ValueError(f"{SBOM} is about another image")
+    list(document["components"])
+
+
+def record(client: DockerClient, image: str, name: str = "the image") -> dict[str, Any]:
+    """build.json of an image, from a container that is never started; `name` is for messages.
 
     Raises UsageError where the image has none: the launcher didn't build it.
     """
@@ -75,7 +108,7 @@ def record(client: DockerClient, image: str) -> dict[str, Any]:
             return found
     except NotFound:
         raise UsageError(
-            f"{image}: has no {RECORD}", "It isn't an image that `launcher image build` made."
+            f"{name}: has no {RECORD}", "It isn't an image that `launcher image build` made."
         ) from None
     finally:
         container.remove(force=True, v=True)
@@ -98,7 +131,9 @@ def _read(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise BuildError(
-            f"{path}: is no JSON: {error}", "Remove it; the next `image build` writes it again."
-        ) from error
+        raise _spoilt(path, f"it is no JSON: {error}") from error
     return found
+
+
+def _spoilt(path: Path, reason: str) -> BuildError:
+    return BuildError(f"{path}: {reason}", "Remove it: the next `image build` writes it again.")

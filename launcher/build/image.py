@@ -94,14 +94,14 @@ class Builds:
         if not request.no_cache and (found := self._with_key(key)):
             self._tag(found, names)
             if not beside.is_kept(found, self.site):
-                self._document(request, inputs, names[0], found)
+                self._document(request, inputs, found)
             return Built(names, found, reused=True)
         self._caution(request, inputs.source.release)
         base = self._check_base(request, inputs)
         image = self._build(inputs, request, {**inputs.labels, f"{LABEL}key": key})
         try:
             self._check(image, base, inputs)
-            self._document(request, inputs, names[0], image)
+            self._document(request, inputs, image)
         except BaseException:
             self._discard(image)
             raise
@@ -255,11 +255,11 @@ class Builds:
             return attest.Origin(reference, locked.digest, pinned=True)
         return attest.Origin(asked or reference, image, pinned=False)
 
-    def _document(self, request: Request, inputs: context.Inputs, name: str, image: str) -> None:
-        """Write provenance and SBOM beside the image."""
+    def _document(self, request: Request, inputs: context.Inputs, image: str) -> None:
+        """Write provenance and SBOM beside the image, the same whatever name it was built under."""
         row = self.matrix.rows[request.tag]
         made = attest.Made(
-            name=name,
+            name=f"{REPOSITORY}:{request.tag}-{inputs.source.release}",
             id=image,
             row=request.tag,
             url=self.matrix.releases[inputs.source.release].git.url,

@@ -1,0 +1,237 @@
+"""Looks up what an image adds among known vulnerabilities, in OSV's records.
+
+The records are asked of OSV's API (https://google.github.io/osv.dev/api/), or read from the file
+of all PyPI records that OSV publishes, for machines that reach no API. No scanner is installed for
+it: the packages and their versions are known, and looking them up is one request.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    import requests
+
+API = "https://api.osv.dev"
+EXPORT = "https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip"
+SECONDS = 30  # that one answer may take
+
+
+@dataclass(frozen=True, order=True)
+class Package:
+    """A package of PyPI as records name it: normalised, without a build's own +suffix."""
+
+    name: str
+    version: str
+
+    @staticmethod
+    def of(name: str, version: str) -> Package:
+        """torch 2.13.0+cpu is torch 2.13.0: no record has the suffix."""
+        return Package(canonicalize_name(name), Version(version).public)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One known vulnerability of one package, under all its names."""
+
+    package: Package
+    id: str
+    aliases: tuple[str, ...]
+    summary: str
+    fixed: tuple[str, ...]
+
+
+def of_pins(pins: list[str]) -> list[Package]:
+    """The packages of `name==version --hash=…`, each once."""
+    parts = [pin.partition(" ")[0].partition("==") for pin in pins]
+    return sorted({Package.of(name, version) for name, _, version in parts})
+
+
+def of_sbom(document: dict[str, Any]) -> list[Package]:
+    """The packages of PyPI in a bill of materials."""
+    found = document["components"]
+    return sorted(
+        Package.of(one["name"], one["version"])
+        for one in found
+        if one.get("purl", "").startswith("pkg:pypi/")
+    )
+
+
+def scan(packages: list[Package], database: str) -> list[Finding]:
+    """What is known of `packages` in `database`: the URL of an API, or OSV's file of records.
+
+    Raises UsageError where it can't be reached or read.
+    """
+    if database.startswith(("http://", "https://")):
+        records = _ask(packages, database.rstrip("/"))
+    else:
+        records = _look_up(packages, Path(database))
+    return findings(records)
+
+
+def findings(records: dict[Package, list[dict[str, Any]]]) -> list[Finding]:
+    """Each vulnerability once: databases record the same one under names of their own."""
+    found: list[Finding] = []
+    for package in sorted(records):
+        named: set[str] = set()
+        for record in sorted(records[package], key=lambda one: str(one["id"])):
+            names = {record["id"], *record.get("aliases", ())}
+            if not names & named and "withdrawn" not in record:
+                found.append(_finding(package, record))
+            named |= names
+    return found
+
+
+def _finding(package: Package, record: dict[str, Any]) -> Finding:
+    text = record.get("summary") or record.get("details") or "no summary"
+    fixed = {
+        event["fixed"]
+        for one in _affected(record, package)
+        for part in one.get("ranges", ())
+        if part["type"] == "ECOSYSTEM"
+        for event in part["events"]
+        if "fixed" in event
+    }
+    return Finding(
+        package=package,
+        id=record["id"],
+        aliases=tuple(sorted(record.get("aliases", ()))),
+        summary=text.strip().splitlines()[0],
+        fixed=tuple(sorted(fixed, key=Version)),
+    )
+
+
+def _affected(record: dict[str, Any], package: Package) -> Iterator[dict[str, Any]]:
+    """The parts of a record that are about this package."""
+    for one in record.get("affected", ()):
+        about = one.get("package", {})
+        if about.get("ecosystem") == "PyPI" and canonicalize_name(about["name"]) == package.name:
+            yield one
+
+
+def _ask(packages: list[Package], api: str) -> dict[Package, list[dict[str, Any]]]:
+    """What OSV's API knows of each package: the IDs in one request, then each record."""
+    import requests
+
+    try:
+        with requests.Session() as session:
+            return {
+                package: [_get(session, f"{api}/v1/vulns/{id}") for id in sorted(ids)]
+                for package, ids in _ids(session, packages, api).items()
+            }
+    except requests.Timeout as error:
+        raise _unreachable(f"{api}: no answer within {SECONDS} s") from error
+    except requests.HTTPError as error:
+        raise _unreachable(f"{api}: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:  # requests' own of bad JSON is a ValueError
+        raise _unreachable(f"{api}: answers otherwise than OSV's API does: {error!r}") from error
+    except requests.RequestException as error:
+        raise _unreachable(f"{api}: can't be reached") from error
+
+
+def _ids(session: requests.Session, packages: list[Package], api: str) -> dict[Package, set[str]]:
+    """The IDs of the records of each package; a long answer comes in pages."""
+    found: dict[Package, set[str]] = {package: set() for package in packages}
+    pages: dict[Package, str] = dict.fromkeys(packages, "")
+    while pages:
+        queries: list[Any] = [
+            {
+                "package": {"ecosystem": "PyPI", "name": package.name},
+                "version": package.version,
+                **({"page_token": token} if token else {}),
+            }
+            for package, token in pages.items()
+        ]
+        answer = session.post(f"{api}/v1/querybatch", json={"queries": queries}, timeout=SECONDS)
+        answer.raise_for_status()
+        results = dict(zip(pages, answer.json()["results"], strict=True))
+        for package, result in results.items():
+            found[package] |= {one["id"] for one in result.get("vulns", ())}
+        tokens = {package: one.get("next_page_token", "") for package, one in results.items()}
+        pages = {package: token for package, token in tokens.items() if token}
+    return found
+
+
+def _get(session: requests.Session, url: str) -> dict[str, Any]:
+    answer = session.get(url, timeout=SECONDS)
+    answer.raise_for_status()
+    record: dict[str, Any] = answer.json()
+    return record
+
+
+def _look_up(packages: list[Package], path: Path) -> dict[Package, list[dict[str, Any]]]:
+    """The records in OSV's file, a zip of one JSON file for each, that affect a package."""
+    found: dict[Package, list[dict[str, Any]]] = {package: [] for package in packages}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                record = json.loads(archive.read(name))
+                for package in _hit(record, packages):
+                    found[package].append(record)
+    except (OSError, zipfile.BadZipFile, ValueError, KeyError) as error:
+        raise UsageError(
+            f"{path}: can't be read as OSV's file of records: {error}",
+            f"It is the file at {EXPORT}. Nothing was checked.",
+        ) from error
+    return found
+
+
+def _hit(record: dict[str, Any], packages: list[Package]) -> list[Package]:
+    """Which of the packages a record affects."""
+    return [
+        package
+        for package in packages
+        if any(is_affected(package.version, one) for one in _affected(record, package))
+    ]
+
+
+def is_affected(version: str, affected: dict[str, Any]) -> bool:
+    """Whether an `affected` of a record holds `version`, listed or within a range.
+
+    The rules are those of the OSV schema: https://ossf.github.io/osv-schema/#evaluation
+    """
+    have = Version(version)
+    listed = any(_version(one) == have for one in affected.get("versions", ()))
+    ranges = (one for one in affected.get("ranges", ()) if one["type"] == "ECOSYSTEM")
+    return listed or any(_is_within(have, one["events"]) for one in ranges)
+
+
+def _is_within(have: Version, events: list[dict[str, str]]) -> bool:
+    """Whether the events, in the order of their versions, leave a version affected."""
+    steps = sorted(
+        ((_version(at), kind) for event in events for kind, at in event.items()),
+        key=lambda step: step[0],
+    )
+    within = False
+    for at, kind in steps:
+        if kind == "introduced" and have >= at:
+            within = True
+        elif (kind == "fixed" and have >= at) or (kind == "last_affected" and have > at):
+            within = False
+    return within
+
+
+def _version(text: str) -> Version:
+    """A version in a record; one from before PEP 440 is older than any that is installed."""
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return Version("0.dev0")
+
+
+def _unreachable(problem: str) -> UsageError:
+    return UsageError(
+        problem,
+        f"Nothing was checked. Without internet, bring {EXPORT} here and name the file: "
+        "--database all.zip",
+    )
