@@ -87,6 +87,11 @@ class Builds:
         with _told(self.progress):
             return self._build_or_reuse(request)
 
+    def inputs(self, request: Request) -> context.Inputs:
+        """What a request would be built from. Raises as `build` does."""
+        with _told(self.progress):
+            return self._inputs(request)
+
     def _build_or_reuse(self, request: Request) -> Built:
         inputs = self._inputs(request)
         names = self._names(request, inputs.source.release)
