@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from launcher.errors import BuildError, UsageError
 from launcher.matrix.schema import LockedGit, LockedRelease, Matrix, MegatronRelease
 from launcher.settings import Settings
 
+DAMAGED = "The repository is damaged: remove it to have it fetched again."
+AS_COMMITTED = ["-c", "core.autocrlf=false", "-c", f"core.attributesFile={os.devnull}"]
+"""Options that keep a user's settings from changing the lines of files."""
 LEFT_OUT = {".git", "__pycache__", "build", "dist", ".venv"}
 
 
@@ -41,10 +45,14 @@ class MegatronSource:
     at: Path
 
     def unpack(self, folder: Path) -> None:
-        """Write the tree to `folder`, which must not exist."""
+        """Write the tree to `folder`, which must not exist.
+
+        Raises BuildError where git's objects don't give the locked tree.
+        """
         folder.mkdir(parents=True)
         if self.kind == "git":
             _archive(self.at, self.revision, folder)
+            _check_tree(self.at, self.revision, self.identity, tree_hash(folder))
         elif self.kind == "sdist":
             _extract(self.at, folder)
         else:
@@ -232,12 +240,7 @@ def revision(path: Path) -> str:
 
 def _git_source(version: str, locked: LockedGit, repository: Path) -> MegatronSource:
     tree = git(repository, "rev-parse", f"{locked.commit}^{{tree}}").strip()
-    if tree != locked.tree:
-        raise BuildError(
-            f"{repository}: commit {locked.commit} has another tree than the locked one\n"
-            f"  locked: {locked.tree}\n  there:  {tree}",
-            "The repository is damaged: remove it to have it fetched again.",
-        )
+    _check_tree(repository, locked.commit, locked.tree, tree)
     return MegatronSource(
         kind="git",
         release=version,
@@ -247,6 +250,51 @@ def _git_source(version: str, locked: LockedGit, repository: Path) -> MegatronSo
         epoch=locked.epoch,
         at=repository,
     )
+
+
+def _check_tree(repository: Path, commit: str, locked: str, there: str) -> None:
+    """Raises BuildError where a commit's tree isn't the locked one."""
+    if there != locked:
+        raise BuildError(
+            f"{repository}: commit {commit} has another tree than the locked one\n"
+            f"  locked: {locked}\n  there:  {there}",
+            DAMAGED,
+        )
+
+
+def tree_hash(folder: Path) -> str:
+    """The hash that git gives a folder's tree, from its files: git itself reads objects unhashed.
+
+    The format is git's: `tree SIZE\\0`, then of each entry `MODE NAME\\0` and 20 bytes of hash, in
+    the order of the names, a folder's with a slash. A folder without files has no entry.
+    """
+
+    def entry(path: Path) -> tuple[bytes, bytes]:
+        name, mode = os.fsencode(path.name), b"100644"
+        if path.is_symlink():
+            mode, hashed = b"120000", _git_object(b"blob", os.fsencode(path.readlink()))
+        elif path.is_dir():
+            mode, hashed = b"40000", bytes.fromhex(tree_hash(path))
+        else:
+            mode = b"100755" if path.stat().st_mode & 0o100 else mode
+            hashed = _git_object(b"blob", path.read_bytes())
+        order = name + b"/" if mode == b"40000" else name
+        return order, mode + b" " + name + b"\0" + hashed
+
+    entries = sorted(entry(path) for path in folder.iterdir() if not _is_empty(path))
+    return _git_object(b"tree", b"".join(content for _, content in entries)).hex()
+
+
+def _git_object(kind: bytes, content: bytes) -> bytes:
+    header = kind + b" " + str(len(content)).encode() + b"\0"
+    return hashlib.sha1(header + content, usedforsecurity=False).digest()
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether a folder has no file in it, however deep."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return all(_is_empty(one) for one in path.iterdir())
 
 
 def _has_commit(repository: Path, commit: str) -> bool:
@@ -262,8 +310,9 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
     command = ["git", "-C", str(repository), "fetch", "--quiet", "--depth=1", url, commit]
     env = git_environment() | {"GIT_TERMINAL_PROMPT": "0"}  # a name and a password: fail instead
     with _alone(repository):
+        for left in repository.glob("*.lock"):  # of a fetch that was killed
+            left.unlink()
         git(repository, "init", "--bare", "--quiet")
-        (repository / "shallow.lock").unlink(missing_ok=True)  # of a fetch that was killed
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(
@@ -286,12 +335,19 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _archive(repository: Path, commit: str, folder: Path) -> None:
     """Write the tree of a commit to `folder`."""
-    command = ["git", "-C", str(repository), "archive", "--format=tar", commit]
-    with subprocess.Popen(command, env=git_environment(), stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        unpack(process.stdout, folder)
-    if process.returncode:
-        raise BuildError(f"{repository}: git archive {commit} failed")
+    command = ["git", "-C", str(repository), *AS_COMMITTED, "archive", "--format=tar", commit]
+    with tempfile.TemporaryFile() as tar:
+        done = subprocess.run(
+            command, env=git_environment(), stdout=tar, stderr=subprocess.PIPE, check=False
+        )
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip()
+            raise BuildError(
+                f"{repository}: git archive {commit} failed:\n  {said}",
+                fetch.remedy_if_full(said) or DAMAGED,
+            )
+        tar.seek(0)
+        unpack(tar, folder)
 
 
 def _extract(archive: Path, folder: Path) -> None:

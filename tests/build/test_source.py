@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher.build import source
 from launcher.errors import BuildError, UsageError
 from launcher.matrix.load import load_matrix
-from launcher.matrix.schema import LockedGit, LockedRelease
+from launcher.matrix.schema import GitSource, LockedGit, LockedRelease, MegatronRelease
 
 from .conftest import INFO, commit_all
 
@@ -170,3 +175,163 @@ def test_a_mirror_takes_the_place_of_github(checkout: Path, empty_site: source.S
     site = replace(empty_site, git_mirror=checkout.parent.as_uri() + "/")
     folder = source.repository("https://github.com/Megatron-LM", commit, site)
     assert source.git(folder, "cat-file", "-t", commit).strip() == "commit"
+
+
+def tree_of(repository: Path) -> str:
+    return source.git(repository, "rev-parse", "HEAD^{tree}").strip()
+
+
+def test_a_tree_s_hash_is_git_s(checkout: Path) -> None:
+    (checkout / "empty/deep").mkdir(parents=True)
+    (checkout / "a").mkdir()
+    (checkout / "a/b").write_text("")
+    for name in ("a.b", "a-b", "a0", "with space", "ünïcode"):  # a folder sorts as a/ among them
+        (checkout / name).write_text(name)
+    (checkout / "a0").chmod(0o755)
+    (checkout / "link").symlink_to("a/b")
+    (checkout / "dangling").symlink_to("nowhere")
+    (checkout / "folder").symlink_to("a")
+    commit_all(checkout)
+    bare = checkout.with_name("bare")
+    (checkout / ".git").rename(bare)
+    assert source.tree_hash(checkout) == tree_of(bare)
+
+
+@given(
+    st.dictionaries(
+        st.text("ab.-0", min_size=1, max_size=4).filter(lambda name: name not in (".", "..")),
+        st.binary(max_size=20),
+        min_size=1,
+        max_size=6,
+    ),
+    st.sampled_from(["a", "b", "ab"]),
+)
+def test_any_tree_s_hash_is_git_s(files: dict[str, bytes], folder: str) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        tree, beside = Path(made, "tree"), Path(made, "git")
+        (tree / f"in-{folder}").mkdir(parents=True)
+        for name, content in files.items():
+            (tree / name).write_bytes(content)
+            (tree / f"in-{folder}" / name).write_bytes(content[::-1])
+        run = partial(subprocess.run, check=True, capture_output=True, text=True)
+        git = ["git", f"--git-dir={beside}", f"--work-tree={tree}", "-c", "core.autocrlf=false"]
+        run([*git, "init", "-q"])
+        run([*git, "add", "-A", "-f"])
+        assert source.tree_hash(tree) == run([*git, "write-tree"]).stdout.strip()
+
+
+def locked_at(commit: str, repository: Path, ref: str | None = None) -> LockedRelease:
+    tree = source.git(repository, "rev-parse", f"{commit}^{{tree}}").strip()
+    return LockedRelease(git=LockedGit(commit=commit, ref=ref, tree=tree, epoch=1700000000))
+
+
+def release(url: str, **named: str) -> MegatronRelease:
+    return MegatronRelease(git=GitSource(url=url, **named), patches="", extension="x")
+
+
+def test_a_byte_changed_in_git_s_cache_is_refused(
+    checkout: Path, empty_site: source.Settings, tmp_path: Path
+) -> None:
+    """An object written anew, as whoever changes it on purpose would: zlib finds no fault."""
+    commit = commit_all(checkout)
+    pinned = locked_at(commit, checkout)
+    named = release(checkout.as_uri(), commit=commit)
+    found = source.from_git("0.9.0", named, pinned, empty_site)
+    blob = source.git(found.at, "rev-parse", f"{commit}:setup.py").strip()
+    loose = found.at / "objects" / blob[:2] / blob[2:]
+    content = zlib.decompress(loose.read_bytes())
+    loose.chmod(0o644)
+    loose.write_bytes(zlib.compress(content.replace(b"setup", b"setuq")))
+    with pytest.raises(BuildError) as caught:
+        source.from_git("0.9.0", named, pinned, empty_site).unpack(tmp_path / "tree")
+    assert pinned.git is not None
+    assert pinned.git.tree in caught.value.problem
+    assert source.tree_hash(tmp_path / "tree") in caught.value.problem
+
+
+def test_a_byte_changed_in_a_pack_gives_the_locked_tree_or_none(
+    checkout: Path,
+    empty_site: source.Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"COUNT": "1", "KEY_0": "fetch.unpackLimit", "VALUE_0": "1"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    commit = commit_all(checkout)
+    pinned, named = locked_at(commit, checkout), release(checkout.as_uri(), commit=commit)
+    found = source.from_git("0.9.0", named, pinned, empty_site)
+    (checkout / ".git").rename(tmp_path / "gone")  # so that it can't be fetched again
+    (pack,) = found.at.glob("objects/pack/*.pack")
+    pack.chmod(0o644)
+    whole, refused = pack.read_bytes(), 0
+    for place in range(0, len(whole), len(whole) // 16):
+        changed = bytearray(whole)
+        changed[place] ^= 0xFF
+        pack.write_bytes(changed)
+        try:
+            again = source.from_git("0.9.0", named, pinned, empty_site)
+            again.unpack(tmp_path / str(place))
+        except BuildError:
+            refused += 1
+        else:
+            assert source.tree_hash(tmp_path / str(place)) == found.identity
+    assert refused >= 8  # the rest is git's own checksums and what no object needs
+
+
+def test_a_user_s_line_endings_change_no_tree(
+    checkout: Path, empty_site: source.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = commit_all(checkout)
+    pinned, named = locked_at(commit, checkout), release(checkout.as_uri(), commit=commit)
+    (tmp_path / "attributes").write_text("* text eol=crlf\n")
+    (tmp_path / "config").write_text(
+        f"[core]\n autocrlf = true\n attributesFile = {tmp_path / 'attributes'}\n"
+    )
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
+    source.from_git("0.9.0", named, pinned, empty_site).unpack(tmp_path / "tree")
+    assert (tmp_path / "tree/setup.py").read_bytes() == b"print('setup')\n"
+
+
+def test_a_branch_that_was_moved_is_refused_with_both_commits(
+    checkout: Path, empty_site: source.Settings
+) -> None:
+    first = commit_all(checkout)
+    branch = source.git(checkout, "symbolic-ref", "--short", "HEAD").strip()
+    pinned, named = locked_at(first, checkout, branch), release(checkout.as_uri(), ref=branch)
+    (checkout / "setup.py").write_text("print('later')\n")
+    second = commit_all(checkout)
+    with pytest.raises(BuildError) as caught:
+        source.from_git("0.9.0", named, pinned, empty_site)
+    assert first in caught.value.problem
+    assert second in caught.value.problem
+    assert "make lock" in caught.value.remedy
+    source.git(checkout, "reset", "-q", "--hard", first)
+    assert source.from_git("0.9.0", named, pinned, empty_site).revision == first
+    source.git(checkout, "reset", "-q", "--hard", second)
+    assert source.from_git("0.9.0", named, pinned, empty_site).revision == first  # it is there
+
+
+def test_a_tag_goes_before_a_branch_and_an_annotated_one_is_its_commit(
+    checkout: Path, empty_site: source.Settings
+) -> None:
+    first = commit_all(checkout)
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    source.git(checkout, *who, "tag", "-a", "-m", "x", "core_v1")
+    source.git(checkout, "branch", "core_r1")
+    (checkout / "setup.py").write_text("print('later')\n")
+    second = commit_all(checkout)
+    source.git(checkout, "branch", "core_v1")
+    asked = partial(source.commit_of, checkout.as_uri(), site=empty_site)
+    assert asked("core_v1") == first
+    assert asked("core_r1") == first
+    assert first != second
+    with pytest.raises(BuildError, match="no tag and no branch core_v2"):
+        asked("core_v2")
+
+
+def test_a_lock_of_another_commit_or_branch_says_to_lock(empty_site: source.Settings) -> None:
+    pinned = locked("a" * 40, "b" * 40)
+    for named in (release("x", commit="c" * 40), release("x", ref="core_r1")):
+        with pytest.raises(UsageError) as caught:
+            source.from_git("0.9.0", named, pinned, empty_site)
+        assert "make lock" in caught.value.remedy
