@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from launcher.backends import Backend
     from launcher.probe.facts import Fact
+    from launcher.probe.trials import Verdict
 
 HELP = "ask an image what is in it, and what works there"
 
@@ -20,6 +22,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("tag", metavar="TAG", help="a row of the matrix, or any image by its name")
     add("--gpus", default="0", metavar="WHICH", help="GPUs to try layers on: N, all, device=0,1")
     add("--base", action="store_true", help="the row's base in place of the image made from it")
+    add("--facts", action="store_true", help="only the facts, no training")
+    add("--limit", type=float, default=600, metavar="S", help="seconds for a training run (600)")
     add("--json", action="store_true", help="the same as JSON")
     add("--write", action="store_true", help="write facts that the row lacks into matrix.yaml")
 
@@ -36,8 +40,10 @@ def main(args: argparse.Namespace) -> int:
     if row is None and (args.base or args.write):
         find_row(matrix, args.tag)
     image = {"name": row.base} if row and args.base else {"tag" if row else "name": args.tag}
-    found = facts.ask(backend("docker"), image, args.gpus)
-    print(_json(found) if args.json else _table(found))
+    chosen = backend("docker")
+    found = facts.ask(chosen, image, args.gpus)
+    verdicts = {} if args.facts or args.base else _trials(args, chosen, image)
+    print(_json(found, verdicts) if args.json else _table(found, verdicts))
     wrong = facts.differences(row, found) if row else []
     for line in wrong:
         print(f"launcher: {line}", file=sys.stderr)
@@ -46,22 +52,49 @@ def main(args: argparse.Namespace) -> int:
         new = facts.unstated(row, found)
         path.write_text(write.into(path.read_text(encoding="utf-8"), args.tag, new), "utf-8")
         print(f"launcher: {path.name}: {_told(new)}", file=sys.stderr)
-    return 1 if wrong or any(fact.error for fact in found.values()) else 0
+    failed = any(fact.error for fact in found.values())
+    return 1 if wrong or failed or any(one.failed for one in verdicts.values()) else 0
 
 
-def _table(found: Mapping[str, Fact]) -> str:
+def _trials(
+    args: argparse.Namespace, chosen: Backend, image: Mapping[str, str]
+) -> dict[str, Verdict]:
+    """The trials that this image can be put to, each with what came of it."""
+    import tempfile
+    from pathlib import Path
+
+    from launcher.probe import trials
+    from launcher.run.config import Image
+    from launcher.run.gpus import parse_gpus
+    from launcher.run.image import reference
+
+    held = chosen.facts(reference(Image(**image)))
+    count = parse_gpus(args.gpus).count
+    gpus = (chosen.count_gpus() or 0) if count is None else count
+    with tempfile.TemporaryDirectory(prefix="probe-") as folder:
+        at = trials.Place(Path(folder), image, gpus, min(gpus or 2, 2), args.limit)
+        return {name: trials.attempt(name, at, held) for name in trials.TRIALS}
+
+
+def _table(found: Mapping[str, Fact], verdicts: Mapping[str, Verdict]) -> str:
     lines = []
     for name, fact in found.items():
-        lines.append(f"{name:26}{fact}")
-        lines += [f"{'':26}{warning}" for warning in fact.warnings]
+        lines += [f"{name:26}{fact}", *(f"{'':26}{line}" for line in fact.warnings)]
+    for name, verdict in verdicts.items():
+        told = (*verdict.warnings, *verdict.tail)
+        lines += [f"{name:26}{verdict}", *(f"{'':26}{line}" for line in told)]
     return "\n".join(lines)
 
 
-def _json(found: Mapping[str, Fact]) -> str:
+def _json(found: Mapping[str, Fact], verdicts: Mapping[str, Verdict]) -> str:
     import json
     from dataclasses import asdict
 
-    return json.dumps({name: asdict(fact) for name, fact in found.items()}, indent=2)
+    told = {
+        "facts": {name: asdict(fact) for name, fact in found.items()},
+        "trials": {name: asdict(verdict) for name, verdict in verdicts.items()},
+    }
+    return json.dumps(told, indent=2)
 
 
 def _told(new: Mapping[str, str]) -> str:

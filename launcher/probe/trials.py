@@ -1,0 +1,245 @@
+"""Training in an image, by the launcher's own command: a trial is a few runs and what they show."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import LauncherError
+from launcher.probe import quickstart_reload
+from launcher.run.image import Facts
+from launcher.settings import ROOT
+
+QUICKSTART = "examples/run_simple_mcore_train_loop.py"
+SHOWN_LINES = 12
+"""How many of a failed run's last lines are kept."""
+
+LEAVE_WITHIN = 30
+"""Seconds that a run which took too long has for ending, asked twice."""
+
+WARNING = re.compile(r"\b(\w*Warning): (\S.*)")
+NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+
+
+class TrialError(LauncherError):
+    """A trial didn't show what it is there to show; `tail` are the run's last lines."""
+
+    exit_code = 1
+
+    def __init__(self, problem: str, tail: Iterable[str] = ()) -> None:
+        super().__init__(problem)
+        self.tail = tuple(tail)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that ended well: its lines, and the records of its metrics.jsonl."""
+
+    lines: tuple[str, ...]
+    metrics: tuple[Mapping[str, Any], ...]
+
+    def held_out(self) -> list[float]:
+        """The losses on held-out data, in nats a token, as they came."""
+        return [one["loss"] for one in self.metrics if one["kind"] == "validation"]
+
+    def says(self, pattern: str) -> bool:
+        """Whether a line has it."""
+        return any(re.search(pattern, line) for line in self.lines)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where trials run: a folder of their own, an image as a run file names it, GPUs (0: the CPU).
+
+    `processes` are as many as trials start at most; `seconds` is how long a run may take.
+    """
+
+    folder: Path
+    image: Mapping[str, str]
+    gpus: int
+    processes: int
+    seconds: float
+
+    def run(self, name: str, config: Mapping[str, Any], processes: int) -> Ran:
+        """Run `config` by `launcher run`, on the CPU or as many GPUs. Raises TrialError."""
+        given = {"name": name, "image": dict(self.image), "resources": {"stop_grace": 10}}
+        given |= {"gpus": processes} if self.gpus else {"gpus": 0, "processes": processes}
+        file = self.folder / f"{name}.yaml"
+        file.write_text(json.dumps({**given, **config}), encoding="utf-8")  # JSON is YAML
+        records = self.folder / "runs" / name
+        code, lines = self._launch(file, records)
+        if code:
+            raise TrialError(f"{name}: exit code {code}", lines[-SHOWN_LINES:])
+        kept = (one.read_text(encoding="utf-8") for one in records.glob("*/metrics.jsonl"))
+        return Ran(lines, tuple(map(json.loads, "".join(kept).splitlines())))
+
+    def _launch(self, file: Path, records: Path) -> tuple[int, tuple[str, ...]]:
+        command = [sys.executable, "-m", "launcher", "run", file.name]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        with subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=os.environ | {"LAUNCHER_RUNS": str(records), "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            try:
+                printed, _ = process.communicate(timeout=self.seconds)
+            except subprocess.TimeoutExpired:
+                printed = _end(process)
+                tail = printed.splitlines()[-SHOWN_LINES:]
+                raise TrialError(f"{file.stem}: longer than {self.seconds:g} s", tail) from None
+            except BaseException:
+                _end(process)
+                raise
+        return process.returncode, tuple(printed.splitlines())
+
+
+def _end(process: subprocess.Popen[str]) -> str:
+    """End a launcher and its run; what it printed."""
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        try:
+            return process.communicate(timeout=LEAVE_WITHIN)[0]
+        except subprocess.TimeoutExpired:
+            continue
+    process.kill()
+    return process.communicate()[0]
+
+
+MODEL = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "seq_length": 64,
+    "max_position_embeddings": 64,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+
+
+def _config(iterations: int, tensor: int, **more: Any) -> dict[str, Any]:
+    """A tiny GPT on made-up data."""
+    training = {"micro_batch_size": 4, "global_batch_size": 8, "train_iters": iterations}
+    return {
+        "model": MODEL,
+        "training": training | {"lr": 1e-2, "seed": 1234},
+        "parallel": {"tensor_model_parallel_size": tensor},
+        "data": {"mock": True, "vocab_size": 256},
+        "logging": {"log_interval": 5, "eval_interval": 20, "eval_iters": 2},
+        **more,
+    }
+
+
+def entrypoint(at: Place) -> list[Ran]:
+    """Our program learns, saves split over all processes, and goes on in one."""
+    saved = {"save": "entrypoint", "load": "entrypoint", "save_interval": 40}
+    learns = at.run("entrypoint", _config(40, at.processes, checkpoint=saved), at.processes)
+    losses = learns.held_out()
+    if len(losses) < 2 or not losses[-1] < losses[0]:
+        raise TrialError(f"entrypoint: the held-out loss doesn't fall: {losses}")
+    goes_on = at.run("entrypoint-on", _config(50, 1, checkpoint=saved), 1)
+    if not goes_on.says("going on after iteration 40"):
+        raise TrialError(
+            "entrypoint-on: the checkpoint wasn't loaded", goes_on.lines[-SHOWN_LINES:]
+        )
+    return [learns, goes_on]
+
+
+def quickstart(at: Place) -> list[Ran]:
+    """Upstream's quickstart trains five steps, saves and loads at TP=2, and TP=1 loads that."""
+    workdir = {"resources": {"workdir": "quickstart", "stop_grace": 10}}
+    (at.folder / "quickstart").mkdir(exist_ok=True)
+    trains = at.run("quickstart", {"program": QUICKSTART, **workdir}, 2)
+    if not trains.says("Successfully loaded the model"):
+        raise TrialError("quickstart: it loaded nothing", trains.lines[-SHOWN_LINES:])
+    script = at.folder / "quickstart_reload.py"
+    script.write_text(Path(quickstart_reload.__file__).read_text(encoding="utf-8"), "utf-8")
+    reloads = at.run("quickstart-on", {"program": f"./{script.name}", **workdir}, 1)
+    if not reloads.says("reloaded at TP=1"):
+        raise TrialError("quickstart-on: TP=1 loaded nothing", reloads.lines[-SHOWN_LINES:])
+    return [trains, reloads]
+
+
+ON_THE_CPU = (
+    *("use_cpu_initialization", "no_gradient_accumulation_fusion", "no_persist_layer_norm"),
+    *("no_masked_softmax_fusion", "no_bias_gelu_fusion", "no_bias_dropout_fusion"),
+)
+"""Options of pretrain_gpt.py without which it wants a GPU, Apex or Transformer Engine."""
+
+
+def pretrain_gpt(at: Place) -> list[Ran]:
+    """Upstream's pretrain_gpt.py runs ten steps on made-up data."""
+    given = _config(10, at.processes, program="pretrain_gpt.py")
+    if not at.gpus:
+        given["training"] |= {"clip_grad": 0.0}  # else it wants gradients on a GPU
+        given["model"] = MODEL | {"transformer_impl": "local"}
+        given["megatron_args"] = dict.fromkeys(ON_THE_CPU, True)
+    ran = at.run("pretrain-gpt", given, at.processes)
+    if not any(one["kind"] == "step" and one["iteration"] == 10 for one in ran.metrics):
+        raise TrialError("pretrain-gpt: the tenth step wasn't told", ran.lines[-SHOWN_LINES:])
+    return [ran]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a trial: a state, why it isn't better, and the warnings, each once."""
+
+    state: str
+    reason: str = ""
+    tail: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.reason}" if self.reason else self.state
+
+    @property
+    def failed(self) -> bool:
+        return self.state == FAILS
+
+
+RUNS, WARNS, FAILS, SKIPPED = "runs", "runs with warnings", "fails", "skipped"
+
+
+def attempt(name: str, at: Place, held: Facts | None) -> Verdict:
+    """Carry a trial out, where the image, which holds `held`, has what it takes."""
+    if held is None or not held.release:
+        return Verdict(SKIPPED, "the image has no Megatron of ours")
+    if name in UPSTREAMS and not held.scripts:
+        return Verdict(SKIPPED, "the image is made from an sdist, which has no scripts")
+    if name == "quickstart" and at.processes < 2:
+        return Verdict(SKIPPED, "it takes two GPUs")
+    try:
+        told = warnings(TRIALS[name](at))
+    except TrialError as error:
+        return Verdict(FAILS, error.problem, error.tail)
+    return Verdict(WARNS if told else RUNS, warnings=tuple(told))
+
+
+TRIALS: Mapping[str, Callable[[Place], list[Ran]]] = {
+    "entrypoint": entrypoint,
+    "quickstart": quickstart,
+    "pretrain_gpt": pretrain_gpt,
+}
+UPSTREAMS = ("quickstart", "pretrain_gpt")
+"""The trials of scripts that an image made from an sdist doesn't have."""
+
+
+def warnings(runs: Iterable[Ran]) -> list[str]:
+    """The warnings that runs printed, each once whatever numbers stand in it, in their order."""
+    found: dict[str, str] = {}
+    for ran in runs:
+        for line in ran.lines:
+            if told := WARNING.search(line):
+                found.setdefault(NUMBER.sub("#", told[0]), told[0].strip())
+    return [*found.values()]
