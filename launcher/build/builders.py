@@ -1,6 +1,7 @@
-"""Has an engine build a context: by BuildKit where it has it, else by its classic builder.
+"""Has an engine build a context: by BuildKit, by podman, or by its classic builder.
 
-Either way: no network, and the steps as they come, for a progress line.
+In all of them: no network, and the steps as they come, for a progress line. What is the same at
+every build by each of them is in docs/reproducible.md.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ import re
 import subprocess
 import tempfile
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from launcher.build.settle import settle
 from launcher.errors import BuildError
 from launcher.progress import KEPT, Progress
 
@@ -23,6 +28,74 @@ COLOUR = re.compile(r"\x1b\[[\d;]*m")
 BUILDKIT_LINE = re.compile(r"#(\d+) (.*)")
 BUILDKIT_STEP = re.compile(r"\[(?:\S+ +)?\d+/\d+\] .*")
 BUILDKIT_OUTPUT = re.compile(r"[\d.]+ (.*)")
+PODMAN_STEP = re.compile(r"(?:\[(\d+/\d+)\] )?STEP (\d+/\d+): (.*)")
+
+
+def build(
+    client: DockerClient,
+    context: IO[bytes],
+    args: dict[str, str],
+    labels: dict[str, str],
+    progress: Progress,
+    no_cache: bool,
+) -> str:
+    """Build with the best builder that the engine of `client` has, and return the image ID.
+
+    args: of the Dockerfile; BASE_IMAGE and SOURCE_DATE_EPOCH must be among them. Raises BuildError,
+    and docker's errors where the engine doesn't answer.
+    """
+    from launcher.engine import connect
+
+    env = connect.cli_environment(client)
+    if command := connect.podman(client):
+        return podman(command, env, context, args, labels, progress, no_cache)
+    if command := connect.buildkit(client):
+        image = buildkit(command, env, context, args, labels, progress, no_cache)
+        return settle(client, image, args["BASE_IMAGE"], int(args["SOURCE_DATE_EPOCH"]))
+    _tell_limits(progress, connect.is_podman(client))
+    return classic(client, context, args, labels, progress, no_cache)
+
+
+@cache
+def _tell_limits(progress: Progress, without_podman: bool) -> None:
+    """Say, once for a command, what a builder without a clock of ours leaves open."""
+    builder = "the engine's classic builder"
+    if without_podman:
+        builder = "podman's build API, as there is no podman program here"
+    progress.note(
+        f"{builder}: wheel and added files are the same at every build, "
+        "the image's layers and ID may not be"
+    )
+
+
+def podman(
+    command: list[str],
+    env: dict[str, str],
+    context: IO[bytes],
+    args: dict[str, str],
+    labels: dict[str, str],
+    progress: Progress,
+    no_cache: bool,
+) -> str:
+    """Build with `command` (podman --url …), with the source's time for every time in the image.
+
+    Returns the image ID. Raises BuildError.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        id_file = Path(folder) / "id"
+        argv = [*command, "build", "--network=none", f"--iidfile={id_file}"]
+        argv += [f"--timestamp={args['SOURCE_DATE_EPOCH']}"]
+        argv += _options(args, labels, no_cache)
+        error = "podman gave no reason"
+        try:
+            with _lines(argv, env, context) as lines:
+                for line in lines:
+                    error = line.removeprefix("Error: ") if line.startswith("Error: ") else error
+                    _podman_line(line, progress)
+        except subprocess.CalledProcessError as ended:
+            raise failure(error, progress.fail()) from ended
+        progress.close()
+        return id_file.read_text().strip()
 
 
 def classic(
@@ -80,29 +153,49 @@ def buildkit(
         if any("buildx" in part for part in command):
             # The engine's own builder: another one wouldn't see the engine's images.
             argv += ["--builder=default", "--load", "--provenance=false"]
-        argv += ["--no-cache"] if no_cache else []
-        argv += [f"--build-arg={name}={value}" for name, value in args.items()]
-        argv += [f"--label={name}={value}" for name, value in labels.items()]
+        argv += _options(args, labels, no_cache)
         steps = BuildkitSteps(progress)
-        with subprocess.Popen(
-            [*argv, "-"],
-            stdin=context,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=env,
-        ) as process:
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    steps.read(line.rstrip())
-            except BaseException:
-                process.terminate()  # which has the engine give the build up
-                raise
-        if process.returncode:
-            raise failure(steps.error, steps.lines_of_failed())
+        try:
+            with _lines(argv, env, context) as lines:
+                for line in lines:
+                    steps.read(line)
+        except subprocess.CalledProcessError as ended:
+            raise failure(steps.error, steps.lines_of_failed()) from ended
         return id_file.read_text().strip()
+
+
+def _options(args: dict[str, str], labels: dict[str, str], no_cache: bool) -> list[str]:
+    """Options that docker's and podman's `build` have in common."""
+    return [
+        *(["--no-cache"] if no_cache else []),
+        *(f"--build-arg={name}={value}" for name, value in args.items()),
+        *(f"--label={name}={value}" for name, value in labels.items()),
+    ]
+
+
+@contextmanager
+def _lines(argv: list[str], env: dict[str, str], context: IO[bytes]) -> Iterator[Iterator[str]]:
+    """What a build command prints, with the context on its standard input.
+
+    Raises CalledProcessError, after the block, where it ends with another code than 0.
+    """
+    with subprocess.Popen(
+        [*argv, "-"],
+        stdin=context,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=env,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield (line.rstrip() for line in process.stdout)
+        except BaseException:
+            process.terminate()  # which has the engine give the build up
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, argv)
 
 
 class BuildkitSteps:
@@ -163,4 +256,14 @@ def _classic_line(line: str, progress: Progress) -> None:
     elif line.strip() == "---> Using cache":
         progress.cached()
     elif not line.startswith((" --->", "Removing intermediate", "Successfully built")):
+        progress.output(line)
+
+
+def _podman_line(line: str, progress: Progress) -> None:
+    step = PODMAN_STEP.match(line)
+    if step:
+        progress.step(" ".join(["build", *filter(None, step.groups())]))
+    elif line.startswith("--> Using cache"):
+        progress.cached()
+    elif not line.startswith(("--> ", "Error: ")):
         progress.output(line)

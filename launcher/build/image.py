@@ -198,8 +198,6 @@ class Builds:
 
     def _build(self, inputs: context.Inputs, request: Request, labels: dict[str, str]) -> str:
         """Write the context and have the engine build it."""
-        from launcher.engine.connect import buildkit, cli_environment
-
         row = self.matrix.rows[request.tag]
         self.progress.step(f"fetch {sum(map(len, inputs.pins.values()))} Python packages")
         wheels = {
@@ -215,11 +213,7 @@ class Builds:
             context.write(inputs, wheels, Path(scratch), tar)
             tar.seek(0)
             self.progress.close()
-            if command := buildkit(self.client):
-                drive = partial(builders.buildkit, command, cli_environment(self.client))
-            else:
-                drive = partial(builders.classic, self.client)
-            return drive(tar, args, labels, self.progress, request.no_cache)
+            return builders.build(self.client, tar, args, labels, self.progress, request.no_cache)
 
     def _check(self, image: str, base: verify.Facts, inputs: context.Inputs) -> None:
         """Look into the new image and compare it with its base."""

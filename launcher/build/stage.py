@@ -4,6 +4,7 @@
     wheel     compile source/ into a megatron_core wheel and assert what must be in it
     folder    lay out /stage/opt/megatron, which is all that is added to a base
     packages  lay out /stage/opt/packages: what a base lacks, such as CPU torch
+    compile   byte-compile one share of a folder; started by the two above
 
 Reads source.json, which the context's record() wrote. Any failed assertion is one line on stderr
 and exit code 1, which fails the build.
@@ -21,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 BUILD = Path("/build")
@@ -31,6 +33,7 @@ MEGATRON = STAGE / "opt/megatron"
 PACKAGES = STAGE / "opt/packages"
 EXAMPLE = "megatron_core_training_example.py"
 EPOCH_OF_PACKAGES = 315532800  # 1980-01-01, the earliest time a zip file can carry
+SHARES = 4  # that a folder is byte-compiled in, whatever the number of processors
 
 # Optimised, without debug information, symbols, or the build folder's path in assertions.
 COMPILER = f"-O3 -g0 -ffile-prefix-map={BUILD}=."
@@ -58,6 +61,7 @@ def tools() -> None:
 def wheel() -> None:
     """Compile the wheel and assert that the extension, and of git all of Megatron, is in it."""
     print("stage: compiling megatron_core", flush=True)
+    normalise(BUILD / "source", int(os.environ["SOURCE_DATE_EPOCH"]))  # a wheel keeps modes
     pip_wheel = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir"]
     run([*pip_command(), *pip_wheel, str(DIST), str(BUILD / "source")], **FLAGS)
     built = next(DIST.glob("*.whl"))
@@ -162,15 +166,27 @@ def run(args: list[str], **extra: str) -> None:
 
 
 def compile_python(folder: Path) -> None:
-    """Byte-compile with hashes for times, so that the files are the same whenever it is done."""
-    compileall.compile_dir(
-        folder,
-        stripdir=str(STAGE),
-        prependdir="/",
-        quiet=2,
-        workers=os.cpu_count() or 1,
-        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-    )
+    """Byte-compile a folder, to the same bytes at every build.
+
+    Up to Python 3.10 a .pyc depends on the seed of the hashes (the order of a frozenset) and on
+    what is alive in the process (marshal marks objects that are referred to more than once). So
+    the seed is fixed, and each file is always compiled after the same other files.
+    """
+    with ThreadPoolExecutor(SHARES) as pool:
+        shares = [["compile", str(folder), str(share)] for share in range(SHARES)]
+        list(pool.map(lambda share: run([__file__, *share]), shares))
+
+
+def compile_share(folder: Path, share: int) -> None:
+    """Byte-compile every fourth file, with hashes for times: no .pyc then holds a time."""
+    for path in sorted(folder.rglob("*.py"))[share::SHARES]:
+        compileall.compile_file(
+            path,
+            stripdir=str(STAGE),
+            prependdir="/",
+            quiet=2,
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )
 
 
 def normalise(folder: Path, epoch: int) -> None:
@@ -195,4 +211,8 @@ def fail(reason: str) -> None:
 
 
 if __name__ == "__main__":
-    {"tools": tools, "wheel": wheel, "folder": folder, "packages": packages}[sys.argv[1]]()
+    os.umask(0o022)
+    if sys.argv[1] == "compile":
+        compile_share(Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        {"tools": tools, "wheel": wheel, "folder": folder, "packages": packages}[sys.argv[1]]()

@@ -111,7 +111,7 @@ def docker_cli(client: DockerClient) -> str | None:
 
 def buildx(client: DockerClient) -> list[str] | None:
     """The beginning of a buildx command line that works on the engine of `client`, or None."""
-    if _is_podman(client):
+    if is_podman(client):
         return None
     private, system = private_file(client, PLUGIN), shutil.which("docker")
     found = [[str(private)]] if private else []
@@ -128,11 +128,24 @@ def buildkit(client: DockerClient) -> list[str] | None:
     if prefix := buildx(client):
         return [*prefix, "build"]
     cli = docker_cli(client)
-    if cli is None or _is_podman(client):
+    if cli is None or is_podman(client):
         return None
     done = ask([cli, "version", "--format", "{{.Client.Version}}"], client)
     major = re.match(r"(\d+)\.", done.stdout) if done and done.returncode == 0 else None
     return [cli, "build"] if major and 19 <= int(major[1]) < 23 else None
+
+
+def podman(client: DockerClient) -> list[str] | None:
+    """The beginning of a podman command line for the engine of `client`, or None.
+
+    None with another engine than podman, and where there is no podman program here that reaches it.
+    """
+    program = shutil.which("podman")
+    if program is None or not is_podman(client):
+        return None
+    argv = [program, "--url", engine_host(client)]
+    done = ask([*argv, "version", "--format", "{{.Server.Version}}"], client)
+    return argv if done and done.returncode == 0 else None
 
 
 def no_engine(failures: list[tuple[Endpoint, str]]) -> EngineError:
@@ -299,7 +312,7 @@ def private_file(client: DockerClient, name: str) -> Path | None:
     return file if scheme == "unix" and file.exists() else None
 
 
-def _is_podman(client: DockerClient) -> bool:
+def is_podman(client: DockerClient) -> bool:
     """True for podman, whose docker-compatible interface has no BuildKit."""
     components = client.version().get("Components") or []
     return any("podman" in str(part.get("Name", "")).lower() for part in components)
