@@ -209,4 +209,5 @@ def _repository(reference: str) -> str:
 
 
 def _tag(reference: str) -> str:
-    return reference.removeprefix(_repository(reference)).removeprefix(":") or "latest"
+    name = reference.partition("@")[0]
+    return name.removeprefix(_repository(reference)).removeprefix(":") or "latest"
