@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import EngineError, UsageError
 from launcher.run.image import LABEL
-from launcher.transfer.layout import Base
+from launcher.transfer.layout import DIGEST, Base
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -38,6 +39,14 @@ def reference(text: str, rows: Mapping[str, object]) -> str:
         return f"{REPOSITORY}:{text}"
     last = text.rpartition("/")[2]
     return text if ":" in last or "@" in text else f"{text}:latest"
+
+
+def digest(text: str) -> str:
+    """A digest that a user gave. Raises UsageError for what is none."""
+    whole = text if text.startswith("sha256:") else f"sha256:{text}"
+    if not re.fullmatch(DIGEST, whole):
+        raise UsageError(f"{text!r} isn't a digest", "It is sha256: and 64 hexadecimal digits.")
+    return whole
 
 
 def find(client: DockerClient, name: str) -> Image:

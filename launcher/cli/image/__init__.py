@@ -7,7 +7,7 @@ from importlib import import_module
 
 HELP = "build images of the matrix, check them, carry them elsewhere"
 
-ACTIONS = ("build", "inspect", "probe", "scan", "save", "load")
+ACTIONS = ("build", "verify", "inspect", "probe", "scan", "save", "load", "push", "pull")
 """Each a module here with HELP, arguments(parser) and main(args), imported when it is used."""
 
 

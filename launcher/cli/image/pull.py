@@ -1,0 +1,41 @@
+"""`launcher image pull`: an image from a registry, compared with the digest that is expected."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "pull an image from a registry, and check that it is the expected one"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the action's arguments."""
+    add = parser.add_argument
+    add("image", metavar="NAME", help="24.10 of the matrix, or an image's name at a registry")
+    add(
+        "--registry", metavar="PREFIX", help="registry.example/team, which is before the name there"
+    )
+    add("--digest", metavar="sha256:…", help="what `image push` said, or the image's ID")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Pull, check and name it; one line on stdout."""
+    from launcher.engine.connect import connect
+    from launcher.matrix.load import load_lock, load_matrix
+    from launcher.progress import Progress
+    from launcher.settings import settings
+    from launcher.transfer import images, remote
+
+    site = settings()
+    matrix, lock = load_matrix(), load_lock(site.matrix.with_suffix(".lock"))
+    name = images.reference(args.image, matrix.rows)
+    locked = lock.images.get(name)
+    there = remote.remote_name(name, args.registry) if locked is None else site.mirrored(name)
+    expected = {images.digest(args.digest)} if args.digest else set()
+    if locked is not None and not expected:
+        expected = locked.digests
+        if name in matrix.moving:  # wherever its publisher has put the tag by now
+            there = f"{remote.split(there)[0]}@{locked.digest}"
+    client = connect(timeout=3600)
+    pulled = remote.pull(client, there, Progress(), expected, None if "@" in name else name)
+    print(f"{name} {pulled.id.removeprefix('sha256:')[:12]} pulled, {pulled.digest}")
+    return 0

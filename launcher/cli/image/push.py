@@ -1,0 +1,32 @@
+"""`launcher image push`: an image into a registry."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "push an image to a registry, and tell its digest"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the action's arguments."""
+    add = parser.add_argument
+    add("image", metavar="NAME", help="24.10 of the matrix, or the name of any image")
+    add("--registry", metavar="PREFIX", help="registry.example/team, put before the image's names")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Push all names that the image has; one line for each on stdout."""
+    from launcher.engine.connect import connect
+    from launcher.matrix.load import load_matrix
+    from launcher.progress import Progress
+    from launcher.transfer import images, remote
+
+    name = images.reference(args.image, load_matrix().rows)
+    remote.remote_name(name, args.registry)
+    client = connect(timeout=3600)
+    image = images.find(client, name)
+    for one in image.names or (name,):
+        there = remote.remote_name(one, args.registry)
+        pushed = remote.push(client, image.id, there, Progress())
+        print(f"{pushed.name} {pushed.digest}", flush=True)
+    return 0
