@@ -70,10 +70,11 @@ class Place:
 
     def run(self, name: str, config: Mapping[str, Any], processes: int) -> Ran:
         """Run `config` by `launcher run`, on the CPU or as many GPUs. Raises TrialError."""
-        given = {"name": name, "image": dict(self.image), "resources": {"stop_grace": 10}}
-        given |= {"gpus": processes} if self.gpus else {"gpus": 0, "processes": processes}
+        counts = {"gpus": processes} if self.gpus else {"gpus": 0, "processes": processes}
+        given = {"name": name, "image": dict(self.image), **counts}
         file = self.folder / f"{name}.yaml"
-        file.write_text(json.dumps({**given, **config}), encoding="utf-8")  # JSON is YAML
+        told = given | {"resources": {"stop_grace": 10}} | config
+        file.write_text(json.dumps(told), encoding="utf-8")  # JSON is YAML
         records = self.folder / "runs" / name
         code, lines = self._launch(file, records)
         if code:

@@ -102,9 +102,7 @@ def test_a_run_that_takes_too_long_is_ended_and_leaves_nothing(
         Place(at.folder, at.image, 0, 1, seconds=8).run("sleeps", {"program": "./sleep.py"}, 1)
     assert time.monotonic() - began < 300
     assert "here" in caught.value.tail
-    assert not [
-        job for job in DockerBackend().jobs() if job.labels["megatron-launchpad.name"] == "sleeps"
-    ]
+    assert "sleeps" not in [job.labels[f"{LABEL}name"] for job in DockerBackend().jobs()]
 
 
 @pytest.mark.engine
