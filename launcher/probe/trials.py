@@ -73,7 +73,7 @@ class Place:
         counts = {"gpus": processes} if self.gpus else {"gpus": 0, "processes": processes}
         given = {"name": name, "image": dict(self.image), **counts}
         file = self.folder / f"{name}.yaml"
-        told = given | {"resources": {"stop_grace": 10}} | config
+        told = {**given, "resources": {"stop_grace": 10}, **config}
         file.write_text(json.dumps(told), encoding="utf-8")  # JSON is YAML
         records = self.folder / "runs" / name
         code, lines = self._launch(file, records)
