@@ -107,7 +107,7 @@ def _engine(must: bool, progress: Progress) -> DockerClient | None:
     except EngineError as error:
         if must:
             raise EngineError(error.problem, f"{error.remedy}\n  {WITHOUT}") from error
-        progress.note(f"{error.problem.splitlines()[0]}: base and builder are not fetched")
+        progress.note("no container engine answers: base and builder are not fetched")
         return None
 
 
