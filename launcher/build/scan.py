@@ -76,7 +76,13 @@ def scan(packages: list[Package], database: str) -> list[Finding]:
         records = _ask(packages, database.rstrip("/"))
     else:
         records = _look_up(packages, Path(database))
-    return findings(records)
+    try:
+        return findings(records)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{database}: a record in it isn't one of the OSV schema: {error!r}",
+            "Nothing was checked.",
+        ) from error
 
 
 def findings(records: dict[Package, list[dict[str, Any]]]) -> list[Finding]:
@@ -107,7 +113,7 @@ def _finding(package: Package, record: dict[str, Any]) -> Finding:
         id=record["id"],
         aliases=tuple(sorted(record.get("aliases", ()))),
         summary=text.strip().splitlines()[0],
-        fixed=tuple(sorted(fixed, key=Version)),
+        fixed=tuple(sorted(fixed, key=_version)),
     )
 
 
@@ -178,7 +184,7 @@ def _look_up(packages: list[Package], path: Path) -> dict[Package, list[dict[str
                 record = json.loads(archive.read(name))
                 for package in _hit(record, packages):
                     found[package].append(record)
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError) as error:
+    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path}: can't be read as OSV's file of records: {error}",
             f"It is the file at {EXPORT}. Nothing was checked.",

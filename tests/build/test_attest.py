@@ -16,11 +16,13 @@ from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenan
 from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
 from in_toto_attestation.v1.statement import Statement
 from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
+from packageurl import PackageURL
+from packaging.utils import canonicalize_name
 
 from launcher import __version__
 from launcher.build import attest, context, fetch
 from launcher.build.image import Builds, Request
-from launcher.matrix.load import load_matrix
+from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.schema import LockedImage
 from launcher.progress import Progress
 from launcher.settings import Settings
@@ -126,6 +128,20 @@ def test_a_source_is_a_commit_an_sdist_or_a_checkout() -> None:
 def test_equal_images_give_equal_statements_and_another_input_another() -> None:
     assert attest.provenance(made()) == attest.provenance(made())
     assert attest.provenance(made()) != attest.provenance(made(row="24.09"))
+
+
+def test_every_package_of_the_lock_has_a_package_url_that_reads_back() -> None:
+    lock = load_lock()
+    pins = {
+        *(pin for needs in lock.needs.values() for pin in (*needs.build, *needs.runtime)),
+        *(pin for pins in lock.packages.values() for pin in pins),
+    }
+    assert pins
+    for pin in pins:
+        url = attest.of_pin(pin)
+        assert PackageURL.from_string(str(url)) == url
+        assert url.name == canonicalize_name(fetch.name_of_pin(pin))
+        assert f"=={url.version} " in pin
 
 
 @pytest.mark.parametrize(

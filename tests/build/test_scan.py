@@ -149,6 +149,24 @@ def test_a_file_that_is_none_is_told(tmp_path: Path, content: bytes | None) -> N
 
 
 @pytest.mark.parametrize(
+    "spoilt",
+    [
+        [],
+        {"affected": [{"package": {"ecosystem": "PyPI"}}]},
+        {key: value for key, value in BROKEN.items() if key != "id"},
+        BROKEN | {"affected": [{**BROKEN["affected"][0], "ranges": [{"events": []}]}]},
+    ],
+)
+def test_a_record_that_is_none_is_told(tmp_path: Path, spoilt: Any) -> None:
+    path = tmp_path / "all.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("PYSEC-1.json", json.dumps(spoilt))
+    with pytest.raises(UsageError, match=r"all\.zip") as caught:
+        scan.scan([TORCH], str(path))
+    assert "Nothing was checked" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
     ("events", "hit", "missed"),
     [
         ([{"introduced": "0"}], ["0.1", "99"], []),
@@ -196,6 +214,16 @@ def test_packages_are_named_as_records_name_them() -> None:
 def test_a_bill_of_materials_gives_its_packages_alone() -> None:
     found = scan.of_sbom(json.loads(sbom(made())))
     assert found == [EINOPS, Package("megatron-core", "0.9.0"), TORCH]
+
+
+def test_what_a_record_says_is_no_command_to_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "all.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("A.json", json.dumps(BROKEN | {"summary": "\x1b[2J gone\nmore"}))
+    assert main(["image", "scan", "cpu", "--database", str(path)]) == 1
+    assert capsys.readouterr().out.endswith("  \\x1b[2J gone\n")
 
 
 def test_a_row_is_scanned_as_the_lock_has_it(

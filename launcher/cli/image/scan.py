@@ -78,6 +78,8 @@ def _packages_of_image(name: str) -> list[Package]:
 
 
 def _line(one: Finding) -> str:
+    from launcher.build.compare import printable
+
     names = " ".join((one.id, *one.aliases))
     fixed = f"fixed in {', '.join(one.fixed)}" if one.fixed else "no fix recorded"
-    return f"{one.package.name} {one.package.version}  {names}  {fixed}  {one.summary}"
+    return printable(f"{one.package.name} {one.package.version}  {names}  {fixed}  {one.summary}")
