@@ -37,6 +37,8 @@ def reference(text: str, rows: Mapping[str, object]) -> str:
     """The name of an image: `24.10` of the matrix is `megatron:24.10`, another is a name itself."""
     if text.partition("-")[0] in rows:  # 24.10, and 24.10-0.9.0 of another release
         return f"{REPOSITORY}:{text}"
+    if re.fullmatch(r"[0-9a-f]{12,64}", text):  # an ID, as `image build` prints it
+        return text
     last = text.rpartition("/")[2]
     return text if ":" in last or "@" in text else f"{text}:latest"
 

@@ -30,13 +30,14 @@ def main(args: argparse.Namespace) -> int:
 
     client = connect()
     image = find(client, reference(args.image, load_matrix().rows))
+    names = sorted(client.api.inspect_image(image.id)["RepoTags"] or [])
     record = beside.record(client, image.id, args.image)
     documents = beside.kept(image.id, settings())
     beside.check(documents, image.id, record)
     if args.json:
         found = {
             "id": image.id,
-            "names": image.names,
+            "names": names,
             "labels": image.labels,
             "build": record,
             "folder": str(documents.folder),
@@ -45,16 +46,16 @@ def main(args: argparse.Namespace) -> int:
         }
         print(json.dumps(found, indent=2, sort_keys=True))
     else:
-        print(_text(image, record, documents), end="")
+        print(_text(image, names, record, documents), end="")
     return 0
 
 
-def _text(image: Image, record: dict[str, Any], documents: Documents) -> str:
+def _text(image: Image, names: list[str], record: dict[str, Any], documents: Documents) -> str:
     """The lines for a person; what isn't there is said."""
     from launcher.build.beside import PROVENANCE, SBOM
 
     lines = [
-        ("image", ", ".join(image.names) or "without a name"),
+        ("image", ", ".join(names) or "without a name"),
         ("id", image.id),
         *((name, value) for name, value in sorted(image.labels.items())),
         ("wheel", f"{record['wheel']['name']} sha256:{record['wheel']['sha256']}"),
