@@ -56,6 +56,9 @@ def test_every_release_has_a_full_commit_and_patches_that_exist() -> None:
         ("megatron: 0.9.0", "megatron: 0.16.1", "rows.24.02.megatron", "requires torch >=2.6.0"),
         ('  "24.03":', '  "24.02":', "24.02", "repeated key"),
         ("source: sdist", "source: wheel", "rows.cpu.source", "'git' or 'sdist'"),
+        ("- quay.io/pypa", "- quay.io/pypi", "moving.0", "Did you mean 'quay.io/pypa"),
+        ("commit: 1afee592", "ref: x, commit: 1afee592", "releases.0.9.0.git", "and not both"),
+        ("commit: 1afee592", "ref: -1afee592", "releases.0.9.0.git.ref", "a tag or a branch"),
     ],
 )
 def test_a_wrong_matrix_names_file_line_key_and_reason(

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher.engine import registry
 from launcher.engine.registry import Resolved
 from launcher.errors import BuildError, EngineError
 from launcher.matrix import lock
 from launcher.matrix.load import load_lock, load_matrix
-from launcher.matrix.schema import Lock
+from launcher.matrix.schema import (
+    GitSource,
+    Lock,
+    LockedImage,
+    LockedPlatform,
+    LockedRelease,
+)
 from launcher.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,3 +97,122 @@ def test_a_release_whose_commit_was_changed_is_not_kept(
         monkeypatch.setattr(lock, name, unreachable)
     with pytest.raises(BuildError):
         lock.lock(load_matrix(), Lock.model_validate(data), site, lambda line: None)
+
+
+def sha(letter: str) -> str:
+    return f"sha256:{letter * 64}"
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Resolved]) -> list[str]:
+    """Have registries answer so; what they were asked."""
+    asked: list[str] = []
+
+    def resolve(reference: str) -> Resolved:
+        asked.append(reference)
+        if reference not in answers:
+            raise EngineError(f"{reference}: the registry can't be reached\n  more", "Mend it.")
+        return answers[reference]
+
+    monkeypatch.setattr(registry, "resolve", resolve)
+    return asked
+
+
+def test_each_base_and_builder_is_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch, site: Settings
+) -> None:
+    matrix = load_matrix()
+    answers = {name: Resolved(sha("a"), sha("b"), sha("c")) for name in matrix.images}
+    asked = answering(monkeypatch, answers)
+    said: list[str] = []
+    images = lock._lock_images(matrix, None, site, said.append)
+    assert sorted(asked) == sorted(set(asked)) == sorted(images)
+    assert len(images) == len(matrix.rows) + 1
+    assert said == []
+    platform = LockedPlatform(manifest=sha("b"), config=sha("c"))
+    assert all(
+        image == LockedImage(digest=sha("a"), platforms={"linux/amd64": platform})
+        for image in images.values()
+    )
+
+
+def test_row_by_row_what_cannot_be_reached_keeps_its_pin_or_has_none(
+    monkeypatch: pytest.MonkeyPatch, site: Settings
+) -> None:
+    matrix = load_matrix()
+    there, gone, never = (matrix.rows[tag].base for tag in ("24.02", "24.03", "24.04"))
+    answering(monkeypatch, {there: Resolved(sha("a"), sha("b"), sha("c"))})
+    platform = LockedPlatform(manifest=sha("e"), config=sha("f"))
+    before = LockedImage(digest=sha("d"), platforms={"linux/amd64": platform})
+    old = load_lock().model_copy(update={"images": {there: before, gone: before, "left:1": before}})
+    said: list[str] = []
+    images = lock._lock_images(matrix, old, site, said.append)
+    assert images[there].digest == sha("a")
+    assert images[gone] == before
+    assert set(images) == {there, gone}
+    lines = {line.partition(":")[0]: line for line in said}
+    assert lines["base of 24.03 keeps its old pin"]
+    assert never in lines["base of 24.04 has no pin, so builds go by its tag"]
+    assert len(said) == len(matrix.images) - 1
+
+
+def test_a_mirror_is_asked_and_does_not_show_in_the_lock(
+    monkeypatch: pytest.MonkeyPatch, site: Settings
+) -> None:
+    own = replace(site, image_mirrors={"nvcr.io": "mirror.example/nvcr"})
+    at = "mirror.example/nvcr/nvidia/pytorch:24.10-py3"
+    answering(monkeypatch, {at: Resolved(sha("a"), sha("b"), sha("c"))})
+    images = lock._lock_images(load_matrix(), None, own, lambda line: None)
+    assert list(images) == ["nvcr.io/nvidia/pytorch:24.10-py3"]
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(load_matrix().images)),
+        st.tuples(*[st.sampled_from("0123456789abcdef")] * 3),
+    )
+)
+def test_a_lock_reads_back_and_is_written_the_same_in_any_order(
+    found: dict[str, tuple[str, str, str]],
+) -> None:
+    images = {
+        name: LockedImage(
+            digest=sha(digest),
+            platforms={"linux/amd64": LockedPlatform(manifest=sha(manifest), config=sha(config))},
+        )
+        for name, (digest, manifest, config) in found.items()
+    }
+    locked = load_lock().model_copy(update={"images": images})
+    backwards = locked.model_copy(update={"images": dict(reversed(images.items()))})
+    text = lock.dump(locked)
+    assert text == lock.dump(backwards)
+    assert Lock.model_validate(yaml.safe_load(text)) == locked
+
+
+def test_a_lock_of_before_images_were_locked_is_read() -> None:
+    data = yaml.safe_load((ROOT / "matrix.lock").read_text())
+    del data["images"]
+    assert Lock.model_validate(data).images == {}
+
+
+def test_a_branch_is_locked_with_its_name_and_another_one_keeps_no_pin(
+    monkeypatch: pytest.MonkeyPatch, site: Settings
+) -> None:
+    named = GitSource(url="https://github.com/x/y.git", ref="core_r0.9.0")
+    monkeypatch.setattr(lock.source, "commit_of", lambda url, ref, site: "a" * 40)
+    monkeypatch.setattr(lock.source, "repository", lambda url, commit, site: Path(url))
+    monkeypatch.setattr(lock.source, "git", lambda *_: f"{'b' * 40} 1700000000\n")
+    found = lock._lock_git(named, site)
+    assert (found.commit, found.ref) == ("a" * 40, "core_r0.9.0")
+    old = load_lock().model_copy(update={"releases": {"0.9.0": LockedRelease(git=found)}})
+    assert lock._old_git(old, "0.9.0", named) == found
+    assert lock._old_git(old, "0.9.0", GitSource(url="x", ref="core_r0.10.0")) is None
+    assert lock._old_git(old, "0.9.0", GitSource(url="x", commit="a" * 40)) is None
+
+
+def test_a_lock_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "matrix.lock"
+    path.write_text("old")
+    monkeypatch.setattr(lock, "dump", lambda locked: "new")
+    monkeypatch.setattr(Path, "replace", lambda *_: None)  # killed just before
+    lock.write(load_lock(), path)
+    assert path.read_text() == "old"
