@@ -102,7 +102,7 @@ class _Hashes:
         return own
 
     def update(self, block: bytes) -> None:
-        self.head = self.head or block[:4]
+        self.head = (self.head + block[:4])[:4]
         for one in self._updated:
             one.update(block)
 

@@ -58,32 +58,29 @@ def save(
     something else in it, EngineError where the engine doesn't give the image.
     """
     incoming = _prepare(folder, image.names)
-    stream = Saved(client.api.get_image(image.id, chunk_size=parts.BLOCK), image.layers)
-    left_out = set(base.layers) if base else set()
-    taken: set[str] = set()
+    below = len(base.layers) if base else 0
+    left_out = set(image.layers[:below]) - set(image.layers[below:])
     blobs: dict[str, Blob] = {}
     layers: dict[str, Layer] = {}
+    taken: set[str] = set()
     (folder / layout.LISTING).unlink(missing_ok=True)
     with _told(image):
+        stream = Saved(client.api.get_image(image.id, chunk_size=parts.BLOCK), image.layers)
         for member, file in stream.members():
             if member.diff_id in left_out:
                 layers[member.name] = Layer(member.diff_id, member.size)
                 continue
-            name = hex_of(member.guess or "")
-            if not name or name in taken:  # a guess may be wrong
-                name = hex_of(layout.sha256(member.name.encode()))
-            taken.add(name)
-            _take_back(folder, incoming, name)
+            name = _take_back(member, folder, incoming, taken)
             with _shown(progress, member) as seen:
                 blob = parts.write(file, member.size, incoming, name, part_size, seen)
                 if blob.kept == blob.size:
                     progress.cached()
             blobs[member.name] = blob
             layers[member.name] = Layer(blob.digest, blob.size, _media_type(blob))
-        config = stream.config()
-        order = [layers[name] for name in stream.layers()]
-    carried = [blobs[name] for name in {config, *stream.layers()} if name in blobs]
-    _check(image, order)
+        config, names = stream.config(), stream.layers()
+        order = [layers[name] for name in names]
+        _check(image, order)
+        carried = [blobs[name] for name in {config, *names[below:]}]
     listing = _complete(folder, image, base, blobs[config], order, carried)
     shutil.rmtree(incoming)
     return Outcome(listing, sum(blob.kept for blob in carried))
@@ -124,12 +121,20 @@ def _names_in(folder: Path) -> tuple[str, ...] | None:
         return None
 
 
-def _take_back(folder: Path, incoming: Path, name: str) -> None:
-    """Move the files of a blob that an earlier save completed to where it is compared."""
-    whole = folder / layout.BLOBS / name
-    for path in (whole, *(folder / layout.PARTS).glob(f"{name}.*")):
+def _take_back(member: Member, folder: Path, incoming: Path, taken: set[str]) -> str:
+    """The name for a blob's files while they come, whose digest may not be known yet.
+
+    Files of it that an earlier save completed are moved there, to be compared. `taken` are the
+    names that this save has given so far.
+    """
+    name = hex_of(member.guess or "")
+    if not name or name in taken:  # a guess may be wrong
+        name = hex_of(layout.sha256(member.name.encode()))
+    taken.add(name)
+    for path in (folder / layout.BLOBS / name, *(folder / layout.PARTS).glob(f"{name}.*")):
         if path.exists():
             path.replace(incoming / path.name)
+    return name
 
 
 @contextmanager

@@ -1,0 +1,282 @@
+"""Images carried by folder and by registry, between two real engines."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launcher.engine import private
+from launcher.engine.connect import engine_host
+from launcher.settings import ROOT, Settings
+from launcher.transfer import saved
+from tests.e2e.command import launcher, refused
+from tests.registry import Registry, serving
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from tests.conftest import CpuImages
+
+pytestmark = pytest.mark.engine
+
+BASE, IMAGE = "launchpad-test-carried:base", "launchpad-test-carried:1"
+
+
+@pytest.fixture(scope="module")
+def image(engine: DockerClient) -> Iterator[str]:
+    """A base of one layer, and an image with two more, of which one is 12 MB that don't pack."""
+    engine.api.import_image_from_data(_tar("base", 3_000_000), *BASE.split(":"))
+    previous = BASE
+    for name, size in (("packages", 12_000_000), ("megatron", 50_000)):
+        container = engine.containers.create(previous, ["none"])
+        container.put_archive("/", _tar(name, size))
+        previous = container.commit(*IMAGE.split(":")).id
+        container.remove()
+    yield IMAGE
+    for name in (IMAGE, BASE):
+        engine.images.remove(name, force=True)
+
+
+def _tar(name: str, size: int) -> bytes:
+    """One file whose bytes are as good as random."""
+    blocks = (hashlib.sha256(f"{name} {n}".encode()).digest() for n in range(size // 32))
+    content = b"".join(blocks)
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def elsewhere(
+    site: Settings, engine: DockerClient, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DockerClient]:
+    """Another engine, with nothing in it."""
+    if reason := private.unsupported():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("elsewhere")
+    unpacked = site.cache / "engine/packages"
+    if unpacked.exists():
+        (folder / "packages").symlink_to(unpacked)
+    with private.private_engine(folder) as client:
+        yield client
+
+
+@pytest.fixture
+def there(elsewhere: DockerClient) -> Iterator[DockerClient]:
+    """The other engine, emptied again at the end."""
+    yield elsewhere
+    for one in elsewhere.images.list():
+        elsewhere.images.remove(one.id, force=True)
+
+
+def on(engine: DockerClient, *args: str) -> subprocess.CompletedProcess[str]:
+    """The launcher on one of the engines."""
+    return launcher(*args, DOCKER_HOST=engine_host(engine))
+
+
+def done(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def carry_base(engine: DockerClient, there: DockerClient) -> None:
+    """What another site has when it has the base alone."""
+    list(there.api.load_image(engine.api.get_image(BASE)))
+
+
+def test_an_image_goes_to_another_engine_by_folder(
+    engine: DockerClient, there: DockerClient, image: str, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "stick")
+    said = done(on(engine, "image", "save", image, "-o", folder, "--part-size", "5M"))
+    assert len(list(Path(folder, "parts").iterdir())) == 3
+    assert subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=folder).returncode == 0
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", folder, str(copy)], check=True)
+    assert f"{image} {_id(engine, image)[7:19]} loaded" in done(
+        on(there, "image", "load", str(copy))
+    )
+    assert _id(there, image) == _id(engine, image)
+    assert json.loads((copy / "transfer.json").read_text())["manifest"] in said
+
+
+def test_the_same_image_is_the_same_bytes(engine: DockerClient, image: str, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        done(on(engine, "image", "save", image, "-o", str(tmp_path / name)))
+    assert subprocess.run(["diff", "-r", "one", "two"], cwd=tmp_path).returncode == 0
+
+
+def test_thin_is_refused_without_the_base_and_loaded_with_it(
+    engine: DockerClient, there: DockerClient, image: str, tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+    done(on(engine, "image", "save", image, "--thin", "--base", BASE, "-o", folder))
+    refused(on(there, "image", "load", folder), 125, BASE, f"docker pull {BASE}")
+    assert not there.images.list(all=True)
+    carry_base(engine, there)
+    done(on(there, "image", "load", folder))
+    assert _id(there, image) == _id(engine, image)
+
+
+def test_thin_is_loaded_onto_a_base_that_was_pulled_packed(
+    engine: DockerClient,
+    there: DockerClient,
+    registry: Registry,
+    site: Settings,
+    image: str,
+    tmp_path: Path,
+) -> None:
+    """Through a registry, which has layers packed, and gives them so."""
+    folder = str(tmp_path / "thin")
+    done(on(engine, "image", "save", image, "--thin", "--base", BASE, "-o", folder))
+    pushed = done(on(engine, "image", "push", BASE, "--registry", registry.address)).split()
+    name, digest = pushed[-2:]
+    assert name.partition("/")[2].startswith("launchpad-test-carried:")
+    with ExitStack() as stack:
+        near = tmp_path / "near"
+        near.mkdir()
+        (near / "data").symlink_to(registry.data)
+        served = stack.enter_context(serving(site.cache, near, engine_host(there)))
+        here = f"{served.address}/{BASE}"
+        wrong = on(there, "image", "pull", here, "--digest", _id(engine, image))
+        refused(wrong, 1, "isn't the expected image", digest, _id(engine, image))
+        assert not there.images.list(all=True)
+        assert digest in done(on(there, "image", "pull", here, "--digest", digest))
+    done(on(there, "image", "load", folder))
+    assert _id(there, image) == _id(engine, image)
+    engine.images.remove(name)
+
+
+def test_an_engine_that_wants_the_bases_layers_too_gets_them_from_itself(
+    engine: DockerClient, there: DockerClient, image: str, tmp_path: Path
+) -> None:
+    """The way in which thin images are loaded where the first is refused, on a real engine."""
+    from launcher.progress import Progress
+    from launcher.transfer import load
+    from launcher.transfer.images import having
+
+    done(on(engine, "image", "save", image, "--thin", "--base", BASE, "-o", str(tmp_path)))
+    carry_base(engine, there)
+    progress = Progress(io.StringIO())
+    content = load._content(tmp_path, load.check(tmp_path, progress))
+    assert content.listing.base is not None
+    base = having(there, content.listing.base)
+    assert base is not None
+    archive = b"".join(load._whole_archive(there, content, base, progress))
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        names = tar.getnames()
+    assert len([name for name in names if name.endswith("layer.tar")]) == 3
+    for name in there.images.list():
+        there.images.remove(name.id, force=True)
+    list(there.api.load_image(archive))
+    assert _id(there, content.listing.image) == _id(engine, image)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_damage_in_each_file_is_told_and_nothing_is_loaded(
+    engine: DockerClient, there: DockerClient, image: str, tmp_path: Path, damage: str
+) -> None:
+    done(on(engine, "image", "save", image, "-o", str(tmp_path), "--part-size", "5M"))
+    files = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
+    contents = {path: path.read_bytes() for path in files}
+    for path, content in contents.items():
+        middle = len(content) // 2
+        if damage == "remove":
+            path.unlink()
+        else:
+            flipped = bytes([content[middle] ^ 1]) + content[middle + 1 :]
+            path.write_bytes(content[:middle] + (flipped if damage == "flip" else b""))
+        result = on(there, "image", "load", str(tmp_path))
+        path.write_bytes(content)
+        refused(result, 1, path.relative_to(tmp_path).as_posix(), "nothing was loaded")
+        assert result.stderr.count("expected:") == 1
+    assert not there.images.list(all=True)
+    done(on(there, "image", "load", str(tmp_path)))
+
+
+def test_saves_that_are_killed_leave_nothing_that_is_loaded_and_the_next_completes_it(
+    engine: DockerClient, there: DockerClient, image: str, tmp_path: Path
+) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    save = ["image", "save", image, "--part-size", "1M", "-o"]
+    started = time.monotonic()
+    done(on(engine, *save, str(whole)))
+    takes = time.monotonic() - started
+    killed = 0
+    for number in range(10):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", *save, str(folder)],
+            cwd=ROOT,
+            env=os.environ | {"DOCKER_HOST": engine_host(engine)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(takes * (0.3 + 0.07 * number))
+        process.send_signal(signal.SIGKILL)
+        if process.wait() == -signal.SIGKILL:
+            killed += 1
+            if folder.exists() and not (folder / "transfer.json").exists():
+                refused(on(there, "image", "load", str(folder)), 2, str(folder))
+    assert killed
+    assert not there.images.list(all=True)
+    done(on(engine, *save, str(folder)))
+    assert subprocess.run(["diff", "-r", whole, folder]).returncode == 0
+    done(on(there, "image", "load", str(folder)))
+
+
+def test_the_cpu_image_is_under_3_percent_thin_where_the_other_side_has_its_packages(
+    engine: DockerClient, cpu_images: CpuImages, tmp_path: Path
+) -> None:
+    """As in images with CUDA, torch is in what the other side has: here base and packages."""
+    name, packages = cpu_images.build(), "launchpad-test-packages:cpu"
+    full, thin = tmp_path / "full", tmp_path / "thin"
+    done(on(engine, "image", "save", name, "-o", str(full)))
+    _without_top_layer(engine, full, packages)
+    try:
+        done(on(engine, "image", "save", name, "--base", packages, "-o", str(thin)))
+        assert size_of(thin) < 0.03 * size_of(full)
+        loaded = done(on(engine, "image", "load", str(thin)))
+        assert _id(engine, name)[7:19] in loaded
+    finally:
+        engine.images.remove(packages, force=True)
+
+
+def _without_top_layer(engine: DockerClient, folder: Path, name: str) -> None:
+    """Make an image of all but the last layer of the one saved in `folder`."""
+    listing = json.loads((folder / "transfer.json").read_text())
+    config = json.loads((folder / "blobs/sha256" / listing["image"][7:]).read_bytes())
+    config["rootfs"]["diff_ids"].pop()
+    config["history"] = []
+    config["config"]["Labels"] = {}
+    text = json.dumps(config).encode()
+    layers = [f"{one[7:]}/layer.tar" for one in config["rootfs"]["diff_ids"]]
+    manifest = saved.load_manifest("config.json", layers)
+    archive = saved.file("config.json", text) + saved.file("manifest.json", manifest) + saved.END
+    events = list(engine.api.load_image(archive))
+    assert not [event for event in events if "error" in event], events
+    engine.api.tag(f"sha256:{hashlib.sha256(text).hexdigest()}", *name.split(":"))
+
+
+def _id(engine: DockerClient, image: str) -> str:
+    found: str = engine.api.inspect_image(image)["Id"]
+    return found

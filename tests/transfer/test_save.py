@@ -1,0 +1,217 @@
+"""Saving: the same layout from every engine's format, and whatever stopped an earlier attempt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launcher.errors import EngineError, UsageError
+from launcher.progress import Progress
+from launcher.transfer import images, layout
+from launcher.transfer.save import Outcome, save
+from launcher.transfer.saved import chain_ids
+
+from .conftest import BASE_LAYERS, FORMS, OWN_LAYERS, Engine, filled, sha256
+
+PART = 10_000
+QUIET = Progress(open("/dev/null", "w"))  # noqa: SIM115
+
+
+def saved(engine: Engine, folder: Path, thin: bool = False, part_size: int = PART) -> Outcome:
+    image = images.find(engine, "megatron:24.10")
+    base = images.base_of(engine, image, {}) if thin else None
+    return save(engine, image, folder, part_size, QUIET, base)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("form", ["oci", "podman"])
+def test_every_format_gives_the_same_files(tmp_path: Path, form: str) -> None:
+    saved(filled("legacy"), tmp_path / "legacy")
+    saved(filled(form), tmp_path / form)
+    assert contents(tmp_path / "legacy") == contents(tmp_path / form)
+
+
+@pytest.mark.parametrize("thin", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_it_is_an_oci_layout(tmp_path: Path, form: str, thin: bool) -> None:
+    listing = saved(filled(form), tmp_path, thin, part_size=1_000_000).listing
+    files = contents(tmp_path)
+    assert json.loads(files["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
+    (first, second) = json.loads(files["index.json"])["manifests"]
+    assert first["digest"] == second["digest"] == listing.manifest
+    assert [one["annotations"]["org.opencontainers.image.ref.name"] for one in (first, second)] == [
+        "24.10",
+        "24.10-0.9.0",
+    ]
+    manifest = json.loads(files[layout.blob_path(listing.manifest)])
+    assert len(files[layout.blob_path(listing.manifest)]) == first["size"]
+    held = filled(form).find("megatron:24.10")
+    assert listing.image == manifest["config"]["digest"] == held.id
+    packed = "+gzip" if form == "packed" else ""
+    assert {one["mediaType"] for one in manifest["layers"]} == {layout.LAYER_TYPE + packed}
+    if form != "packed":
+        assert [one["digest"] for one in manifest["layers"]] == held.diff_ids
+    for number, one in enumerate(manifest["layers"]):
+        there = files.get(layout.blob_path(one["digest"]))
+        if thin and number in (0, 2):
+            assert there is None
+        else:
+            assert there is not None
+            assert (len(there), sha256(there)) == (one["size"], one["digest"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_thin_one_has_only_what_the_base_lacks(tmp_path: Path, form: str) -> None:
+    listing = saved(filled(form), tmp_path, thin=True).listing
+    assert listing.base is not None
+    assert listing.base.name == "base:1"
+    assert listing.base.layers == tuple(map(sha256, BASE_LAYERS))
+    carried = sum(file.size for file in listing.files)
+    assert carried < sum(map(len, OWN_LAYERS)) + 5000
+
+
+def test_all_files_but_the_list_are_listed(tmp_path: Path) -> None:
+    outcome = saved(filled(), tmp_path)
+    files = contents(tmp_path)
+    assert set(files) == {file.path for file in outcome.listing.files} | {
+        "transfer.json",
+        "SHA256SUMS",
+    }
+    assert files["transfer.json"] == layout.render(outcome.listing)
+    assert files["SHA256SUMS"] == layout.sums(outcome.listing)
+    assert all(len(content) <= PART for path, content in files.items() if path.startswith("parts"))
+    assert [path for path in files if path.startswith("parts")]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 100_000), st.sampled_from(FORMS), st.booleans())
+def test_a_save_that_is_cut_off_is_not_taken_for_a_whole_one_and_the_next_completes_it(
+    tmp_path_factory: pytest.TempPathFactory, ends: int, form: str, thin: bool
+) -> None:
+    folder, whole = tmp_path_factory.mktemp("cut"), tmp_path_factory.mktemp("whole")
+    engine = filled(form)
+    engine.ends = ends
+    try:
+        saved(engine, folder, thin)
+    except EngineError as error:
+        assert "ended its stream early" in error.problem
+        assert not (folder / layout.LISTING).exists()
+    engine.ends = None
+    saved(engine, folder, thin)
+    saved(engine, whole, thin)
+    assert contents(folder) == contents(whole)
+
+
+def test_what_is_right_is_not_written_again_and_what_is_wrong_is(tmp_path: Path) -> None:
+    engine = filled()
+    saved(engine, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    wrong = next(iter((tmp_path / "parts").iterdir()))
+    wrong.write_bytes(b"wrong")
+    outcome = saved(engine, tmp_path)
+    assert outcome.kept > outcome.size - PART - 5000
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    changed = {path.name for path in after if after[path] != before[path]}
+    assert changed == {wrong.name, "transfer.json"}
+
+
+def test_another_part_size_leaves_no_file_of_the_first(tmp_path: Path) -> None:
+    saved(filled(), tmp_path / "a", part_size=PART)
+    saved(filled(), tmp_path / "a", part_size=1_000_000)
+    saved(filled(), tmp_path / "b", part_size=1_000_000)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.doc").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"isn't empty: it has thesis\.doc"):
+        saved(filled(), tmp_path)
+
+
+def test_a_folder_with_another_image_is_refused_and_left(tmp_path: Path) -> None:
+    engine = filled()
+    saved(engine, tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(UsageError, match=r"holds another image: megatron:24\.10"):
+        save(engine, images.find(engine, "base:1"), tmp_path, PART, QUIET)
+    assert contents(tmp_path) == before
+
+
+def test_what_systems_leave_on_sticks_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "System Volume Information").mkdir()
+    (tmp_path / ".Trashes").mkdir()
+    assert saved(filled(), tmp_path).listing.files
+
+
+def test_a_layer_that_is_another_is_refused(tmp_path: Path) -> None:
+    engine = filled()
+    engine.layers[sha256(OWN_LAYERS[0])] = OWN_LAYERS[1]
+    with pytest.raises(EngineError, match="store is damaged") as caught:
+        saved(engine, tmp_path)
+    assert sha256(OWN_LAYERS[0]) in str(caught.value)
+    assert not (tmp_path / layout.LISTING).exists()
+
+
+def test_no_image_and_no_base_are_told(tmp_path: Path) -> None:
+    engine = Engine()
+    with pytest.raises(EngineError, match=r"no image megatron:24\.10") as caught:
+        images.find(engine, "megatron:24.10")
+    assert caught.value.remedy == "make image TAG=24.10"
+    engine.add("megatron:24.10", (*BASE_LAYERS, *OWN_LAYERS))
+    with pytest.raises(EngineError, match="doesn't have the image that it was built on"):
+        saved(engine, tmp_path, thin=True)
+
+
+def test_a_base_that_is_chosen_shares_what_it_shares() -> None:
+    engine = filled()
+    engine.add("megatron:24.09", (*BASE_LAYERS, OWN_LAYERS[0], b"other"))
+    engine.add("far:1", (b"far",))
+    image = images.find(engine, "megatron:24.10")
+    base = images.base_of(engine, image, {}, "megatron:24.09")
+    assert base.layers == tuple(map(sha256, (*BASE_LAYERS, OWN_LAYERS[0])))
+    with pytest.raises(EngineError, match="has no layer of it"):
+        images.base_of(engine, image, {}, "far:1")
+    with pytest.raises(EngineError, match="is the same image"):
+        images.base_of(engine, image, {}, "megatron:24.10-0.9.0")
+
+
+def test_the_base_is_found_by_its_name_before_its_layers() -> None:
+    engine = filled()
+    engine.add("whole:1", (*BASE_LAYERS, OWN_LAYERS[0]))
+    image = images.find(engine, "megatron:24.10")
+    assert images.base_of(engine, image, {}).name == "whole:1"
+    labelled = engine.add("ours:1", (*BASE_LAYERS, *OWN_LAYERS), **{images.BASE_NAME: "base:1"})
+    assert images.base_of(engine, images.find(engine, labelled.names[0]), {}).name == "base:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("24.10", "megatron:24.10"),
+        ("24.10-0.9.0", "megatron:24.10-0.9.0"),
+        ("base", "base:latest"),
+        ("registry:5000/base", "registry:5000/base:latest"),
+        ("base:1", "base:1"),
+        ("base@sha256:1", "base@sha256:1"),
+    ],
+)
+def test_an_image_is_named_by_row_or_name(text: str, name: str) -> None:
+    assert images.reference(text, {"24.10": None}) == name
+
+
+def test_chain_ids_are_those_of_the_image_specification() -> None:
+    """Of an image of docker 20.10's own making: base, packages and ours."""
+    one, two = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+    assert chain_ids([one, two]) == [one, sha256(f"{one} {two}".encode())]
