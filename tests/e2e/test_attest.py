@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,7 +18,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from launcher.build import beside
 from launcher.matrix.load import load_lock, load_matrix
-from launcher.settings import Settings
+from launcher.settings import ROOT, Settings
 from tests.build.test_attest import validated
 from tests.conftest import NAMES
 from tests.e2e.command import launcher, refused
@@ -29,6 +32,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engine
 
 OCI = "org.opencontainers.image."
+# Builds the cpu row from the clone that it runs in; prints which that is, and whether it was there.
+BUILD = """
+import sys
+import launcher.settings as settings
+from launcher.build.image import Builds, Request
+from launcher.engine.connect import connect
+from launcher.progress import Progress
+base, builder, names = sys.argv[1:]
+builds = Builds(connect(timeout=600), settings.settings(), Progress(), names)
+print(settings.ROOT, builds.build(Request("cpu", base=base, builder=builder)).reused)
+"""
 
 
 def inspected(name: str, **env: str) -> dict[str, Any]:
@@ -45,7 +59,9 @@ def test_an_image_is_documented_and_inspect_reads_it_back(
     name = cpu_images.build()
     found = inspected(name)
     assert found["id"] == engine.api.inspect_image(name)["Id"]
-    assert found["names"][0] == name
+    assert name in found["names"]
+    short = found["id"].removeprefix("sha256:")[:12]  # as `image build` prints it
+    assert inspected(short) == found
     validated(found["provenance"])
     subjects = {one["name"]: one["digest"]["sha256"] for one in found["provenance"]["subject"]}
     wheel = found["build"]["wheel"]
@@ -99,6 +115,33 @@ def test_documents_that_are_gone_are_written_again_byte_for_byte(
     shutil.rmtree(folder)
     cpu_images.build()
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_another_clone_user_and_day_write_the_same_bytes(
+    site: Settings, cpu_images: CpuImages, bases: Bases, tmp_path: Path
+) -> None:
+    """The image is found by its key there; its documents are made of that clone's own inputs."""
+    folder = beside.folder(inspected(cpu_images.build())["id"], site)
+    clone, cache = tmp_path / "clone", tmp_path / "cache"
+    for part in ("launcher", "patches"):
+        shutil.copytree(ROOT / part, clone / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("matrix.yaml", "matrix.lock", "Dockerfile.template"):
+        shutil.copy(ROOT / part, clone)
+    cache.mkdir()
+    for part in ("sha256", "git"):
+        if (site.cache / part).is_dir():
+            (cache / part).symlink_to(site.cache / part)
+    who = {"HOME": str(tmp_path), "USER": "other", "TZ": "Asia/Tokyo", "LANG": "C"}
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, bases.base, bases.builder, NAMES],
+        cwd=clone,
+        env=os.environ | who | {"LAUNCHER_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{clone} True\n", done.stderr
+    for name in (beside.PROVENANCE, beside.SBOM):
+        assert (cache / "images" / folder.name / name).read_bytes() == (folder / name).read_bytes()
 
 
 def test_what_is_not_on_this_machine_is_said_and_not_made(
