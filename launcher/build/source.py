@@ -73,7 +73,7 @@ def from_git(
     pinned, named = locked.git, release.git
     if pinned is None or pinned.ref != named.ref or named.commit not in (None, pinned.commit):
         raise UsageError(f"{version}: matrix.lock holds another commit", "Run `make lock`.")
-    if named.ref and not _has_commit(_folder(named.url, site), pinned.commit):
+    if named.ref and not _has_commit(folder_of(named.url, site), pinned.commit):
         _refuse_moved(named.url, named.ref, pinned.commit, site)
     at = repository(named.url, pinned.commit, site)
     return _git_source(version, pinned, at)
@@ -84,7 +84,7 @@ def repository(url: str, commit: str, site: Settings, at: str | None = None) -> 
 
     `at` is where it is fetched from, where that is neither `url` nor its mirror.
     """
-    folder = _folder(url, site)
+    folder = folder_of(url, site)
     if not _has_commit(folder, commit):
         _fetch_commit(at or _mirrored(url, site), commit, folder)
     return folder
@@ -121,7 +121,7 @@ def _refuse_moved(url: str, ref: str, locked: str, site: Settings) -> None:
         )
 
 
-def _folder(url: str, site: Settings) -> Path:
+def folder_of(url: str, site: Settings) -> Path:
     """Where the cache keeps what was fetched from `url`."""
     return site.cache / "git" / re.sub(r"\W+", "-", url)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from docker import DockerClient
 
 from launcher.build import bundle
 from launcher.build.fetch import sha256
-from launcher.engine import packages, private
 from launcher.engine.acquire import Bases
 from launcher.engine.connect import engine_host
 from launcher.settings import Settings
@@ -49,21 +46,6 @@ def packed(
     assert done.returncode == 0, done.stderr
     assert f"{path} " in done.stdout
     return path
-
-
-@pytest.fixture
-def other_engine(engine: DockerClient, site: Settings, tmp_path: Path) -> Iterator[DockerClient]:
-    """An engine with no image in it, and no network outside."""
-    if reason := private.unsupported():
-        pytest.skip(f"a second engine: {reason}")
-    folder = tmp_path / "engine"
-    unpacked = site.cache / "engine/packages"
-    if (unpacked / packages.COMPLETE).exists():
-        folder.mkdir()
-        (folder / "packages").symlink_to(unpacked)
-    with private.private_engine(folder) as client:
-        yield client
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def offline(cache: Path, client: DockerClient) -> dict[str, str]:

@@ -7,7 +7,10 @@ from importlib import import_module
 
 HELP = "build images of the matrix, check them, carry them elsewhere"
 
-ACTIONS = ("build", "verify", "inspect", "probe", "scan", "save", "load", "push", "pull")
+ACTIONS = (
+    *("build", "ls", "verify", "inspect", "probe", "scan"),
+    *("save", "load", "push", "pull", "prune"),
+)
 """Each a module here with HELP, arguments(parser) and main(args), imported when it is used."""
 
 

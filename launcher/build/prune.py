@@ -1,0 +1,170 @@
+"""The images in an engine that were built here, those that nothing needs, and what they take."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.build import beside
+from launcher.build.image import LABEL, OCI
+from launcher.build.source import folder_of
+from launcher.settings import Settings
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+ADDED = re.compile(r"\bCOPY (/stage/|dir:[0-9a-f]+ in) /(\s|$)")
+"""How BuildKit and the classic builder write in a history what the Dockerfile adds to a base."""
+ABOVE = re.compile(r"\b(ENV PYTHONPATH=|LABEL )")
+"""What stands in a history above that: the Dockerfile's last line, and labels."""
+UNNAMED = {"<none>:<none>", "<none>@<none>"}
+Layers = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of ours.
+
+    names: tags, and digests that a registry knows it by
+    created: as the image says; named: when it last got a name, as the engine says (both ISO 8601)
+    layers: digests, lowest first; added: bytes of each that is ours, the last ones of them
+    size: bytes of all layers; used: a container was made from it
+    """
+
+    id: str
+    names: tuple[str, ...]
+    row: str
+    release: str
+    created: str
+    named: str
+    layers: Layers
+    added: tuple[int, ...]
+    size: int
+    pinned: bool
+    used: bool
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The names with a tag."""
+        return tuple(name for name in self.names if "@" not in name)
+
+
+def ours(client: DockerClient) -> list[Image]:
+    """The images that `image build` made, by row and release, the last named first.
+
+    An image that somebody made from one of them has its labels too, and isn't among them.
+    """
+    used = {container["ImageID"] for container in client.api.containers(all=True)}
+    found = []
+    for entry in client.api.images(filters={"label": f"{LABEL}key"}):
+        inspected = client.api.inspect_image(entry["Id"])
+        history = client.api.history(entry["Id"])
+        if is_ours(history):
+            found.append(_image(inspected, history, entry["Id"] in used))
+    found.sort(key=lambda image: image.named, reverse=True)
+    return sorted(found, key=lambda image: (image.row, image.release))
+
+
+def is_ours(history: Sequence[dict[str, Any]]) -> bool:
+    """Whether what we add is the last that was done to an image; `history` as from an engine."""
+    lines = (entry["CreatedBy"] or "" for entry in history)
+    above = next((line for line in lines if not ABOVE.search(line)), "")
+    return bool(ADDED.search(above))
+
+
+def to_prune(images: Sequence[Image], all_of_them: bool, keep: int) -> list[Image]:
+    """Those without a tag, or all of them, that no container uses; `images` as from `ours`.
+
+    Of each row and release the first `keep` stay, whatever they are.
+    """
+    chosen = []
+    for _, group in groupby(images, key=lambda image: (image.row, image.release)):
+        chosen += list(group)[keep:]
+    return [image for image in chosen if not image.used and (all_of_them or not image.tags)]
+
+
+def freed(images: Sequence[Image], others: Iterable[Layers]) -> int:
+    """The bytes of layers that no image has but `images`; `others` are the layers of the rest."""
+    kept = {layers[:depth] for layers in others for depth in range(1, len(layers) + 1)}
+    gone: dict[Layers, int] = {}
+    for image in images:
+        base = len(image.layers) - len(image.added)
+        sizes = {image.layers[:base]: image.size - sum(image.added)}
+        sizes |= {image.layers[: base + n]: size for n, size in enumerate(image.added, 1)}
+        gone |= {chain: size for chain, size in sizes.items() if chain not in kept}
+    return sum(gone.values())
+
+
+def rest(client: DockerClient, images: Iterable[Image]) -> list[Layers]:
+    """The layers of all images in the engine but `images`."""
+    gone = {image.id for image in images}
+    ids = {entry["Id"] for entry in client.api.images()} - gone
+    return [_layers(client.api.inspect_image(one)) for one in sorted(ids)]
+
+
+def remove(client: DockerClient, image: Image, site: Settings) -> str:
+    """Remove an image and what lies beside it; why it stays where the engine keeps it, or "".
+
+    It is never forced: a container that was made from it meanwhile keeps it.
+    """
+    from docker.errors import APIError, ImageNotFound
+
+    for name in image.names or (image.id,):
+        try:
+            client.api.remove_image(name)
+        except ImageNotFound:
+            continue  # its last tag took the digests with it, or somebody else did
+        except APIError as error:
+            return str(error.explanation or error)
+    shutil.rmtree(beside.folder(image.id, site), ignore_errors=True)
+    return ""
+
+
+def downloads(site: Settings, locked: Iterable[str], urls: Iterable[str]) -> list[Path]:
+    """Folders of the cache with a file, by its sha256, or a repository that no lock mentions."""
+    kept = {site.cache / "sha256" / digest for digest in locked}
+    kept |= {folder_of(url, site) for url in urls}
+    there = [*(site.cache / "sha256").glob("*"), *(site.cache / "git").glob("*")]
+    return sorted(set(there) - kept)
+
+
+def title(folder: Path) -> str:
+    """What a folder of the cache has: the file's name, or of a repository its own."""
+    if folder.parent.name == "git":
+        return folder.name
+    return next((path.name for path in folder.iterdir()), folder.name)
+
+
+def bytes_in(folder: Path) -> int:
+    """The bytes of all files in a folder."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+
+
+def _image(inspected: dict[str, Any], history: list[dict[str, Any]], used: bool) -> Image:
+    labels = inspected["Config"].get("Labels") or {}
+    tags, digests = inspected.get("RepoTags") or [], inspected.get("RepoDigests") or []
+    named = (inspected.get("Metadata") or {}).get("LastTagTime") or inspected["Created"]
+    return Image(
+        id=inspected["Id"],
+        names=tuple(name for name in [*sorted(tags), *sorted(digests)] if name not in UNNAMED),
+        row=labels.get(f"{LABEL}row", ""),
+        release=labels.get(f"{LABEL}megatron", ""),
+        created=inspected["Created"],
+        named=named,
+        layers=_layers(inspected),
+        added=tuple(
+            entry["Size"] for entry in reversed(history) if ADDED.search(entry["CreatedBy"] or "")
+        ),
+        size=inspected["Size"],
+        pinned=f"{OCI}base.digest" in labels,
+        used=used,
+    )
+
+
+def _layers(inspected: dict[str, Any]) -> Layers:
+    return tuple(inspected["RootFS"].get("Layers") or ())

@@ -1,0 +1,28 @@
+"""A second engine, for what must not touch the first one's images or must not have them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from docker import DockerClient
+
+from launcher.engine import packages, private
+from launcher.settings import Settings
+
+
+@pytest.fixture
+def other_engine(site: Settings, tmp_path: Path) -> Iterator[DockerClient]:
+    """An engine with no image in it, and no network outside."""
+    if reason := private.unsupported():
+        pytest.skip(f"a second engine: {reason}")
+    folder = tmp_path / "engine"
+    unpacked = site.cache / "engine/packages"
+    if (unpacked / packages.COMPLETE).exists():
+        folder.mkdir()
+        (folder / "packages").symlink_to(unpacked)
+    with private.private_engine(folder) as client:
+        yield client
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,220 @@
+"""`image ls` and `image prune` with a real engine: what goes, what stays, and what that frees."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from docker import DockerClient
+from docker.errors import ImageNotFound
+
+from launcher.build import prune
+from launcher.engine.acquire import Bases
+from launcher.engine.connect import engine_host
+from launcher.settings import ROOT, Settings
+from tests.conftest import CpuImages
+
+from .command import launcher, refused
+
+pytestmark = pytest.mark.engine
+LABEL = "megatron-launchpad."
+
+
+def tarred(**files: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+def base(client: DockerClient) -> str:
+    """An image of one file, for others to stand on; it isn't ours."""
+    client.api.import_image_from_data(tarred(base=b"b" * 5000), repository="a-base", tag="1")
+    return "a-base:1"
+
+
+def made(
+    client: DockerClient,
+    content: bytes,
+    *names: str,
+    labels: bool = True,
+    dockerfile: str = "FROM a-base:1\nCOPY stage/ /\n",
+) -> str:
+    """An image as the classic builder makes ours; its ID."""
+    ours = {f"{LABEL}key": content.hex()[:64], f"{LABEL}row": "cpu", f"{LABEL}megatron": "0.16.1"}
+    context = io.BytesIO(tarred(Dockerfile=dockerfile.encode(), **{"stage/file": content}))
+    events = client.api.build(
+        fileobj=context, custom_context=True, decode=True, rm=True, labels=ours if labels else {}
+    )
+    aux = [event["aux"]["ID"] for event in events if "aux" in event]
+    for name in names:
+        client.api.tag(aux[-1], *name.split(":"))
+    return str(aux[-1])
+
+
+def exists(client: DockerClient, id: str) -> bool:
+    try:
+        client.api.inspect_image(id)
+    except ImageNotFound:
+        return False
+    return True
+
+
+def stored(client: DockerClient) -> int:
+    """The bytes of all layers, as the engine counts them."""
+    return int(client.api.df()["LayersSize"])
+
+
+def asked(answer: str, client: DockerClient) -> tuple[int, str]:
+    """Prune on a terminal, where a person answers; the exit code and all that was shown."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher", "image", "prune"],
+        cwd=ROOT,
+        env=os.environ | {"DOCKER_HOST": engine_host(client)},
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    os.close(theirs)
+    os.write(ours, answer.encode())
+    shown, _ = process.communicate(timeout=120)
+    os.close(ours)
+    return process.returncode, shown
+
+
+def test_builds_that_no_tag_names_go_and_all_else_stays(
+    other_engine: DockerClient, tmp_path: Path
+) -> None:
+    client = other_engine
+    env = {"DOCKER_HOST": engine_host(client), "LAUNCHER_CACHE": str(tmp_path / "cache")}
+    base(client)
+    old = made(client, b"1" * 3000, "megatron:cpu", "megatron:cpu-0.16.1")
+    used = made(client, b"2" * 3000, "megatron:cpu", "megatron:cpu-0.16.1")
+    now = made(client, b"3" * 3000, "megatron:cpu", "megatron:cpu-0.16.1")
+    named = made(client, b"4" * 3000, "mine:1")
+    foreign = made(client, b"5" * 3000, labels=False)
+    derived = made(
+        client, b"6" * 3000, labels=False, dockerfile=f"FROM {named}\nCOPY stage/ /own/\n"
+    )
+    container = client.containers.create(used, ["/file"])
+    beside = tmp_path / "cache/images" / old.removeprefix("sha256:")
+    beside.mkdir(parents=True)
+    (beside / "provenance.json").write_text("{}")
+
+    listed = launcher("image", "ls", **env)
+    assert listed.returncode == 0, listed.stderr
+    lines = {line.split()[0]: line for line in listed.stdout.splitlines()}
+    assert {one.removeprefix("sha256:")[:12] for one in (old, used, now, named)} == set(lines) - {
+        "ID"
+    }
+    assert listed.stdout.count(now.removeprefix("sha256:")[:12]) == 2  # it has two names
+    assert "0.0 MB" in lines[old.removeprefix("sha256:")[:12]]
+    assert "unpinned" in lines[old.removeprefix("sha256:")[:12]]
+
+    told = launcher("image", "prune", "--dry-run", **env)
+    assert told.returncode == 0, told.stderr
+    assert old.removeprefix("sha256:")[:12] in told.stdout
+    assert told.stdout.endswith("1 images, 0.0 MB\nnothing was removed\n")
+    refused(launcher("image", "prune", **env), 2, "nothing was removed", "--yes")
+    assert exists(client, old)
+
+    before = stored(client)
+    (chosen,) = prune.to_prune(prune.ours(client), False, 0)
+    expected = prune.freed([chosen], prune.rest(client, [chosen]))
+    done = launcher("image", "prune", "--yes", **env)
+    assert done.returncode == 0, done.stderr
+    assert not exists(client, old)
+    assert not beside.exists()
+    assert all(exists(client, one) for one in (used, now, named, derived, foreign, "a-base:1"))
+    assert before - stored(client) == expected == 3000
+
+    container.remove()
+    kept = launcher("image", "prune", "--all", "--keep", "2", "--yes", **env)
+    assert kept.returncode == 0, kept.stderr
+    assert [exists(client, one) for one in (used, now, named)] == [False, True, True]
+    before = stored(client)
+    chosen_all = prune.to_prune(prune.ours(client), True, 0)
+    expected = prune.freed(chosen_all, prune.rest(client, chosen_all))
+    launcher("image", "prune", "--all", "--yes", **env)
+    assert [exists(client, one) for one in (now, derived, foreign, "a-base:1")] == [
+        *(False, True, True, True)
+    ]
+    assert before - stored(client) == expected == 3000
+    assert "mine:1" not in launcher("image", "ls", **env).stdout
+    again = launcher("image", "prune", "--all", "--yes", **env)
+    assert again.stdout == "0 images, 0.0 MB\nnothing was removed\n"
+
+
+def test_a_person_is_asked(other_engine: DockerClient) -> None:
+    base(other_engine)
+    old = made(other_engine, b"1" * 3000)
+    code, shown = asked("n\n", other_engine)
+    assert code == 0
+    assert "Remove them? [y/N]" in shown
+    assert shown.endswith("nothing was removed\n")
+    assert exists(other_engine, old)
+    code, shown = asked("y\n", other_engine)
+    assert code == 0
+    assert not exists(other_engine, old)
+
+
+def test_a_container_made_meanwhile_keeps_its_image(
+    other_engine: DockerClient, site: Settings
+) -> None:
+    base(other_engine)
+    old = made(other_engine, b"1" * 3000)
+    (chosen,) = prune.to_prune(prune.ours(other_engine), False, 0)
+    container = other_engine.containers.create(old, ["/file"])
+    assert "container" in prune.remove(other_engine, chosen, site)
+    assert exists(other_engine, old)
+    container.remove()
+    assert prune.remove(other_engine, chosen, site) == ""
+    assert prune.remove(other_engine, chosen, site) == ""  # and where somebody else was quicker
+
+
+def test_what_a_real_image_adds_is_more_than_its_base(
+    engine: DockerClient, bases: Bases, cpu_images: CpuImages
+) -> None:
+    name = cpu_images.build()
+    (image,) = (one for one in prune.ours(engine) if name in one.names)
+    inspected = [engine.api.inspect_image(one) for one in (name, bases.base)]
+    layers = [one["RootFS"]["Layers"] for one in inspected]
+    assert len(image.added) == len(layers[0]) - len(layers[1]) == 2
+    assert sum(image.added) == inspected[0]["Size"] - inspected[1]["Size"]
+    assert (image.row, image.release) == ("cpu", "0.16.1")
+
+
+def test_downloads_that_no_lock_names_are_told_and_removed(tmp_path: Path) -> None:
+    from launcher.build.inputs import locked_hashes
+    from launcher.matrix.load import load_lock
+
+    wanted = min(locked_hashes(load_lock()))
+    for digest in (wanted, "0" * 64):
+        folder = tmp_path / "sha256" / digest
+        folder.mkdir(parents=True)
+        (folder / "some-1.whl").write_bytes(b"x" * 1000)
+    env = {"LAUNCHER_CACHE": str(tmp_path), "DOCKER_HOST": "unix:///nowhere"}
+    told = launcher("image", "prune", "--cache", "--dry-run", **env)
+    assert told.stdout == "some-1.whl\n1 downloads, 0.0 MB\nnothing was removed\n"
+    done = launcher("image", "prune", "--cache", "--yes", **env)
+    assert done.returncode == 0, done.stderr
+    assert [folder.name for folder in (tmp_path / "sha256").iterdir()] == [wanted]
+    refused(launcher("image", "prune", "--cache", "--all", **env), 2, "--cache takes neither")
+    refused(launcher("image", "prune", "--keep", "-1", **env), 2, "--keep -1")
+
+
+def test_names_and_ids_can_be_had_alone(engine: DockerClient) -> None:
+    done = launcher("image", "ls", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [image.id for image in prune.ours(engine)]
