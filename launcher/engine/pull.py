@@ -21,6 +21,7 @@ class Fault(Enum):
     UNREACHABLE = "the registry can't be reached"
     CERTIFICATE = "the registry's certificate isn't trusted by the engine"
     DISK_FULL = "the engine's disk is full"
+    DAMAGED = "other bytes came than the digest says"
     OTHER = "the pull failed"
 
 
@@ -28,6 +29,7 @@ class Fault(Enum):
 _SIGNS: list[tuple[Fault, tuple[str, ...]]] = [
     (Fault.RATE_LIMIT, ("toomanyrequests", "too many requests", "rate limit", "429")),
     (Fault.DISK_FULL, ("no space left", "disk quota exceeded")),
+    (Fault.DAMAGED, ("verification failed", "unexpected commit digest", "digest did not match")),
     (Fault.CERTIFICATE, ("x509", "certificate", "server gave http response to https")),
     (
         Fault.UNREACHABLE,
@@ -108,6 +110,8 @@ def _remedy(reference: str, fault: Fault) -> str:
         "ca.crt on the engine's machine, and restart nothing: it is read on each pull.",
         Fault.DISK_FULL: "Free some: docker system df shows what takes it, docker system prune "
         "removes what nothing uses.",
+        Fault.DAMAGED: "A proxy or a mirror on the way, or the registry itself, has changed it; "
+        "nothing was taken from it. Pull it again, or from another mirror.",
         Fault.OTHER: f"Try it by hand for more: docker pull {reference}",
     }[fault]
 

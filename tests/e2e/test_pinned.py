@@ -317,7 +317,8 @@ def test_a_byte_changed_at_the_registry_is_refused_and_nothing_is_built(
     changed[len(changed) // 2] ^= 0x01
     built = at.engine.api.images(NAMES)
     blob.write_bytes(changed)
-    refused(launcher("image", "build", TAG, "--builder", at.builder, **at.env), 125, at.name)
+    done = launcher("image", "build", TAG, "--builder", at.builder, **at.env)
+    refused(done, 125, at.name, "other bytes came than the digest says")
     assert at.engine.api.images(NAMES) == built
     assert not at.engine.api.images(at.name)
     blob.write_bytes(whole)

@@ -38,6 +38,10 @@ NVIDIA = "nvcr.io/nvidia/pytorch:24.10-py3"
         ("dial tcp 1.2.3.4:443: connect: network is unreachable", Fault.UNREACHABLE),
         ("x509: certificate signed by unknown authority", Fault.CERTIFICATE),
         ("write /var/lib/docker/tmp/x: no space left on device", Fault.DISK_FULL),
+        ("filesystem layer verification failed for digest sha256:401", Fault.DAMAGED),
+        ("image config verification failed for digest sha256:eof", Fault.DAMAGED),
+        ("failed commit on ref: unexpected commit digest sha256:1, expected", Fault.DAMAGED),
+        ("Digest did not match, expected sha256:1, got sha256:2", Fault.DAMAGED),
         ("something else", Fault.OTHER),
     ],
 )
