@@ -40,7 +40,7 @@ check: dev  ## lint, types, and that what is rendered is what is committed
 	@$(VENV)/bin/mypy
 	@$(RUN) matrix render --check
 
-lock: venv  ## write matrix.lock
+lock: venv  ## write matrix.lock: what every base, release and package is, exactly
 	@$(RUN) matrix lock
 
 requirements: dev  ## write requirements*.txt from pyproject.toml and requirements-dev.in
