@@ -6,7 +6,6 @@ import io
 import json
 import os
 import tarfile
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,23 +114,23 @@ def record(client: DockerClient, image: str, name: str = "the image") -> dict[st
 
 
 def _write(path: Path, text: str) -> None:
+    """Put a file in place whole, by a partial one of this process's own."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", delete=False
-    ) as file:
-        file.write(text)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     """A document, or None where there is none."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise _spoilt(path, f"it is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise _spoilt(path, "it is no JSON object")
     return found
 
 

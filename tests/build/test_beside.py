@@ -1,0 +1,98 @@
+"""The documents beside an image: whole or not there, and about that image."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from launcher.build import beside
+from launcher.errors import BuildError
+from launcher.settings import Settings
+from tests.build.made import IMAGE, WHEEL, made
+
+RECORD = {"wheel": {"name": "megatron_core.whl", "sha256": WHEEL}}
+
+
+def test_documents_lie_beside_the_image_and_are_read_back(empty_site: Settings) -> None:
+    assert not beside.is_kept(IMAGE, empty_site)
+    nothing = beside.kept(IMAGE, empty_site)
+    assert (nothing.provenance, nothing.sbom) == (None, None)
+    beside.check(nothing, IMAGE, RECORD)
+    beside.keep(made(), empty_site)
+    assert beside.is_kept(IMAGE, empty_site)
+    found = beside.kept(IMAGE, empty_site)
+    assert found.folder == empty_site.cache / "images" / IMAGE.removeprefix("sha256:")
+    beside.check(found, IMAGE, RECORD)
+    assert {path.name for path in found.folder.iterdir()} == {beside.PROVENANCE, beside.SBOM}
+
+
+def test_writing_again_gives_the_same_bytes(empty_site: Settings) -> None:
+    def files() -> dict[str, bytes]:
+        beside.keep(made(), empty_site)
+        folder = beside.folder(IMAGE, empty_site)
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    assert files() == files()
+
+
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_write_that_was_cut_short_leaves_no_document_and_the_next_one_is_whole(
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    """As a process that is killed: the file that was being written is never in its place."""
+    replace, done = os.replace, []
+
+    def killed(*paths: Any) -> None:
+        if len(done) == written:
+            raise KeyboardInterrupt
+        done.append(paths)
+        replace(*paths)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            beside.keep(made(), empty_site)
+    assert not beside.is_kept(IMAGE, empty_site)
+    beside.keep(made(), empty_site)
+    beside.check(beside.kept(IMAGE, empty_site), IMAGE, RECORD)
+
+
+@pytest.mark.parametrize("name", [beside.PROVENANCE, beside.SBOM])
+@pytest.mark.parametrize("text", ["", "{", "\xff", "[]", "{}", "null", '"text"'])
+def test_a_document_that_is_none_is_refused_by_its_place(
+    empty_site: Settings, name: str, text: str
+) -> None:
+    beside.keep(made(), empty_site)
+    (beside.folder(IMAGE, empty_site) / name).write_bytes(text.encode("latin-1"))
+    with pytest.raises(BuildError, match=IMAGE.removeprefix("sha256:")) as caught:
+        beside.check(beside.kept(IMAGE, empty_site), IMAGE, RECORD)
+    assert "Remove it" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("image", "wheel", "said"),
+    [
+        ("sha256:" + "0" * 64, WHEEL, "another image or wheel"),
+        (IMAGE, "0" * 64, "another image or wheel"),
+    ],
+)
+def test_documents_of_another_image_or_wheel_are_refused(
+    empty_site: Settings, image: str, wheel: str, said: str
+) -> None:
+    beside.keep(made(), empty_site)
+    found = beside.kept(IMAGE, empty_site)
+    with pytest.raises(BuildError, match=said):
+        beside.check(found, image, {"wheel": {"sha256": wheel}})
+
+
+def test_an_sbom_of_another_image_is_refused(empty_site: Settings) -> None:
+    beside.keep(made(), empty_site)
+    path = beside.folder(IMAGE, empty_site) / beside.SBOM
+    document = json.loads(path.read_text())
+    document["metadata"]["component"]["bom-ref"] = "sha256:" + "0" * 64
+    path.write_text(json.dumps(document))
+    with pytest.raises(BuildError, match=r"sbom\.cdx\.json is about another image"):
+        beside.check(beside.kept(IMAGE, empty_site), IMAGE, RECORD)
