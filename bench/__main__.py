@@ -21,7 +21,7 @@ def main(names: list[str]) -> int:
         site, progress = settings(), Progress()
         with acquire.any_engine(site.cache / "engine", progress) as client:
             os.environ["DOCKER_HOST"] = engine_host(client)
-            found = acquire.bases(client, load_matrix(), "cpu", site.cache / "bases", progress)
+            found = acquire.bases(client, load_matrix(), "cpu", site, progress)
             if "rows" in wanted:
                 figures += rows.figures(client, site, found.base, found.builder)
             if "launch" in wanted:

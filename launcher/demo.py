@@ -50,7 +50,7 @@ def run(site: Settings) -> None:
     progress = Progress()
     with acquire.any_engine(site.cache / "engine", progress) as client:
         builds = Builds(client, site, progress)
-        found = acquire.bases(client, builds.matrix, TAG, site.cache / "bases", progress)
+        found = acquire.bases(client, builds.matrix, TAG, site, progress)
         built = builds.build(Request(TAG, base=found.base, builder=found.builder))
         progress.note(f"image {built.names[-1]} {'is there' if built.reused else 'is built'}")
         os.environ["DOCKER_HOST"] = engine_host(client)

@@ -67,7 +67,7 @@ def bases(engine: DockerClient, site: Settings) -> Bases:
     from launcher.engine import acquire
     from launcher.matrix.load import load_matrix
 
-    return acquire.bases(engine, load_matrix(), "cpu", site.cache / "bases", Progress())
+    return acquire.bases(engine, load_matrix(), "cpu", site, Progress())
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,11 @@ sha256 of all bytes before it. The same inputs give the same bytes: names are so
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
+import os
 import re
 import subprocess
 import tarfile
@@ -257,16 +259,32 @@ def unmet(index: Index, site: Settings) -> list[tuple[str, str]]:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of `path` when the block ends well, and is gone when it doesn't.
 
-    What a killed launcher left of it is overwritten by the next.
+    What a killed launcher left of it is overwritten by the next. Raises UsageError while another
+    one writes it.
     """
     part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("wb") as file:
+    with part.open("ab") as file:
+        if not _held(file, part):
+            raise UsageError(f"{part}: another launcher is writing it", "Wait for it.")
+        try:
+            file.truncate(0)
             yield file
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+            file.flush()
+            part.replace(path)
+        except BaseException as error:
+            part.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno and error.filename is None:
+                error.filename = str(part)  # a full disk, and which one
+            raise
+
+
+def _held(file: IO[bytes], path: Path) -> bool:
+    """Whether nobody else writes the file, which is still the one at `path`."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 class _Writer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -126,16 +127,21 @@ def remove(client: DockerClient, image: Image, site: Settings) -> str:
 
 
 def downloads(site: Settings, locked: Iterable[str], urls: Iterable[str]) -> list[Path]:
-    """Folders of the cache with a file, by its sha256, or a repository that no lock mentions."""
+    """Folders of the cache with a file, by its sha256, or a repository that no lock mentions.
+
+    Also what a launcher that was killed left of its downloads, a day later.
+    """
     kept = {site.cache / "sha256" / digest for digest in locked}
     kept |= {folder_of(url, site) for url in urls}
     there = [*(site.cache / "sha256").glob("*"), *(site.cache / "git").glob("*")]
-    return sorted(set(there) - kept)
+    yesterday = time.time() - 24 * 3600
+    left = [path for path in site.cache.glob("tmp*") if path.stat().st_mtime < yesterday]
+    return sorted({*there, *left} - kept)
 
 
 def title(folder: Path) -> str:
-    """What a folder of the cache has: the file's name, or of a repository its own."""
-    if folder.parent.name == "git":
+    """What a folder of the cache has: the name of a download, else the folder's own."""
+    if folder.parent.name != "sha256":
         return folder.name
     return next((path.name for path in folder.iterdir()), folder.name)
 

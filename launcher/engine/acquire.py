@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from launcher.engine import base, connect, private, pull
 from launcher.errors import EngineError
 from launcher.progress import Progress
+from launcher.settings import Settings
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -50,28 +51,31 @@ def any_engine(folder: Path, progress: Progress) -> Iterator[DockerClient]:
         yield client
 
 
-def bases(client: DockerClient, matrix: Matrix, tag: str, cache: Path, progress: Progress) -> Bases:
+def bases(
+    client: DockerClient, matrix: Matrix, tag: str, site: Settings, progress: Progress
+) -> Bases:
     """The row's own base and builder where they are there or can be pulled, else a stand-in.
 
     Raises EngineError where no registry can be reached and no stand-in can be made here.
     """
     row = matrix.rows[tag]
     own = Bases(row.base, matrix.builders[row.abi])
-    refused = _refused(client, own.base) or _refused(client, own.builder)
+    refused = _refused(client, own.base, site) or _refused(client, own.builder, site)
     if refused is None:
         return own
     progress.note(f"{refused.problem.splitlines()[0]}: a Debian made here stands in for it")
     name = f"{STANDIN_NAME}:{row.abi}"
+    cache = site.cache / "bases"
     base.debian_base(client, name, STANDIN_EPOCH, row.python, cache=cache, say=progress.note)
     return Bases(name, name)
 
 
-def _refused(client: DockerClient, image: str) -> EngineError | None:
+def _refused(client: DockerClient, image: str, site: Settings) -> EngineError | None:
     """Why `image` is neither in the engine nor to be pulled, or None where it is."""
     from docker.errors import ImageNotFound
 
     try:
         client.api.inspect_image(image)
     except ImageNotFound:
-        return pull.unpullable(client, image)
+        return pull.unpullable(client, site.mirrored(image))
     return None

@@ -65,7 +65,9 @@ def packed(
 ) -> Path:
     """A bundle with two files, a commit and an image in several parts."""
     monkeypatch.setattr(bundle, "PART", 30000)
-    files = [put(empty_site, tmp_path, text, f"{text.decode()}-1.whl") for text in (b"b", b"a")]
+    files = [
+        put(empty_site, tmp_path, text, f"{text.decode() * 90}-1.whl") for text in (b"b", b"a")
+    ]
     path = tmp_path / "inputs.tar"
     with bundle.replacing(path) as out:
         bundle.pack(out, ROWS, files, [commit], {IMAGE: ["base:1", "b:2"]}, saved, quiet)
@@ -127,6 +129,26 @@ def test_any_tar_can_read_it(packed: Path, tmp_path: Path) -> None:
     assert [name.partition("/")[0] for name in names[:-2]] == [
         *("sha256", "sha256", "git", "images", "images", "images")
     ]
+
+
+def test_a_file_of_more_than_8_gib_can_be_a_member() -> None:
+    with tarfile.open(fileobj=io.BytesIO(bundle._header("sha256/x", 9 << 30))) as tar:
+        assert tar.next().size == 9 << 30  # type: ignore[union-attr]
+
+
+def test_two_that_write_the_same_file_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "inputs.tar"
+    with bundle.replacing(path) as out:
+        second = bundle.replacing(path)
+        with pytest.raises(UsageError, match="another launcher is writing"):
+            second.__enter__()
+        out.write(b"first")
+    assert path.read_bytes() == b"first"
+    (tmp_path / "inputs.tar.part").write_bytes(b"left by one that was killed")
+    with bundle.replacing(path) as out:
+        out.write(b"second")
+    assert path.read_bytes() == b"second"
+    assert [one.name for one in tmp_path.iterdir()] == ["inputs.tar"]
 
 
 @settings(

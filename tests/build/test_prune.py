@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -146,7 +146,17 @@ def test_what_was_made_from_one_of_ours_is_not_ours(lines: list[str | None], is_
     assert prune.is_ours([{"CreatedBy": line} for line in lines]) is is_ours
 
 
-def test_a_cache_beside_other_folders_is_left_alone(empty_site: Settings, tmp_path: Path) -> None:
+def test_other_folders_of_the_cache_are_left_alone(empty_site: Settings) -> None:
     (empty_site.cache / "engine").mkdir(parents=True)
     (empty_site.cache / "images/ab").mkdir(parents=True)
     assert prune.downloads(empty_site, [], []) == []
+
+
+def test_what_a_killed_launcher_left_goes_a_day_later(empty_site: Settings) -> None:
+    left = empty_site.cache / "tmpab12cd34"
+    left.mkdir(parents=True)
+    (left / "half.whl").write_bytes(b"x" * 7)
+    assert prune.downloads(empty_site, [], []) == []
+    os.utime(left, (1, 1))
+    assert prune.downloads(empty_site, [], []) == [left]
+    assert (prune.title(left), prune.bytes_in(left)) == ("tmpab12cd34", 7)

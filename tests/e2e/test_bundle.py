@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from launcher.build import bundle
 from launcher.build.fetch import sha256
 from launcher.engine.acquire import Bases
 from launcher.engine.connect import engine_host
-from launcher.settings import Settings
+from launcher.settings import ROOT, Settings
 from tests.conftest import CpuImages
 
 from .command import launcher, refused
@@ -114,6 +116,63 @@ def test_a_flipped_byte_in_each_kind_of_member_is_named_and_nothing_is_taken(
         refused(done, 2, "damaged, and nothing was taken", f"\n  {path}\n")
         assert not cache.exists()
     assert bundle.check(packed) == index
+
+
+def test_those_that_are_killed_leave_nothing_that_is_used(
+    packed: Path, engine: DockerClient, tmp_path: Path
+) -> None:
+    """Ten of each kind, killed ever later; what they left harms nobody after them."""
+    wheels, site = tmp_path / "wheels.tar", offline(tmp_path / "cache", engine)
+    take = ["fetch", "--from", str(packed), "--no-images"]
+    pack = ["fetch", "cpu", "--no-images", "--bundle", str(wheels)]
+    kills = {"take": 0, "pack": 0}
+    for name, command in (("take", take), ("pack", pack)):
+        for n in range(10):
+            kills[name] += killed(command, 0.6 + 0.15 * n, site)
+        done = launcher(*command, **site)
+        assert done.returncode == 0, done.stderr
+        for path in (tmp_path / "cache/sha256").glob("*/*"):
+            assert sha256(path) == path.parent.name
+    assert min(kills.values()) > 0, "none was killed: nothing was tested"
+    assert bundle.check(wheels).files == bundle.check(packed).files
+    assert [one.name for one in tmp_path.glob("wheels*")] == ["wheels.tar"]
+
+
+def killed(command: list[str], after: float, environment: dict[str, str]) -> bool:
+    """Run a command for `after` seconds; whether it was still at it, and was killed."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher", *command],
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        process.wait(after)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return True
+    return False
+
+
+def test_a_disk_that_takes_no_more_is_named(
+    packed: Path, engine: DockerClient, tmp_path: Path
+) -> None:
+    """A limit on the size of a file, as FAT has one."""
+    site = offline(tmp_path / "cache", engine)
+    assert launcher("fetch", "--from", str(packed), "--no-images", **site).returncode == 0
+    target = tmp_path / "inputs.tar"
+    script = 'ulimit -f 100000; exec "$0" -m launcher fetch cpu --no-images --bundle "$1"'
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable, str(target)],
+        cwd=ROOT,
+        env=os.environ | site,
+        capture_output=True,
+        text=True,
+    )
+    refused(done, 2, f"{target}.part: File too large")
+    assert list(tmp_path.glob("inputs*")) == []
 
 
 def test_a_row_from_git_is_carried_with_its_source(
