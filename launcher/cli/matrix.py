@@ -50,14 +50,12 @@ def _render(args: argparse.Namespace) -> int:
 def _lock(args: argparse.Namespace) -> int:
     from launcher.matrix import lock
     from launcher.matrix.load import load_lock, load_matrix, lock_path
+    from launcher.progress import Progress
     from launcher.settings import settings
 
     path = lock_path()
     old = load_lock() if path.exists() else None
 
-    def warn(line: str) -> None:
-        print(f"launcher: {line}", file=sys.stderr)
-
-    locked = lock.lock(load_matrix(), old, settings(), warn)
+    locked = lock.lock(load_matrix(), old, settings(), Progress())
     lock.write(locked, path)
     return 0

@@ -32,6 +32,7 @@ from launcher.matrix.schema import (
     Matrix,
     Needs,
 )
+from launcher.progress import Progress
 from launcher.settings import Settings
 
 HEADER = "# Generated from matrix.yaml by `make lock`; do not edit.\n"
@@ -40,20 +41,24 @@ AT_A_TIME = 6  # registries asked
 Pinned = TypeVar("Pinned")
 
 
-def lock(matrix: Matrix, old: Lock | None, site: Settings, warn: Callable[[str], None]) -> Lock:
-    """Resolve all of the matrix; `warn` is told each thing that keeps its old pin.
+def lock(matrix: Matrix, old: Lock | None, site: Settings, progress: Progress) -> Lock:
+    """Resolve all of the matrix; each thing that keeps its old pin is told.
 
     Raises BuildError for what can't be resolved and has no old pin; an image needn't have one.
     """
 
     def keep(what: str, resolve: Callable[[], Pinned], before: Pinned | None) -> Pinned:
+        progress.step(f"lock {what}")
         try:
-            return resolve()
+            found = resolve()
         except BuildError as error:
+            progress.fail()
             if before is None:
                 raise
-            warn(f"{what} keeps its old pin: {error.problem}")
+            progress.note(f"{what} keeps its old pin: {error.problem}")
             return before
+        progress.close()
+        return found
 
     needs = {
         abi: keep(
@@ -89,7 +94,7 @@ def lock(matrix: Matrix, old: Lock | None, site: Settings, warn: Callable[[str],
         )
         for version, release in matrix.releases.items()
     }
-    images = _lock_images(matrix, old, site, warn)
+    images = _lock_images(matrix, old, site, progress)
     return Lock(images=images, needs=needs, packages=packages, releases=releases)
 
 
@@ -171,7 +176,7 @@ def _lock_git(named: GitSource, site: Settings) -> LockedGit:
 
 
 def _lock_images(
-    matrix: Matrix, old: Lock | None, site: Settings, warn: Callable[[str], None]
+    matrix: Matrix, old: Lock | None, site: Settings, progress: Progress
 ) -> dict[str, LockedImage]:
     """What each base and builder is at its registry; all are asked at a time.
 
@@ -187,15 +192,17 @@ def _lock_images(
         return LockedImage(digest=found.digest, platforms={registry.PLATFORM: platform})
 
     images = {}
+    progress.step("lock bases and builders")
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         answers = pool.map(ask, matrix.images)
         for (reference, roles), answer in zip(matrix.images.items(), answers, strict=True):
             before = old.images.get(reference) if old else None
             if isinstance(answer, EngineError):
                 state = "keeps its old pin" if before else "has no pin, so builds go by its tag"
-                warn(f"{roles} {state}: {answer.problem}")
+                progress.note(f"{roles} {state}: {answer.problem}")
             if found := before if isinstance(answer, EngineError) else answer:
                 images[reference] = found
+    progress.close()
     return images
 
 

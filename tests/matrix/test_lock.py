@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from launcher.matrix.schema import (
     LockedPlatform,
     LockedRelease,
 )
+from launcher.progress import Progress
 from launcher.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_lock_covers_the_matrix() -> None:
     matrix, locked = load_matrix(), load_lock()
+    assert set(locked.images) <= set(matrix.images)
     assert set(locked.needs) == set(matrix.builders)
     assert set(locked.packages) == {tag for tag, row in matrix.rows.items() if row.packages}
     for version, release in matrix.releases.items():
@@ -67,17 +70,17 @@ def test_what_cannot_be_reached_keeps_its_pin_and_is_named(
 ) -> None:
     for name in ("_needs", "_resolve", "_lock_git", "_lock_sdist"):
         monkeypatch.setattr(lock, name, unreachable)
-    said: list[str] = []
-    locked = lock.lock(load_matrix(), load_lock(), site, said.append)
+    out = io.StringIO()
+    locked = lock.lock(load_matrix(), load_lock(), site, Progress(out))
     assert locked == load_lock()
-    assert any("needs of cp310" in line for line in said)
-    assert any("0.9.0 from git" in line for line in said)
+    assert "\nneeds of cp310 keeps its old pin: nothing can be reached\n" in out.getvalue()
+    assert "\n0.9.0 from git keeps its old pin" in out.getvalue()
 
 
 def test_without_an_old_pin_it_fails(monkeypatch: pytest.MonkeyPatch, site: Settings) -> None:
     monkeypatch.setattr(lock, "_needs", unreachable)
     with pytest.raises(BuildError, match="nothing can be reached"):
-        lock.lock(load_matrix(), None, site, print)
+        lock.lock(load_matrix(), None, site, Progress(io.StringIO()))
 
 
 def test_changed_needs_are_not_kept(monkeypatch: pytest.MonkeyPatch, site: Settings) -> None:
@@ -85,7 +88,9 @@ def test_changed_needs_are_not_kept(monkeypatch: pytest.MonkeyPatch, site: Setti
     matrix = load_matrix()
     needs = matrix.needs.model_copy(update={"runtime": [*matrix.needs.runtime, "zarr"]})
     with pytest.raises(BuildError):
-        lock.lock(matrix.model_copy(update={"needs": needs}), load_lock(), site, print)
+        lock.lock(
+            matrix.model_copy(update={"needs": needs}), load_lock(), site, Progress(io.StringIO())
+        )
 
 
 def test_a_release_whose_commit_was_changed_is_not_kept(
@@ -96,7 +101,7 @@ def test_a_release_whose_commit_was_changed_is_not_kept(
     for name in ("_needs", "_resolve", "_lock_git", "_lock_sdist"):
         monkeypatch.setattr(lock, name, unreachable)
     with pytest.raises(BuildError):
-        lock.lock(load_matrix(), Lock.model_validate(data), site, lambda line: None)
+        lock.lock(load_matrix(), Lock.model_validate(data), site, Progress(io.StringIO()))
 
 
 def sha(letter: str) -> str:
@@ -104,7 +109,7 @@ def sha(letter: str) -> str:
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Resolved]) -> list[str]:
-    """Have registries answer so; what they were asked."""
+    """Have registries answer so; what they were asked, in the end."""
     asked: list[str] = []
 
     def resolve(reference: str) -> Resolved:
@@ -123,11 +128,11 @@ def test_each_base_and_builder_is_asked_for_once(
     matrix = load_matrix()
     answers = {name: Resolved(sha("a"), sha("b"), sha("c")) for name in matrix.images}
     asked = answering(monkeypatch, answers)
-    said: list[str] = []
-    images = lock._lock_images(matrix, None, site, said.append)
+    out = io.StringIO()
+    images = lock._lock_images(matrix, None, site, Progress(out))
     assert sorted(asked) == sorted(set(asked)) == sorted(images)
     assert len(images) == len(matrix.rows) + 1
-    assert said == []
+    assert len(out.getvalue().splitlines()) == 1
     platform = LockedPlatform(manifest=sha("b"), config=sha("c"))
     assert all(
         image == LockedImage(digest=sha("a"), platforms={"linux/amd64": platform})
@@ -144,15 +149,15 @@ def test_row_by_row_what_cannot_be_reached_keeps_its_pin_or_has_none(
     platform = LockedPlatform(manifest=sha("e"), config=sha("f"))
     before = LockedImage(digest=sha("d"), platforms={"linux/amd64": platform})
     old = load_lock().model_copy(update={"images": {there: before, gone: before, "left:1": before}})
-    said: list[str] = []
-    images = lock._lock_images(matrix, old, site, said.append)
+    out = io.StringIO()
+    images = lock._lock_images(matrix, old, site, Progress(out))
     assert images[there].digest == sha("a")
     assert images[gone] == before
     assert set(images) == {there, gone}
-    lines = {line.partition(":")[0]: line for line in said}
+    lines = {line.partition(":")[0]: line for line in out.getvalue().splitlines()}
     assert lines["base of 24.03 keeps its old pin"]
     assert never in lines["base of 24.04 has no pin, so builds go by its tag"]
-    assert len(said) == len(matrix.images) - 1
+    assert sum("can't be reached" in line for line in lines.values()) == len(matrix.images) - 1
 
 
 def test_a_mirror_is_asked_and_does_not_show_in_the_lock(
@@ -161,7 +166,7 @@ def test_a_mirror_is_asked_and_does_not_show_in_the_lock(
     own = replace(site, image_mirrors={"nvcr.io": "mirror.example/nvcr"})
     at = "mirror.example/nvcr/nvidia/pytorch:24.10-py3"
     answering(monkeypatch, {at: Resolved(sha("a"), sha("b"), sha("c"))})
-    images = lock._lock_images(load_matrix(), None, own, lambda line: None)
+    images = lock._lock_images(load_matrix(), None, own, Progress(io.StringIO()))
     assert list(images) == ["nvcr.io/nvidia/pytorch:24.10-py3"]
 
 
