@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from launcher.build.source import git_environment
+from launcher.build.source import AS_COMMITTED, git_environment
 from launcher.errors import BuildError
+
+AS_WRITTEN = [*AS_COMMITTED, "-c", "apply.whitespace=nowarn", "-c", "apply.ignoreWhitespace=no"]
+"""Options that keep a user's settings from changing what a patch makes."""
 
 
 def patch_files(folder: Path) -> list[Path]:
@@ -38,5 +41,5 @@ def apply(patches: list[Path], tree: Path) -> list[str]:
 def _git_apply(tree: Path, patch: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `git apply` as outside any repository, where it takes paths from the tree's top."""
     env = git_environment() | {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
-    command = ["git", "apply", *options, str(patch.resolve())]
+    command = ["git", *AS_WRITTEN, "apply", *options, str(patch.resolve())]
     return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, check=False)

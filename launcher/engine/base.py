@@ -85,7 +85,7 @@ def debian_base(
     with made.open("rb") as file:
         client.images.load(file)
     identity = archive.image_id(made)
-    client.images.get(identity).tag(name)
+    client.images.get(identity).tag(*name.rsplit(":", 1))  # podman takes no whole name
     return identity
 
 

@@ -68,3 +68,18 @@ def test_it_applies_within_another_repository_too(tree: Path, patches: list[Path
     commit_all(tree.parent)
     patch.apply(patches, tree)
     assert "changed" in (tree / "setup.py").read_text()
+
+
+@pytest.mark.parametrize(
+    "setting", ["core.autocrlf=true", "apply.whitespace=fix", "apply.whitespace=error"]
+)
+def test_a_user_s_git_settings_do_not_change_what_a_patch_makes(
+    setting: str, tree: Path, patches: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patches[0].write_text(PATCH.replace("+changed", "+changed  "))
+    key, _, value = setting.partition("=")
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", key)
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", value)
+    patch.apply(patches, tree)
+    assert (tree / "setup.py").read_bytes() == b"first\nchanged  \nthird\n"

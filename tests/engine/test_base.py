@@ -34,7 +34,7 @@ class StandInImages:
         self.loads += 1
         identity = archive.image_id(Path(file.name))
         image = SimpleNamespace(id=identity, labels=base._recipe("3.11", EPOCH).labels)
-        image.tag = lambda name: self.known.update({name: image})
+        image.tag = lambda name, tag: self.known.update({f"{name}:{tag}": image})
         self.known[identity] = image
 
 
