@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
+import shutil
 import tarfile
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
 from launcher.build import context, source
+from launcher.build.context import PACKAGE
 
 from .test_source import ANY
 
@@ -44,6 +52,68 @@ def test_the_same_inputs_give_the_same_bytes(checkout: Path, tmp_path: Path) -> 
     finally:
         os.umask(umask)
     assert first == second
+
+
+MODES = st.tuples(st.sampled_from([0o600, 0o644, 0o664, 0o666]), st.sampled_from([0o700, 0o755]))
+
+
+@hypothesis.settings(
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=30
+)
+@hypothesis.given(
+    modes=MODES,
+    when=st.floats(0, 4e9),
+    umask=st.sampled_from([0o000, 0o022, 0o027, 0o077]),
+    owner=st.sampled_from([(0, 0), (12345, 23456), (3_000_000, 3_000_000)]),
+    linked=st.booleans(),
+)
+def test_who_has_a_checkout_and_the_launcher_shows_nowhere(
+    checkout: Path,
+    tmp_path: Path,
+    modes: tuple[int, int],
+    when: float,
+    umask: int,
+    owner: tuple[int, int],
+    linked: bool,
+) -> None:
+    """Modes but for the owner's x, times, owners, links and umask of what is packed."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        mine, own = Path(folder, "Megatron-LM"), Path(folder, "launcher")
+        shutil.copytree(checkout, mine)
+        run = mine / "run.sh"
+        run.write_text("echo")
+        twin = mine / "twin.py"
+        if linked:
+            twin.hardlink_to(mine / "setup.py")
+        else:
+            shutil.copy(mine / "setup.py", twin)
+        for path in context.inside_files().values():
+            target = own / path.relative_to(PACKAGE)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        for path in [*mine.rglob("*"), *own.rglob("*")]:
+            path.chmod(modes[1] if path.is_dir() or path == run else modes[0])
+            os.utime(path, (when, when))
+            if os.geteuid() == 0:
+                os.chown(path, *owner)
+        patch.setattr(context, "PACKAGE", own)
+        before = os.umask(umask)
+        try:
+            found = packed(inputs(mine), Path(folder, "scratch"))
+        finally:
+            os.umask(before)
+    assert hashlib.sha256(found).hexdigest() == expected(checkout, tmp_path)
+
+
+def expected(checkout: Path, tmp_path: Path) -> str:
+    """The hash of the context of the same checkout as it is, with the two files more."""
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        plain = Path(folder, "Megatron-LM")
+        shutil.copytree(checkout, plain)
+        (plain / "run.sh").write_text("echo")
+        (plain / "run.sh").chmod(0o755)
+        shutil.copy(plain / "setup.py", plain / "twin.py")
+        return hashlib.sha256(packed(inputs(plain), Path(folder, "scratch"))).hexdigest()
 
 
 def test_it_holds_what_the_dockerfile_copies(checkout: Path, tmp_path: Path) -> None:
