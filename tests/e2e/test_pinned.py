@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
+import shutil
 import tarfile
+import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
+from launcher.build import fetch, source
 from launcher.build.image import Builds, Request
 from launcher.engine import registry as registries
 from launcher.matrix import lock
@@ -325,3 +329,85 @@ def test_a_byte_changed_at_the_registry_is_refused_and_nothing_is_built(
     assert at.builds()._inputs(at.request()).base == manifest["config"]["digest"]
     remove(at.engine, at.base)
     remove(at.engine, f"{at.name}@{digest}")
+
+
+def copied_cache(at: Site, cache: Path) -> dict[str, Path]:
+    """A cache of its own with all that the row reads; of a wheel and the sdist the file."""
+    locked = load_lock(at.folder / "matrix.lock")
+    needs, release = locked.needs["cp311"], locked.releases[RELEASE]
+    assert release.sdist is not None
+    fetch.wheels([*needs.build, *needs.runtime], "3.11", at.settings)
+    digests = {fetch.sha256_of_pin(pin) for pin in [*needs.build, *needs.runtime]}
+    for digest in {*digests, release.sdist.sha256}:
+        shutil.copytree(at.settings.cache / "sha256" / digest, cache / "sha256" / digest)
+    found = replace(at.settings, cache=cache)
+    wheel = fetch.cached(fetch.sha256_of_pin(needs.runtime[0]), found)
+    sdist = fetch.cached(release.sdist.sha256, found)
+    assert wheel is not None
+    assert sdist is not None
+    return {"wheel": wheel, "sdist": sdist}
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_a_byte_changed_in_the_cache_is_refused_with_both_hashes_and_nothing_is_built(
+    at: Site, tmp_path: Path, kind: str
+) -> None:
+    file = copied_cache(at, tmp_path / "cache")[kind]
+    content = bytearray(file.read_bytes())
+    locked = hashlib.sha256(content).hexdigest()
+    content[len(content) // 3] ^= 0x10
+    file.write_bytes(content)
+    built = at.engine.api.images(NAMES)
+    arguments = ("image", "build", TAG, "--builder", at.builder, "--no-cache")
+    done = launcher(*arguments, **at.env, LAUNCHER_CACHE=str(tmp_path / "cache"))
+    refused(done, 122, str(file), locked, hashlib.sha256(content).hexdigest())
+    assert at.engine.api.images(NAMES) == built
+
+
+def megatron(folder: Path) -> tuple[str, str]:
+    """A repository that a source is taken from as far as its patches; its commit and branch."""
+    (folder / "megatron/core").mkdir(parents=True)
+    (folder / "setup.py").write_text("print('setup')\n")
+    source.git(folder, "init", "-q")
+    return commit(folder), source.git(folder, "symbolic-ref", "--short", "HEAD").strip()
+
+
+def commit(folder: Path) -> str:
+    source.git(folder, "add", "-A")
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    source.git(folder, *who, "commit", "-qm", "all")
+    return source.git(folder, "rev-parse", "HEAD").strip()
+
+
+def lock_branch(at: Site, folder: Path, branch: str) -> None:
+    """Have the row's release come from a branch, and lock it."""
+    matrix = yaml.safe_load((at.folder / "matrix.yaml").read_text())
+    release = matrix["releases"][RELEASE] | {"git": {"url": folder.as_uri(), "ref": branch}}
+    row = matrix["rows"][TAG] | {"source": "git"}
+    at.change(releases={RELEASE: release | {"sdist": False}}, rows={TAG: row})
+    done = launcher("matrix", "lock", **at.env, LAUNCHER_CACHE=str(at.folder / "locking"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_branch_that_was_moved_and_an_object_that_was_changed_are_refused_with_both_hashes(
+    at: Site, tmp_path: Path
+) -> None:
+    upstream = tmp_path / "upstream"
+    first, branch = megatron(upstream)
+    lock_branch(at, upstream, branch)
+    pinned = load_lock(at.folder / "matrix.lock").releases[RELEASE].git
+    assert pinned is not None
+    assert (pinned.commit, pinned.ref) == (first, branch)
+    (upstream / "setup.py").write_text("print('moved')\n")
+    second = commit(upstream)
+    build = ("image", "build", TAG, "--builder", at.builder)
+    env = at.env | {"LAUNCHER_CACHE": str(tmp_path / "cache")}
+    refused(launcher(*build, **env), 122, f"{branch} was moved", first, second)
+    source.git(upstream, "reset", "-q", "--hard", first)
+    blob = source.git(upstream, "rev-parse", f"{first}:setup.py").strip()
+    refused(launcher(*build, **env), 122, "patch")  # which this is no Megatron for
+    (loose,) = (tmp_path / "cache/git").glob(f"*/objects/{blob[:2]}/{blob[2:]}")
+    loose.chmod(0o644)
+    changed = zlib.decompress(loose.read_bytes()).replace(b"setup", b"setuq")
+    loose.write_bytes(zlib.compress(changed))
+    refused(launcher(*build, **env), 122, "another tree than the locked one", pinned.tree)
