@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.build import beside, compare
-from launcher.build.compare import Difference, printable
+from launcher.build.compare import ABSENT, Difference, printable
 from launcher.build.image import LABEL, OCI, Builds, Built, Request
 from launcher.build.layers import Entry, Layer, layers, unpack
 from launcher.errors import BuildError, UsageError
@@ -28,8 +30,13 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 REPOSITORY = "megatron-verify"
-MOST_LISTED = 10  # of paths that differ
+MOST_LISTED = 10  # of paths and settings that differ
 MOST_SHOWN = 50  # of files that diffoscope is given
+SETTINGS = (
+    *("Env", "Entrypoint", "Cmd", "User", "WorkingDir", "Labels", "ExposedPorts", "Volumes"),
+    *("StopSignal", "Shell", "Healthcheck", "OnBuild"),
+)
+"""What an image sets for its containers, by the OCI image specification and Docker's."""
 
 Tell = Callable[[str], None]
 
@@ -47,26 +54,38 @@ class Departures:
 class Subject:
     """An image as the engine has it.
 
-    layers: diff IDs, lowest first; created: ISO 8601; by_buildkit: else by another builder
-    config: what it sets for containers; history: its steps; times: when each was made
+    layers: diff IDs, lowest first; created: ISO 8601; settings: for its containers
+    history: its steps, first to last; times: when each was made, seconds since 1970
     """
 
     id: str
+    names: tuple[str, ...]
     layers: tuple[str, ...]
-    labels: dict[str, str]
     created: str
-    by_buildkit: bool
-    config: dict[str, Any]
-    history: list[dict[str, Any]]
-    times: list[Any]
+    settings: dict[str, Any]
+    history: list[dict[str, str]]
+    times: list[int]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return self.settings["Labels"] or {}
+
+    def is_on(self, base: Subject) -> bool:
+        """Whether its lowest layers are those of `base`."""
+        return self.layers[: len(base.layers)] == base.layers
+
+    def by_buildkit(self, base: Subject) -> bool:
+        """Whether BuildKit made what it adds to `base`, or another builder."""
+        own = self.history[len(base.history) if self.is_on(base) else 0 :]
+        return any("buildkit" in step["Comment"] for step in own)
 
 
 @dataclass(frozen=True)
 class Claims:
     """What two builds from the same inputs have in common, by the builders that made them.
 
-    Wheel, configuration and the files that are added always; `layers`: their bytes as well;
-    `image`: and the image's ID. `because` says what stands against the rest.
+    Wheel, settings and the files that are added always; `layers`: their bytes as well; `image`:
+    and the image's ID. `because` says what stands against the rest.
     """
 
     layers: bool = True
@@ -77,21 +96,17 @@ class Claims:
 def subject(client: DockerClient, image: str) -> Subject:
     """The image of this ID."""
     found = client.api.inspect_image(image)
-    history = client.api.history(image)
-    config = {key: value for key, value in found["Config"].items() if key not in _OF_A_BUILD}
+    steps = client.api.history(image)[::-1]
+    settings = {key: found["Config"].get(key) for key in SETTINGS}
     return Subject(
         id=found["Id"],
+        names=tuple(name for name in found["RepoTags"] or () if name != "<none>:<none>"),
         layers=tuple(found["RootFS"].get("Layers") or ()),
-        labels=found["Config"].get("Labels") or {},
         created=found.get("Created") or "",
-        by_buildkit=any("buildkit" in str(step.get("Comment")) for step in history[:1]),
-        config={**config, **{key: found.get(key) for key in ("Architecture", "Os", "Variant")}},
-        history=[{key: step.get(key) for key in ("CreatedBy", "Comment")} for step in history],
-        times=[step.get("Created") for step in history],
+        settings=settings | {key: found.get(key) for key in ("Architecture", "Os", "Variant")},
+        history=[{key: step[key] or "" for key in ("CreatedBy", "Comment")} for step in steps],
+        times=[step["Created"] for step in steps],
     )
-
-
-_OF_A_BUILD = ("Image", "Hostname")  # the classic builder leaves these in an image's configuration
 
 
 def request(name: str, labels: dict[str, str], departures: Departures, matrix: Matrix) -> Request:
@@ -107,7 +122,7 @@ def request(name: str, labels: dict[str, str], departures: Departures, matrix: M
             "It isn't an image that `launcher image build` made.",
         )
     if tag not in matrix.rows or release not in matrix.releases:
-        what = f"row {tag}" if tag not in matrix.rows else f"release {release}"
+        what = f"row {tag!r}" if tag not in matrix.rows else f"release {release!r}"
         raise BuildError(
             f"{name}: can't be rebuilt: it is of {what}, which the matrix doesn't have",
             "Set LAUNCHER_MATRIX to the matrix.yaml that it was built from.",
@@ -115,7 +130,7 @@ def request(name: str, labels: dict[str, str], departures: Departures, matrix: M
     if labels.get(f"{LABEL}source") == "path" and departures.checkout is None:
         revision = labels.get(f"{OCI}revision", "unknown")
         raise UsageError(
-            f"{name}: was built from a checkout (revision {revision}), not from a release",
+            f"{name}: was built from a checkout (revision {revision!r}), not from a release",
             "Name that checkout: --source PATH",
         )
     base = departures.base and departures.base.replace("{tag}", tag)
@@ -127,39 +142,49 @@ def notes(image: Subject, base: Subject, now: dict[str, str], key: str) -> Itera
 
     base: what it is built on now; now: the labels it would get; key: of the inputs it would have
     """
-    if image.layers[: len(base.layers)] != base.layers:
+    if not image.is_on(base):
         shared = sum(one == other for one, other in zip(image.layers, base.layers, strict=False))
-        said = image.labels.get(f"{OCI}base.digest", "")
         yield (
-            f"another base: it isn't on {now.get(f'{OCI}base.name', '')} {base.id}, of whose "
-            f"{len(base.layers)} layers it has {shared}{f'; it says {said}' if said else ''}"
+            f"it lies on another base than {now[f'{OCI}base.name']} {base.id}: it has {shared} of "
+            f"that one's {len(base.layers)} layers"
         )
     if image.labels.get(f"{LABEL}key") == key:
         return
-    yield "built from other inputs than it would be now: what differs may come from there"
-    for name in sorted(now):
-        if (said := image.labels.get(name, "nothing")) != now[name]:
-            yield f"{name}: it says {said}, now {now[name]}"
+    yield "it was built from other inputs than it would be now: what differs may come from there"
+    for name in sorted({**now, f"{OCI}base.digest": ""}):
+        said, said_now = image.labels.get(name, ABSENT), now.get(name, ABSENT)
+        if said != said_now:
+            yield f"{name}: {said}, now {said_now}"
 
 
-def claims(image: Subject, rebuilt: Subject, epoch: int) -> Claims:
+def claims(image: Subject, rebuilt: Subject, base: Subject, epoch: int) -> Claims:
     """What is claimed of two images; epoch: seconds since 1970, the time a build is told to write.
 
     The classic builder writes its own times into layers and image; BuildKit of engines before 23
-    into the image alone.
+    into the image alone, and where that can't be mended it shows in the image built here.
     """
+    ours, theirs = rebuilt.by_buildkit(base), image.by_buildkit(base)
     told = datetime.fromtimestamp(epoch, timezone.utc).isoformat()[:19]
-    if image.by_buildkit != rebuilt.by_buildkit:
-        return Claims(False, False, "the two images were made by different builders")
-    late = next((one for one in (rebuilt, image) if not one.created.startswith(told)), None)
-    if late is None:
-        return Claims()
-    who = "this engine's builder" if late is rebuilt else "the builder that made the image"
-    return Claims(image.by_buildkit, False, f"{who} writes the time of the build")
+    if ours != theirs:
+        return Claims(False, False, "the two were made by different builders")
+    if not rebuilt.created.startswith(told):
+        return Claims(ours, False, "the builder here writes the time of the build")
+    return Claims()
+
+
+def verdict(same: bool, claimed: Claims) -> str:
+    """The last line of the report."""
+    what = "wheel, added layers and image" if claimed.image else "wheel and added layers"
+    if not claimed.layers:
+        what = "wheel and added files (content, modes, owners)"
+    more = f"; no more is claimed: {claimed.because}" if claimed.because else ""
+    if same:
+        return f"identical: {what}{more}"
+    return f"differs from what the lock gives; compared: {what}{more}"
 
 
 class Verification:
-    """Compares an image with one that is built again; `tell` takes the report line by line."""
+    """Builds images of one matrix again and compares; `tell` takes the report line by line."""
 
     def __init__(
         self, client: DockerClient, site: Settings, progress: Progress, tell: Tell = print
@@ -167,12 +192,13 @@ class Verification:
         self.client = client
         self.site = site
         self.progress = progress
-        self.tell = tell
+        # Names and labels of an image may hold anything.
+        self.tell: Tell = lambda line: tell(printable(line))
 
     def verify(
         self, name: str, departures: Departures, keep: bool = False, diffoscope: bool = False
     ) -> bool:
-        """Whether the image is what the lock gives, as far as its builders let it be claimed.
+        """Whether an image is what the lock gives, as far as its builders let it be claimed.
 
         What is built for it is removed afterwards, or kept under the name that is told. Raises
         BuildError, UsageError or EngineError where it can't be built again.
@@ -183,10 +209,14 @@ class Verification:
         builds = Builds(self.client, self.site, self.progress, own)
         image = subject(self.client, images.find(self.client, name).id)
         wanted = request(name, image.labels, departures, builds.matrix)
-        self.tell(f"{name}: {_origin(image.labels)}")
-        said, row = image.labels.get(f"{OCI}base.name"), builds.matrix.rows[wanted.tag]
-        if said and not wanted.base and said != row.base:
-            self.tell(f"note: its base was {said}, not {row.base}: for that, --base {said}")
+        said = {key: image.labels.get(LABEL + key, ABSENT) for key in ("source", "version")}
+        self.tell(
+            f"{name}: row {wanted.tag}, Megatron {wanted.megatron} from {said['source']}, "
+            f"built by launcher {said['version']}"
+        )
+        base_name, row = image.labels.get(f"{OCI}base.name"), builds.matrix.rows[wanted.tag]
+        if base_name and wanted.base is None and base_name != row.base:
+            self.tell(f"note: it says that its base is {base_name}; for that: --base {base_name}")
         inputs = builds.inputs(wanted)
         base = subject(self.client, inputs.base)
         for note in notes(image, base, inputs.labels, inputs.key()):
@@ -194,179 +224,161 @@ class Verification:
         built = builds.build(wanted)
         try:
             rebuilt = subject(self.client, built.id)
-            claimed = claims(image, rebuilt, inputs.source.epoch)
-            return self._compare(image, rebuilt, base, claimed, diffoscope)
+            claimed = claims(image, rebuilt, base, inputs.source.epoch)
+            with _opened(self.client, image.id) as one, _opened(self.client, built.id) as other:
+                boxes = (one, other)
+                pair = Comparison(image, rebuilt, base, claimed, boxes, self.progress, self.tell)
+                return pair.compare(diffoscope)
         finally:
-            if keep:
-                self.tell(f"kept {built.names[0]}")
+            if keep or (built.id == image.id and not image.names):
+                self.tell(f"kept: {built.names[0]}")
             else:
                 self._remove(built, image.id)
 
     def _remove(self, built: Built, image: str) -> None:
-        """Take the names of an image away, and it with them unless it is the one verified."""
+        """Take an image's names away, and the image with them unless it is the one verified."""
+        from docker.errors import ImageNotFound
+
         for name in built.names:
-            self.client.api.remove_image(name)
+            with suppress(ImageNotFound):
+                self.client.api.remove_image(name)
         if built.id != image:
             shutil.rmtree(beside.folder(built.id, self.site), ignore_errors=True)
 
-    def _compare(
-        self, image: Subject, rebuilt: Subject, base: Subject, claimed: Claims, diffoscope: bool
-    ) -> bool:
+
+@dataclass(frozen=True)
+class Comparison:
+    """An image and the one that was built again, with a container of each to read files from."""
+
+    image: Subject
+    rebuilt: Subject
+    base: Subject
+    claimed: Claims
+    boxes: tuple[Container, Container]
+    progress: Progress
+    tell: Tell
+
+    def compare(self, diffoscope: bool) -> bool:
         """Tell how the two compare; whether all that is claimed is the same."""
-        on_base = image.layers[: len(base.layers)] == base.layers
-        ours = rebuilt.layers[len(base.layers) :]
-        theirs = image.layers[len(base.layers) if on_base else -len(ours) :]
-        wheels = [beside.record(self.client, one.id)["wheel"] for one in (image, rebuilt)]
-        keys = [one.labels.get(f"{LABEL}key", "none") for one in (image, rebuilt)]
+        added = self._added()
+        layers = "" if self.claimed.layers else ", not claimed"
+        whole = "" if self.claimed.image else ", not claimed"
+        keys = [one.labels.get(f"{LABEL}key", ABSENT) for one in (self.image, self.rebuilt)]
+        wheels = [_wheel(box) for box in self.boxes]
         self._pair("inputs", keys)
-        self._pair("wheel", [one["sha256"] for one in wheels], f"{wheels[1]['name']}")
-        for place in range(max(len(theirs), len(ours))):
-            pair = [some[place] if place < len(some) else "none" for some in (theirs, ours)]
-            self._pair(f"layer {place + 1}", pair, "" if claimed.layers else NOT_CLAIMED)
-        self._pair("image", [image.id, rebuilt.id], "" if claimed.image else NOT_CLAIMED)
-        changed = _settings(image, rebuilt, claimed)
-        for name, one, other in changed:
-            self._pair(name, [printable(one), printable(other)])
-        found: list[Difference] = []
-        if theirs != ours:
-            found = self._explain(image, rebuilt, theirs, ours, claimed, diffoscope)
+        self._pair("wheel", wheels)
+        for number, pair in enumerate(zip_longest(*added, fillvalue=ABSENT), start=1):
+            self._pair(f"layer {number} above the base", pair, layers)
+        self._pair("image", (self.image.id, self.rebuilt.id), whole)
+        found = self._files(added, diffoscope) if added[0] != added[1] else []
+        changed = self._settings()
+        for name, one, other in changed[:MOST_LISTED]:
+            self._pair(name, (one, other))
         same = (
-            on_base
+            self.image.is_on(self.base)
             and wheels[0] == wheels[1]
             and not found
             and not changed
-            and (theirs == ours or not claimed.layers)
-            and (image.id == rebuilt.id or not claimed.image)
+            and (added[0] == added[1] or not self.claimed.layers)
+            and (self.image.id == self.rebuilt.id or not self.claimed.image)
         )
-        self.tell(verdict(same, claimed))
+        self.tell(verdict(same, self.claimed))
         return same
+
+    def _added(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The layers above the base; on another base, as many of the highest."""
+        ours = self.rebuilt.layers[len(self.base.layers) :]
+        lowest = len(self.base.layers) if self.image.is_on(self.base) else -len(ours)
+        return self.image.layers[lowest:], ours
 
     def _pair(self, what: str, values: Sequence[str], more: str = "") -> None:
         """Whether two values are the same, and both of them."""
-        one, other = values
-        self.tell(f"{what:9}{'same' if one == other else 'differs':9}{more}".rstrip())
-        self.tell(f"  image    {one}")
-        self.tell(f"  rebuilt  {other}")
+        self.tell(f"{what}: {'same' if values[0] == values[1] else 'differs'}{more}")
+        self.tell(f"  image    {values[0]}")
+        self.tell(f"  rebuilt  {values[1]}")
 
-    def _explain(
-        self,
-        image: Subject,
-        rebuilt: Subject,
-        theirs: Sequence[str],
-        ours: Sequence[str],
-        claimed: Claims,
-        diffoscope: bool,
+    def _settings(self) -> list[tuple[str, str, str]]:
+        """Where the settings differ; steps and their times only where they are claimed."""
+        pairs: list[tuple[Any, Any]] = [(self.image.settings, self.rebuilt.settings)]
+        if self.claimed.layers:
+            pairs.append(({"step": self.image.history}, {"step": self.rebuilt.history}))
+        if self.claimed.image:
+            pairs.append(({"time of step": self.image.times}, {"time of step": self.rebuilt.times}))
+        return [found for one, other in pairs for found in compare.values(one, other)]
+
+    def _files(
+        self, added: tuple[Sequence[str], Sequence[str]], diffoscope: bool
     ) -> list[Difference]:
         """Tell where the added layers part, by file; all differences in what is claimed."""
-        read = self._layers(image, theirs, {})
-        read = self._layers(rebuilt, ours, read)
-        of_image, of_rebuilt = ([read[one] for one in some] for some in (theirs, ours))
-        found = compare.differences(
-            compare.merge(of_image), compare.merge(of_rebuilt), times=claimed.layers
-        )
+        read = self._read(self.image, added[0], {})
+        read = self._read(self.rebuilt, added[1], read)
+        image, rebuilt = ([read[one] for one in some] for some in added)
+        trees = compare.merge(image), compare.merge(rebuilt)
+        found = compare.differences(*trees, times=self.claimed.layers)
         if found:
-            with _opened(self.client, image.id) as one, _opened(self.client, rebuilt.id) as other:
-                self._show(found, one, other, diffoscope)
-        elif claimed.layers:
-            self.tell("no file differs: " + compare.unlike(of_image, of_rebuilt))
+            self._show(found)
+            self._offer(found, diffoscope)
+        elif self.claimed.layers:
+            self.tell(f"no file differs: {compare.unlike(image, rebuilt)}")
         return found
 
-    def _layers(
+    def _read(
         self, image: Subject, wanted: Sequence[str], read: dict[str, Layer]
     ) -> dict[str, Layer]:
         """The wanted layers of an image by diff ID, with those that are read already."""
-        missing = [one for one in wanted if one not in read]
+        missing = {*wanted} - {*read}
         if not missing:
             return read
-        known = {*image.layers, *read} - {*missing}
+        client = self.boxes[0].client
         self.progress.step(f"read what {image.id[:19]} adds, from what the engine saves of it")
-        with closing(self.client.api.get_image(image.id)) as stream:
-            read = {**read, **layers(stream, image.layers, known)}
+        with closing(client.api.get_image(image.id)) as stream:
+            read = {**read, **layers(stream, image.layers, {*image.layers} - missing)}
         self.progress.close()
-        if lost := [one for one in missing if one not in read]:
+        if lost := missing - {*read}:
             raise BuildError(
-                f"{image.id}: its layer {lost[0]} can't be read from what the engine saves",
+                f"{image.id}: its layer {min(lost)} can't be read from what the engine saves",
                 "Only layers in plain tar or gzip are compared by file.",
             )
         return read
 
-    def _show(
-        self, found: list[Difference], one: Container, other: Container, diffoscope: bool
-    ) -> None:
+    def _show(self, found: list[Difference]) -> None:
         """Tell the first difference in full and the next ones by name."""
         first = found[0]
-        self.tell(f"first difference, of {len(found)}: {printable(first.path)}")
+        self.tell(f"first difference, of {len(found)}: {first.path}")
         with tempfile.TemporaryDirectory() as folder:
             files = [Path(folder) / side for side in ("image", "rebuilt")]
-            entries = [
-                _fetch(box, first.path, file) for box, file in zip((one, other), files, strict=True)
-            ]
-            known = (first.image or entries[0], first.rebuilt or entries[1])
-            for line in compare.described(*known):
+            there = [_fetch(*one, first.path) for one in zip(self.boxes, files, strict=True)]
+            for line in compare.described(first.image or there[0], first.rebuilt or there[1]):
                 self.tell(f"  {line}")
             if all(file.exists() for file in files):
-                with files[0].open("rb") as ours, files[1].open("rb") as theirs:
-                    for line in compare.parted(compare.parting(ours, theirs)):
+                with files[0].open("rb") as one, files[1].open("rb") as other:
+                    for line in compare.parted(compare.parting(one, other)):
                         self.tell(f"  {line}")
         for more in found[1 : MOST_LISTED + 1]:
-            self.tell(f"also: {printable(more.path)} ({', '.join(more.names)})")
+            self.tell(f"also {more.path}: {', '.join(more.names)}")
         if len(found) > MOST_LISTED + 1:
             self.tell(f"and {len(found) - MOST_LISTED - 1} more")
-        if diffoscope:
-            self._diffoscope([one.path for one in found], one, other)
-        elif shutil.which("diffoscope"):
-            self.tell("with --diffoscope: what is in the files that differ")
 
-    def _diffoscope(self, paths: list[str], one: Container, other: Container) -> None:
-        """Have diffoscope compare the files that differ, by its own report."""
-        if len(paths) > MOST_SHOWN:
-            self.tell(f"diffoscope is given the first {MOST_SHOWN} of {len(paths)}")
+    def _offer(self, found: list[Difference], diffoscope: bool) -> None:
+        """Have diffoscope compare the files that differ, or say that it could."""
+        if not diffoscope:
+            if shutil.which("diffoscope"):
+                self.tell("--diffoscope shows what is in the files that differ")
+            return
+        if len(found) > MOST_SHOWN:
+            self.tell(f"diffoscope is given the first {MOST_SHOWN} of {len(found)}")
         with tempfile.TemporaryDirectory() as folder:
-            for box, side in ((one, "image"), (other, "rebuilt")):
+            for box, side in zip(self.boxes, ("image", "rebuilt"), strict=True):
                 (Path(folder) / side).mkdir()
-                for path in paths[:MOST_SHOWN]:
-                    _fetch(box, path, Path(folder) / side / path.strip("/").replace("/", "%"))
-            done = subprocess.run(
-                ["diffoscope", "--text", "-", "image", "rebuilt"],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-            )
-        for line in (done.stdout if done.returncode in (0, 1) else done.stderr).splitlines():
-            self.tell(f"  {printable(line)}")
-
-
-NOT_CLAIMED = "not claimed"
-
-
-def verdict(same: bool, claimed: Claims) -> str:
-    """The last line of the report."""
-    what = "wheel, configuration and added files"
-    if claimed.layers:
-        what = "wheel, configuration and added layers"
-    if claimed.image:
-        what = "wheel, added layers and image"
-    because = f" ({claimed.because}, so no more is claimed)" if claimed.because else ""
-    return f"{'identical' if same else 'differs'}: {what}{because}"
-
-
-def _origin(labels: dict[str, str]) -> str:
-    """What an image's labels say that it was built from."""
-    said = {name: labels.get(LABEL + name, "unknown") for name in ("row", "megatron", "source")}
-    by = labels.get(f"{LABEL}version", "unknown")
-    return f"row {said['row']}, Megatron {said['megatron']} from {said['source']}, launcher {by}"
-
-
-def _settings(image: Subject, rebuilt: Subject, claimed: Claims) -> list[tuple[str, str, str]]:
-    """Where the configurations differ; steps and their times only where they are claimed."""
-    pairs: list[tuple[Any, Any]] = [(image.config, rebuilt.config)]
-    if claimed.layers:
-        pairs.append(({"history": image.history}, {"history": rebuilt.history}))
-    if claimed.image:
-        pairs.append(({"times": image.times}, {"times": rebuilt.times}))
-    return [found for one, other in pairs for found in compare.values(one, other)]
+                for one in found[:MOST_SHOWN]:
+                    _fetch(
+                        box, Path(folder) / side / one.path.strip("/").replace("/", "%"), one.path
+                    )
+            command = ["diffoscope", "--text", "-", "image", "rebuilt"]
+            done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
+        shown = done.stdout if done.returncode in (0, 1) else done.stderr
+        for line in shown.decode(errors="replace").splitlines():
+            self.tell(f"  {line}")
 
 
 @contextmanager
@@ -379,7 +391,7 @@ def _opened(client: DockerClient, image: str) -> Iterator[Container]:
         container.remove(force=True, v=True)
 
 
-def _fetch(container: Container, path: str, file: Path) -> Entry | None:
+def _fetch(container: Container, file: Path, path: str) -> Entry | None:
     """What lies at a path, None where nothing does; a file's content is written to `file`."""
     from docker.errors import NotFound
 
@@ -387,4 +399,17 @@ def _fetch(container: Container, path: str, file: Path) -> Entry | None:
         stream, _ = container.get_archive(path)
     except NotFound:
         return None
-    return unpack(stream, file)
+    with closing(stream):
+        return unpack(stream, file)
+
+
+def _wheel(container: Container) -> str:
+    """The name and the sha256 of the wheel in an image, as it has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "build.json"
+        _fetch(container, file, beside.RECORD)
+        try:
+            wheel = json.loads(file.read_text(encoding="utf-8"))["wheel"]
+            return f"{wheel['sha256']} {wheel['name']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return f"{ABSENT}: {beside.RECORD} can't be read"

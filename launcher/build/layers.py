@@ -8,6 +8,7 @@ import io
 import tarfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -74,7 +75,9 @@ def layers(
     try:
         for member, file in Saved(chunks, diff_ids).members():
             content = cast(io.BufferedReader, file)
-            if member.diff_id not in known and content.peek(1)[:1] != b"{":
+            if member.diff_id in known or content.peek(1)[:1] == b"{":
+                continue
+            with suppress(tarfile.ReadError):  # compressed as Python can't read it
                 diff_id, layer = read(content)
                 found[diff_id] = layer
     except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
@@ -83,7 +86,7 @@ def layers(
 
 
 def read(file: io.BufferedReader) -> tuple[str, Layer]:
-    """The diff ID and the entries of a layer's tar."""
+    """The diff ID and the entries of a layer's tar. Raises tarfile.ReadError for anything else."""
     plain = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == GZIP else file
     hashed = _Hashed(cast(IO[bytes], plain))
     entries: list[tuple[str, Entry]] = []

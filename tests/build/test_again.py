@@ -1,0 +1,135 @@
+"""What is built again for an image, what is told before, and what two builders let be claimed."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.build.again import (
+    Claims,
+    Comparison,
+    Departures,
+    Subject,
+    Verification,
+    claims,
+    notes,
+    request,
+    verdict,
+)
+from launcher.build.image import LABEL, OCI
+from launcher.errors import BuildError, UsageError
+from launcher.matrix.load import load_matrix
+from launcher.progress import Progress
+from launcher.settings import Settings
+
+LABELS = {f"{LABEL}row": "24.10", f"{LABEL}megatron": "0.12.3", f"{LABEL}source": "git"}
+EPOCH = 1735689600  # 2025-01-01
+BUILDKIT, CLASSIC = "buildkit.dockerfile.v0", ""
+BASE = Subject("sha256:b", (), ("b1", "b2"), "", {}, [{"CreatedBy": "x", "Comment": BUILDKIT}], [1])
+
+
+def built(by: str = BUILDKIT, created: str = "2025-01-01T00:00:00Z", top: str = "1") -> Subject:
+    step = {"CreatedBy": "COPY /stage/ /", "Comment": by}
+    settings = {"Labels": LABELS}
+    layers = (*BASE.layers, f"m{top}")
+    return Subject("sha256:i", (), layers, created, settings, [*BASE.history, step], [1, EPOCH])
+
+
+def test_row_and_release_are_those_of_the_labels() -> None:
+    departures = Departures(base="mirror/pytorch:{tag}-py3", builder="b")
+    found = request("x", LABELS, departures, load_matrix())
+    assert (found.tag, found.megatron, found.no_cache) == ("24.10", "0.12.3", True)
+    assert (found.base, found.builder) == ("mirror/pytorch:24.10-py3", "b")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        ({f"{LABEL}row": ""}, BuildError, "has no label megatron-launchpad.row"),
+        ({f"{LABEL}row": "\x1b1"}, BuildError, r"row '\\x1b1', which the matrix doesn't have"),
+        ({f"{LABEL}megatron": "9.9.9"}, BuildError, "release '9.9.9'"),
+        (
+            {f"{LABEL}source": "path", f"{OCI}revision": "abc+edited"},
+            UsageError,
+            r"from a checkout \(revision 'abc\+edited'\)",
+        ),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_refused(
+    change: dict[str, str], kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind, match=said):
+        request("x", LABELS | change, Departures(), load_matrix())
+
+
+def test_a_checkout_is_built_from_the_one_that_is_named() -> None:
+    labels = LABELS | {f"{LABEL}source": "path"}
+    found = request("x", labels, Departures(checkout=Path("/m")), load_matrix())
+    assert found.checkout == Path("/m")
+
+
+def test_of_the_same_inputs_on_the_same_base_there_is_nothing_to_note() -> None:
+    image = replace(built(), settings={"Labels": {**LABELS, f"{LABEL}key": "k"}})
+    assert list(notes(image, BASE, {f"{OCI}base.name": "base:1"}, "k")) == []
+
+
+def test_another_base_and_other_inputs_are_noted_with_what_the_labels_say() -> None:
+    image = replace(built(), settings={"Labels": {**LABELS, f"{LABEL}version": "0.1"}})
+    now = {f"{OCI}base.name": "base:1", f"{LABEL}version": "0.2"}
+    base = replace(BASE, layers=("b1", "other", "b3"))
+    first, second, *rest = notes(image, base, now, "k")
+    assert first == "it lies on another base than base:1 sha256:b: it has 1 of that one's 3 layers"
+    assert "other inputs" in second
+    assert rest == [f"{LABEL}version: 0.1, now 0.2", f"{OCI}base.name: none, now base:1"]
+
+
+LATE = "2026-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("image", "rebuilt", "layers", "whole"),
+    [
+        (built(), built(), True, True),
+        (built(created=LATE), built(), True, True),  # it was changed, or made by something else
+        (built(), built(created=LATE), True, False),
+        (built(CLASSIC), built(), False, False),
+        (built(CLASSIC, LATE), built(CLASSIC, LATE), False, False),
+        (built(CLASSIC), built(CLASSIC), True, True),  # Podman with its --timestamp
+    ],
+)
+def test_claims_are_what_the_builders_allow(
+    image: Subject, rebuilt: Subject, layers: bool, whole: bool
+) -> None:
+    found = claims(image, rebuilt, BASE, EPOCH)
+    assert (found.layers, found.image) == (layers, whole)
+    assert bool(found.because) == (not whole)
+
+
+def test_on_another_base_as_many_layers_are_compared_as_are_added() -> None:
+    image = replace(built(), layers=("o1", "o2", "o3", "m1"))
+    pair = Comparison(image, built(), BASE, Claims(), (None, None), None, print)  # type: ignore[arg-type]
+    assert pair._added() == (("m1",), ("m1",))
+    changed = replace(pair, image=replace(image, layers=(*BASE.layers, "m1", "extra")))
+    assert changed._added() == (("m1", "extra"), ("m1",))
+
+
+def test_the_last_line_says_what_was_compared_and_why_no_more() -> None:
+    assert verdict(True, Claims()) == "identical: wheel, added layers and image"
+    less = Claims(False, False, "the two were made by different builders")
+    assert verdict(True, less) == (
+        "identical: wheel and added files (content, modes, owners); no more is claimed: "
+        "the two were made by different builders"
+    )
+    assert verdict(False, Claims()).startswith("differs from what the lock gives")
+
+
+def test_without_diffoscope_nothing_is_built_for_it(
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    verification = Verification(None, empty_site, Progress(io.StringIO()))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no diffoscope"):
+        verification.verify("x", Departures(), diffoscope=True)

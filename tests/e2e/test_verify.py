@@ -1,0 +1,206 @@
+"""Images built again and compared with a real engine: the same ones, and ones that were changed."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launcher.build import beside
+from launcher.build.again import REPOSITORY, Departures, Verification
+from launcher.build.image import Builds, Request
+from launcher.progress import Progress
+from launcher.settings import Settings
+from tests.conftest import NAMES
+from tests.e2e.command import launcher, refused
+from tests.e2e.test_image import matrix_folder
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from launcher.engine.acquire import Bases
+
+pytestmark = pytest.mark.engine
+
+UTILS = "/opt/megatron/lib/megatron/core/utils.py"
+
+
+@dataclass(frozen=True)
+class Made:
+    """An image of a small row, and how `image verify` gets it again."""
+
+    name: str
+    id: str
+    site: Settings
+    bases: Bases
+
+    def verify(self, name: str, *more: str, **env: str) -> tuple[int, list[str], str]:
+        """Exit code, the report's lines and what stderr says of `image verify`."""
+        options = ["--base", self.bases.base, "--builder", self.bases.builder, *more]
+        matrix = {"LAUNCHER_MATRIX": str(self.site.matrix), **env}
+        done = launcher("image", "verify", name, *options, **matrix)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+@pytest.fixture(scope="module")
+def made(
+    engine: DockerClient, site: Settings, bases: Bases, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Made]:
+    row = {"python": "3.11", "megatron": "0.10.0", "source": "sdist"}
+    path = matrix_folder(tmp_path_factory.mktemp("matrix"), {"24.10": row})
+    own = replace(site, matrix=path)
+    request = Request("24.10", base=bases.base, builder=bases.builder)
+    built = Builds(engine, own, Progress(), f"{NAMES}-verify").build(request)
+    yield Made(built.names[0], built.id, own, bases)
+    for name in built.names:
+        engine.api.remove_image(name)
+
+
+def left(engine: DockerClient) -> list[str]:
+    """The names of what was built for a comparison and is still there."""
+    names = [name for image in engine.images.list() for name in image.tags]
+    return [name for name in names if name.startswith(REPOSITORY)]
+
+
+def changed(engine: DockerClient, image: str, path: str, name: str) -> int:
+    """Commit `image` as `name` with one bit of a file flipped; the place of that byte."""
+    container = engine.containers.create(image, ["true"])
+    try:
+        stream, _ = container.get_archive(path)
+        with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as tar:
+            member = tar.next()
+            assert member is not None
+            file = tar.extractfile(member)
+            assert file is not None
+            content = bytearray(file.read())
+        place = content.index(b"import")
+        content[place] ^= 1
+        written = io.BytesIO()
+        with tarfile.open(fileobj=written, mode="w") as tar:
+            tar.addfile(member, io.BytesIO(bytes(content)))
+        container.put_archive(path.rpartition("/")[0], written.getvalue())
+        container.commit(*name.split(":"))
+    finally:
+        container.remove()
+    return place
+
+
+def test_an_image_of_the_lock_is_identical_and_nothing_is_left(
+    engine: DockerClient, made: Made, tmp_path: Path
+) -> None:
+    code, lines, said = made.verify(made.name)
+    assert code == 0, (lines, said)
+    assert lines[0].endswith("row 24.10, Megatron 0.10.0 from sdist, built by launcher 0.1.0")
+    assert lines[-1] == "identical: wheel, added layers and image"
+    for what in ("inputs", "wheel", "layer 1 above the base", "image"):
+        at = lines.index(f"{what}: same")
+        assert lines[at + 1].split()[1:] == lines[at + 2].split()[1:]
+    assert made.id in lines[lines.index("image: same") + 1]
+    assert not left(engine)
+    assert engine.images.get(made.name).id == made.id
+    assert beside.is_kept(made.id, made.site)
+
+
+def test_one_changed_byte_is_named_by_file_place_and_line(
+    engine: DockerClient, made: Made, tmp_path: Path
+) -> None:
+    """With a diffoscope that stands in for the real one: it lists what it is given."""
+    program = tmp_path / "bin/diffoscope"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$@"\ncmp image/* rebuilt/*\nexit 1\n')
+    program.chmod(0o755)
+    name = f"{NAMES}-changed:1"
+    place = changed(engine, made.name, UTILS, name)
+    kept = []
+    try:
+        path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+        code, lines, said = made.verify(name, "--keep", "--diffoscope", PATH=path)
+        kept = left(engine)
+        report = "\n".join(lines)
+        assert code == 1, (report, said)
+        assert f"{UTILS}\n  kind " in report
+        assert "first difference, of " in report
+        assert f"  byte       {place}: image 0x68, rebuilt 0x69\n" in report
+        assert "             image    hmport" in report
+        assert "             rebuilt  import" in report
+        assert "wheel: same" in lines
+        assert "image: differs" in lines
+        assert "--text - image rebuilt" in report
+        assert f"rebuilt/opt%megatron%lib%megatron%core%utils.py differ: byte {place + 1}" in report
+        assert lines[-2].startswith("differs from what the lock gives")
+        assert lines[-1] == f"kept: {kept[0]}"
+        assert engine.images.get(kept[0]).id == made.id
+    finally:
+        for image in (name, *kept):
+            engine.api.remove_image(image)
+    assert engine.images.get(made.name).id == made.id
+
+
+def test_with_the_classic_builder_wheel_and_files_are_claimed_and_no_more(
+    engine: DockerClient, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.engine.connect.buildkit", lambda client: None)
+    lines: list[str] = []
+    departures = Departures(base=made.bases.base, builder=made.bases.builder)
+    verification = Verification(engine, made.site, Progress(), lines.append)
+    assert verification.verify(made.name, departures), lines
+    assert lines[-1].startswith("identical: wheel and added files (content, modes, owners); ")
+    assert "different builders" in lines[-1]
+    assert not left(engine)
+
+
+def test_an_image_on_another_base_says_so_first(
+    engine: DockerClient, made: Made, python_image: str
+) -> None:
+    """Another base: the same one with a file more in it."""
+    text = f"FROM {python_image}\nLABEL megatron-launchpad.standin=test\nCOPY Dockerfile /other\n"
+    other = f"{NAMES}-other:1"
+    context = io.BytesIO()
+    with tarfile.open(fileobj=context, mode="w") as tar:
+        member = tarfile.TarInfo("Dockerfile")
+        member.size = len(text)
+        tar.addfile(member, io.BytesIO(text.encode()))
+    context.seek(0)
+    engine.images.build(fileobj=context, custom_context=True, tag=other, rm=True)
+    try:
+        code, lines, said = made.verify(made.name, "--base", other)
+    finally:
+        engine.api.remove_image(other)
+    assert code == 1, (lines, said)
+    assert lines[1].startswith(f"note: it lies on another base than {other} sha256:")
+    assert lines[-1].startswith("differs from what the lock gives")
+    assert "layer 1 above the base: same" in lines
+    assert not left(engine)
+
+
+@pytest.mark.parametrize(
+    ("labels", "code", "said"),
+    [
+        ({}, 122, "can't be rebuilt: it has no label megatron-launchpad.row"),
+        ({"row": "99.99", "megatron": "0.10.0"}, 122, "row '99.99', which the matrix doesn't have"),
+        ({"row": "24.10", "megatron": "0.10.0", "source": "path"}, 2, "--source PATH"),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_refused(
+    engine: DockerClient, python_image: str, labels: dict[str, str], code: int, said: str
+) -> None:
+    text = f"FROM {python_image}\n"
+    text += "".join(f"LABEL megatron-launchpad.{key}={value}\n" for key, value in labels.items())
+    name = f"{NAMES}-refused:{len(labels)}"
+    engine.images.build(fileobj=io.BytesIO(text.encode()), tag=name, rm=True)
+    done = launcher("image", "verify", name)
+    engine.api.remove_image(name)
+    refused(done, code, said)
+
+
+@pytest.mark.usefixtures("engine")
+def test_an_image_that_is_not_there_is_told() -> None:
+    done = launcher("image", "verify", "24.02")
+    refused(done, 125, "the engine has no image megatron:24.02", "make image TAG=24.02")
