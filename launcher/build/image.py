@@ -279,10 +279,12 @@ class Builds:
     def _with_key(self, key: str) -> str | None:
         """The ID of the image built from the same inputs, or None.
 
-        Names are given after the checks, so one without a name may never have been checked.
+        Names are given after the checks, so one without a name may never have been checked. What
+        a user made from one of ours has its labels too, and isn't it.
         """
         found = self.client.api.images(filters={"label": f"{LABEL}key={key}"})
-        return next((str(image["Id"]) for image in found if _is_named(image["RepoTags"])), None)
+        named = (str(image["Id"]) for image in found if _is_named(image["RepoTags"]))
+        return next((one for one in named if verify.is_ours(self.client.api.history(one))), None)
 
     def _discard(self, image: str) -> None:
         """Remove an image that wasn't found right, unless an earlier build gave it a name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Iterable, Sequence
@@ -14,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 from launcher.build import beside
 from launcher.build.image import LABEL, OCI
 from launcher.build.source import folder_of
+from launcher.build.verify import ADDED, is_ours
 from launcher.settings import Settings
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-ADDED = re.compile(r"\bCOPY (/stage/|dir:[0-9a-f]+ in) /(\s|$)")
-"""How BuildKit and the classic builder write in a history what the Dockerfile adds to a base."""
-ABOVE = re.compile(r"\b(ENV PYTHONPATH=|LABEL )")
-"""What stands in a history above that: the Dockerfile's last line, and labels."""
 UNNAMED = {"<none>:<none>", "<none>@<none>"}
+NEVER = "0001-01-01T"
+"""An engine's word for a time that it doesn't have."""
 Layers = tuple[str, ...]
 
 
@@ -32,7 +30,8 @@ class Image:
     """An image of ours.
 
     names: tags, and digests that a registry knows it by
-    created: as the image says; named: when it last got a name, as the engine says (both ISO 8601)
+    created: as the image says; named: when it last got a name, where the engine keeps that, else
+        the same (both ISO 8601)
     layers: digests, lowest first; added: bytes of each that is ours, the last ones of them
     size: bytes of all layers; used: a container was made from it
     """
@@ -69,13 +68,6 @@ def ours(client: DockerClient) -> list[Image]:
             found.append(_image(inspected, history, entry["Id"] in used))
     found.sort(key=lambda image: image.named, reverse=True)
     return sorted(found, key=lambda image: (image.row, image.release))
-
-
-def is_ours(history: Sequence[dict[str, Any]]) -> bool:
-    """Whether what we add is the last that was done to an image; `history` as from an engine."""
-    lines = (entry["CreatedBy"] or "" for entry in history)
-    above = next((line for line in lines if not ABOVE.search(line)), "")
-    return bool(ADDED.search(above))
 
 
 def to_prune(images: Sequence[Image], all_of_them: bool, keep: int) -> list[Image]:
@@ -154,14 +146,14 @@ def bytes_in(folder: Path) -> int:
 def _image(inspected: dict[str, Any], history: list[dict[str, Any]], used: bool) -> Image:
     labels = inspected["Config"].get("Labels") or {}
     tags, digests = inspected.get("RepoTags") or [], inspected.get("RepoDigests") or []
-    named = (inspected.get("Metadata") or {}).get("LastTagTime") or inspected["Created"]
+    named = (inspected.get("Metadata") or {}).get("LastTagTime") or NEVER
     return Image(
         id=inspected["Id"],
         names=tuple(name for name in [*sorted(tags), *sorted(digests)] if name not in UNNAMED),
         row=labels.get(f"{LABEL}row", ""),
         release=labels.get(f"{LABEL}megatron", ""),
         created=inspected["Created"],
-        named=named,
+        named=inspected["Created"] if named.startswith(NEVER) else named,
         layers=_layers(inspected),
         added=tuple(
             entry["Size"] for entry in reversed(history) if ADDED.search(entry["CreatedBy"] or "")

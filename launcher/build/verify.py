@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 PROTECTED = ("torch", "numpy", "transformer-engine", "apex")
+ADDED = re.compile(r"\bCOPY (/stage/|dir:[0-9a-f]+ in) /(\s|$)")
+"""How BuildKit, the classic builder and podman write in a history what we add to a base."""
+ABOVE = re.compile(r"\b(ENV PYTHONPATH=|LABEL )")
+"""What stands in a history above that: the Dockerfile's last line, and labels."""
 
 # Runs in the image; prints its Python, its packages, and whether what we added works.
 LOOK = """
@@ -77,6 +83,16 @@ def look(client: DockerClient, image: str, name: str, *extension: str) -> Facts:
         extension_error=facts.get("extension_error"),
         training=facts.get("training", False),
     )
+
+
+def is_ours(history: Sequence[dict[str, Any]]) -> bool:
+    """Whether what we add is the last that was done to an image; `history` as from an engine.
+
+    An image that somebody made from one of ours has its labels, and isn't ours.
+    """
+    lines = (entry["CreatedBy"] or "" for entry in history)
+    last = next((line for line in lines if not ABOVE.search(line)), "")
+    return bool(ADDED.search(last))
 
 
 def check_architecture(architecture: str, name: str) -> None:

@@ -24,12 +24,17 @@ class FakeApi:
 
     def __init__(self, names: dict[str, list[str] | None]) -> None:
         self.names = names
+        self.derived: set[str] = set()
 
     def images(self, filters: dict[str, str]) -> list[dict[str, Any]]:
         return [{"Id": key, "RepoTags": names} for key, names in self.names.items()]
 
     def inspect_image(self, image: str) -> dict[str, Any]:
         return {"Id": image, "RepoTags": self.names[image]}
+
+    def history(self, image: str) -> list[dict[str, Any]]:
+        last = "RUN pip install more" if image in self.derived else "COPY /stage/ / # buildkit"
+        return [{"CreatedBy": last}, {"CreatedBy": "COPY /stage/ / # buildkit"}]
 
     def remove_image(self, image: str, force: bool) -> None:
         del self.names[image]
@@ -46,6 +51,14 @@ def test_an_image_without_a_name_is_not_reused(empty_site: Settings) -> None:
     assert builds(empty_site, nameless)[0]._with_key("key") is None
     named = {**nameless, "sha256:d": ["megatron:cpu"]}
     assert builds(empty_site, named)[0]._with_key("key") == "sha256:d"
+
+
+def test_an_image_that_a_user_made_from_the_built_one_is_not_reused(empty_site: Settings) -> None:
+    building, api = builds(empty_site, {"sha256:a": ["mine:1"], "sha256:b": ["megatron:cpu"]})
+    api.derived = {"sha256:a"}
+    assert building._with_key("key") == "sha256:b"
+    api.derived = {"sha256:a", "sha256:b"}
+    assert building._with_key("key") is None
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), BuildError("not right")])

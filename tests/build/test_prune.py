@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,37 +112,6 @@ def test_downloads_that_no_lock_mentions(empty_site: Settings) -> None:
 
 def test_an_empty_cache_has_nothing_to_prune(empty_site: Settings) -> None:
     assert prune.downloads(empty_site, [], []) == []
-
-
-@pytest.mark.parametrize(
-    ("created_by", "is_ours"),
-    [
-        ("COPY /stage/ / # buildkit", True),
-        ("/bin/sh -c #(nop) COPY dir:0a1b in / ", True),
-        ("COPY /stage/ /opt # buildkit", False),
-        ("/bin/sh -c #(nop) COPY dir:0a1b in /opt ", False),
-        ("/bin/sh -c #(nop) COPY file:0a1b in / ", False),
-        ("ENV PATH=/", False),
-    ],
-)
-def test_our_layers_are_told_apart_by_the_history(created_by: str, is_ours: bool) -> None:
-    assert bool(prune.ADDED.search(created_by)) is is_ours
-
-
-@pytest.mark.parametrize(
-    ("lines", "is_ours"),
-    [
-        (["ENV PYTHONPATH=/opt/megatron/lib", "COPY /stage/ / # buildkit", "FROM x"], True),
-        (["/bin/sh -c #(nop)  LABEL a=b", "/bin/sh -c #(nop)  ENV PYTHONPATH=/o"], False),
-        (["/bin/sh -c #(nop)  LABEL a=b", "/bin/sh -c #(nop) COPY dir:0a in / "], True),
-        (["RUN pip install x", "ENV PYTHONPATH=/o", "COPY /stage/ / # buildkit"], False),
-        (['CMD ["bash"]', "ENV PYTHONPATH=/o", "COPY /stage/ / # buildkit"], False),
-        ([], False),
-        ([None], False),
-    ],
-)
-def test_what_was_made_from_one_of_ours_is_not_ours(lines: list[str | None], is_ours: bool) -> None:
-    assert prune.is_ours([{"CreatedBy": line} for line in lines]) is is_ours
 
 
 def test_other_folders_of_the_cache_are_left_alone(empty_site: Settings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.build import verify
 from launcher.build.verify import Facts, check_architecture, check_base, check_image, check_layers
 from launcher.errors import BuildError
 from launcher.matrix.load import load_matrix
@@ -65,3 +66,34 @@ def test_an_extension_that_does_not_load_and_a_missing_training_are_refused() ->
         check_image(BASE, Facts("3.10", BASE.packages, "undefined symbol: x"), set(), whole=False)
     with pytest.raises(BuildError, match=r"megatron\.training"):
         check_image(BASE, Facts("3.10", BASE.packages), set(), whole=True)
+
+
+@pytest.mark.parametrize(
+    ("created_by", "is_ours"),
+    [
+        ("COPY /stage/ / # buildkit", True),
+        ("/bin/sh -c #(nop) COPY dir:0a1b in / ", True),
+        ("COPY /stage/ /opt # buildkit", False),
+        ("/bin/sh -c #(nop) COPY dir:0a1b in /opt ", False),
+        ("/bin/sh -c #(nop) COPY file:0a1b in / ", False),
+        ("ENV PATH=/", False),
+    ],
+)
+def test_our_layers_are_told_apart_by_the_history(created_by: str, is_ours: bool) -> None:
+    assert bool(verify.ADDED.search(created_by)) is is_ours
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_ours"),
+    [
+        (["ENV PYTHONPATH=/opt/megatron/lib", "COPY /stage/ / # buildkit", "FROM x"], True),
+        (["/bin/sh -c #(nop)  LABEL a=b", "/bin/sh -c #(nop)  ENV PYTHONPATH=/o"], False),
+        (["/bin/sh -c #(nop)  LABEL a=b", "/bin/sh -c #(nop) COPY dir:0a in / "], True),
+        (["RUN pip install x", "ENV PYTHONPATH=/o", "COPY /stage/ / # buildkit"], False),
+        (['CMD ["bash"]', "ENV PYTHONPATH=/o", "COPY /stage/ / # buildkit"], False),
+        ([], False),
+        ([None], False),
+    ],
+)
+def test_what_was_made_from_one_of_ours_is_not_ours(lines: list[str | None], is_ours: bool) -> None:
+    assert verify.is_ours([{"CreatedBy": line} for line in lines]) is is_ours
