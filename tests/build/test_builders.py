@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
 
 from launcher.build import builders
+from launcher.engine import connect
+from launcher.errors import BuildError
 from launcher.progress import Progress
 
 CLASSIC = """\
@@ -78,3 +86,114 @@ def test_a_terminal_gets_one_live_line() -> None:
     progress.close()
     assert out.getvalue().count("\n") == 1
     assert "build 1/2 · compiling" in out.getvalue()
+
+
+PODMAN = """\
+[1/4] STEP 1/12: FROM base AS wheel
+[1/4] STEP 9/12: RUN ["python3.11", "stage.py", "wheel"]
+stage: compiling megatron_core
+--> 3db507c4b73
+[1/4] STEP 10/12: COPY wheels/runtime/ wheels/runtime/
+--> Using cache 62b1a2c4835
+STEP 2/2: ENV A=b
+"""
+
+
+def test_podman_s_steps() -> None:
+    out = io.StringIO()
+    progress = Progress(out)
+    for line in PODMAN.splitlines():
+        builders._podman_line(line, progress)
+    progress.close()
+    lines = [re.sub(r" \([\d.]+ s\)$", "", line) for line in out.getvalue().splitlines()]
+    assert lines == [
+        "build 1/4 1/12 FROM base AS wheel",
+        'build 1/4 9/12 RUN ["python3.11", "stage.py", "wheel"]',
+        "build 1/4 10/12 COPY wheels/runtime/ wheels/runtime/ · cached",
+        "build 2/2 ENV A=b",
+    ]
+
+
+def stand_in(folder: Path, text: str) -> list[str]:
+    """A program that stands in for podman or docker: a shell script."""
+    program = folder / "program"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    return [str(program)]
+
+
+def drive(command: list[str], progress: Progress, no_cache: bool = True) -> str:
+    with tempfile.TemporaryFile() as context:
+        context.write(b"the context")
+        context.seek(0)
+        args = {"BASE_IMAGE": "base", "SOURCE_DATE_EPOCH": "1700000000"}
+        labels = {"a": "b c"}
+        return builders.podman(command, {}, context, args, labels, progress, no_cache)
+
+
+def test_podman_is_given_context_time_and_no_network(tmp_path: Path) -> None:
+    command = stand_in(
+        tmp_path,
+        f"""printf '%s\\n' "$@" > {tmp_path}/argv
+        /bin/cat > {tmp_path}/stdin
+        for word; do
+          case $word in --iidfile=*) printf sha256:abc > "${{word#--iidfile=}}";; esac
+        done""",
+    )
+    assert drive(command, Progress(io.StringIO())) == "sha256:abc"
+    assert (tmp_path / "stdin").read_text() == "the context"
+    argv = (tmp_path / "argv").read_text().splitlines()
+    assert argv[0] == "build"
+    assert argv[-1] == "-"
+    assert {"--timestamp=1700000000", "--network=none", "--no-cache"} <= set(argv)
+    assert {"--label=a=b c", "--build-arg=SOURCE_DATE_EPOCH=1700000000"} <= set(argv)
+    drive(command, Progress(io.StringIO()), no_cache=False)
+    assert "--no-cache" not in (tmp_path / "argv").read_text()
+
+
+def test_a_failed_step_of_podman_s_is_told_with_its_lines(tmp_path: Path) -> None:
+    command = stand_in(
+        tmp_path,
+        """echo '[1/4] STEP 9/12: RUN ["python3.11", "stage.py", "wheel"]'
+        echo 'helpers.cpp:1:1: error: expected unqualified-id'
+        echo 'Error: building at STEP "RUN": while running runtime: exit status 1' >&2
+        exit 125""",
+    )
+    with pytest.raises(BuildError) as caught:
+        drive(command, Progress(io.StringIO()))
+    assert "the build failed: building at STEP" in str(caught.value)
+    assert "  | helpers.cpp:1:1: error: expected unqualified-id" in str(caught.value)
+
+
+def test_a_build_is_ended_where_its_reader_is_interrupted(tmp_path: Path) -> None:
+    command = stand_in(tmp_path, f"echo $$ > {tmp_path}/pid; echo started; exec /bin/sleep 600")
+
+    class Interrupted(Progress):
+        def output(self, line: str) -> None:
+            raise KeyboardInterrupt(line)
+
+    with pytest.raises(KeyboardInterrupt, match="started"):
+        drive(command, Interrupted(io.StringIO()))
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+
+
+@pytest.mark.parametrize(
+    ("podman", "said"), [(False, "the engine's classic builder"), (True, "podman's build API")]
+)
+def test_what_the_classic_builder_leaves_open_is_said_once(
+    podman: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connect, "cli_environment", lambda client: {})
+    monkeypatch.setattr(connect, "podman", lambda client: None)
+    monkeypatch.setattr(connect, "buildkit", lambda client: None)
+    monkeypatch.setattr(connect, "is_podman", lambda client: podman)
+    monkeypatch.setattr(builders, "classic", lambda *rest: "sha256:abc")
+    out = io.StringIO()
+    progress = Progress(out)
+    for _ in range(2):
+        made = builders.build(cast(Any, None), io.BytesIO(), {}, {}, progress, no_cache=True)
+        assert made == "sha256:abc"
+    (line,) = out.getvalue().splitlines()
+    assert line.startswith(said)
+    assert "wheel and added files are the same" in line
+    assert "layers and ID may not be" in line
