@@ -21,6 +21,7 @@ from launcher.engine.connect import (
     endpoints,
     engine_host,
     no_engine,
+    podman,
 )
 from launcher.errors import EngineError
 
@@ -217,6 +218,32 @@ def test_buildkit_is_found(
     client = connect()
     assert buildx(client) == ([str(cli), *with_buildx] if with_buildx else None)
     assert buildkit(client) == ([str(cli), *with_buildkit] if with_buildkit else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "answers", "found"),
+    [
+        ("Podman Engine", "*version*) echo 4.3.1;;", True),
+        ("Podman Engine", "*version*) echo refused >&2; exit 125;;", False),
+        ("Engine", "*version*) echo 4.3.1;;", False),
+    ],
+)
+def test_podman_is_driven_by_its_own_program_on_the_same_engine(
+    monkeypatch: pytest.MonkeyPatch,
+    sockets: Path,
+    standin_engine: Start,
+    name: str,
+    answers: str,
+    found: bool,
+) -> None:
+    host = standin_engine(sockets / "a.sock")
+    monkeypatch.setenv("DOCKER_HOST", host)
+    program = sockets / "bin" / "podman"
+    write_cli(program, answers)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    client = connect()
+    monkeypatch.setattr(client, "version", lambda: {"Components": [{"Name": name}]})
+    assert podman(client) == ([str(program), "--url", host] if found else None)
 
 
 def test_a_private_engine_brings_its_own_tools(
