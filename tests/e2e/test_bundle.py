@@ -186,10 +186,9 @@ def test_a_row_from_git_is_carried_with_its_source(
     (mirror / "Megatron-LM.git").symlink_to(Path(at).resolve())
     path = tmp_path / "git.tar"
     row = ["fetch", "24.10", "--no-images"]
-    environment = {
-        "LAUNCHER_CACHE": str(tmp_path / "first"),
-        "LAUNCHER_GIT_MIRROR": f"file://{mirror.parent}/",
-    }
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"git_mirror: file://{mirror.parent}\n")
+    environment = {"LAUNCHER_CACHE": str(tmp_path / "first"), "LAUNCHER_SETTINGS": str(file)}
     (tmp_path / "first").mkdir()
     (tmp_path / "first/sha256").symlink_to(site.cache / "sha256")
     done = launcher(*row, "--bundle", str(path), **environment)

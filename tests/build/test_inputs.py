@@ -1,0 +1,125 @@
+"""What a row needs by the lock, and that one row's failure keeps no other from being fetched."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.build import fetch, inputs, source
+from launcher.build.image import Request
+from launcher.errors import BuildError, EngineError, UsageError
+from launcher.matrix.load import load_lock, load_matrix
+from launcher.progress import Progress
+from launcher.settings import Settings
+
+MATRIX, LOCK = load_matrix(), load_lock()
+CPU = inputs.needed(MATRIX, LOCK, Request("cpu"))
+
+
+def test_a_row_needs_its_wheels_its_source_and_two_images() -> None:
+    assert (CPU.release, CPU.python, CPU.kind) == ("0.16.1", "3.11", "sdist")
+    needs = LOCK.needs["cp311"]
+    assert set(CPU.pins) == {*needs.build, *needs.runtime, *LOCK.packages["cpu"]}
+    assert len(CPU.pins) == len(set(CPU.pins))
+    assert [name for name, _ in CPU.images] == [MATRIX.rows["cpu"].base, MATRIX.builders["cp311"]]
+
+
+def test_a_release_without_an_sdist_is_taken_from_git() -> None:
+    assert inputs.needed(MATRIX, LOCK, Request("cpu", "0.9.0")).kind == "git"
+    assert inputs.needed(MATRIX, LOCK, Request("24.10")).kind == "git"
+
+
+def test_images_in_place_of_the_row_s_are_kept_beside_their_names() -> None:
+    chosen = inputs.needed(MATRIX, LOCK, Request("cpu", base="a:1", builder="b:1"))
+    assert [one for _, one in chosen.images] == ["a:1", "b:1"]
+
+
+def test_what_the_lock_lacks_is_told_at_once() -> None:
+    empty = LOCK.model_copy(update={"needs": {}, "packages": {}, "releases": {}})
+    with pytest.raises(UsageError) as caught:
+        inputs.needed(MATRIX, empty, Request("cpu"))
+    assert caught.value.problem == (
+        "matrix.lock has no needs of cp311, no packages of cpu, no releases of 0.16.1"
+    )
+    assert "make lock" in caught.value.remedy
+    with pytest.raises(UsageError, match="no tag 'cpux'"):
+        inputs.needed(MATRIX, LOCK, Request("cpux"))
+
+
+def test_what_a_bundle_lacks_is_named() -> None:
+    files = {fetch.sha256_of_pin(pin) for pin in CPU.pins}
+    assert CPU.locked.sdist is not None
+    assert inputs.unmet(CPU, files, []) == ["Megatron 0.16.1"]
+    files.add(CPU.locked.sdist.sha256)
+    assert inputs.unmet(CPU, files, []) == []
+    first = CPU.pins[0]
+    assert inputs.unmet(CPU, files - {fetch.sha256_of_pin(first)}, []) == [first.split()[0]]
+    row = inputs.needed(MATRIX, LOCK, Request("24.10"))
+    files = {fetch.sha256_of_pin(pin) for pin in row.pins}
+    assert inputs.unmet(row, files, ["a" * 40]) == ["Megatron 0.9.0"]
+    assert row.locked.git is not None
+    assert inputs.unmet(row, files, [row.locked.git.commit]) == []
+
+
+def test_every_file_that_the_lock_names_is_one_that_prune_keeps() -> None:
+    locked = inputs.locked_hashes(LOCK)
+    for tag in MATRIX.rows:
+        row = inputs.needed(MATRIX, LOCK, Request(tag))
+        assert {fetch.sha256_of_pin(pin) for pin in row.pins} <= locked
+    assert {one.sdist.sha256 for one in LOCK.releases.values() if one.sdist} <= locked
+
+
+class StandInImages:
+    """Finds every image but one."""
+
+    def find(self, reference: str, chosen: str | None = None) -> Any:
+        if chosen == "gone:1":
+            raise EngineError("gone:1: the registry has no such image (404)")
+        return SimpleNamespace(id=f"sha256:{len(chosen or reference):064x}")
+
+
+def test_a_row_that_fails_keeps_no_other_from_being_fetched(
+    empty_site: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wheels(pins: list[str], python: str, site: Settings) -> list[Path]:
+        if python == "3.10":
+            raise BuildError("pip can't fetch it")
+        return [tmp_path / "a.whl"]
+
+    monkeypatch.setattr(fetch, "wheels", wheels)
+    monkeypatch.setattr(source, "from_sdist", lambda *_: SimpleNamespace(at=tmp_path / "b.tar.gz"))
+    rows = [
+        inputs.needed(MATRIX, LOCK, Request("24.10")),
+        inputs.needed(MATRIX, LOCK, Request("cpu", base="gone:1")),
+        CPU,
+    ]
+    out = io.StringIO()
+    images: Any = StandInImages()
+    fetched, failed = inputs.fetch_all(rows, images, empty_site, Progress(out))
+    assert [one.row for one in fetched] == [CPU]
+    assert fetched[0].files == (tmp_path / "a.whl", tmp_path / "b.tar.gz")
+    assert list(fetched[0].images) == [name for name, _ in CPU.images]
+    assert [(row.tag, error.exit_code) for row, error in failed] == [("24.10", 122), ("cpu", 125)]
+    assert "24.10: 10 Python packages: failed" in out.getvalue()
+    without, _ = inputs.fetch_all([CPU], None, empty_site, Progress(out))
+    assert without[0].images == {}
+
+
+def test_a_commit_is_named_by_its_publisher_s_url(
+    empty_site: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = inputs.needed(MATRIX, LOCK, Request("24.10"))
+    assert row.locked.git is not None
+    found = SimpleNamespace(revision=row.locked.git.commit, at=tmp_path)
+    monkeypatch.setattr(fetch, "wheels", lambda *_: [])
+    monkeypatch.setattr(source, "from_git", lambda *_: found)
+    site = replace(empty_site, git_mirror="https://mirror.example/")
+    (one,), _ = inputs.fetch_all([row], None, site, Progress(io.StringIO()))
+    assert one.commits == (
+        inputs.Commit("https://github.com/NVIDIA/Megatron-LM.git", row.locked.git.commit, tmp_path),
+    )
