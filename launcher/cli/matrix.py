@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from launcher.cli import compat
+
 HELP = "list the images that can be built, render their Dockerfiles, lock their inputs"
 
 
@@ -14,12 +16,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     commands.add_parser("list", help="the rows of the matrix")
     render = commands.add_parser("render", help="write images/, compose/ and README's table")
     render.add_argument("--check", action="store_true", help="only fail where they differ")
+    compat.arguments(commands.add_parser("compat", help=compat.HELP, description=compat.HELP))
     commands.add_parser("lock", help="write matrix.lock")
 
 
 def main(args: argparse.Namespace) -> int:
     """Call the action."""
-    return {"list": _list, "render": _render, "lock": _lock}[args.action](args)
+    actions = {"list": _list, "render": _render, "lock": _lock, "compat": compat.main}
+    return actions[args.action](args)
 
 
 def _list(args: argparse.Namespace) -> int:

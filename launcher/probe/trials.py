@@ -29,14 +29,21 @@ WARNING = re.compile(r"\b(\w*Warning): (\S.*)")
 NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
+TRAIN, CHECKPOINT = "train", "checkpoint"
+"""The stages of a trial: training, and saving or loading what was trained."""
+
+SAVING = re.compile(r"can't save to|in save(_checkpoint)?$|dist_checkpointing")
+
+
 class TrialError(LauncherError):
     """A trial didn't show what it is there to show; `tail` are the run's last lines."""
 
     exit_code = 1
 
-    def __init__(self, problem: str, tail: Iterable[str] = ()) -> None:
+    def __init__(self, problem: str, tail: Iterable[str] = (), stage: str = TRAIN) -> None:
         super().__init__(problem)
         self.tail = tuple(tail)
+        self.stage = CHECKPOINT if any(SAVING.search(line) for line in self.tail) else stage
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class Place:
     processes: int
     seconds: float
 
-    def run(self, name: str, config: Mapping[str, Any], processes: int) -> Ran:
+    def run(self, name: str, config: Mapping[str, Any], processes: int, stage: str = TRAIN) -> Ran:
         """Run `config` by `launcher run`, on the CPU or as many GPUs. Raises TrialError."""
         counts = {"gpus": processes} if self.gpus else {"gpus": 0, "processes": processes}
         given = {"name": name, "image": dict(self.image), **counts}
@@ -78,7 +85,7 @@ class Place:
         records = self.folder / "runs" / name
         code, lines = self._launch(file, records)
         if code:
-            raise TrialError(f"{name}: exit code {code}", lines[-SHOWN_LINES:])
+            raise TrialError(f"{name}: exit code {code}", lines[-SHOWN_LINES:], stage)
         kept = (one.read_text(encoding="utf-8") for one in records.glob("*/metrics.jsonl"))
         return Ran(lines, tuple(map(json.loads, "".join(kept).splitlines())))
 
@@ -149,10 +156,10 @@ def entrypoint(at: Place) -> list[Ran]:
     losses = learns.held_out()
     if len(losses) < 2 or not losses[-1] < losses[0]:
         raise TrialError(f"entrypoint: the held-out loss doesn't fall: {losses}")
-    goes_on = at.run("entrypoint-on", _config(50, 1, checkpoint=saved), 1)
+    goes_on = at.run("entrypoint-on", _config(50, 1, checkpoint=saved), 1, CHECKPOINT)
     if not goes_on.says("going on after iteration 40"):
         raise TrialError(
-            "entrypoint-on: the checkpoint wasn't loaded", goes_on.lines[-SHOWN_LINES:]
+            "entrypoint-on: the checkpoint wasn't loaded", goes_on.lines[-SHOWN_LINES:], CHECKPOINT
         )
     return [learns, goes_on]
 
@@ -163,12 +170,14 @@ def quickstart(at: Place) -> list[Ran]:
     (at.folder / "quickstart").mkdir(exist_ok=True)
     trains = at.run("quickstart", {"program": QUICKSTART, **workdir}, 2)
     if not trains.says("Successfully loaded the model"):
-        raise TrialError("quickstart: it loaded nothing", trains.lines[-SHOWN_LINES:])
+        raise TrialError("quickstart: it loaded nothing", trains.lines[-SHOWN_LINES:], CHECKPOINT)
     script = at.folder / "quickstart_reload.py"
     script.write_text(Path(quickstart_reload.__file__).read_text(encoding="utf-8"), "utf-8")
-    reloads = at.run("quickstart-on", {"program": f"./{script.name}", **workdir}, 1)
+    reloads = at.run("quickstart-on", {"program": f"./{script.name}", **workdir}, 1, CHECKPOINT)
     if not reloads.says("reloaded at TP=1"):
-        raise TrialError("quickstart-on: TP=1 loaded nothing", reloads.lines[-SHOWN_LINES:])
+        raise TrialError(
+            "quickstart-on: TP=1 loaded nothing", reloads.lines[-SHOWN_LINES:], CHECKPOINT
+        )
     return [trains, reloads]
 
 
@@ -194,12 +203,16 @@ def pretrain_gpt(at: Place) -> list[Ran]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a trial: a state, why it isn't better, and the warnings, each once."""
+    """What came of a trial: a state, why it isn't better, and the warnings, each once.
+
+    stage: where it failed, TRAIN or CHECKPOINT
+    """
 
     state: str
     reason: str = ""
     tail: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    stage: str = ""
 
     def __str__(self) -> str:
         return f"{self.state}: {self.reason}" if self.reason else self.state
@@ -223,7 +236,7 @@ def attempt(name: str, at: Place, held: Facts | None) -> Verdict:
     try:
         told = warnings(TRIALS[name](at))
     except TrialError as error:
-        return Verdict(FAILS, error.problem, error.tail)
+        return Verdict(FAILS, error.problem, error.tail, stage=error.stage)
     return Verdict(WARNS if told else RUNS, warnings=tuple(told))
 
 

@@ -1,0 +1,78 @@
+"""`launcher matrix compat`: which rows work with which releases, tried one after the other."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.compat.series import Options
+
+HELP = "build, ask and train in each row with each release, and report what works"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the action's arguments."""
+    add = parser.add_argument
+    add("tags", metavar="TAG", nargs="*", help="rows of the matrix (all with CUDA)")
+    add("--megatron", metavar="RELEASE", action="append", default=[], help="not the rows' own")
+    add("--source", metavar="PATH", type=Path, help="a Megatron-LM checkout to build")
+    add("--base", metavar="IMAGE", help="in place of the rows' bases: {tag} in it is the tag")
+    add("--builder", metavar="IMAGE", help="in place of the image that compiles")
+    add("--gpus", default="0", metavar="WHICH", help="N, all, device=0,1; without, the CPU")
+    add("--no-train", action="store_true", help="build and ask only")
+    add("--limit", type=float, default=180, metavar="MINUTES", help="for a cell (180)")
+    add("--run-limit", type=float, default=10, metavar="MINUTES", help="for a training run (10)")
+    add("--disk", type=float, metavar="GB", help="what a base may take")
+    add("--keep", action="store_true", help="leave images in the engine")
+    add("--again", action="store_true", help="try cells that are finished, too")
+    add("-o", "--output", metavar="FOLDER", type=Path, default=Path("compat"))
+
+
+def main(args: argparse.Namespace) -> int:
+    """Try the cells and write the reports; 1 where one is worse than expected."""
+    import shutil
+
+    from launcher.compat import report, series
+    from launcher.engine.connect import connect
+    from launcher.matrix.load import load_lock, load_matrix
+    from launcher.settings import settings
+
+    matrix = load_matrix()
+    tags = args.tags or [tag for tag, row in matrix.rows.items() if row.cuda]
+    cells = series.cells(matrix, tags, args.megatron)
+    kept = args.output / "cells"
+    if args.again:
+        shutil.rmtree(kept, ignore_errors=True)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    client = connect(timeout=600)
+    tried = series.Series(client, settings(), matrix, load_lock(), _options(args), kept, say)
+    results = [*tried.run(cells)]
+    for name, text in (
+        ("report.json", report.as_json(results)),
+        ("report.xml", report.as_junit(results)),
+        ("report.md", report.as_markdown(results)),
+    ):
+        (args.output / name).write_text(text, encoding="utf-8")
+    print(report.as_markdown(results), end="")
+    return 1 if any(map(report.is_failure, results)) else 0
+
+
+def _options(args: argparse.Namespace) -> Options:
+    from launcher.compat.series import Limits, Options
+
+    disk = None if args.disk is None else round(args.disk * 1e9)
+    return Options(
+        base=args.base,
+        builder=args.builder,
+        checkout=args.source.expanduser().resolve() if args.source else None,
+        gpus=args.gpus,
+        train=not args.no_train,
+        keep=args.keep,
+        limits=Limits(cell=60 * args.limit, run=60 * args.run_limit, disk=disk),
+    )

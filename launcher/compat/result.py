@@ -1,0 +1,116 @@
+"""What came of a cell of the matrix, and how it compares with what was expected of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ORDER = ("fails", "builds", "imports", "runs with warnings", "runs")
+"""The verdicts, from the worst to the best."""
+
+STAGES = {
+    "pull": "base and builder",
+    "fetch": "Megatron's source and the Python packages",
+    "patch": "the patches of the release",
+    "compile": "the wheel and the image",
+    "import": "the compiled extension, and megatron.training",
+    "train": "the trials of image probe",
+    "checkpoint": "saving, and loading in another layout",
+    "time limit": "a cell may take no longer",
+    "disk budget": "images may take no more",
+}
+"""Where a cell can fail, in order."""
+
+# Warnings that are understood, by what they say.
+CAUSES = (
+    (r"torch\.cuda\.amp\.custom_(fwd|bwd)", "a decorator's old name: torch 2.4 and later say so"),
+    (r"_all_gather_base|_reduce_scatter_base", "a collective's old name: torch says so"),
+    (r"_sharded_tensor|ShardedTensor|load_state_dict|save_state_dict|DTensor", "older names of "
+     "torch's distributed checkpoints"),
+    (r"(Apex|Transformer Engine) (is|and Apex are|are) not installed", "the image has none"),
+    (r"async_grad_allreduce is deprecated", "Megatron's own older name"),
+    (r"destroy_process_group\(\) was not called", "upstream's programs end without it"),
+    (r"using the device under current context", "upstream names no device to torch"),
+)  # fmt: skip
+
+
+def cause(warning: str) -> str:
+    """Why a warning comes, "" where that isn't known."""
+    return next((why for says, why in CAUSES if re.search(says, warning)), "")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row with a release."""
+
+    tag: str
+    megatron: str
+
+    def __str__(self) -> str:
+        return f"{self.tag} × {self.megatron}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found: a verdict of ORDER; of one that failed the stage, the reason, the last lines.
+
+    key: names all that the cell was tried with; seconds: of each stage
+    """
+
+    tag: str
+    megatron: str
+    key: str
+    verdict: str
+    expected: str | None = None
+    stage: str = ""
+    reason: str = ""
+    tail: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    trials: Mapping[str, Any] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.tag, self.megatron)
+
+    @property
+    def worse(self) -> bool:
+        """Whether it is worse than expected; nothing is where nothing was."""
+        return self._against_expected < 0
+
+    @property
+    def better(self) -> bool:
+        """Whether it is better than expected."""
+        return self._against_expected > 0
+
+    @property
+    def told(self) -> str:
+        """The verdict with the stage that failed."""
+        return f"{self.verdict}: {self.stage}" if self.stage else self.verdict
+
+    @property
+    def _against_expected(self) -> int:
+        if self.expected is None:
+            return 0
+        return ORDER.index(self.verdict) - ORDER.index(self.expected)
+
+
+def verdict(facts: Mapping[str, Any], trials: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict on an image that was built, from `image probe`'s facts and trials."""
+    for name in ("extension", "training"):
+        if name in facts and facts[name]["error"]:
+            return _failed("import", f"{name}: {facts[name]['error']}", ())
+    for trial in trials.values():
+        if trial["state"] == "fails":
+            return _failed(trial["stage"], trial["reason"], tuple(trial["tail"]))
+    states = {trial["state"] for trial in trials.values()} - {"skipped"}
+    warnings = dict.fromkeys(line for trial in trials.values() for line in trial["warnings"])
+    reached = min(states, key=ORDER.index) if states else "imports" if facts else "builds"
+    return {"verdict": reached, "warnings": tuple(warnings)}
+
+
+def _failed(stage: str, reason: str, tail: tuple[str, ...]) -> dict[str, Any]:
+    return {"verdict": "fails", "stage": stage, "reason": reason, "tail": tail}

@@ -1,0 +1,281 @@
+"""Tries one cell after the other, within limits; what is finished is kept, and not tried again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher import probe
+from launcher.build import patch
+from launcher.build.context import inside_digest
+from launcher.compat.cell import REPOSITORY
+from launcher.compat.result import Cell, Result
+from launcher.errors import UsageError, nearest
+from launcher.matrix.load import find_release, find_row
+from launcher.matrix.render import dockerfile
+from launcher.matrix.schema import Lock, Matrix, misfit
+from launcher.settings import ROOT, Settings
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+LEAVE_WITHIN = 90
+"""Seconds that a cell has for ending what it started."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a cell may take: seconds in all, seconds for a training run, bytes of images."""
+
+    cell: float = 3 * 3600
+    run: float = 600
+    disk: int | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """How cells are tried: with which images, on which GPUs, and how far.
+
+    base, builder: in place of the rows' own; {tag} in them is the row's tag
+    train: whether trials are run; keep: whether images stay
+    """
+
+    base: str | None = None
+    builder: str | None = None
+    checkout: Path | None = None
+    gpus: str = "0"
+    train: bool = True
+    keep: bool = False
+    limits: Limits = Limits()
+
+    def asked(self, cell: Cell) -> dict[str, Any]:
+        """What a cell's process is asked to do."""
+        return {
+            "tag": cell.tag,
+            "megatron": cell.megatron,
+            "checkout": str(self.checkout) if self.checkout else None,
+            "base": self.base and self.base.replace("{tag}", cell.tag),
+            "builder": self.builder,
+            "gpus": self.gpus,
+            "train": self.train,
+            "seconds": self.limits.run,
+        }
+
+
+@dataclass(frozen=True)
+class Series:
+    """Cells of one matrix on one engine; `folder` keeps a file for each that is finished."""
+
+    client: DockerClient
+    site: Settings
+    matrix: Matrix
+    lock: Lock
+    options: Options
+    folder: Path
+    say: Callable[[str], None]
+
+    def run(self, cells: Iterable[Cell]) -> Iterator[Result]:
+        """The result of each cell, as it comes; those that are kept at once."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for cell in cells:
+            yield self._kept(cell) or self._tried(cell)
+
+    def _kept(self, cell: Cell) -> Result | None:
+        """The result of an earlier series, where all that it was tried with is the same."""
+        with suppress(OSError, ValueError, TypeError):
+            found = Result(**json.loads(self._file(cell).read_text(encoding="utf-8")))
+            if found.key == self.key(cell):
+                self.say(f"{cell}: {found.told} · kept")
+                return as_read(found)
+        return None
+
+    def _tried(self, cell: Cell) -> Result:
+        """Try a cell, and keep what came of it."""
+        row = find_row(self.matrix, cell.tag)
+        expected = row.expected if cell.megatron == row.megatron else None
+        base = self.options.asked(cell)["base"] or row.base
+        had = self._size(base)
+        before = time.monotonic()
+        found = self._over_budget(base) or self._in_process(cell)
+        if not self.options.keep:
+            self._remove(cell, None if had is not None else base)
+        result = Result(cell.tag, cell.megatron, self.key(cell), expected=expected, **found)
+        partial = self._file(cell).with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
+        partial.rename(self._file(cell))
+        self.say(f"{cell}: {result.told} ({time.monotonic() - before:.0f} s)")
+        return result
+
+    def _in_process(self, cell: Cell) -> dict[str, Any]:
+        """The fields of a cell's result, from a process of its own."""
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        with subprocess.Popen(
+            [sys.executable, "-m", "launcher.compat.cell"],
+            env=os.environ | {"PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        ) as process:
+            watch = _Watch(process, self.options.limits.cell)
+            try:
+                assert process.stdin is not None
+                with process.stdin as stdin:
+                    json.dump(self.options.asked(cell), stdin)
+                return self._heard(cell, process, watch)
+            finally:
+                watch.end()
+
+    def _heard(self, cell: Cell, process: subprocess.Popen[str], watch: _Watch) -> dict[str, Any]:
+        """What a cell's process says, until its result or its end."""
+        stages: list[tuple[str, float]] = []
+        found: dict[str, Any] | None = None
+        assert process.stdout is not None
+        for line in process.stdout:
+            told = json.loads(line)
+            if stage := told.get("stage"):
+                stages.append((stage, time.monotonic()))
+                self.say(f"{cell}: {stage}")
+            found = told.get("result", found)
+        code = process.wait()
+        seconds = _durations([*stages, ("", time.monotonic())])
+        during = stages[-1][0] if stages else "pull"
+        if found is None and watch.expired:
+            reason = f"{self.options.limits.cell:g} s, while at {during}"
+            found = {"verdict": "fails", "stage": "time limit", "reason": reason}
+        if found is None:
+            reason = f"its process ended with exit code {code}"
+            found = {"verdict": "fails", "stage": during, "reason": reason}
+        return {**found, "seconds": seconds}
+
+    def _over_budget(self, base: str) -> dict[str, Any] | None:
+        """The fields of a result, where the base alone takes more than images may."""
+        size, most = self._size(base), self.options.limits.disk
+        if most is None or size is None or size <= most:
+            return None
+        reason = f"the base takes {size / 1e9:.1f} GB, and images may take {most / 1e9:.1f} GB"
+        return {"verdict": "fails", "stage": "disk budget", "reason": reason}
+
+    def _size(self, image: str) -> int | None:
+        """Bytes of an image, None where the engine lacks it."""
+        from docker.errors import APIError
+
+        try:
+            return int(self.client.api.inspect_image(image)["Size"])
+        except APIError:
+            return None
+
+    def _remove(self, cell: Cell, base: str | None) -> None:
+        """Remove what was made for a cell, and the base, where it was pulled for it."""
+        from docker.errors import APIError
+
+        names = [f"{REPOSITORY}:{cell.tag}-{cell.megatron}", f"{REPOSITORY}:{cell.tag}"]
+        for name in [*names, *([base] if base else [])]:
+            with suppress(APIError):  # it was never made, or something uses it
+                self.client.api.remove_image(name)
+
+    def _file(self, cell: Cell) -> Path:
+        return self.folder / f"{cell.tag}-{cell.megatron}.json"
+
+    def key(self, cell: Cell) -> str:
+        """A sha256 over all that a cell is tried with, known without an engine or a network."""
+        row = find_row(self.matrix, cell.tag)
+        release = find_release(self.matrix, row, cell.megatron)
+        root = self.site.matrix.parent
+        images = (row.base, self.matrix.builders[row.abi])
+        patches = patch.patch_files(root / "patches" / release.patches)
+        template = (root / "Dockerfile.template").read_text(encoding="utf-8")
+        probes = sorted(Path(probe.__file__).parent.glob("*.py"))
+        parts = {
+            "row": row.model_dump(mode="json"),
+            "release": release.model_dump(mode="json"),
+            "locked": [
+                self.lock.needs[row.abi].model_dump(mode="json"),
+                self.lock.packages.get(cell.tag),
+                self.lock.releases[cell.megatron].model_dump(mode="json"),
+                {name: str(self.lock.images.get(name)) for name in images},
+            ],
+            "dockerfile": dockerfile(self.matrix, cell.tag, template),
+            "files": [_sha256(path) for path in [*patches, *probes]],
+            "inside": inside_digest(),
+            "asked": self.options.asked(cell),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+class _Watch:
+    """Ends a process when its time is over, or with the block that waits for it."""
+
+    def __init__(self, process: subprocess.Popen[str], seconds: float) -> None:
+        self.process = process
+        self.expired = False
+        self._timer = threading.Timer(seconds, self._expire)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _expire(self) -> None:
+        self.expired = True
+        self._end()
+
+    def end(self) -> None:
+        """Leave nothing of it."""
+        self._timer.cancel()
+        self._end()
+
+    def _end(self) -> None:
+        """Interrupt it, so that it ends what it started; kill all of it where it doesn't."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(LEAVE_WITHIN)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def _durations(stages: list[tuple[str, float]]) -> dict[str, float]:
+    """Seconds of each stage, from when each began and the end."""
+    found: dict[str, float] = {}
+    for (stage, began), (_, ended) in pairwise(stages):
+        found[stage] = round(found.get(stage, 0.0) + ended - began, 1)
+    return found
+
+
+def as_read(found: Result) -> Result:
+    """A result whose lists, as JSON has them, are tuples."""
+    return replace(found, tail=tuple(found.tail), warnings=tuple(found.warnings))
+
+
+def cells(matrix: Matrix, tags: Iterable[str], releases: Iterable[str]) -> list[Cell]:
+    """Each row with each of the releases that fits it; with its own where none is named.
+
+    Raises UsageError for a tag or a release that isn't in the matrix.
+    """
+    wanted = [*releases]
+    for version in set(wanted) - set(matrix.releases):
+        raise UsageError(
+            f"no Megatron release {version!r} in the matrix",
+            nearest(version, list(matrix.releases)),
+        )
+    rows = {tag: find_row(matrix, tag) for tag in tags}
+    return [
+        Cell(tag, version)
+        for tag, row in rows.items()
+        for version in wanted or [row.megatron]
+        if misfit(row, version, matrix.releases[version]) is None
+    ]
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,136 @@
+"""Verdicts, what they are compared with, and the files that are made of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.compat import report, result, series
+from launcher.compat.result import Cell, Result
+from launcher.errors import UsageError
+from launcher.matrix.load import load_matrix
+
+FINE = {"extension": {"error": ""}, "training": {"error": ""}}
+
+
+def trial(state: str, *warnings: str, **more: Any) -> dict[str, Any]:
+    return {"state": state, "warnings": warnings, "reason": "", "tail": (), "stage": ""} | more
+
+
+@pytest.mark.parametrize(
+    ("facts", "trials", "verdict", "stage"),
+    [
+        ({}, {}, "builds", ""),
+        (FINE, {}, "imports", ""),
+        (FINE, {"a": trial("skipped")}, "imports", ""),
+        (FINE, {"a": trial("runs"), "b": trial("skipped")}, "runs", ""),
+        (FINE, {"a": trial("runs"), "b": trial("runs with warnings")}, "runs with warnings", ""),
+        (FINE, {"a": trial("runs"), "b": trial("fails", stage="train")}, "fails", "train"),
+        ({**FINE, "extension": {"error": "ImportError: no"}}, {}, "fails", "import"),
+        ({**FINE, "training": {"error": "no six"}}, {"a": trial("runs")}, "fails", "import"),
+    ],
+)
+def test_the_verdict_is_the_least_that_was_reached(
+    facts: dict[str, Any], trials: dict[str, Any], verdict: str, stage: str
+) -> None:
+    found = result.verdict(facts, trials)
+    assert (found["verdict"], found.get("stage", "")) == (verdict, stage)
+
+
+def test_warnings_of_all_trials_are_told_once() -> None:
+    told = result.verdict(FINE, {"a": trial("runs", "x", "y"), "b": trial("runs", "y", "z")})
+    assert told["warnings"] == ("x", "y", "z")
+
+
+@given(st.sampled_from(result.ORDER), st.sampled_from([None, *result.ORDER]))
+def test_a_cell_is_worse_or_better_than_expected_or_neither(
+    verdict: str, expected: str | None
+) -> None:
+    found = Result("24.10", "0.9.0", "key", verdict, expected)
+    assert not (found.worse and found.better)
+    assert (found.worse or found.better) is (expected not in (None, verdict))
+    if expected == "fails":
+        assert not report.is_failure(found)
+    if expected is None:
+        assert report.is_failure(found) is (verdict == "fails")
+
+
+@pytest.mark.parametrize(
+    "warning",
+    [
+        "FutureWarning: `torch.cuda.amp.custom_fwd(args...)` is deprecated.",
+        "UserWarning: Apex is not installed. Falling back to Torch LayerNorm",
+        "UserWarning: Transformer Engine and Apex are not installed. Falling back to Torch",
+        "Warning: WARNING: destroy_process_group() was not called before program exit",
+    ],
+)
+def test_causes_that_are_known_are_told(warning: str) -> None:
+    assert result.cause(warning)
+    assert result.cause("UserWarning: another") == ""
+
+
+CELLS = [
+    Result("24.02", "0.9.0", "k", "runs", "runs", seconds={"compile": 40.0, "train": 60.5}),
+    Result(
+        *("24.08", "0.9.0", "k", "runs with warnings", "runs"),
+        warnings=("FutureWarning: torch.cuda.amp.custom_fwd is old",),
+    ),
+    Result(
+        *("24.10", "0.9.0", "k", "fails", "runs with warnings"),
+        stage="train",
+        reason="entrypoint: exit code 1 | odd",
+        tail=("last\x1b[0m", "line <&>"),
+    ),
+    Result("cpu", "0.16.1", "k", "runs", "imports"),
+]
+
+
+def test_the_table_says_what_was_expected() -> None:
+    told = report.as_markdown(CELLS).splitlines()
+    assert told[2] == "| 24.02 | 0.9.0 | runs | runs |  |"
+    assert "| runs with warnings | runs (worse) | a decorator's old name" in told[3]
+    assert (
+        "| fails: train | runs with warnings (worse) | entrypoint: exit code 1 \\| odd |" in told[4]
+    )
+    assert "| runs | imports (better) |" in told[5]
+
+
+def test_junit_has_a_failure_for_each_cell_that_got_worse() -> None:
+    suite = ElementTree.fromstring(report.as_junit(CELLS))  # noqa: S314 - our own
+    assert (suite.get("tests"), suite.get("failures")) == ("4", "2")
+    failed = [case for case in suite if case.find("failure") is not None]
+    assert [case.get("classname") for case in failed] == ["compat.24.08", "compat.24.10"]
+    assert failed[1].findtext("failure") == "last[0m\nline <&>"
+    assert suite[0].get("time") == "100.5"
+
+
+@given(st.lists(st.text(), max_size=3), st.text())
+def test_junit_is_xml_whatever_was_printed(tail: list[str], reason: str) -> None:
+    one = Result("a", "b", "k", "fails", stage="train", reason=reason, tail=tuple(tail))
+    assert len(ElementTree.fromstring(report.as_junit([one]))) == 1  # noqa: S314
+
+
+def test_json_has_everything() -> None:
+    told = json.loads(report.as_json(CELLS))["cells"]
+    assert told[1]["warnings"][0]["cause"].startswith("a decorator")
+    assert told[2]["tail"][1] == "line <&>"
+
+
+def test_cells_are_what_fits() -> None:
+    matrix = load_matrix()
+    assert series.cells(matrix, ["24.10", "cpu"], []) == [
+        Cell("24.10", "0.9.0"),
+        Cell("cpu", "0.16.1"),
+    ]
+    several = series.cells(matrix, ["24.02", "cpu"], ["0.9.0", "0.16.1"])
+    assert Cell("24.02", "0.16.1") not in several  # which wants a newer torch
+    assert Cell("cpu", "0.16.1") in several
+    with pytest.raises(UsageError, match=r"0\.9\.9"):
+        series.cells(matrix, ["cpu"], ["0.9.9"])
+    with pytest.raises(UsageError, match="no tag"):
+        series.cells(matrix, ["23.01"], [])

@@ -1,0 +1,202 @@
+"""`matrix compat` over nine rows on stand-in bases, one made to fail at each stage."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from launcher.build import fetch
+from launcher.matrix.load import load_lock
+from launcher.settings import ROOT
+from tests.e2e.command import launcher
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from launcher.engine.acquire import Bases
+    from launcher.settings import Settings
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
+
+GOOD, UNPATCHED, UNCOMPILED = "0.16.1", "0.13.1", "0.14.0"
+BREAKS = "LAUNCHPAD_TEST_BREAKS"  # a variable of a base: the stage that fails on it
+
+# What the release is patched with further, so that it fails where a base says so.
+EDITS = {
+    "megatron/core/datasets/helpers.cpp": (
+        "PYBIND11_MODULE(helpers_cpp, m)\n{\n",
+        f'PYBIND11_MODULE(helpers_cpp, m)\n{{\n  const char* breaks = std::getenv("{BREAKS}");\n'
+        '  if (breaks && std::string(breaks) == "import") throw std::runtime_error("made to");\n',
+    ),
+    "megatron/core/models/gpt/gpt_model.py": (
+        "import torch\n",
+        f'import os\n\nif os.environ.get("{BREAKS}") == "train":\n    raise SystemExit("made to")\n'
+        f'if os.environ.get("{BREAKS}") == "hang":\n    __import__("time").sleep(3600)\n\n'
+        "import torch\n",
+    ),
+    "megatron/core/dist_checkpointing/serialization.py": (
+        "import logging\n",
+        f'import os\n\nif os.environ.get("{BREAKS}") == "checkpoint":\n'
+        '    raise OSError("dist_checkpointing: made to")\n\nimport logging\n',
+    ),
+}
+
+ROWS = {  # tag: the stage that fails, and what is expected of the row
+    "24.02": (None, "runs"),
+    "24.03": (None, "imports"),
+    "24.04": ("pull", "runs"),
+    "24.05": ("patch", "runs"),
+    "24.06": ("compile", "fails"),
+    "24.07": ("import", "runs"),
+    "24.08": ("train", None),
+    "24.09": ("checkpoint", "runs"),
+    "24.10": ("hang", "runs"),
+}
+
+
+def edited(archive: Path) -> str:
+    """A patch of EDITS on a source distribution."""
+    lines: list[str] = []
+    with tarfile.open(archive) as tar:
+        root = tar.getnames()[0].partition("/")[0]
+        for name, (old, new) in EDITS.items():
+            file = tar.extractfile(f"{root}/{name}")
+            assert file is not None
+            before = file.read().decode()
+            assert old in before, name
+            after = before.replace(old, new, 1)
+            told = (before.splitlines(keepends=True), after.splitlines(keepends=True))
+            lines += difflib.unified_diff(*told, f"a/{name}", f"b/{name}")
+    return "".join(lines)
+
+
+@pytest.fixture(scope="module")
+def broken(engine: DockerClient, bases: Bases) -> Iterator[dict[str, str]]:
+    """Bases on which a stage fails, by the stage."""
+    made = {}
+    for stage in ("import", "train", "checkpoint", "hang"):
+        container = engine.containers.create(bases.base, ["true"])
+        conf = {"Env": [f"{BREAKS}={stage}"]}
+        made[stage] = container.commit("launchpad-test-breaks", stage, conf=conf).tags[0]
+        container.remove()
+    yield made
+    for name in made.values():
+        engine.images.remove(name)
+
+
+@pytest.fixture
+def matrix(site: Settings, bases: Bases, broken: dict[str, str], tmp_path: Path) -> Path:
+    """A matrix of nine rows in a folder of its own."""
+    data = yaml.safe_load((ROOT / "matrix.yaml").read_text(encoding="utf-8"))
+    cpu, locked = data["rows"]["cpu"], load_lock()
+    shutil.copy(ROOT / "Dockerfile.template", tmp_path)
+    shutil.copytree(ROOT / "patches", tmp_path / "patches")
+    sdist = locked.releases[GOOD].sdist
+    assert sdist is not None
+    archive = fetch.sdist(f"megatron-core=={GOOD} --hash=sha256:{sdist.sha256}", site)
+    (tmp_path / "patches" / GOOD / "90-breaks.patch").write_text(edited(archive))
+    (tmp_path / "patches" / UNPATCHED / "90.patch").write_text(
+        "--- a/setup.py\n+++ b/setup.py\n@@ -1,1 +1,1 @@\n-no such line\n+another\n"
+    )
+    (tmp_path / "patches" / UNCOMPILED / "90.patch").write_text(
+        "--- /dev/null\n+++ b/megatron/core/datasets/Python.h\n@@ -0,0 +1,1 @@\n+#error made to\n"
+    )
+    rows: dict[str, Any] = {}
+    for tag, (stage, expected) in ROWS.items():
+        base = {"pull": "127.0.0.1:1/none:1"}.get(stage or "", broken.get(stage or "", bases.base))
+        megatron = {"patch": UNPATCHED, "compile": UNCOMPILED}.get(stage or "", GOOD)
+        rows[tag] = cpu | {"base": base, "megatron": megatron, "cuda": "12.1"}
+        rows[tag] |= {"expected": expected} if expected else {}
+        if not expected:
+            del rows[tag]["expected"]
+    data["builders"]["cp311"] = bases.builder
+    data["moving"] = []
+    data["rows"] = rows
+    path = tmp_path / "matrix.yaml"
+    path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    lock = yaml.safe_load((ROOT / "matrix.lock").read_text(encoding="utf-8"))
+    lock["packages"] = dict.fromkeys(ROWS, lock["packages"]["cpu"])
+    path.with_suffix(".lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
+    return path
+
+
+def compat(matrix: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    output = ("-o", str(matrix.parent / "compat"))
+    return launcher("matrix", "compat", *args, *output, LAUNCHER_MATRIX=str(matrix))
+
+
+def cells(matrix: Path) -> dict[str, dict[str, Any]]:
+    """What the report says of each row."""
+    told = json.loads((matrix.parent / "compat/report.json").read_text(encoding="utf-8"))
+    return {cell["tag"]: cell for cell in told["cells"]}
+
+
+def test_each_row_is_told_with_the_stage_at_which_it_fails(
+    engine: DockerClient, matrix: Path
+) -> None:
+    done = compat(matrix, *[tag for tag in ROWS if tag != "24.10"])
+    assert done.returncode == 1, done.stderr
+    told = cells(matrix)
+    for tag, (stage, _) in ROWS.items():
+        if tag != "24.10":
+            verdict = ("fails", stage) if stage else ("runs", "")
+            assert (told[tag]["verdict"], told[tag]["stage"]) == verdict, (told[tag], done.stderr)
+            assert told[tag]["reason"] or not stage
+    assert "| 24.03 | 0.16.1 | runs | imports (better) |" in done.stdout
+    assert "| 24.06 | 0.14.0 | fails: compile | fails |" in done.stdout
+    assert "made to" in " ".join(told["24.07"]["reason"].split())
+    assert any("made to" in line for line in told["24.08"]["tail"])
+    left = [image.tags for image in engine.images.list("megatron-compat")]
+    assert left == []
+
+
+def test_a_cell_that_takes_too_long_or_too_much_is_ended(
+    engine: DockerClient, matrix: Path
+) -> None:
+    done = compat(matrix, "24.10", "--limit", "1.5")
+    assert done.returncode == 1, done.stderr
+    hung = cells(matrix)["24.10"]
+    assert (hung["verdict"], hung["stage"]) == ("fails", "time limit"), hung
+    assert hung["reason"] == "90 s, while at train"
+    running = engine.containers.list(filters={"label": "megatron-launchpad.run"})
+    assert not [one.name for one in running if one.name.startswith("entrypoint")]
+    done = compat(matrix, "24.02", "--disk", "0.01")
+    assert cells(matrix)["24.02"]["stage"] == "disk budget", done.stderr
+
+
+def test_one_that_is_killed_goes_on_and_tells_the_same(engine: DockerClient, matrix: Path) -> None:
+    tags = ("24.04", "24.05", "24.02")
+    folder = matrix.parent / "compat"
+    command = [sys.executable, "-m", "launcher", "matrix", "compat", *tags, "-o", str(folder)]
+    environment = os.environ | {"LAUNCHER_MATRIX": str(matrix), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        while not (folder / "cells/24.05-0.13.1.json").exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGKILL)
+    finished = {path: path.stat().st_mtime_ns for path in (folder / "cells").glob("*.json")}
+    assert len(finished) == 2
+    done = compat(matrix, *tags)
+    assert done.stderr.count("· kept") == 2, done.stderr
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    interrupted = report(matrix)
+    assert compat(matrix, *tags, "--again").returncode == done.returncode
+    assert report(matrix) == interrupted
+
+
+def report(matrix: Path) -> dict[str, dict[str, Any]]:
+    """What the report says, less how long things took."""
+    return {tag: cell | {"seconds": None} for tag, cell in cells(matrix).items()}
