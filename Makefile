@@ -6,7 +6,7 @@ COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 
   --no-emit-index-url --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dev demo test image images render check lock requirements bench clean
+.PHONY: help venv dev demo test image images render check verify lock requirements bench clean
 
 help:  ## these targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1: /p' Makefile
@@ -39,6 +39,11 @@ check: dev  ## lint, types, and that what is rendered is what is committed
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 	@$(RUN) matrix render --check
+
+verify: venv  ## build an image again and compare: make verify TAG=24.10 [SOURCE=path] [BASE=image]
+	@$(RUN) image verify $(if $(TAG),'$(TAG)',$(error TAG is missing: make verify TAG=24.10)) \
+	  $(if $(SOURCE),--source '$(SOURCE)') $(if $(BASE),--base '$(BASE)') \
+	  $(if $(BUILDER),--builder '$(BUILDER)')
 
 lock: venv  ## write matrix.lock: what every base, release and package is, exactly
 	@$(RUN) matrix lock

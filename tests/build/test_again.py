@@ -97,6 +97,7 @@ LATE = "2026-01-01T00:00:00Z"
         (built(), built(created=LATE), True, False),
         (built(CLASSIC), built(), False, False),
         (built(CLASSIC, LATE), built(CLASSIC, LATE), False, False),
+        (built(CLASSIC, LATE), built(CLASSIC), False, False),
         (built(CLASSIC), built(CLASSIC), True, True),  # Podman with its --timestamp
     ],
 )

@@ -6,11 +6,13 @@ import io
 import os
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from docker.errors import ImageNotFound
 
 from launcher.build import beside
 from launcher.build.again import REPOSITORY, Departures, Verification
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
+CHANGED = f"{NAMES}-changed:1"
 UTILS = "/opt/megatron/lib/megatron/core/utils.py"
 
 
@@ -56,6 +59,8 @@ def made(
     row = {"python": "3.11", "megatron": "0.10.0", "source": "sdist"}
     path = matrix_folder(tmp_path_factory.mktemp("matrix"), {"24.10": row})
     own = replace(site, matrix=path)
+    with suppress(ImageNotFound):  # of a test that was killed: it has the labels of the right one
+        engine.api.remove_image(CHANGED)
     request = Request("24.10", base=bases.base, builder=bases.builder)
     built = Builds(engine, own, Progress(), f"{NAMES}-verify").build(request)
     yield Made(built.names[0], built.id, own, bases)
@@ -93,7 +98,7 @@ def changed(engine: DockerClient, image: str, path: str, name: str) -> int:
 
 
 def test_an_image_of_the_lock_is_identical_and_nothing_is_left(
-    engine: DockerClient, made: Made, tmp_path: Path
+    engine: DockerClient, made: Made
 ) -> None:
     code, lines, said = made.verify(made.name)
     assert code == 0, (lines, said)
@@ -116,12 +121,11 @@ def test_one_changed_byte_is_named_by_file_place_and_line(
     program.parent.mkdir()
     program.write_text('#!/bin/sh\necho "$@"\ncmp image/* rebuilt/*\nexit 1\n')
     program.chmod(0o755)
-    name = f"{NAMES}-changed:1"
-    place = changed(engine, made.name, UTILS, name)
+    place = changed(engine, made.name, UTILS, CHANGED)
     kept = []
     try:
         path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-        code, lines, said = made.verify(name, "--keep", "--diffoscope", PATH=path)
+        code, lines, said = made.verify(CHANGED, "--keep", "--diffoscope", PATH=path)
         kept = left(engine)
         report = "\n".join(lines)
         assert code == 1, (report, said)
@@ -135,10 +139,10 @@ def test_one_changed_byte_is_named_by_file_place_and_line(
         assert "--text - image rebuilt" in report
         assert f"rebuilt/opt%megatron%lib%megatron%core%utils.py differ: byte {place + 1}" in report
         assert lines[-2].startswith("differs from what the lock gives")
-        assert lines[-1] == f"kept: {kept[0]}"
+        assert lines[-1].removeprefix("kept: ") in kept
         assert engine.images.get(kept[0]).id == made.id
     finally:
-        for image in (name, *kept):
+        for image in (CHANGED, *kept):
             engine.api.remove_image(image)
     assert engine.images.get(made.name).id == made.id
 
