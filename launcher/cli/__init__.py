@@ -41,6 +41,7 @@ COMMANDS = {
 EXIT_CODES = """\
 exit codes:
   0    done
+  1    a saved image is damaged, or a registry has another than the expected one
   2    wrong usage or a wrong file
   121  refused before the start: the run can't work here
   122  an image could not be built
