@@ -48,10 +48,14 @@ EDITS = {
         "import torch\n",
     ),
     "megatron/core/dist_checkpointing/serialization.py": (
-        "import logging\n",
-        f'import os\n\nif os.environ.get("{BREAKS}") == "checkpoint":\n'
-        '    raise OSError("dist_checkpointing: made to")\n\nimport logging\n',
+        "    if torch.distributed.get_rank() == 0:\n        if MultiStorageClientFeature",
+        f'    if __import__("os").environ.get("{BREAKS}") == "checkpoint":\n'
+        '        raise OSError("dist_checkpointing: made to")\n'
+        "    if torch.distributed.get_rank() == 0:\n        if MultiStorageClientFeature",
     ),
+}
+UNCOMPILABLE = {
+    "megatron/core/datasets/helpers.cpp": ("#include <iostream>\n", "#error made to\n"),
 }
 
 ROWS = {  # tag: the stage that fails, and what is expected of the row
@@ -67,12 +71,15 @@ ROWS = {  # tag: the stage that fails, and what is expected of the row
 }
 
 
-def edited(archive: Path) -> str:
-    """A patch of EDITS on a source distribution."""
+def edited(release: str, edits: dict[str, tuple[str, str]], site: Settings) -> str:
+    """A patch on the source distribution of a release: files, what stands there, what then does."""
+    sdist = load_lock().releases[release].sdist
+    assert sdist is not None
+    pin = f"megatron-core=={release} --hash=sha256:{sdist.sha256}"
     lines: list[str] = []
-    with tarfile.open(archive) as tar:
+    with tarfile.open(fetch.sdist(pin, site)) as tar:
         root = tar.getnames()[0].partition("/")[0]
-        for name, (old, new) in EDITS.items():
+        for name, (old, new) in edits.items():
             file = tar.extractfile(f"{root}/{name}")
             assert file is not None
             before = file.read().decode()
@@ -101,18 +108,14 @@ def broken(engine: DockerClient, bases: Bases) -> Iterator[dict[str, str]]:
 def matrix(site: Settings, bases: Bases, broken: dict[str, str], tmp_path: Path) -> Path:
     """A matrix of nine rows in a folder of its own."""
     data = yaml.safe_load((ROOT / "matrix.yaml").read_text(encoding="utf-8"))
-    cpu, locked = data["rows"]["cpu"], load_lock()
+    cpu = data["rows"]["cpu"]
     shutil.copy(ROOT / "Dockerfile.template", tmp_path)
     shutil.copytree(ROOT / "patches", tmp_path / "patches")
-    sdist = locked.releases[GOOD].sdist
-    assert sdist is not None
-    archive = fetch.sdist(f"megatron-core=={GOOD} --hash=sha256:{sdist.sha256}", site)
-    (tmp_path / "patches" / GOOD / "90-breaks.patch").write_text(edited(archive))
-    (tmp_path / "patches" / UNPATCHED / "90.patch").write_text(
+    for release, edits in ((GOOD, EDITS), (UNCOMPILED, UNCOMPILABLE)):
+        patch = tmp_path / "patches" / release / "90-breaks.patch"
+        patch.write_text(edited(release, edits, site))
+    (tmp_path / "patches" / UNPATCHED / "90-breaks.patch").write_text(
         "--- a/setup.py\n+++ b/setup.py\n@@ -1,1 +1,1 @@\n-no such line\n+another\n"
-    )
-    (tmp_path / "patches" / UNCOMPILED / "90.patch").write_text(
-        "--- /dev/null\n+++ b/megatron/core/datasets/Python.h\n@@ -0,0 +1,1 @@\n+#error made to\n"
     )
     rows: dict[str, Any] = {}
     for tag, (stage, expected) in ROWS.items():
