@@ -1,4 +1,4 @@
-"""The same wheel and the same image from two clones, by two users."""
+"""The same image from two clones, by two users; the same wheel by each builder there is."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,13 @@ import pytest
 
 from launcher.build.fetch import cached, sha256_of_pin
 from launcher.build.image import Builds, Request
+from launcher.engine import acquire, packages, private
+from launcher.engine.base import debian_base
+from launcher.errors import EngineError
 from launcher.progress import Progress
 from launcher.settings import ROOT, Settings
 from tests.conftest import NAMES
-from tests.e2e.test_image import in_image, layers
+from tests.e2e.test_image import in_image, layers, matrix_folder
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -43,7 +47,8 @@ base, builder, names = sys.argv[1:]
 request = Request("cpu", base=base, builder=builder, no_cache=True)
 print(Builds(connect(600), settings(), Progress(), names).build(request).id)
 """
-ADDED = "cd /opt/megatron && find . -type f | LC_ALL=C sort | xargs -d '\\n' sha256sum"
+# One line: podman 4.3 cuts what a container printed when it is asked right after the end.
+ADDED = "cd /opt/megatron; find . -type f | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum"
 
 
 @dataclass(frozen=True)
@@ -145,3 +150,93 @@ def wheel(client: DockerClient, image: str) -> dict[str, str]:
     record = json.loads(in_image(client, image, "cat", "/opt/megatron/build.json"))
     found: dict[str, str] = record["wheel"]
     return found
+
+
+@pytest.fixture(scope="module")
+def podman(site: Settings) -> Iterator[DockerClient]:
+    """Debian's podman, unpacked and not installed, with its docker-compatible interface."""
+    if reason := private.unsupported():
+        pytest.skip(f"no podman can be started: {reason}")
+    try:
+        root = packages.unpack(site.cache / "podman", ["podman", "runc"])
+    except EngineError as error:
+        pytest.skip(f"no podman: {error.problem}")
+    with tempfile.TemporaryDirectory(dir="/tmp") as short, pytest.MonkeyPatch.context() as patch:
+        folder = Path(short)
+        for name, value in _settings(root, folder).items():
+            patch.setenv(name, value)
+        host = f"unix://{folder / 'podman.sock'}"
+        with (folder / "log").open("wb") as log:
+            service = subprocess.Popen(
+                ["podman", "system", "service", "--time=0", host], stdout=log, stderr=log
+            )
+        try:
+            yield _answering(host, folder / "log")
+        finally:
+            service.terminate()
+            service.wait()
+            for mounted in (folder / "data/overlay", folder / "data"):
+                subprocess.run(["umount", "--quiet", "--lazy", str(mounted)], check=False)
+
+
+def _settings(root: Path, folder: Path) -> dict[str, str]:
+    """Variables with which podman keeps all in `folder`, and finds its parts under `root`."""
+    trust = folder / ".config/containers"
+    trust.mkdir(parents=True)
+    (trust / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+    (folder / "storage.conf").write_text(
+        f'[storage]\ndriver = "overlay"\nrunroot = "{folder}/run"\ngraphroot = "{folder}/data"\n'
+    )
+    runc = next(path for path in (root / "usr/sbin/runc", root / "usr/bin/runc") if path.exists())
+    (folder / "containers.conf").write_text(
+        '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+        f'conmon_path = ["{root}/usr/bin/conmon"]\n'
+        f'helper_binaries_dir = ["{root}/usr/lib/podman"]\n'
+        f'[engine.runtimes]\nrunc = ["{runc}"]\n'
+        f'[containers]\nseccomp_profile = "{root}/usr/share/containers/seccomp.json"\n'
+        # podman's own are above what root may set in a container without CAP_SYS_RESOURCE
+        'default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
+    )
+    found = packages.environment(root)
+    return {
+        "HOME": str(folder),
+        "CONTAINERS_CONF": str(folder / "containers.conf"),
+        "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
+        **{name: found[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in found},
+    }
+
+
+def _answering(host: str, log: Path) -> DockerClient:
+    """A client of the service at `host`, once it answers."""
+    import docker
+    from docker.errors import DockerException
+
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return docker.DockerClient(base_url=host, timeout=600)
+        except DockerException:
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+
+
+def test_podman_gives_one_image_and_docker_s_wheel(
+    engine: DockerClient, podman: DockerClient, site: Settings, tmp_path: Path
+) -> None:
+    row = {"python": "3.11", "megatron": "0.10.0", "source": "sdist"}
+    own = replace(site, matrix=matrix_folder(tmp_path, {"24.10": row}))
+    name = f"{acquire.STANDIN_NAME}:cp311"
+    made = {}
+    for client in (podman, engine):
+        debian_base(client, name, acquire.STANDIN_EPOCH, cache=site.cache / "bases")
+        builds = Builds(client, own, Progress(), "launchpad-test-podman")
+        request = Request("24.10", base=name, builder=name, no_cache=True)
+        made[client] = [builds.build(request).id for _ in range(2)]
+    for ids in made.values():
+        assert ids[0] == ids[1]
+    assert wheel(podman, made[podman][0]) == wheel(engine, made[engine][0])
+    files = [in_image(client, ids[0], "sh", "-c", ADDED) for client, ids in made.items()]
+    assert files[0] == files[1]
+    assert len(files[0].split()[0]) == 64
+    for one in set(made[engine]):
+        engine.images.remove(one, force=True)
