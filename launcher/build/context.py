@@ -22,13 +22,16 @@ PACKAGE = Path(launcher.__file__).parent
 class Inputs:
     """All that goes into one image; two equal Inputs give the same image.
 
-    base, builder: image IDs; version: the wheel's; pins: by the folder below wheels/ that they are
-    installed from; labels: the image's, but for the one with the key
+    base, builder: image IDs, which engines number each in its way; base_digest, builder_digest: the
+    same in all of them where the lock has one, else the IDs; version: the wheel's; pins: by the
+    folder below wheels/ that they are installed from; labels: the image's, but for the key's
     """
 
     dockerfile: str
     base: str
+    base_digest: str
     builder: str
+    builder_digest: str
     source: MegatronSource
     extension: str
     version: str
@@ -53,8 +56,8 @@ class Inputs:
         """A sha256 over every input; an image that carries it needn't be built again."""
         parts = {
             "dockerfile": self.dockerfile,
-            "base": self.base,
-            "builder": self.builder,
+            "base": self.base_digest,
+            "builder": self.builder_digest,
             "record": self.record(),
             "epoch": self.source.epoch,
             "pins": self.pins,

@@ -124,10 +124,14 @@ class Builds:
         if row.packages:
             packages["packages"] = self._locked("packages", request.tag)
         template = (root / "Dockerfile.template").read_text(encoding="utf-8")
+        compiles = self.matrix.builders[row.abi]
+        base, builder = self._base(request), self._builder(request)
         inputs = context.Inputs(
             dockerfile=dockerfile(self.matrix, request.tag, template),
-            base=self._base(request).id,
-            builder=self._builder(request).id,
+            base=base.id,
+            base_digest=self._origin(request.base, row.base, base.id).digest,
+            builder=builder.id,
+            builder_digest=self._origin(request.builder, compiles, builder.id).digest,
             source=at,
             extension=release.extension,
             version=release.version or at.release,

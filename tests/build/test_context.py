@@ -25,7 +25,9 @@ def inputs(checkout: Path) -> context.Inputs:
     return context.Inputs(
         dockerfile="FROM scratch\n",
         base="sha256:base",
+        base_digest="sha256:locked-base",
         builder="sha256:builder",
+        builder_digest="sha256:locked-builder",
         source=source.from_path(checkout, "0.9.0", ANY),
         extension="megatron.core.datasets.helpers",
         version="0.9.0",
@@ -131,8 +133,8 @@ def test_each_input_is_in_the_key(checkout: Path, tmp_path: Path) -> None:
     patch.write_text("x")
     others = [
         replace(given, dockerfile="FROM other\n"),
-        replace(given, base="sha256:other"),
-        replace(given, builder="sha256:other"),
+        replace(given, base_digest="sha256:other"),
+        replace(given, builder_digest="sha256:other"),
         replace(given, source=replace(given.source, identity="other")),
         replace(given, source=replace(given.source, epoch=1)),
         replace(given, extension="other"),
@@ -143,3 +145,5 @@ def test_each_input_is_in_the_key(checkout: Path, tmp_path: Path) -> None:
     keys = {given.key(), *(other.key() for other in others)}
     assert len(keys) == 1 + len(others)
     assert inputs(checkout).key() == given.key()
+    here = replace(given, base="sha256:as-this-engine-numbers-it")
+    assert here.key() == given.key()  # another engine's number of the same image
