@@ -6,7 +6,7 @@ COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 
   --no-emit-index-url --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dev demo test image images render check verify lock requirements bench clean
+.PHONY: help venv dev demo test image images render check verify lock compat requirements bench clean
 
 help:  ## these targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1: /p' Makefile
@@ -49,6 +49,10 @@ lock: venv  ## write matrix.lock: what every base, release and package is, exact
 	@$(RUN) matrix lock
 
 compat: venv  ## try what works: make compat [TAGS="24.09 24.10"] [GPUS=all] [BASE=image] [BUILDER=image]
+	@$(RUN) matrix compat $(TAGS) $(if $(GPUS),--gpus '$(GPUS)') \
+	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
+
+compat: venv  ## try what works: make compat [TAGS="24.09 24.10"] [GPUS=all] [BASE=image]
 	@$(RUN) matrix compat $(TAGS) $(if $(GPUS),--gpus '$(GPUS)') \
 	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
 
