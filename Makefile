@@ -48,10 +48,6 @@ verify: venv  ## build an image again and compare: make verify TAG=24.10 [SOURCE
 lock: venv  ## write matrix.lock: what every base, release and package is, exactly
 	@$(RUN) matrix lock
 
-compat: venv  ## try what works: make compat [TAGS="24.09 24.10"] [GPUS=all] [BASE=image] [BUILDER=image]
-	@$(RUN) matrix compat $(TAGS) $(if $(GPUS),--gpus '$(GPUS)') \
-	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
-
 compat: venv  ## try what works: make compat [TAGS="24.09 24.10"] [GPUS=all] [BASE=image]
 	@$(RUN) matrix compat $(TAGS) $(if $(GPUS),--gpus '$(GPUS)') \
 	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
