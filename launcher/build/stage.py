@@ -111,6 +111,7 @@ def folder() -> None:
     shutil.copytree(
         BUILD / "source", MEGATRON / "src", symlinks=True, ignore=only_scripts(BUILD / "source")
     )
+    set_apart(lib)
     record = json.loads((BUILD / "source.json").read_text())
     record["wheel"] = {"name": built.name, "sha256": sha256(built)}
     (MEGATRON / "build.json").write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
@@ -129,12 +130,26 @@ def packages() -> None:
     normalise(STAGE, EPOCH_OF_PACKAGES)
 
 
+def set_apart(lib: Path) -> None:
+    """Give packages' metadata names that no package's folder begins.
+
+    An engine writes a layer's files folder by folder, or ordered by their whole paths; Docker 20.10
+    was seen to do either. By the first `einops-0.8.2.dist-info` comes after all of `einops/`, by the
+    second before it, and the layer has another digest. Python finds metadata whatever the case of
+    its letters.
+    """
+    for info in lib.glob("*.dist-info"):
+        if (lib / info.name.partition("-")[0]).is_dir():
+            info.rename(info.with_name(info.name[0].swapcase() + info.name[1:]))
+
+
 def only_scripts(source: Path):  # type: ignore[no-untyped-def]  # shutil's own signature
-    """What copytree leaves out of src/: the packages, which the wheel holds, and build output."""
+    """What copytree leaves out of src/: what the wheel holds, build output, settings of git."""
 
     def ignore(folder: str, names: list[str]) -> set[str]:
         if Path(folder) == source:
-            return {n for n in names if n in ("megatron", "build", "tests") or ".egg" in n}
+            unwanted = ("megatron", "build", "tests")
+            return {n for n in names if n in unwanted or ".egg" in n or n.startswith(".git")}
         return {n for n in names if n == "__pycache__"}
 
     return ignore

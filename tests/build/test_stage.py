@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,18 @@ def test_a_build_s_own_python_runs_with_one_seed(monkeypatch: pytest.MonkeyPatch
     stage.compile_python(Path("folder"))
     assert len(seen) == stage.SHARES
     assert {env["PYTHONHASHSEED"] for env in seen} == {"0"}
+
+
+def test_no_folders_name_begins_that_of_its_metadata(tmp_path: Path) -> None:
+    for name in ("einops", "einops-0.8.2.dist-info", "six-1.17.0.dist-info", "PyYAML-6.dist-info"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "six.py").touch()
+    info = tmp_path / "einops-0.8.2.dist-info/METADATA"
+    info.write_text("Metadata-Version: 2.1\nName: einops\nVersion: 0.8.2\n")
+    stage.set_apart(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("Einops-0.8.2.dist-info", "PyYAML-6.dist-info", "einops", "six-1.17.0.dist-info"),
+        "six.py",
+    ]
+    (found,) = metadata.distributions(name="einops", path=[str(tmp_path)])
+    assert found.version == "0.8.2"
