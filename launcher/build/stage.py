@@ -134,9 +134,9 @@ def set_apart(lib: Path) -> None:
     """Give packages' metadata names that no package's folder begins.
 
     An engine writes a layer's files folder by folder, or ordered by their whole paths; Docker 20.10
-    was seen to do either. By the first `einops-0.8.2.dist-info` comes after all of `einops/`, by the
-    second before it, and the layer has another digest. Python finds metadata whatever the case of
-    its letters.
+    was seen to do either. By the first `einops-0.8.2.dist-info` comes after all of `einops/`, by
+    the second before it, and the layer has another digest. Python finds metadata whatever the case
+    of its letters.
     """
     for info in lib.glob("*.dist-info"):
         if (lib / info.name.partition("-")[0]).is_dir():
