@@ -1,0 +1,74 @@
+"""Builds that are killed at any moment: the next one succeeds, and nothing damaged is ever used."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launcher.build import fetch
+from launcher.settings import ROOT
+from tests.conftest import NAMES
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from launcher.engine.acquire import Bases
+    from launcher.settings import Settings
+    from tests.conftest import CpuImages
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+
+# `image build`, under the names that tests give their images.
+BUILD = """
+import sys
+from launcher.build.image import Builds, Request
+from launcher.engine.connect import connect
+from launcher.progress import Progress
+from launcher.settings import settings
+base, builder, names = sys.argv[1:]
+request = Request("cpu", base=base, builder=builder, no_cache=True)
+print(Builds(connect(timeout=600), settings(), Progress(), names).build(request).id)
+"""
+TIMES = 10
+LATEST = 12.0  # seconds: it is compiling by then
+
+
+def test_ten_builds_that_are_killed_harm_none_that_follows(
+    engine: DockerClient, site: Settings, bases: Bases, cpu_images: CpuImages, tmp_path: Path
+) -> None:
+    built = engine.api.inspect_image(cpu_images.build())["Id"]
+    cache = tmp_path / "cache"
+    shutil.copytree(site.cache / "sha256", cache / "sha256", copy_function=os.link)
+    small = (path for path in sorted((cache / "sha256").glob("*/*")) if path.stat().st_size < 5e6)
+    for path in [*small][::3]:
+        path.unlink()  # some have to be fetched as well
+    command = [sys.executable, "-c", BUILD, bases.base, bases.builder, NAMES]
+    environment = os.environ | {"LAUNCHER_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
+    drawn = random.Random(0)  # noqa: S311
+    killed = 0
+    for number in range(TIMES):
+        with subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as process:
+            time.sleep(LATEST * (number + drawn.random()) / TIMES)
+            killed += process.poll() is None
+            os.killpg(process.pid, signal.SIGKILL)
+    assert killed == TIMES
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, built), done.stderr
+    files = [path for path in (cache / "sha256").glob("*/*") if path.is_file()]
+    assert files
+    assert [path for path in files if fetch.sha256(path) != path.parent.name] == []
