@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from launcher.build import fetch, source
-from launcher.build.image import Builds, Request
+from launcher.build.image import REPOSITORY, Builds, Request
 from launcher.engine import registry as registries
 from launcher.matrix import lock
 from launcher.matrix.load import load_lock
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
-TAG = "24.10"
+ROW = "24.10"
+TAG = "launchpad-test"  # a row of their own, so that no name of the user's is taken
 RELEASE = "0.10.0"
 NAMES = "launchpad-test-pinned"
 
@@ -137,7 +138,7 @@ def made(engine: DockerClient, python_image: str, name: str, content: bytes) -> 
 def matrix_of(folder: Path, base: str, builder: str) -> None:
     """A matrix of one row and one release, with the lock that there is of it."""
     data = yaml.safe_load((ROOT / "matrix.yaml").read_text())
-    row = data["rows"][TAG] | {
+    row = data["rows"][ROW] | {
         **{"base": base, "python": "3.11", "megatron": RELEASE, "source": "sdist"},
     }
     data |= {
@@ -168,7 +169,8 @@ def pushed(
     first = made(engine, python_image, name, os.urandom(50_000))
     yield name, first, second
     for tag in (f"{TAG}-{RELEASE}", TAG):
-        remove(engine, f"{NAMES}:{tag}")
+        for names in (NAMES, REPOSITORY):
+            remove(engine, f"{names}:{tag}")
 
 
 @pytest.fixture
