@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from launcher.build.verify import is_ours
 from launcher.errors import EngineError, UsageError
 from launcher.run.image import LABEL
 from launcher.transfer.layout import DIGEST, Base
@@ -91,11 +92,16 @@ def base_of(
 ) -> Base:
     """What `image` has in common with `chosen`, else with the base it was built on.
 
-    That base is found by its name, in the image's label or in its row of the matrix, else it is
-    any other image of which all layers are in this one. Raises EngineError where there's none.
+    In a row with packages of its own those count as the base's: any image of the row that was
+    built with the same packages has them. Else the base is found by its name, in the image's label
+    or in its row of the matrix, or it is any other image of which all layers are in this one.
+    Raises EngineError where there's none.
     """
     if chosen is not None:
         return _common(image, find(client, chosen))
+    row = rows.get(image.labels.get(f"{LABEL}row", ""))
+    if row and row.packages and is_ours(client.api.history(image.id)):
+        return Base(name=_name(image), id=image.id, digests=image.digests, layers=image.layers[:-1])
     for name in _base_names(image, rows):
         found = _inspect(client, name)
         if found and _shared(image, base := _image(found, (name,))) == len(base.layers):

@@ -55,16 +55,22 @@ def load(client: DockerClient, folder: Path, progress: Progress) -> Loaded:
     image is missing or the engine refuses; then nothing is loaded and no name is moved.
     """
     listing = read_listing(folder)
-    base = _base(client, listing.base) if listing and listing.base else None
+    base = _base(client, listing.base, listing.image) if listing and listing.base else None
     content = _content(folder, check(folder, progress))
     loaded = _give(client, content, base, progress)
     _check(client, content, loaded)
     return _name(client, loaded, content.listing.names)
 
 
-def _base(client: DockerClient, wanted: Base) -> Image:
-    """The image that has the base's layers. Raises EngineError where the engine has none."""
+def _base(client: DockerClient, wanted: Base, image: str) -> Image:
+    """An image with the layers that `image` lacks. Raises EngineError where the engine has none."""
     found = images.having(client, wanted)
+    if found is None and wanted.id == image:
+        raise EngineError(
+            f"{wanted.name} was saved without the layers that it shares with other images of its "
+            "row, and the engine has none with them",
+            "Save it without --thin there; after that, thin ones of the row can be loaded here.",
+        )
     if found is None:
         registry = wanted.digests[0] if wanted.digests else wanted.name
         raise EngineError(

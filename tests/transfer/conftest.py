@@ -62,6 +62,7 @@ class Engine:
 
     form: how images are saved: legacy (docker 20), oci (25 on), packed (its containerd store) or
     podman; lazy: takes an image without the layers that it has; ends: bytes after which a save ends
+    histories: what was done to an image, by its ID, the last first
     """
 
     def __init__(self, form: str = "legacy", lazy: bool = True) -> None:
@@ -70,8 +71,10 @@ class Engine:
         self.images: dict[str, Held] = {}
         self.layers: dict[str, bytes] = {}
         self.loads = 0
+        self.histories: dict[str, list[str]] = {}
         self.api = SimpleNamespace(
             inspect_image=self.inspect,
+            history=lambda image: [{"CreatedBy": one} for one in self.histories.get(image, ())],
             images=lambda: [{"Id": one.id, "RepoTags": one.names} for one in self.images.values()],
             get_image=self.save,
             load_image=self.load,

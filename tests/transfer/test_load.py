@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import EngineError, UsageError
-from launcher.transfer import layout
+from launcher.transfer import images, layout
 from launcher.transfer.check import DamagedError, check
+from launcher.transfer.layout import Base
 from launcher.transfer.load import load
+from launcher.transfer.save import save
 
-from .conftest import BASE_LAYERS, FORMS, Engine, filled
-from .test_save import QUIET, contents, saved
+from .conftest import BASE_LAYERS, FORMS, OWN_LAYERS, Engine, filled
+from .test_save import PART, QUIET, contents, saved
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,21 @@ def test_a_thin_one_without_its_base_is_refused_by_name(tmp_path: Path) -> None:
         load(engine, tmp_path, QUIET)
     assert "docker pull base:1" in caught.value.remedy
     assert engine.loads == 0
+
+
+def test_one_without_what_its_row_shares_is_loaded_beside_another_of_the_row(
+    tmp_path: Path,
+) -> None:
+    engine = filled()
+    image = images.find(engine, "megatron:24.10")
+    shared = Base(name=image.names[0], id=image.id, digests=(), layers=image.layers[:-1])
+    save(engine, image, tmp_path, PART, QUIET, shared)
+    there = Engine()
+    with pytest.raises(EngineError, match="shares with other images of its row") as caught:
+        load(there, tmp_path, QUIET)
+    assert "Save it without --thin" in caught.value.remedy
+    there.add("megatron:24.10-older", (*BASE_LAYERS, *OWN_LAYERS[:-1], b"older"))
+    assert load(there, tmp_path, QUIET).id == image.id
 
 
 @given(st.data())

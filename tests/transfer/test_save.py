@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -185,6 +186,20 @@ def test_a_base_that_is_chosen_shares_what_it_shares() -> None:
         images.base_of(engine, image, {}, "far:1")
     with pytest.raises(EngineError, match="is the same image"):
         images.base_of(engine, image, {}, "megatron:24.10-0.9.0")
+
+
+def test_packages_of_the_row_count_as_the_bases() -> None:
+    """Not the base's layers alone: torch is among the packages, and much larger."""
+    engine = filled()
+    rows = {"cpu": SimpleNamespace(packages=["torch"], base="base:1")}
+    labels = {images.BASE_NAME: "base:1", f"{images.LABEL}row": "cpu"}
+    ours = engine.add("megatron:cpu", (*BASE_LAYERS, *OWN_LAYERS), **labels)
+    image = images.find(engine, ours.names[0])
+    engine.histories[image.id] = ["COPY /stage/ / # buildkit"]
+    base = images.base_of(engine, image, rows)
+    assert (base.id, base.layers) == (image.id, image.layers[:-1])
+    engine.histories[image.id].insert(0, "RUN pip install more")  # somebody's, made from ours
+    assert images.base_of(engine, image, rows).name == "base:1"
 
 
 def test_the_base_is_found_by_its_name_before_its_layers() -> None:
