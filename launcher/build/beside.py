@@ -6,6 +6,7 @@ import io
 import json
 import os
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +43,19 @@ def keep(made: Made, site: Settings) -> None:
     from launcher.build.sbom import sbom
 
     statement = json.dumps(attest.provenance(made), indent=2, sort_keys=True) + "\n"
-    for name, text in ((PROVENANCE, statement), (SBOM, sbom(made))):
-        _write(folder(made.id, site) / name, text)
+    put({PROVENANCE: statement.encode(), SBOM: sbom(made).encode()}, made.id, site)
+
+
+def put(documents: Mapping[str, bytes], image: str, site: Settings) -> None:
+    """Put documents beside the image with this ID; those of other names aren't ours."""
+    for name in {PROVENANCE, SBOM} & documents.keys():
+        _write(folder(image, site) / name, documents[name])
+
+
+def texts(image: str, site: Settings) -> dict[str, bytes]:
+    """The documents beside the image with this ID, by name, as they are."""
+    paths = [folder(image, site) / name for name in (PROVENANCE, SBOM)]
+    return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
 def is_kept(image: str, site: Settings) -> bool:
@@ -113,11 +125,11 @@ def record(client: DockerClient, image: str, name: str = "the image") -> dict[st
         container.remove(force=True, v=True)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     """Put a file in place whole, by a partial one of this process's own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
+    partial.write_bytes(content)
     os.replace(partial, path)
 
 

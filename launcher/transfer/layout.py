@@ -2,7 +2,8 @@
 
 The layout is that of https://github.com/opencontainers/image-spec/blob/main/image-layout.md. It
 allows blobs to be missing: here those of the base (`--thin`), and those that were too large for
-one file, whose parts lie in `parts/`. `transfer.json` lists every file and how parts are joined.
+one file, whose parts lie in `parts/`. `documents/` has what lay beside the image: its provenance
+and SBOM. `transfer.json` lists every file and how parts are joined.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
 LISTING, SUMS, INDEX, MARKER = "transfer.json", "SHA256SUMS", "index.json", "oci-layout"
-BLOBS, PARTS = "blobs/sha256", "parts"
+BLOBS, PARTS, DOCUMENTS = "blobs/sha256", "parts", "documents"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
@@ -38,7 +39,8 @@ Hash = Annotated[str, _matching(r"[0-9a-f]{64}", "a sha256")]
 Place = Annotated[
     str,
     _matching(
-        rf"{INDEX}|{MARKER}|{BLOBS}/[0-9a-f]{{64}}|{PARTS}/[0-9a-f]{{64}}\.\d{{4,}}",
+        rf"{INDEX}|{MARKER}|{BLOBS}/[0-9a-f]{{64}}|{PARTS}/[0-9a-f]{{64}}\.\d{{4,}}"
+        rf"|{DOCUMENTS}/[a-z][a-z.]*",
         "a file of a layout",
     ),
 ]

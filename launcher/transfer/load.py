@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +27,15 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Loaded:
-    """An image that is in the engine now; `moved` are the names that another image had before."""
+    """An image that is in the engine now; `moved` are the names that another image had before.
+
+    documents: what was saved with it, by name; none where the engine gave it another ID
+    """
 
     id: str
     names: tuple[str, ...]
     moved: tuple[str, ...]
+    documents: Mapping[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ def load(client: DockerClient, folder: Path, progress: Progress) -> Loaded:
     content = _content(folder, check(folder, progress))
     loaded = _give(client, content, base, progress)
     _check(client, content, loaded)
-    return _name(client, loaded, content.listing.names)
+    documents = _documents(content) if loaded == content.listing.image else {}
+    return Loaded(loaded, content.listing.names, _name(client, loaded, content), documents)
 
 
 def _base(client: DockerClient, wanted: Base, image: str) -> Image:
@@ -203,13 +208,19 @@ def _names_by_manifest(client: DockerClient) -> bool:
     return ["driver-type", "io.containerd.snapshotter.v1"] in status
 
 
-def _name(client: DockerClient, loaded: str, names: tuple[str, ...]) -> Loaded:
-    """Give the image its names; those that another image had are told."""
+def _name(client: DockerClient, loaded: str, content: _Content) -> tuple[str, ...]:
+    """Give the image its names; those that another image had."""
     moved = []
-    for name in names:
+    for name in content.listing.names:
         before = images.id_of(client, name)
         if before not in (None, loaded):
             moved.append(name)
         repository, _, tag = name.rpartition(":")
         client.api.tag(loaded, repository, tag)
-    return Loaded(loaded, names, tuple(moved))
+    return tuple(moved)
+
+
+def _documents(content: _Content) -> dict[str, bytes]:
+    paths = [file.path for file in content.listing.files]
+    there = [path for path in paths if path.startswith(f"{layout.DOCUMENTS}/")]
+    return {path.rpartition("/")[2]: (content.folder / path).read_bytes() for path in there}

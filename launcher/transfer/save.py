@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from launcher.errors import EngineError, UsageError
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
 INCOMING = "incoming"
 NAMES = "names.json"
-OURS = {INCOMING, layout.LISTING, layout.SUMS, layout.INDEX, layout.MARKER, "blobs", layout.PARTS}
+FILES = (layout.LISTING, layout.SUMS, layout.INDEX, layout.MARKER)
+FOLDERS = (layout.BLOBS, layout.PARTS, layout.DOCUMENTS)
+OURS = {INCOMING, *FILES, *(folder.partition("/")[0] for folder in FOLDERS)}
 OF_SYSTEMS = {"System Volume Information", "lost+found", "$RECYCLE.BIN"}
 _PACKED = {b"\x1f\x8b": "+gzip", b"\x28\xb5\x2f\xfd": "+zstd"}
 
@@ -50,8 +54,9 @@ def save(
     part_size: int,
     progress: Progress,
     base: Base | None = None,
+    documents: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Outcome:
-    """Write `image`, without the layers of `base`, into `folder`.
+    """Write `image`, without the layers of `base`, and its `documents` by name, into `folder`.
 
     Files are listed when all are written: a folder where a save was cut off isn't taken for a
     whole one, and the next save keeps what is right in it. Raises UsageError for a folder with
@@ -81,7 +86,7 @@ def save(
         order = [layers[name] for name in names]
         _check(image, order)
         carried = [blobs[name] for name in {config, *names[below:]}]
-    listing = _complete(folder, image, base, blobs[config], order, carried)
+    listing = _complete(folder, image, base, blobs[config], order, carried, documents)
     shutil.rmtree(incoming)
     return Outcome(listing, sum(blob.kept for blob in carried))
 
@@ -185,6 +190,7 @@ def _complete(
     config: Blob,
     layers: list[Layer],
     carried: list[Blob],
+    documents: Mapping[str, bytes],
 ) -> Listing:
     """Put everything in its place, remove what belongs to no blob, and list the files."""
     value = config.pieces[0].path.read_bytes()
@@ -193,6 +199,7 @@ def _complete(
         layout.MARKER: layout.marker(),
         layout.INDEX: layout.index(manifest, json.loads(value), image.names),
         layout.blob_path(layout.sha256(manifest)): manifest,
+        **{f"{layout.DOCUMENTS}/{name}": content for name, content in documents.items()},
     }
     files: dict[str, File] = {}
     split: dict[str, tuple[str, ...]] = {}
@@ -213,7 +220,7 @@ def _complete(
         files=tuple(files[path] for path in sorted(files)),
         split=dict(sorted(split.items())),
     )
-    for there in (*folder.glob(f"{layout.BLOBS}/*"), *folder.glob(f"{layout.PARTS}/*")):
+    for there in chain.from_iterable(folder.glob(f"{one}/*") for one in FOLDERS):
         if there.relative_to(folder).as_posix() not in files:
             there.unlink()
     _write(folder / layout.SUMS, layout.sums(listing))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from launcher.build.beside import PROVENANCE, SBOM
 from launcher.engine import private
 from launcher.engine.connect import engine_host
 from launcher.settings import ROOT, Settings
@@ -253,6 +254,7 @@ def test_the_cpu_image_is_under_3_percent_thin(
     done(on(engine, "image", "save", name, "-o", str(full)))
     done(on(engine, "image", "save", name, "--thin", "-o", str(thin)))
     assert size_of(thin) < 0.03 * size_of(full)
+    assert {path.name for path in (thin / "documents").iterdir()} == {PROVENANCE, SBOM}
     refused(on(there, "image", "load", str(thin)), 125, name, "Save it without --thin")
     done(on(there, "image", "load", str(full)))
     _without_top_layer(there, full, older)

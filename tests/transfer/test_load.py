@@ -16,7 +16,7 @@ from launcher.transfer.load import load
 from launcher.transfer.save import save
 
 from .conftest import BASE_LAYERS, FORMS, OWN_LAYERS, Engine, filled
-from .test_save import PART, QUIET, contents, saved
+from .test_save import DOCUMENTS, PART, QUIET, contents, saved
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,7 @@ def test_an_image_comes_back_with_its_names(tmp_path: Path, form: str) -> None:
     assert (found.id, found.diff_ids) == (expected.id, expected.diff_ids)
     assert set(found.names) == set(loaded.names) == set(expected.names)
     assert loaded.moved == ()
+    assert loaded.documents == DOCUMENTS
 
 
 @pytest.mark.parametrize("lazy", [True, False])

@@ -19,13 +19,14 @@ from launcher.transfer.saved import chain_ids
 from .conftest import BASE_LAYERS, FORMS, OWN_LAYERS, Engine, filled, sha256
 
 PART = 10_000
+DOCUMENTS = {"provenance.json": b"{}\n", "sbom.cdx.json": b'{"components": []}\n'}
 QUIET = Progress(open("/dev/null", "w"))  # noqa: SIM115
 
 
 def saved(engine: Engine, folder: Path, thin: bool = False, part_size: int = PART) -> Outcome:
     image = images.find(engine, "megatron:24.10")
     base = images.base_of(engine, image, {}) if thin else None
-    return save(engine, image, folder, part_size, QUIET, base)
+    return save(engine, image, folder, part_size, QUIET, base, DOCUMENTS)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -15,13 +15,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Check and load; one line on stdout."""
+    from launcher.build import beside
     from launcher.engine.connect import connect
     from launcher.progress import Progress
+    from launcher.settings import settings
     from launcher.transfer.load import load
     from launcher.transfer.saved import hex_of
 
     progress = Progress()
     loaded = load(connect(timeout=3600), args.folder.expanduser().absolute(), progress)
+    beside.put(loaded.documents, loaded.id, settings())
     for name in loaded.moved:
         progress.note(f"{name} named another image before; that one is still there, by its ID")
     print(f"{' '.join(loaded.names) or loaded.id} {hex_of(loaded.id)[:12]} loaded")

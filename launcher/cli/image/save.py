@@ -29,9 +29,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Save the image; one line on stdout."""
+    from launcher.build import beside
     from launcher.engine.connect import connect
     from launcher.matrix.load import load_matrix
     from launcher.progress import Progress
+    from launcher.settings import settings
     from launcher.transfer import images
     from launcher.transfer.save import save
     from launcher.transfer.shown import bytes_of, size
@@ -43,7 +45,8 @@ def main(args: argparse.Namespace) -> int:
     other = images.reference(args.base, rows) if args.base else None
     base = images.base_of(client, image, rows, other) if args.thin or other else None
     folder = args.output.expanduser().absolute()
-    outcome = save(client, image, folder, part_size, Progress(), base)
+    documents = beside.texts(image.id, settings())
+    outcome = save(client, image, folder, part_size, Progress(), base, documents)
     name, listing = (*image.names, image.id)[0], outcome.listing
     without = f" without the {len(base.layers)} layers of {base.name}" if base else ""
     print(f"{name} saved in {folder}: {size(outcome.size)}{without}, manifest {listing.manifest}")
