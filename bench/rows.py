@@ -36,7 +36,7 @@ class Counting(Progress):
 
 def figures(client: DockerClient, site: Settings, base: str, builder: str) -> list[Figure]:
     """Stand-ins for the NGC bases: the same rows with the stand-in's Python, from an sdist."""
-    tags = [tag for tag, row in load_matrix().rows.items() if row.cuda]
+    tags = load_matrix().usual
     with tempfile.TemporaryDirectory() as folder:
         site = Settings(site.cache, _matrix(Path(folder), client, tags, base), "", "", site.runs)
         cold, all_nine, again, compilations, images = _build(client, site, tags, builder)

@@ -106,6 +106,7 @@ def folder() -> None:
     built = next(DIST.glob("*.whl"))
     pip_install = ["install", "--no-index", "--no-deps", "--no-compile", "--target", str(lib)]
     run([*pip_command(), *pip_install, str(built)])
+    add_makefile(lib)
     shutil.copytree(BUILD / "launcher", lib / "launcher")
     (lib / "launcher/train" / EXAMPLE).rename(MEGATRON / EXAMPLE)
     shutil.copytree(
@@ -128,6 +129,19 @@ def packages() -> None:
     torchrun.chmod(0o755)
     compile_python(PACKAGES / "lib")
     normalise(STAGE, EPOCH_OF_PACKAGES)
+
+
+def add_makefile(lib: Path) -> None:
+    """Put beside the compiled module what upstream's compile_helpers runs `make` for.
+
+    No wheel has it, and without it an unpatched release ends there. With it make finds the module
+    as new as its source, since all files get one time, and compiles nothing.
+    """
+    datasets = Path("megatron/core/datasets")
+    for name in ("Makefile", "helpers.cpp"):
+        source = BUILD / "source" / datasets / name
+        if source.is_file():
+            shutil.copyfile(source, lib / datasets / name)
 
 
 def set_apart(lib: Path) -> None:

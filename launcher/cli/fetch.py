@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare rows, what departs from them, and the bundle."""
     add = parser.add_argument
     add("tags", metavar="TAG", nargs="*", help="24.10 … as `matrix list` shows them")
-    add("--all", action="store_true", help="all rows with CUDA, as `make images`")
+    add("--all", action="store_true", help="all tried rows with CUDA, as `make images`")
     add("--megatron", metavar="RELEASE", help="another release than the row's: 0.10.0")
     add(
         "--base",
@@ -64,7 +64,7 @@ def _fetch(args: argparse.Namespace, site: Settings, progress: Progress) -> int:
 
     matrix = load_matrix(site.matrix)
     lock = load_lock(site.matrix.with_suffix(".lock"))
-    tags = [tag for tag, row in matrix.rows.items() if row.cuda] if args.all else args.tags
+    tags = matrix.usual if args.all else args.tags
     if not tags:
         raise UsageError("no tag given", f"One of: {', '.join(matrix.rows)}")
     rows = [

@@ -39,13 +39,13 @@ def render_all(matrix: Matrix, root: Path) -> dict[Path, str]:
     return files
 
 
-def between_markers(text: str, content: str) -> str:
+def between_markers(text: str, content: str, begin: str = BEGIN, end: str = END) -> str:
     """`text` with what stands between its two markers replaced by `content`."""
-    before, _, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise UsageError(f"README.md: the lines {BEGIN} and {END} must stand in it")
-    return f"{before}{BEGIN}\n\n{content}\n{END}{after}"
+    before, _, rest = text.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise UsageError(f"README.md: the lines {begin} and {end} must stand in it")
+    return f"{before}{begin}\n\n{content}\n{end}{after}"
 
 
 def write(files: dict[Path, str], root: Path) -> None:
@@ -75,5 +75,6 @@ def table(matrix: Matrix) -> str:
     ]
     for tag, row in matrix.rows.items():
         cells = [tag, f"`{row.base}`", row.os, row.python, row.torch, row.cuda or ""]
-        lines.append("| " + " | ".join([*cells, row.megatron, row.expected or ""]) + " |")
+        status = "untried" if row.untried else row.expected or ""
+        lines.append("| " + " | ".join([*cells, row.megatron, status]) + " |")
     return "\n".join(lines) + "\n"

@@ -119,7 +119,9 @@ class Row(Strict):
     """One image: a base and the Megatron release that goes into it.
 
     Facts about the base (os to driver) are empty where no public source states them.
-    `packages` are Python packages the base lacks, such as CPU torch.
+    `packages` are Python packages the base lacks, such as CPU torch. An `untried` row was never
+    built, nor probed, by anybody who has said so here: it is built where it is named, and no
+    status is expected of it.
     """
 
     base: Reference
@@ -133,7 +135,14 @@ class Row(Strict):
     megatron: Release
     source: Source = "git"
     packages: list[Text] = []
+    untried: bool = False
     expected: Status | None = None
+
+    @model_validator(mode="after")
+    def _untried_is_not_expected(self) -> Row:
+        if self.untried and self.expected:
+            raise ValueError("untried, and yet a status is expected of it: leave one of both out")
+        return self
 
     @property
     def abi(self) -> str:
@@ -169,6 +178,11 @@ class Matrix(Strict):
         for abi, builder in self.builders.items():
             used.setdefault(builder, []).append(f"builder of {abi}")
         return {reference: ", ".join(roles) for reference, roles in used.items()}
+
+    @property
+    def usual(self) -> list[str]:
+        """The tags that are meant where none is named: the rows with CUDA that were tried."""
+        return [tag for tag, row in self.rows.items() if row.cuda and not row.untried]
 
     @model_validator(mode="after")
     def _moving_are_used(self) -> Matrix:

@@ -32,15 +32,33 @@ def line_of(path: Path, text: str) -> int:
 
 def test_the_nine_tags_and_the_cpu_row_are_there() -> None:
     matrix = load_matrix()
-    assert list(matrix.rows) == [*NGC, "cpu"]
+    assert matrix.usual == NGC
+    assert set(NGC) | {"cpu"} <= set(matrix.rows)
     assert {matrix.rows[tag].megatron for tag in NGC} == {"0.9.0"}
     assert matrix.rows["cpu"].source == "sdist"
 
 
 def test_every_release_has_a_full_commit_and_patches_that_exist() -> None:
+    folders = set()
     for release in load_matrix().releases.values():
         assert len(release.git.commit or "") == 40
-        assert list((ROOT / "patches" / release.patches).glob("*.patch"))
+        patches = list((ROOT / "patches" / release.patches).glob("*.patch"))
+        assert bool(patches) == bool(release.patches)
+        folders |= {path.parent.name for path in patches}
+    assert folders == {path.name for path in (ROOT / "patches").iterdir()}
+
+
+def test_the_newest_release_needs_no_patch() -> None:
+    matrix = load_matrix()
+    assert matrix.releases[list(matrix.releases)[-1]].patches == ""
+
+
+def test_what_nobody_tried_is_built_only_where_it_is_named() -> None:
+    matrix = load_matrix()
+    untried = [tag for tag, row in matrix.rows.items() if row.untried]
+    assert {"25.12", "26.06"} <= set(untried)
+    assert not set(untried) & set(matrix.usual)
+    assert all(matrix.rows[tag].expected is None for tag in untried)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +89,12 @@ def test_a_wrong_matrix_names_file_line_key_and_reason(
     assert message.startswith(f"{path}:{line_of(path, new) if 'repeated' not in reason else ''}")
     assert key in message
     assert reason in message
+
+
+def test_no_status_is_expected_of_what_nobody_tried(tmp_path: Path) -> None:
+    path = edited(tmp_path, "untried: true", "untried: true\n    expected: runs")
+    with pytest.raises(UsageError, match=r"rows\.25\.12: untried, and yet a status is expected"):
+        load_matrix(path)
 
 
 def test_a_tag_read_as_a_number_is_explained(tmp_path: Path) -> None:

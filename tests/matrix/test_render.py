@@ -103,3 +103,10 @@ def test_the_table_goes_between_its_markers() -> None:
     assert render.between_markers(once, "new\n") == once
     with pytest.raises(UsageError, match=r"README\.md"):
         render.between_markers("no markers", "new")
+
+
+def test_the_table_says_what_nobody_tried() -> None:
+    lines = render.table(load_matrix()).splitlines()
+    status = {line.split(" | ")[0][2:]: line.split(" | ")[-1] for line in lines}
+    assert status["26.06"] == "untried |"
+    assert status["24.02"] == "runs |"

@@ -13,7 +13,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
     add = parser.add_argument
     add("tags", metavar="TAG", nargs="*", help="24.10 … as `matrix list` shows them")
-    add("--all", action="store_true", help="all rows with CUDA, as `make images`")
+    add("--all", action="store_true", help="all tried rows with CUDA, as `make images`")
     add("--megatron", metavar="RELEASE", help="another release than the row's: 0.10.0")
     add("--source", metavar="PATH", type=Path, help="a Megatron-LM checkout to build")
     add(
@@ -35,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
     from launcher.settings import settings
 
     matrix = load_matrix()
-    tags = [tag for tag, row in matrix.rows.items() if row.cuda] if args.all else args.tags
+    tags = matrix.usual if args.all else args.tags
     if not tags:
         raise UsageError("no tag given", f"One of: {', '.join(matrix.rows)}")
     for tag in tags:
