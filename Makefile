@@ -6,7 +6,7 @@ COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 
   --no-emit-index-url --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dev demo test image images render check verify lock compat requirements bench clean
+.PHONY: help venv dev demo test image images render check lint drift verify lock compat requirements bench clean
 
 help:  ## these targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1: /p' Makefile
@@ -34,10 +34,16 @@ images: venv  ## build the images of all NGC tags: make images [BASE='mirror.exa
 render: venv  ## write images/*/Dockerfile, compose/*.yaml and the table of README.md
 	@$(RUN) matrix render
 
-check: dev  ## lint, types, and that what is rendered is what is committed
+check: lint drift  ## lint, types, and that what is rendered is what is committed
+
+lint: dev
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
+	@$(VENV)/bin/jactionlint --shellcheck=$(VENV)/bin/shellcheck
+	@$(VENV)/bin/hadolint images/*/Dockerfile
+
+drift: venv
 	@$(RUN) matrix render --check
 
 verify: venv  ## build an image again and compare: make verify TAG=24.10 [SOURCE=path] [BASE=image]

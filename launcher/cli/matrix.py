@@ -1,4 +1,4 @@
-"""`launcher matrix`: list, render and lock what can be built."""
+"""`launcher matrix`: list, render and lock what can be built; try it, here or in CI."""
 
 from __future__ import annotations
 
@@ -14,16 +14,36 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     commands.add_parser("list", help="the rows of the matrix")
-    render = commands.add_parser("render", help="write images/, compose/ and README's table")
+    render = commands.add_parser("render", help="write images/, compose/, README's tables")
     render.add_argument("--check", action="store_true", help="only fail where they differ")
     compat.arguments(commands.add_parser("compat", help=compat.HELP, description=compat.HELP))
     commands.add_parser("lock", help="write matrix.lock")
+    _github_arguments(commands.add_parser("github", help="the jobs of a workflow, as JSON"))
 
 
 def main(args: argparse.Namespace) -> int:
     """Call the action."""
-    actions = {"list": _list, "render": _render, "lock": _lock, "compat": compat.main}
+    actions = {
+        "list": _list,
+        "render": _render,
+        "lock": _lock,
+        "compat": compat.main,
+        "github": _github,
+    }
     return actions[args.action](args)
+
+
+def _github_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("tags", metavar="TAG", nargs="*", help="rows of the matrix (all tried ones)")
+    add("--megatron", metavar="RELEASE", action="append", default=[], help="not the rows' own")
+    add("--only-cuda", action="store_true", help="leave out rows without CUDA")
+    add(
+        "--cuda-runner",
+        metavar="LABELS",
+        default="",
+        help="takes rows with CUDA, such as self-hosted,gpu; without it they are left out",
+    )
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -36,12 +56,14 @@ def _list(args: argparse.Namespace) -> int:
 
 def _render(args: argparse.Namespace) -> int:
     from launcher.backends import compose_examples
+    from launcher.compat import kept
     from launcher.matrix import render
     from launcher.matrix.load import load_matrix
     from launcher.settings import settings
 
     root, matrix = settings().matrix.parent, load_matrix()
     files = render.render_all(matrix, root) | compose_examples.files(matrix, root)
+    files |= kept.files(files, root)
     changed = render.drift(files, root)
     if not args.check:
         render.write(files, root)
@@ -62,4 +84,27 @@ def _lock(args: argparse.Namespace) -> int:
 
     locked = lock.lock(load_matrix(), old, settings(), Progress())
     lock.write(locked, path)
+    return 0
+
+
+def _github(args: argparse.Namespace) -> int:
+    import json
+
+    from launcher.compat.series import cells
+    from launcher.matrix import github
+    from launcher.matrix.load import load_matrix
+
+    matrix = load_matrix()
+    tags = args.tags or [tag for tag, row in matrix.rows.items() if not row.untried]
+    wanted = [
+        (cell.tag, cell.megatron)
+        for cell in cells(matrix, tags, args.megatron)
+        if matrix.rows[cell.tag].cuda or not args.only_cuda
+    ]
+    labels = [label.strip() for label in args.cuda_runner.split(",") if label.strip()]
+    found = github.jobs(matrix, wanted, labels)
+    taken = {job["tag"] for job in found}
+    if left := [tag for tag in dict.fromkeys(tag for tag, _ in wanted) if tag not in taken]:
+        print(f"left out, as --cuda-runner names no runner: {', '.join(left)}", file=sys.stderr)
+    print(json.dumps(github.strategy(found)))
     return 0

@@ -1,0 +1,124 @@
+"""The matrix as GitHub's workflows take it: which jobs, on which runners, as which JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher import cli
+from launcher.errors import UsageError
+from launcher.matrix import github
+from launcher.matrix.load import load_matrix
+from launcher.matrix.schema import misfit
+
+MATRIX = load_matrix()
+CUDA = [tag for tag, row in MATRIX.rows.items() if row.cuda]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *args: str) -> list[dict[str, object]]:
+    """The jobs that the command prints, as a workflow reads them."""
+    assert cli.main(["matrix", "github", *args]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1  # one line, as a step's output takes it
+    found = json.loads(out)
+    assert found.keys() == {"include"}
+    jobs: list[dict[str, object]] = found["include"]
+    return jobs
+
+
+def test_every_tried_row_has_a_job_with_its_own_release(capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = printed(capsys, "--cuda-runner", "self-hosted, gpu")
+    assert [(job["tag"], job["megatron"]) for job in jobs] == [
+        (tag, row.megatron) for tag, row in MATRIX.rows.items() if not row.untried
+    ]
+    assert jobs[0] == {
+        "tag": "24.02",
+        "megatron": "0.9.0",
+        "cuda": True,
+        "runner": ["self-hosted", "gpu"],
+    }
+    assert jobs[-1]["runner"] == [github.HOSTED]
+
+
+def test_rows_with_cuda_are_left_out_without_a_runner_for_them_and_that_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["matrix", "github", "24.09", "24.10", "cpu", "--cuda-runner", ""]) == 0
+    out, err = capsys.readouterr()
+    assert [job["tag"] for job in json.loads(out)["include"]] == ["cpu"]
+    assert err == "left out, as --cuda-runner names no runner: 24.09, 24.10\n"
+
+
+def test_only_cuda_leaves_the_others_out(capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = printed(capsys, "24.10", "cpu", "--only-cuda", "--cuda-runner", "gpu")
+    assert [job["tag"] for job in jobs] == ["24.10"]
+
+
+def test_a_row_gets_a_job_for_each_named_release_that_fits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    releases = ["--megatron", "0.9.0", "--megatron", "0.15.3", "--megatron", "0.19.0"]
+    jobs = printed(capsys, "24.10", "cpu", *releases, "--cuda-runner", "gpu")
+    assert [(job["tag"], job["megatron"]) for job in jobs] == [
+        ("24.10", "0.9.0"),  # torch 2.5.0a0, and 0.15.3 wants 2.6
+        ("cpu", "0.9.0"),
+        ("cpu", "0.15.3"),  # Python 3.11, and 0.19.0 wants 3.12
+    ]
+
+
+@pytest.mark.parametrize("untried", [tag for tag, row in MATRIX.rows.items() if row.untried])
+def test_an_untried_row_has_one_where_it_is_named(
+    untried: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = printed(capsys, untried, "--cuda-runner", "gpu")
+    assert [job["tag"] for job in jobs] == [untried]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["24.10"], "no job is left"),
+        (["cpu", "--megatron", "0.19.0"], "no job is left"),
+        (["24.11"], "no tag '24.11' in the matrix"),
+        (["--megatron", "0.9"], "no Megatron release '0.9' in the matrix"),
+    ],
+)
+def test_what_github_would_refuse_is_refused(
+    args: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["matrix", "github", *args]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+
+
+def test_more_jobs_than_github_makes_are_refused() -> None:
+    most = [{"tag": str(number)} for number in range(github.MOST_JOBS)]
+    assert len(github.strategy(most)["include"]) == 256
+    with pytest.raises(UsageError, match="257 jobs, and GitHub makes at most 256"):
+        github.strategy([*most, {"tag": "one more"}])
+
+
+@given(
+    st.lists(st.sampled_from([*MATRIX.rows]), unique=True),
+    st.lists(st.sampled_from([*MATRIX.releases]), unique=True),
+    st.lists(st.sampled_from(["self-hosted", "gpu", "big"]), unique=True),
+)
+def test_a_job_is_a_cell_that_fits_on_a_runner_that_can_take_it(
+    tags: list[str], releases: list[str], labels: list[str]
+) -> None:
+    from launcher.compat.series import cells
+
+    wanted = [(cell.tag, cell.megatron) for cell in cells(MATRIX, tags, releases)]
+    jobs = github.jobs(MATRIX, wanted, labels)
+    assert json.loads(json.dumps(jobs)) == jobs
+    assert [(job["tag"], job["megatron"]) for job in jobs] == [
+        cell for cell in wanted if labels or cell[0] not in CUDA
+    ]
+    for job in jobs:
+        row = MATRIX.rows[job["tag"]]
+        assert misfit(row, job["megatron"], MATRIX.releases[job["megatron"]]) is None
+        assert job["runner"] == (labels if job["cuda"] else [github.HOSTED])
