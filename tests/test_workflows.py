@@ -29,6 +29,7 @@ CONTEXT = {
     "inputs.releases": "",
     "vars.CUDA_RUNNER": "self-hosted,big",
     "vars.GPU_RUNNER": "self-hosted,gpu",
+    "vars.PUBLISH_RUNNER": "self-hosted,big",
     "github.event_name != 'pull_request' && vars.CUDA_RUNNER || ''": "self-hosted,big",
     "secrets.GITHUB_TOKEN": "a token",
 }
@@ -276,6 +277,12 @@ def test_the_jobs_are_those_of_the_matrix_and_have_all_that_is_asked_of_them(
 def test_rows_with_cuda_are_left_out_of_a_pull_request(runner: Runner) -> None:
     key = "github.event_name != 'pull_request' && vars.CUDA_RUNNER || ''"
     found = jobs_of("images", runner, {key: "", "inputs.tags": ""})
+    assert [job["tag"] for job in found["matrix"]["include"]] == ["cpu"]
+
+
+def test_rows_with_cuda_are_published_only_where_that_was_chosen(runner: Runner) -> None:
+    chosen = {"vars.PUBLISH_RUNNER": "", "inputs.tags": ""}
+    found = jobs_of("publish", runner, chosen)
     assert [job["tag"] for job in found["matrix"]["include"]] == ["cpu"]
 
 
