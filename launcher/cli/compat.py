@@ -16,7 +16,7 @@ HELP = "build, ask and train in each row with each release, and report what work
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
     add = parser.add_argument
-    add("tags", metavar="TAG", nargs="*", help="rows of the matrix (all with CUDA)")
+    add("tags", metavar="TAG", nargs="*", help="rows of the matrix (all tried ones with CUDA)")
     add("--megatron", metavar="RELEASE", action="append", default=[], help="not the rows' own")
     add("--source", metavar="PATH", type=Path, help="a Megatron-LM checkout to build")
     add("--base", metavar="IMAGE", help="in place of the rows' bases: {tag} in it is the tag")
@@ -27,7 +27,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--run-limit", type=float, default=10, metavar="MINUTES", help="for a training run (10)")
     add("--disk", type=float, metavar="GB", help="what a base may take")
     add("--keep", action="store_true", help="leave images in the engine")
-    add("--again", action="store_true", help="try cells that are finished, too")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--again", action="store_true", help="try cells that are finished, too")
+    again.add_argument("--kept", action="store_true", help="only report all that is finished")
+    add("--write", action="store_true", help="into docs/compat.json, which README's table is of")
     add("-o", "--output", metavar="FOLDER", type=Path, default=Path("compat"))
 
 
@@ -35,32 +38,41 @@ def main(args: argparse.Namespace) -> int:
     """Try the cells and write the reports; 1 where one is worse than expected."""
     import shutil
 
-    from launcher.compat import report, series
+    from launcher.compat import html, kept, report, series
     from launcher.engine.connect import connect
+    from launcher.errors import UsageError
     from launcher.matrix.load import load_lock, load_matrix
     from launcher.settings import settings
 
     matrix = load_matrix()
-    tags = args.tags or [tag for tag, row in matrix.rows.items() if row.cuda]
-    cells = series.cells(matrix, tags, args.megatron)
-    kept = args.output / "cells"
+    if args.kept:
+        cells = series.cells(matrix, args.tags or matrix.rows, args.megatron or matrix.releases)
+    else:
+        cells = series.cells(matrix, args.tags or matrix.usual, args.megatron)
+    finished = args.output / "cells"
     if args.again:
-        shutil.rmtree(kept, ignore_errors=True)
+        shutil.rmtree(finished, ignore_errors=True)
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     client = connect(timeout=600)
-    tried = series.Series(client, settings(), matrix, load_lock(), _options(args), kept, say)
-    results = [*tried.run(cells)]
+    tried = series.Series(client, settings(), matrix, load_lock(), _options(args), finished, say)
+    results = [*(tried.kept(cells) if args.kept else tried.run(cells))]
+    if not results:
+        raise UsageError(f"{finished}: no result of this checkout's matrix, lock and probes")
     for name, text in (
         ("report.json", report.as_json(results)),
         ("report.xml", report.as_junit(results)),
         ("report.md", report.as_markdown(results)),
+        ("report.html", html.as_html(results)),
     ):
         (args.output / name).write_text(text, encoding="utf-8")
     print(report.as_markdown(results), end="")
-    return 1 if any(map(report.is_failure, results)) else 0
+    if args.write:
+        path = kept.write(results, settings().matrix.parent)
+        say(f"{path.name}: written; `make render` puts it into README.md")
+    return 1 if any(one.failure for one in results) else 0
 
 
 def _options(args: argparse.Namespace) -> Options:

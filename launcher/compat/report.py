@@ -1,13 +1,18 @@
-"""Results as files: JSON, JUnit XML for CI, a Markdown table; the same for the same results."""
+"""Results as files: JSON, JUnit XML for CI, Markdown; the same for the same results."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from xml.etree import ElementTree
 
-from launcher.compat.result import Result, cause
+from launcher.compat.result import Result, cause, warned
+from launcher.errors import UsageError
+
+ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])?")
+"""A terminal's control sequence (ECMA-48, 5.4 and 5.6): colours, titles, links."""
 
 
 def as_json(results: Sequence[Result]) -> str:
@@ -19,6 +24,21 @@ def as_json(results: Sequence[Result]) -> str:
     return json.dumps({"cells": told}, indent=2, sort_keys=True) + "\n"
 
 
+def from_json(text: str, source: str) -> list[Result]:
+    """The results in what `as_json` wrote. Raises UsageError, naming `source`, for another text."""
+    try:
+        found = [
+            Result(**{**told, "warnings": tuple(one["text"] for one in told["warnings"])})
+            for told in json.loads(text)["cells"]
+        ]
+        return [replace(one, tail=tuple(one.tail)) for one in found]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"{source}: not a report.json of `matrix compat`: {type(error).__name__}: {error}",
+            "Take it from the repository again.",
+        ) from error
+
+
 def as_junit(results: Sequence[Result]) -> str:
     """A test case for each cell: a failure where it is worse than expected, or fails."""
     suite = ElementTree.Element("testsuite", name="compat", tests=str(len(results)))
@@ -28,29 +48,37 @@ def as_junit(results: Sequence[Result]) -> str:
         case = ElementTree.SubElement(
             suite, "testcase", classname=f"compat.{one.tag}", name=one.megatron, time=took
         )
-        if is_failure(one):
+        if one.failure:
             failures += 1
-            failure = ElementTree.SubElement(case, "failure", message=_printable(_why(one)))
-            failure.text = _printable("\n".join(one.tail))
+            failure = ElementTree.SubElement(case, "failure", message=plain(_why(one)))
+            failure.text = plain("\n".join(one.tail))
         out = ElementTree.SubElement(case, "system-out")
-        out.text = _printable("\n".join([one.told, *one.warnings]))
+        out.text = plain("\n".join([one.told, *one.warnings]))
     suite.set("failures", str(failures))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def is_failure(one: Result) -> bool:
-    """Whether a cell fails the series: it fails unexpectedly, or is worse than expected."""
-    return one.worse or (one.verdict == "fails" and one.expected is None)
-
-
 def as_markdown(results: Sequence[Result]) -> str:
-    """A table of cells, with what was expected of each."""
-    lines = ["| tag | Megatron | verdict | expected | why |", "|---|---|---|---|---|"]
+    """A table of cells, with what was expected of each, and a table of their warnings."""
+    told = warned(results)
+    return table(results) + (f"\n{_warnings(results)}" if told else "")
+
+
+def table(results: Iterable[Result]) -> str:
+    """The cells, a row for each."""
+    lines = ["| tag | Megatron | verdict | expected | on | why |", "|---|---|---|---|---|---|"]
     for one in results:
         why = one.reason or "; ".join(dict.fromkeys(filter(None, map(cause, one.warnings))))
-        cells = (one.tag, one.megatron, one.told, _expected(one), _cell(why))
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(_row(one.tag, one.megatron, one.told, _expected(one), one.on, why))
+    return "\n".join(lines) + "\n"
+
+
+def _warnings(results: Iterable[Result]) -> str:
+    lines = ["| warning | cause | cells |", "|---|---|---|"]
+    for one in warned(results):
+        cells = ", ".join(dict.fromkeys(str(each.cell) for each in one.results))
+        lines.append(_row(one.text, one.cause or "unknown", cells))
     return "\n".join(lines) + "\n"
 
 
@@ -66,15 +94,25 @@ def _why(one: Result) -> str:
     return f"{one.told}{expected}{': ' + one.reason if one.reason else ''}"
 
 
+def _row(*texts: str) -> str:
+    """A row of a table, from texts that stay in their cells and say nothing to Markdown."""
+    return f"| {' | '.join(map(_cell, texts))} |"
+
+
 def _cell(text: str) -> str:
-    """Text that stays in its cell."""
-    return text.replace("|", "\\|").replace("\n", " ")
+    line = " ".join(plain(text).split())
+    return line.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
-def _printable(text: str) -> str:
-    """Text without what XML can't hold (https://www.w3.org/TR/xml/#charsets)."""
-    return "".join(c for c in text if c in "\t\n" or (ord(c) >= 0x20 and not _is_odd(ord(c))))
+def plain(text: str) -> str:
+    """Text without a terminal's control sequences, and without what neither XML nor HTML can hold.
+
+    (https://www.w3.org/TR/xml/#charsets)
+    """
+    told = ESCAPE.sub("", text.replace("\r\n", "\n"))
+    return "".join(c for c in told if c in "\t\n" or _is_printable(ord(c)))
 
 
-def _is_odd(point: int) -> bool:
-    return 0xD800 <= point <= 0xDFFF or point in (0xFFFE, 0xFFFF)
+def _is_printable(point: int) -> bool:
+    control = point < 0x20 or 0x7F <= point <= 0x9F
+    return not (control or 0xD800 <= point <= 0xDFFF or point & 0xFFFE == 0xFFFE)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from launcher.probe.trials import NUMBER
 
 ORDER = ("fails", "builds", "imports", "runs with warnings", "runs")
 """The verdicts, from the worst to the best."""
@@ -22,6 +24,8 @@ STAGES = {
     "disk budget": "images may take no more",
 }
 """Where a cell can fail, in order."""
+LIMITS = ("time limit", "disk budget")
+"""Those of them that are no fault of the cell."""
 
 # Warnings that are understood, by what they say.
 CAUSES = (
@@ -87,6 +91,17 @@ class Result:
         return self._against_expected > 0
 
     @property
+    def failure(self) -> bool:
+        """Whether it fails the series: it fails unexpectedly, or is worse than expected."""
+        return self.worse or (self.verdict == "fails" and self.expected is None)
+
+    @property
+    def on(self) -> str:
+        """What was trained on: GPUs by their name, "CPU", or "" where nothing was asked."""
+        gpus = self.facts.get("gpus") or {}
+        return str(gpus.get("value") or "CPU") if self.facts else ""
+
+    @property
     def told(self) -> str:
         """The verdict with the stage that failed."""
         return f"{self.verdict}: {self.stage}" if self.stage else self.verdict
@@ -96,6 +111,28 @@ class Result:
         if self.expected is None:
             return 0
         return ORDER.index(self.verdict) - ORDER.index(self.expected)
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A warning as it was first told, why it comes ("" where unknown), and the cells it is of."""
+
+    text: str
+    cause: str
+    results: tuple[Result, ...]
+
+
+def warned(results: Iterable[Result]) -> list[Warned]:
+    """The warnings of all cells, each once whatever numbers stand in it, the most frequent first.
+
+    They are told apart as a trial does it: 0x7f3c and 12 are the same in two texts.
+    """
+    found: dict[str, tuple[str, list[Result]]] = {}
+    for one in results:
+        for text in {NUMBER.sub("#", text): text for text in reversed(one.warnings)}.items():
+            found.setdefault(text[0], (text[1], []))[1].append(one)
+    told = [Warned(text, cause(text), tuple(those)) for text, those in found.values()]
+    return sorted(told, key=lambda one: -len(one.results))
 
 
 def verdict(facts: Mapping[str, Any], trials: Mapping[str, Any]) -> dict[str, Any]:

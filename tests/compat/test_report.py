@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -55,9 +57,9 @@ def test_a_cell_is_worse_or_better_than_expected_or_neither(
     assert not (found.worse and found.better)
     assert (found.worse or found.better) is (expected not in (None, verdict))
     if expected == "fails":
-        assert not report.is_failure(found)
+        assert not found.failure
     if expected is None:
-        assert report.is_failure(found) is (verdict == "fails")
+        assert found.failure is (verdict == "fails")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,11 @@ def test_causes_that_are_known_are_told(warning: str) -> None:
 
 
 CELLS = [
-    Result("24.02", "0.9.0", "k", "runs", "runs", seconds={"compile": 40.0, "train": 60.5}),
+    Result(
+        *("24.02", "0.9.0", "k", "runs", "runs"),
+        facts={"gpus": {"value": None, "error": "", "warnings": []}},
+        seconds={"compile": 40.0, "train": 60.5},
+    ),
     Result(
         *("24.08", "0.9.0", "k", "runs with warnings", "runs"),
         warnings=("FutureWarning: torch.cuda.amp.custom_fwd is old",),
@@ -83,7 +89,7 @@ CELLS = [
     Result(
         *("24.10", "0.9.0", "k", "fails", "runs with warnings"),
         stage="train",
-        reason="entrypoint: exit code 1 | odd",
+        reason="entrypoint: exit code 1 | \\odd\\ <b>",
         tail=("last\x1b[0m", "line <&>"),
     ),
     Result("cpu", "0.16.1", "k", "runs", "imports"),
@@ -92,12 +98,38 @@ CELLS = [
 
 def test_the_table_says_what_was_expected() -> None:
     told = report.as_markdown(CELLS).splitlines()
-    assert told[2] == "| 24.02 | 0.9.0 | runs | runs |  |"
-    assert "| runs with warnings | runs (worse) | a decorator's old name" in told[3]
+    assert told[2] == "| 24.02 | 0.9.0 | runs | runs | CPU |  |"
+    assert "| runs with warnings | runs (worse) |  | " in told[3]
     assert (
-        "| fails: train | runs with warnings (worse) | entrypoint: exit code 1 \\| odd |" in told[4]
+        "| fails: train | runs with warnings (worse) |  | "
+        "entrypoint: exit code 1 \\| \\\\odd\\\\ &lt;b> |" in told[4]
     )
     assert "| runs | imports (better) |" in told[5]
+    assert told[-1].startswith("| FutureWarning: torch.cuda.amp.custom_fwd is old | ")
+    assert told[-1].endswith(" | 24.08 × 0.9.0 |")
+
+
+def test_a_table_without_warnings_has_no_second_one() -> None:
+    assert report.as_markdown(CELLS[:1]) == report.table(CELLS[:1])
+
+
+def test_warnings_are_told_once_for_all_cells_whatever_their_numbers() -> None:
+    one, other = (replace(CELLS[1], tag=tag) for tag in ("24.08", "24.09"))
+    one = replace(one, warnings=("a 1", "b", "a 2"))
+    other = replace(other, warnings=("c", "a 0x7f3e"))
+    told = result.warned([one, other])
+    assert [(each.text, [r.tag for r in each.results]) for each in told] == [
+        ("a 1", ["24.08", "24.09"]),
+        ("b", ["24.08"]),
+        ("c", ["24.09"]),
+    ]
+
+
+@given(st.text())
+def test_a_row_of_markdown_stays_one(text: str) -> None:
+    (row,) = report.table([replace(CELLS[2], reason=text)]).splitlines()[2:]
+    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 7
+    assert "<" not in row
 
 
 def test_junit_has_a_failure_for_each_cell_that_got_worse() -> None:
@@ -105,7 +137,7 @@ def test_junit_has_a_failure_for_each_cell_that_got_worse() -> None:
     assert (suite.get("tests"), suite.get("failures")) == ("4", "2")
     failed = [case for case in suite if case.find("failure") is not None]
     assert [case.get("classname") for case in failed] == ["compat.24.08", "compat.24.10"]
-    assert failed[1].findtext("failure") == "last[0m\nline <&>"
+    assert failed[1].findtext("failure") == "last\nline <&>"
     assert suite[0].get("time") == "100.5"
 
 
@@ -119,6 +151,20 @@ def test_json_has_everything() -> None:
     told = json.loads(report.as_json(CELLS))["cells"]
     assert told[1]["warnings"][0]["cause"].startswith("a decorator")
     assert told[2]["tail"][1] == "line <&>"
+
+
+def test_json_is_read_as_it_was_written() -> None:
+    assert report.from_json(report.as_json(CELLS), "here") == CELLS
+    for text in ("", "{}", "[]", '{"cells": [{"tag": "x"}]}', '{"cells": 1}'):
+        with pytest.raises(UsageError, match="here"):
+            report.from_json(text, "here")
+
+
+@given(st.text(), st.text())
+def test_control_sequences_go_and_text_stays(before: str, after: str) -> None:
+    for sequence in ("\x1b[0m", "\x1b[38;5;9m", "\x1b]0;title\x07", "\x1b]8;;x\x1b\\", "\x1bM"):
+        whole = report.plain(f"{before}{sequence}|{after}")
+        assert whole == f"{report.plain(before)}|{report.plain(after)}"
 
 
 def test_cells_are_what_fits() -> None:
