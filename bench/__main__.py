@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bench import demo, launch, logs, rows, transfer
+from bench import compat, demo, launch, logs, rows, transfer
 from launcher.engine import acquire
 from launcher.engine.connect import engine_host
 from launcher.matrix.load import load_matrix
@@ -15,9 +15,9 @@ from launcher.settings import settings
 
 def main(names: list[str]) -> int:
     """Run the named comparisons, or all; 1 where a goal is missed."""
-    wanted = set(names or ["launch", "logs", "rows", "transfer", "demo"])
+    wanted = set(names or ["launch", "logs", "rows", "transfer", "compat", "demo"])
     figures = demo.figures() if "demo" in wanted else []
-    if wanted & {"launch", "logs", "rows", "transfer"}:
+    if wanted - {"demo"}:
         site, progress = settings(), Progress()
         with acquire.any_engine(site.cache / "engine", progress) as client:
             os.environ["DOCKER_HOST"] = engine_host(client)
@@ -26,6 +26,8 @@ def main(names: list[str]) -> int:
                 figures += rows.figures(client, site, found.base, found.builder)
             if "transfer" in wanted:
                 figures += transfer.figures(client, site, found.base, found.builder)
+            if "compat" in wanted:
+                figures += compat.figures(found.base, found.builder)
             if "launch" in wanted:
                 figures += launch.figures(client, found.base)
             if "logs" in wanted:

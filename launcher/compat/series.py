@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from launcher import probe
 from launcher.build import patch
 from launcher.build.context import inside_digest
+from launcher.compat import disk
 from launcher.compat.cell import REPOSITORY
-from launcher.compat.result import Cell, Result
+from launcher.compat.result import LIMITS, ORDER, Cell, Result
 from launcher.errors import UsageError, nearest
 from launcher.matrix.load import find_release, find_row
 from launcher.matrix.render import dockerfile
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
 
 LEAVE_WITHIN = 90
 """Seconds that a cell has for ending what it started."""
+LOOK_EVERY = 10
+"""Seconds between two looks at the disk that a cell's images take."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a cell may take: seconds in all, seconds for a training run, bytes of images."""
+    """What a cell may take: seconds in all, seconds for a training run, bytes of its images."""
 
     cell: float = 3 * 3600
     run: float = 600
@@ -92,11 +95,15 @@ class Series:
         for cell in cells:
             yield self._kept(cell) or self._tried(cell)
 
+    def kept(self, cells: Iterable[Cell]) -> Iterator[Result]:
+        """The results of earlier series, on any machine; of those cells that have one."""
+        return filter(None, map(self._kept, cells))
+
     def _kept(self, cell: Cell) -> Result | None:
         """The result of an earlier series, where all that it was tried with is the same."""
         with suppress(OSError, ValueError, TypeError):
             found = Result(**json.loads(self._file(cell).read_text(encoding="utf-8")))
-            if found.key == self.key(cell):
+            if found.key == self.key(cell, found.stage):
                 self.say(f"{cell}: {found.told} · kept")
                 return as_read(found)
         return None
@@ -105,13 +112,17 @@ class Series:
         """Try a cell, and keep what came of it."""
         row = find_row(self.matrix, cell.tag)
         expected = row.expected if cell.megatron == row.megatron else None
+        if expected and not self.options.train:
+            expected = min(expected, "imports", key=ORDER.index)
         base = self.options.asked(cell)["base"] or row.base
-        had = self._size(base)
+        had, held = self._size(base), disk.held(self.client)
         before = time.monotonic()
         found = self._over_budget(base) or self._in_process(cell)
         if not self.options.keep:
             self._remove(cell, None if had is not None else base)
-        result = Result(cell.tag, cell.megatron, self.key(cell), expected=expected, **found)
+            disk.let_go(self.client, disk.held(self.client) - held)
+        key = self.key(cell, found.get("stage", ""))
+        result = Result(cell.tag, cell.megatron, key, expected=expected, **found)
         partial = self._file(cell).with_suffix(".partial")
         partial.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
         partial.rename(self._file(cell))
@@ -129,7 +140,7 @@ class Series:
             start_new_session=True,
             text=True,
         ) as process:
-            watch = _Watch(process, self.options.limits.cell)
+            watch = _Watch(process, self.options.limits.cell, self._growth())
             try:
                 assert process.stdin is not None
                 with process.stdin as stdin:
@@ -152,9 +163,12 @@ class Series:
         code = process.wait()
         seconds = _durations([*stages, ("", time.monotonic())])
         during = stages[-1][0] if stages else "pull"
-        if found is None and watch.expired:
-            reason = f"{self.options.limits.cell:g} s, while at {during}"
-            found = {"verdict": "fails", "stage": "time limit", "reason": reason}
+        if found is None and watch.limit:
+            found = {
+                "verdict": "fails",
+                "stage": watch.limit,
+                "reason": f"{watch.reason}, while at {during}",
+            }
         if found is None:
             reason = f"its process ended with exit code {code}"
             found = {"verdict": "fails", "stage": during, "reason": reason}
@@ -167,6 +181,21 @@ class Series:
             return None
         reason = f"the base takes {size / 1e9:.1f} GB, and images may take {most / 1e9:.1f} GB"
         return {"verdict": "fails", "stage": "disk budget", "reason": reason}
+
+    def _growth(self) -> Callable[[], str]:
+        """Asks why a cell takes too much disk: what images take more now than they did."""
+        most = self.options.limits.disk
+        if most is None:
+            return lambda: ""
+        before = disk.used(self.client)
+
+        def over() -> str:
+            more = disk.used(self.client) - before
+            if more <= most:
+                return ""
+            return f"its images take {more / 1e9:.1f} GB, and may take {most / 1e9:.1f} GB"
+
+        return over
 
     def _size(self, image: str) -> int | None:
         """Bytes of an image, None where the engine lacks it."""
@@ -189,8 +218,11 @@ class Series:
     def _file(self, cell: Cell) -> Path:
         return self.folder / f"{cell.tag}-{cell.megatron}.json"
 
-    def key(self, cell: Cell) -> str:
-        """A sha256 over all that a cell is tried with, known without an engine or a network."""
+    def key(self, cell: Cell, stage: str = "") -> str:
+        """A sha256 over all that a cell is tried with, known without an engine or a network.
+
+        stage: where it failed; one that went over a limit is tried again with another limit
+        """
         row = find_row(self.matrix, cell.tag)
         release = find_release(self.matrix, row, cell.megatron)
         root = self.site.matrix.parent
@@ -211,27 +243,42 @@ class Series:
             "files": [_sha256(path) for path in [*patches, *probes]],
             "inside": inside_digest(),
             "asked": self.options.asked(cell),
+            "limits": asdict(self.options.limits) if stage in LIMITS else None,
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 class _Watch:
-    """Ends a process when its time is over, or with the block that waits for it."""
+    """Ends a process when its time is over, when `over` has a reason, or with what waits for it.
 
-    def __init__(self, process: subprocess.Popen[str], seconds: float) -> None:
+    limit: the one of result.STAGES that it went over, if any; reason: in words
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[str], seconds: float, over: Callable[[], str]
+    ) -> None:
         self.process = process
-        self.expired = False
-        self._timer = threading.Timer(seconds, self._expire)
-        self._timer.daemon = True
-        self._timer.start()
+        self.limit = self.reason = ""
+        self._seconds, self._over = seconds, over
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
 
-    def _expire(self) -> None:
-        self.expired = True
-        self._end()
+    def _look(self) -> None:
+        deadline = time.monotonic() + self._seconds
+        while not self._ended.wait(min(LOOK_EVERY, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                self.limit, self.reason = "time limit", f"{self._seconds:g} s"
+            elif reason := self._over():
+                self.limit, self.reason = "disk budget", reason
+            if self.limit:
+                self._end()
+                return
 
     def end(self) -> None:
         """Leave nothing of it."""
-        self._timer.cancel()
+        self._ended.set()
+        self._thread.join()
         self._end()
 
     def _end(self) -> None:

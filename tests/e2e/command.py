@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,3 +68,15 @@ def pytest_in(engine: DockerClient, image: str, *arguments: str, **more: Any) ->
         return container.wait()["StatusCode"], container.logs().decode()
     finally:
         container.remove(force=True)
+
+
+def random_file(name: str, size: int) -> bytes:
+    """A tar of one file, whose bytes are as good as random and the same each time."""
+    blocks = (hashlib.sha256(f"{name} {n}".encode()).digest() for n in range(size // 32))
+    content = b"".join(blocks)
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+    return file.getvalue()

@@ -19,15 +19,17 @@ import pytest
 import yaml
 
 from launcher.build import fetch
+from launcher.compat import disk
 from launcher.matrix.load import load_lock
 from launcher.settings import ROOT
-from tests.e2e.command import launcher
+from tests.e2e.command import launcher, random_file
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
     from launcher.engine.acquire import Bases
     from launcher.settings import Settings
+    from tests.registry import Registry
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
@@ -178,6 +180,27 @@ def test_a_cell_that_takes_too_long_or_too_much_is_ended(
     assert not [one.name for one in running if one.name.startswith("entrypoint")]
     done = compat(matrix, "24.02", "--disk", "0.01")
     assert cells(matrix)["24.02"]["stage"] == "disk budget", done.stderr
+
+
+def test_a_pulled_base_counts_and_leaves_nothing_on_the_disk(
+    engine: DockerClient, bases: Bases, registry: Registry, matrix: Path
+) -> None:
+    """BuildKit would hold the layers of a base that is removed."""
+    base = f"{registry.address}/launchpad-test-pulled:1"
+    container = engine.containers.create(bases.base, ["true"])
+    container.put_archive("/", random_file("pulled", 60_000_000))
+    image = container.commit(*base.rsplit(":", 1)).id
+    container.remove()
+    engine.images.push(base)
+    engine.images.remove(base)
+    held = disk.held(engine)
+    options = ("24.02", "--base", base, "--no-train")
+    for budget, told in (("0.05", ("fails", "disk budget")), ("20", ("imports", ""))):
+        done = compat(matrix, *options, "--disk", budget)
+        cell = cells(matrix)["24.02"]
+        assert (cell["verdict"], cell["stage"]) == told, (cell, done.stderr)
+        assert image not in {one.id for one in engine.images.list(all=True)}
+        assert disk.held(engine) <= held
 
 
 def test_one_that_is_killed_goes_on_and_tells_the_same(engine: DockerClient, matrix: Path) -> None:

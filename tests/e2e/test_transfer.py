@@ -23,7 +23,7 @@ from launcher.engine import private
 from launcher.engine.connect import engine_host
 from launcher.settings import ROOT, Settings
 from launcher.transfer import saved
-from tests.e2e.command import launcher, refused
+from tests.e2e.command import launcher, random_file, refused
 from tests.registry import Registry, serving
 
 if TYPE_CHECKING:
@@ -39,28 +39,16 @@ BASE, IMAGE = "launchpad-test-carried:base", "launchpad-test-carried:1"
 @pytest.fixture(scope="module")
 def image(engine: DockerClient) -> Iterator[str]:
     """A base of one layer, and an image with two more, of which one is 12 MB that don't pack."""
-    engine.api.import_image_from_data(_tar("base", 3_000_000), *BASE.split(":"))
+    engine.api.import_image_from_data(random_file("base", 3_000_000), *BASE.split(":"))
     previous = BASE
     for name, size in (("packages", 12_000_000), ("megatron", 50_000)):
         container = engine.containers.create(previous, ["none"])
-        container.put_archive("/", _tar(name, size))
+        container.put_archive("/", random_file(name, size))
         previous = container.commit(*IMAGE.split(":")).id
         container.remove()
     yield IMAGE
     for name in (IMAGE, BASE):
         engine.images.remove(name, force=True)
-
-
-def _tar(name: str, size: int) -> bytes:
-    """One file whose bytes are as good as random."""
-    blocks = (hashlib.sha256(f"{name} {n}".encode()).digest() for n in range(size // 32))
-    content = b"".join(blocks)
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        entry = tarfile.TarInfo(name)
-        entry.size = len(content)
-        tar.addfile(entry, io.BytesIO(content))
-    return file.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,84 @@
+"""The disk that images take in an engine, and layers that BuildKit keeps of images that are gone.
+
+BuildKit's cache holds the layers of every image that something was built on. Removing that image
+frees nothing until its record in the cache goes, and those of what was built on it (seen with
+Docker 20.10: overlay2 kept 191 MB of a removed base of 200 MB until then).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+IMAGES = ("from local", "pulled from")
+"""How BuildKit's records of images begin; one for each layer."""
+PAUSES = (0.0, 0.2, 0.5, 1.0)
+"""Seconds before each try to let records go."""
+
+
+def used(client: DockerClient) -> int:
+    """Bytes of all layers of images, each once; 0 where the engine doesn't say it."""
+    from docker.errors import APIError
+
+    with suppress(APIError):  # another such question is being answered
+        return int(client.df().get("LayersSize") or 0)
+    return 0
+
+
+def held(client: DockerClient) -> set[str]:
+    """The IDs of BuildKit's records of images that the engine doesn't have any more."""
+    return {one["ID"] for one in _records(client) if _is_image(one) and not one["Shared"]}
+
+
+def let_go(client: DockerClient, wanted: Iterable[str]) -> None:
+    """Have BuildKit forget these records, and before each what was built on it.
+
+    BuildKit takes a moment to see that nothing lies on a record any more.
+    """
+    from docker.errors import APIError
+
+    left = set(wanted)
+    for pause in PAUSES:
+        time.sleep(pause)
+        for one in _leaves_first(_records(client), left):
+            with suppress(APIError):  # a build uses it just now
+                client.api.prune_builds(filters={"id": [one]})
+        if not (left := left & held(client)):
+            return
+
+
+def _records(client: DockerClient) -> list[Mapping[str, Any]]:
+    from docker.errors import APIError
+
+    with suppress(APIError):
+        return list(client.df().get("BuildCache") or [])
+    return []
+
+
+def _is_image(record: Mapping[str, Any]) -> bool:
+    return str(record.get("Description", "")).startswith(IMAGES)
+
+
+def _leaves_first(records: Iterable[Mapping[str, Any]], wanted: set[str]) -> Iterator[str]:
+    """`wanted` and all above them, each after what lies on it; from API 1.42 there are Parents."""
+    children: dict[str, list[str]] = {}
+    for one in records:
+        for parent in one.get("Parents") or [one.get("Parent")]:
+            children.setdefault(parent or "", []).append(one["ID"])
+    done: set[str] = set()
+
+    def walk(record: str) -> Iterator[str]:
+        if record in done:
+            return
+        done.add(record)
+        for child in children.get(record, ()):
+            yield from walk(child)
+        yield record
+
+    for record in sorted(wanted):
+        yield from walk(record)
