@@ -40,7 +40,7 @@ lint: dev
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
-	@$(VENV)/bin/jactionlint --shellcheck=$(VENV)/bin/shellcheck
+	@$(VENV)/bin/jactionlint --shellcheck=$(VENV)/bin/shellcheck .github/*.yml .github/workflows/*.yml
 	@$(VENV)/bin/hadolint images/*/Dockerfile
 
 drift: venv
