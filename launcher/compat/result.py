@@ -27,16 +27,29 @@ STAGES = {
 LIMITS = ("time limit", "disk budget")
 """Those of them that are no fault of the cell."""
 
-# Warnings that are understood, by what they say.
+# Warnings that are understood, by what they say: read in torch 2.2.2 to 2.5.1, and in Megatron.
 CAUSES = (
-    (r"torch\.cuda\.amp\.custom_(fwd|bwd)", "a decorator's old name: torch 2.4 and later say so"),
-    (r"_all_gather_base|_reduce_scatter_base", "a collective's old name: torch says so"),
-    (r"_sharded_tensor|ShardedTensor|load_state_dict|save_state_dict|DTensor", "older names of "
-     "torch's distributed checkpoints"),
-    (r"(Apex|Transformer Engine) (is|and Apex are|are) not installed", "the image has none"),
-    (r"async_grad_allreduce is deprecated", "Megatron's own older name"),
-    (r"destroy_process_group\(\) was not called", "upstream's programs end without it"),
-    (r"using the device under current context", "upstream names no device to torch"),
+    (r"torch\.cuda\.amp\.custom_(fwd|bwd)", "Megatron before 0.10.0 names two decorators as torch "
+     "before 2.4 did"),
+    (r"torch\.cuda\.amp\.autocast\(", "a package names autocast as torch before 2.4 did"),
+    (r"_all_gather_base|_reduce_scatter_base", "Megatron before 0.10.0 calls collectives by names "
+     "that are torch's own"),
+    (r"_sharded_tensor`? will be deprecated", "Megatron before 0.10.0 imports ShardedTensor from "
+     "its old place in torch"),
+    (r"deprecating ShardedTensor", "Megatron's checkpoints are made of torch's ShardedTensor"),
+    (r"\b(load|save)_state_dict\W{1,2}is deprecated", "Megatron calls torch's distributed "
+     "checkpoints by an old name"),
+    (r"`torch\.load` with `weights_only=False`", "Megatron doesn't tell torch.load whether a file "
+     "may hold code; torch 2.4 and 2.5 ask for it"),
+    (r"`torch\.library\.impl_abstract` was renamed", "a package names it as torch before 2.4 did"),
+    (r"Transformer Engine and Apex are not installed", "the image has neither"),
+    (r"(Apex|Transformer Engine) is not installed", "the image has none"),
+    (r"`async_grad_allreduce` is deprecated", "Megatron's own older name"),
+    (r"The fp8 argument in .* has been deprecated", "Megatron's own older argument"),
+    (r"_get_layer_offset is deprecated|on a deprecation track", "Megatron's own older function"),
+    (r"destroy_process_group\(\) was not called|process group has NOT been destroyed", "upstream's "
+     "programs before 0.19.0 end without it; torch says so from 2.4 on"),
+    (r"using the device under current context", "upstream names no device to init_process_group"),
 )  # fmt: skip
 
 
@@ -129,8 +142,10 @@ def warned(results: Iterable[Result]) -> list[Warned]:
     """
     found: dict[str, tuple[str, list[Result]]] = {}
     for one in results:
-        for text in {NUMBER.sub("#", text): text for text in reversed(one.warnings)}.items():
-            found.setdefault(text[0], (text[1], []))[1].append(one)
+        for text in one.warnings:
+            _, those = found.setdefault(NUMBER.sub("#", text), (text, []))
+            if not those or those[-1] is not one:
+                those.append(one)
     told = [Warned(text, cause(text), tuple(those)) for text, those in found.values()]
     return sorted(told, key=lambda one: -len(one.results))
 

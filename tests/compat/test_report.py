@@ -63,17 +63,36 @@ def test_a_cell_is_worse_or_better_than_expected_or_neither(
 
 
 @pytest.mark.parametrize(
-    "warning",
-    [
-        "FutureWarning: `torch.cuda.amp.custom_fwd(args...)` is deprecated.",
-        "UserWarning: Apex is not installed. Falling back to Torch LayerNorm",
-        "UserWarning: Transformer Engine and Apex are not installed. Falling back to Torch",
-        "Warning: WARNING: destroy_process_group() was not called before program exit",
+    ("warning", "about"),
+    [  # as torch 2.3.1, 2.4.1 and 2.5.1 and Megatron 0.9.0 and 0.12.3 have them
+        ("FutureWarning: `torch.cuda.amp.custom_fwd(args...)` is deprecated.", "decorators"),
+        ("FutureWarning: `torch.cuda.amp.autocast(args...)` is deprecated.", "autocast"),
+        ("UserWarning: torch.distributed._all_gather_base is a private function", "collectives"),
+        ("FutureWarning: `torch.distributed._reduce_scatter_base` is a private", "collectives"),
+        ("DeprecationWarning: torch.distributed._sharded_tensor will be deprecated", "old place"),
+        ("DeprecationWarning: `torch.distributed._sharded_tensor` will be deprecated", "old place"),
+        ("FutureWarning: Please use DTensor instead and we are deprecating ShardedTensor.", "made"),
+        ("UserWarning: 'load_state_dict' is deprecated and will be removed", "old name"),
+        ("FutureWarning: `load_state_dict` is deprecated and will be removed", "old name"),
+        ("FutureWarning: You are using `torch.load` with `weights_only=False` (the", "torch.load"),
+        ("FutureWarning: `torch.library.impl_abstract` was renamed to `torch", "before 2.4"),
+        ("UserWarning: Apex is not installed. Falling back to Torch LayerNorm", "none"),
+        ("UserWarning: Transformer Engine and Apex are not installed. Falling back", "neither"),
+        ("UserWarning: `async_grad_allreduce` is deprecated and will be removed", "older name"),
+        ('UserWarning: The fp8 argument in "get_x_spec" has been deprecated', "older argument"),
+        ("UserWarning: TransformerLayer._get_layer_offset is deprecated.Please", "older function"),
+        ("Warning: WARNING: process group has NOT been destroyed before we destruct", "without it"),
+        ("Warning: WARNING: destroy_process_group() was not called before program exit", "without"),
     ],
 )
-def test_causes_that_are_known_are_told(warning: str) -> None:
-    assert result.cause(warning)
-    assert result.cause("UserWarning: another") == ""
+def test_causes_that_are_known_are_told(warning: str, about: str) -> None:
+    assert about in result.cause(warning)
+    assert sum(bool(re.search(says, warning)) for says, _ in result.CAUSES) == 1
+
+
+def test_a_cause_that_is_not_known_is_not_made_up() -> None:
+    for warning in ("UserWarning: another", "FutureWarning: `custom_fwd` is here", ""):
+        assert result.cause(warning) == ""
 
 
 CELLS = [
@@ -106,7 +125,7 @@ def test_the_table_says_what_was_expected() -> None:
     )
     assert "| runs | imports (better) |" in told[5]
     assert told[-1].startswith("| FutureWarning: torch.cuda.amp.custom_fwd is old | ")
-    assert told[-1].endswith(" | 24.08 × 0.9.0 |")
+    assert told[-1].endswith(" two decorators as torch before 2.4 did | 24.08 × 0.9.0 |")
 
 
 def test_a_table_without_warnings_has_no_second_one() -> None:
@@ -149,7 +168,7 @@ def test_junit_is_xml_whatever_was_printed(tail: list[str], reason: str) -> None
 
 def test_json_has_everything() -> None:
     told = json.loads(report.as_json(CELLS))["cells"]
-    assert told[1]["warnings"][0]["cause"].startswith("a decorator")
+    assert told[1]["warnings"][0]["cause"].startswith("Megatron before 0.10.0")
     assert told[2]["tail"][1] == "line <&>"
 
 
