@@ -66,7 +66,8 @@ class Ran:
 class Place:
     """Where trials run: a folder of their own, an image as a run file names it, GPUs (0: the CPU).
 
-    `processes` are as many as trials start at most; `seconds` is how long a run may take.
+    `processes` are as many as trials start at most; `seconds` is how long a run may take; `source`
+    is a Megatron-LM checkout to run in place of the image's own.
     """
 
     folder: Path
@@ -74,11 +75,14 @@ class Place:
     gpus: int
     processes: int
     seconds: float
+    backend: str = "docker"
+    source: Path | None = None
 
     def run(self, name: str, config: Mapping[str, Any], processes: int, stage: str = TRAIN) -> Ran:
         """Run `config` by `launcher run`, on the CPU or as many GPUs. Raises TrialError."""
         counts = {"gpus": processes} if self.gpus else {"gpus": 0, "processes": processes}
         given = {"name": name, "image": dict(self.image), **counts}
+        given |= {"source": str(self.source)} if self.source else {}
         file = self.folder / f"{name}.yaml"
         told = {**given, "resources": {"stop_grace": 10}, **config}
         file.write_text(json.dumps(told), encoding="utf-8")  # JSON is YAML
@@ -91,6 +95,7 @@ class Place:
 
     def _launch(self, file: Path, records: Path) -> tuple[int, tuple[str, ...]]:
         command = [sys.executable, "-m", "launcher", "run", file.name]
+        command += ["--backend", self.backend]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         with subprocess.Popen(
             command,
@@ -227,9 +232,9 @@ RUNS, WARNS, FAILS, SKIPPED = "runs", "runs with warnings", "fails", "skipped"
 
 def attempt(name: str, at: Place, held: Facts | None) -> Verdict:
     """Carry a trial out, where the image, which holds `held`, has what it takes."""
-    if held is None or not held.release:
+    if at.source is None and (held is None or not held.release):
         return Verdict(SKIPPED, "the image has no Megatron of ours")
-    if name in UPSTREAMS and not held.scripts:
+    if at.source is None and name in UPSTREAMS and not (held and held.scripts):
         return Verdict(SKIPPED, "the image is made from an sdist, which has no scripts")
     if name == "quickstart" and at.processes < 2:
         return Verdict(SKIPPED, "it takes two GPUs")

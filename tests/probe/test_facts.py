@@ -17,7 +17,7 @@ from launcher.matrix.schema import Row
 from launcher.probe import facts, write
 from launcher.probe.facts import Fact
 from launcher.settings import ROOT
-from tests.e2e.command import launcher
+from tests.e2e.command import launcher, refused
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -127,3 +127,9 @@ def test_facts_are_written_into_a_matrix(
     assert "matrix.yaml: cudnn: 9.5.0.50, nccl: 2.22.3" in done.stderr
     row = yaml.safe_load(matrix.read_text())["rows"]["24.10"]
     assert (row["cudnn"], row["nccl"]) == ("9.5.0.50", "2.22.3")
+
+
+def test_either_an_image_is_named_or_this_environment() -> None:
+    for wrong in ((), ("cpu", "--backend", "local")):
+        refused(launcher("image", "probe", *wrong), 2, "--backend local without one")
+    refused(launcher("image", "probe", "--backend", "local", "--write"), 2, "no tag ''")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,10 +20,12 @@ HELP = "ask an image what is in it, and what works there"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
     add = parser.add_argument
-    add("tag", metavar="TAG", help="a row of the matrix, or any image by its name")
+    add("tag", metavar="TAG", nargs="?", help="a row of the matrix, or any image by its name")
     add("--gpus", default="0", metavar="WHICH", help="GPUs to try layers on: N, all, device=0,1")
     add("--base", action="store_true", help="the row's base in place of the image made from it")
     add("--facts", action="store_true", help="only the facts, no training")
+    add("--source", metavar="PATH", type=Path, help="a Megatron-LM checkout to train with")
+    add("--backend", default="docker", choices=["docker", "local"], help="local: this environment")
     add("--limit", type=float, default=600, metavar="S", help="seconds for a training run (600)")
     add("--json", action="store_true", help="the same as JSON")
     add("--write", action="store_true", help="write facts that the row lacks into matrix.yaml")
@@ -31,16 +34,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print the facts; 1 where one failed, or isn't what the row says."""
     from launcher.backends import backend
+    from launcher.errors import UsageError
     from launcher.matrix.load import find_row, load_matrix
     from launcher.probe import facts, write
     from launcher.settings import settings
 
+    if (args.backend == "local") == bool(args.tag):
+        raise UsageError(
+            "this takes an image, or --backend local without one",
+            "Name a row of the matrix (24.10) or an image.",
+        )
     matrix = load_matrix()
     row = matrix.rows.get(args.tag)
     if row is None and (args.base or args.write):
-        find_row(matrix, args.tag)
-    image = {"name": row.base} if row and args.base else {"tag" if row else "name": args.tag}
-    chosen = backend("docker")
+        find_row(matrix, args.tag or "")
+    image = {"tag": args.tag} if row else {"name": args.tag or "local"}
+    if row and args.base:
+        image = {"name": row.base}
+    chosen = backend(args.backend)
     found = facts.ask(chosen, image, args.gpus)
     verdicts = {} if args.facts or args.base else _trials(args, chosen, image)
     print(_json(found, verdicts) if args.json else _table(found, verdicts))
@@ -61,7 +72,6 @@ def _trials(
 ) -> dict[str, Verdict]:
     """The trials that this image can be put to, each with what came of it."""
     import tempfile
-    from pathlib import Path
 
     from launcher.probe import trials
     from launcher.run.config import Image
@@ -72,7 +82,15 @@ def _trials(
     count = parse_gpus(args.gpus).count
     gpus = (chosen.count_gpus() or 0) if count is None else count
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
-        at = trials.Place(Path(folder), image, gpus, min(gpus or 2, 2), args.limit)
+        at = trials.Place(
+            Path(folder),
+            image,
+            gpus,
+            processes=min(gpus or 2, 2),
+            seconds=args.limit,
+            backend=args.backend,
+            source=args.source and args.source.expanduser().resolve(),
+        )
         return {name: trials.attempt(name, at, held) for name in trials.TRIALS}
 
 
