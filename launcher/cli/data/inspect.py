@@ -1,0 +1,78 @@
+"""`launcher data inspect`: what is in a .bin and .idx, and whether they fit."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli.data import vocabularies
+
+if TYPE_CHECKING:
+    from launcher.data.contents import Data, Sizes
+
+HELP = "check a .bin and .idx, count, show the lengths and the first documents; compare two"
+
+WIDTH = 40
+"""Columns of the longest bar."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the action's arguments."""
+    add = parser.add_argument
+    add("prefix", metavar="P", type=Path, help="the files' name without .bin and .idx")
+    add("--compare", metavar="P2", type=Path, help="say whether P2 has the same bytes; 1 if not")
+    add("--documents", metavar="N", type=int, default=3, help="how many to show (3)")
+    vocabularies.arguments(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Check and show, or compare; 1 where the two differ."""
+    from launcher.data import contents
+
+    data = contents.opened(args.prefix.expanduser())
+    if args.compare:
+        other = contents.opened(args.compare.expanduser())
+        said = contents.difference(data, other)
+        print(f"they differ in {said}" if said else "the same bytes")
+        return 1 if said else 0
+    found = contents.sizes(data)
+    print("\n".join([*_counts(data, found), "", *_histogram(found)]))
+    for number in range(min(args.documents, data.documents)):
+        print(f"\ndocument {number}:\n{_shown(args, data, number)}")
+    return 0
+
+
+def _counts(data: Data, found: Sizes) -> list[str]:
+    mean = data.tokens / data.documents if data.documents else 0
+    return [
+        f"documents  {data.documents:,}" + (f", {found.empty:,} empty" if found.empty else ""),
+        f"sequences  {data.sequences:,}",
+        f"tokens     {data.tokens:,} of {data.kind.itemsize} bytes",
+        f"lengths    {found.shortest:,} to {found.longest:,} tokens, {mean:,.1f} on average",
+        "index      fits the .bin: every entry was checked",
+    ]
+
+
+def _histogram(found: Sizes) -> list[str]:
+    """A line for each power of two, from the first that has a document."""
+    most = max(found.bars)
+    lines: list[str] = []
+    for power, count in enumerate(found.bars):
+        if not count and not lines:
+            continue
+        least = 0 if power == 0 else 1 << (power - 1)
+        bar = "█" * -(-count * WIDTH // most)
+        lines.append(f"{least:>11,}+ {bar:<{WIDTH}} {count:,}")
+    return ["tokens       documents", *lines] if lines else []
+
+
+def _shown(args: argparse.Namespace, data: Data, number: int) -> str:
+    """A document's beginning as text, or its tokens where the vocabulary can't be theirs."""
+    from launcher.data import tokenizers
+
+    tokens = data.document(number, 100)
+    tokenizer = tokenizers.load(vocabularies.chosen(args))
+    if max(tokens, default=0) >= tokenizer.size:
+        return f"{tokens}\n  (token {max(tokens)}, and the vocabulary has {tokenizer.size})"
+    return tokenizer.decode(tokens)

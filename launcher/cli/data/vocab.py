@@ -1,0 +1,67 @@
+"""`launcher data vocab`: explains and checks vocab.json and merges.txt."""
+
+from __future__ import annotations
+
+import argparse
+
+from launcher.cli.data import vocabularies
+
+HELP = "check vocab.json and merges.txt, and show what their tokens stand for"
+
+ALPHABET = """\
+vocab.json isn't garbled: its tokens are bytes, and each byte is written as one visible character.
+Letters, digits and signs stand for themselves, Ġ is the space, Ċ the line feed, and the bytes of
+other scripts look like Ã or ä. A Chinese character has three bytes, so it is up to three tokens."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the action's arguments."""
+    add = parser.add_argument
+    add("texts", metavar="TEXT", nargs="*", help="a text to tokenize")
+    add("--from", dest="first", metavar="N", type=int, default=250, help="first token shown (250)")
+    add("--count", metavar="N", type=int, default=20, help="how many are shown (20)")
+    vocabularies.arguments(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Explain, check and show; a text's tokens where there are texts."""
+    from launcher.data import tokenizers, vocabulary
+
+    chosen = vocabularies.chosen(args)
+    tokenizer = tokenizers.load(chosen)
+    if args.texts:
+        for text in args.texts:
+            (tokens,) = tokenizer.encode([text])
+            for token in map(int, tokens):
+                print(f"{token:>7}  {tokenizer.decode([token])!r}")
+        return 0
+    if chosen.type != "GPT2BPETokenizer":
+        print(f"{tokenizer.size} tokens, end of document {tokenizer.end}")
+        return 0
+    vocab_file, merge_file = vocabulary.files(chosen.vocab_file, chosen.merge_file)
+    found = vocabulary.load(vocab_file, merge_file)
+    for path in (vocab_file, merge_file):
+        print(f"{path}\n  sha256 {vocabulary.sha256(path)}")
+    print("GPT-2's genuine vocabulary" if found.genuine else "not GPT-2's own, but consistent")
+    print(f"{len(found.ids)} tokens, {len(found.merges)} merges, end of document {found.end}\n")
+    print(f"{ALPHABET}\n\n{'token':>7}  {'in vocab.json':<20} stands for")
+    names = {number: name for name, number in found.ids.items()}
+    for number in range(args.first, min(args.first + args.count, len(names))):
+        print(f"{number:>7}  {names[number]:<20} {_stands_for(names[number])}")
+    return 0
+
+
+def _stands_for(token: str) -> str:
+    """A token's text in quotes, or its bytes where they are part of a character."""
+    from launcher.data import vocabulary
+
+    if token == vocabulary.END:
+        return "the end of a document"
+    try:
+        content = vocabulary.decoded(token)
+    except KeyError:
+        return "itself: it isn't made of bytes"
+    try:
+        return repr(content.decode())
+    except UnicodeDecodeError:
+        return f"bytes {content.hex(' ')}"

@@ -1,0 +1,268 @@
+"""Reads a whole .bin and .idx in bounded memory: checks, counts, compares and joins them."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.data import indexed
+from launcher.data.faults import DataError
+from launcher.data.output import Output, publish
+from launcher.data.sequences import Columns
+from launcher.errors import UsageError
+
+PIECE = 1 << 17
+"""Numbers of a column that are read at a time."""
+BYTES = 1 << 22
+"""Bytes of tokens that are read at a time."""
+KINDS = {indexed.UINT16_CODE: np.dtype("<u2"), indexed.INT32_CODE: np.dtype("<i4")}
+SHARD = re.compile(r"\.(?P<part>\d+)-of-(?P<parts>\d+)_")
+"""What the name of a shard's output has in it."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """An index: how many sequences and documents it has, and the type of a token."""
+
+    prefix: Path
+    sequences: int
+    documents: int
+    kind: np.dtype[Any]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the .bin."""
+        return os.path.getsize(f"{self.prefix}.bin") // self.kind.itemsize
+
+    def lengths(self) -> Iterator[NDArray[Any]]:
+        """Tokens of each sequence, some at a time."""
+        return self._numbers("<i4", indexed.HEADER, self.sequences)
+
+    def starts(self) -> Iterator[NDArray[Any]]:
+        """The sequence with which each document begins, and last the number of sequences."""
+        return self._numbers("<i8", indexed.HEADER + 12 * self.sequences, self.documents + 1)
+
+    def offsets(self) -> NDArray[Any]:
+        """Where each sequence begins in the .bin, in bytes; it stays on the disk."""
+        if not self.sequences:
+            return np.empty(0, "<i8")
+        at = indexed.HEADER + 4 * self.sequences
+        return np.memmap(f"{self.prefix}.idx", "<i8", "r", at, self.sequences)
+
+    def counts(self) -> Iterator[NDArray[Any]]:
+        """Sequences of each document, some at a time."""
+        return _steps(self.starts())
+
+    def sizes(self) -> Iterator[NDArray[Any]]:
+        """Tokens of each document, some at a time."""
+        return _steps(map(self._first_token, self.starts()))
+
+    def _first_token(self, sequences: NDArray[Any]) -> NDArray[Any]:
+        found = np.full(len(sequences), self.tokens)
+        inside = sequences < self.sequences
+        found[inside] = self.offsets()[sequences[inside]] // self.kind.itemsize
+        return found
+
+    def document(self, number: int, most: int) -> list[int]:
+        """The first tokens of a document, at most so many."""
+        starts: NDArray[Any] = np.memmap(
+            f"{self.prefix}.idx", "<i8", "r", indexed.HEADER + 12 * self.sequences
+        )
+        first, end = self._first_token(np.array(starts[number : number + 2])).tolist()
+        with open(f"{self.prefix}.bin", "rb") as file:
+            file.seek(first * self.kind.itemsize)
+            found = np.frombuffer(file.read(min(end - first, most) * self.kind.itemsize), self.kind)
+        return [int(token) for token in found]
+
+    def _numbers(self, kind: str, at: int, count: int) -> Iterator[NDArray[Any]]:
+        size = np.dtype(kind).itemsize
+        with open(f"{self.prefix}.idx", "rb") as file:
+            file.seek(at)
+            for begun in range(0, count, PIECE):
+                yield np.frombuffer(file.read(size * min(PIECE, count - begun)), kind)
+
+
+def _steps(pieces: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    """The differences of neighbours, over the pieces' bounds."""
+    last: NDArray[Any] = np.empty(0, np.int64)
+    for piece in pieces:
+        yield np.diff(np.concatenate((last, piece)))
+        last = piece[-1:]
+
+
+def opened(prefix: Path) -> Data:
+    """Read the index's header, and check every entry of it against the .bin.
+
+    `prefix` may have the ending of either file. Raises DataError where they don't fit each other,
+    UsageError where one isn't there.
+    """
+    if prefix.suffix in (".bin", ".idx"):
+        prefix = prefix.with_suffix("")
+    for suffix in (".idx", ".bin"):
+        if not Path(f"{prefix}{suffix}").is_file():
+            raise UsageError(f"{prefix}{suffix}: no such file", "Give the name without .bin, .idx.")
+    wrong = partial(_damaged, f"{prefix}.idx")
+    with open(f"{prefix}.idx", "rb") as file:
+        header = file.read(indexed.HEADER)
+        held = os.fstat(file.fileno()).st_size
+    if len(header) < indexed.HEADER or not header.startswith(indexed.MAGIC):
+        raise wrong("no index of Megatron's")
+    version, code, sequences, starts = struct.unpack("<QBQQ", header[len(indexed.MAGIC) :])
+    if version != indexed.VERSION or code not in KINDS or not starts:
+        raise wrong(f"version {version}, type code {code}, {starts} documents' starts")
+    wanted = indexed.HEADER + 12 * sequences + 8 * starts
+    if held != wanted:
+        raise wrong(f"{held} bytes, and its {sequences} sequences need {wanted}")
+    data = Data(prefix, sequences, starts - 1, KINDS[code])
+    _check(data, wrong)
+    return data
+
+
+def _damaged(name: str, said: str) -> DataError:
+    return DataError(f"{name}: {said}", "It has to be made anew.")
+
+
+def _check(data: Data, wrong: Any) -> None:
+    at = number = 0
+    offsets = data.offsets()
+    for lengths in data.lengths():
+        ends = np.cumsum(lengths, dtype=np.int64) * data.kind.itemsize + at
+        begins = np.concatenate(([at], ends[:-1]))
+        bad = (lengths < 0) | (offsets[number : number + len(lengths)] != begins)
+        if bad.any():
+            raise wrong(f"sequence {number + int(bad.argmax())} isn't where the last one ends")
+        at, number = int(ends[-1]), number + len(lengths)
+    if at != (size := os.path.getsize(f"{data.prefix}.bin")):
+        raise _damaged(f"{data.prefix}.bin", f"{size} bytes, and its index ends at {at}")
+    first, last = None, 0
+    for starts in data.starts():
+        first = starts[0] if first is None else first
+        if (np.diff(np.concatenate(([last], starts))) < 0).any():
+            raise wrong("its documents aren't in order")
+        last = int(starts[-1])
+    if first != 0 or last != data.sequences:
+        raise wrong(f"its documents are sequences {first} to {last} of {data.sequences}")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How long documents are, in tokens. `bars` are counts of 0, 1, 2 to 3, 4 to 7, …"""
+
+    shortest: int
+    longest: int
+    empty: int
+    bars: tuple[int, ...]
+
+
+def sizes(data: Data) -> Sizes:
+    """Count documents by the power of two at or below their tokens."""
+    bars: NDArray[Any] = np.zeros(65, np.int64)
+    shortest, longest = None, 0
+    for piece in data.sizes():
+        if not len(piece):
+            continue
+        bars += np.bincount(np.frexp(piece)[1], minlength=65)
+        least = int(piece.min())
+        shortest = least if shortest is None else min(shortest, least)
+        longest = max(longest, int(piece.max()))
+    used = int(np.flatnonzero(bars).max(initial=0)) + 1
+    return Sizes(shortest or 0, longest, int(bars[0]), tuple(bars[:used].tolist()))
+
+
+def difference(a: Data, b: Data) -> str:
+    """The first thing in which two differ; empty where both files are the same bytes."""
+    for what in ("kind", "documents", "sequences", "tokens"):
+        if getattr(a, what) != getattr(b, what):
+            return f"{what}: {getattr(a, what)} and {getattr(b, what)}"
+    for what in ("counts", "sizes", "lengths"):
+        at = 0
+        for one, other in zip(getattr(a, what)(), getattr(b, what)(), strict=True):
+            if len(unlike := np.flatnonzero(one != other)):
+                here = int(unlike[0])
+                named = {
+                    "counts": "sequences of document",
+                    "sizes": "tokens of document",
+                    "lengths": "tokens of sequence",
+                }[what]
+                return f"{named} {at + here}: {one[here]} and {other[here]}"
+            at += len(one)
+    with open(f"{a.prefix}.bin", "rb") as left, open(f"{b.prefix}.bin", "rb") as right:
+        at = 0
+        while piece := left.read(BYTES):
+            if piece != (other_piece := right.read(BYTES)):
+                tokens = np.frombuffer(piece, a.kind), np.frombuffer(other_piece, b.kind)
+                here = int(np.flatnonzero(tokens[0] != tokens[1])[0])
+                return _told(a, at + here, int(tokens[0][here]), int(tokens[1][here]))
+            at += len(piece) // a.kind.itemsize
+    return ""
+
+
+def _told(data: Data, token: int, one: int, other: int) -> str:
+    """Name the document in which a token lies."""
+    sequence = int(np.searchsorted(data.offsets(), token * data.kind.itemsize, "right")) - 1
+    begun = 0
+    for starts in data.starts():
+        inside = int(np.searchsorted(starts, sequence, "right"))
+        if inside < len(starts):
+            begun += inside
+            break
+        begun += len(starts)
+    first = int(data.offsets()[sequence]) // data.kind.itemsize
+    return (
+        f"token {token - first} of sequence {sequence}, in document {begun - 1}: {one} and {other}"
+    )
+
+
+def merge(prefixes: Sequence[Path], target: Path) -> Output:
+    """Join data files in the order given: what one job over all their inputs would have written.
+
+    Raises DataError where one is damaged, UsageError where their types differ, shards of one job
+    are missing, or one of them is the target.
+    """
+    parts = [opened(prefix) for prefix in prefixes]
+    _check_shards([part.prefix for part in parts])
+    if target.resolve() in [part.prefix.resolve() for part in parts]:
+        raise UsageError(f"{target}: it would be written while it is read", "Take another name.")
+    kinds = {part.kind for part in parts}
+    if len(kinds) > 1:
+        raise UsageError("some have tokens of two bytes and some of four", "Make them alike.")
+    output = Output(target, kinds.pop())
+    try:
+        for part in parts:
+            _append(output, part)
+        publish([output])
+    finally:
+        output.close()
+    return output
+
+
+def _append(output: Output, part: Data) -> None:
+    none: NDArray[Any] = np.empty(0, "<i4")
+    for lengths in part.lengths():
+        output.add(Columns(b"", lengths, none))
+    for counts in part.counts():
+        output.add(Columns(b"", none, counts.astype("<i4")))
+    with open(f"{part.prefix}.bin", "rb") as file:
+        while piece := file.read(BYTES):
+            output.add(Columns(piece, none, none))
+
+
+def _check_shards(prefixes: Sequence[Path]) -> None:
+    """Shards of a job, as their names tell, are all there, once, and in order."""
+    named = [SHARD.search(prefix.name) for prefix in prefixes]
+    found = [(int(name["part"]), int(name["parts"])) for name in named if name]
+    if not found or len(found) != len(prefixes) or len({parts for _, parts in found}) > 1:
+        return
+    parts = found[0][1]
+    if [part for part, _ in found] != [*range(1, parts + 1)]:
+        have = ", ".join(str(part) for part, _ in found)
+        raise UsageError(f"of {parts} shards, these and in this order: {have}", "All, in order.")

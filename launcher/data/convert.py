@@ -1,0 +1,70 @@
+"""Makes jsonl of tables and text: one object of the wanted keys for each document."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import orjson
+
+from launcher.data import records, sources
+from launcher.data.ledger import Ledger, Leniency
+from launcher.data.records import Documents
+from launcher.data.sources import Reading
+from launcher.data.tokenize import Done
+
+
+def convert(
+    inputs: Sequence[str],
+    target: Path,
+    reading: Reading,
+    leniency: Leniency,
+    report: Callable[[Done], None],
+) -> Done:
+    """Write `target`, which appears when it is complete. Raises as `tokenize.run` does."""
+    found = sources.sources(inputs, reading)
+    done = Done(size=sum(source.stop - source.start for source in found))
+    partial = target.with_name(target.name + ".partial")
+    with ExitStack() as closed:
+        ledger = Ledger(found, target, leniency)
+        closed.callback(ledger.close)
+        file = closed.enter_context(partial.open("wb"))
+        closed.callback(partial.unlink, missing_ok=True)
+        for place, block in sources.blocks(found, reading):
+            read = records.documents(block, reading.keys, stop=not leniency.skip)
+            ledger.enter(place, block.numbers, read.faults, read.records)
+            lines = _lines(read, reading.keys)
+            file.writelines(lines)
+            done = Done(
+                read=place.read,
+                size=done.size,
+                documents=done.documents + len(lines),
+                blank=done.blank + read.blank,
+                rejected=ledger.rejected,
+            )
+            report(done)
+        file.flush()
+        os.fsync(file.fileno())
+        partial.replace(target)
+        ledger.publish()
+    return done
+
+
+def _lines(found: Documents, keys: Sequence[str]) -> list[bytes]:
+    columns = [
+        _values(texts, counts) for texts, counts in zip(found.texts, found.counts, strict=True)
+    ]
+    rows = zip(*columns, strict=True)
+    return [orjson.dumps(dict(zip(keys, row, strict=True))) + b"\n" for row in rows]
+
+
+def _values(texts: Sequence[str], counts: Sequence[int]) -> list[object]:
+    """A document's text, or the list of its texts where they aren't one."""
+    values: list[object] = []
+    at = 0
+    for count in counts:
+        values.append(texts[at] if count == 1 else list(texts[at : at + count]))
+        at += count
+    return values

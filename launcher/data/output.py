@@ -1,0 +1,141 @@
+"""Writes a .bin and .idx piece by piece, in bounded memory; both appear only when complete."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.data import indexed
+from launcher.data.sequences import Columns
+from launcher.errors import UsageError
+
+PIECE = 1 << 17
+"""Numbers of a column that are in memory at a time."""
+
+
+class Output:
+    """One data file being written, under names that end in `.partial`.
+
+    The columns of the index are kept on disk as well, so memory doesn't grow with the documents.
+    Raises UsageError where another job writes the same files, or the folder isn't there.
+    """
+
+    def __init__(self, prefix: Path, kind: np.dtype[np.generic]) -> None:
+        self.prefix = prefix
+        self.kind = kind
+        self.sequences = self.documents = self.tokens = 0
+        self._files = ExitStack()
+        try:
+            self._bin = self._partial(".bin")
+            self._index = self._partial(".idx")
+            self._counts = self._partial(".documents")
+        except BaseException:
+            self._files.close()
+            raise
+        self._index.write(bytes(indexed.HEADER))
+
+    def _partial(self, suffix: str) -> IO[bytes]:
+        path = self._path(suffix)
+        if not path.parent.is_dir():
+            raise UsageError(f"{path.parent}: no such folder", f"Make it: mkdir -p {path.parent}")
+        file = self._files.enter_context(path.open("ab+"))
+        if not _lock(file, path):
+            raise UsageError(
+                f"{path}: another job writes it", "Wait for it, or take another --output-prefix."
+            )
+        self._files.callback(path.unlink, missing_ok=True)
+        file.truncate(0)
+        return file
+
+    def _path(self, suffix: str) -> Path:
+        return self.prefix.with_name(f"{self.prefix.name}{suffix}.partial")
+
+    def add(self, columns: Columns) -> None:
+        """Write documents after those that are there."""
+        self._bin.write(columns.tokens)
+        self._index.write(columns.lengths.tobytes())
+        self._counts.write(columns.counts.tobytes())
+        self.tokens += len(columns.tokens) // self.kind.itemsize
+        self.sequences += len(columns.lengths)
+        self.documents += len(columns.counts)
+
+    def complete(self) -> None:
+        """Finish the index and bring both files to the disk; they keep their partial names."""
+        self._index.flush()
+        self._write_running(self._index, indexed.HEADER, self.sequences, self.kind.itemsize)
+        self._index.write(bytes(8))
+        self._counts.flush()
+        self._write_running(self._counts, 0, self.documents, 1, ends=True)
+        code = {2: indexed.UINT16_CODE, 4: indexed.INT32_CODE}[self.kind.itemsize]
+        self._index.flush()
+        header = struct.pack("<QBQQ", indexed.VERSION, code, self.sequences, self.documents + 1)
+        # The file is open for appending, so that opening it emptied no other job's.
+        with open(self._path(".idx"), "r+b") as index:
+            index.write(indexed.MAGIC + header)
+        for file in (self._bin, self._index):
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _write_running(
+        self, source: IO[bytes], at: int, count: int, unit: int, ends: bool = False
+    ) -> None:
+        """Append where each of `count` numbers begins, or ends, as int64, in steps of `unit`."""
+        total = 0
+        for numbers in _pieces(source, at, count):
+            sums = np.cumsum(numbers, dtype=np.int64) * unit + total
+            column = sums if ends else np.concatenate(([total], sums[:-1]))
+            self._index.write(column.astype("<i8").tobytes())
+            total = int(sums[-1])
+
+    def close(self) -> None:
+        """Remove what is unfinished; nothing after `publish`."""
+        self._files.close()
+
+    def publish(self) -> None:
+        """Give both files their names; the index last, as what says that the data is there."""
+        final = self.prefix.with_name
+        final(f"{self.prefix.name}.idx").unlink(missing_ok=True)
+        for suffix in (".bin", ".idx"):
+            self._path(suffix).replace(final(self.prefix.name + suffix))
+        self._path(".documents").unlink()
+        self._files.pop_all()  # the names may be another job's from now on
+        for file in (self._bin, self._index, self._counts):
+            file.close()
+        folder = os.open(self.prefix.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _lock(file: IO[bytes], path: Path) -> bool:
+    """Take the file for this process; False where another has it, or has just finished it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
+
+
+def publish(outputs: Sequence[Output]) -> None:
+    """Complete all, and only then name any."""
+    for output in outputs:
+        output.complete()
+    for output in outputs:
+        output.publish()
+
+
+def _pieces(file: IO[bytes], at: int, count: int) -> Iterator[NDArray[np.int32]]:
+    """Read int32 numbers by place, which leaves alone where the file is written."""
+    while count:
+        size = min(count, PIECE)
+        yield np.frombuffer(os.pread(file.fileno(), 4 * size, at), "<i4")
+        at, count = at + 4 * size, count - size

@@ -1,0 +1,284 @@
+"""Reads inputs of any kind as blocks of records: files, globs and standard input, packed or not."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from typing import IO
+
+from launcher.data import tables
+from launcher.data.faults import DataError
+from launcher.data.records import Block
+from launcher.data.unpack import Counted, Unreadable, packing, unpacked
+from launcher.errors import UsageError, nearest
+
+BLOCK = 1 << 21
+"""Bytes of text that are read, carried and tokenized at a time; a record is never divided."""
+STDIN = "-"
+FORMATS = {
+    ".jsonl": "jsonl",
+    ".json": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "txt",
+    ".text": "txt",
+}
+PACKED = (".gz", ".zst", ".bz2", ".xz")
+UNITS = ("line", "paragraph", "file")
+BOM = codecs.BOM_UTF8
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How inputs are read.
+
+    keys: what is taken of each record; plain text has one, which only names the output
+    format: jsonl, csv, parquet or txt; None to go by the file's name
+    columns: names of a csv file's columns, where its first row is data
+    delimiter: of csv; None for a tab in .tsv, else a comma
+    encoding: of csv and txt
+    unit: what of a text file is a document: a line, a paragraph, the file
+    shard: which part of how many, from 0: the records that begin in it, by bytes on the disk
+    """
+
+    keys: tuple[str, ...] = ("text",)
+    format: str | None = None
+    columns: tuple[str, ...] = ()
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+    unit: str = "line"
+    shard: tuple[int, int] = (0, 1)
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input, and the part of it that is read, in bytes as it lies on the disk."""
+
+    name: str
+    format: str
+    start: int
+    stop: int
+    whole: bool
+
+    @property
+    def told(self) -> str:
+        """Its name in messages."""
+        return "standard input" if self.name == STDIN else self.name
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block comes from: the source, from 0, and how many bytes of all have been read."""
+
+    source: int
+    read: int
+
+
+def sources(inputs: Sequence[str], reading: Reading) -> list[Source]:
+    """The inputs' files in their order, a pattern's sorted, or the shard's part of them.
+
+    Raises UsageError where there is no such file, its kind isn't known, or it can't be divided.
+    """
+    names = [name for pattern in inputs for name in _expand(pattern)]
+    part, parts = reading.shard
+    if STDIN in names and (parts > 1 or names.count(STDIN) > 1):
+        raise UsageError("standard input can't be divided or read twice", "Give files.")
+    found: list[Source] = []
+    sizes = [0 if name == STDIN else os.path.getsize(name) for name in names]
+    total, at = sum(sizes), 0
+    first, last = total * part // parts, total * (part + 1) // parts
+    for name, size in zip(names, sizes, strict=True):
+        kind, end = _format(name, reading), at + size
+        if parts == 1 or (first <= at and end <= last and at < last):
+            found.append(Source(name, kind, 0, size, True))
+        elif not _is_divisible(name, kind, reading):
+            if first <= at < last:
+                found.append(Source(name, kind, 0, size, True))
+        elif first < end and at < last:
+            found.append(Source(name, kind, max(first - at, 0), min(last, end) - at, False))
+        at = end
+    return found
+
+
+def _expand(pattern: str) -> list[str]:
+    if pattern == STDIN:
+        return [pattern]
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        raise UsageError(f"{pattern}: a folder", f"Name its files: '{path}/*.jsonl'")
+    if path.exists():
+        return [str(path)]
+    if found := sorted(name for name in glob(str(path), recursive=True) if not os.path.isdir(name)):
+        return found
+    raise UsageError(f"{pattern}: no such file")
+
+
+def _format(name: str, reading: Reading) -> str:
+    if reading.format:
+        return reading.format
+    if name == STDIN:
+        return "jsonl"
+    path = Path(name.lower())
+    suffix = Path(path.stem).suffix if path.suffix in PACKED else path.suffix
+    if suffix not in FORMATS:
+        raise UsageError(
+            f"{name}: {suffix or 'no ending'} doesn't say what it is",
+            f"Say it: --format jsonl. {nearest(suffix, list(FORMATS))}",
+        )
+    return FORMATS[suffix]
+
+
+def _is_divisible(name: str, kind: str, reading: Reading) -> bool:
+    """A file in which the next record is found from any byte on."""
+    with open(name, "rb") as file:
+        if packing(file.read(8)):
+            return False
+    return kind == "jsonl" or (kind == "txt" and reading.unit == "line" and _is_utf8(reading))
+
+
+def _is_utf8(reading: Reading) -> bool:
+    try:
+        return codecs.lookup(reading.encoding).name == "utf-8"
+    except LookupError:
+        raise UsageError(
+            f"{reading.encoding}: an unknown encoding", "Known are utf-8, gb18030, latin-1 …"
+        ) from None
+
+
+def blocks(found: Sequence[Source], reading: Reading) -> Iterator[tuple[Place, Block]]:
+    """All records of the sources in order.
+
+    Raises DataError where a file can't be read to its end, UsageError for a table without a
+    wanted column.
+    """
+    done = 0
+    for number, source in enumerate(found):
+        with sys.stdin.buffer if source.name == STDIN else open(source.name, "rb") as file:
+            if source.format == "parquet":
+                for share, block in tables.parquet(source.name, reading.keys):
+                    yield Place(number, done + int(share * source.stop)), block
+            else:
+                counted = Counted(file)
+                for block in _readable(counted, file, source, reading):
+                    yield Place(number, done + counted.count), block
+        done += source.stop - source.start
+
+
+def _readable(
+    counted: Counted, file: IO[bytes], source: Source, reading: Reading
+) -> Iterator[Block]:
+    """Blocks of a file that isn't a table of its own kind."""
+    try:
+        if not source.whole:
+            yield from _lines(_part(file, counted, source), source, reading)
+            return
+        content = unpacked(io.BufferedReader(counted, BLOCK))
+        yield from READERS[source.format](content, source, reading)
+    except (Unreadable, UnicodeError) as error:
+        raise DataError(
+            f"{source.told}: it can't be read to its end: {error}", "Is it a complete copy?"
+        ) from None
+
+
+def _part(file: IO[bytes], counted: Counted, source: Source) -> Iterator[bytes]:
+    """Whole lines: those that begin in the part."""
+    file.seek(max(source.start - 1, 0))
+    if source.start:
+        file.readline()
+    left = source.stop - file.tell()
+    while left > 0 and (piece := file.read(min(BLOCK, left))):
+        if not piece.endswith(b"\n"):
+            piece += file.readline()
+        left -= len(piece)
+        counted.count += len(piece)
+        yield piece
+
+
+def lines_before(source: Source) -> int:
+    """How many lines begin before the part of the file that is read."""
+    if source.start == 0:
+        return 0
+    left, found = source.start - 1, 1
+    with open(source.name, "rb") as file:
+        while left and (piece := file.read(min(BLOCK, left))):
+            found += piece.count(b"\n")
+            left -= len(piece)
+    return found
+
+
+def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The file in pieces that end where a line does; a long line isn't read twice."""
+    begun: list[bytes] = []
+    while piece := file.read(BLOCK):
+        cut = piece.rfind(b"\n") + 1
+        if cut:
+            yield b"".join((*begun, piece[:cut]))
+            begun = []
+        begun.append(piece[cut:])
+    if rest := b"".join(begun):
+        yield rest
+
+
+def _lines(pieces: Iterator[bytes], source: Source, reading: Reading) -> Iterator[Block]:
+    at_start = source.start == 0
+    for piece in pieces:
+        lines = piece.removeprefix(BOM) if at_start else piece
+        at_start = False
+        yield Block(lines=lines, plain=source.format == "txt")
+
+
+def _jsonl(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:
+    return _lines(_whole_lines(file), source, reading)
+
+
+def _text(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:
+    """Plain text: lines, or paragraphs between empty lines, or all of it."""
+    if len(reading.keys) > 1:
+        raise UsageError("plain text has one key", "--json-keys text")
+    if _is_utf8(reading) and reading.unit == "line":
+        return _lines(_whole_lines(file), source, reading)
+    return _gathered(tables.units(_decoded(file, reading, None), reading.unit))
+
+
+def _csv(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:
+    tab = Path(source.name).suffix == ".tsv" or ".tsv." in source.name
+    delimiter = reading.delimiter or ("\t" if tab else ",")
+    text = _decoded(file, reading, "")
+    return _gathered(tables.csv_rows(source.told, text, reading.keys, reading.columns, delimiter))
+
+
+def _decoded(file: IO[bytes], reading: Reading, newline: str | None) -> IO[str]:
+    """The file as text; a byte that isn't of the encoding stays to be found in its record."""
+    encoding = "utf-8-sig" if _is_utf8(reading) else reading.encoding
+    return io.TextIOWrapper(file, encoding, errors="surrogateescape", newline=newline)
+
+
+def _gathered(rows: Iterator[tuple[int, tables.Row]]) -> Iterator[Block]:
+    """Rows with their numbers, as blocks of about the same size."""
+    gathered: list[tables.Row] = []
+    numbers: list[int] = []
+    size = 0
+    for number, row in rows:
+        gathered.append(row)
+        numbers.append(number)
+        size += 100 + (sum(map(len, row)) if isinstance(row, list) else 0)
+        if size > BLOCK:
+            yield Block(rows=gathered, numbers=numbers)
+            gathered, numbers, size = [], [], 0
+    if gathered:
+        yield Block(rows=gathered, numbers=numbers)
+
+
+READERS: dict[str, Callable[[io.BufferedReader, Source, Reading], Iterator[Block]]] = {
+    "jsonl": _jsonl,
+    "txt": _text,
+    "csv": _csv,
+}

@@ -1,0 +1,126 @@
+"""Rows of csv and parquet files, and parts of a text: records that aren't single lines."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+from launcher.data.faults import DataError, Refused
+from launcher.data.records import Block
+from launcher.errors import UsageError
+
+Row = list[Any] | Refused
+"""The values of the keys, or why there are none."""
+
+ROWS = 256
+"""Rows of a parquet file that are decoded at a time."""
+
+
+def units(text: IO[str], unit: str) -> Iterator[tuple[int, Row]]:
+    """Documents of a text with the line at which each begins; empty ones are none."""
+    lines: list[str] = []
+    begun = 1
+    for number, line in enumerate(text, 1):
+        if unit == "line" or (unit == "paragraph" and not line.strip()):
+            if unit == "line":
+                lines = [line.removesuffix("\n")]
+                begun = number
+            if "".join(lines).strip():
+                yield begun, ["".join(lines).removesuffix("\n")]
+            lines, begun = [], number + 1
+        else:
+            lines.append(line)
+    if "".join(lines).strip():
+        rest = "".join(lines)
+        yield begun, [rest if unit == "file" else rest.removesuffix("\n")]
+
+
+def csv_rows(
+    name: str, text: IO[str], keys: Sequence[str], columns: Sequence[str], delimiter: str
+) -> Iterator[tuple[int, Row]]:
+    """The keys' values of each row, with the line at which it begins.
+
+    `columns` names the columns of a file whose first row is data. Raises UsageError where a key
+    has no column, DataError where a quotation has no end: what follows it would be one record.
+    """
+    csv.field_size_limit(sys.maxsize)
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    width, places = len(columns), _find(name, columns, keys) if columns else []
+    while True:
+        line = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if "end of data" in str(error):
+                raise DataError(f"{name}:{line}: a quotation begins here and has no end") from None
+            yield line, Refused(f"not CSV: {error}")
+            continue
+        if not row:
+            continue
+        if not width:
+            width, places = len(row), _find(name, row, keys)
+        elif len(row) == width:
+            yield line, [row[place] for place in places]
+        else:
+            fields = f"{len(row)} field{'s' * (len(row) != 1)}"
+            yield line, Refused(f"{fields}, and there are {width} columns")
+
+
+def _find(name: str, header: Sequence[str], keys: Sequence[str]) -> list[int]:
+    for key in keys:
+        if header.count(key) != 1:
+            told = ", ".join(field[:30] for field in header[:10])
+            raise UsageError(
+                f"{name}: {'no' if key not in header else 'more than one'} column {key!r}: {told}",
+                "Name the column with text: --json-keys content. Where the first row is data, "
+                "name all: --csv-columns id,content",
+            )
+    return [header.index(key) for key in keys]
+
+
+def parquet(name: str, keys: Sequence[str]) -> Iterator[tuple[float, Block]]:
+    """Rows of a parquet file, and after which share of it they end.
+
+    Raises UsageError where a key has no column, DataError where the file is damaged.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    if name == "-":
+        raise UsageError("parquet can't be read from standard input", "Give the file.")
+    try:
+        with pyarrow.parquet.ParquetFile(name) as file:
+            known = file.schema_arrow.names
+            for key in keys:
+                if key not in known:
+                    raise UsageError(
+                        f"{name}: no column {key!r}: {', '.join(known[:10])}",
+                        "Name the column with text: --json-keys content",
+                    )
+            total, done = max(file.metadata.num_rows, 1), 0
+            for batch in file.iter_batches(ROWS, columns=list(keys)):
+                values = [_values(batch.column(key)) for key in keys]
+                numbers = range(done + 1, done + 1 + batch.num_rows)
+                done += batch.num_rows
+                rows = [list(row) for row in zip(*values, strict=True)]
+                yield done / total, Block(rows=rows, numbers=numbers)
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        said = str(error).splitlines()[0]
+        raise DataError(f"{name}: it can't be read: {said}", "Is it a complete copy?") from None
+
+
+def _values(column: Any) -> list[object]:
+    """A column's values; bytes that aren't UTF-8 stay to be found in their record."""
+    import pyarrow
+
+    try:
+        found: list[object] = column.to_pylist()
+    except UnicodeDecodeError:
+        found = column.cast(pyarrow.binary()).to_pylist()
+    return [v.decode(errors="surrogateescape") if isinstance(v, bytes) else v for v in found]

@@ -1,0 +1,147 @@
+"""A tokenizing job: inputs to .bin and .idx, all documents or none."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from launcher.data import records, sources, tokenizers
+from launcher.data.faults import Fault
+from launcher.data.ledger import Ledger, Leniency
+from launcher.data.output import Output, publish
+from launcher.data.records import Block
+from launcher.data.sequences import Columns, columns, token_type
+from launcher.data.sources import Place, Reading
+from launcher.data.tokenizers import Chosen, Tokenizer
+from launcher.data.workers import Workers
+from launcher.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked for.
+
+    prefix: of the outputs, which are PREFIX_KEY_document.bin and .idx for each key
+    append_eod: put the tokenizer's end-of-document token behind each document that has tokens
+    workers: processes that tokenize
+    """
+
+    inputs: tuple[str, ...]
+    prefix: Path
+    reading: Reading
+    tokenizer: Chosen
+    append_eod: bool = False
+    workers: int = 1
+    leniency: Leniency = field(default_factory=Leniency)
+
+
+@dataclass(frozen=True)
+class Done:
+    """How far a job is, or how it ended.
+
+    read, size: bytes of the inputs as they lie on the disk; size is 0 where it isn't known
+    documents, empty: of all keys the first; those of them that have no tokens
+    tokens: of all keys
+    blank, rejected: records that were empty lines, and those that gave no document
+    """
+
+    read: int = 0
+    size: int = 0
+    documents: int = 0
+    empty: int = 0
+    tokens: int = 0
+    blank: int = 0
+    rejected: int = 0
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What a worker made of a block: columns of each key."""
+
+    columns: list[Columns]
+    faults: list[Fault]
+    records: int
+    blank: int
+
+
+def outputs(job: Job) -> list[Path]:
+    """The prefixes of what a job writes, in the order of its keys; the names are upstream's."""
+    return [Path(f"{job.prefix}_{key}_document") for key in job.reading.keys]
+
+
+def run(job: Job, report: Callable[[Done], None]) -> Done:
+    """Tokenize, reporting after each block; the outputs appear when all of it is written.
+
+    Raises DataError where a record gives no document and may not be left out, or an input can't
+    be read to its end; UsageError for what is wrong with the job. Then nothing is written.
+    """
+    found = sources.sources(job.inputs, job.reading)
+    tokenizer = tokenizers.load(job.tokenizer)
+    if job.append_eod and tokenizer.end is None:
+        raise UsageError("the tokenizer has no end-of-document token", "Name it: --eod-token")
+    with ExitStack() as closed:
+        ledger = Ledger(found, job.prefix, job.leniency)
+        closed.callback(ledger.close)
+        written: list[Output] = []
+        for prefix in outputs(job):
+            written.append(Output(prefix, token_type(tokenizer.size)))
+            closed.callback(written[-1].close)
+        done = _write(job, found, tokenizer, written, ledger, report)
+        publish(written)
+        ledger.publish()
+    return done
+
+
+def _write(
+    job: Job,
+    found: Sequence[sources.Source],
+    tokenizer: Tokenizer,
+    written: Sequence[Output],
+    ledger: Ledger,
+    report: Callable[[Done], None],
+) -> Done:
+    """Send blocks to workers, and write in order what comes back."""
+    sent: deque[tuple[Place, Sequence[int]]] = deque()
+
+    def blocks() -> Iterator[Block]:
+        for place, block in sources.blocks(found, job.reading):
+            sent.append((place, block.numbers))
+            yield block
+
+    done = Done(size=sum(source.stop - source.start for source in found))
+    workers: Workers[Block, Encoded] = Workers(partial(_encode, job, tokenizer), job.workers)
+    for encoded in workers.map(blocks()):
+        place, numbers = sent.popleft()
+        ledger.enter(place, numbers, encoded.faults, encoded.records)
+        for output, part in zip(written, encoded.columns, strict=True):
+            output.add(part)
+        first = encoded.columns[0].counts
+        done = Done(
+            read=place.read,
+            size=done.size,
+            documents=written[0].documents,
+            empty=done.empty + len(first) - int(np.count_nonzero(first)),
+            tokens=sum(output.tokens for output in written),
+            blank=done.blank + encoded.blank,
+            rejected=ledger.rejected,
+        )
+        report(done)
+    return done
+
+
+def _encode(job: Job, tokenizer: Tokenizer, block: Block) -> Encoded:
+    """In a worker: a block's documents as they are written."""
+    found = records.documents(block, job.reading.keys, stop=not job.leniency.skip)
+    end = tokenizer.end if job.append_eod else None
+    kind = token_type(tokenizer.size)
+    parts = [
+        columns(tokenizer.encode(texts), counts, kind, end)
+        for texts, counts in zip(found.texts, found.counts, strict=True)
+    ]
+    return Encoded(parts, found.faults, found.records, found.blank)

