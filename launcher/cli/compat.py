@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-train", action="store_true", help="build and ask only")
     add("--limit", type=float, default=180, metavar="MINUTES", help="for a cell (180)")
     add("--run-limit", type=float, default=10, metavar="MINUTES", help="for a training run (10)")
-    add("--disk", type=float, metavar="GB", help="what a base may take")
+    add("--disk", type=float, metavar="GB", help="what the images of a cell may take")
     add("--keep", action="store_true", help="leave images in the engine")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--again", action="store_true", help="try cells that are finished, too")

@@ -48,7 +48,7 @@ CAUSES = (
     (r"The fp8 argument in .* has been deprecated", "Megatron's own older argument"),
     (r"_get_layer_offset is deprecated|on a deprecation track", "Megatron's own older function"),
     (r"destroy_process_group\(\) was not called|process group has NOT been destroyed", "upstream's "
-     "programs before 0.19.0 end without it; torch says so from 2.4 on"),
+     "programs before 0.17.0 end without it; torch says so from 2.4 on"),
     (r"using the device under current context", "upstream names no device to init_process_group"),
 )  # fmt: skip
 

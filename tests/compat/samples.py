@@ -41,7 +41,7 @@ def facts(torch: str, cuda: str, **more: str | None) -> dict[str, Any]:
 
 def trial(state: str, **more: Any) -> dict[str, Any]:
     """A trial of a cell."""
-    return {"state": state, "reason": "", "tail": (), "stage": "", "warnings": (), **more}
+    return {"state": state, "reason": "", "tail": [], "stage": "", "warnings": [], **more}
 
 
 TRIALS = {name: trial("runs") for name in ("entrypoint", "quickstart", "pretrain_gpt")}
@@ -57,7 +57,7 @@ def result(tag: str, verdict: str, expected: str | None = None, **more: Any) -> 
     return Result(tag, more.pop("megatron", "0.9.0"), "key", verdict, expected, **{**ran, **more})
 
 
-FAILED = trial("fails", reason="pretrain-gpt: exit code 1", tail=HOSTILE, stage="train")
+FAILED = trial("fails", reason="pretrain-gpt: exit code 1", tail=[*HOSTILE], stage="train")
 
 RESULTS = [
     result("24.02", "runs", "runs"),
