@@ -77,6 +77,7 @@ def provenance(made: Made) -> dict[str, Any]:
                     "epoch": source.epoch,
                     "extension": inputs.extension,
                     "version": inputs.version,
+                    **({"architectures": inputs.architectures} if inputs.architectures else {}),
                 },
                 "resolvedDependencies": _dependencies(made),
             },
@@ -124,6 +125,23 @@ def _dependencies(made: Made) -> list[dict[str, Any]]:
         _image("base", made.base),
         _image("builder", made.builder),
         _source(made),
+        *(
+            {
+                "name": f"{one.name}/{path}".rstrip("/"),
+                "uri": f"git+{url}@{one.commits[path].commit}",
+                "digest": {
+                    "gitCommit": one.commits[path].commit,
+                    "gitTree": one.commits[path].tree,
+                },
+            }
+            for one in inputs.extensions
+            for path, url in {"": one.wanted.git.url, **one.wanted.submodules}.items()
+        ),
+        *(
+            [{"name": inputs.interpreter.name, "digest": _sha256(inputs.interpreter.parent.name)}]
+            if inputs.interpreter
+            else []
+        ),
         {"name": "Dockerfile", "digest": _sha256(dockerfile)},
         *({"name": name, "digest": _sha256(fetch.sha256(path))} for name, path in files.items()),
         *(

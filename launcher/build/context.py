@@ -13,7 +13,9 @@ from typing import IO, Any
 
 import launcher
 from launcher.build import patch
+from launcher.build.extensions import ExtensionSource
 from launcher.build.source import MegatronSource
+from launcher.matrix.schema import AMD64
 
 PACKAGE = Path(launcher.__file__).parent
 
@@ -24,7 +26,9 @@ class Inputs:
 
     base, builder: image IDs, which engines number each in its way; base_digest, builder_digest: the
     same in all of them where the lock has one, else the IDs; version: the wheel's; pins: by the
-    folder below wheels/ that they are installed from; labels: the image's, but for the key's
+    folder below wheels/ that they are installed from; labels: the image's, but for the key's;
+    interpreter: the archive of the Python for a base that has none; extensions: compiled on the
+    base, in this order, for the GPUs of architectures (80 90)
     """
 
     dockerfile: str
@@ -38,6 +42,10 @@ class Inputs:
     patches: tuple[Path, ...]
     pins: dict[str, list[str]]
     labels: dict[str, str] = field(default_factory=dict)
+    platform: str = AMD64
+    interpreter: Path | None = None
+    extensions: tuple[ExtensionSource, ...] = ()
+    architectures: str = ""
 
     def record(self) -> dict[str, Any]:
         """source.json: what the wheel was made of, for the build stage and for build.json."""
@@ -63,6 +71,12 @@ class Inputs:
             "pins": self.pins,
             "labels": self.labels,
             "inside": inside_digest(),
+            "platform": self.platform,
+            "interpreter": self.interpreter and self.interpreter.parent.name,  # its sha256
+            "extensions": [
+                (one.record(), one.locked.model_dump(mode="json")) for one in self.extensions
+            ],
+            "architectures": self.architectures,
         }
         return _sha256(json.dumps(parts, sort_keys=True).encode())
 
@@ -105,6 +119,13 @@ def write(
             for wheel in wheels[group]:
                 tar.add(wheel, f"wheels/{group}/{wheel.name}", filter=_plain)
         tar.add(tree, "source", filter=_plain)
+        if inputs.interpreter:
+            tar.add(inputs.interpreter, "python.tar.gz", filter=_plain)
+        for one in inputs.extensions:
+            at = f"extensions/{one.name}"
+            one.unpack(scratch / at)
+            _add_text(tar, f"{at}/extension.json", json.dumps(one.record(), sort_keys=True))
+            tar.add(scratch / at, f"{at}/source", filter=_plain)
     return applied
 
 

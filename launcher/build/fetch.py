@@ -15,14 +15,11 @@ import tempfile
 from pathlib import Path
 
 from launcher.errors import BuildError
+from launcher.matrix.schema import AMD64, Interpreter
 from launcher.settings import Settings
 
-# What a base of any row loads: manylinux up to the glibc of the builder, 2.28.
-PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)] + [
-    "manylinux2014_x86_64",
-    "manylinux2010_x86_64",
-    "manylinux1_x86_64",
-]
+MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+"""What wheels call the machine of a platform."""
 
 # What would add requirements to the pinned ones, limit them, or put them elsewhere.
 MISLEADING = {
@@ -30,23 +27,33 @@ MISLEADING = {
     *("PIP_PLATFORM", "PIP_PYTHON_VERSION", "PIP_NO_BINARY", "PIP_ONLY_BINARY"),
 }
 
+ANSWER_WITHIN = 60  # seconds, for a server that sends a file
+
 SDIST_OPTIONS = ["--no-binary=:all:", "--no-build-isolation", "--ignore-requires-python"]
 
 
-def target_options(python: str) -> list[str]:
-    """pip's options for wheels of another Python (3.10) than the one it runs on."""
-    platforms = [f"--platform={platform}" for platform in PLATFORMS]
+def target_options(python: str, platform: str = AMD64) -> list[str]:
+    """pip's options for wheels of another Python (3.10) and machine than it runs on.
+
+    What a base of any row loads: manylinux up to the glibc of the builder, 2.28.
+    """
+    machine = MACHINES[platform]
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(28, 4, -1)]
+    tags += [f"manylinux2014_{machine}"]
+    if platform == AMD64:
+        tags += [f"manylinux2010_{machine}", f"manylinux1_{machine}"]
+    platforms = [f"--platform={tag}" for tag in tags]
     return ["--implementation=cp", f"--python-version={python}", *platforms]
 
 
-def wheels(pins: list[str], python: str, site: Settings) -> list[Path]:
+def wheels(pins: list[str], python: str, site: Settings, platform: str = AMD64) -> list[Path]:
     """The wheels of `pins` for Python `python` (3.10), from the cache or from the user's index.
 
     Raises BuildError for one that can't be fetched or whose hash is another.
     """
     missing = [pin for pin in pins if not cached(sha256_of_pin(pin), site)]
     if missing:
-        _download(missing, ["--only-binary=:all:", *target_options(python)], site)
+        _download(missing, ["--only-binary=:all:", *target_options(python, platform)], site)
     return [checked(sha256_of_pin(pin), pin, site) for pin in pins]
 
 
@@ -55,6 +62,43 @@ def sdist(pin: str, site: Settings) -> Path:
     if not cached(sha256_of_pin(pin), site):
         _download([pin], SDIST_OPTIONS, site)
     return checked(sha256_of_pin(pin), pin, site)
+
+
+def archive(wanted: Interpreter, site: Settings) -> Path:
+    """The archive of an interpreter, from the cache or from where the matrix has it.
+
+    Raises BuildError for one that can't be fetched or whose hash is another.
+    """
+    import requests
+
+    if not cached(wanted.sha256, site):
+        url = mirrored(wanted.url, site)
+        site.cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=site.cache) as folder:
+            path = Path(folder) / url.rpartition("/")[2]
+            try:
+                with requests.get(url, stream=True, timeout=ANSWER_WITHIN) as answer:
+                    answer.raise_for_status()
+                    with path.open("wb") as file:
+                        file.writelines(answer.iter_content(1 << 20))
+            except requests.exceptions.RequestException as error:
+                raise BuildError(
+                    f"{url}: can't be fetched: {error}",
+                    "Where this machine has no access to it, name a mirror in LAUNCHER_GIT_MIRROR.",
+                ) from error
+            if (actual := sha256(path)) != wanted.sha256:
+                raise BuildError(
+                    f"{url}: its sha256 is not the one in matrix.yaml\n"
+                    f"  matrix: {wanted.sha256}\n  file:   {actual}",
+                    "Somebody serves another file there: don't build with it.",
+                )
+            store(path, site)
+    return checked(wanted.sha256, wanted.url, site)
+
+
+def mirrored(url: str, site: Settings) -> str:
+    """Where to fetch what GitHub has at `url`."""
+    return url.replace("https://github.com/", site.git_mirror, 1)
 
 
 def sha256_of_pin(pin: str) -> str:

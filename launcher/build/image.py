@@ -14,12 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
-from launcher.build import attest, beside, builders, context, fetch, patch, pins, source, verify
+from launcher.build import (
+    attest,
+    beside,
+    builders,
+    context,
+    extensions,
+    fetch,
+    patch,
+    pins,
+    source,
+    verify,
+)
 from launcher.build.source import MegatronSource
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_release, find_row, load_lock, load_matrix
 from launcher.matrix.render import dockerfile
-from launcher.matrix.schema import Lock, Matrix, caution
+from launcher.matrix.schema import Lock, Matrix, Row, caution
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -29,6 +40,8 @@ if TYPE_CHECKING:
 REPOSITORY = "megatron"
 LABEL = "megatron-launchpad."
 OCI = "org.opencontainers.image."  # its annotations: the OCI image specification
+TOOLS = ("build", "extensions")  # the wheels that compile, of which none is in the image
+ARCHITECTURE = re.compile(r"\d{2,3}[af]?")  # 90 is compute capability 9.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +49,9 @@ class Request:
     """What is asked for: a row, and what departs from it.
 
     megatron: another release than the row's; checkout: a Megatron-LM folder in place of the
-    release's own source; base, builder: images in place of the row's, such as a mirror's.
+    release's own source; base, builder: images in place of the row's, such as a mirror's;
+    architectures, jobs: of a row with extensions, the GPUs they are compiled for (80 90), and how
+    many compilers run at a time.
     """
 
     tag: str
@@ -45,6 +60,8 @@ class Request:
     base: str | None = None
     builder: str | None = None
     no_cache: bool = False
+    architectures: str | None = None
+    jobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -119,13 +136,17 @@ class Builds:
         at = self._source(request)
         release = find_release(self.matrix, row, at.release)
         root = self.site.matrix.parent
-        needs = self._locked("needs", row.abi)
+        base = self._base(request)
+        platform = self._platform(request)
+        needs = self._locked("needs", row.compiled_by(platform))
         packages = {"build": needs.build, "runtime": needs.runtime}
         if row.packages:
             packages["packages"] = self._locked("packages", request.tag)
+        if row.extensions:
+            packages["extensions"] = needs.extensions
         template = (root / "Dockerfile.template").read_text(encoding="utf-8")
-        compiles = self.matrix.builders[row.abi]
-        base, builder = self._base(request), self._builder(request)
+        compiles = self.matrix.builders[row.compiled_by(platform)]
+        builder = self._builder(request)
         inputs = context.Inputs(
             dockerfile=dockerfile(self.matrix, request.tag, template),
             base=base.id,
@@ -137,6 +158,10 @@ class Builds:
             version=release.version or at.release,
             patches=tuple(patch.patch_files(root / "patches" / release.patches)),
             pins=packages,
+            platform=platform,
+            interpreter=self._interpreter(row),
+            extensions=tuple(self._extension(name) for name in row.extensions),
+            architectures=self._architectures(request),
         )
         return replace(inputs, labels=self._labels(request, inputs))
 
@@ -177,8 +202,53 @@ class Builds:
 
     def _builder(self, request: Request) -> pins.Image:
         """The image that compiles."""
-        abi = self.matrix.rows[request.tag].abi
-        return self.images.find(self.matrix.builders[abi], request.builder)
+        return self.images.find(self._compiles(request), request.builder)
+
+    def _compiles(self, request: Request) -> str:
+        """The matrix's name of the image that compiles, on the base's platform."""
+        key = self.matrix.rows[request.tag].compiled_by(self._platform(request))
+        return self.matrix.builders[key]
+
+    def _platform(self, request: Request) -> str:
+        """The platform of the base that the engine has. Raises BuildError for none of the row's."""
+        image = self.client.api.inspect_image(self._base(request).id)
+        row = self.matrix.rows[request.tag]
+        platform = f"{image['Os']}/{image['Architecture']}"
+        verify.check_platform(platform, row, request.base or row.base)
+        return platform
+
+    def _interpreter(self, row: Row) -> Path | None:
+        """The archive of the Python that the base lacks."""
+        if row.interpreter is None:
+            return None
+        self.progress.step(f"fetch Python {row.interpreter}")
+        found = fetch.archive(self.matrix.interpreters[row.interpreter], self.site)
+        self.progress.close()
+        return found
+
+    def _extension(self, name: str) -> extensions.ExtensionSource:
+        """The source of an extension, resolved."""
+        self.progress.step(f"source: {name} from git")
+        locked = self._locked("extensions", name)
+        found = extensions.from_git(name, self.matrix.extensions[name], locked, self.site)
+        self.progress.close()
+        return found
+
+    def _architectures(self, request: Request) -> str:
+        """The GPUs that extensions are compiled for. Raises UsageError where there are none."""
+        row = self.matrix.rows[request.tag]
+        if not row.extensions and (request.architectures or request.jobs):
+            raise UsageError(
+                f"{request.tag}: nothing is compiled for GPUs in this row",
+                "Leave out --architectures and --jobs: the base has its own extensions.",
+            )
+        wanted = (request.architectures or " ".join(row.architectures)).split()
+        if wrong := [one for one in wanted if not ARCHITECTURE.fullmatch(one)]:
+            raise UsageError(
+                f"--architectures: {wrong[0]} is no compute capability",
+                'Write 9.0 as 90, and several in quotes: --architectures "80 90".',
+            )
+        return " ".join(wanted)
 
     def _caution(self, request: Request, version: str) -> None:
         """Say what is known to be wrong with the release on this row's torch."""
@@ -190,14 +260,16 @@ class Builds:
         """Look into the base, once for each image, and refuse one that isn't the row's."""
         name = request.base or self.matrix.rows[request.tag].base
         image = self.client.api.inspect_image(inputs.base)
-        verify.check_architecture(image["Architecture"], name)
+        row = self.matrix.rows[request.tag]
+        if row.interpreter:
+            return verify.Facts(row.python, {})
         if inputs.base not in self._facts:
             self.progress.step(f"look into {name}")
             self._facts[inputs.base] = verify.look(self.client, inputs.base, name)
             self.progress.close()
         facts = self._facts[inputs.base]
         standin = f"{LABEL}standin" in (image["Config"].get("Labels") or {})
-        verify.check_base(facts, self.matrix.rows[request.tag], name, standin)
+        verify.check_base(facts, row, name, standin)
         return facts
 
     def _build(self, inputs: context.Inputs, request: Request, labels: dict[str, str]) -> str:
@@ -205,7 +277,8 @@ class Builds:
         row = self.matrix.rows[request.tag]
         self.progress.step(f"fetch {sum(map(len, inputs.pins.values()))} Python packages")
         wheels = {
-            group: fetch.wheels(some, row.python, self.site) for group, some in inputs.pins.items()
+            group: fetch.wheels(some, row.python, self.site, inputs.platform)
+            for group, some in inputs.pins.items()
         }
         self.progress.step(f"patch Megatron {inputs.source.release}")
         args = {
@@ -213,6 +286,10 @@ class Builds:
             "BUILDER_IMAGE": self._builder(request).name,
             "SOURCE_DATE_EPOCH": str(inputs.source.epoch),
         }
+        if inputs.extensions:
+            args["CUDA_ARCHITECTURES"] = inputs.architectures
+        if request.jobs:
+            args["MAX_JOBS"] = str(request.jobs)
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile() as tar:
             context.write(inputs, wheels, Path(scratch), tar)
             tar.seek(0)
@@ -227,9 +304,10 @@ class Builds:
         )
         verify.check_layers(of_base, of_image)
         facts = verify.look(self.client, image, "the image", inputs.extension)
-        wanted = [pin for group, some in inputs.pins.items() if group != "build" for pin in some]
-        added = {re.sub(r"[-_.]+", "-", fetch.name_of_pin(pin)).lower() for pin in wanted}
+        inside = [pins for group, pins in inputs.pins.items() if group not in TOOLS]
+        added = {_normalised(fetch.name_of_pin(pin)) for pins in inside for pin in pins}
         verify.check_image(base, facts, added | {"megatron-core"}, inputs.source.whole)
+        verify.check_extensions(facts, [one.wanted.package for one in inputs.extensions])
         self.progress.close()
 
     def _labels(self, request: Request, inputs: context.Inputs) -> dict[str, str]:
@@ -267,7 +345,7 @@ class Builds:
             row=request.tag,
             url=self.matrix.releases[inputs.source.release].git.url,
             base=self._origin(request.base, row.base, inputs.base),
-            builder=self._origin(request.builder, self.matrix.builders[row.abi], inputs.builder),
+            builder=self._origin(request.builder, self._compiles(request), inputs.builder),
             inputs=inputs,
             wheel=beside.record(self.client, image)["wheel"],
         )
@@ -329,6 +407,11 @@ def _refused_by_system(error: OSError) -> BuildError:
         return BuildError(f"{what}no such program", "Install it: a build needs git and tar.")
     reason = error.strerror or str(error)
     return BuildError(f"{what}{reason}", fetch.remedy_if_full(reason))
+
+
+def _normalised(name: str) -> str:
+    """A project's name as packaging metadata are compared by."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _is_named(names: list[str] | None) -> bool:

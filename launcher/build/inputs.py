@@ -7,12 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from launcher.build import fetch, source
+from launcher.build import extensions, fetch, source
 from launcher.build.image import Request
 from launcher.build.pins import Images
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_release, find_row
-from launcher.matrix.schema import Lock, LockedRelease, Matrix, MegatronRelease
+from launcher.matrix.schema import (
+    Extension,
+    Interpreter,
+    Lock,
+    LockedExtension,
+    LockedRelease,
+    Matrix,
+    MegatronRelease,
+)
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -23,6 +31,7 @@ class Needed:
 
     pins: of wheels for Python `python`
     images: the matrix's base and builder, each to the one that is asked for in its place, if any
+    interpreter: of a base that has no Python; extensions: each with its lock, by its name
     """
 
     tag: str
@@ -33,6 +42,14 @@ class Needed:
     named: MegatronRelease
     locked: LockedRelease
     images: tuple[tuple[str, str | None], ...]
+    interpreter: Interpreter | None = None
+    extensions: tuple[tuple[str, Extension, LockedExtension], ...] = ()
+
+    @property
+    def commits(self) -> list[str]:
+        """The commits that its extensions are compiled from."""
+        locked = [one for _, _, one in self.extensions]
+        return [git.commit for one in locked for git in (one.git, *one.submodules.values())]
 
 
 @dataclass(frozen=True)
@@ -65,6 +82,7 @@ def needed(matrix: Matrix, lock: Lock, request: Request) -> Needed:
             (f"needs of {row.abi}", row.abi in lock.needs),
             (f"packages of {request.tag}", not row.packages or request.tag in lock.packages),
             (f"releases of {version}", version in lock.releases),
+            *((f"extensions of {name}", name in lock.extensions) for name in row.extensions),
         )
         if not there
     ]
@@ -72,15 +90,20 @@ def needed(matrix: Matrix, lock: Lock, request: Request) -> Needed:
         raise UsageError(f"matrix.lock has no {', no '.join(unlocked)}", "Run `make lock`.")
     needs = lock.needs[row.abi]
     packages = lock.packages[request.tag] if row.packages else []
+    compilers = needs.extensions if row.extensions else []
     return Needed(
         tag=request.tag,
         release=version,
         python=row.python,
-        pins=tuple(dict.fromkeys([*needs.build, *needs.runtime, *packages])),
+        pins=tuple(dict.fromkeys([*needs.build, *needs.runtime, *packages, *compilers])),
         kind="sdist" if row.source == "sdist" and named.sdist else "git",
         named=named,
         locked=lock.releases[version],
         images=((row.base, request.base), (matrix.builders[row.abi], request.builder)),
+        interpreter=matrix.interpreters[row.interpreter] if row.interpreter else None,
+        extensions=tuple(
+            (name, matrix.extensions[name], lock.extensions[name]) for name in row.extensions
+        ),
     )
 
 
@@ -103,6 +126,9 @@ def unmet(row: Needed, files: Iterable[str], commits: Iterable[str]) -> list[str
     """What a row needs that is not among files, by their sha256, and commits."""
     have, commits = set(files), set(commits)
     lacks = [pin.partition(" ")[0] for pin in row.pins if fetch.sha256_of_pin(pin) not in have]
+    if row.interpreter and row.interpreter.sha256 not in have:
+        lacks.append(f"Python {row.python}")
+    lacks += [f"commit {commit}" for commit in row.commits if commit not in commits]
     if row.kind == "git":
         here = row.locked.git is not None and row.locked.git.commit in commits
     else:
@@ -126,6 +152,19 @@ def _fetch(row: Needed, images: Images | None, site: Settings, progress: Progres
         found = source.from_git(row.release, row.named, row.locked, site)
         commits.append(Commit(row.named.git.url, found.revision, found.at))
     progress.close()
+    if row.interpreter:
+        progress.step(f"{row.tag}: Python {row.python}")
+        files.append(fetch.archive(row.interpreter, site))
+        progress.close()
+    for name, wanted, locked in row.extensions:
+        progress.step(f"{row.tag}: {name} from git")
+        one = extensions.from_git(name, wanted, locked, site)
+        urls = {"": wanted.git.url, **wanted.submodules}
+        commits += [
+            Commit(urls[path], git.commit, one.repositories[path])
+            for path, git in one.commits.items()
+        ]
+        progress.close()
     ids = {}
     if images is not None:
         ids = {chosen or name: images.find(name, chosen).id for name, chosen in row.images}
@@ -135,7 +174,11 @@ def _fetch(row: Needed, images: Images | None, site: Settings, progress: Progres
 def locked_hashes(lock: Lock) -> set[str]:
     """The sha256 of every file that the lock names."""
     pins: Iterable[str] = [
-        *(pin for needs in lock.needs.values() for pin in [*needs.build, *needs.runtime]),
+        *(
+            pin
+            for needs in lock.needs.values()
+            for pin in [*needs.build, *needs.runtime, *needs.extensions]
+        ),
         *(pin for packages in lock.packages.values() for pin in packages),
     ]
     sdists = {one.sdist.sha256 for one in lock.releases.values() if one.sdist}

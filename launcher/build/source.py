@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +51,8 @@ class MegatronSource:
         """
         folder.mkdir(parents=True)
         if self.kind == "git":
-            _archive(self.at, self.revision, folder)
-            _check_tree(self.at, self.revision, self.identity, tree_hash(folder))
+            archive(self.at, self.revision, folder)
+            check_tree(self.at, self.revision, self.identity, tree_hash(folder))
         elif self.kind == "sdist":
             _extract(self.at, folder)
         else:
@@ -86,14 +86,14 @@ def repository(url: str, commit: str, site: Settings, at: str | None = None) -> 
     """
     folder = folder_of(url, site)
     if not _has_commit(folder, commit):
-        _fetch_commit(at or _mirrored(url, site), commit, folder)
+        _fetch_commit(at or fetch.mirrored(url, site), commit, folder)
     return folder
 
 
 def commit_of(url: str, ref: str, site: Settings) -> str:
     """The commit that a tag, or else a branch, of `url` names just now. Raises BuildError."""
     names = (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}")
-    at = _mirrored(url, site)
+    at = fetch.mirrored(url, site)
     done = subprocess.run(
         ["git", "ls-remote", "--quiet", at, *names],
         env=git_environment() | {"GIT_TERMINAL_PROMPT": "0"},
@@ -124,10 +124,6 @@ def _refuse_moved(url: str, ref: str, locked: str, site: Settings) -> None:
 def folder_of(url: str, site: Settings) -> Path:
     """Where the cache keeps what was fetched from `url`."""
     return site.cache / "git" / re.sub(r"\W+", "-", url)
-
-
-def _mirrored(url: str, site: Settings) -> str:
-    return url.replace("https://github.com/", site.git_mirror, 1)
 
 
 def from_sdist(version: str, locked: LockedRelease, site: Settings) -> MegatronSource:
@@ -240,7 +236,7 @@ def revision(path: Path) -> str:
 
 def _git_source(version: str, locked: LockedGit, repository: Path) -> MegatronSource:
     tree = git(repository, "rev-parse", f"{locked.commit}^{{tree}}").strip()
-    _check_tree(repository, locked.commit, locked.tree, tree)
+    check_tree(repository, locked.commit, locked.tree, tree)
     return MegatronSource(
         kind="git",
         release=version,
@@ -252,7 +248,7 @@ def _git_source(version: str, locked: LockedGit, repository: Path) -> MegatronSo
     )
 
 
-def _check_tree(repository: Path, commit: str, locked: str, there: str) -> None:
+def check_tree(repository: Path, commit: str, locked: str, there: str) -> None:
     """Raises BuildError where a commit's tree isn't the locked one."""
     if there != locked:
         raise BuildError(
@@ -262,26 +258,33 @@ def _check_tree(repository: Path, commit: str, locked: str, there: str) -> None:
         )
 
 
-def tree_hash(folder: Path) -> str:
+def tree_hash(folder: Path, links: Mapping[Path, str] | None = None) -> str:
     """The hash that git gives a folder's tree, from its files: git itself reads objects unhashed.
 
     The format is git's: `tree SIZE\\0`, then of each entry `MODE NAME\\0` and 20 bytes of hash, in
-    the order of the names, a folder's with a slash. A folder without files has no entry.
+    the order of the names, a folder's with a slash. A folder without files has no entry, but for
+    a submodule: `links` has the commit of each, by its folder.
     """
+    links = links or {}
 
     def entry(path: Path) -> tuple[bytes, bytes]:
         name, mode = os.fsencode(path.name), b"100644"
-        if path.is_symlink():
+        if path in links:
+            mode, hashed = b"160000", bytes.fromhex(links[path])
+        elif path.is_symlink():
             mode, hashed = b"120000", _git_object(b"blob", os.fsencode(path.readlink()))
         elif path.is_dir():
-            mode, hashed = b"40000", bytes.fromhex(tree_hash(path))
+            mode, hashed = b"40000", bytes.fromhex(tree_hash(path, links))
         else:
             mode = b"100755" if path.stat().st_mode & 0o100 else mode
             hashed = _git_object(b"blob", path.read_bytes())
         order = name + b"/" if mode == b"40000" else name
         return order, mode + b" " + name + b"\0" + hashed
 
-    entries = sorted(entry(path) for path in folder.iterdir() if not _is_empty(path))
+    def is_in(path: Path) -> bool:
+        return not _is_empty(path) or any(link.is_relative_to(path) for link in links)
+
+    entries = sorted(entry(path) for path in folder.iterdir() if is_in(path))
     return _git_object(b"tree", b"".join(content for _, content in entries)).hex()
 
 
@@ -333,7 +336,7 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _archive(repository: Path, commit: str, folder: Path) -> None:
+def archive(repository: Path, commit: str, folder: Path) -> None:
     """Write the tree of a commit to `folder`."""
     command = ["git", "-C", str(repository), *AS_COMMITTED, "archive", "--format=tar", commit]
     with tempfile.TemporaryFile() as tar:

@@ -3,8 +3,11 @@
     tools     unpack pip and what compiles the wheel
     wheel     compile source/ into a megatron_core wheel and assert what must be in it
     folder    lay out /stage/opt/megatron, which is all that is added to a base
-    packages  lay out /stage/opt/packages: what a base lacks, such as CPU torch
-    compile   byte-compile one share of a folder; started by the two above
+    packages  lay out /stage/opt/packages: what a base lacks, such as CPU torch; /stage/opt/python,
+              where it has none
+    extension compile extensions/NAME into a wheel, on a base whose nvcc it takes, and lay it out in
+              /stage/opt/extensions
+    compile   byte-compile one share of a folder; started by the three above
 
 Reads source.json, which the context's record() wrote. Any failed assertion is one line on stderr
 and exit code 1, which fails the build.
@@ -18,6 +21,7 @@ import importlib.util
 import json
 import os
 import py_compile
+import re
 import shutil
 import subprocess
 import sys
@@ -28,9 +32,11 @@ from pathlib import Path
 BUILD = Path("/build")
 TOOLS = BUILD / "tools"
 DIST = BUILD / "dist"
+NATIVE = BUILD / "native"
 STAGE = Path("/stage")
 MEGATRON = STAGE / "opt/megatron"
 PACKAGES = STAGE / "opt/packages"
+EXTENSIONS = STAGE / "opt/extensions"
 EXAMPLE = "megatron_core_training_example.py"
 EPOCH_OF_PACKAGES = 315532800  # 1980-01-01, the earliest time a zip file can carry
 SHARES = 4  # that a folder is byte-compiled in, whatever the number of processors
@@ -121,7 +127,10 @@ def folder() -> None:
 
 
 def packages() -> None:
-    """Lay out the packages a base lacks, and torch's command."""
+    """Lay out the packages a base lacks, and torch's command; a Python, where it has none."""
+    interpreter = BUILD / "python.tar.gz"
+    if interpreter.is_file():
+        unpack_python(interpreter)
     install(BUILD / "wheels/packages", PACKAGES / "lib")
     torchrun = PACKAGES / "bin/torchrun"
     torchrun.parent.mkdir()
@@ -129,6 +138,72 @@ def packages() -> None:
     torchrun.chmod(0o755)
     compile_python(PACKAGES / "lib")
     normalise(STAGE, EPOCH_OF_PACKAGES)
+
+
+def unpack_python(archive: Path) -> None:
+    """Lay out the Python in an archive, as /opt/python."""
+    (STAGE / "opt").mkdir(parents=True)
+    command = ["tar", "-x", "-z", "-f", str(archive), "-C", str(STAGE / "opt")]
+    if subprocess.run(command, check=False).returncode:
+        fail("tar can't unpack the interpreter")
+    python = STAGE / "opt/python"
+    if not (python / "bin/python3").exists():
+        fail("the interpreter's archive has no python/bin/python3")
+    for cache in [*python.rglob("__pycache__")]:  # of other times than the files are given here
+        shutil.rmtree(cache)
+    compile_python(python / "lib")
+
+
+def extension(name: str) -> None:
+    """Compile one extension with the base's nvcc and torch, and lay it out.
+
+    MAX_JOBS is how many compilers run at a time, which torch's and CMake's builds read; the GPUs
+    are in CUDA_ARCHITECTURES: 80 90a. A wheel without the modules that it is for is refused, since
+    options that a setup.py doesn't know are ignored.
+    """
+    folder = BUILD / "extensions" / name
+    record = json.loads((folder / "extension.json").read_text())
+    print(f"stage: compiling {name}", flush=True)
+    install(BUILD / "wheels/extensions", NATIVE, keep_programs=True)
+    normalise(folder / "source", record["epoch"])
+    options = [f"--config-settings=--build-option={option}" for option in record["options"]]
+    pip_wheel = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir"]
+    target = [str(DIST / name), *options, str(folder / "source")]
+    run([*pip_command(), *pip_wheel, *target], **compiling(record))
+    built = next((DIST / name).glob("*.whl"))
+    check_modules(built, record["modules"])
+    pip_install = ["install", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target"]
+    run([*pip_command(), *pip_install, str(EXTENSIONS / "lib"), str(built)])
+    record["wheel"] = {"name": built.name, "sha256": sha256(built)}
+    record["architectures"] = os.environ["CUDA_ARCHITECTURES"]
+    (EXTENSIONS / f"{name}.json").write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+    compile_python(EXTENSIONS / "lib")
+    normalise(STAGE, EPOCH_OF_PACKAGES)
+    print(f"stage: {built.name} {record['wheel']['sha256']}", flush=True)
+
+
+def compiling(record: dict[str, dict[str, str]]) -> dict[str, str]:
+    """The environment of an extension's setup.py: architectures as torch and CMake write them."""
+    asked = os.environ["CUDA_ARCHITECTURES"].split()
+    dotted = [re.sub(r"(\d)([af]?)$", r".\1\2", one) for one in asked]
+    paths = [str(TOOLS), str(NATIVE), os.environ.get("PYTHONPATH", "")]
+    return {
+        "TORCH_CUDA_ARCH_LIST": ";".join(dotted),
+        "NVTE_CUDA_ARCHS": ";".join(asked),
+        "CC": "gcc",
+        "CXX": "g++",
+        "PYTHONPATH": ":".join(filter(None, paths)),
+        "PATH": f"{BUILD / 'bin'}:{NATIVE / 'bin'}:{os.environ['PATH']}",
+        **record["environment"],
+    }
+
+
+def check_modules(built: Path, modules: list[str]) -> None:
+    """Fail unless all of the compiled modules are in the wheel, in whatever folder of it."""
+    names = [name.rpartition("/")[2] for name in zipfile.ZipFile(built).namelist()]
+    compiled = {name.partition(".")[0] for name in names if name.endswith(".so")}
+    if missing := [name for name in modules if name not in compiled]:
+        fail(f"{built.name} holds no compiled {', '.join(missing)}: see the messages above")
 
 
 def add_makefile(lib: Path) -> None:
@@ -169,12 +244,15 @@ def only_scripts(source: Path):  # type: ignore[no-untyped-def]  # shutil's own 
     return ignore
 
 
-def install(wheels: Path, target: Path, pip: list[str] | None = None) -> None:
+def install(
+    wheels: Path, target: Path, pip: list[str] | None = None, keep_programs: bool = False
+) -> None:
     """Install every requirement of a wheel folder, checked against its hash, from that folder."""
     options = ["--no-index", "--no-deps", "--require-hashes", "--no-compile", "--find-links"]
     requirements = ["--target", str(target), "-r", str(wheels / "requirements.txt")]
     run([*(pip or pip_command()), "install", *options, str(wheels), *requirements])
-    shutil.rmtree(target / "bin", ignore_errors=True)
+    if not keep_programs:
+        shutil.rmtree(target / "bin", ignore_errors=True)
 
 
 def pip_command() -> list[str]:
@@ -243,5 +321,7 @@ if __name__ == "__main__":
     os.umask(0o022)
     if sys.argv[1] == "compile":
         compile_share(Path(sys.argv[2]), int(sys.argv[3]))
+    elif sys.argv[1] == "extension":
+        extension(sys.argv[2])
     else:
         {"tools": tools, "wheel": wheel, "folder": folder, "packages": packages}[sys.argv[1]]()

@@ -95,12 +95,12 @@ def is_ours(history: Sequence[dict[str, Any]]) -> bool:
     return bool(ADDED.search(last))
 
 
-def check_architecture(architecture: str, name: str) -> None:
-    """Raise BuildError unless a base is for the machines that the locked wheels are for."""
-    if architecture != "amd64":
+def check_platform(platform: str, row: Row, name: str) -> None:
+    """Raise BuildError unless a base is for a platform that the row is for."""
+    if platform not in row.platforms:
         raise BuildError(
-            f"{name}: is for {architecture}, and what is added to it is compiled for amd64",
-            f"Where the engine can run that: docker pull --platform linux/amd64 {name}",
+            f"{name}: is for {platform}, and the row is for {', '.join(row.platforms)}",
+            f"Where the engine can run that: docker pull --platform {row.platforms[0]} {name}",
         )
 
 
@@ -129,6 +129,12 @@ def check_base(base: Facts, row: Row, name: str, standin: bool) -> None:
             f"{name}: has torch {torch or 'missing'}, and the row says {row.torch}",
             "It isn't the image this row describes.",
         )
+
+
+def check_extensions(image: Facts, packages: Sequence[str]) -> None:
+    """Raise BuildError where the image's Python doesn't find what was compiled for it."""
+    if missing := [name for name in packages if name not in image.packages]:
+        raise BuildError(f"the image's python3 finds no {', '.join(missing)}")
 
 
 def check_image(base: Facts, image: Facts, added: set[str], whole: bool) -> None:

@@ -74,7 +74,7 @@ class Resolved:
     """What a reference names at its registry, as digests: sha256:….
 
     digest: of the index or, where there's no index, of the manifest
-    manifest, config: of PLATFORM's image
+    manifest, config: of one platform's image
     """
 
     digest: str
@@ -102,8 +102,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def resolve(reference: str) -> Resolved:
-    """What `reference` names at its registry just now.
+def resolve(reference: str, platform: str = PLATFORM) -> Resolved:
+    """What `reference` names at its registry just now, for `platform`.
 
     Every digest is computed from the bytes that came, and compared with what they were asked by
     and with what the registry calls them. Raises EngineError.
@@ -115,7 +115,7 @@ def resolve(reference: str) -> Resolved:
         session.auth = _unchanged
         session.verify = _authority(where.registry)
         try:
-            return _Asking(where, session).resolve()
+            return _Asking(where, session, platform).resolve()
         except requests.exceptions.SSLError as error:
             raise refusal(reference, Fault.CERTIFICATE, _innermost(error), HERE) from error
         except requests.exceptions.RequestException as error:
@@ -125,9 +125,10 @@ def resolve(reference: str) -> Resolved:
 class _Asking:
     """One reference's conversation with its registry."""
 
-    def __init__(self, where: Reference, session: Session) -> None:
+    def __init__(self, where: Reference, session: Session, platform: str) -> None:
         self.where = where
         self.session = session
+        self.platform = platform
 
     def resolve(self) -> Resolved:
         digest, document = self._manifest(self.where.target)
@@ -140,22 +141,22 @@ class _Asking:
         config = self._digest_in(document.get("config"))
         _, settings = self._fetch("blobs", config)
         platform = f"{settings.get('os')}/{settings.get('architecture')}"
-        if platform != PLATFORM:
-            raise EngineError(f"{self.where.text}: is for {platform}, and not for {PLATFORM}")
+        if platform != self.platform:
+            raise EngineError(f"{self.where.text}: is for {platform}, and not for {self.platform}")
         return Resolved(digest, manifest, config)
 
     def _manifest(self, target: str) -> tuple[str, dict[str, Any]]:
         return self._fetch("manifests", target)
 
     def _of_platform(self, index: dict[str, Any]) -> str:
-        """The digest of PLATFORM's manifest in an index."""
+        """The digest of the platform's manifest in an index."""
         names = []
         for entry in index.get("manifests") or []:
             platform = entry.get("platform") or {}
             names.append(f"{platform.get('os')}/{platform.get('architecture')}")
-            if names[-1] == PLATFORM:
+            if names[-1] == self.platform:
                 return self._digest_in(entry)
-        raise EngineError(f"{self.where.text}: has no {PLATFORM}, only {', '.join(names)}")
+        raise EngineError(f"{self.where.text}: has no {self.platform}, only {', '.join(names)}")
 
     def _digest_in(self, descriptor: Any) -> str:
         digest = descriptor.get("digest") if isinstance(descriptor, dict) else None

@@ -17,12 +17,15 @@ from typing import Any, TypeVar
 
 import yaml
 
-from launcher.build import fetch, source
+from launcher.build import extensions, fetch, source
 from launcher.engine import registry
 from launcher.errors import BuildError, EngineError
 from launcher.matrix.schema import (
+    AMD64,
+    Extension,
     GitSource,
     Lock,
+    LockedExtension,
     LockedGit,
     LockedImage,
     LockedNeeds,
@@ -94,8 +97,18 @@ def lock(matrix: Matrix, old: Lock | None, site: Settings, progress: Progress) -
         )
         for version, release in matrix.releases.items()
     }
+    compiled = {
+        name: keep(
+            f"extension {name}",
+            partial(_lock_extension, name, extension, site),
+            _old_extension(old, name, extension),
+        )
+        for name, extension in matrix.extensions.items()
+    }
     images = _lock_images(matrix, old, site, progress)
-    return Lock(images=images, needs=needs, packages=packages, releases=releases)
+    return Lock(
+        images=images, needs=needs, packages=packages, releases=releases, extensions=compiled
+    )
 
 
 def dump(locked: Lock) -> str:
@@ -116,7 +129,11 @@ def _old_needs(old: Lock | None, abi: str, needs: Needs) -> LockedNeeds | None:
     before = old.needs.get(abi) if old else None
     same = before and all(
         {fetch.name_of_pin(pin) for pin in pins} == set(names)
-        for pins, names in ((before.build, needs.build), (before.runtime, needs.runtime))
+        for pins, names in (
+            (before.build, needs.build),
+            (before.runtime, needs.runtime),
+            (before.extensions, needs.extensions),
+        )
     )
     return before if same else None
 
@@ -124,22 +141,40 @@ def _old_needs(old: Lock | None, abi: str, needs: Needs) -> LockedNeeds | None:
 def _old_git(old: Lock | None, version: str, named: GitSource) -> LockedGit | None:
     """The old pin of a release, unless the matrix names another commit, tag or branch by now."""
     before = old.releases[version].git if old and version in old.releases else None
-    if before is None or before.ref != named.ref:
+    return before if before and _is_named(before, named) else None
+
+
+def _old_extension(old: Lock | None, name: str, wanted: Extension) -> LockedExtension | None:
+    """The old pin of an extension, unless the matrix names another commit or submodule by now."""
+    before = old.extensions.get(name) if old else None
+    if before is None or set(before.submodules) != set(wanted.submodules):
         return None
-    return before if named.commit in (None, before.commit) else None
+    return before if _is_named(before.git, wanted.git) else None
 
 
-def _needs(matrix: Matrix, abi: str, site: Settings) -> LockedNeeds:
+def _is_named(locked: LockedGit, named: GitSource) -> bool:
+    return locked.ref == named.ref and named.commit in (None, locked.commit)
+
+
+def _needs(matrix: Matrix, key: str, site: Settings) -> LockedNeeds:
+    """The needs of an ABI, by the key of its builder: cp312, or cp312-arm64."""
+    abi, _, other = key.partition("-")
     python = f"3.{abi.removeprefix('cp3')}"
+    platform = f"linux/{other}" if other else AMD64
     return LockedNeeds(
-        build=_resolve(matrix.needs.build, python, site, "--no-deps"),
-        runtime=_resolve(matrix.needs.runtime, python, site, "--no-deps"),
+        build=_resolve(matrix.needs.build, python, site, "--no-deps", platform=platform),
+        runtime=_resolve(matrix.needs.runtime, python, site, "--no-deps", platform=platform),
+        extensions=_resolve(matrix.needs.extensions, python, site, "--no-deps", platform=platform),
     )
 
 
-def _resolve(requirements: list[str], python: str, site: Settings, *options: str) -> list[str]:
+def _resolve(
+    requirements: list[str], python: str, site: Settings, *options: str, platform: str = AMD64
+) -> list[str]:
     """Let pip choose the newest wheels that fit, with their dependencies unless told otherwise."""
-    target = [*fetch.target_options(python), "--only-binary=:all:", "--target=unused"]
+    if not requirements:
+        return []
+    target = [*fetch.target_options(python, platform), "--only-binary=:all:", "--target=unused"]
     report = _pip_report([*requirements, *target, *options], site)
     return sorted(_pin(item) for item in report["install"])
 
@@ -168,11 +203,12 @@ def _lock_git(named: GitSource, site: Settings) -> LockedGit:
     if commit is None:
         assert named.ref is not None
         commit = source.commit_of(named.url, named.ref, site)
-    repository = source.repository(named.url, commit, site)
-    tree, epoch = source.git(
-        repository, "log", "-1", "--no-show-signature", "--format=%T %ct", commit
-    ).split()
-    return LockedGit(commit=commit, ref=named.ref, tree=tree, epoch=int(epoch))
+    return extensions.locked_git(named.url, commit, named.ref, site)
+
+
+def _lock_extension(name: str, wanted: Extension, site: Settings) -> LockedExtension:
+    """An extension's commit, and those of the submodules that it is compiled with."""
+    return extensions.lock(name, wanted, _lock_git(wanted.git, site), site)
 
 
 def _lock_images(
@@ -185,11 +221,19 @@ def _lock_images(
 
     def ask(reference: str) -> LockedImage | EngineError:
         try:
-            found = registry.resolve(site.mirrored(reference))
+            found = {
+                platform: registry.resolve(site.mirrored(reference), platform)
+                for platform in matrix.platforms(reference)
+            }
         except EngineError as error:
             return error
-        platform = LockedPlatform(manifest=found.manifest, config=found.config)
-        return LockedImage(digest=found.digest, platforms={registry.PLATFORM: platform})
+        if len(names := {one.digest for one in found.values()}) > 1:
+            return EngineError(f"{reference}: was moved while it was asked: {', '.join(names)}")
+        platforms = {
+            platform: LockedPlatform(manifest=one.manifest, config=one.config)
+            for platform, one in found.items()
+        }
+        return LockedImage(digest=names.pop(), platforms=platforms)
 
     images = {}
     progress.step("lock bases and builders")

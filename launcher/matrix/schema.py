@@ -51,7 +51,11 @@ Sha256 = Annotated[Text, _matching(r"[0-9a-f]{64}", "a sha256: 64 hex digits")]
 Release = Annotated[Text, _matching(r"\d+\.\d+\.\d+", "a release: 0.9.0")]
 Tag = Annotated[Text, _matching(r"[a-z0-9][a-z0-9._-]*", "an image tag: 24.10")]
 PythonVersion = Annotated[Text, _matching(r"3\.\d+", "a Python version: 3.10")]
-Abi = Annotated[Text, _matching(r"cp3\d+", "an ABI: cp310")]
+Abi = Annotated[Text, _matching(r"cp3\d+(-arm64)?", "an ABI: cp310, or cp312-arm64 of arm64")]
+Name = Annotated[Text, _matching(r"[a-z0-9][a-z0-9._-]*", "a name: apex-24.10")]
+Url = Annotated[Text, _matching(r"https://\S+", "an address: https://…")]
+Folder = Annotated[Text, _matching(r"(?!/)(?!.*\.\.)[\w./+-]+(?<!/)", "a folder: 3rdparty/cutlass")]
+Architecture = Annotated[Text, _matching(r"\d{2,3}[af]?", "a compute capability: 90 of 9.0")]
 Reference = Annotated[Text, _matching(r"[\w.\-:/]+(@sha256:[0-9a-f]{64})?", "an image reference")]
 Digest = Annotated[Text, _matching(r"sha256:[0-9a-f]{64}", "a digest: sha256: and 64 hex digits")]
 GitRef = Annotated[Text, _matching(r"(?!-)[\w./+-]+(?<!\.lock)", "a tag or a branch: core_r0.9.0")]
@@ -60,6 +64,8 @@ Pin = Annotated[
 ]
 
 Source = Literal["git", "sdist"]
+Platform = Literal["linux/amd64", "linux/arm64"]
+AMD64: Platform = "linux/amd64"
 Status = Literal["builds", "imports", "runs", "runs with warnings", "fails"]
 
 
@@ -108,20 +114,45 @@ class MegatronRelease(Strict):
     caution: Caution | None = None
 
 
+class Extension(Strict):
+    """A package that is compiled with a base's own CUDA, by its setup.py.
+
+    submodules: of the repository, those that it is compiled with: folder to address; package: its
+    name as Python has it; modules: the compiled modules that must be in its wheel; options,
+    environment: of setup.py
+    """
+
+    git: GitSource
+    submodules: dict[Folder, Url] = {}
+    package: Name
+    modules: list[Text] = Field(min_length=1)
+    options: list[Text] = []
+    environment: dict[Text, Text] = {}
+
+
+class Interpreter(Strict):
+    """A Python for bases that have none: a .tar.gz with all of it in a folder named python."""
+
+    url: Url
+    sha256: Sha256
+
+
 class Needs(Strict):
     """Requirements, as people write them; the lock says which versions they are."""
 
     build: list[Text]
     runtime: list[Text]
+    extensions: list[Text] = []
 
 
 class Row(Strict):
     """One image: a base and the Megatron release that goes into it.
 
     Facts about the base (os to driver) are empty where no public source states them.
-    `packages` are Python packages the base lacks, such as CPU torch. An `untried` row was never
-    built, nor probed, by anybody who has said so here: it is built where it is named, and no
-    status is expected of it.
+    `packages` are Python packages the base lacks, such as CPU torch; `interpreter` is the Python
+    that is added to a base without one; `extensions` are compiled there, for the GPUs of
+    `architectures`. An `untried` row was never built, nor probed, by anybody who has said so here:
+    it is built where it is named, and no status is expected of it.
     """
 
     base: Reference
@@ -134,7 +165,11 @@ class Row(Strict):
     driver: Text | None = None
     megatron: Release
     source: Source = "git"
+    platforms: list[Platform] = Field([AMD64], min_length=1)
+    interpreter: Release | None = None
     packages: list[Text] = []
+    extensions: list[Name] = []
+    architectures: list[Architecture] = []
     untried: bool = False
     expected: Status | None = None
 
@@ -144,10 +179,26 @@ class Row(Strict):
             raise ValueError("untried, and yet a status is expected of it: leave one of both out")
         return self
 
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Row:
+        if self.interpreter and not self.interpreter.startswith(f"{self.python}."):
+            raise ValueError(f"interpreter {self.interpreter} is no Python {self.python}")
+        if (self.interpreter or self.extensions) and not self.packages:
+            raise ValueError("interpreter and extensions need packages: torch at least")
+        if bool(self.extensions) != bool(self.architectures):
+            raise ValueError("extensions are compiled for architectures: give both or none")
+        if self.packages and self.platforms != [AMD64]:
+            raise ValueError(f"packages are locked for {AMD64} alone: leave platforms out")
+        return self
+
     @property
     def abi(self) -> str:
         """The CPython ABI tag of the row's Python: cp310."""
         return "cp" + self.python.replace(".", "")
+
+    def compiled_by(self, platform: str) -> str:
+        """The key of the builder and of the needs on a platform: cp312, or cp312-arm64."""
+        return self.abi if platform == AMD64 else f"{self.abi}-{platform.partition('/')[2]}"
 
 
 class Matrix(Strict):
@@ -160,9 +211,11 @@ class Matrix(Strict):
     moving: list[Reference] = []
     needs: Needs
     releases: dict[Release, MegatronRelease]
+    interpreters: dict[Release, Interpreter] = {}
+    extensions: dict[Name, Extension] = {}
     rows: dict[Tag, Row]
 
-    @field_validator("rows", "releases", mode="before")
+    @field_validator("rows", "releases", "interpreters", "extensions", mode="before")
     @classmethod
     def _keys_are_text(cls, value: object) -> object:
         for key in value if isinstance(value, dict) else ():
@@ -178,6 +231,25 @@ class Matrix(Strict):
         for abi, builder in self.builders.items():
             used.setdefault(builder, []).append(f"builder of {abi}")
         return {reference: ", ".join(roles) for reference, roles in used.items()}
+
+    def platforms(self, reference: str) -> list[str]:
+        """What an image of `images` is used for, in the order of the rows: linux/amd64 …"""
+        rows = self.rows.values()
+        of_bases = [one for row in rows if row.base == reference for one in row.platforms]
+        of_builders = [
+            "linux/arm64" if key.endswith("-arm64") else AMD64
+            for key, builder in self.builders.items()
+            if builder == reference
+        ]
+        return list(dict.fromkeys([*of_bases, *of_builders]))
+
+    @property
+    def repositories(self) -> list[str]:
+        """The address of every git repository that something is built from."""
+        urls = [release.git.url for release in self.releases.values()]
+        for extension in self.extensions.values():
+            urls += [extension.git.url, *extension.submodules.values()]
+        return list(dict.fromkeys(urls))
 
     @property
     def usual(self) -> list[str]:
@@ -199,8 +271,18 @@ class Matrix(Strict):
             if release is None:
                 known = nearest(row.megatron, list(self.releases))
                 raise Fault(("rows", tag, "megatron"), f"no release {row.megatron}. {known}")
-            if row.abi not in self.builders:
-                raise Fault(("rows", tag, "python"), f"no builder for {row.abi} in builders")
+            for key in map(row.compiled_by, row.platforms):
+                if key not in self.builders:
+                    raise Fault(("rows", tag, "python"), f"no builder for {key} in builders")
+            if row.interpreter not in {None, *self.interpreters}:
+                known = nearest(str(row.interpreter), list(self.interpreters))
+                reason = f"no {row.interpreter} in interpreters. {known}"
+                raise Fault(("rows", tag, "interpreter"), reason)
+            for index, name in enumerate(row.extensions):
+                if name not in self.extensions:
+                    known = nearest(name, list(self.extensions))
+                    reason = f"no {name} in extensions. {known}"
+                    raise Fault(("rows", tag, "extensions", index), reason)
             if row.source == "sdist" and not release.sdist:
                 raise Fault(("rows", tag, "source"), f"{row.megatron} has no sdist; use git")
             if problem := misfit(row, row.megatron, release):
@@ -253,11 +335,24 @@ class LockedRelease(Strict):
     sdist: LockedSdist | None = None
 
 
+class LockedExtension(Strict):
+    """What an extension is compiled from, exactly.
+
+    links: the commit at each of the tree's submodules, which the tree's own hash is made with;
+    submodules: those of them that are used
+    """
+
+    git: LockedGit
+    links: dict[Folder, Commit] = {}
+    submodules: dict[Folder, LockedGit] = {}
+
+
 class LockedNeeds(Strict):
     """Pinned requirements of one ABI, in pip's own form."""
 
     build: list[Pin]
     runtime: list[Pin]
+    extensions: list[Pin] = []
 
 
 class LockedPlatform(Strict):
@@ -287,3 +382,4 @@ class Lock(Strict):
     needs: dict[Abi, LockedNeeds]
     packages: dict[Tag, list[Pin]]
     releases: dict[Release, LockedRelease]
+    extensions: dict[Name, LockedExtension] = {}

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from launcher.build import verify
-from launcher.build.verify import Facts, check_architecture, check_base, check_image, check_layers
+from launcher.build.verify import (
+    Facts,
+    check_base,
+    check_extensions,
+    check_image,
+    check_layers,
+    check_platform,
+)
 from launcher.errors import BuildError
 from launcher.matrix.load import load_matrix
 
@@ -31,10 +38,20 @@ def test_another_torch_or_none_is_refused_unless_it_is_a_stand_in(packages: dict
 
 
 def test_a_base_for_other_machines_is_refused() -> None:
-    check_architecture("amd64", "base")
-    with pytest.raises(BuildError, match=r"base: is for arm64") as caught:
-        check_architecture("arm64", "base")
+    check_platform("linux/amd64", ROW, "base")
+    with pytest.raises(BuildError, match=r"base: is for linux/arm64, and the row is for linux/am"):
+        check_platform("linux/arm64", ROW, "base")
+    both = load_matrix().rows["26.06"]
+    check_platform("linux/arm64", both, "base")
+    with pytest.raises(BuildError, match="is for linux/s390x") as caught:
+        check_platform("linux/s390x", both, "base")
     assert "--platform linux/amd64 base" in caught.value.remedy
+
+
+def test_an_extension_that_the_image_does_not_find_is_named() -> None:
+    check_extensions(Facts("3.10", {"apex": "0.1"}), ["apex"])
+    with pytest.raises(BuildError, match="finds no transformer-engine"):
+        check_extensions(Facts("3.10", {"apex": "0.1"}), ["transformer-engine", "apex"])
 
 
 def test_an_image_lies_on_the_base_that_was_looked_into() -> None:

@@ -37,10 +37,11 @@ def test_every_tried_row_has_a_job_with_its_own_release(capsys: pytest.CaptureFi
     assert jobs[0] == {
         "tag": "24.02",
         "megatron": "0.9.0",
+        "platform": "linux/amd64",
         "cuda": True,
         "runner": ["self-hosted", "gpu"],
     }
-    assert jobs[-1]["runner"] == [github.HOSTED]
+    assert jobs[-1]["runner"] == ["ubuntu-24.04"]
 
 
 def test_rows_with_cuda_are_left_out_without_a_runner_for_them_and_that_is_told(
@@ -102,6 +103,23 @@ def test_more_jobs_than_github_makes_are_refused() -> None:
         github.strategy([*most, {"tag": "one more"}])
 
 
+def test_a_row_has_a_job_on_each_platform_that_a_runner_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = MATRIX.rows["24.10"].model_copy(update={"platforms": ["linux/amd64", "linux/arm64"]})
+    matrix = MATRIX.model_copy(update={"rows": {"24.10": row}})
+    monkeypatch.setattr("launcher.matrix.load.load_matrix", lambda: matrix)
+    jobs = printed(capsys, "--cuda-runner", "big", "--arm64-runner", "self-hosted,ARM64")
+    assert [(job["platform"], job["runner"]) for job in jobs] == [
+        ("linux/amd64", ["big"]),
+        ("linux/arm64", ["self-hosted", "ARM64"]),
+    ]
+    assert cli.main(["matrix", "github", "--cuda-runner", "big"]) == 0
+    out, err = capsys.readouterr()
+    assert [job["platform"] for job in json.loads(out)["include"]] == ["linux/amd64"]
+    assert err == "left out, as --arm64-runner names no runner: 24.10\n"
+
+
 @given(
     st.lists(st.sampled_from([*MATRIX.rows]), unique=True),
     st.lists(st.sampled_from([*MATRIX.releases]), unique=True),
@@ -113,12 +131,13 @@ def test_a_job_is_a_cell_that_fits_on_a_runner_that_can_take_it(
     from launcher.compat.series import cells
 
     wanted = [(cell.tag, cell.megatron) for cell in cells(MATRIX, tags, releases)]
-    jobs = github.jobs(MATRIX, wanted, labels)
+    jobs = github.jobs(MATRIX, wanted, {"linux/amd64": labels})
     assert json.loads(json.dumps(jobs)) == jobs
-    assert [(job["tag"], job["megatron"]) for job in jobs] == [
-        cell for cell in wanted if labels or cell[0] not in CUDA
+    assert [(job["tag"], job["megatron"], job["platform"]) for job in jobs] == [
+        (*cell, platform) for cell in wanted for platform in MATRIX.rows[cell[0]].platforms
     ]
     for job in jobs:
         row = MATRIX.rows[job["tag"]]
         assert misfit(row, job["megatron"], MATRIX.releases[job["megatron"]]) is None
-        assert job["runner"] == (labels if job["cuda"] else [github.HOSTED])
+        of_cuda = labels if job["platform"] == "linux/amd64" else []
+        assert job["runner"] == (of_cuda if row.cuda else [github.HOSTED[job["platform"]]])

@@ -34,6 +34,7 @@ def test_the_lock_covers_the_matrix() -> None:
     assert set(locked.images) <= set(matrix.images)
     assert set(locked.needs) == set(matrix.builders)
     assert set(locked.packages) == {tag for tag, row in matrix.rows.items() if row.packages}
+    assert set(locked.extensions) == set(matrix.extensions)
     for version, release in matrix.releases.items():
         git = locked.releases[version].git
         assert git is not None
@@ -53,13 +54,16 @@ def test_needs_never_hold_what_belongs_to_the_base() -> None:
         assert names.isdisjoint({"torch", "numpy", "transformer-engine", "apex"})
 
 
+RESOLVING = ("_needs", "_resolve", "_lock_git", "_lock_sdist", "_lock_extension")
+
+
 def unreachable(*_: object) -> None:
     raise BuildError("nothing can be reached")
 
 
 @pytest.fixture(autouse=True)
 def _no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(reference: str) -> Resolved:
+    def resolve(reference: str, platform: str) -> Resolved:
         raise EngineError(f"{reference}: the registry can't be reached")
 
     monkeypatch.setattr(registry, "resolve", resolve)
@@ -68,7 +72,7 @@ def _no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_reached_keeps_its_pin_and_is_named(
     monkeypatch: pytest.MonkeyPatch, site: Settings
 ) -> None:
-    for name in ("_needs", "_resolve", "_lock_git", "_lock_sdist"):
+    for name in RESOLVING:
         monkeypatch.setattr(lock, name, unreachable)
     out = io.StringIO()
     locked = lock.lock(load_matrix(), load_lock(), site, Progress(out))
@@ -98,7 +102,7 @@ def test_a_release_whose_commit_was_changed_is_not_kept(
 ) -> None:
     data = yaml.safe_load((ROOT / "matrix.lock").read_text())
     data["releases"]["0.9.0"]["git"]["commit"] = "0" * 40
-    for name in ("_needs", "_resolve", "_lock_git", "_lock_sdist"):
+    for name in RESOLVING:
         monkeypatch.setattr(lock, name, unreachable)
     with pytest.raises(BuildError):
         lock.lock(load_matrix(), Lock.model_validate(data), site, Progress(io.StringIO()))
@@ -109,11 +113,12 @@ def sha(letter: str) -> str:
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Resolved]) -> list[str]:
-    """Have registries answer so; what they were asked, in the end."""
+    """Have registries answer so; what they were asked for amd64, in the end."""
     asked: list[str] = []
 
-    def resolve(reference: str) -> Resolved:
-        asked.append(reference)
+    def resolve(reference: str, platform: str) -> Resolved:
+        if platform == "linux/amd64":
+            asked.append(reference)
         if reference not in answers:
             raise EngineError(f"{reference}: the registry can't be reached\n  more", "Mend it.")
         return answers[reference]
@@ -130,14 +135,37 @@ def test_each_base_and_builder_is_asked_for_once(
     asked = answering(monkeypatch, answers)
     out = io.StringIO()
     images = lock._lock_images(matrix, None, site, Progress(out))
-    assert sorted(asked) == sorted(set(asked)) == sorted(images)
-    assert len(images) == len(matrix.rows) + 1
+    for_amd64 = [name for name in matrix.images if "linux/amd64" in matrix.platforms(name)]
+    assert sorted(asked) == sorted(for_amd64)
+    assert list(images) == list(matrix.images)
     assert len(out.getvalue().splitlines()) == 1
     platform = LockedPlatform(manifest=sha("b"), config=sha("c"))
-    assert all(
-        image == LockedImage(digest=sha("a"), platforms={"linux/amd64": platform})
-        for image in images.values()
-    )
+    for name, image in images.items():
+        platforms = dict.fromkeys(matrix.platforms(name), platform)
+        assert image == LockedImage(digest=sha("a"), platforms=platforms)
+
+
+def test_an_image_is_locked_for_each_platform_that_it_is_used_on() -> None:
+    matrix = load_matrix()
+    both = ["linux/amd64", "linux/arm64"]
+    assert matrix.platforms("nvcr.io/nvidia/pytorch:26.06-py3") == both
+    assert matrix.platforms("nvcr.io/nvidia/pytorch:24.10-py3") == ["linux/amd64"]
+    assert matrix.platforms("quay.io/pypa/manylinux_2_28_x86_64:latest") == ["linux/amd64"]
+    assert matrix.platforms("quay.io/pypa/manylinux_2_28_aarch64:latest") == ["linux/arm64"]
+
+
+def test_a_tag_that_moves_between_two_platforms_is_not_locked(
+    monkeypatch: pytest.MonkeyPatch, site: Settings
+) -> None:
+    def resolve(reference: str, platform: str) -> Resolved:
+        return Resolved(sha("a" if platform == "linux/amd64" else "b"), sha("c"), sha("d"))
+
+    monkeypatch.setattr(registry, "resolve", resolve)
+    out = io.StringIO()
+    images = lock._lock_images(load_matrix(), None, site, Progress(out))
+    assert "nvcr.io/nvidia/pytorch:24.10-py3" in images
+    assert "nvcr.io/nvidia/pytorch:26.06-py3" not in images
+    assert "26.06-py3: was moved while it was asked" in out.getvalue()
 
 
 def test_row_by_row_what_cannot_be_reached_keeps_its_pin_or_has_none(

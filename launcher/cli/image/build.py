@@ -22,6 +22,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="in place of the row's base, such as a mirror's: {tag} in it is the tag",
     )
     add("--builder", metavar="IMAGE", help="in place of the image that compiles")
+    add(
+        "--architectures",
+        metavar="LIST",
+        help='GPUs to compile for, of a row that compiles for them: "80 90" for 8.0 and 9.0',
+    )
+    add("--jobs", metavar="N", type=int, help="compilers at a time, of such a row (4)")
     add("--no-cache", action="store_true", help="build again, use no cached layer")
 
 
@@ -49,6 +55,8 @@ def main(args: argparse.Namespace) -> int:
             base=args.base and args.base.replace("{tag}", tag),
             builder=args.builder,
             no_cache=args.no_cache,
+            architectures=args.architectures,
+            jobs=args.jobs,
         )
         for tag in tags
     ]

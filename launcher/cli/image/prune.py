@@ -62,8 +62,8 @@ def _cache(args: argparse.Namespace) -> int:
     from launcher.settings import settings
 
     site, matrix = settings(), load_matrix()
-    urls = [release.git.url for release in matrix.releases.values()]
-    chosen = prune.downloads(site, locked_hashes(load_lock()), urls)
+    hashes = {*locked_hashes(load_lock()), *(one.sha256 for one in matrix.interpreters.values())}
+    chosen = prune.downloads(site, hashes, matrix.repositories)
     size = sum(map(prune.bytes_in, chosen))
     for folder in chosen:
         print(prune.title(folder))
