@@ -76,7 +76,7 @@ def test_a_cell_is_worse_or_better_than_expected_or_neither(
         ("FutureWarning: `load_state_dict` is deprecated and will be removed", "old name"),
         ("FutureWarning: You are using `torch.load` with `weights_only=False` (the", "torch.load"),
         ("FutureWarning: `torch.library.impl_abstract` was renamed to `torch", "before 2.4"),
-        ("UserWarning: Apex is not installed. Falling back to Torch LayerNorm", "none"),
+        ("UserWarning: Apex is not installed. Falling back to Torch LayerNorm", "no Apex"),
         ("UserWarning: Transformer Engine and Apex are not installed. Falling back", "neither"),
         ("UserWarning: `async_grad_allreduce` is deprecated and will be removed", "older name"),
         ('UserWarning: The fp8 argument in "get_x_spec" has been deprecated', "older argument"),
