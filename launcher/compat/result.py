@@ -42,7 +42,8 @@ CAUSES = (
     (r"`torch\.load` with `weights_only=False`", "Megatron doesn't tell torch.load whether a file "
      "may hold code; torch 2.4 and 2.5 ask for it"),
     (r"`torch\.library\.impl_abstract` was renamed", "a package names it as torch before 2.4 did"),
-    (r"Transformer Engine and Apex are not installed", "the image has neither Transformer Engine nor Apex"),
+    (r"Transformer Engine and Apex are not installed", "the image has neither Transformer Engine "
+     "nor Apex"),
     (r"Apex is not installed", "the image has no Apex"),
     (r"Transformer Engine is not installed", "the image has no Transformer Engine"),
     (r"`async_grad_allreduce` is deprecated", "Megatron's own older name"),
