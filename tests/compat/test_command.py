@@ -1,0 +1,75 @@
+"""`matrix compat` writes its reports, and says whether all is well, whatever was found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from launcher.cli import main
+from launcher.compat import kept, series
+from launcher.compat.result import Cell, Result
+from launcher.engine import connect
+from launcher.settings import ROOT
+from tests.compat.samples import RESULTS, result
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command on a matrix in a folder of its own, where trying finds what is given."""
+    for name in ("matrix.yaml", "matrix.lock", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    monkeypatch.setenv("LAUNCHER_MATRIX", str(tmp_path / "matrix.yaml"))
+    monkeypatch.setattr(connect, "connect", lambda **_: None)
+
+    def run(results: list[Result], *args: str) -> int:
+        def found(self: series.Series, cells: Iterable[Cell]) -> Iterator[Result]:
+            return iter(results)
+
+        monkeypatch.setattr(series.Series, "run", found)
+        return main(["matrix", "compat", "cpu", "-o", str(tmp_path / "out"), *args])
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+
+
+def test_each_report_tells_of_each_cell(run: Run, tmp_path: Path) -> None:
+    assert run(RESULTS) == 1
+    out = tmp_path / "out"
+    assert len(json.loads((out / "report.json").read_text())["cells"]) == len(RESULTS)
+    assert ElementTree.parse(out / "report.xml").getroot().get("failures") == "2"  # noqa: S314
+    page, table = (out / "report.html").read_text(), (out / "report.md").read_text()
+    for one in RESULTS:
+        assert f'id="{one.tag}-{one.megatron}"' in page
+        assert f"| {one.tag} | {one.megatron} | {one.told} |" in table
+    assert not (tmp_path / kept.RESULTS).exists()
+
+
+def test_all_well_is_0(run: Run) -> None:
+    assert run([result("24.02", "runs", "runs"), result("24.10", "runs")]) == 0
+
+
+def test_write_keeps_them_for_the_readme(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(RESULTS[:1], "--write") == 0
+    assert "make render" in capsys.readouterr().err
+    assert run(RESULTS[1:2], "--write") == 0
+    assert kept.load(tmp_path) == RESULTS[:2]
+    shutil.copy(ROOT / "Dockerfile.template", tmp_path)
+    assert main(["matrix", "render"]) == 0
+    assert "| 24.03 | 0.9.0 | runs |" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert main(["matrix", "render", "--check"]) == 0
+    kept.write([result("24.03", "imports")], tmp_path)
+    assert main(["matrix", "render", "--check"]) == 1
+    assert "README.md differs" in capsys.readouterr().err
