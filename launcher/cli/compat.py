@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     tried = series.Series(client, settings(), matrix, load_lock(), _options(args), finished, say)
     results = [*(tried.kept(cells) if args.kept else tried.run(cells))]
     if not results:
-        raise UsageError(f"{finished}: no result of this checkout's matrix, lock and probes")
+        raise UsageError(f"{finished}: no result of this checkout with these options")
     for name, text in (
         ("report.json", report.as_json(results)),
         ("report.xml", report.as_junit(results)),

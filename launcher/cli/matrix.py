@@ -38,12 +38,9 @@ def _github_arguments(parser: argparse.ArgumentParser) -> None:
     add("tags", metavar="TAG", nargs="*", help="rows of the matrix (all tried ones)")
     add("--megatron", metavar="RELEASE", action="append", default=[], help="not the rows' own")
     add("--only-cuda", action="store_true", help="leave out rows without CUDA")
-    add(
-        "--cuda-runner",
-        metavar="LABELS",
-        default="",
-        help="takes rows with CUDA, such as self-hosted,gpu; without it they are left out",
-    )
+    runner = "takes rows with CUDA{}, such as self-hosted,gpu; without it they are left out"
+    add("--cuda-runner", metavar="LABELS", default="", help=runner.format(""))
+    add("--arm64-runner", metavar="LABELS", default="", help=runner.format(" on arm64"))
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -89,6 +86,7 @@ def _lock(args: argparse.Namespace) -> int:
 
 def _github(args: argparse.Namespace) -> int:
     import json
+    import re
 
     from launcher.compat.series import cells
     from launcher.matrix import github
@@ -101,10 +99,14 @@ def _github(args: argparse.Namespace) -> int:
         for cell in cells(matrix, tags, args.megatron)
         if matrix.rows[cell.tag].cuda or not args.only_cuda
     ]
-    labels = [label.strip() for label in args.cuda_runner.split(",") if label.strip()]
+    options = {"linux/amd64": "--cuda-runner", "linux/arm64": "--arm64-runner"}
+    named = {"linux/amd64": args.cuda_runner, "linux/arm64": args.arm64_runner}
+    labels = {platform: re.findall(r"[^\s,]+", text) for platform, text in named.items()}
     found = github.jobs(matrix, wanted, labels)
-    taken = {job["tag"] for job in found}
-    if left := [tag for tag in dict.fromkeys(tag for tag, _ in wanted) if tag not in taken]:
-        print(f"left out, as --cuda-runner names no runner: {', '.join(left)}", file=sys.stderr)
-    print(json.dumps(github.strategy(found)))
+    for platform, option in options.items():
+        left = [job for job in found if job["platform"] == platform and not job["runner"]]
+        if left:
+            tags = ", ".join(dict.fromkeys(job["tag"] for job in left))
+            print(f"left out, as {option} names no runner: {tags}", file=sys.stderr)
+    print(json.dumps(github.strategy([job for job in found if job["runner"]])))
     return 0

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import UsageError
 from launcher.matrix.schema import Matrix
 
-HOSTED = "ubuntu-24.04"
-"""GitHub's own runner. It has 14 GB of disk, which is less than an image of NVIDIA's takes."""
+HOSTED = {"linux/amd64": "ubuntu-24.04", "linux/arm64": "ubuntu-24.04-arm"}
+"""GitHub's own runners: with 14 GB of disk, less than an image of NVIDIA's takes, and no GPU."""
 
 MOST_JOBS = 256
 """Jobs that a matrix may make in one run: GitHub's workflow syntax, `jobs.<job_id>.strategy`."""
 
 
 def jobs(
-    matrix: Matrix, cells: Iterable[tuple[str, str]], cuda_runner: Sequence[str] = ()
+    matrix: Matrix, cells: Iterable[tuple[str, str]], cuda_runners: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
-    """A job for each row with a release, in their order.
+    """A job for each row with a release, on each of the row's platforms, in their order.
 
     cells: tag and Megatron release of each
-    cuda_runner: labels of the runner that takes rows with CUDA; with none, those are left out
+    cuda_runners: of a platform, the labels of the runner that takes rows with CUDA
 
-    A job has `tag`, `megatron`, `cuda` (whether the row has it) and `runner` (labels).
+    A job has `tag`, `megatron`, `platform`, `cuda` (whether the row has it) and `runner` (labels),
+    which are none where no runner takes it.
     """
-    found = []
-    for tag, megatron in cells:
-        cuda = matrix.rows[tag].cuda is not None
-        runner = [*cuda_runner] if cuda else [HOSTED]
-        if runner:
-            found.append({"tag": tag, "megatron": megatron, "cuda": cuda, "runner": runner})
-    return found
+    return [
+        {
+            "tag": tag,
+            "megatron": megatron,
+            "platform": platform,
+            "cuda": row.cuda is not None,
+            "runner": [*cuda_runners.get(platform, ())] if row.cuda else [HOSTED[platform]],
+        }
+        for tag, megatron in cells
+        for row in [matrix.rows[tag]]
+        for platform in row.platforms
+    ]
 
 
 def strategy(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
