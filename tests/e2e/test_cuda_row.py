@@ -1,0 +1,184 @@
+"""A row that brings Python and compiles extensions, really built: with g++, as nvcc takes hours."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from launcher.build import fetch
+from launcher.build.image import Builds, Request
+from launcher.errors import BuildError, UsageError
+from launcher.matrix import lock
+from launcher.matrix.load import load_lock
+from launcher.matrix.schema import Extension, GitSource
+from launcher.progress import Progress
+from launcher.settings import ROOT, Settings
+from tests.build.test_extensions import HUB, git, repository
+from tests.e2e.command import launcher, refused
+from tests.e2e.test_image import in_image, standin
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from launcher.engine.acquire import Bases
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+
+TAG, NAMES = "cuda-12.4", "launchpad-test-cuda"
+SETUP = """
+import os, sys
+from setuptools import Extension, setup
+assert os.environ["KERNELS"] == "yes", "the extension's environment"
+modules = []
+if "--cpp_ext" in sys.argv:
+    sys.argv.remove("--cpp_ext")
+    built_for = [("BUILT_FOR", '"%s|%s|%s"' % (
+        os.environ["TORCH_CUDA_ARCH_LIST"], os.environ["NVTE_CUDA_ARCHS"], os.environ["MAX_JOBS"]
+    ))]
+    modules = [Extension("kernels_ext", ["ext.c"], include_dirs=["lib/headers/include"],
+                         define_macros=built_for)]
+setup(name="Kernels.X", version="1.0", ext_modules=modules)
+"""
+SOURCE = """
+#include <Python.h>
+#include "headers.h"
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "kernels_ext", 0, -1, 0};
+PyMODINIT_FUNC PyInit_kernels_ext(void) {
+    PyObject *module = PyModule_Create(&definition);
+    PyModule_AddStringConstant(module, "built_for", BUILT_FOR);
+    PyModule_AddStringConstant(module, "header", HEADER);
+    return module;
+}
+"""
+WRAPPER = '#!/bin/sh\nBROUGHT=yes exec python3.11 "$@"\n'
+
+
+def kernels(tmp_path: Path) -> tuple[str, Extension]:
+    """A GitHub on this machine, and an extension there whose header is in a submodule."""
+    hub = tmp_path / "hub/a"
+    repository(hub / "headers.git", {"include/headers.h": '#define HEADER "a submodule\'s"\n'})
+    repository(hub / "kernels.git", {"setup.py": SETUP, "ext.c": SOURCE})
+    at = hub / "kernels.git"
+    git(at, "submodule", "add", "-q", str(hub / "headers.git"), "lib/headers")
+    git(at, "commit", "-q", "-m", "submodule")
+    return f"file://{tmp_path}/hub/", Extension(
+        git=GitSource(url=f"{HUB}a/kernels.git", commit=git(at, "rev-parse", "HEAD")),
+        submodules={"lib/headers": f"{HUB}a/headers.git"},
+        package="kernels-x",
+        modules=["kernels_ext"],
+        options=["--cpp_ext"],
+        environment={"KERNELS": "yes"},
+    )
+
+
+def interpreter(folder: Path) -> Path:
+    """An archive as those of the matrix: a Python in a folder named python."""
+    path = folder / "cpython.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        member = tarfile.TarInfo("python/bin/python3")
+        member.size, member.mode = len(WRAPPER), 0o755
+        tar.addfile(member, io.BytesIO(WRAPPER.encode()))
+        library = tarfile.TarInfo("python/lib/brought.py")
+        tar.addfile(library)
+    return path
+
+
+def own_matrix(tmp_path: Path, site: Settings, base: str, extension: Extension) -> Settings:
+    """A site whose row cuda-12.4 is on a stand-in base, with its own lock beside it."""
+    archive = interpreter(tmp_path)
+    digest = fetch.sha256(archive)
+    cached = site.cache / "sha256" / digest / archive.name
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    archive.rename(cached)
+    data = yaml.safe_load((ROOT / "matrix.yaml").read_text())
+    data["interpreters"] = {"3.11.2": {"url": f"{HUB}cpython.tar.gz", "sha256": digest}}
+    data["extensions"] = {"kernels": extension.model_dump(mode="json", exclude_none=True)}
+    data["rows"] = {
+        TAG: data["rows"][TAG]
+        | {"base": base, "python": "3.11", "interpreter": "3.11.2", "packages": ["six"]}
+        | {"megatron": "0.16.1", "source": "sdist", "torch": "2.6.0", "extensions": ["kernels"]}
+    }
+    data["moving"] = data["moving"][:1]
+    (tmp_path / "matrix.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
+    for name in ("Dockerfile.template", "patches"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    old = load_lock(ROOT / "matrix.lock")
+    locked = lock._lock_extension("kernels", extension, site)
+    six = [pin for pin in old.needs["cp311"].runtime if pin.startswith("six==")]
+    found = old.model_copy(update={"packages": {TAG: six}, "extensions": {"kernels": locked}})
+    lock.write(found, tmp_path / "matrix.lock")
+    return replace(site, matrix=tmp_path / "matrix.yaml")
+
+
+@pytest.fixture
+def base(engine: DockerClient, python_image: str) -> Iterator[str]:
+    """A stand-in for NVIDIA's CUDA image, with a compiler."""
+    name = standin(engine, python_image, "cuda")
+    yield name
+    engine.images.remove(name, force=True)
+
+
+@pytest.fixture
+def own(base: str, site: Settings, tmp_path: Path) -> Settings:
+    """A site with the row on that base."""
+    mirror, extension = kernels(tmp_path)
+    return own_matrix(tmp_path, replace(site, git_mirror=mirror), base, extension)
+
+
+def test_it_brings_a_python_and_compiles_on_the_base_for_the_gpus_that_are_named(
+    engine: DockerClient, own: Settings, bases: Bases
+) -> None:
+    builds = Builds(engine, own, Progress(), NAMES)
+    built = builds.build(Request(TAG, builder=bases.builder))
+    ask = "import kernels_ext as k, os, six; print(k.built_for, k.header, os.environ['BROUGHT'])"
+    said = in_image(engine, built.id, "python3", "-c", ask)
+    assert said.strip() == "8.0;9.0|80;90|4 a submodule's yes"
+    assert "/opt/extensions/lib" in in_image(
+        engine, built.id, "python3", "-c", "import kernels_ext; print(kernels_ext.__file__)"
+    )
+    record = json.loads(in_image(engine, built.id, "cat", "/opt/extensions/kernels.json"))
+    assert record["architectures"] == "80 90"
+    assert set(record["commits"]) == {"", "lib/headers"}
+    assert builds.build(Request(TAG, builder=bases.builder)).reused
+
+    request = Request(TAG, builder=bases.builder, architectures="90a", jobs=2)
+    other = builds.build(request)
+    assert not other.reused
+    said = in_image(engine, other.id, "python3", "-c", ask)
+    assert said.startswith("9.0a|90a|2 ")
+    for one in {built.id, other.id}:
+        engine.images.remove(one, force=True)
+
+
+def test_an_option_that_its_setup_does_not_know_fails_the_build(
+    engine: DockerClient, site: Settings, base: str, tmp_path: Path, bases: Bases
+) -> None:
+    mirror, extension = kernels(tmp_path)
+    deaf = extension.model_copy(update={"options": []})
+    own = own_matrix(tmp_path, replace(site, git_mirror=mirror), base, deaf)
+    with pytest.raises(BuildError, match="holds no compiled kernels_ext"):
+        Builds(engine, own, Progress(), NAMES).build(Request(TAG, builder=bases.builder))
+
+
+def test_architectures_that_are_none_are_told(
+    engine: DockerClient, own: Settings, bases: Bases
+) -> None:
+    builds = Builds(engine, own, Progress(), NAMES)
+    with pytest.raises(UsageError, match=r"sm_90 is no compute capability"):
+        builds.build(Request(TAG, builder=bases.builder, architectures="sm_90"))
+
+
+def test_a_row_that_compiles_nothing_takes_no_architectures(bases: Bases) -> None:
+    done = launcher(
+        *("image", "build", "cpu", "--base", bases.base, "--builder", bases.builder),
+        *("--architectures", "90"),
+    )
+    refused(done, 2, "cpu: nothing is compiled for GPUs in this row", "Leave out --architectures")
