@@ -78,6 +78,12 @@ class Card:
         return list(zip(STEPS, states, strict=False))
 
     @property
+    def asides(self) -> list[str]:
+        """What the image's packages warned of as it was asked for facts: no verdict counts it."""
+        facts = self.result.facts.values()
+        return list(dict.fromkeys(text for fact in facts for text in fact["warnings"]))
+
+    @property
     def again(self) -> str:
         """The command that tries it again."""
         one = self.result

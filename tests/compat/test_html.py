@@ -81,15 +81,28 @@ def test_it_is_the_same_for_the_same_results() -> None:
 def test_no_text_changes_what_the_page_is_made_of(
     reason: str, warning: str, fact: str, tail: list[str]
 ) -> None:
-    def page(reason: str, warning: str, fact: str, *tail: str) -> str:
-        facts = {"torch": {"value": fact, "error": "", "warnings": ()}}
-        told = {"reason": reason, "warnings": (warning,), "facts": facts, "tail": tail}
-        return html.as_html([Result("24.10", "0.9.0", "k", "fails", "runs", "train", **told)])
-
-    shape = [tag for tag, _ in Read(page("r", "w", "f", "t")).elements]
-    read = Read(page(reason or "r", warning, fact or "f", "t", *tail))
-    assert [tag for tag, _ in read.elements] == shape
+    read = Read(told(reason or "r", warning, fact or "f", "t", *tail))
+    assert [tag for tag, _ in read.elements] == SHAPE
     assert read.open == []
+
+
+def told(reason: str, warning: str, fact: str, *tail: str) -> str:
+    """The page of a cell that failed and told that."""
+    facts = {"torch": {"value": fact, "error": "", "warnings": (warning,)}}
+    more = {"reason": reason, "warnings": (warning,), "facts": facts, "tail": tail}
+    return html.as_html([Result("24.10", "0.9.0", "k", "fails", "runs", "train", **more)])
+
+
+SHAPE = [tag for tag, _ in Read(told("r", "w", "f", "t")).elements]
+
+
+def test_what_packages_warned_of_is_told_once_and_apart() -> None:
+    fact = {"value": "1", "error": "", "warnings": ["UserWarning: x", "UserWarning: y"]}
+    one = result("24.10", "runs", facts={"torch": fact, "training": fact})
+    assert html.Card("x", one).asides == ["UserWarning: x", "UserWarning: y"]
+    page = html.as_html([one])
+    assert page.count("UserWarning: x\nUserWarning: y") == 1
+    assert "<h3>Warnings</h3>" not in page
 
 
 @pytest.mark.parametrize(
