@@ -78,6 +78,11 @@ class Card:
         return list(zip(STEPS, states, strict=False))
 
     @property
+    def times(self) -> list[tuple[str, float]]:
+        """Seconds of each stage, in the order of stages, which a sorted file has lost."""
+        return sorted(self.result.seconds.items(), key=lambda one: [*STAGES].index(one[0]))
+
+    @property
     def asides(self) -> list[str]:
         """What the image's packages warned of as it was asked for facts: no verdict counts it."""
         facts = self.result.facts.values()

@@ -128,6 +128,13 @@ def test_the_steps_say_how_far_it_came(
     assert "".join(state[0] for _, state in card.steps) == states
 
 
+def test_times_are_in_the_order_of_the_stages() -> None:
+    shuffled = dict(sorted(SECONDS.items()))
+    card = html.Card("x", result("24.10", "runs", seconds=shuffled))
+    assert card.times == [*SECONDS.items()] != [*shuffled.items()]
+    assert "pull 5 min 12 s · fetch 0.4 s" in html.as_html([card.result])
+
+
 def test_every_verdict_and_stage_has_its_look_and_its_meaning() -> None:
     assert set(html.KINDS) == set(ORDER)
     page = html.as_html(RESULTS)
