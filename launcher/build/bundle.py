@@ -29,6 +29,7 @@ from launcher.build.image import Request
 from launcher.build.inputs import Commit, Fetched
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.matrix.load import load_lock, load_matrix
+from launcher.matrix.schema import AMD64
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -63,6 +64,7 @@ class PackedRow(_Strict):
 
     tag: str
     megatron: str
+    platform: str = AMD64
 
 
 class PackedCommit(_Strict):
@@ -170,7 +172,10 @@ def write(
     with replacing(path) as out:
         digest = pack(
             out,
-            [PackedRow(tag=one.row.tag, megatron=one.row.release) for one in fetched],
+            [
+                PackedRow(tag=row.tag, megatron=row.release, platform=row.platform)
+                for row in (one.row for one in fetched)
+            ],
             [file for one in fetched for file in one.files],
             [commit for one in fetched for commit in one.commits],
             {id: sorted(own) for id, own in names.items()},
@@ -246,7 +251,7 @@ def unmet(index: Index, site: Settings) -> list[tuple[str, str]]:
     found = []
     for row in index.rows:
         try:
-            here = inputs.needed(matrix, lock, Request(row.tag, row.megatron))
+            here = inputs.needed(matrix, lock, Request(row.tag, row.megatron), row.platform)
             lacks = ", ".join(inputs.unmet(here, files, commits))
         except UsageError as error:
             lacks = error.problem

@@ -13,6 +13,7 @@ from launcher.build.pins import Images
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_release, find_row
 from launcher.matrix.schema import (
+    AMD64,
     Extension,
     Interpreter,
     Lock,
@@ -31,7 +32,8 @@ class Needed:
 
     pins: of wheels for Python `python`
     images: the matrix's base and builder, each to the one that is asked for in its place, if any
-    interpreter: of a base that has no Python; extensions: each with its lock, by its name
+    platform: what the wheels are for, and the builder; interpreter: of a base that has no Python;
+    extensions: each with its lock, by its name
     """
 
     tag: str
@@ -42,6 +44,7 @@ class Needed:
     named: MegatronRelease
     locked: LockedRelease
     images: tuple[tuple[str, str | None], ...]
+    platform: str = AMD64
     interpreter: Interpreter | None = None
     extensions: tuple[tuple[str, Extension, LockedExtension], ...] = ()
 
@@ -71,15 +74,23 @@ class Fetched:
     images: Mapping[str, str]
 
 
-def needed(matrix: Matrix, lock: Lock, request: Request) -> Needed:
-    """What a row needs. Raises UsageError for an unknown one, or one the lock doesn't have."""
+def needed(matrix: Matrix, lock: Lock, request: Request, platform: str | None = None) -> Needed:
+    """What a row needs on a platform, the first of its own where none is named.
+
+    Raises UsageError for an unknown row, or one the lock doesn't have.
+    """
     row = find_row(matrix, request.tag)
+    platform = platform or row.platforms[0]
+    if platform not in row.platforms:
+        own = ", ".join(row.platforms)
+        raise UsageError(f"{request.tag}: is not for {platform}", f"The row is for {own}.")
+    key = row.compiled_by(platform)
     version = request.megatron or row.megatron
     named = find_release(matrix, row, version)
     unlocked = [
         what
         for what, there in (
-            (f"needs of {row.abi}", row.abi in lock.needs),
+            (f"needs of {key}", key in lock.needs),
             (f"packages of {request.tag}", not row.packages or request.tag in lock.packages),
             (f"releases of {version}", version in lock.releases),
             *((f"extensions of {name}", name in lock.extensions) for name in row.extensions),
@@ -88,7 +99,7 @@ def needed(matrix: Matrix, lock: Lock, request: Request) -> Needed:
     ]
     if unlocked:
         raise UsageError(f"matrix.lock has no {', no '.join(unlocked)}", "Run `make lock`.")
-    needs = lock.needs[row.abi]
+    needs = lock.needs[key]
     packages = lock.packages[request.tag] if row.packages else []
     compilers = needs.extensions if row.extensions else []
     return Needed(
@@ -99,7 +110,8 @@ def needed(matrix: Matrix, lock: Lock, request: Request) -> Needed:
         kind="sdist" if row.source == "sdist" and named.sdist else "git",
         named=named,
         locked=lock.releases[version],
-        images=((row.base, request.base), (matrix.builders[row.abi], request.builder)),
+        images=((row.base, request.base), (matrix.builders[key], request.builder)),
+        platform=platform,
         interpreter=matrix.interpreters[row.interpreter] if row.interpreter else None,
         extensions=tuple(
             (name, matrix.extensions[name], lock.extensions[name]) for name in row.extensions
@@ -143,7 +155,7 @@ def _fetch(row: Needed, images: Images | None, site: Settings, progress: Progres
     that can't be had.
     """
     progress.step(f"{row.tag}: {len(row.pins)} Python packages")
-    files = fetch.wheels(list(row.pins), row.python, site)
+    files = fetch.wheels(list(row.pins), row.python, site, row.platform)
     progress.step(f"{row.tag}: Megatron {row.release} from {row.kind}")
     commits = []
     if row.kind == "sdist":

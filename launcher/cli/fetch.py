@@ -31,6 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="in place of the row's base, such as a mirror's: {tag} in it is the tag",
     )
     add("--builder", metavar="IMAGE", help="in place of the image that compiles")
+    add("--platform", metavar="OS/ARCH", help="linux/arm64, of a row that is for several")
     add("--no-images", action="store_true", help="leave base and builder out")
     bundle = parser.add_mutually_exclusive_group()
     bundle.add_argument("--bundle", metavar="FILE", type=Path, help="pack it all into one tar")
@@ -77,10 +78,13 @@ def _fetch(args: argparse.Namespace, site: Settings, progress: Progress) -> int:
                 base=args.base and args.base.replace("{tag}", tag),
                 builder=args.builder,
             ),
+            args.platform,
         )
         for tag in dict.fromkeys(tags)
     ]
     client = None if args.no_images else _engine(bool(args.bundle), progress)
+    if client and args.platform:
+        _check_engine(client, args.platform)
     images = client and Images(client, site, progress, lock.images, matrix.moving)
     fetched, failed = inputs.fetch_all(rows, images, site, progress)
     for one in fetched:
@@ -109,6 +113,16 @@ def _engine(must: bool, progress: Progress) -> DockerClient | None:
             raise EngineError(error.problem, f"{error.remedy}\n  {WITHOUT}") from error
         progress.note("no container engine answers: base and builder are not fetched")
         return None
+
+
+def _check_engine(client: DockerClient, platform: str) -> None:
+    """Refuse to fetch images by an engine that pulls those of another platform."""
+    from launcher.errors import UsageError
+
+    version = client.version()
+    own = f"{version['Os']}/{version['Arch']}"
+    if own != platform:
+        raise UsageError(f"--platform: this engine pulls images for {own}", WITHOUT)
 
 
 def _take(args: argparse.Namespace, site: Settings, progress: Progress) -> int:

@@ -272,6 +272,21 @@ def test_the_makefile_is_put_beside_the_module_where_the_source_has_one(
     assert there == ["Makefile", "helpers.cpp"]
 
 
+def test_make_compiles_nothing_where_the_module_is_as_new_as_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage.os, "chown", lambda *_, **__: None)  # which root alone may
+    (tmp_path / "Makefile").write_text("all: module.so\nmodule.so: helpers.cpp\n\tfalse\n")
+    command = ["make", "-C", str(tmp_path)]
+    assert subprocess.run(command, capture_output=True).returncode  # as without a module
+    for name in ("helpers.cpp", "module.so"):
+        (tmp_path / name).write_text(name)
+    stage.normalise(tmp_path, 1_700_000_000)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "Nothing to be done" in done.stdout
+
+
 def test_a_record_is_json_for_the_stage(mirrored: Settings) -> None:
     extension = wanted(mirrored)
     one = extensions.from_git("kernels", extension, locked(mirrored, extension), mirrored)

@@ -86,7 +86,7 @@ class StandInImages:
 def test_a_row_that_fails_keeps_no_other_from_being_fetched(
     empty_site: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wheels(pins: list[str], python: str, site: Settings) -> list[Path]:
+    def wheels(pins: list[str], python: str, site: Settings, platform: str) -> list[Path]:
         if python == "3.10":
             raise BuildError("pip can't fetch it")
         return [tmp_path / "a.whl"]
@@ -123,3 +123,18 @@ def test_a_commit_is_named_by_its_publisher_s_url(
     assert one.commits == (
         inputs.Commit("https://github.com/NVIDIA/Megatron-LM.git", row.locked.git.commit, tmp_path),
     )
+
+
+def test_a_row_of_two_platforms_needs_wheels_and_a_builder_of_the_one_that_is_named() -> None:
+    amd64 = inputs.needed(MATRIX, LOCK, Request("26.06"))
+    arm64 = inputs.needed(MATRIX, LOCK, Request("26.06"), "linux/arm64")
+    assert (amd64.platform, arm64.platform) == ("linux/amd64", "linux/arm64")
+    assert {*LOCK.needs["cp312-arm64"].runtime} <= {*arm64.pins}
+    assert {*LOCK.needs["cp312"].runtime} <= {*amd64.pins}
+    assert [name for name, _ in arm64.images] == [
+        MATRIX.rows["26.06"].base,
+        MATRIX.builders["cp312-arm64"],
+    ]
+    with pytest.raises(UsageError, match=r"24\.10: is not for linux/arm64") as caught:
+        inputs.needed(MATRIX, LOCK, Request("24.10"), "linux/arm64")
+    assert caught.value.remedy == "The row is for linux/amd64."
