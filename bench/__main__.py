@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bench import compat, demo, launch, logs, rows, transfer
+from bench import compat, demo, launch, logs, rows, tokenize, transfer
 from launcher.engine import acquire
 from launcher.engine.connect import engine_host
 from launcher.matrix.load import load_matrix
@@ -17,7 +17,9 @@ def main(names: list[str]) -> int:
     """Run the named comparisons, or all; 1 where a goal is missed."""
     wanted = set(names or ["launch", "logs", "rows", "transfer", "compat", "demo"])
     figures = demo.figures() if "demo" in wanted else []
-    if wanted - {"demo"}:
+    if "tokenize" in wanted:  # only by name: it wants a checkout of upstream to compare with
+        figures += tokenize.figures()
+    if wanted - {"demo", "tokenize"}:
         site, progress = settings(), Progress()
         with acquire.any_engine(site.cache / "engine", progress) as client:
             os.environ["DOCKER_HOST"] = engine_host(client)

@@ -1,0 +1,180 @@
+"""`launcher data tokenize` beside upstream's program and a floor, on the same files in one run.
+
+The floor reads and parses each document with orjson and writes as many bytes as there are tokens'.
+Upstream is run from a checkout: MEGATRON_CHECKOUT, by MEGATRON_PYTHON (a Python with torch and
+regex; this one where it isn't set), with two worker counts, of which the better counts.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.measure import ROOT, Figure, timed
+from launcher.data import vocabulary
+from launcher.engine import packages
+from launcher.errors import UsageError
+
+CORPORA = {"10k documents of 8 kB": (10_000, 8200), "60k documents of 1 kB": (60_000, 1000)}
+TURNS = 3
+LARGE = 24
+"""How often the first corpus is repeated to make the large input: 2 GB."""
+
+FLOOR = """
+import sys, orjson
+with open(sys.argv[1], "rb") as read, open(sys.argv[2], "wb") as write:
+    for line in read:
+        write.write(bytes(len(orjson.loads(line)["text"]) // 5 * 4))
+"""
+PEAK = """
+import os, subprocess, sys, threading, time
+process = subprocess.Popen(sys.argv[1:], stderr=subprocess.DEVNULL)
+most = 0
+def tree(pid):
+    try:
+        kids = open(f"/proc/{pid}/task/{pid}/children").read().split()
+        pss = open(f"/proc/{pid}/smaps_rollup").read().split("Pss:")[1].split()[0]
+    except (OSError, IndexError):
+        return 0
+    return int(pss) + sum(map(tree, kids))
+while process.poll() is None:
+    most = max(most, tree(process.pid))
+    time.sleep(0.02)
+print(most / 1e3)
+sys.exit(process.returncode)
+"""
+
+
+def figures() -> list[Figure]:
+    """Throughput, memory and growth, each beside its goal.
+
+    Raises UsageError without a checkout of upstream.
+    """
+    checkout = os.environ.get("MEGATRON_CHECKOUT")
+    if not checkout:
+        raise UsageError("no upstream to compare with", "MEGATRON_CHECKOUT=/path/to/Megatron-LM")
+    with tempfile.TemporaryDirectory(prefix="launchpad-bench-") as name:
+        folder = Path(name)
+        text = _text(folder)
+        found: list[Figure] = []
+        for number, (corpus, (documents, size)) in enumerate(CORPORA.items()):
+            path = _corpus(folder / f"{number}.jsonl", text, documents, size)
+            found += _compared(corpus, path, folder, Path(checkout))
+        return [*found, *_growth(folder / "0.jsonl", folder)]
+
+
+def _text(folder: Path) -> str:
+    """The 41 MB of the GNU dictionary of English, from Debian's dict-gcide."""
+    packages.unpack(folder / "debian", ["dict-gcide"])
+    (path,) = (folder / "debian").rglob("gcide.dict.dz")
+    return gzip.decompress(path.read_bytes()).decode(errors="replace")
+
+
+def _corpus(path: Path, text: str, documents: int, size: int) -> Path:
+    """Cuttings of the text, of half to one and a half times `size` characters, the same always."""
+    chance = random.Random(1)  # noqa: S311
+    with path.open("w") as file:
+        for _ in range(documents):
+            at = chance.randrange(len(text) - 2 * size)
+            cutting = text[at : at + chance.randrange(size // 2, size * 3 // 2)]
+            file.write(json.dumps({"text": cutting}) + "\n")
+    return path
+
+
+def _ours(source: Path, prefix: Path, *more: str) -> list[str]:
+    command = [sys.executable, "-m", "launcher", "data", "tokenize", str(source), *more]
+    return [*command, "--output-prefix", str(prefix), "--append-eod"]
+
+
+def _upstream(checkout: Path, source: Path, prefix: Path, workers: int) -> list[str]:
+    vocab_file, merge_file = vocabulary.files(None, None)
+    python = os.environ.get("MEGATRON_PYTHON", sys.executable)
+    command = [python, str(checkout / "tools/preprocess_data.py"), "--input", str(source)]
+    command += ["--output-prefix", str(prefix), "--tokenizer-type", "GPT2BPETokenizer"]
+    command += ["--vocab-file", str(vocab_file), "--merge-file", str(merge_file)]
+    return [*command, "--append-eod", "--workers", str(workers), "--log-interval", "1000000"]
+
+
+def _compared(corpus: str, path: Path, folder: Path, checkout: Path) -> list[Figure]:
+    cpus = len(os.sched_getaffinity(0))
+    commands = {
+        f"upstream, {workers} workers": _upstream(checkout, path, folder / "theirs", workers)
+        for workers in (cpus, 2 * cpus)
+    }
+    commands["ours, 1 worker"] = _ours(path, folder / "ours", "--workers", "1")
+    commands["ours"] = _ours(path, folder / "ours")
+    commands["floor"] = [sys.executable, "-c", FLOOR, str(path), str(folder / "floor")]
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(TURNS):
+        for name, command in commands.items():
+            times[name].append(timed(command))
+    best = {name: min(seconds) for name, seconds in times.items()}
+    print(corpus, {name: round(seconds, 2) for name, seconds in best.items()}, flush=True)
+    for suffix in (".bin", ".idx"):
+        theirs, ours = (folder / f"{one}_text_document{suffix}" for one in ("theirs", "ours"))
+        if theirs.read_bytes() != ours.read_bytes():
+            raise SystemExit(f"{corpus}: our {suffix} isn't upstream's")
+    upstream = min(seconds for name, seconds in best.items() if name.startswith("upstream"))
+    return [
+        Figure(f"tokenize, {corpus}, of upstream's time", 100 * best["ours"] / upstream, 5, "%"),
+        Figure(f"tokenize, {corpus}, of the floor's time", best["ours"] / best["floor"], 4, "x"),
+        Figure(
+            f"tokenize, {corpus}, of one worker's time",
+            best["ours"] / best["ours, 1 worker"],
+            1,
+            "x",
+        ),
+        Figure(f"tokenize, {corpus}, peak", _peak(_ours(path, folder / "ours")), 400, "MB"),
+    ]
+
+
+def _peak(command: list[str]) -> float:
+    """The most memory in MB of a command and its children, what they share counted once."""
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, *command], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return float(done.stdout)
+
+
+def _growth(path: Path, folder: Path) -> list[Figure]:
+    """Time and memory of an input as it grows, and time of a word as it does."""
+    large = folder / "large.jsonl"
+    with large.open("wb") as file:
+        for _ in range(LARGE):
+            with path.open("rb") as part:
+                shutil.copyfileobj(part, file)
+    small_time, large_time = (timed(_ours(one, folder / "ours")) for one in (path, large))
+    small_peak, large_peak = (_peak(_ours(one, folder / "ours")) for one in (path, large))
+    words = [_word(folder / f"word-{length}.jsonl", length) for length in (2_000_000, 16_000_000)]
+    short, long = (timed(_ours(one, folder / "ours")) for one in words)
+    return [
+        Figure(
+            f"tokenize, {LARGE} times the input, of as many times",
+            large_time / small_time / LARGE,
+            1.1,
+            "x",
+        ),
+        Figure(
+            f"tokenize, {LARGE} times the input, peak of one's", large_peak / small_peak, 1.2, "x"
+        ),
+        Figure(
+            "tokenize, a word of 16 million letters, of 8 times 2 million's",
+            long / short / 8,
+            1.1,
+            "x",
+        ),
+    ]
+
+
+def _word(path: Path, length: int) -> Path:
+    chance = random.Random(2)  # noqa: S311
+    word = "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=length))
+    path.write_text(json.dumps({"text": word}) + "\n")
+    return path

@@ -1,0 +1,312 @@
+"""Jobs, from a file to .bin and .idx: what is in them, and that nothing is lost in silence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from launcher.data import sources, tokenize
+from launcher.data.faults import DataError
+from launcher.data.ledger import Leniency
+from launcher.data.sources import Reading
+from launcher.data.tokenize import Done, Job
+from launcher.data.tokenizers import Chosen, Tokenizer
+from launcher.data.unpack import packing
+from launcher.errors import UsageError
+from launcher.settings import ROOT
+from tests.data.conftest import documents
+
+END = 50256
+SKIP = Leniency(skip=True)
+
+pytestmark = pytest.mark.usefixtures("loaded")
+
+
+def job(*inputs: Path | str, to: Path, keys: Sequence[str] = ("text",), **more: object) -> Job:
+    reading = Reading(keys=tuple(keys), **more.pop("reading", {}))
+    return Job(tuple(map(str, inputs)), to, reading, Chosen(), append_eod=True, **more)
+
+
+def run(job: Job) -> Done:
+    return tokenize.run(job, lambda done: None)
+
+
+def encoded(gpt2: Tokenizer, value: str | list[str]) -> list[list[int]]:
+    """A document by upstream's rules, one text at a time."""
+    texts = value if isinstance(value, list) else [value]
+    found = [tokens.tolist() for tokens in gpt2.encode(texts) if len(tokens)]
+    if found:
+        found[-1].append(END)
+    return found
+
+
+def expected(content: bytes) -> tuple[list[str | list[str]], list[int]]:
+    """The documents and the bad lines of a file, as Python reads it and nothing quick."""
+    lines = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    good: list[str | list[str]] = []
+    bad: list[int] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if not line.strip():
+                continue
+            text = json.loads(line.decode())["text"]
+            texts = text if isinstance(text, list) else [text]
+            assert all(isinstance(one, str) and one.encode() is not None for one in texts)
+            good.append(text)
+        except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
+            bad.append(number)
+    return good, bad
+
+
+TEXTS = st.text(max_size=30) | st.sampled_from(["", " ", "Hello world", "<|endoftext|>", "中文"])
+VALUES = TEXTS | st.lists(TEXTS, max_size=3)
+GOOD = st.builds(
+    lambda value, plain: json.dumps({"text": value}, ensure_ascii=plain).encode("utf-8"),
+    VALUES,
+    st.booleans(),
+)
+BAD = st.sampled_from(
+    [
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"17",
+        b'{"tex": "a"}',
+        b'{"text": null}',
+        b'{"text": 3}',
+        b'{"text": {}}',
+        b'{"text": ["a", 1]}',
+        b'{"text": "\xff"}',
+        b'{"text": "\\ud800"}',
+        b'{"text": "a"} {"text": "b"}',
+        b'{"text": "a"',
+        b'{"text": "\x01"}',
+        b"\xef\xbb\xbf ",
+        b"[" * 3000,
+    ]
+)
+BLANK = st.sampled_from([b"", b" ", b"\t"])
+LINES = st.lists(GOOD | GOOD | BAD | BLANK, max_size=12)
+EDITS = st.lists(
+    st.tuples(st.integers(0, 400), st.binary(max_size=4), st.integers(0, 4)), max_size=3
+)
+
+
+@settings(
+    max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(lines=LINES, end=st.sampled_from([b"\n", b"\r\n", b"\r"]), edits=EDITS, last=st.booleans())
+@example(lines=[b'{"text": "a"}', b"{"], end=b"\n", edits=[], last=False)
+def test_no_document_is_lost_in_silence(
+    tmp_path_factory: pytest.TempPathFactory,
+    gpt2: Tokenizer,
+    lines: list[bytes],
+    end: bytes,
+    edits: list[tuple[int, bytes, int]],
+    last: bool,
+) -> None:
+    """A bad line ends the job with its number and nothing written; or is listed, and only it."""
+    content = end.join(lines) + (end if last else b"")
+    for at, put, cut in edits:
+        content = content[:at] + put + content[at + cut :]
+    folder = tmp_path_factory.mktemp("data")
+    source = folder / "in.jsonl"
+    source.write_bytes(content)
+    assume(packing(content[:8]) is None)
+    good, bad = expected(content.removeprefix(b"\xef\xbb\xbf"))
+    wanted = [encoded(gpt2, value) for value in good]
+    if bad:
+        with pytest.raises(DataError, match=rf"in\.jsonl:{bad[0]}: ") as caught:
+            run(job(source, to=folder / "out"))
+        assert caught.value.exit_code == 1
+        assert os.listdir(folder) == ["in.jsonl"]
+    done = run(job(source, to=folder / "out", leniency=SKIP))
+    assert documents(folder / "out_text_document") == wanted
+    assert (done.documents, done.rejected) == (len(good), len(bad))
+    listed = folder / "out.rejects.jsonl"
+    found = [json.loads(line) for line in listed.read_text("utf-8").split("\n")[:-1]] if bad else []
+    assert [record["line"] for record in found] == bad
+    names = {"in.jsonl", "out_text_document.bin", "out_text_document.idx"}
+    assert {*os.listdir(folder)} == names | ({"out.rejects.jsonl"} if bad else set())
+
+
+def test_documents_with_a_bad_key_are_left_out_of_all(tmp_path: Path, gpt2: Tokenizer) -> None:
+    """Every key has its index, and document n of one belongs to document n of the other."""
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"a": "1", "b": "2"}\n{"a": "3", "b": 4}\n{"a": "", "b": "6"}\n')
+    run(job(source, to=tmp_path / "out", keys=("a", "b"), leniency=SKIP))
+    assert documents(tmp_path / "out_a_document") == [encoded(gpt2, "1"), []]
+    assert documents(tmp_path / "out_b_document") == [encoded(gpt2, "2"), encoded(gpt2, "6")]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "not JSON: Expecting property name enclosed in double quotes at column 2"),
+        ('{"content": "a", "id": 1}', "no key 'text'; its keys: 'content', 'id'"),
+        ("[1]", "a list, where an object with text is wanted"),
+        ('{"text": null}', "'text' is null, where a text is wanted"),
+        ('{"text": ["a", 2]}', "an item of 'text' is a number, where a text is wanted"),
+        (r'{"text": "\ud83d"}', "'text' has half of a surrogate pair, U+D83D"),
+    ],
+)
+def test_a_bad_line_is_told(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "in.jsonl").write_text(f'{{"text": "a"}}\n\n{line}\n')
+    with pytest.raises(DataError) as caught:
+        run(job(tmp_path / "in.jsonl", to=tmp_path / "out"))
+    assert f"{tmp_path}/in.jsonl:3: {said}\n  | {line}\n" in str(caught.value)
+    assert "--on-error skip" in caught.value.remedy
+
+
+def test_a_byte_that_is_no_utf8_is_told(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "a\xffb"}\n')
+    with pytest.raises(DataError, match=r":1: not UTF-8: byte 0xff at 11\n  \| .*a\\xffb"):
+        run(job(tmp_path / "in.jsonl", to=tmp_path / "out"))
+
+
+def test_no_more_than_the_allowed_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n{\n{\n{\n')
+    two = Leniency(skip=True, most=2)
+    with pytest.raises(DataError, match=r"in\.jsonl:4: .*\n  more than 2 such"):
+        run(job(tmp_path / "in.jsonl", to=tmp_path / "out", leniency=two))
+    assert os.listdir(tmp_path) == ["in.jsonl"]
+    done = run(job(tmp_path / "in.jsonl", to=tmp_path / "out", leniency=replace(two, most=3)))
+    assert (done.documents, done.rejected) == (1, 3)
+
+
+def test_a_clean_job_removes_an_older_list(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "a"}\n{\n')
+    run(job(source, to=tmp_path / "out", leniency=SKIP))
+    assert (tmp_path / "out.rejects.jsonl").exists()
+    source.write_text('{"text": "a"}\n')
+    run(job(source, to=tmp_path / "out", leniency=SKIP))
+    assert not (tmp_path / "out.rejects.jsonl").exists()
+
+
+def write(path: Path, texts: Sequence[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_the_order_is_the_inputs(
+    tmp_path: Path, gpt2: Tokenizer, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """Blocks of a few lines, of several files, by any number of workers."""
+    monkeypatch.setattr(sources, "BLOCK", 256)
+    texts = [f"document {number} " + "word " * (number % 40) for number in range(400)]
+    files = [write(tmp_path / f"{n}.jsonl", texts[n * 100 : n * 100 + 100]) for n in range(4)]
+    run(job(*files, to=tmp_path / "out", workers=workers))
+    assert documents(tmp_path / "out_text_document") == [encoded(gpt2, text) for text in texts]
+
+
+def test_a_bad_line_of_a_later_block_has_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "BLOCK", 256)
+    first = write(tmp_path / "a.jsonl", ["text"] * 90)
+    second = write(tmp_path / "b.jsonl", ["text"] * 70)
+    with second.open("a") as file:
+        file.write('{"text"\n')
+    with pytest.raises(DataError, match=r"b\.jsonl:71: not JSON"):
+        run(job(first, second, to=tmp_path / "out", workers=3))
+
+
+def test_outputs_replace_older_ones_only_when_complete(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", ["first"])
+    run(job(source, to=tmp_path / "out"))
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("out*")}
+    source.write_text('{"text": "second"}\n{')
+    with pytest.raises(DataError):
+        run(job(source, to=tmp_path / "out"))
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("out*")} == before
+
+
+def test_two_jobs_dont_write_the_same_files(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", ["text"])
+
+    def second(done: Done) -> None:
+        with pytest.raises(UsageError, match="another job writes it"):
+            run(job(source, to=tmp_path / "out"))
+
+    assert tokenize.run(job(source, to=tmp_path / "out"), second).documents == 1
+    assert len(documents(tmp_path / "out_text_document")) == 1
+    assert not [*tmp_path.glob("*.partial")]
+
+
+def test_no_folder_is_told(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", ["text"])
+    with pytest.raises(UsageError, match=r"absent: no such folder\n  Make it: mkdir -p"):
+        run(job(source, to=tmp_path / "absent/out"))
+
+
+@pytest.mark.parametrize("ended", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_ended_job_leaves_no_output_and_no_process(
+    tmp_path: Path, ended: signal.Signals
+) -> None:
+    """It waits for its standard input; then the same job, run anew, is whole."""
+    command = [sys.executable, "-m", "launcher", "data", "tokenize", "--workers", "2"]
+    source = write(tmp_path / "in.jsonl", ["text"] * 700_000)
+    process = subprocess.Popen(
+        [*command, str(source), "-", "--output-prefix", str(tmp_path / "out")],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size for path in tmp_path.glob("*.bin.partial")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    workers = children(process.pid)
+    process.send_signal(ended)
+    said = process.communicate()[1].decode()
+    assert workers
+    assert "Traceback" not in said
+    while any(is_alive(worker) for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not [*tmp_path.glob("out_text_document.bin"), *tmp_path.glob("*.idx")]
+    if ended == signal.SIGINT:
+        assert (process.returncode, os.listdir(tmp_path)) == (130, ["in.jsonl"])
+    run(job(source, to=tmp_path / "out"))
+    assert len(documents(tmp_path / "out_text_document")) == 700_000
+    assert not [*tmp_path.glob("*.partial")]
+
+
+def children(process: int) -> list[int]:
+    """Processes whose parent is `process`."""
+    text = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def is_alive(process: int) -> bool:
+    """Whether it is there, and not only waited for."""
+    try:
+        return " Z " not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_a_killed_worker_ends_the_job(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", ["text"] * 300_000)
+
+    def kill(done: Done) -> None:
+        for worker in children(os.getpid()):
+            os.kill(worker, signal.SIGKILL)
+
+    with pytest.raises(DataError, match="a worker ended with -9"):
+        tokenize.run(job(source, to=tmp_path / "out", workers=2), kill)
+    assert os.listdir(tmp_path) == ["in.jsonl"]
