@@ -10,6 +10,7 @@ import json
 import lzma
 import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pyarrow
@@ -243,7 +244,7 @@ def test_shards_are_the_whole_divided(
         paths.append(folder / f"{at}.jsonl")
         paths[-1].write_bytes(gzip.compress(content) if at in packed else content)
     shards = [read(*paths, shard=(part, parts)) for part in range(parts)]
-    assert sum(shards, []) == read(*paths)
+    assert [*chain(*shards)] == read(*paths)
     assert len(read(*paths)) == number
 
 

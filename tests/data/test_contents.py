@@ -1,0 +1,176 @@
+"""Data files are checked to the last entry, compared to the first difference, joined exactly."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.data import contents, tokenize
+from launcher.data.faults import DataError
+from launcher.data.output import Output, publish
+from launcher.data.sequences import columns
+from launcher.data.sources import Reading
+from launcher.data.tokenize import Job
+from launcher.data.tokenizers import Chosen
+from launcher.errors import UsageError
+from tests.data.conftest import documents
+
+Documents = list[list[list[int]]]
+TWO, FOUR = np.dtype("<u2"), np.dtype("<i4")
+SOME: Documents = [[[1, 2, 3]], [], [[4], [5, 6]], [[7] * 40]]
+DOCUMENTS = st.lists(
+    st.lists(st.lists(st.integers(0, 65499), max_size=5), max_size=3), min_size=1, max_size=9
+)
+
+
+def write(prefix: Path, found: Documents, kind: np.dtype[np.generic] = TWO) -> Path:
+    output = Output(prefix, kind)
+    for document in found:
+        texts = [np.array(text, np.uint32) for text in document]
+        output.add(columns(texts, [len(texts)], kind, None))
+    publish([output])
+    output.close()
+    return prefix
+
+
+def without_empty(found: Documents) -> Documents:
+    return [[text for text in document if text] for document in found]
+
+
+@given(found=DOCUMENTS, kind=st.sampled_from([TWO, FOUR]))
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, found: Documents, kind: np.dtype[np.generic]
+) -> None:
+    prefix = write(tmp_path_factory.mktemp("data") / "d", found, kind)
+    wanted = without_empty(found)
+    data = contents.opened(prefix)
+    assert documents(prefix) == wanted
+    sizes = [sum(map(len, document)) for document in wanted]
+    assert np.concatenate([*data.sizes()]).tolist() == sizes
+    assert (data.documents, data.tokens) == (len(found), sum(sizes))
+    assert data.sequences == sum(map(len, wanted))
+    counted = contents.sizes(data)
+    assert (counted.shortest, counted.longest, counted.empty) == (
+        min(sizes),
+        max(sizes),
+        sizes.count(0),
+    )
+    assert sum(counted.bars) == len(found)
+    for number, document in enumerate(wanted):
+        assert data.document(number, 4) == [*chain(*document)][:4]
+
+
+@given(found=DOCUMENTS, end=st.integers(0, 65499))
+def test_the_end_is_behind_each_document_with_tokens(found: Documents, end: int) -> None:
+    texts = [np.array(text, np.uint32) for document in found for text in document]
+    made = columns(texts, [len(document) for document in found], TWO, end)
+    wanted = []
+    for document in without_empty(found):
+        if document:
+            wanted += [*document[:-1], [*document[-1], end]]
+    assert made.lengths.tolist() == [len(sequence) for sequence in wanted]
+    assert np.frombuffer(made.tokens, TWO).tolist() == [*chain(*wanted)]
+
+
+@given(
+    found=DOCUMENTS,
+    end=st.sampled_from([".idx", ".bin"]),
+    at=st.integers(0, 300),
+    put=st.binary(max_size=9),
+    cut=st.integers(0, 9),
+)
+def test_damage_is_told_or_does_none(
+    tmp_path_factory: pytest.TempPathFactory,
+    found: Documents,
+    end: str,
+    at: int,
+    put: bytes,
+    cut: int,
+) -> None:
+    prefix = write(tmp_path_factory.mktemp("data") / "d", found)
+    file = Path(f"{prefix}{end}")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:at] + put + whole[at + cut :])
+    try:
+        data = contents.opened(prefix)
+    except DataError:
+        return
+    assert sum(map(len, documents(prefix))) == data.sequences  # reads, each byte in one sequence
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (SOME, ""),
+        (SOME[:3], "documents: 4 and 3"),
+        ([[[1, 2, 3]], [[4]], [[5, 6]], [[7] * 40]], "sequences of document 1: 0 and 1"),
+        ([[[1, 2]], [], [[3, 4], [5, 6]], [[7] * 40]], "tokens of document 0: 3 and 2"),
+        ([[[1, 2, 3]], [], [[4, 5], [6]], [[7] * 40]], "tokens of sequence 1: 1 and 2"),
+        (
+            [[[1, 2, 3]], [], [[4], [5, 9]], [[7] * 40]],
+            "token 1 of sequence 2, in document 2: 6 and 9",
+        ),
+    ],
+)
+def test_the_first_difference_is_told(tmp_path: Path, other: Documents, said: str) -> None:
+    first, second = write(tmp_path / "a", SOME), write(tmp_path / "b", other)
+    assert contents.difference(contents.opened(first), contents.opened(second)) == said
+
+
+@given(parts=st.lists(DOCUMENTS, min_size=1, max_size=4))
+def test_joined_is_as_written_at_once(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[Documents]
+) -> None:
+    folder = tmp_path_factory.mktemp("data")
+    prefixes = [write(folder / f"{number}", part) for number, part in enumerate(parts)]
+    contents.merge(prefixes, folder / "joined")
+    write(folder / "whole", [*chain(*parts)])
+    for suffix in (".bin", ".idx"):
+        joined = folder / f"joined{suffix}"
+        assert joined.read_bytes() == joined.with_stem("whole").read_bytes()
+
+
+def test_what_cant_be_joined_is_told(tmp_path: Path) -> None:
+    two, four = write(tmp_path / "a", SOME), write(tmp_path / "b", SOME, FOUR)
+    with pytest.raises(UsageError, match="two bytes and some of four"):
+        contents.merge([two, four], tmp_path / "joined")
+    with pytest.raises(UsageError, match="written while it is read"):
+        contents.merge([two], two)
+    with pytest.raises(UsageError, match=r"absent\.idx: no such file"):
+        contents.merge([tmp_path / "absent"], tmp_path / "joined")
+    assert contents.opened(two).documents == 4
+    assert not [*tmp_path.glob("joined*")]
+
+
+@pytest.mark.parametrize("names", [["1", "3"], ["2", "1", "3"], ["1", "2", "2", "3"], ["1", "2"]])
+def test_missing_and_disordered_shards_are_told(tmp_path: Path, names: list[str]) -> None:
+    prefixes = [write(tmp_path / f"d.{name}-of-3_text_document", SOME) for name in names]
+    with pytest.raises(UsageError, match="of 3 shards, these"):
+        contents.merge(prefixes, tmp_path / "joined")
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_merged_shards_are_the_single_run(tmp_path: Path, parts: int) -> None:
+    source = tmp_path / "in.jsonl"
+    texts = [["", f"{n} words", ["a", "", "b"]][n % 3] for n in range(100)]
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+    def run(name: str, shard: tuple[int, int]) -> Path:
+        job = Job((str(source),), tmp_path / name, Reading(shard=shard), Chosen(), append_eod=True)
+        tokenize.run(job, lambda done: None)
+        return tokenize.outputs(job)[0]
+
+    whole = contents.opened(run("whole", (0, 1)))
+    shards = [run(f"d.{part + 1}-of-{parts}", (part, parts)) for part in range(parts)]
+    contents.merge(shards, tmp_path / "joined")
+    assert contents.difference(whole, contents.opened(tmp_path / "joined")) == ""
+    for suffix in (".bin", ".idx"):
+        joined = (tmp_path / f"joined{suffix}").read_bytes()
+        assert joined == Path(f"{whole.prefix}{suffix}").read_bytes()

@@ -1,0 +1,95 @@
+"""vocab.json and merges.txt: the genuine ones, and what is told of others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.data import tokenizers, vocabulary
+from launcher.data.tokenizers import Chosen, Tokenizer
+from launcher.errors import UsageError
+
+ALPHABET = vocabulary.alphabet()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> tuple[Path, Path]:
+    """A vocabulary of the bytes, two merges and the end of a document."""
+    tokens = [*ALPHABET.values(), "ab", "abc", vocabulary.END]
+    (tmp_path / "vocab.json").write_text(json.dumps({t: n for n, t in enumerate(tokens)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\nab c\n")
+    return tmp_path / "vocab.json", tmp_path / "merges.txt"
+
+
+def test_the_genuine_one_comes_with_the_packages(gpt2: Tokenizer) -> None:
+    found = vocabulary.load(*vocabulary.files(None, None))
+    assert (len(found.ids), len(found.merges), found.end) == (50257, 50000, 50256)
+    assert found.genuine
+    assert gpt2.encode(["Hello world"])[0].tolist() == [15496, 995]
+    assert gpt2.encode(["<|endoftext|>"])[0].tolist() == [27, 91, 437, 1659, 5239, 91, 29]
+
+
+@given(st.text(max_size=80))
+def test_decoding_gives_the_text(gpt2: Tokenizer, text: str) -> None:
+    assert gpt2.decode(gpt2.encode([text])[0].tolist()) == text
+
+
+def test_the_alphabet_has_a_visible_character_for_each_byte() -> None:
+    assert len({*ALPHABET.values()}) == 256
+    assert "".join(ALPHABET.values()).isprintable()
+    assert " " not in ALPHABET.values()
+    assert (ALPHABET[0x20], ALPHABET[0x0A], ALPHABET[0x41]) == ("Ġ", "Ċ", "A")
+    assert vocabulary.decoded("ä¸Ń").decode() == "中"
+
+
+def test_another_vocabulary_is_used_as_it_is(small: tuple[Path, Path]) -> None:
+    found = tokenizers.load(Chosen(vocab_file=small[0], merge_file=small[1]))
+    assert (found.size, found.end) == (259, 258)
+    assert found.encode(["abcab abd"])[0].tolist() == [257, 256, 220 + 0, 256, 67]  # space: Ġ
+    assert not vocabulary.load(*small).genuine
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("vocab.json", "{", "not JSON"),
+        ("vocab.json", '["a"]', "not an object of tokens"),
+        ("vocab.json", '{"a": 0, "b": 2}', "aren't those from 0 to 1"),
+        ("vocab.json", '{"a": 0, "b": 1}', "no <|endoftext|>"),
+        ("merges.txt", "#version: 0.2\na b\nab c", "its last line has no end"),
+        ("merges.txt", "#version: 0.2\na b\nabc\n", "merges.txt:3: 'abc': a merge is two tokens"),
+        ("merges.txt", "#version: 0.2\na b\na b\n", "a merge is in it twice"),
+        ("merges.txt", "#version: 0.2\na b\nb c\n", "without 1 tokens that merges.txt makes: bc"),
+    ],
+)
+def test_files_that_are_no_vocabulary_are_told(
+    small: tuple[Path, Path], file: str, content: str, said: str
+) -> None:
+    small[0].with_name(file).write_text(content)
+    with pytest.raises(UsageError) as caught:
+        vocabulary.load(*small)
+    assert said in str(caught.value)
+    assert file in str(caught.value)
+
+
+def test_one_file_alone_is_told(small: tuple[Path, Path]) -> None:
+    with pytest.raises(UsageError, match="one of --vocab-file and --merge-file is missing"):
+        vocabulary.files(small[0], None)
+    with pytest.raises(UsageError, match=r"absent: No such file"):
+        vocabulary.load(small[0], small[0].with_name("absent"))
+
+
+def test_a_package_that_was_changed_is_told(
+    small: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Changed:
+        def locate_file(self, path: str) -> Path:
+            return small[0]
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Changed())
+    with pytest.raises(UsageError, match=r"not GPT-2's vocab\.json, whose sha256 is 196139"):
+        vocabulary.files(None, None)
