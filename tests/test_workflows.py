@@ -1,13 +1,12 @@
-"""The workflows of .github: linted, each step's script run, what it calls parsed for real."""
+"""The workflows of .github: linted, and run by act, with stand-ins for what is slow or far away."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,154 +21,214 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".github/workflows"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yml"))
 BIN = Path(sys.executable).parent  # where requirements-dev.txt is installed
-
-# What the expressions in the workflows' steps stand for, where one is run here.
-CONTEXT = {
-    "inputs.tags": "24.09 24.10 cpu",
-    "inputs.releases": "",
-    "vars.CUDA_RUNNER": "self-hosted,big",
-    "vars.GPU_RUNNER": "self-hosted,gpu",
-    "vars.PUBLISH_RUNNER": "self-hosted,big",
-    "github.event_name != 'pull_request' && vars.CUDA_RUNNER || ''": "self-hosted,big",
-    "github.event_name != 'pull_request' && vars.ARM64_RUNNER || ''": "",
-    "secrets.GITHUB_TOKEN": "a token",
-}
-
-# What the launcher prints where a later line of a script reads it.
 DIGEST = "sha256:" + "0123456789abcdef" * 4
-ANSWERS = {
-    "image push": f"ghcr.io/some-owner/megatron:24.10-0.9.0 {DIGEST}\n"
-    f"ghcr.io/some-owner/megatron:24.10 {DIGEST}\n",
-    "matrix compat": "| a table |\n",
-    "image inspect": json.dumps({"provenance": {"predicate": {"a": 1}}, "sbom": {"b": 2}}),
-}
 
-STUB = """#!{python}
-import json, sys
+# Stands for make, python3, docker and jq: notes each call, and does what a later step reads.
+# `matrix github` is the real command.
+PROGRAM = """#!{python}
+import json, os, sys
+from pathlib import Path
+
+name, args = Path(sys.argv[0]).name, sys.argv[1:]
 with open({log!r}, "a") as log:
-    log.write(json.dumps([{name!r}, *sys.argv[1:]]) + "\\n")
-answers = {answers!r}
-if {name!r} == "python3":
-    sys.stdout.write(answers.get(" ".join(sys.argv[3:5]), ""))
-if {name!r} == "jq":
-    assert sys.argv[1] == "-e"
-    found = json.load(open(sys.argv[3]))
-    for key in sys.argv[2].split(".")[1:]:
+    log.write(json.dumps([os.environ["GITHUB_JOB"], name, *args]) + "\\n")
+command = args[2:4] if name == "python3" else [name]
+if command == ["matrix", "github"]:
+    os.environ["PYTHONPATH"] = {root!r}
+    os.execv(sys.executable, [sys.executable, *args])
+if command == ["matrix", "compat"]:
+    folder = Path(args[args.index("-o") + 1] if "-o" in args else "compat")
+    if "--kept" in args:
+        print("| kept |", *sorted(path.name for path in (folder / "cells").iterdir()))
+        (folder / "report.html").write_text("a page")
+    else:
+        (folder / "cells").mkdir(parents=True)
+        (folder / "cells" / f"{{args[4]}}-{{args[6]}}.json").write_text("a result")
+        sys.exit(args[4] in {failing!r})
+if command == ["image", "push"]:
+    owner = args[args.index("--registry") + 1]
+    print(owner + "/megatron:cpu-0.16.1 {digest}")
+    print(owner + "/megatron:cpu {digest}")
+if command == ["image", "inspect"]:
+    print(json.dumps({{"provenance": {{"predicate": {{"a": 1}}}}, "sbom": {{"b": 2}}}}))
+if command == ["jq"]:
+    assert args[0] == "-e"
+    found = json.loads(Path(args[2]).read_text())
+    for key in args[1].split(".")[1:]:
         found = found[key]
     print(json.dumps(found))
 """
 
-
-def load(name: str) -> dict[str, Any]:
-    """A workflow; its key `on`, which YAML takes for true, is left alone."""
-    found: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yml").read_text())
-    return found
-
-
-def evaluated(text: str, context: Mapping[str, Any]) -> str:
-    """`text` with its expressions replaced; KeyError for one that isn't in `context`."""
-    return re.sub(r"\$\{\{ (.+?) \}\}", lambda found: str(context[found[1]]), text)
-
-
-def steps(workflow: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """The steps that run something: the job's name, the job, the step."""
-    for name, job in workflow["jobs"].items():
-        yield from ((name, job, step) for step in job["steps"] if "run" in step)
+# Stand for GitHub's own actions: what they do with files, in a folder in place of its servers.
+ACTIONS = {
+    "checkout": "true",
+    "upload-artifact": """
+        path='${{ inputs.path }}'
+        folder=${path%%\\**}  # what is before the first wildcard isn't kept in an artifact
+        case $folder in */*) folder=${folder%/*} ;; *) folder=. ;; esac
+        mkdir -p "$STORE/${{ inputs.name }}"
+        cd "$folder"
+        cp --parents ${path#"$folder"/} "$STORE/${{ inputs.name }}"
+    """,
+    "download-artifact": """
+        mkdir -p "${{ inputs.path }}"
+        cp "$STORE"/${{ inputs.pattern }}/* "${{ inputs.path }}"
+    """,
+    "attest": """
+        echo "${{ inputs.subject-name }}@${{ inputs.subject-digest }}" \\
+          "${{ inputs.predicate-type }}" \\
+          $(cat /dev/null ${{ inputs.predicate-path }} ${{ inputs.sbom-path }}) >> "$STORE/attested"
+    """,
+}
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a step did: the commands it called, each with its arguments, and its outputs."""
+    """What came of a workflow.
 
-    commands: list[list[str]]
-    outputs: dict[str, str]
-    summary: str
-    folder: Path
-
-
-class Runner:
-    """Runs a step's script as GitHub's runner does, with make, python3, docker and jq in its path.
-
-    They note how they were called; where `real` is true, python3 is this Python.
+    results: of each job that ran, named by its ID and its row's tag; commands: each with the ID of
+    the job that called it; said: the lines of all steps; store: what the actions have kept
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    results: Mapping[str, str]
+    commands: list[list[str]]
+    said: str
+    store: Path
 
-    def run(
+    def of(self, job: str) -> list[list[str]]:
+        """The commands that the jobs of this ID called."""
+        return [command for by, *command in self.commands if by == job]
+
+    def kept(self) -> list[str]:
+        """The artifacts' files."""
+        files = (path for path in self.store.rglob("*") if path.is_file())
+        return sorted(str(path.relative_to(self.store)) for path in files)
+
+
+@dataclass(frozen=True)
+class Act:
+    """Runs workflows of this repository here, in a folder."""
+
+    folder: Path
+
+    def __call__(
         self,
-        job: Mapping[str, Any],
-        step: Mapping[str, Any],
-        context: Mapping[str, Any],
-        real: bool,
+        name: str,
+        event: str = "workflow_dispatch",
+        inputs: Mapping[str, str] | None = None,
+        variables: Mapping[str, str] | None = None,
+        failing: tuple[str, ...] = (),
     ) -> Ran:
-        """Raises AssertionError, with what it said, for a script that fails."""
-        work, log = self.folder / "work", self.folder / "log"
-        for path in (work, self.folder / "bin"):
-            path.mkdir(exist_ok=True)
-        log.write_text("")
-        self._stubs(log, real)
-        environment = {
-            "PATH": f"{self.folder / 'bin'}:/usr/bin:/bin",
-            "HOME": str(work),
-            "PYTHONPATH": str(ROOT),
-            "GITHUB_OUTPUT": str(self.folder / "output"),
-            "GITHUB_STEP_SUMMARY": str(self.folder / "summary"),
-            "GITHUB_REPOSITORY_OWNER": "Some-Owner",
-            "GITHUB_ACTOR": "someone",
-        }
-        for more in (job.get("env", {}), step.get("env", {})):
-            environment |= {name: evaluated(value, context) for name, value in more.items()}
-        (self.folder / "output").write_text("")
-        (self.folder / "summary").write_text("")
-        script = evaluated(step["run"], context)
-        # https://docs.github.com/actions/reference/workflows-and-actions/workflow-syntax, `shell`
-        options = ["--noprofile", "--norc", "-eo", "pipefail"] if "shell" in step else ["-e"]
+        """Run a workflow; failing: tags whose cell fails."""
+        log, store, repository = (self.folder / one for one in ("log", "store", "repository"))
+        self._programs(log, failing)
+        store.mkdir()
+        workflows = repository / ".github/workflows"
+        workflows.mkdir(parents=True)
+        text = (FOLDER / f"{name}.yml").read_text()
+        (workflows / f"{name}.yml").write_text(text)
+        commit(repository)
+        origin = "https://github.com/Some-Owner/some-name"
+        subprocess.run(["git", "remote", "add", "origin", origin], cwd=repository, check=True)
+        options = ["--platform", "ubuntu-24.04=-self-hosted", "--platform", "mine=-self-hosted"]
+        for used in sorted(set(re.findall(r"uses: (\S+)", text))):
+            options += ["--local-repository", f"{used}={self._action(used, text)}"]
+        for option, values in (("--input", inputs), ("--var", variables)):
+            options += [f"{option}={key}={value}" for key, value in (values or {}).items()]
+        path = f"{self.folder / 'bin'}:/usr/bin:/bin"
         done = subprocess.run(
-            ["bash", *options, "-c", script],
-            cwd=work,
-            env=environment,
+            [
+                *(BIN / "act", event, "--json", "--no-cache-server", "--no-skip-checkout"),
+                *("--concurrent-jobs", "1", "--actor", "someone", "--secret", "GITHUB_TOKEN=token"),
+                *("--env", f"PATH={path}", "--env", f"STORE={store}", *options),
+            ],
+            cwd=repository,
+            env={"PATH": path, "HOME": str(self.folder / "home")},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
-        lines = (self.folder / "output").read_text().splitlines()
-        return Ran(
-            [json.loads(line) for line in log.read_text().splitlines()],
-            dict(line.split("=", 1) for line in lines),
-            (self.folder / "summary").read_text(),
-            work,
-        )
+        records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        results = {told(one): "success" for one in records if "jobResult" in one}
+        # act's own result of a job is that of all which its matrix has made so far
+        results |= {told(one): "failure" for one in records if one.get("stepResult") == "failure"}
+        assert results, done.stdout + done.stderr
+        said = "".join(f"{one['msg']}\n" for one in records if one["level"] != "warning")
+        lines = log.read_text().splitlines() if log.exists() else []
+        return Ran(results, [json.loads(line) for line in lines], said, store)
 
-    def _stubs(self, log: Path, real: bool) -> None:
+    def _programs(self, log: Path, failing: tuple[str, ...]) -> None:
+        (self.folder / "bin").mkdir()
         for name in ("make", "python3", "docker", "jq"):
-            stub = self.folder / "bin" / name
-            stub.unlink(missing_ok=True)
-            if real and name == "python3":
-                stub.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-            else:
-                stub.write_text(
-                    STUB.format(python=sys.executable, log=str(log), name=name, answers=ANSWERS)
-                )
-            stub.chmod(0o755)
+            program = self.folder / "bin" / name
+            filled = PROGRAM.format(
+                python=sys.executable, log=str(log), root=str(ROOT), failing=failing, digest=DIGEST
+            )
+            program.write_text(filled)
+            program.chmod(0o755)
+
+    def _action(self, used: str, text: str) -> Path:
+        """A repository with the stand-in of an action, which takes what the workflow gives it."""
+        name = used.partition("@")[0].removeprefix("actions/")
+        folder = self.folder / "actions" / name
+        folder.mkdir(parents=True)
+        given = {
+            key
+            for job in yaml.safe_load(text)["jobs"].values()
+            for step in job["steps"]
+            if step.get("uses") == used
+            for key in step.get("with", {})
+        }
+        action = {
+            "name": name,
+            "description": "a stand-in",
+            "inputs": {key: {"required": False} for key in given},
+            "runs": {"using": "composite", "steps": [{"shell": "bash", "run": ACTIONS[name]}]},
+        }
+        (folder / "action.yml").write_text(yaml.safe_dump(action))
+        commit(folder)
+        return folder
+
+
+def told(record: Mapping[str, Any]) -> str:
+    """The ID of a record's job, with the tag of its row where it has one."""
+    return " ".join(filter(None, [record["jobID"], record["matrix"].get("tag")]))
+
+
+def commit(folder: Path) -> None:
+    """Make a git repository of a folder."""
+    author = ["-c", "user.name=A", "-c", "user.email=a@example.com"]
+    for args in (
+        ["init", "-q", "-b", "main"],
+        ["add", "."],
+        [*author, "commit", "-q", "-m", "all"],
+    ):
+        subprocess.run(["git", *args], cwd=folder, check=True)
 
 
 @pytest.fixture
-def runner(tmp_path: Path) -> Runner:
+def act(tmp_path: Path) -> Act:
     """One with a folder of its own."""
-    return Runner(tmp_path)
+    return Act(tmp_path)
 
 
-def jobs_of(name: str, runner: Runner, changed: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What the job `rows` of a workflow puts out, by the real command."""
-    workflow = load(name)
-    job = workflow["jobs"]["rows"]
-    step = next(step for step in job["steps"] if step.get("id") == "rows")
-    outputs = runner.run(job, step, CONTEXT | (changed or {}), real=True).outputs
-    named = re.findall(r"steps\.rows\.outputs\.(\w+)", json.dumps(job["outputs"]))
-    assert set(outputs) <= set(named)
-    return {key: json.loads(value) for key, value in outputs.items()}
+def known(command: list[str]) -> bool:
+    """Whether make has such a target, or the launcher takes such a line."""
+    program, *args = command
+    if program == "make":
+        done = subprocess.run(["make", "-n", *args], cwd=ROOT, capture_output=True, check=False)
+        return done.returncode == 0
+    if program == "python3":
+        assert args[:2] == ["-m", "launcher"]
+        cli._parser(args[2:]).parse_args(args[2:])  # SystemExit for what it doesn't take
+        return True
+    return program in ("docker", "jq")
+
+
+def load(name: str) -> dict[str, Any]:
+    """A workflow as YAML reads it, which takes its key `on` for true."""
+    found: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yml").read_text())
+    return found
 
 
 def test_there_are_workflows_for_checks_images_compat_and_publishing() -> None:
@@ -255,128 +314,117 @@ def test_no_list_of_rows_or_releases_is_kept_in_a_job(name: str) -> None:
     assert not words & matrix.releases.keys()
 
 
-@pytest.mark.parametrize("name", ["compat", "images", "publish"])
-def test_the_jobs_are_those_of_the_matrix_and_have_all_that_is_asked_of_them(
-    name: str, runner: Runner
-) -> None:
-    found = jobs_of(name, runner)
-    for output, matrix in found.items():
-        tags = [job["tag"] for job in matrix["include"]]
-        assert tags == (["24.09", "24.10"] if output == "gpu" else ["24.09", "24.10", "cpu"])
-    jobs = load(name)["jobs"]
-    for job in jobs.values():
-        if "strategy" not in job:
-            continue
-        output = re.fullmatch(
-            r"\$\{\{ fromJSON\(needs\.rows\.outputs\.(\w+)\) \}\}", job["strategy"]["matrix"]
-        )
-        assert output is not None
-        asked = set(re.findall(r"\bmatrix\.(\w+)", json.dumps(job)))
-        for one in found[output[1]]["include"]:
-            assert asked <= one.keys()
-
-
-def test_rows_with_cuda_are_left_out_of_a_pull_request(runner: Runner) -> None:
-    key = "github.event_name != 'pull_request' && vars.CUDA_RUNNER || ''"
-    found = jobs_of("images", runner, {key: "", "inputs.tags": ""})
-    assert [job["tag"] for job in found["matrix"]["include"]] == ["cpu"]
-
-
-def test_rows_with_cuda_are_published_only_where_that_was_chosen(runner: Runner) -> None:
-    chosen = {"vars.PUBLISH_RUNNER": "", "inputs.tags": ""}
-    found = jobs_of("publish", runner, chosen)
-    assert [job["tag"] for job in found["matrix"]["include"]] == ["cpu"]
-
-
-def test_without_a_runner_with_gpus_there_is_no_matrix_of_them(runner: Runner) -> None:
-    found = jobs_of("compat", runner, {"vars.GPU_RUNNER": ""})
-    assert found.keys() == {"cpu"}
-    assert load("compat")["jobs"]["gpu"]["if"] == "needs.rows.outputs.gpu != ''"
-
-
-def test_releases_that_are_asked_for_are_the_jobs(runner: Runner) -> None:
-    asked = {"inputs.tags": "24.10 cpu", "inputs.releases": "0.9.0 0.12.3"}
-    found = jobs_of("images", runner, asked)
-    assert [(job["tag"], job["megatron"]) for job in found["matrix"]["include"]] == [
-        ("24.10", "0.9.0"),
-        ("24.10", "0.12.3"),
-        ("cpu", "0.9.0"),
-        ("cpu", "0.12.3"),
-    ]
-
-
-def test_a_tag_that_is_none_fails_the_job(runner: Runner) -> None:
-    with pytest.raises(AssertionError, match=r"no tag '24\.11' in the matrix"):
-        jobs_of("images", runner, {"inputs.tags": "24.11"})
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_command_of_every_step_is_one_that_exists(name: str, runner: Runner) -> None:
-    context = CONTEXT | {"matrix.tag": "24.10", "matrix.megatron": "0.9.0"}
-    called = [
-        command
-        for _, job, step in steps(load(name))
-        for command in runner.run(job, step, context, real=False).commands
-    ]
-    assert called
-    for command in called:
-        assert known(command), command
-
-
-def known(command: list[str]) -> bool:
-    """Whether make has such a target, or the launcher takes such a line."""
-    program, *args = command
-    if program == "make":
-        done = subprocess.run(["make", "-n", *args], cwd=ROOT, capture_output=True, check=False)
-        return done.returncode == 0
-    if program == "python3":
-        assert args[:2] == ["-m", "launcher"]
-        cli._parser(args[2:]).parse_args(args[2:])  # SystemExit for what it doesn't take
-        return True
-    return program in ("docker", "jq")
-
-
 def test_a_target_or_an_option_that_is_none_is_noticed() -> None:
     assert not known(["make", "imagine", "TAG=24.10"])
     with pytest.raises(SystemExit):
         known(["python3", "-m", "launcher", "matrix", "github", "--gpu-runner", "x"])
 
 
-def test_publishing_attests_the_digest_that_was_pushed_with_what_was_kept(runner: Runner) -> None:
-    job = load("publish")["jobs"]["publish"]
-    context = CONTEXT | {"matrix.tag": "24.10", "matrix.megatron": "0.9.0"}
-    ran = [runner.run(job, step, context, real=False) for step in job["steps"] if "run" in step]
-    outputs = {key: value for one in ran for key, value in one.outputs.items()}
-    assert outputs == {"name": "ghcr.io/some-owner/megatron", "digest": DIGEST}
-    assert json.loads((ran[-1].folder / "predicate.json").read_text()) == {"a": 1}
-    assert json.loads((ran[-1].folder / "sbom.cdx.json").read_text()) == {"b": 2}
-    order = [command[:2] for one in ran for command in one.commands]
-    assert order.index(["make", "verify"]) < order.index(["docker", "login"])
-    assert order[-1] == ["docker", "logout"]
-    attested = [step["with"] for step in job["steps"] if "attest" in step.get("uses", "")]
-    assert len(attested) == 3
-    for given in attested:
-        assert given["subject-name"] == "${{ steps.push.outputs.name }}"
-        assert given["subject-digest"] == "${{ steps.push.outputs.digest }}"
-    assert [given.get("predicate-path", given.get("sbom-path")) for given in attested] == [
-        None,
-        "predicate.json",
-        "sbom.cdx.json",
+@pytest.mark.parametrize("event", ["push", "pull_request"])
+def test_a_change_is_linted_rendered_again_and_tested(act: Act, event: str) -> None:
+    ran = act("check", event)
+    assert ran.results == {"lint": "success", "drift": "success", "test": "success"}
+    assert [command[:2] for command in ran.of("lint")] == [["make", "lint"]]
+    assert [command[:2] for command in ran.of("drift")] == [["make", "drift"]]
+    assert [command[:2] for command in ran.of("test")] == [["make", "test"]]
+    assert all(known(command) for _, *command in ran.commands)
+
+
+def test_each_row_is_built_where_a_runner_takes_it(act: Act) -> None:
+    ran = act("images", variables={"CUDA_RUNNER": "mine,big"})
+    rows = {tag: row for tag, row in load_matrix().rows.items() if not row.untried}
+    assert ran.results == {"rows": "success"} | {f"build {tag}": "success" for tag in rows}
+    built = [command for command in ran.of("build") if command[0] == "make"]
+    assert sorted(built) == sorted(
+        ["make", "image", f"TAG={tag}", f"MEGATRON={row.megatron}"] for tag, row in rows.items()
+    )
+    assert all(known(command) for _, *command in ran.commands)
+
+
+def test_what_is_asked_for_by_hand_is_built(act: Act) -> None:
+    asked = {"tags": "24.10 cpu", "releases": "0.9.0 0.12.3"}
+    ran = act("images", inputs=asked, variables={"CUDA_RUNNER": "mine"})
+    built = [command[2:] for command in ran.of("build") if command[0] == "make"]
+    assert sorted(built) == [
+        ["TAG=24.10", "MEGATRON=0.12.3"],
+        ["TAG=24.10", "MEGATRON=0.9.0"],
+        ["TAG=cpu", "MEGATRON=0.12.3"],
+        ["TAG=cpu", "MEGATRON=0.9.0"],
     ]
 
 
-def test_reports_go_to_the_summary_of_the_run_and_try_nothing(runner: Runner) -> None:
-    job = load("compat")["jobs"]["report"]
-    ran = [runner.run(job, step, CONTEXT, real=False) for step in job["steps"] if "run" in step]
-    assert [one.summary for one in ran] == ["", "| a table |\n", "| a table |\n"]
-    for one, gpus in zip(ran[1:], ("0", "all"), strict=True):
-        args = cli._parser(one.commands[0][3:]).parse_args(one.commands[0][3:])
-        assert (args.kept, args.gpus, args.tags) == (True, gpus, [])
+def test_a_tag_that_is_none_fails_before_anything_is_built(act: Act) -> None:
+    ran = act("images", inputs={"tags": "24.11"})
+    assert ran.results == {"rows": "failure"}
+    assert "no tag '24.11' in the matrix" in ran.said
 
 
-@pytest.mark.parametrize("step", [{"run": "false\ntrue"}, {"shell": "bash", "run": "false | true"}])
-def test_a_script_that_fails_in_the_middle_fails_the_step(
-    step: dict[str, str], runner: Runner
-) -> None:
-    with pytest.raises(AssertionError):
-        runner.run({}, step, {}, real=False)
+def test_a_pull_request_reaches_no_machine_that_stays(act: Act) -> None:
+    ran = act("images", "pull_request", variables={"CUDA_RUNNER": "mine", "ARM64_RUNNER": "mine"})
+    assert ran.results == {"rows": "success", "build cpu": "success"}
+
+
+def test_cells_are_tried_without_a_gpu_and_with_one_and_reported_together(act: Act) -> None:
+    runners = {"CUDA_RUNNER": "mine,big", "GPU_RUNNER": "mine,gpu"}
+    ran = act("compat", inputs={"tags": "24.09 24.10 cpu"}, variables=runners, failing=("24.09",))
+    assert ran.results == {
+        "rows": "success",
+        "cpu 24.09": "failure",
+        "cpu 24.10": "success",
+        "cpu cpu": "success",
+        "gpu 24.09": "failure",
+        "gpu 24.10": "success",
+        "report": "success",
+    }
+    assert all("--gpus" not in command for command in ran.of("cpu"))
+    assert all(
+        command[-2:] == ["--gpus", "all"] for command in ran.of("gpu") if "compat" in command
+    )
+    assert ran.kept() == [
+        "cpu-24.09-0.9.0/24.09-0.9.0.json",
+        "cpu-24.10-0.9.0/24.10-0.9.0.json",
+        "cpu-cpu-0.16.1/cpu-0.16.1.json",
+        "gpu-24.09-0.9.0/24.09-0.9.0.json",
+        "gpu-24.10-0.9.0/24.10-0.9.0.json",
+        "report/compat-cpu/report.html",
+        "report/compat-gpu/report.html",
+    ]
+    assert "| kept | 24.09-0.9.0.json 24.10-0.9.0.json cpu-0.16.1.json\n" in ran.said
+    assert "| kept | 24.09-0.9.0.json 24.10-0.9.0.json\n" in ran.said
+    reported = [command[5:] for command in ran.of("report") if "compat" in command]
+    assert reported == [
+        ["--kept", "--gpus", "0", "-o", "compat-cpu"],
+        ["--kept", "--gpus", "all", "-o", "compat-gpu"],
+    ]
+    assert all(known(command) for _, *command in ran.commands)
+
+
+def test_without_runners_of_ones_own_the_rest_goes_on(act: Act) -> None:
+    ran = act("compat")
+    assert ran.results == {"rows": "success", "cpu cpu": "success", "report": "success"}
+    assert ran.kept() == ["cpu-cpu-0.16.1/cpu-0.16.1.json", "report/compat-cpu/report.html"]
+
+
+def test_what_is_published_was_built_twice_and_is_attested_by_its_digest(act: Act) -> None:
+    ran = act("publish")
+    assert ran.results == {"rows": "success", "publish cpu": "success"}
+    assert all(known(command) for _, *command in ran.commands)
+    commands = ran.of("publish")
+    order = [" ".join(one[:2] if one[0] != "python3" else one[3:5]) for one in commands]
+    assert [one for one in order if not one.startswith("jq")] == [
+        *("make image", "make verify", "docker login"),
+        *("image push", "image inspect", "docker logout"),
+    ]
+    assert not any("token" in word for command in commands for word in command)
+    subject = f"ghcr.io/some-owner/megatron@{DIGEST}"
+    assert (ran.store / "attested").read_text().splitlines() == [
+        f"{subject} ",
+        f'{subject} https://slsa.dev/provenance/v1 {{"a": 1}}',
+        f'{subject}  {{"b": 2}}',
+    ]
+
+
+def test_rows_with_cuda_are_published_only_where_that_was_chosen(act: Act) -> None:
+    ran = act("publish", inputs={"tags": "24.10 cpu"}, variables={"CUDA_RUNNER": "mine"})
+    assert ran.results == {"rows": "success", "publish cpu": "success"}
+    assert "left out, as --cuda-runner names no runner: 24.10" in ran.said
