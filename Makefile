@@ -6,7 +6,8 @@ COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 
   --no-emit-index-url --no-emit-package future --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dev demo test image images render check lint drift verify lock compat requirements bench clean
+.PHONY: help venv dev demo test image images render check lint drift verify lock compat requirements
+.PHONY: bench clean
 
 help:  ## these targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1: /p' Makefile
@@ -26,7 +27,8 @@ test: dev  ## unit, golden-file and end-to-end tests, with a real engine
 image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=path] [BASE=image]
 	@$(RUN) image build $(if $(TAG),$(TAG),$(error TAG is missing: make image TAG=24.10)) \
 	  $(if $(MEGATRON),--megatron $(MEGATRON)) $(if $(SOURCE),--source '$(SOURCE)') \
-	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
+	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)') \
+	  $(if $(ARCHITECTURES),--architectures '$(ARCHITECTURES)') $(if $(JOBS),--jobs $(JOBS))
 
 images: venv  ## build the images of all NGC tags: make images [BASE='mirror.example/pytorch:{tag}-py3']
 	@$(RUN) image build --all $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')

@@ -400,6 +400,7 @@ def test_cells_are_tried_without_a_gpu_and_with_one_and_reported_together(act: A
 
 
 def test_without_runners_of_ones_own_the_rest_goes_on(act: Act) -> None:
+    assert load("compat")["jobs"]["gpu"]["if"] == "needs.rows.outputs.gpu != ''"  # act takes none
     ran = act("compat")
     assert ran.results == {"rows": "success", "cpu cpu": "success", "report": "success"}
     assert ran.kept() == ["cpu-cpu-0.16.1/cpu-0.16.1.json", "report/compat-cpu/report.html"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -42,6 +43,12 @@ def test_every_tried_row_has_a_job_with_its_own_release(capsys: pytest.CaptureFi
         "runner": ["self-hosted", "gpu"],
     }
     assert jobs[-1]["runner"] == ["ubuntu-24.04"]
+
+
+def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/ci.md").read_text()
+    assert cli.main(["matrix", "github", "cpu"]) == 0
+    assert f"$ python3 -m launcher matrix github cpu\n{capsys.readouterr().out}" in page
 
 
 def test_rows_with_cuda_are_left_out_without_a_runner_for_them_and_that_is_told(
