@@ -96,7 +96,8 @@ def _probed(
 
     chosen = backend("docker")
     progress.begin("import")
-    found = {name: asdict(fact) for name, fact in facts.ask(chosen, image, asked["gpus"]).items()}
+    asked_of = facts.ask(chosen, image, asked["gpus"])
+    found = {name: asdict(fact) for name, fact in asked_of.items()}
     verdicts: dict[str, Any] = {}
     first = result.verdict(found, verdicts)
     if asked["train"] and first["verdict"] != "fails":
@@ -104,7 +105,14 @@ def _probed(
         count = parse_gpus(asked["gpus"]).count
         gpus = (chosen.count_gpus() or 0) if count is None else count
         with tempfile.TemporaryDirectory(prefix="compat-") as folder:
-            at = trials.Place(Path(folder), image, gpus, min(gpus or 2, 2), asked["seconds"])
+            at = trials.Place(
+                Path(folder),
+                image,
+                gpus,
+                processes=min(gpus or 2, 2),
+                seconds=asked["seconds"],
+                fused=trials.fused(asked_of),
+            )
             held = chosen.facts(image["name"])
             for name in trials.TRIALS:
                 verdicts[name] = asdict(trials.attempt(name, at, held))

@@ -8,13 +8,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import LauncherError
 from launcher.probe import quickstart_reload
+from launcher.probe.facts import Fact
 from launcher.run.image import Facts
 from launcher.settings import ROOT
 
@@ -28,6 +29,10 @@ LEAVE_WITHIN = 30
 WARNING = re.compile(r"\b(\w*Warning): (\S.*)")
 NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
+
+RANK = re.compile(r"^\[rank\d+\]: ")
+EXCEPTION = re.compile(r"(\[rank\d+\]: )?[A-Za-z_][\w.]*(Error|Exception|Exit): \S")
+"""A traceback's last line, with the rank that torchrun puts before it."""
 
 TRAIN, CHECKPOINT = "train", "checkpoint"
 """The stages of a trial: training, and saving or loading what was trained."""
@@ -67,7 +72,8 @@ class Place:
     """Where trials run: a folder of their own, an image as a run file names it, GPUs (0: the CPU).
 
     `processes` are as many as trials start at most; `seconds` is how long a run may take; `source`
-    is a Megatron-LM checkout to run in place of the image's own.
+    is a Megatron-LM checkout to run in place of the image's own; `fused` is whether Transformer
+    Engine and Apex are there, without which upstream's programs want other options.
     """
 
     folder: Path
@@ -77,6 +83,7 @@ class Place:
     seconds: float
     backend: str = "docker"
     source: Path | None = None
+    fused: bool = True
 
     def run(self, name: str, config: Mapping[str, Any], processes: int, stage: str = TRAIN) -> Ran:
         """Run `config` by `launcher run`, on the CPU or as many GPUs. Raises TrialError."""
@@ -89,7 +96,7 @@ class Place:
         records = self.folder / "runs" / name
         code, lines = self._launch(file, records)
         if code:
-            raise TrialError(f"{name}: exit code {code}", lines[-SHOWN_LINES:], stage)
+            raise failure(f"{name}: exit code {code}", lines, stage)
         kept = (one.read_text(encoding="utf-8") for one in records.glob("*/metrics.jsonl"))
         return Ran(lines, tuple(map(json.loads, "".join(kept).splitlines())))
 
@@ -130,6 +137,18 @@ def _end(process: subprocess.Popen[str]) -> str:
     return process.communicate()[0]
 
 
+def failure(problem: str, lines: Sequence[str], stage: str = TRAIN) -> TrialError:
+    """The error of a run that printed `lines`: up to the exception that ended it, where one did.
+
+    After that, other ranks and NCCL tell at length that a peer is gone.
+    """
+    at = max((n for n, line in enumerate(lines) if EXCEPTION.match(line)), default=None)
+    if at is None:
+        return TrialError(problem, lines[-SHOWN_LINES:], stage)
+    told = RANK.sub("", lines[at])
+    return TrialError(f"{problem}: {told}", lines[: at + 1][-SHOWN_LINES:], stage)
+
+
 MODEL = {
     "num_layers": 2,
     "hidden_size": 64,
@@ -139,6 +158,11 @@ MODEL = {
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
 }
+
+
+def fused(found: Mapping[str, Fact]) -> bool:
+    """Whether an image with these facts has Transformer Engine and Apex."""
+    return all(name in found and found[name].value for name in ("transformer_engine", "apex"))
 
 
 def _config(iterations: int, tensor: int, **more: Any) -> dict[str, Any]:
@@ -186,20 +210,27 @@ def quickstart(at: Place) -> list[Ran]:
     return [trains, reloads]
 
 
-ON_THE_CPU = (
-    *("use_cpu_initialization", "no_gradient_accumulation_fusion", "no_persist_layer_norm"),
-    *("no_masked_softmax_fusion", "no_bias_gelu_fusion", "no_bias_dropout_fusion"),
+UNFUSED = (
+    *("no_gradient_accumulation_fusion", "no_persist_layer_norm", "no_masked_softmax_fusion"),
+    *("no_bias_gelu_fusion", "no_bias_dropout_fusion"),
 )
-"""Options of pretrain_gpt.py without which it wants a GPU, Apex or Transformer Engine."""
+"""Options of pretrain_gpt.py without which it wants Apex or Transformer Engine."""
+
+
+MOCK_VOCABULARY = 8192
+"""Upstream's made-up documents count up to 4096 (MockGPTLowLevelDataset, before 0.16)."""
 
 
 def pretrain_gpt(at: Place) -> list[Ran]:
     """Upstream's pretrain_gpt.py runs ten steps on made-up data."""
     given = _config(10, at.processes, program="pretrain_gpt.py")
+    given["data"] = {"mock": True, "vocab_size": MOCK_VOCABULARY}
+    if not (at.gpus and at.fused):
+        given["model"] = MODEL | {"transformer_impl": "local"}
+        given["megatron_args"] = dict.fromkeys(UNFUSED, True)
     if not at.gpus:
         given["training"] |= {"clip_grad": 0.0}  # else it wants gradients on a GPU
-        given["model"] = MODEL | {"transformer_impl": "local"}
-        given["megatron_args"] = dict.fromkeys(ON_THE_CPU, True)
+        given["megatron_args"]["use_cpu_initialization"] = True
     ran = at.run("pretrain-gpt", given, at.processes)
     if not any(one["kind"] == "step" and one["iteration"] == 10 for one in ran.metrics):
         raise TrialError("pretrain-gpt: the tenth step wasn't told", ran.lines[-SHOWN_LINES:])

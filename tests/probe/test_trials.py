@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from launcher.backends import backend
 from launcher.backends.docker import DockerBackend
 from launcher.probe import trials
+from launcher.probe.facts import Fact
 from launcher.probe.trials import Place, Ran, TrialError, Verdict
 from launcher.run.image import LABEL, Facts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from docker import DockerClient
 
     from tests.conftest import CpuImages
@@ -61,6 +64,54 @@ def test_upstreams_programs_have_to_show_what_they_did(
     for name in trials.UPSTREAMS:
         found = trials.attempt(name, at, Facts("0.9.0", True))
         assert (found.failed, found.tail) == (True, ("step 1",))
+
+
+TRACEBACK = """\
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "gpt_layer_specs.py", line 222, in get_gpt_layer_spec
+[rank0]: NameError: name 'TESpecProvider' is not defined
+[rank1]: NameError: name 'TESpecProvider' is not defined
+Exception raised from recvBytes at c10d/Utils.hpp:682 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d
+[rank1]:[W1122 ProcessGroupNCCL.cpp:1575] Warning: WARNING: not called
+runner: rank 0 exited with code 1
+""".splitlines()
+
+
+def test_a_failure_is_told_with_the_exception_and_not_with_what_peers_say_after_it() -> None:
+    told = trials.failure("pretrain-gpt: exit code 1", TRACEBACK)
+    assert told.problem.endswith("code 1: NameError: name 'TESpecProvider' is not defined")
+    assert list(told.tail) == TRACEBACK[:4]
+    assert told.stage == trials.TRAIN
+    saving = ["  File x.py, line 3, in save_checkpoint", "OSError: [Errno 28] No space left"]
+    assert trials.failure("a", saving).stage == trials.CHECKPOINT
+    assert trials.failure("a", ["one", "two"]).tail == ("one", "two")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "fused", "local", "on_cpu"),
+    [(0, True, True, True), (2, False, True, False), (2, True, False, False)],
+)
+def test_upstreams_program_is_asked_for_what_is_there(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, fused: bool, local: bool, on_cpu: bool
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def run(_: Place, __: str, config: Mapping[str, Any], ___: int) -> Ran:
+        asked.update(config)
+        return Ran((), ({"kind": "step", "iteration": 10},))
+
+    monkeypatch.setattr(Place, "run", run)
+    trials.pretrain_gpt(Place(Path("/nowhere"), {"tag": "24.10"}, gpus, 2, 1, fused=fused))
+    assert (asked["model"].get("transformer_impl") == "local") == local
+    assert ("clip_grad" in asked["training"]) == on_cpu
+    assert bool(asked.get("megatron_args", {}).get("use_cpu_initialization")) == on_cpu
+
+
+def test_programs_are_fused_where_transformer_engine_and_apex_are() -> None:
+    there = {"transformer_engine": Fact("1.11"), "apex": Fact("0.1")}
+    assert trials.fused(there)
+    assert not trials.fused(there | {"apex": Fact()})
 
 
 def test_a_warning_is_told_once_whatever_its_numbers() -> None:

@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
         image = {"name": row.base}
     chosen = backend(args.backend)
     found = facts.ask(chosen, image, args.gpus)
-    verdicts = {} if args.facts or args.base else _trials(args, chosen, image)
+    verdicts = {} if args.facts or args.base else _trials(args, chosen, image, found)
     print(_json(found, verdicts) if args.json else _table(found, verdicts))
     wrong = facts.differences(row, found) if row else []
     for line in wrong:
@@ -68,7 +68,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _trials(
-    args: argparse.Namespace, chosen: Backend, image: Mapping[str, str]
+    args: argparse.Namespace,
+    chosen: Backend,
+    image: Mapping[str, str],
+    found: Mapping[str, Fact],
 ) -> dict[str, Verdict]:
     """The trials that this image can be put to, each with what came of it."""
     import tempfile
@@ -90,6 +93,7 @@ def _trials(
             seconds=args.limit,
             backend=args.backend,
             source=args.source and args.source.expanduser().resolve(),
+            fused=trials.fused(found),
         )
         return {name: trials.attempt(name, at, held) for name in trials.TRIALS}
 
