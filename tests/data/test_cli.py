@@ -1,0 +1,171 @@
+"""`launcher data`, run as a user runs it: text in, training data out, and what is told of faults."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.settings import ROOT
+from tests.data.conftest import documents
+from tests.e2e.command import launcher, refused
+
+TEXTS = ["Hello world", "你好，世界", "", "<|endoftext|>"]
+TOKENS = [
+    [[15496, 995, 50256]],
+    [[19526, 254, 25001, 121, 171, 120, 234, 10310, 244, 45911, 234, 50256]],
+    [],
+    [[27, 91, 437, 1659, 5239, 91, 29, 50256]],
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+def test_from_text_to_files_that_are_looked_into(corpus: Path, tmp_path: Path) -> None:
+    prefix = str(tmp_path / "c")
+    options = ["--output-prefix", prefix, "--append-eod"]
+    done = launcher("data", "tokenize", str(corpus), *options)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stderr.splitlines()[-1])
+    assert (said["state"], said["documents"], said["tokens"], said["empty"]) == ("done", 4, 23, 1)
+    assert said["files"] == [f"{prefix}_text_document.bin"]
+    assert documents(Path(f"{prefix}_text_document")) == TOKENS
+    shown = launcher("data", "inspect", f"{prefix}_text_document")
+    assert shown.returncode == 0, shown.stderr
+    assert "documents  4, 1 empty\nsequences  3\ntokens     23 of 2 bytes" in shown.stdout
+    assert "document 0:\nHello world<|endoftext|>" in shown.stdout
+    assert "document 1:\n你好，世界<|endoftext|>" in shown.stdout
+
+
+def test_shards_are_merged_and_compared(corpus: Path, tmp_path: Path) -> None:
+    command = ["data", "tokenize", str(corpus), "--append-eod", "--output-prefix"]
+    assert launcher(*command, str(tmp_path / "whole")).returncode == 0
+    for part in (1, 2):
+        done = launcher(*command, str(tmp_path / "c"), "--shard", f"{part}/2")
+        assert done.returncode == 0, done.stderr
+    shards = [str(path) for path in sorted(tmp_path.glob("c.*-of-2_text_document.idx"))]
+    joined = str(tmp_path / "joined")
+    refused(launcher("data", "merge", shards[1], "--output-prefix", joined), 2, "of 2 shards")
+    assert launcher("data", "merge", *shards, "--output-prefix", joined).returncode == 0
+    whole = str(tmp_path / "whole_text_document")
+    same = launcher("data", "inspect", joined, "--compare", whole)
+    assert (same.returncode, same.stdout) == (0, "the same bytes\n")
+    unlike = launcher("data", "inspect", shards[0], "--compare", whole)
+    assert (unlike.returncode, unlike.stdout[:20]) == (1, "they differ in docum")
+
+
+def test_a_bad_line_is_refused_or_left_out(corpus: Path, tmp_path: Path) -> None:
+    with corpus.open("a") as file:
+        file.write('{"txt": 1}\n')
+    command = ["data", "tokenize", str(corpus), "--output-prefix", str(tmp_path / "c")]
+    refused(launcher(*command), 1, "in.jsonl:5: no key 'text'; its keys: 'txt'", "--on-error skip")
+    assert os.listdir(tmp_path) == ["in.jsonl"]
+    done = launcher(*command, "--on-error", "skip")
+    assert json.loads(done.stderr.splitlines()[-1])["rejected"] == 1
+    assert json.loads((tmp_path / "c.rejects.jsonl").read_text()) == {
+        "file": str(corpus),
+        "line": 5,
+        "reason": "no key 'text'; its keys: 'txt'",
+        "text": '{"txt": 1}',
+    }
+    refused(launcher(*command, "--on-error", "skip", "--max-errors", "0"), 1, "more than 0 such")
+
+
+def test_standard_input_packed(corpus: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "data", "tokenize", "-", "--append-eod"]
+        + ["--output-prefix", str(tmp_path / "c")],
+        cwd=ROOT,
+        input=gzip.compress(corpus.read_bytes()),
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert documents(tmp_path / "c_text_document") == TOKENS
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--shard", "0/4"], "--shard 0/4: no part"),
+        (["--shard", "5/4"], "--shard 5/4: no part"),
+        (["--shard", "half"], "--shard half: no part"),
+        (["--workers", "0"], "--workers 0: at least one is needed"),
+        (["--max-errors", "3"], "--max-errors without --on-error skip"),
+        (["--csv-delimiter", "||"], "not one character"),
+        (["--json-keys", "a", "a"], "a key twice"),
+        (["--vocab-file", "v.json"], "one of --vocab-file and --merge-file is missing"),
+        (["--tokenizer-type", "Llama2Tokenizer"], "--tokenizer-model tokenizer.model"),
+        (["--tokenizer-type", "TikTokenizer", "--tokenizer-model", "x"], "x: no such file"),
+    ],
+)
+def test_a_mistake_is_told(corpus: Path, tmp_path: Path, options: list[str], said: str) -> None:
+    command = ["data", "tokenize", str(corpus), "--output-prefix", str(tmp_path / "c")]
+    refused(launcher(*command, *options), 2, said)
+    assert os.listdir(tmp_path) == ["in.jsonl"]
+
+
+def test_no_input_is_told(tmp_path: Path) -> None:
+    refused(launcher("data", "tokenize", "--output-prefix", str(tmp_path / "c")), 2, "no input")
+
+
+def test_tables_and_text_become_jsonl(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('id,content\n1,"one, two"\n2,三\n')
+    (tmp_path / "b.csv").write_text("content\nfour\n")
+    target = tmp_path / "out.jsonl"
+    command = ["data", "convert", str(tmp_path / "*.csv"), "--json-keys", "content", "-o"]
+    assert launcher(*command, str(target)).returncode == 0
+    lines = [json.loads(line) for line in target.read_text("utf-8").splitlines()]
+    assert lines == [{"content": "one, two"}, {"content": "三"}, {"content": "four"}]
+    (tmp_path / "b.csv").write_text("content\na,b\n")
+    refused(launcher(*command, str(target)), 1, "b.csv:2: 2 fields, and there are 1 columns")
+    assert len(target.read_text("utf-8").splitlines()) == 3
+
+
+def test_the_vocabulary_is_explained() -> None:
+    shown = launcher("data", "vocab")
+    assert "GPT-2's genuine vocabulary\n50257 tokens, 50000 merges" in shown.stdout
+    assert "    256  Ġt                   ' t'\n" in shown.stdout
+    assert "vocab.json isn't garbled" in shown.stdout
+    tokens = launcher("data", "vocab", "Hello world")
+    assert tokens.stdout == "  15496  'Hello'\n    995  ' world'\n"
+
+
+def test_a_terminal_has_a_bar(corpus: Path, tmp_path: Path) -> None:
+    """A megabyte or more takes longer than the time between two drawings."""
+    corpus.write_bytes(corpus.read_bytes() * 60_000)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher", "data", "tokenize", str(corpus)]
+        + ["--output-prefix", str(tmp_path / "c"), "--workers", "1"],
+        cwd=ROOT,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    said = b""
+    while piece := _read(ours):
+        said += piece
+    os.close(ours)
+    assert process.wait() == 0
+    text = said.decode()
+    assert "░" in text
+    assert "left" in text
+    assert "240,000 documents" in text.splitlines()[-3]
+    assert "60,000 of them have no tokens" in text
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:
+        return b""
