@@ -1,4 +1,4 @@
-"""`launcher data`, run as a user runs it: text in, training data out, and what is told of faults."""
+"""`launcher data`, as a user runs it: text in, data files out, and what is told of faults."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from launcher.settings import ROOT
 from tests.data.conftest import documents
 from tests.e2e.command import launcher, refused
 
+TOKENIZE = [sys.executable, "-m", "launcher", "data", "tokenize"]
 TEXTS = ["Hello world", "你好，世界", "", "<|endoftext|>"]
 TOKENS = [
     [[15496, 995, 50256]],
@@ -84,8 +85,7 @@ def test_a_bad_line_is_refused_or_left_out(corpus: Path, tmp_path: Path) -> None
 
 def test_standard_input_packed(corpus: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "launcher", "data", "tokenize", "-", "--append-eod"]
-        + ["--output-prefix", str(tmp_path / "c")],
+        [*TOKENIZE, "-", "--append-eod", "--output-prefix", str(tmp_path / "c")],
         cwd=ROOT,
         input=gzip.compress(corpus.read_bytes()),
         capture_output=True,
@@ -146,8 +146,7 @@ def test_a_terminal_has_a_bar(corpus: Path, tmp_path: Path) -> None:
     corpus.write_bytes(corpus.read_bytes() * 60_000)
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "launcher", "data", "tokenize", str(corpus)]
-        + ["--output-prefix", str(tmp_path / "c"), "--workers", "1"],
+        [*TOKENIZE, str(corpus), "--output-prefix", str(tmp_path / "c"), "--workers", "1"],
         cwd=ROOT,
         stderr=theirs,
     )

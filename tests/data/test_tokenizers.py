@@ -1,0 +1,179 @@
+"""Tokens are upstream's: GPT-2's by a plain reading of its rules, others by their own libraries."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import regex
+import sentencepiece
+import tokenizers as huggingface
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from launcher.data import tokenizers, vocabulary
+from launcher.data.tokenizers import Chosen, Tokenizer
+from launcher.errors import UsageError
+
+# Where GPT-2 divides a text, from its encoder.py.
+PIECES = regex.compile(
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+)
+SCRIPTS = [
+    "Hello world",
+    "don't I'LL",
+    "中文，日本語",
+    "हिन्दी",
+    "👩‍👩‍👧",
+    "\u00a0\u2028\u0085 x",
+    "٣²Ⅷ",
+    "\x00\x1c",
+]
+TEXTS = st.text(max_size=60) | st.lists(st.sampled_from(SCRIPTS) | st.text(max_size=3)).map("".join)
+
+
+@cache
+def ranks() -> tuple[dict[str, int], dict[tuple[str, ...], int]]:
+    found = vocabulary.load(*vocabulary.files(None, None))
+    return found.ids, {tuple(m.split(" ")): rank for rank, m in enumerate(found.merges)}
+
+
+def plainly(text: str) -> list[int]:
+    """Of all neighbours the pair with the lowest rank is merged everywhere, until none is left."""
+    ids, order = ranks()
+    byte = vocabulary.alphabet()
+    found = []
+    for piece in PIECES.findall(text):
+        symbols = [byte[one] for one in piece.encode()]
+        while pairs := [p for p in pairwise(symbols) if p in order]:
+            first, second = min(pairs, key=order.__getitem__)
+            merged: list[str] = []
+            for symbol in symbols:
+                if merged and (merged[-1], symbol) == (first, second):
+                    merged[-1] = first + second
+                else:
+                    merged.append(symbol)
+            symbols = merged
+        found += [ids[symbol] for symbol in symbols]
+    return found
+
+
+@settings(max_examples=1500, deadline=None)
+@given(text=TEXTS)
+@example(text="a" * 300)
+@example(text=" " * 300 + "x")
+@example(text="<|endoftext|>")
+def test_gpt2(gpt2: Tokenizer, text: str) -> None:
+    assert gpt2.encode([text])[0].tolist() == plainly(text)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of each kind, made of some text."""
+    folder = tmp_path_factory.mktemp("models")
+    lines = [f"{word} {number} 中文 text" for number, word in enumerate(["one", "two", "six"] * 60)]
+    (folder / "lines.txt").write_text("\n".join(lines))
+    sentencepiece.SentencePieceTrainer.Train(
+        input=str(folder / "lines.txt"),
+        model_prefix=str(folder / "spm"),
+        model_type="bpe",
+        vocab_size=330,
+        byte_fallback=True,
+        minloglevel=2,
+    )
+    made = huggingface.Tokenizer(huggingface.models.BPE())
+    made.pre_tokenizer = huggingface.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = huggingface.decoders.ByteLevel()
+    alphabet = huggingface.pre_tokenizers.ByteLevel.alphabet()
+    trainer = huggingface.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(lines, trainer)
+    made.enable_truncation(3)
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": {"content": "<end>"}}')
+    tokens = [bytes([byte]) for byte in range(256)] + [b"te", b"tex", b"text"]
+    (folder / "ranks.json").write_text(
+        json.dumps(
+            [
+                {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+                for rank, token in enumerate(tokens)
+            ]
+        )
+    )
+    return folder
+
+
+@pytest.mark.parametrize("text", ["one text", "", " two  spaces", "ü☃", "<s> </s> <end>"])
+def test_the_others(models: Path, text: str) -> None:
+    model = sentencepiece.SentencePieceProcessor(model_file=str(models / "spm.model"))
+    llama = tokenizers.load(Chosen("Llama2Tokenizer", model=models / "spm.model"))
+    assert llama.encode([text])[0].tolist() == [model.bos_id(), *model.encode(text)]
+    plain = tokenizers.load(Chosen("GPTSentencePieceTokenizer", model=models / "spm.model"))
+    assert plain.encode([text])[0].tolist() == model.encode(text)
+    assert (llama.size, llama.end, plain.end) == (330, model.eos_id(), model.eos_id())
+    own = huggingface.Tokenizer.from_file(str(models / "tokenizer.json"))
+    own.no_truncation()
+    made = tokenizers.load(Chosen("HuggingFaceTokenizer", model=models))
+    assert made.encode([text])[0].tolist() == own.encode(text).ids
+    assert made.end == own.token_to_id("<end>")
+
+
+def test_ranks_come_after_special_tokens(models: Path) -> None:
+    chosen = Chosen("TikTokenizer", model=models / "ranks.json", vocab_size=269, special_tokens=10)
+    made = tokenizers.load(chosen)
+    assert (made.size, made.end) == (269, 2)
+    assert made.encode(["text <s>"])[0].tolist() == [268, 42, 70, 125, 72]
+    assert made.decode([268]) == "text"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        (Chosen("BertTokenizer"), "--tokenizer-type BertTokenizer"),
+        (Chosen("HuggingFaceTokenizer", model=Path("spm.model")), "no tokenizer.json"),
+        (Chosen("Llama2Tokenizer", model=Path("tokenizer.json")), "no SentencePiece model"),
+        (Chosen("TikTokenizer", model=Path("tokenizer.json")), "no list of rank"),
+        (Chosen("TikTokenizer", model=Path("ranks.json")), "Say the size: --vocab-size 1259"),
+        (
+            Chosen("HuggingFaceTokenizer", model=Path("tokenizer.json"), end="<x>"),
+            "no token '<x>'",
+        ),
+    ],
+)
+def test_a_wrong_file_is_told(
+    models: Path, monkeypatch: pytest.MonkeyPatch, chosen: Chosen, said: str
+) -> None:
+    monkeypatch.chdir(models)
+    with pytest.raises(UsageError) as caught:
+        tokenizers.load(chosen)
+    assert said in str(caught.value)
+
+
+@pytest.mark.skipif("MEGATRON_CHECKOUT" not in os.environ, reason="MEGATRON_CHECKOUT isn't set")
+def test_upstream_writes_the_same_bytes(tmp_path: Path) -> None:
+    """Its own program, of a checkout, run by MEGATRON_PYTHON, which has torch and regex."""
+    from launcher.data import tokenize
+    from launcher.data.sources import Reading
+
+    source = tmp_path / "in.jsonl"
+    texts = [*SCRIPTS, "", [], ["a", "", "b"], "x" * 9000, "<|endoftext|>", "word " * 9000]
+    source.write_text("".join(json.dumps({"text": text}) + "\r\n" for text in texts))
+    vocab_file, merge_file = vocabulary.files(None, None)
+    program = Path(os.environ["MEGATRON_CHECKOUT"]) / "tools/preprocess_data.py"
+    command = [os.environ.get("MEGATRON_PYTHON", "python3"), str(program), "--input", str(source)]
+    command += ["--output-prefix", str(tmp_path / "theirs"), "--append-eod", "--workers", "2"]
+    command += ["--vocab-file", str(vocab_file), "--merge-file", str(merge_file)]
+    command += ["--tokenizer-type", "GPT2BPETokenizer"]
+    subprocess.run(command, check=True, capture_output=True)
+    job = tokenize.Job((str(source),), tmp_path / "ours", Reading(), Chosen(), append_eod=True)
+    tokenize.run(job, lambda done: None)
+    for suffix in (".bin", ".idx"):
+        ours, theirs = (tmp_path / f"{one}_text_document{suffix}" for one in ("ours", "theirs"))
+        assert ours.read_bytes() == theirs.read_bytes()
