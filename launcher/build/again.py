@@ -133,8 +133,15 @@ def request(name: str, labels: dict[str, str], departures: Departures, matrix: M
             f"{name}: was built from a checkout (revision {revision!r}), not from a release",
             "Name that checkout: --source PATH",
         )
-    base = departures.base and departures.base.replace("{tag}", tag)
-    return Request(tag, release, departures.checkout, base, departures.builder, no_cache=True)
+    return Request(
+        tag,
+        release,
+        departures.checkout,
+        departures.base and departures.base.replace("{tag}", tag),
+        departures.builder,
+        no_cache=True,
+        architectures=labels.get(f"{LABEL}architectures"),
+    )
 
 
 def notes(image: Subject, base: Subject, now: dict[str, str], key: str) -> Iterator[str]:

@@ -327,6 +327,7 @@ class Builds:
             f"{OCI}created": datetime.fromtimestamp(at.epoch, timezone.utc).isoformat(),
             f"{OCI}base.name": base.reference,
             **({f"{OCI}base.digest": base.digest} if base.pinned else {}),
+            **({f"{LABEL}architectures": gpus} if (gpus := inputs.architectures) else {}),
         }
 
     def _origin(self, asked: str | None, reference: str, image: str) -> attest.Origin:

@@ -45,6 +45,12 @@ def test_row_and_release_are_those_of_the_labels() -> None:
     assert (found.base, found.builder) == ("mirror/pytorch:24.10-py3", "b")
 
 
+def test_extensions_are_compiled_again_for_the_gpus_that_they_were() -> None:
+    labels = LABELS | {f"{LABEL}row": "cuda-12.4", f"{LABEL}architectures": "90a"}
+    assert request("x", labels, Departures(), load_matrix()).architectures == "90a"
+    assert request("x", LABELS, Departures(), load_matrix()).architectures is None
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "said"),
     [

@@ -146,6 +146,8 @@ def test_it_brings_a_python_and_compiles_on_the_base_for_the_gpus_that_are_named
     )
     record = json.loads(in_image(engine, built.id, "cat", "/opt/extensions/kernels.json"))
     assert record["architectures"] == "80 90"
+    labels = engine.api.inspect_image(built.id)["Config"]["Labels"]
+    assert labels["megatron-launchpad.architectures"] == "80 90"
     assert set(record["commits"]) == {"", "lib/headers"}
     assert builds.build(Request(TAG, builder=bases.builder)).reused
 
