@@ -46,7 +46,15 @@ CAUSES = (
      "nor Apex"),
     (r"Apex is not installed", "the image has no Apex"),
     (r"Transformer Engine is not installed", "the image has no Transformer Engine"),
-    (r"`async_grad_allreduce` is deprecated", "Megatron's own older name"),
+    (r"`?async_grad_allreduce`? is deprecated", "Megatron's own older name"),
+    (r"full scope is deprecated", "Megatron's own default for cuda_graph_scope"),
+    (r"_jit_set_nvfuser_enabled", "Megatron switches on a fuser that torch has no more"),
+    (r"invalid escape sequence", "a text in Megatron's sources; Python 3.12 says so"),
+    (r"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "set by the launcher, or torch 2.6 and later don't load "
+     "what Megatron saved"),
+    (r"Overriding default arguments for", "another tokenizer than the program's own default"),
+    (r"invoking optimized fused softmax", "a short sequence or no fused kernel: Megatron takes "
+     "torch's"),
     (r"The fp8 argument in .* has been deprecated", "Megatron's own older argument"),
     (r"_get_layer_offset is deprecated|on a deprecation track", "Megatron's own older function"),
     (r"destroy_process_group\(\) was not called|process group has NOT been destroyed", "upstream's "
