@@ -85,7 +85,10 @@ def test_a_cell_is_worse_or_better_than_expected_or_neither(
         ("SyntaxWarning: invalid escape sequence '\\s'", "Python 3.12"),
         ("UserWarning: Environment variable TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD detected", "launcher"),
         ("UserWarning: Overriding default arguments for tokenizer_type:GPT2BPE", "tokenizer"),
-        ("UserWarning: Constraints for invoking optimized fused softmax kernel are", "no fused kernel"),
+        (
+            "UserWarning: Constraints for invoking optimized fused softmax kernel are",
+            "no fused kernel",
+        ),
         ('UserWarning: The fp8 argument in "get_x_spec" has been deprecated', "older argument"),
         ("UserWarning: TransformerLayer._get_layer_offset is deprecated.Please", "older function"),
         ("Warning: WARNING: process group has NOT been destroyed before we destruct", "without it"),
