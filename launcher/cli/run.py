@@ -62,11 +62,13 @@ def main(args: argparse.Namespace) -> int:
     import os
 
     from launcher.backends import backend
-    from launcher.run import source
+    from launcher.run import source, text
     from launcher.run.assemble import Asked, assemble, new_stamp
     from launcher.run.start import start
+    from launcher.settings import settings
 
     config, origin = source.load(args.config, overrides(args))
+    config = text.tokenized(config, settings().cache, dry=args.dry_run)
     asked = Asked(config, origin, os.getcwd(), tuple(args.rest), tie=args.tie)
     chosen = backend(args.backend)
     if args.dry_run:

@@ -26,11 +26,14 @@ def prepared(
     tokenizer: Chosen,
     workers: int,
     report: Callable[[Done], None],
-) -> Path:
+    *,
+    dry: bool = False,
+) -> tuple[Path, Done | None]:
     """The prefix of `texts` as data files below `folder`, made where they aren't there yet.
 
-    Each document is ended with the token for it. The files' names are of what is in the texts,
-    not of where they lie. Raises as `tokenize.run` does, and UsageError for standard input.
+    With it comes what was done, None for nothing, as always with `dry`. Each document is ended
+    with the token for it. The files' names are of what is in the texts, not of where they lie.
+    Raises as `tokenize.run` does, and UsageError for standard input.
     """
     if sources.STDIN in texts:
         raise UsageError("the text of a run can't be standard input", "Give files.")
@@ -47,10 +50,10 @@ def prepared(
     key = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:20]
     job = Job(tuple(texts), folder / key, reading, tokenizer, append_eod=True, workers=workers)
     prefix = tokenize.outputs(job)[0]
-    if not _is_whole(prefix):
-        folder.mkdir(parents=True, exist_ok=True)
-        tokenize.run(job, report)
-    return prefix
+    if dry or _is_whole(prefix):
+        return prefix, None
+    folder.mkdir(parents=True, exist_ok=True)
+    return prefix, tokenize.run(job, report)
 
 
 def _files(tokenizer: Chosen) -> Iterable[Path]:

@@ -124,6 +124,9 @@ Size = Annotated[str, BeforeValidator(_size)]
 GpuRequest = Annotated[str, BeforeValidator(_gpus)]
 MicroBatch = Annotated[int | str, BeforeValidator(_batch)]
 Prefixes = Annotated[str | list[str | int | float], BeforeValidator(_prefixes)]
+Texts = Annotated[
+    list[Text], Field(min_length=1), BeforeValidator(lambda v: [v] if isinstance(v, str) else v)
+]
 Scalar = str | bool | int | float
 OneScalar = Annotated[Scalar, BeforeValidator(_scalar)]
 Scalars = Annotated[Scalar | list[Scalar], BeforeValidator(_scalars)]
@@ -228,11 +231,14 @@ class Parallel(Strict):
 class Data(Strict):
     """What is trained on: `path` is the prefix of a .bin and .idx, or weights and prefixes.
 
+    `text` are files to make them of before the start, `text_key` the key or column with the text.
     `mock` asks for made-up tokens where no path is given; `vocab_size` counts the end-of-document
     token; `cache` is a folder for Megatron's index of the data.
     """
 
     path: Prefixes | None = None
+    text: Texts | None = None
+    text_key: Text | None = None
     mock: Flag = False
     split: Text | None = None
     cache: Text | None = None

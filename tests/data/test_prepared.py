@@ -26,7 +26,9 @@ class Jobs:
 
     def prepare(self, *texts: Path, **how: object) -> Path:
         reading = Reading(**how)
-        return prepared([*map(str, texts)], self.folder, reading, Chosen(), 1, self.done.append)
+        found = prepared([*map(str, texts)], self.folder, reading, Chosen(), 1, lambda done: None)
+        self.done += [found[1]] if found[1] else []
+        return found[0]
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def test_anew(jobs: Jobs, text: Path) -> None:
     prefixes = [jobs.prepare(text), jobs.prepare(text, unit="file"), jobs.prepare(text, text)]
     text.write_text("Hello\n")
     prefixes.append(jobs.prepare(text))
-    assert len({*prefixes}) == 4
+    assert len({*prefixes}) == len(jobs.done) == 4
 
 
 def test_damaged_files_are_made_again(jobs: Jobs, text: Path) -> None:

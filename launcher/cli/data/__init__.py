@@ -33,14 +33,19 @@ def main(args: argparse.Namespace) -> int:
     Raises ModuleNotFoundError, upon which the command line goes on in .venv, and UsageError where
     the packages can't be installed.
     """
-    if missing := next((name for name in PACKAGES if find_spec(name) is None), None):
-        _install(missing)
+    install()
     code: int = import_module(f"{__name__}.{args.action}").main(args)
     return code
 
 
-def _install(missing: str) -> None:
-    """Put requirements-data.txt into the checkout's .venv."""
+def install() -> None:
+    """Put requirements-data.txt into the checkout's .venv, where a package of it is missing.
+
+    Raises ModuleNotFoundError and UsageError as `main` does.
+    """
+    missing = next((name for name in PACKAGES if find_spec(name) is None), None)
+    if missing is None:
+        return
     import importlib
     import subprocess
     import sys

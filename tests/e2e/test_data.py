@@ -1,0 +1,79 @@
+"""The user's case, from raw text to a checkpoint: real text, GPT-2's vocabulary, real training."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launcher.engine import packages
+from tests.e2e.command import launcher, refused
+
+if TYPE_CHECKING:
+    from tests.conftest import CpuImages
+
+pytestmark = pytest.mark.engine
+
+LOSS = re.compile(r"iteration +(\d+)/ *\d+ .*\| lm loss: (\S+) ")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Jargon File of Debian's dict-jargon, 1.4 MB in the public domain, as csv."""
+    folder = tmp_path_factory.mktemp("corpus")
+    packages.unpack(folder / "debian", ["dict-jargon"])
+    (path,) = (folder / "debian").rglob("jargon.dict.dz")
+    entries = gzip.decompress(path.read_bytes()).decode(errors="replace").split("\n\n")
+    rows = ['"' + entry.replace('"', '""') + '"' for entry in entries if entry.strip()]
+    (folder / "jargon.csv").write_text("\n".join(["content", *rows]), encoding="utf-8")
+    return folder / "jargon.csv"
+
+
+def train(image: str, folder: Path, *settings: str) -> list[str]:
+    chosen = [
+        *(f"image={image}", "data.path=null", "data.vocab_size=null", "training.train_iters=30"),
+        *("model.hidden_size=64", "model.seq_length=64", "training.global_batch_size=8"),
+        *("training.micro_batch_size=4", "training.lr=1e-2", "training.lr_warmup_iters=3"),
+        *("logging.log_interval=1", "logging.eval_interval=100", "checkpoint.save_interval=30"),
+        *(f"checkpoint.save={folder / 'save'}", f"checkpoint.load={folder / 'save'}"),
+        *(f"data.cache={folder / 'index'}", *settings),
+    ]
+    return ["run", "demo.yaml", *(part for one in chosen for part in ("--set", one))]
+
+
+def test_one_command_from_text_to_a_checkpoint(
+    cpu_images: CpuImages, corpus: Path, tmp_path: Path
+) -> None:
+    """Megatron's own GPTDataset reads what was written, and the model learns from it."""
+    cache = {"LAUNCHER_CACHE": str(tmp_path / "cache")}
+    command = train(cpu_images.build(), tmp_path, f"data.text=[{corpus}]", "data.text_key=content")
+    done = launcher(*command, **cache)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    losses = [float(match[2]) for match in LOSS.finditer(done.stdout)]
+    assert len(losses) == 30
+    assert abs(losses[0] - math.log(50257)) < 0.5
+    assert losses[-1] < losses[0] - 1.5
+    assert (tmp_path / "save/latest_checkpointed_iteration.txt").read_text() == "30"
+    told = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('{"state"')]
+    assert (told[-1]["state"], told[-1]["tokens"] > 300_000) == ("done", True)
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache/data").iterdir()}
+    assert len(made) == 2
+    dry = launcher(*command, "--dry-run", **cache)
+    assert dry.returncode == 0, dry.stderr
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache/data").iterdir()} == made
+
+
+def test_text_that_cant_be_read_starts_nothing(cpu_images: CpuImages, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n{\n')
+    text = f"data.text={tmp_path / 'in.jsonl'}"
+    command = train(cpu_images.build(), tmp_path, text)
+    refused(launcher(*command, LAUNCHER_CACHE=str(tmp_path)), 1, "in.jsonl:2: not JSON")
+    both = train(cpu_images.build(), tmp_path, text, "data.path=a")
+    refused(launcher(*both), 2, "data.text and data.path")
+    key = train(cpu_images.build(), tmp_path, "data.text_key=a")
+    refused(launcher(*key), 2, "data.text_key without data.text")
