@@ -37,6 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Try the cells and write the reports; 1 where one is worse than expected."""
     import shutil
+    from functools import partial
 
     from launcher.compat import html, kept, report, series
     from launcher.engine.connect import connect
@@ -56,8 +57,8 @@ def main(args: argparse.Namespace) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    client = connect(timeout=600)
-    tried = series.Series(client, settings(), matrix, load_lock(), _options(args), finished, say)
+    engine = partial(connect, timeout=600)
+    tried = series.Series(engine, settings(), matrix, load_lock(), _options(args), finished, say)
     results = [*(tried.kept(cells) if args.kept else tried.run(cells))]
     if not results:
         raise UsageError(f"{finished}: no result of this checkout with these options")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,13 +82,18 @@ class Options:
 class Series:
     """Cells of one matrix on one engine; `folder` keeps a file for each that is finished."""
 
-    client: DockerClient
+    connect: Callable[[], DockerClient]
     site: Settings
     matrix: Matrix
     lock: Lock
     options: Options
     folder: Path
     say: Callable[[str], None]
+
+    @cached_property
+    def client(self) -> DockerClient:
+        """The engine, which is asked for nothing that is finished."""
+        return self.connect()
 
     def run(self, cells: Iterable[Cell]) -> Iterator[Result]:
         """The result of each cell, as it comes; those that are kept at once."""
