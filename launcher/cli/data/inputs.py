@@ -40,7 +40,10 @@ def inputs(args: argparse.Namespace) -> tuple[str, ...]:
     from launcher.errors import UsageError
 
     if not (found := (*args.inputs, *args.more)):
-        raise UsageError("no input", "Name files, or - for standard input.")
+        raise UsageError(
+            "no input",
+            "Name files, or - for standard input: before --json-keys, which takes what follows it.",
+        )
     return found
 
 
