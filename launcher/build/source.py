@@ -320,8 +320,8 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
     if done.returncode:
         raise BuildError(
             f"git can't fetch {commit} from {url}:\n  {done.stderr.strip()}",
-            "Without access to it, clone Megatron-LM elsewhere and pass SOURCE=path, "
-            "or name a mirror in LAUNCHER_GIT_MIRROR.",
+            "Without access to it, name a mirror in LAUNCHER_GIT_MIRROR; "
+            "in place of Megatron-LM itself, SOURCE=path takes a clone from elsewhere.",
         )
 
 

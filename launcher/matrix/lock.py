@@ -104,6 +104,7 @@ def lock(matrix: Matrix, old: Lock | None, site: Settings, progress: Progress) -
             _old_extension(old, name, extension),
         )
         for name, extension in matrix.extensions.items()
+        if any(name in row.extensions for row in matrix.rows.values())
     }
     images = _lock_images(matrix, old, site, progress)
     return Lock(

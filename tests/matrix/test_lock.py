@@ -57,6 +57,19 @@ def test_needs_never_hold_what_belongs_to_the_base() -> None:
 RESOLVING = ("_needs", "_resolve", "_lock_git", "_lock_sdist", "_lock_extension")
 
 
+def test_an_extension_that_no_row_compiles_is_not_locked(
+    monkeypatch: pytest.MonkeyPatch, site: Settings
+) -> None:
+    for name in RESOLVING:
+        monkeypatch.setattr(lock, name, unreachable)
+    matrix = load_matrix()
+    rows = {tag: row for tag, row in matrix.rows.items() if tag != "cuda-12.8"}
+    found = lock.lock(
+        matrix.model_copy(update={"rows": rows}), load_lock(), site, Progress(io.StringIO())
+    )
+    assert list(found.extensions) == ["transformer-engine-1.13", "apex-24.10"]
+
+
 def unreachable(*_: object) -> None:
     raise BuildError("nothing can be reached")
 
