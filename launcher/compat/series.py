@@ -242,6 +242,7 @@ class Series:
             "locked": [
                 self.lock.needs[row.abi].model_dump(mode="json"),
                 self.lock.packages.get(cell.tag),
+                [str(self.lock.extensions.get(name)) for name in row.extensions],
                 self.lock.releases[cell.megatron].model_dump(mode="json"),
                 {name: str(self.lock.images.get(name)) for name in images},
             ],
