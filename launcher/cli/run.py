@@ -64,15 +64,18 @@ def main(args: argparse.Namespace) -> int:
     from launcher.backends import backend
     from launcher.run import source, text
     from launcher.run.assemble import Asked, assemble, new_stamp
-    from launcher.run.start import start
+    from launcher.run.start import check, start
     from launcher.settings import settings
 
     config, origin = source.load(args.config, overrides(args))
-    config = text.tokenized(config, settings().cache, dry=args.dry_run)
-    asked = Asked(config, origin, os.getcwd(), tuple(args.rest), tie=args.tie)
+    data = text.tokenized(config, settings().cache)
+    asked = Asked(data.config, origin, os.getcwd(), tuple(args.rest), tie=args.tie)
     chosen = backend(args.backend)
     if args.dry_run:
         return _show(assemble(asked, chosen, new_stamp(), dry=True).plan, chosen)
+    if data.text:  # which may take hours
+        check(asked, chosen, preflight=not args.no_preflight)
+        data.make()
     return start(asked, chosen, detach=args.detach, preflight=not args.no_preflight)
 
 

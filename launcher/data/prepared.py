@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from launcher.data import contents, sources, tokenize, vocabulary
@@ -19,21 +19,32 @@ VERSION = 1
 """Goes up when the same input would give other files."""
 
 
-def prepared(
-    texts: Sequence[str],
-    folder: Path,
-    reading: Reading,
-    tokenizer: Chosen,
-    workers: int,
-    report: Callable[[Done], None],
-    *,
-    dry: bool = False,
-) -> tuple[Path, Done | None]:
-    """The prefix of `texts` as data files below `folder`, made where they aren't there yet.
+@dataclass(frozen=True)
+class Prepared:
+    """Texts as data files, which may not be there yet."""
 
-    With it comes what was done, None for nothing, as always with `dry`. Each document is ended
-    with the token for it. The files' names are of what is in the texts, not of where they lie.
-    Raises as `tokenize.run` does, and UsageError for standard input.
+    job: Job
+
+    @property
+    def prefix(self) -> Path:
+        """Of the .bin and .idx."""
+        return tokenize.outputs(self.job)[0]
+
+    def make(self, report: Callable[[Done], None]) -> Done | None:
+        """Tokenize, unless that is done; then None. Raises as `tokenize.run` does."""
+        if _is_whole(self.prefix):
+            return None
+        self.prefix.parent.mkdir(parents=True, exist_ok=True)
+        return tokenize.run(self.job, report)
+
+
+def prepared(
+    texts: Sequence[str], folder: Path, reading: Reading, tokenizer: Chosen, workers: int
+) -> Prepared:
+    """`texts` as data files below `folder`, named by what is in the texts, not where they lie.
+
+    Each document is ended with the token for it. Raises UsageError for standard input, and for
+    what can't be read.
     """
     if sources.STDIN in texts:
         raise UsageError("the text of a run can't be standard input", "Give files.")
@@ -48,12 +59,9 @@ def prepared(
         "vocabulary": [_digest(path) for path in used],
     }
     key = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:20]
-    job = Job(tuple(texts), folder / key, reading, tokenizer, append_eod=True, workers=workers)
-    prefix = tokenize.outputs(job)[0]
-    if dry or _is_whole(prefix):
-        return prefix, None
-    folder.mkdir(parents=True, exist_ok=True)
-    return prefix, tokenize.run(job, report)
+    return Prepared(
+        Job(tuple(texts), folder / key, reading, tokenizer, append_eod=True, workers=workers)
+    )
 
 
 def _files(tokenizer: Chosen) -> Iterable[Path]:

@@ -64,6 +64,13 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
         return supervise(chosen, attempts, restarts=restarts, listening=listening).code
 
 
+def check(asked: Asked, chosen: Backend, *, preflight: bool) -> None:
+    """Refuse what `start` would, as far as it can be told without the data. Raises as that does."""
+    plan = assemble(asked, chosen, new_stamp()).plan
+    if preflight:
+        _preflight(plan, asked, chosen)
+
+
 def attach(text: str) -> int:
     """Follow a run that goes on, or went on, from its first line; its exit code."""
     chosen, job = find.job(text)

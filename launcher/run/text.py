@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,48 +11,57 @@ from launcher.errors import UsageError
 from launcher.run.config import Data, RunConfig
 
 if TYPE_CHECKING:
+    from launcher.data.prepared import Prepared
     from launcher.data.tokenizers import Chosen
 
 
-def tokenized(config: RunConfig, cache: Path, *, dry: bool = False) -> RunConfig:
-    """The configuration with `data.path` in the place of `data.text`.
+@dataclass(frozen=True)
+class Tokenized:
+    """A run's configuration with `data.path` in the place of `data.text`, and how that is made."""
 
-    The files lie in `data` in the launcher's cache, and are made where they aren't there: once for
-    the same content, and not with `dry`. Raises UsageError for what can't be read, DataError for a
-    document that can't be tokenized, ModuleNotFoundError where a package for it is missing.
+    config: RunConfig
+    text: Prepared | None = None
+
+    def make(self) -> None:
+        """Tokenize the text, unless that is done, with a bar.
+
+        Raises DataError for a document that can't be tokenized; then there are no files.
+        """
+        if self.text is None:
+            return
+        from launcher.data.bar import Bar
+
+        bar = Bar()
+        if done := self.text.make(bar):
+            bar.end(done, [f"{self.text.prefix}.bin"])
+
+
+def tokenized(config: RunConfig, cache: Path) -> Tokenized:
+    """What a run is given for its text: files in `data` in the launcher's cache, by its content.
+
+    Raises UsageError for what can't be read, ModuleNotFoundError where a package for it is missing.
     """
     data = config.data
     if data.text is None:
         if data.text_key is not None:
             raise UsageError("data.text_key without data.text", "Name the files: data.text.")
-        return config
+        return Tokenized(config)
     if data.path is not None:
         raise UsageError("data.text and data.path: both say what is trained on", "Leave one out.")
-    from launcher.cli.data import install
+    from launcher.data.install import install
 
     install()
     from launcher.data import tokenizers
-    from launcher.data.bar import Bar
     from launcher.data.prepared import prepared
     from launcher.data.sources import Reading
 
     chosen = _chosen(data)
-    bar = Bar()
     texts = [str(Path(name).expanduser()) for name in data.text]
-    prefix, done = prepared(
-        texts,
-        cache / "data",
-        Reading(keys=(data.text_key or "text",)),
-        chosen,
-        len(os.sched_getaffinity(0)),
-        bar,
-        dry=dry,
-    )
-    if done:
-        bar.end(done, [f"{prefix}.bin"])
+    reading = Reading(keys=(data.text_key or "text",))
+    found = prepared(texts, cache / "data", reading, chosen, len(os.sched_getaffinity(0)))
     size = data.vocab_size or tokenizers.load(chosen).size
-    given = {"path": str(prefix), "text": None, "text_key": None, "vocab_size": size}
-    return config.model_copy(update={"data": data.model_copy(update=given)})
+    given = {"path": str(found.prefix), "text": None, "text_key": None, "vocab_size": size}
+    return Tokenized(config.model_copy(update={"data": data.model_copy(update=given)}), found)
 
 
 def _chosen(data: Data) -> Chosen:

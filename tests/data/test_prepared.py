@@ -26,9 +26,10 @@ class Jobs:
 
     def prepare(self, *texts: Path, **how: object) -> Path:
         reading = Reading(**how)
-        found = prepared([*map(str, texts)], self.folder, reading, Chosen(), 1, lambda done: None)
-        self.done += [found[1]] if found[1] else []
-        return found[0]
+        found = prepared([*map(str, texts)], self.folder, reading, Chosen(), workers=1)
+        done = found.make(lambda _: None)
+        self.done += [done] if done else []
+        return found.prefix
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from launcher.engine import packages
 from tests.e2e.command import launcher, refused
 
 if TYPE_CHECKING:
+    from docker import DockerClient
+
     from tests.conftest import CpuImages
 
 pytestmark = pytest.mark.engine
@@ -66,6 +68,59 @@ def test_one_command_from_text_to_a_checkpoint(
     dry = launcher(*command, "--dry-run", **cache)
     assert dry.returncode == 0, dry.stderr
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache/data").iterdir()} == made
+
+
+READ_AND_WRITE = """
+import json, numpy, sys
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+found = IndexedDataset(sys.argv[1])
+made = IndexedDatasetBuilder(sys.argv[2] + ".bin", dtype=numpy.uint16)
+ends = [int(end) for end in found.document_indices]
+documents = [[found[n].tolist() for n in range(a, b)] for a, b in zip(ends, ends[1:])]
+for sequences in documents:
+    tokens = [token for sequence in sequences for token in sequence]
+    made.add_document(numpy.array(tokens, numpy.uint16), list(map(len, sequences)))
+made.finalize(sys.argv[2] + ".idx")
+print(json.dumps(documents))
+"""
+
+
+def test_megatrons_indexed_dataset_reads_it_and_its_builder_writes_the_same(
+    engine: DockerClient, cpu_images: CpuImages, tmp_path: Path
+) -> None:
+    texts = ["Hello world", "", ["Hello", "", " world"], "世界"]
+    lines = [json.dumps({"text": text}) + "\n" for text in texts]
+    (tmp_path / "in.jsonl").write_text("".join(lines), encoding="utf-8")
+    made = ("--output-prefix", str(tmp_path / "ours"), "--append-eod")
+    done = launcher("data", "tokenize", str(tmp_path / "in.jsonl"), *made)
+    assert done.returncode == 0, done.stderr
+    printed = engine.containers.run(
+        cpu_images.build(),
+        ["python3", "-c", READ_AND_WRITE, "/data/ours_text_document", "/data/theirs"],
+        volumes={str(tmp_path): {"bind": "/data", "mode": "rw"}},
+        network_mode="none",
+        remove=True,
+    )
+    eod = 50256
+    world = [10310, 244, 45911, 234]  # the six bytes of two characters, by GPT-2's merges
+    assert json.loads(printed.splitlines()[-1]) == [
+        [[15496, 995, eod]],
+        [],
+        [[15496], [995, eod]],
+        [[*world, eod]],
+    ]
+    for kind in ("bin", "idx"):
+        ours, theirs = (tmp_path / f"{name}.{kind}" for name in ("ours_text_document", "theirs"))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_what_cant_run_is_told_before_anything_is_tokenized(
+    cpu_images: CpuImages, corpus: Path, tmp_path: Path
+) -> None:
+    settings = (f"data.text={corpus}", "data.text_key=content", "gpus=2")
+    command = train(cpu_images.build(), tmp_path, *settings)
+    refused(launcher(*command, LAUNCHER_CACHE=str(tmp_path / "cache")), 121, "GPU")
+    assert not (tmp_path / "cache/data").exists()
 
 
 def test_text_that_cant_be_read_starts_nothing(cpu_images: CpuImages, tmp_path: Path) -> None:

