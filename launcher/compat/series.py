@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from launcher import probe
 from launcher.build import patch
 from launcher.build.context import inside_digest
-from launcher.compat import disk
 from launcher.compat.cell import REPOSITORY
 from launcher.compat.result import LIMITS, ORDER, Cell, Result
+from launcher.engine import disk
 from launcher.errors import UsageError, nearest
 from launcher.matrix.load import find_release, find_row
 from launcher.matrix.render import dockerfile

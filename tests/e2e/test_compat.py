@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from launcher.build import fetch
-from launcher.compat import disk
+from launcher.engine import disk
 from launcher.matrix.load import load_lock
 from launcher.settings import ROOT
 from tests.e2e.command import launcher, random_file

@@ -9,7 +9,7 @@ import docker
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.compat import disk
+from launcher.engine import disk
 
 
 class Engine:
@@ -35,7 +35,7 @@ def parents_of(record: dict[str, Any]) -> list[str]:
 
 def record(name: str, parent: str, image: bool, shared: bool = False) -> dict[str, Any]:
     told = "from local " if image else "fileop target"
-    return {"ID": name, "Parent": parent, "Description": told, "Shared": shared}
+    return {"ID": name, "Parent": parent, "Description": told, "Shared": shared, "Size": 5}
 
 
 def engine(records: list[dict[str, Any]]) -> docker.DockerClient:
@@ -59,6 +59,7 @@ def test_a_removed_image_is_let_go_with_what_was_built_on_it_and_nothing_else() 
     assert disk.held(client) == {"top", "bottom"}
     disk.let_go(client, disk.held(client))
     assert left(client) == {"kept", "compiled"}
+    assert disk.cached(client) == 5
     assert disk.used(client) == 12
 
 

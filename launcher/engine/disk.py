@@ -30,6 +30,11 @@ def used(client: DockerClient) -> int:
     return 0
 
 
+def cached(client: DockerClient) -> int:
+    """Bytes that BuildKit keeps and no image has: steps of builds, and layers of removed images."""
+    return sum(int(one["Size"]) for one in _records(client) if not one["Shared"])
+
+
 def held(client: DockerClient) -> set[str]:
     """The IDs of BuildKit's records of images that the engine doesn't have any more."""
     return {one["ID"] for one in _records(client) if _is_image(one) and not one["Shared"]}
