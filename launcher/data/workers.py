@@ -24,6 +24,13 @@ Result = TypeVar("Result")
 GROWTH = 64 << 20
 """Bytes by which a process may grow until another takes its place: tokenizers keep the words that
 they have met."""
+MOST = 8
+"""Workers where nobody says how many: one process reads and writes for all of them."""
+
+
+def usual() -> int:
+    """As many workers as CPUs that this process may use, up to MOST."""
+    return min(len(os.sched_getaffinity(0)), MOST)
 
 
 @dataclass(frozen=True)

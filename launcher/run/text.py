@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,14 +50,14 @@ def tokenized(config: RunConfig, cache: Path) -> Tokenized:
     from launcher.data.install import install
 
     install()
-    from launcher.data import tokenizers
+    from launcher.data import tokenizers, workers
     from launcher.data.prepared import prepared
     from launcher.data.sources import Reading
 
     chosen = _chosen(data)
     texts = [str(Path(name).expanduser()) for name in data.text]
     reading = Reading(keys=(data.text_key or "text",))
-    found = prepared(texts, cache / "data", reading, chosen, len(os.sched_getaffinity(0)))
+    found = prepared(texts, cache / "data", reading, chosen, workers.usual())
     size = data.vocab_size or tokenizers.load(chosen).size
     given = {"path": str(found.prefix), "text": None, "text_key": None, "vocab_size": size}
     return Tokenized(config.model_copy(update={"data": data.model_copy(update=given)}), found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from launcher.cli.data import inputs, vocabularies
@@ -18,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--output-prefix", metavar="P", type=Path, required=True, help="P_KEY_document.bin, .idx")
     add("--append-eod", action="store_true", help="end each document with the token for it")
-    add("--workers", metavar="N", type=int, help="processes (as many as CPUs)")
+    add("--workers", metavar="N", type=int, help="processes (as many as CPUs, at most 8)")
     add("--shard", metavar="I/N", help="only part I of N, for `data merge`")
 
 
@@ -46,11 +45,12 @@ def main(args: argparse.Namespace) -> int:
 
 def _workers(given: int | None) -> int:
     """Raises UsageError for fewer than one."""
+    from launcher.data import workers
     from launcher.errors import UsageError
 
     if given is not None and given < 1:
         raise UsageError(f"--workers {given}: at least one is needed")
-    return given or len(os.sched_getaffinity(0))
+    return given or workers.usual()
 
 
 def _shard(given: str | None, prefix: Path) -> tuple[tuple[int, int], Path]:
