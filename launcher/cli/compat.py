@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,15 +19,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
     add = parser.add_argument
     add("tags", metavar="TAG", nargs="*", help="rows of the matrix (all tried ones with CUDA)")
-    add("--megatron", metavar="RELEASE", action="append", default=[], help="not the rows' own")
+    add(
+        "--megatron",
+        metavar="RELEASE",
+        action="append",
+        default=[],
+        help="not the rows' own; or all",
+    )
     add("--source", metavar="PATH", type=Path, help="a Megatron-LM checkout to build")
     add("--base", metavar="IMAGE", help="in place of the rows' bases: {tag} in it is the tag")
     add("--builder", metavar="IMAGE", help="in place of the image that compiles")
     add("--gpus", default="0", metavar="WHICH", help="N, all, device=0,1; without, the CPU")
     add("--no-train", action="store_true", help="build and ask only")
-    add("--limit", type=float, default=180, metavar="MINUTES", help="for a cell (180)")
-    add("--run-limit", type=float, default=10, metavar="MINUTES", help="for a training run (10)")
-    add("--disk", type=float, metavar="GB", help="what the images of a cell may take")
+    minutes = partial(add, type=_above_zero, metavar="MINUTES")
+    minutes("--limit", default=180.0, help="for a cell (180)")
+    minutes("--run-limit", default=10.0, help="for a training run (10)")
+    add("--disk", type=_above_zero, metavar="GB", help="what the images of a cell may take")
     add("--keep", action="store_true", help="leave images in the engine")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--again", action="store_true", help="try cells that are finished, too")
@@ -34,15 +43,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", metavar="FOLDER", type=Path, default=Path("compat"))
 
 
+def _above_zero(text: str) -> float:
+    """A number above zero, and no infinite one."""
+    with suppress(ValueError):
+        if 0 < (number := float(text)) < float("inf"):
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r} isn't a number above 0")
+
+
 def main(args: argparse.Namespace) -> int:
     """Try the cells and write the reports; 1 where one is worse than expected."""
-    import shutil
-    from functools import partial
+    import signal
 
     from launcher.compat import html, kept, report, series
     from launcher.engine.connect import connect
     from launcher.errors import UsageError
     from launcher.matrix.load import load_lock, load_matrix
+    from launcher.run.gpus import parse_gpus
     from launcher.settings import settings
 
     matrix = load_matrix()
@@ -51,14 +68,19 @@ def main(args: argparse.Namespace) -> int:
     else:
         cells = series.cells(matrix, args.tags or matrix.usual, args.megatron)
     finished = args.output / "cells"
-    if args.again:
-        shutil.rmtree(finished, ignore_errors=True)
+    parse_gpus(args.gpus)
+    if args.write and args.no_train:
+        raise UsageError("--write keeps what was trained: leave out --no-train")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     engine = partial(connect, timeout=600)
-    tried = series.Series(engine, settings(), matrix, load_lock(), _options(args), finished, say)
+    options = _options(args)
+    tried = series.Series(
+        engine, settings(), matrix, load_lock(), options, finished, say, args.again
+    )
     results = [*(tried.kept(cells) if args.kept else tried.run(cells))]
     if not results:
         raise UsageError(f"{finished}: no result of this checkout with these options")

@@ -6,7 +6,9 @@ one with the result.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -14,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+from launcher.backends.keeper import PR_SET_PDEATHSIG
 from launcher.compat import result
 from launcher.errors import LauncherError
 from launcher.progress import Progress
@@ -120,7 +123,8 @@ def _probed(
 
 
 def main() -> int:
-    """Try what standard input asks for."""
+    """Try what standard input asks for; interrupted, as by a user, where the series is killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
 
     def tell(record: Mapping[str, Any]) -> None:
         print(json.dumps(record), flush=True)

@@ -25,8 +25,14 @@ def load(root: Path) -> list[Result]:
 
 
 def merged(old: Iterable[Result], new: Iterable[Result]) -> list[Result]:
-    """The old results with the new in place of those of the same cell on the same GPUs."""
-    found = {(one.tag, one.megatron, one.on): one for one in [*old, *new]}
+    """The old results with the new in place of those of the same cell on the same GPUs.
+
+    An old one that was never asked what GPUs it had, as it failed before, makes way for any.
+    """
+    news = [*new]
+    tried = {one.cell for one in news}
+    stay = [one for one in old if one.on or one.cell not in tried]
+    found = {(one.tag, one.megatron, one.on): one for one in [*stay, *news]}
     return sorted(found.values(), key=lambda one: (one.tag, _numbers(one.megatron), one.on))
 
 

@@ -17,7 +17,7 @@ STAGES = {
     "fetch": "Megatron's source and the Python packages",
     "patch": "the patches of the release",
     "compile": "the wheel and the image",
-    "import": "the compiled extension, and megatron.training",
+    "import": "the compiled extension, megatron.training, layers of Transformer Engine and Apex",
     "train": "the trials of image probe",
     "checkpoint": "saving, and loading in another layout",
     "time limit": "a cell may take no longer",
@@ -162,7 +162,7 @@ def warned(results: Iterable[Result]) -> list[Warned]:
 
 def verdict(facts: Mapping[str, Any], trials: Mapping[str, Any]) -> dict[str, Any]:
     """The verdict on an image that was built, from `image probe`'s facts and trials."""
-    for name in ("extension", "training"):
+    for name in ("extension", "training", "transformer_engine_layer", "apex_layer"):
         if name in facts and facts[name]["error"]:
             return _failed("import", f"{name}: {facts[name]['error']}", ())
     for trial in trials.values():

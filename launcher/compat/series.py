@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import probe
-from launcher.build import patch
+from launcher.build import inputs, patch, source
 from launcher.build.context import inside_digest
+from launcher.build.image import Request
 from launcher.compat.cell import REPOSITORY
 from launcher.compat.result import LIMITS, ORDER, Cell, Result
 from launcher.engine import disk
 from launcher.errors import UsageError, nearest
 from launcher.matrix.load import find_release, find_row
 from launcher.matrix.render import dockerfile
-from launcher.matrix.schema import Lock, Matrix, misfit
+from launcher.matrix.schema import Lock, LockedRelease, Matrix, misfit
 from launcher.settings import ROOT, Settings
 
 if TYPE_CHECKING:
@@ -80,7 +81,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Series:
-    """Cells of one matrix on one engine; `folder` keeps a file for each that is finished."""
+    """Cells of one matrix on one engine; `folder` keeps a file for each that is finished.
+
+    again: finished cells are tried, too
+    """
 
     connect: Callable[[], DockerClient]
     site: Settings
@@ -89,17 +93,23 @@ class Series:
     options: Options
     folder: Path
     say: Callable[[str], None]
+    again: bool = False
 
     @cached_property
     def client(self) -> DockerClient:
         """The engine, which is asked for nothing that is finished."""
         return self.connect()
 
-    def run(self, cells: Iterable[Cell]) -> Iterator[Result]:
-        """The result of each cell, as it comes; those that are kept at once."""
+    def run(self, cells: Sequence[Cell]) -> Iterator[Result]:
+        """The result of each cell, as it comes; those that are kept at once.
+
+        Raises UsageError, before the first, where the lock lacks what one of them needs.
+        """
+        for cell in cells:
+            self.key(cell)
         self.folder.mkdir(parents=True, exist_ok=True)
         for cell in cells:
-            yield self._kept(cell) or self._tried(cell)
+            yield (None if self.again else self._kept(cell)) or self._tried(cell)
 
     def kept(self, cells: Iterable[Cell]) -> Iterator[Result]:
         """The results of earlier series, on any machine; of those cells that have one."""
@@ -121,12 +131,16 @@ class Series:
         if expected and not self.options.train:
             expected = min(expected, "imports", key=ORDER.index)
         base = self.options.asked(cell)["base"] or row.base
-        had, held = self._size(base), disk.held(self.client)
+        pulled = self._file(cell).with_suffix(".pulled")
+        if self._size(base) is None:
+            pulled.touch()  # for the next series as well, where this one is killed
+        held = disk.held(self.client)
         before = time.monotonic()
         found = self._over_budget(base) or self._in_process(cell)
         if not self.options.keep:
-            self._remove(cell, None if had is not None else base)
+            self._remove(cell, base if pulled.exists() else None)
             disk.let_go(self.client, disk.held(self.client) - held)
+        pulled.unlink(missing_ok=True)
         key = self.key(cell, found.get("stage", ""))
         result = Result(cell.tag, cell.megatron, key, expected=expected, **found)
         partial = self._file(cell).with_suffix(".partial")
@@ -191,12 +205,15 @@ class Series:
     def _growth(self) -> Callable[[], str]:
         """Asks why a cell takes too much disk: what images take more now than they did."""
         most = self.options.limits.disk
-        if most is None:
+        before = None if most is None else disk.used(self.client)
+        if most is None or before is None:
+            if most is not None:
+                self.say("the engine doesn't tell what its images take: only the base is counted")
             return lambda: ""
-        before = disk.used(self.client)
 
         def over() -> str:
-            more = disk.used(self.client) - before
+            now = disk.used(self.client)
+            more = 0 if now is None else now - before
             if more <= most:
                 return ""
             return f"its images take {more / 1e9:.1f} GB, and may take {most / 1e9:.1f} GB"
@@ -217,9 +234,25 @@ class Series:
         from docker.errors import APIError
 
         names = [f"{REPOSITORY}:{cell.tag}-{cell.megatron}", f"{REPOSITORY}:{cell.tag}"]
-        for name in [*names, *([base] if base else [])]:
+        for name in [*names, *(self._names_of(base) if base else [])]:
             with suppress(APIError):  # it was never made, or something uses it
                 self.client.api.remove_image(name)
+
+    def _names_of(self, base: str) -> list[str]:
+        """The names that a base has by being pulled: its own, its mirror's, and their digests."""
+        from docker.errors import APIError
+
+        try:
+            found = self.client.api.inspect_image(base)
+        except APIError:
+            return []
+        own = {base, self.site.mirrored(base)}
+        repositories = {name.partition("@")[0].rpartition(":")[0] for name in own}
+        digests = found.get("RepoDigests") or []
+        return [
+            *(name for name in found.get("RepoTags") or [] if name in own),
+            *(name for name in digests if name.partition("@")[0] in repositories),
+        ]
 
     def _file(self, cell: Cell) -> Path:
         return self.folder / f"{cell.tag}-{cell.megatron}.json"
@@ -227,25 +260,21 @@ class Series:
     def key(self, cell: Cell, stage: str = "") -> str:
         """A sha256 over all that a cell is tried with, known without an engine or a network.
 
-        stage: where it failed; one that went over a limit is tried again with another limit
+        stage: where it failed; one that went over a limit is tried again with another limit.
+        Raises UsageError where the lock lacks what it needs, or for a checkout that is none.
         """
         row = find_row(self.matrix, cell.tag)
         release = find_release(self.matrix, row, cell.megatron)
         root = self.site.matrix.parent
-        images = (row.base, self.matrix.builders[row.abi])
+        needed = inputs.needed(self.matrix, self.lock, Request(cell.tag, cell.megatron))
         patches = patch.patch_files(root / "patches" / release.patches)
         template = (root / "Dockerfile.template").read_text(encoding="utf-8")
         probes = sorted(Path(probe.__file__).parent.glob("*.py"))
         parts = {
             "row": row.model_dump(mode="json"),
-            "release": release.model_dump(mode="json"),
-            "locked": [
-                self.lock.needs[row.abi].model_dump(mode="json"),
-                self.lock.packages.get(cell.tag),
-                [str(self.lock.extensions.get(name)) for name in row.extensions],
-                self.lock.releases[cell.megatron].model_dump(mode="json"),
-                {name: str(self.lock.images.get(name)) for name in images},
-            ],
+            "needed": str(needed),
+            "locked": {name: str(self.lock.images.get(name)) for name, _ in needed.images},
+            "checkout": self._identity(cell, needed.locked),
             "dockerfile": dockerfile(self.matrix, cell.tag, template),
             "files": [_sha256(path) for path in [*patches, *probes]],
             "inside": inside_digest(),
@@ -253,6 +282,14 @@ class Series:
             "limits": asdict(self.options.limits) if stage in LIMITS else None,
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def _identity(self, cell: Cell, locked: LockedRelease) -> str | None:
+        """What is in the checkout, edits and all; None where there is none."""
+        checkout = self.options.checkout
+        if checkout is None:
+            return None
+        version = source.release_of(checkout, self.matrix, cell.megatron, cell.megatron)
+        return source.from_path(checkout, version, locked).identity
 
 
 class _Watch:
@@ -314,21 +351,29 @@ def as_read(found: Result) -> Result:
 def cells(matrix: Matrix, tags: Iterable[str], releases: Iterable[str]) -> list[Cell]:
     """Each row with each of the releases that fits it; with its own where none is named.
 
-    Raises UsageError for a tag or a release that isn't in the matrix.
+    `all` names all releases. Raises UsageError for a tag or a release that isn't in the matrix, and
+    where no release fits any row.
     """
-    wanted = [*releases]
+    wanted = [*dict.fromkeys(releases)]
+    if "all" in wanted:
+        wanted = [*matrix.releases]
     for version in set(wanted) - set(matrix.releases):
         raise UsageError(
             f"no Megatron release {version!r} in the matrix",
             nearest(version, list(matrix.releases)),
         )
     rows = {tag: find_row(matrix, tag) for tag in tags}
-    return [
-        Cell(tag, version)
-        for tag, row in rows.items()
-        for version in wanted or [row.megatron]
-        if misfit(row, version, matrix.releases[version]) is None
+    asked = [
+        Cell(tag, version) for tag, row in rows.items() for version in wanted or [row.megatron]
     ]
+    problems = {
+        cell: misfit(rows[cell.tag], cell.megatron, matrix.releases[cell.megatron])
+        for cell in asked
+    }
+    found = [cell for cell in asked if problems[cell] is None]
+    if not found and asked:
+        raise UsageError(f"{asked[0]}: {problems[asked[0]]}", "Name a release that fits.")
+    return found
 
 
 def _sha256(path: Path) -> str:

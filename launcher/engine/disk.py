@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 IMAGES = ("from local", "pulled from")
 """How BuildKit's records of images begin; one for each layer."""
 PAUSES = (0.0, 0.2, 0.5, 1.0)
-"""Seconds before each try to let records go."""
+"""Seconds before each try."""
 
 
-def used(client: DockerClient) -> int:
-    """Bytes of all layers of images, each once; 0 where the engine doesn't say it."""
+def used(client: DockerClient) -> int | None:
+    """Bytes of all layers of images, each once; None where the engine doesn't say it, just now."""
     from docker.errors import APIError
 
-    with suppress(APIError):  # another such question is being answered
-        return int(client.df().get("LayersSize") or 0)
-    return 0
+    for pause in PAUSES:  # it answers one such question at a time
+        time.sleep(pause)
+        with suppress(APIError):
+            told = client.df().get("LayersSize")
+            return None if told is None else int(told)
+    return None
 
 
 def cached(client: DockerClient) -> int:

@@ -84,4 +84,4 @@ def test_leaves_go_first_whatever_the_tree_is(parents: list[int]) -> None:
 
 def test_an_engine_without_such_records_has_none() -> None:
     client = cast("docker.DockerClient", SimpleNamespace(df=lambda: {"BuildCache": None}))
-    assert (disk.used(client), disk.held(client)) == (0, set())
+    assert (disk.used(client), disk.held(client)) == (None, set())

@@ -37,6 +37,7 @@ def main(args: argparse.Namespace) -> int:
     from launcher.errors import UsageError
     from launcher.matrix.load import find_row, load_matrix
     from launcher.probe import facts, write
+    from launcher.run.gpus import parse_gpus
     from launcher.settings import settings
 
     if (args.backend == "local") == bool(args.tag):
@@ -44,6 +45,7 @@ def main(args: argparse.Namespace) -> int:
             "this takes an image, or --backend local without one",
             "Name a row of the matrix (24.10) or an image.",
         )
+    parse_gpus(args.gpus)
     matrix = load_matrix()
     row = matrix.rows.get(args.tag)
     if row is None and (args.base or args.write):
