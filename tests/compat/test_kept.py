@@ -51,3 +51,11 @@ def test_what_is_committed_is_of_the_matrix_and_of_no_machine() -> None:
     assert report.as_json(kept.load(ROOT)) == text
     for place in ("/home/", "/root/", "/work/", "/Users/", "/tmp/"):  # noqa: S108
         assert place not in text
+
+
+def test_what_failed_before_it_was_asked_makes_way() -> None:
+    """It doesn't say which GPUs it had."""
+    failed = replace(RESULTS[0], verdict="fails", stage="pull", facts={}, trials={})
+    assert kept.merged([failed], [RESULTS[0]]) == [RESULTS[0]]
+    other = replace(failed, tag="24.03")
+    assert kept.merged([other], [RESULTS[0]]) == [RESULTS[0], other]

@@ -209,3 +209,13 @@ def test_cells_are_what_fits() -> None:
         series.cells(matrix, ["cpu"], ["0.9.9"])
     with pytest.raises(UsageError, match="no tag"):
         series.cells(matrix, ["23.01"], [])
+
+
+def test_a_layer_that_fails_on_the_gpu_is_a_failure() -> None:
+    facts = {
+        "transformer_engine_layer": {"value": None, "error": "no kernel image", "warnings": []}
+    }
+    trials = {"entrypoint": {"state": "runs", "warnings": []}}
+    found = result.verdict(facts, trials)
+    assert (found["verdict"], found["stage"]) == ("fails", "import")
+    assert "no kernel image" in found["reason"]
