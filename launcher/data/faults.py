@@ -26,7 +26,11 @@ class Fault:
 
 
 class Refused(ValueError):
-    """Why a record gives no document."""
+    """Why a record gives no document; `record` is what can be shown of it, where that is known."""
+
+    def __init__(self, reason: str, record: str = "") -> None:
+        super().__init__(reason)
+        self.record = record
 
 
 def excerpt(record: object) -> str:

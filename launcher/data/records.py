@@ -55,7 +55,7 @@ def documents(block: Block, keys: Sequence[str], stop: bool) -> Documents:
             values = read(record, keys)
             texts: list[Any] = [v if type(v) is list else [v] for v in values]
         except Refused as refused:
-            found.faults.append(Fault(at, str(refused), excerpt(record)))
+            found.faults.append(Fault(at, str(refused), excerpt(refused.record or record)))
             if stop:
                 break
             continue

@@ -43,7 +43,7 @@ class Reading:
     keys: what is taken of each record; plain text has one, which only names the output
     format: jsonl, csv, parquet or txt; None to go by the file's name
     columns: names of a csv file's columns, where its first row is data
-    delimiter: of csv; None for a tab in .tsv, else a comma
+    delimiter: of csv; None for a comma, and for .tsv, which has a tab and no quotations
     encoding: of csv and txt
     unit: what of a text file is a document: a line, a paragraph, the file
     shard: which part of how many, from 0: the records that begin in it, by bytes on the disk
@@ -126,14 +126,19 @@ def _format(name: str, reading: Reading) -> str:
         return reading.format
     if name == STDIN:
         return "jsonl"
-    path = Path(name.lower())
-    suffix = Path(path.stem).suffix if path.suffix in PACKED else path.suffix
+    suffix = _suffix(name)
     if suffix not in FORMATS:
         raise UsageError(
             f"{name}: {suffix or 'no ending'} doesn't say what it is",
             f"Say it: --format jsonl. {nearest(suffix, list(FORMATS))}",
         )
     return FORMATS[suffix]
+
+
+def _suffix(name: str) -> str:
+    """The ending that tells what a file holds, without that of its packing."""
+    path = Path(name.lower())
+    return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
 
 
 def _is_divisible(name: str, kind: str, reading: Reading) -> bool:
@@ -249,8 +254,7 @@ def _text(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator
 
 
 def _csv(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:
-    tab = Path(source.name).suffix == ".tsv" or ".tsv." in source.name
-    delimiter = reading.delimiter or ("\t" if tab else ",")
+    delimiter = reading.delimiter or (None if _suffix(source.name) == ".tsv" else ",")
     text = _decoded(file, reading, "")
     return _gathered(tables.csv_rows(source.told, text, reading.keys, reading.columns, delimiter))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
-from launcher.data.faults import DataError, Refused
+from launcher.data.faults import EXCERPT, DataError, Refused, excerpt
 from launcher.data.records import Block
 from launcher.errors import UsageError
 
@@ -38,27 +38,33 @@ def units(text: IO[str], unit: str) -> Iterator[tuple[int, Row]]:
 
 
 def csv_rows(
-    name: str, text: IO[str], keys: Sequence[str], columns: Sequence[str], delimiter: str
+    name: str, text: IO[str], keys: Sequence[str], columns: Sequence[str], delimiter: str | None
 ) -> Iterator[tuple[int, Row]]:
     """The keys' values of each row, with the line at which it begins.
 
-    `columns` names the columns of a file whose first row is data. Raises UsageError where a key
-    has no column, DataError where a quotation has no end: what follows it would be one record.
+    `columns` names the columns of a file whose first row is data. No `delimiter`: a tab, and a
+    quotation mark is a character like any other. Raises UsageError where a key has no column,
+    DataError where a quotation is broken: nobody can say where the rows after it begin.
     """
     csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    lines = _Remembered(text)
+    quoting = csv.QUOTE_MINIMAL if delimiter else csv.QUOTE_NONE
+    reader = csv.reader(lines, delimiter=delimiter or "\t", quoting=quoting, strict=True)
     width, places = len(columns), _find(name, columns, keys) if columns else []
     while True:
         line = reader.line_num + 1
+        lines.begun = ""
         try:
             row = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            if "end of data" in str(error):
-                raise DataError(f"{name}:{line}: a quotation begins here and has no end") from None
-            yield line, Refused(f"not CSV: {error}")
-            continue
+            open_ended = "end of data" in str(error)
+            said = "a quotation begins here and has no end" if open_ended else f"not CSV: {error}"
+            raise DataError(
+                f"{name}:{line}: {said}\n  | {excerpt(lines.begun)}",
+                "Which rows follow can't be known, so --on-error skip doesn't leave it out.",
+            ) from None
         if not row:
             continue
         if not width:
@@ -67,7 +73,24 @@ def csv_rows(
             yield line, [row[place] for place in places]
         else:
             fields = f"{len(row)} field{'s' * (len(row) != 1)}"
-            yield line, Refused(f"{fields}, and there are {width} columns")
+            yield line, Refused(f"{fields}, and there are {width} columns", lines.begun)
+
+
+class _Remembered:
+    """Lines of a file, and the beginning of what was read since `begun` was emptied."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.begun = ""
+        self._lines = iter(lines)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        if len(self.begun) < EXCERPT:
+            self.begun += line[:EXCERPT]
+        return line
 
 
 def _find(name: str, header: Sequence[str], keys: Sequence[str]) -> list[int]:
