@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -19,13 +20,19 @@ from launcher.errors import UsageError
 
 PIECE = 1 << 17
 """Numbers of a column that are in memory at a time."""
+UNLOCKABLE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+"""What a file system answers that has no locks: jobs there can't tell that another one writes."""
+
+
+class Busy(UsageError):
+    """Another job writes the same files."""
 
 
 class Output:
     """One data file being written, under names that end in `.partial`.
 
     The columns of the index are kept on disk as well, so memory doesn't grow with the documents.
-    Raises UsageError where another job writes the same files, or the folder isn't there.
+    Raises Busy where another job writes the same files, UsageError where the folder isn't there.
     """
 
     def __init__(self, prefix: Path, kind: np.dtype[np.generic]) -> None:
@@ -34,26 +41,13 @@ class Output:
         self.sequences = self.documents = self.tokens = 0
         self._files = ExitStack()
         try:
-            self._bin = self._partial(".bin")
-            self._index = self._partial(".idx")
-            self._counts = self._partial(".documents")
+            self._bin = locked(self._path(".bin"), self._files)
+            self._index = locked(self._path(".idx"), self._files)
+            self._counts = locked(self._path(".documents"), self._files)
         except BaseException:
             self._files.close()
             raise
         self._index.write(bytes(indexed.HEADER))
-
-    def _partial(self, suffix: str) -> IO[bytes]:
-        path = self._path(suffix)
-        if not path.parent.is_dir():
-            raise UsageError(f"{path.parent}: no such folder", f"Make it: mkdir -p {path.parent}")
-        file = self._files.enter_context(path.open("ab+"))
-        if not _lock(file, path):
-            raise UsageError(
-                f"{path}: another job writes it", "Wait for it, or take another --output-prefix."
-            )
-        self._files.callback(path.unlink, missing_ok=True)
-        file.truncate(0)
-        return file
 
     def _path(self, suffix: str) -> Path:
         return self.prefix.with_name(f"{self.prefix.name}{suffix}.partial")
@@ -116,13 +110,43 @@ class Output:
             os.close(folder)
 
 
+def locked(path: Path, files: ExitStack) -> IO[bytes]:
+    """`path` opened for appending, empty, for this job alone; `files` removes and closes it.
+
+    Raises Busy where another job writes it, UsageError where its folder isn't there.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent}: no such folder", f"Make it: mkdir -p {path.parent}")
+    file = files.enter_context(path.open("ab+"))
+    if not _lock(file, path):
+        raise Busy(f"{path}: another job writes it", "Wait for it, or choose another name.")
+    files.callback(path.unlink, missing_ok=True)
+    file.truncate(0)
+    return file
+
+
 def _lock(file: IO[bytes], path: Path) -> bool:
     """Take the file for this process; False where another has it, or has just finished it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in UNLOCKABLE:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def wait(prefix: Path) -> None:
+    """Return when no job writes PREFIX.bin any more, whether it was completed or not."""
+    try:
+        with open(f"{prefix}.bin.partial", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+    except FileNotFoundError:
+        return
 
 
 def publish(outputs: Sequence[Output]) -> None:
