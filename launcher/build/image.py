@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from packaging.utils import canonicalize_name
 
 from launcher import __version__
 from launcher.build import (
@@ -30,7 +32,7 @@ from launcher.build.source import MegatronSource
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_release, find_row, load_lock, load_matrix
 from launcher.matrix.render import dockerfile
-from launcher.matrix.schema import Lock, Matrix, Row, caution
+from launcher.matrix.schema import Lock, Matrix, Row, caution, outdated, pinned_versions
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -122,7 +124,7 @@ class Builds:
         base = self._check_base(request, inputs)
         image = self._build(inputs, request, {**inputs.labels, f"{LABEL}key": key})
         try:
-            self._check(image, base, inputs)
+            self._check(request, image, base, inputs)
             self._document(request, inputs, image)
         except BaseException:
             self._discard(image)
@@ -141,7 +143,7 @@ class Builds:
         needs = self._locked("needs", row.compiled_by(platform))
         packages = {"build": needs.build, "runtime": needs.runtime}
         if row.packages:
-            packages["packages"] = self._locked("packages", request.tag)
+            packages["packages"] = self._packages(request)
         if row.extensions:
             packages["extensions"] = needs.extensions
         template = (root / "Dockerfile.template").read_text(encoding="utf-8")
@@ -171,6 +173,12 @@ class Builds:
         if key not in entries:
             raise UsageError(f"matrix.lock has no {part} of {key}", "Run `make lock`.")
         return entries[key]
+
+    def _packages(self, request: Request) -> list[str]:
+        """The pins of what a base lacks."""
+        pins: list[str] = self._locked("packages", request.tag)
+        check_pins(request.tag, self.matrix.rows[request.tag], pins)
+        return pins
 
     def _source(self, request: Request) -> MegatronSource:
         """The Megatron source of a request, resolved once for all rows that share it."""
@@ -259,7 +267,6 @@ class Builds:
     def _check_base(self, request: Request, inputs: context.Inputs) -> verify.Facts:
         """Look into the base, once for each image, and refuse one that isn't the row's."""
         name = request.base or self.matrix.rows[request.tag].base
-        image = self.client.api.inspect_image(inputs.base)
         row = self.matrix.rows[request.tag]
         if row.interpreter:
             return verify.Facts(row.python, {})
@@ -268,9 +275,13 @@ class Builds:
             self._facts[inputs.base] = verify.look(self.client, inputs.base, name)
             self.progress.close()
         facts = self._facts[inputs.base]
-        standin = f"{LABEL}standin" in (image["Config"].get("Labels") or {})
-        verify.check_base(facts, row, name, standin)
+        verify.check_base(facts, row, name, self._is_standin(inputs.base))
         return facts
+
+    def _is_standin(self, base: str) -> bool:
+        """Whether a base stands in for another in tests, without its torch."""
+        image = self.client.api.inspect_image(base)
+        return f"{LABEL}standin" in (image["Config"].get("Labels") or {})
 
     def _build(self, inputs: context.Inputs, request: Request, labels: dict[str, str]) -> str:
         """Write the context and have the engine build it."""
@@ -296,8 +307,10 @@ class Builds:
             self.progress.close()
             return builders.build(self.client, tar, args, labels, self.progress, request.no_cache)
 
-    def _check(self, image: str, base: verify.Facts, inputs: context.Inputs) -> None:
-        """Look into the new image and compare it with its base."""
+    def _check(
+        self, request: Request, image: str, base: verify.Facts, inputs: context.Inputs
+    ) -> None:
+        """Look into the new image and compare it with its base and its row."""
         self.progress.step("check the image")
         of_base, of_image = (
             self.client.api.inspect_image(one)["RootFS"]["Layers"] for one in (inputs.base, image)
@@ -305,8 +318,11 @@ class Builds:
         verify.check_layers(of_base, of_image)
         facts = verify.look(self.client, image, "the image", inputs.extension)
         inside = [pins for group, pins in inputs.pins.items() if group not in TOOLS]
-        added = {_normalised(fetch.name_of_pin(pin)) for pins in inside for pin in pins}
+        added: set[str] = {
+            canonicalize_name(fetch.name_of_pin(pin)) for pins in inside for pin in pins
+        }
         verify.check_image(base, facts, added | {"megatron-core"}, inputs.source.whole)
+        verify.check_torch(facts, self.matrix.rows[request.tag], self._is_standin(inputs.base))
         verify.check_extensions(facts, [one.wanted.package for one in inputs.extensions])
         self.progress.close()
 
@@ -410,9 +426,19 @@ def _refused_by_system(error: OSError) -> BuildError:
     return BuildError(f"{what}{reason}", fetch.remedy_if_full(reason))
 
 
-def _normalised(name: str) -> str:
-    """A project's name as packaging metadata are compared by."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+def check_pins(tag: str, row: Row, pins: Sequence[str]) -> None:
+    """Raise UsageError where the lock of a row's packages is older than what the row asks for."""
+    if wanted := outdated(row.packages, pins):
+        raise UsageError(
+            f"{tag}: matrix.lock is older than the row's packages: {', '.join(wanted)}",
+            "Run `make lock`.",
+        )
+    torch = pinned_versions(pins).get("torch", row.torch)
+    if not torch.startswith(row.torch):
+        raise UsageError(
+            f"{tag}: the row says torch {row.torch}, and matrix.lock has {torch}",
+            "Name the same torch in the row's `packages`, then run `make lock`.",
+        )
 
 
 def _is_named(names: list[str] | None) -> bool:

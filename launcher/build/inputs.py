@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.build import extensions, fetch, source
-from launcher.build.image import Request
+from launcher.build.image import Request, check_pins
 from launcher.build.pins import Images
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_release, find_row
@@ -77,7 +77,7 @@ class Fetched:
 def needed(matrix: Matrix, lock: Lock, request: Request, platform: str | None = None) -> Needed:
     """What a row needs on a platform, the first of its own where none is named.
 
-    Raises UsageError for an unknown row, or one the lock doesn't have.
+    Raises UsageError for an unknown row, or one the lock doesn't have or has older packages of.
     """
     row = find_row(matrix, request.tag)
     platform = platform or row.platforms[0]
@@ -101,6 +101,7 @@ def needed(matrix: Matrix, lock: Lock, request: Request, platform: str | None = 
         raise UsageError(f"matrix.lock has no {', no '.join(unlocked)}", "Run `make lock`.")
     needs = lock.needs[key]
     packages = lock.packages[request.tag] if row.packages else []
+    check_pins(request.tag, row, packages)
     compilers = needs.extensions if row.extensions else []
     return Needed(
         tag=request.tag,

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from packaging.utils import canonicalize_name
+
 from launcher.errors import BuildError
 from launcher.matrix.schema import Row
 
@@ -131,9 +133,24 @@ def check_base(base: Facts, row: Row, name: str, standin: bool) -> None:
         )
 
 
+def check_torch(image: Facts, row: Row, standin: bool) -> None:
+    """Raise BuildError unless a row with packages gives its torch; a stand-in base may have none.
+
+    The other rows' torch is that of their base, which `check_base` compares.
+    """
+    torch = image.packages.get("torch")
+    if not row.packages or (standin and torch is None):
+        return
+    if torch is None or not torch.startswith(row.torch):
+        raise BuildError(
+            f"the image has torch {torch or 'missing'}, and the row says {row.torch}",
+            "Correct `torch` or `packages` of the row in matrix.yaml, then run `make lock`.",
+        )
+
+
 def check_extensions(image: Facts, packages: Sequence[str]) -> None:
     """Raise BuildError where the image's Python doesn't find what was compiled for it."""
-    if missing := [name for name in packages if name not in image.packages]:
+    if missing := [name for name in packages if canonicalize_name(name) not in image.packages]:
         raise BuildError(f"the image's python3 finds no {', '.join(missing)}")
 
 

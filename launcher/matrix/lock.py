@@ -34,6 +34,8 @@ from launcher.matrix.schema import (
     LockedSdist,
     Matrix,
     Needs,
+    Row,
+    outdated,
 )
 from launcher.progress import Progress
 from launcher.settings import Settings
@@ -75,7 +77,7 @@ def lock(matrix: Matrix, old: Lock | None, site: Settings, progress: Progress) -
         tag: keep(
             f"packages of {tag}",
             partial(_resolve, row.packages, row.python, site),
-            old.packages.get(tag) if old else None,
+            _old_packages(old, tag, row),
         )
         for tag, row in matrix.rows.items()
         if row.packages
@@ -137,6 +139,12 @@ def _old_needs(old: Lock | None, abi: str, needs: Needs) -> LockedNeeds | None:
         )
     )
     return before if same else None
+
+
+def _old_packages(old: Lock | None, tag: str, row: Row) -> list[str] | None:
+    """The old pins of a row's packages, unless it asks for others by now."""
+    before = old.packages.get(tag) if old else None
+    return None if before and outdated(row.packages, before) else before
 
 
 def _old_git(old: Lock | None, version: str, named: GitSource) -> LockedGit | None:

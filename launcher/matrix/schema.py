@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import (
     AfterValidator,
@@ -35,6 +38,16 @@ def _specifier(value: str) -> str:
     return value
 
 
+def _requirement(value: str) -> str:
+    try:
+        found = Requirement(value)
+    except InvalidRequirement as error:
+        raise ValueError('not a requirement such as "numpy<2"') from error
+    if found.url or found.marker:
+        raise ValueError("takes a name and versions, and no address or condition")
+    return value
+
+
 def _matching(pattern: str, example: str) -> AfterValidator:
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
@@ -46,6 +59,7 @@ def _matching(pattern: str, example: str) -> AfterValidator:
 
 Text = Annotated[str, BeforeValidator(_quoted), Field(min_length=1)]
 Specifier = Annotated[Text, AfterValidator(_specifier)]
+Package = Annotated[Text, AfterValidator(_requirement)]
 Commit = Annotated[Text, _matching(r"[0-9a-f]{40}", "a full commit: 40 hex digits")]
 Sha256 = Annotated[Text, _matching(r"[0-9a-f]{64}", "a sha256: 64 hex digits")]
 Release = Annotated[Text, _matching(r"\d+\.\d+\.\d+", "a release: 0.9.0")]
@@ -167,7 +181,7 @@ class Row(Strict):
     source: Source = "git"
     platforms: list[Platform] = Field([AMD64], min_length=1)
     interpreter: Release | None = None
-    packages: list[Text] = []
+    packages: list[Package] = []
     extensions: list[Name] = []
     architectures: list[Architecture] = []
     untried: bool = False
@@ -177,6 +191,15 @@ class Row(Strict):
     def _untried_is_not_expected(self) -> Row:
         if self.untried and self.expected:
             raise ValueError("untried, and yet a status is expected of it: leave one of both out")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_there_twice(self) -> Row:
+        for key in ("platforms", "extensions", "architectures"):
+            listed = getattr(self, key)
+            for index, one in enumerate(listed):
+                if one in listed[:index]:
+                    raise Fault((key, index), f"{one} is in the list twice: leave one out")
         return self
 
     @model_validator(mode="after")
@@ -307,6 +330,24 @@ def caution(row: Row, release: MegatronRelease) -> str | None:
 
 def _meets(version: str, limit: str) -> bool:
     return SpecifierSet(limit).contains(Version(version), prereleases=True)
+
+
+def pinned_versions(pins: Sequence[str]) -> dict[str, str]:
+    """The versions of `name==version --hash=…` by normalised names."""
+    parts = (pin.partition(" ")[0].partition("==") for pin in pins)
+    return {canonicalize_name(name): version for name, _, version in parts}
+
+
+def outdated(requirements: Sequence[str], pins: Sequence[str]) -> list[str]:
+    """The requirements that no pin satisfies: torch==2.6.0 (locked: 2.5.1), scipy (not locked)."""
+    locked, found = pinned_versions(pins), []
+    for requirement in map(Requirement, requirements):
+        version = locked.get(canonicalize_name(requirement.name))
+        if version is None:
+            found.append(f"{requirement} (not locked)")
+        elif not requirement.specifier.contains(version, prereleases=True):
+            found.append(f"{requirement} (locked: {version})")
+    return found
 
 
 class LockedGit(Strict):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.build import fetch, inputs, source
-from launcher.build.image import Request
+from launcher.build.image import Builds, Request, check_pins
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.progress import Progress
@@ -49,6 +49,46 @@ def test_what_the_lock_lacks_is_told_at_once() -> None:
     assert "make lock" in caught.value.remedy
     with pytest.raises(UsageError, match="no tag 'cpux'"):
         inputs.needed(MATRIX, LOCK, Request("cpux"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "remedy"),
+    [
+        (
+            {"packages": ["numpy", "torch==2.14.0+cpu", "SciPy>=1"], "torch": "2.14.0+cpu"},
+            "cpu: matrix.lock is older than the row's packages: "
+            "torch==2.14.0+cpu (locked: 2.13.0+cpu), SciPy>=1 (not locked)",
+            "Run `make lock`.",
+        ),
+        (
+            {"torch": "2.14.0"},
+            "cpu: the row says torch 2.14.0, and matrix.lock has 2.13.0+cpu",
+            "Name the same torch in the row's `packages`, then run `make lock`.",
+        ),
+    ],
+)
+def test_packages_that_were_changed_and_not_locked_are_refused(
+    empty_site: Settings, change: dict[str, Any], said: str, remedy: str
+) -> None:
+    row = MATRIX.rows["cpu"].model_copy(update=change)
+    changed = MATRIX.model_copy(update={"rows": {**MATRIX.rows, "cpu": row}})
+    building = Builds(SimpleNamespace(), empty_site, Progress(io.StringIO()))
+    building.matrix = changed
+    for ask in (
+        lambda: inputs.needed(changed, LOCK, Request("cpu")),
+        lambda: building._packages(Request("cpu")),
+    ):
+        with pytest.raises(UsageError) as caught:
+            ask()
+        assert (caught.value.problem, caught.value.remedy) == (said, remedy)
+
+
+@pytest.mark.parametrize("tag", [tag for tag, row in MATRIX.rows.items() if row.packages])
+def test_what_is_locked_is_taken_however_its_name_is_written(tag: str) -> None:
+    row = MATRIX.rows[tag]
+    check_pins(tag, row, LOCK.packages[tag])
+    other = [one.upper().replace("-", "_") for one in row.packages]
+    check_pins(tag, row.model_copy(update={"packages": other}), LOCK.packages[tag])
 
 
 def test_what_a_bundle_lacks_is_named() -> None:

@@ -77,6 +77,32 @@ def test_what_nobody_tried_is_built_only_where_it_is_named() -> None:
         ("- quay.io/pypa", "- quay.io/pypi", "moving.0", "Did you mean 'quay.io/pypa"),
         ("commit: 1afee592", "ref: x, commit: 1afee592", "releases.0.9.0.git", "and not both"),
         ("commit: 1afee592", "ref: -1afee592", "releases.0.9.0.git.ref", "a tag or a branch"),
+        (
+            "extensions: [transformer-engine-1.13, apex-24.10]",
+            "extensions: [apex-24.10, transformer-engine-1.13, apex-24.10]",
+            "rows.cuda-12.4.extensions.2",
+            "apex-24.10 is in the list twice: leave one out",
+        ),
+        (
+            'architectures: ["80", "90"]',
+            'architectures: ["80", "90", "80"]',
+            "rows.cuda-12.4.architectures.2",
+            "80 is in the list twice",
+        ),
+        (
+            "platforms: [linux/amd64, linux/arm64]",
+            "platforms: [linux/arm64, linux/arm64]",
+            "rows.25.12.platforms.1",
+            "linux/arm64 is in the list twice",
+        ),
+        ("importlib-metadata, numpy<2", "numpy<<2", "packages.0", "a requirement such as"),
+        (
+            "importlib-metadata, numpy<2",
+            "'numpy; python_version<\"3.11\"'",
+            "packages.0",
+            "no address or condition",
+        ),
+        ("importlib-metadata, numpy<2", "'a @ https://b.c/a'", "packages.0", "no address"),
     ],
 )
 def test_a_wrong_matrix_names_file_line_key_and_reason(

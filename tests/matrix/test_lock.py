@@ -110,6 +110,19 @@ def test_changed_needs_are_not_kept(monkeypatch: pytest.MonkeyPatch, site: Setti
         )
 
 
+@pytest.mark.parametrize("packages", [["numpy", "torch==2.14.0+cpu"], ["numpy", "scipy"]])
+def test_packages_that_were_changed_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch, site: Settings, packages: list[str]
+) -> None:
+    for name in RESOLVING:
+        monkeypatch.setattr(lock, name, unreachable)
+    matrix = load_matrix()
+    row = matrix.rows["cpu"].model_copy(update={"packages": packages})
+    changed = matrix.model_copy(update={"rows": {**matrix.rows, "cpu": row}})
+    with pytest.raises(BuildError, match="nothing can be reached"):
+        lock.lock(changed, load_lock(), site, Progress(io.StringIO()))
+
+
 def test_a_release_whose_commit_was_changed_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, site: Settings
 ) -> None:
