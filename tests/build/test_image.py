@@ -12,6 +12,7 @@ import pytest
 from docker.errors import APIError
 from requests.exceptions import ReadTimeout
 
+from launcher import cli
 from launcher.build import image
 from launcher.build.image import Builds, Request, build_all
 from launcher.errors import BuildError, EngineError, UsageError
@@ -120,6 +121,14 @@ def test_a_row_that_is_not_in_the_lock_says_to_lock(empty_site: Settings) -> Non
         building._locked("needs", "cp399")
     assert "no needs of cp399" in caught.value.problem
     assert "make lock" in caught.value.remedy
+
+
+@pytest.mark.parametrize("jobs", ["0", "-3"])
+def test_a_number_of_compilers_that_is_none_is_refused_before_an_engine_is_asked(
+    capsys: pytest.CaptureFixture[str], jobs: str
+) -> None:
+    assert cli.main(["image", "build", "cuda-12.4", f"--jobs={jobs}"]) == 2
+    assert capsys.readouterr().err == f"launcher: --jobs {jobs} is no number of compilers\n"
 
 
 def test_a_base_that_cannot_be_had_does_not_keep_other_rows_from_being_built(

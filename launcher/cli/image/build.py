@@ -40,6 +40,8 @@ def main(args: argparse.Namespace) -> int:
     from launcher.progress import Progress
     from launcher.settings import settings
 
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"--jobs {args.jobs} is no number of compilers")
     matrix = load_matrix()
     tags = matrix.usual if args.all else args.tags
     if not tags:
