@@ -52,8 +52,8 @@ def driver() -> str | None:
 
 
 def cudnn() -> str | None:
-    """cuDNN's version, by the image's variable, else torch's number: 90300 is 9.3.0."""
-    if version := os.environ.get("CUDNN_VERSION"):
+    """cuDNN's version, as the image states it for its own, else torch's number: 90300 is 9.3.0."""
+    if version := _stated("cudnn", "CUDNN_VERSION"):
         return version
     if not _torch_was_built_for_cuda():
         return None
@@ -63,8 +63,8 @@ def cudnn() -> str | None:
 
 
 def nccl() -> str | None:
-    """NCCL's version, by the image's variable, else torch's."""
-    if version := os.environ.get("NCCL_VERSION"):
+    """NCCL's version, as the image states it for its own, else torch's."""
+    if version := _stated("nccl", "NCCL_VERSION"):
         return version
     if not _torch_was_built_for_cuda():
         return None
@@ -160,6 +160,20 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _stated(library: str, variable: str) -> str | None:
+    """The version of the image's own library by its variable, without Debian's revision (2.16.2-1).
+
+    None where torch has one from a package beside it, nvidia/nccl: it loads that.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is not None and spec.origin is not None:
+        packages = os.path.dirname(os.path.dirname(spec.origin))
+        own = os.path.isdir(os.path.join(packages, "nvidia", library, "lib"))
+        if own and _torch_was_built_for_cuda():
+            return None
+    return os.environ.get(variable, "").partition("-")[0] or None
 
 
 def _torch_was_built_for_cuda() -> str | None:

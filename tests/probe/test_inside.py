@@ -88,6 +88,32 @@ def test_else_torch_is_asked(tmp_path: Path, number: int, told: str) -> None:
     assert found["cuda"]["warnings"] == ["UserWarning: old"]
 
 
+@pytest.mark.parametrize("library", ["nccl", "cudnn"])
+def test_a_library_that_torch_brings_is_asked_of_torch_and_the_other_of_the_image(
+    tmp_path: Path, library: str
+) -> None:
+    package(tmp_path, "torch", "2.5.1", TORCH.replace("{cudnn}", "90300"))
+    (tmp_path / "nvidia" / library / "lib").mkdir(parents=True)
+    env = {"NCCL_VERSION": "2.16.2-1", "CUDNN_VERSION": "9.8.0.87-1"}
+    of_image, of_torch = (
+        {"nccl": "2.16.2", "cudnn": "9.8.0.87"},
+        {"nccl": "2.21.5", "cudnn": "9.3.0"},
+    )
+    told = tell("nccl", "cudnn", folder=tmp_path, **env)
+    assert {name: one["value"] for name, one in told.items()} == {
+        **of_image,
+        library: of_torch[library],
+    }
+
+
+def test_a_torch_that_brings_no_library_is_not_imported_for_what_the_image_states(
+    tmp_path: Path,
+) -> None:
+    package(tmp_path, "torch", "2.5.1", "raise OSError('libcudart.so.12: cannot open')")
+    told = tell("nccl", "cudnn", folder=tmp_path, NCCL_VERSION="2.16.2-1", CUDNN_VERSION="9.8.0")
+    assert [one.get("value") for one in told.values()] == ["2.16.2", "9.8.0"]
+
+
 def test_a_package_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
     package(tmp_path, "torch", "2.4.0", "raise OSError('libcudart.so.12: cannot open')")
     found = tell("cuda", "python", folder=tmp_path)
