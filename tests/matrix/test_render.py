@@ -79,6 +79,20 @@ def test_the_rows_of_one_abi_share_the_wheel_stage_letter_for_letter() -> None:
     assert {abi: len(texts) for abi, texts in found.items()} == dict.fromkeys(found, 1)
 
 
+@pytest.mark.parametrize("tag", TAGS)
+def test_extensions_are_compiled_with_torch_s_cudnn_and_load_it(tag: str) -> None:
+    matrix = load_matrix()
+    text = render.dockerfile(matrix, tag, TEMPLATE)
+    path = "ENV CUDNN_PATH=/opt/packages/lib/nvidia/cudnn\n"
+    assert text.count(path) == bool(matrix.rows[tag].extensions)
+    if matrix.rows[tag].extensions:
+        base, compiles, image = stages(text)[-4:-1]
+        assert base.startswith("FROM ${BASE_IMAGE} AS base\n")
+        assert path in base
+        assert compiles.startswith("FROM base AS extensions\n")
+        assert image.startswith("FROM base AS extended\n")
+
+
 def test_a_new_row_is_data_only() -> None:
     data = yaml.safe_load((ROOT / "matrix.yaml").read_text())
     data["rows"]["25.03"] = {
