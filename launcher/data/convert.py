@@ -11,6 +11,7 @@ import orjson
 
 from launcher.data import records, sources
 from launcher.data.ledger import Ledger, Leniency
+from launcher.data.output import locked
 from launcher.data.records import Documents
 from launcher.data.sources import Reading
 from launcher.data.tokenize import Done
@@ -25,13 +26,13 @@ def convert(
 ) -> Done:
     """Write `target`, which appears when it is complete. Raises as `tokenize.run` does."""
     found = sources.sources(inputs, reading)
+    sources.refuse_own(found, target)
     done = Done(size=sum(source.stop - source.start for source in found))
     partial = target.with_name(target.name + ".partial")
     with ExitStack() as closed:
         ledger = Ledger(found, target, leniency)
         closed.callback(ledger.close)
-        file = closed.enter_context(partial.open("wb"))
-        closed.callback(partial.unlink, missing_ok=True)
+        file = locked(partial, closed)
         for place, block in sources.blocks(found, reading):
             read = records.documents(block, reading.keys, stop=not leniency.skip)
             ledger.enter(place, block.numbers, read.faults, read.records)
@@ -47,8 +48,10 @@ def convert(
             report(done)
         file.flush()
         os.fsync(file.fileno())
-        partial.replace(target)
         ledger.publish()
+        partial.replace(target)
+        closed.pop_all()  # the name may be another job's from now on
+        file.close()
     return done
 
 

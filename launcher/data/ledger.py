@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from launcher.data.faults import DataError, Fault
-from launcher.data.sources import Place, Source, lines_before
+from launcher.data.sources import REJECTS, Place, Source, lines_before, refuse_own
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,19 @@ class Ledger:
         self.sources = sources
         self.leniency = leniency
         self.rejected = 0
-        self._path = prefix.with_name(prefix.name + ".rejects.jsonl")
+        self._path = prefix.with_name(prefix.name + REJECTS)
         self._partial = self._path.with_name(self._path.name + ".partial")
         self._file: IO[str] | None = None
         self._source, self._records = -1, 0
+        self._before: int | None = None
+        refuse_own(sources, self._path)
 
     def enter(
         self, place: Place, numbers: Sequence[int], faults: Sequence[Fault], records: int
     ) -> None:
         """Account for a block, in order. Raises DataError where that ends the job."""
         if place.source != self._source:
-            self._source, self._records = place.source, 0
+            self._source, self._records, self._before = place.source, 0, None
         for fault in faults:
             self._reject(fault, numbers)
         self._records += records
@@ -51,7 +53,9 @@ class Ledger:
         source = self.sources[self._source]
         line = numbers[fault.at] if numbers else self._records + fault.at + 1
         if not numbers:
-            line += lines_before(source)
+            if self._before is None:
+                self._before = lines_before(source)
+            line += self._before
         told = f"{source.told}:{line}: {fault.reason}"
         self.rejected += 1
         if not self.leniency.skip:
@@ -66,7 +70,8 @@ class Ledger:
             )
         if self._file is None:
             self._file = self._partial.open("w", encoding="utf-8")
-        record = {"file": source.told, "line": line, "reason": fault.reason, "text": fault.excerpt}
+        record = {"file": source.told, "line": line, "reason": fault.reason}
+        record["begins"] = fault.excerpt
         self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def publish(self) -> Path | None:
@@ -74,8 +79,9 @@ class Ledger:
         if self._file is None:
             self._path.unlink(missing_ok=True)
             return None
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with self._file as file:
+            file.flush()
+            os.fsync(file.fileno())
         self._partial.replace(self._path)
         return self._path
 

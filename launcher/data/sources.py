@@ -6,8 +6,9 @@ import codecs
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import IO
@@ -32,6 +33,8 @@ FORMATS = {
     ".text": "txt",
 }
 PACKED = (".gz", ".zst", ".bz2", ".xz")
+REJECTS = ".rejects.jsonl"
+"""How the names of lists of bad records end."""
 UNITS = ("line", "paragraph", "file")
 BOM = codecs.BOM_UTF8
 
@@ -70,8 +73,9 @@ class Source:
 
     @property
     def told(self) -> str:
-        """Its name in messages."""
-        return "standard input" if self.name == STDIN else self.name
+        """Its name in messages; bytes of it that aren't UTF-8 as \\udc…."""
+        name = self.name.encode("utf-8", "backslashreplace").decode()
+        return "standard input" if name == STDIN else name
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,12 @@ def sources(inputs: Sequence[str], reading: Reading) -> list[Source]:
     part, parts = reading.shard
     if STDIN in names and (parts > 1 or names.count(STDIN) > 1):
         raise UsageError("standard input can't be divided or read twice", "Give files.")
+    if parts > 1:
+        for name in names:
+            if not os.path.isfile(name):
+                raise UsageError(
+                    f"{name}: it can't be divided: it isn't a file", "Without --shard it is read."
+                )
     found: list[Source] = []
     sizes = [0 if name == STDIN else os.path.getsize(name) for name in names]
     total, at = sum(sizes), 0
@@ -111,14 +121,33 @@ def sources(inputs: Sequence[str], reading: Reading) -> list[Source]:
 def _expand(pattern: str) -> list[str]:
     if pattern == STDIN:
         return [pattern]
-    path = Path(pattern).expanduser()
+    path = Path(os.path.expanduser(pattern))
     if path.is_dir():
         raise UsageError(f"{pattern}: a folder", f"Name its files: '{path}/*.jsonl'")
     if path.exists():
         return [str(path)]
-    if found := sorted(name for name in glob(str(path), recursive=True) if not os.path.isdir(name)):
+    if found := sorted(name for name in glob(str(path), recursive=True) if _is_meant(name, path)):
         return found
     raise UsageError(f"{pattern}: no such file")
+
+
+def _is_meant(name: str, pattern: Path) -> bool:
+    """Whether a pattern's file is an input: no folder, and no list of what was left out of one."""
+    return not os.path.isdir(name) and (
+        not name.endswith(REJECTS) or pattern.name.endswith(REJECTS)
+    )
+
+
+def refuse_own(found: Sequence[Source], target: Path) -> None:
+    """Raises UsageError where an input is the file that is to be written."""
+    if not target.exists():
+        return
+    for source in found:
+        if source.name != STDIN and os.path.samefile(source.name, target):
+            raise UsageError(
+                f"{source.name}: it would be written while it is read",
+                "Take another name for the output, or a pattern that leaves it out.",
+            )
 
 
 def _format(name: str, reading: Reading) -> str:
@@ -151,8 +180,9 @@ def _is_divisible(name: str, kind: str, reading: Reading) -> bool:
 
 def _is_utf8(reading: Reading) -> bool:
     try:
+        io.TextIOWrapper(io.BytesIO(), reading.encoding)  # refuses hex, rot13 and their like
         return codecs.lookup(reading.encoding).name == "utf-8"
-    except LookupError:
+    except (LookupError, ValueError):
         raise UsageError(
             f"{reading.encoding}: an unknown encoding", "Known are utf-8, gb18030, latin-1 …"
         ) from None
@@ -166,7 +196,7 @@ def blocks(found: Sequence[Source], reading: Reading) -> Iterator[tuple[Place, B
     """
     done = 0
     for number, source in enumerate(found):
-        with sys.stdin.buffer if source.name == STDIN else open(source.name, "rb") as file:
+        with _stdin() if source.name == STDIN else open(source.name, "rb") as file:
             if source.format == "parquet":
                 for share, block in tables.parquet(source.name, reading.keys):
                     yield Place(number, done + int(share * source.stop)), block
@@ -175,6 +205,12 @@ def blocks(found: Sequence[Source], reading: Reading) -> Iterator[tuple[Place, B
                 for block in _readable(counted, file, source, reading):
                     yield Place(number, done + counted.count), block
         done += source.stop - source.start
+
+
+def _stdin() -> IO[bytes]:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed", "Give it a file: < corpus.jsonl")
+    return sys.stdin.buffer
 
 
 def _readable(
@@ -193,37 +229,53 @@ def _readable(
         ) from None
 
 
-def _part(file: IO[bytes], counted: Counted, source: Source) -> Iterator[bytes]:
-    """Whole lines: those that begin in the part."""
-    file.seek(max(source.start - 1, 0))
-    if source.start:
-        file.readline()
-    left = source.stop - file.tell()
+def _line_at(file: IO[bytes], at: int) -> int:
+    """Where the first line that begins at a byte or after it begins; only LF ends lines here."""
+    if at == 0:
+        return 0
+    at = file.seek(at - 1)
+    while piece := file.read(BLOCK):
+        if end := piece.find(b"\n") + 1:
+            return at + end
+        at += len(piece)
+    return at
+
+
+def _pieces(file: IO[bytes], left: int) -> Iterator[bytes]:
     while left > 0 and (piece := file.read(min(BLOCK, left))):
-        if not piece.endswith(b"\n"):
-            piece += file.readline()
         left -= len(piece)
-        counted.count += len(piece)
         yield piece
 
 
+def _part(file: IO[bytes], counted: Counted, source: Source) -> Iterator[bytes]:
+    """Whole lines: those that begin in the part."""
+    start, stop = _line_at(file, source.start), _line_at(file, source.stop)
+    file.seek(start)
+    for lines in _whole_lines(_pieces(file, stop - start)):
+        counted.count += len(lines)
+        yield lines
+
+
 def lines_before(source: Source) -> int:
-    """How many lines begin before the part of the file that is read."""
-    if source.start == 0:
-        return 0
-    left, found = source.start - 1, 1
+    """How many lines begin before the part of the file that is read, by records.split's rules."""
+    found, last = 0, b""
     with open(source.name, "rb") as file:
-        while left and (piece := file.read(min(BLOCK, left))):
-            found += piece.count(b"\n")
-            left -= len(piece)
+        start = _line_at(file, source.start)
+        file.seek(0)
+        for piece in _pieces(file, start):
+            found += piece.count(b"\n") + piece.count(b"\r") - (last + piece).count(b"\r\n")
+            last = piece[-1:]
     return found
 
 
-def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The file in pieces that end where a line does; a long line isn't read twice."""
+def _whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """A file in pieces that end where a line does; a long line isn't read twice.
+
+    The end is LF, or CR where a piece has no LF: not the last CR, behind which an LF may follow.
+    """
     begun: list[bytes] = []
-    while piece := file.read(BLOCK):
-        cut = piece.rfind(b"\n") + 1
+    for piece in pieces:
+        cut = piece.rfind(b"\n") + 1 or piece.rfind(b"\r", 0, -1) + 1
         if cut:
             yield b"".join((*begun, piece[:cut]))
             begun = []
@@ -241,7 +293,11 @@ def _lines(pieces: Iterator[bytes], source: Source, reading: Reading) -> Iterato
 
 
 def _jsonl(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:
-    return _lines(_whole_lines(file), source, reading)
+    return _lines(_whole_lines(_read(file)), source, reading)
+
+
+def _read(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(partial(file.read, BLOCK), b"")
 
 
 def _text(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:
@@ -249,7 +305,7 @@ def _text(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator
     if len(reading.keys) > 1:
         raise UsageError("plain text has one key", "--json-keys text")
     if _is_utf8(reading) and reading.unit == "line":
-        return _lines(_whole_lines(file), source, reading)
+        return _lines(_whole_lines(_read(file)), source, reading)
     return _gathered(tables.units(_decoded(file, reading, None), reading.unit))
 
 

@@ -48,8 +48,11 @@ def csv_rows(
     """
     csv.field_size_limit(sys.maxsize)
     lines = _Remembered(text)
-    quoting = csv.QUOTE_MINIMAL if delimiter else csv.QUOTE_NONE
-    reader = csv.reader(lines, delimiter=delimiter or "\t", quoting=quoting, strict=True)
+    reader = (
+        csv.reader(lines, delimiter=delimiter, strict=True)
+        if delimiter
+        else csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
+    )
     width, places = len(columns), _find(name, columns, keys) if columns else []
     while True:
         line = reader.line_num + 1

@@ -6,10 +6,20 @@ import bz2
 import gzip
 import io
 import lzma
+import re
+import select
 import zlib
 from typing import IO, Any, cast
 
-MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz"}
+MAGIC = {
+    "gz": rb"\x1f\x8b",
+    "zst": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",  # the second: a frame to be skipped
+    "bz2": rb"BZh[1-9](1AY&|\x17rE8)",  # a block, or the end of none
+    "xz": rb"\xfd7zXZ\x00",
+}
+"""What packed files begin with, in the first eight bytes."""
+WINDOW = 31
+"""The largest window of zstd, as a power of two: 2 GB of memory, where a file was made with it."""
 PIECE = 1 << 20
 
 
@@ -19,7 +29,7 @@ class Unreadable(Exception):
 
 def packing(beginning: bytes) -> str | None:
     """What a file is compressed with, by its first bytes."""
-    return next((name for magic, name in MAGIC.items() if beginning.startswith(magic)), None)
+    return next((name for name, magic in MAGIC.items() if re.match(magic, beginning)), None)
 
 
 def unpacked(file: io.BufferedReader) -> io.BufferedReader:
@@ -35,7 +45,7 @@ def _opened(name: str, file: IO[bytes]) -> Any:
         # Its reader raises at a cut frame; that of the package zstandard takes it for whole.
         from backports import zstd
 
-        return zstd.ZstdFile(file)
+        return zstd.ZstdFile(file, options={zstd.DecompressionParameter.window_log_max: WINDOW})
     return {"bz2": bz2.BZ2File, "xz": lzma.LZMAFile}[name](file)
 
 
@@ -77,7 +87,8 @@ class Counted(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read, and count."""
-        count = cast("io.BufferedReader", self.file).readinto(buffer)
+        """Read, and count; a pipe that doesn't wait for its writer is waited for."""
+        while (count := cast("io.BufferedReader", self.file).readinto(buffer)) is None:
+            select.select([self.file], [], [])
         self.count += count
         return count

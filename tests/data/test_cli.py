@@ -78,7 +78,7 @@ def test_a_bad_line_is_refused_or_left_out(corpus: Path, tmp_path: Path) -> None
         "file": str(corpus),
         "line": 5,
         "reason": "no key 'text'; its keys: 'txt'",
-        "text": '{"txt": 1}',
+        "begins": '{"txt": 1}',
     }
     refused(launcher(*command, "--on-error", "skip", "--max-errors", "0"), 1, "more than 0 such")
 

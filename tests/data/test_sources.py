@@ -8,7 +8,9 @@ import gzip
 import io
 import json
 import lzma
+import os
 import sys
+import threading
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -25,6 +27,7 @@ from launcher.data.faults import DataError
 from launcher.data.sources import Reading
 from launcher.errors import UsageError
 
+ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 TEXTS = ["first, with a comma", 'second "quoted"\nof two lines', "", "第三 ", "x" * 5000]
 
 
@@ -72,6 +75,28 @@ def test_packed_files(tmp_path: Path, packing: str) -> None:
     hidden = tmp_path / "in.jsonl"
     hidden.write_bytes(path.read_bytes())
     assert read(hidden) == [[text] for text in TEXTS * 2]
+
+
+def test_packed_files_of_other_beginnings(tmp_path: Path) -> None:
+    """zstd with a skipped frame first, and with a large window; bzip2 of nothing."""
+    path = tmp_path / "in.jsonl"
+    for number in range(16):
+        skipped = bytes([0x50 + number, 0x2A, 0x4D, 0x18]) + b"\3\0\0\0abc"
+        path.write_bytes(skipped + zstd.compress(jsonl(TEXTS)))
+        assert read(path) == [[text] for text in TEXTS]
+    large = {zstd.CompressionParameter.window_log: 28, zstd.CompressionParameter.strategy: 1}
+    with zstd.ZstdFile(path, "w", options=large) as file:
+        file.write(jsonl(TEXTS))
+    assert read(path) == [[text] for text in TEXTS]
+    path.write_bytes(bz2.compress(b""))
+    assert read(path) == []
+
+
+def test_text_that_begins_like_a_packed_file_is_text(tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    for text in ("BZhou", "BZh0", "BZh9 was here"):
+        path.write_text(text)
+        assert read(path) == [[text]]
 
 
 @pytest.mark.parametrize("packing", PACK)
@@ -227,6 +252,64 @@ def test_globs_are_sorted_and_what_is_named_twice_is_read_twice(tmp_path: Path) 
     assert read(tmp_path / "c.jsonl", tmp_path / "[ac].jsonl") == [["c"], ["a"], ["c"]]
 
 
+def test_a_pattern_leaves_out_lists_of_bad_records(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "a.rejects.jsonl"):
+        (tmp_path / name).write_bytes(jsonl([name]))
+    assert read(tmp_path / "*.jsonl") == [["a.jsonl"]]
+    assert read(tmp_path / "*.rejects.jsonl") == [["a.rejects.jsonl"]]
+    assert read(tmp_path / "a.rejects.jsonl") == [["a.rejects.jsonl"]]
+
+
+def test_what_is_no_file_cant_be_divided(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "in.jsonl")
+    with pytest.raises(UsageError, match=r"in\.jsonl: it can't be divided: it isn't a file"):
+        read(tmp_path / "in.jsonl", shard=(0, 2))
+
+
+def test_the_home_of_nobody_is_a_name_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"~nobody-here/x\.jsonl: no such file"):
+        read("~nobody-here/x.jsonl")
+    (tmp_path / "~x.jsonl").write_bytes(jsonl(["a"]))
+    assert read("~x.jsonl") == [["a"]]
+
+
+def test_closed_standard_input_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="standard input is closed"):
+        read("-")
+
+
+def test_a_pipe_that_doesnt_wait_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+    later = threading.Timer(0.3, lambda: (os.write(theirs, jsonl(TEXTS)), os.close(theirs)))
+    with open(ours, encoding="utf-8") as given:
+        monkeypatch.setattr(sys, "stdin", given)
+        later.start()
+        assert read("-") == [[text] for text in TEXTS]
+    later.join()
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+@pytest.mark.parametrize("size", [64, 65, 66, 67])
+def test_lines_end_as_in_text_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, size: int
+) -> None:
+    """In blocks of about one size, whatever ends them; CR and LF may be in two of them."""
+    monkeypatch.setattr(sources, "BLOCK", size)
+    texts = [f"{number}" * (number % 9) for number in range(100)]
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(jsonl(texts).replace(b"\n", end.encode()))
+    for parts in (1, 3):
+        shards = [read(path, shard=(part, parts)) for part in range(parts)]
+        assert [*chain(*shards)] == [[text] for text in texts]
+    found = sources.blocks(sources.sources([str(path)], Reading()), Reading())
+    assert max(len(block.lines) for _, block in found) < 3 * size
+
+
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     class Given:
         buffer = io.BytesIO(gzip.compress(jsonl(TEXTS)))
@@ -252,10 +335,11 @@ def test_what_is_no_input_is_told(tmp_path: Path, name: str, said: str) -> None:
         read(tmp_path / name)
 
 
-def test_an_unknown_encoding_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-9", "hex", "rot13", "", "\udcff"])
+def test_an_unknown_encoding_is_told(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "in.txt").touch()
-    with pytest.raises(UsageError, match="utf-9: an unknown encoding"):
-        read(tmp_path / "in.txt", encoding="utf-9")
+    with pytest.raises(UsageError, match=f"{encoding}: an unknown encoding"):
+        read(tmp_path / "in.txt", encoding=encoding)
 
 
 @given(
@@ -285,15 +369,31 @@ def test_shards_are_the_whole_divided(
     assert len(read(*paths)) == number
 
 
-@given(lines=st.lists(st.integers(0, 30), max_size=20), parts=st.integers(1, 6))
+@given(
+    lines=st.lists(st.tuples(st.integers(0, 30), ENDS), max_size=20),
+    parts=st.integers(1, 6),
+    size=st.integers(1, 90),
+)
 def test_a_shard_knows_its_lines(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[int], parts: int
+    tmp_path_factory: pytest.TempPathFactory,
+    lines: list[tuple[int, bytes]],
+    parts: int,
+    size: int,
 ) -> None:
     path = tmp_path_factory.mktemp("data") / "in.jsonl"
-    path.write_bytes(jsonl([f"{number} " + "x" * n for number, n in enumerate(lines)]))
+    texts = [jsonl([f"{number} " + "x" * n]).strip() for number, (n, _) in enumerate(lines)]
+    ends = [end for _, end in lines]
+    path.write_bytes(b"".join(map(bytes.__add__, texts, ends)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "BLOCK", size)
+        _check_lines(path, parts)
+
+
+def _check_lines(path: Path, parts: int) -> None:
     for part in range(parts):
         reading = Reading(shard=(part, parts))
         for source in sources.sources([str(path)], reading):
             for _, block in sources.blocks([source], reading):
                 texts = records.documents(block, ("text",), stop=True).texts[0]
                 assert not texts or int(texts[0].split()[0]) == sources.lines_before(source)
+                break

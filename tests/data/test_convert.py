@@ -1,0 +1,111 @@
+"""What is converted is whole, written by one job at a time, and never read while it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.data.convert import convert
+from launcher.data.faults import DataError
+from launcher.data.ledger import Leniency
+from launcher.data.sources import Reading
+from launcher.data.tokenize import Done
+from launcher.errors import UsageError
+
+SKIP = Leniency(skip=True)
+
+
+def run(*inputs: Path, to: Path, leniency: Leniency = SKIP) -> Done:
+    return convert([*map(str, inputs)], to, Reading(), leniency, lambda done: None)
+
+
+def write(path: Path, *texts: str) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def texts(path: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in path.read_text().splitlines()]
+
+
+def test_two_jobs_dont_write_the_same_file(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "a.jsonl", "a"), tmp_path / "out.jsonl"
+
+    def second(done: Done) -> None:
+        with pytest.raises(UsageError, match=r"out\.jsonl\.partial: another job writes it"):
+            run(write(tmp_path / "b.jsonl", "b"), to=target)
+
+    convert([str(source)], target, Reading(), SKIP, second)
+    assert texts(target) == ["a"]
+    assert not [*tmp_path.glob("*.partial")]
+    run(tmp_path / "b.jsonl", to=target)
+    assert texts(target) == ["b"]
+
+
+def test_an_ended_job_leaves_the_older_file(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "a.jsonl", "a"), write(tmp_path / "out.jsonl", "older")
+    source.write_text("{")
+    with pytest.raises(DataError):
+        run(source, to=target, leniency=Leniency())
+    assert texts(target) == ["older"]
+    assert sorted(os.listdir(tmp_path)) == ["a.jsonl", "out.jsonl"]
+
+
+def test_an_output_is_no_input(tmp_path: Path) -> None:
+    """Not under another name either; a list of bad records isn't one by a pattern."""
+    source, target = write(tmp_path / "a.jsonl", "a"), tmp_path / "out.jsonl"
+    with source.open("a") as file:
+        file.write("{\n")
+    pattern, rejects = tmp_path / "*.jsonl", tmp_path / "out.jsonl.rejects.jsonl"
+    assert run(pattern, to=target).rejected == 1
+    with pytest.raises(UsageError, match=r"out\.jsonl: it would be written while it is read"):
+        run(pattern, to=target)
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(UsageError, match=r"out\.jsonl: it would be written while it is read"):
+        run(target, to=tmp_path / "link")
+    with pytest.raises(UsageError, match=r"rejects\.jsonl: it would be written while it is read"):
+        run(rejects, to=target)
+    target.unlink()
+    assert run(pattern, to=tmp_path / "other").documents == 1
+
+
+def test_bad_records_are_listed_in_json_whatever_the_name(tmp_path: Path) -> None:
+    source = tmp_path / "a\udcff.jsonl"
+    source.write_text('{"text": "a"}\n{"text": 1}\n')
+    done = run(source, to=tmp_path / "out")
+    assert (done.documents, done.rejected) == (1, 1)
+    (listed,) = (tmp_path / "out.rejects.jsonl").read_text("utf-8").splitlines()
+    assert json.loads(listed) == {
+        "file": f"{tmp_path}/a\\udcff.jsonl",
+        "line": 2,
+        "reason": "'text' is a number, where a text is wanted",
+        "begins": '{"text": 1}',
+    }
+
+
+def test_lines_before_a_shard_are_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And by what ends them in text files, CR too."""
+    from launcher.data import ledger
+
+    counted: list[str] = []
+
+    def count(source: ledger.Source) -> int:
+        counted.append(source.name)
+        return lines_before(source)
+
+    lines_before = ledger.lines_before
+    monkeypatch.setattr(ledger, "lines_before", count)
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(b"".join(b"{%d\r\r\n" % number for number in range(100)))
+    reading = Reading(shard=(1, 2))
+    convert([str(source)], tmp_path / "out", reading, SKIP, lambda done: None)
+    listed = (tmp_path / "out.rejects.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in listed]
+    assert [record["line"] for record in found][-1] == 199
+    assert all(record["begins"] == f"{{{record['line'] // 2}" for record in found)
+    assert counted == [str(source)]
