@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from itertools import count
 from xml.etree import ElementTree
 
 from launcher.compat.result import Result, cause, warned
@@ -69,8 +70,10 @@ def table(results: Iterable[Result]) -> str:
     """The cells, a row for each."""
     lines = ["| tag | Megatron | verdict | expected | on | why |", "|---|---|---|---|---|---|"]
     for one in results:
-        why = one.reason or "; ".join(dict.fromkeys(filter(None, map(cause, one.warnings))))
-        lines.append(_row(one.tag, one.megatron, one.told, _expected(one), one.on, why))
+        causes = "; ".join(dict.fromkeys(filter(None, map(cause, one.warnings))))
+        why = _logged(one.reason) if one.reason else _cell(causes)
+        cells = map(_cell, (one.tag, one.megatron, one.told, _expected(one), one.on))
+        lines.append(_row(*cells, why))
     return "\n".join(lines) + "\n"
 
 
@@ -78,7 +81,7 @@ def _warnings(results: Iterable[Result]) -> str:
     lines = ["| warning | cause | cells |", "|---|---|---|"]
     for one in warned(results):
         cells = ", ".join(dict.fromkeys(str(each.cell) for each in one.results))
-        lines.append(_row(one.text, one.cause or "unknown", cells))
+        lines.append(_row(_logged(one.text), _cell(one.cause or "unknown"), _cell(cells)))
     return "\n".join(lines) + "\n"
 
 
@@ -94,14 +97,30 @@ def _why(one: Result) -> str:
     return f"{one.told}{expected}{': ' + one.reason if one.reason else ''}"
 
 
-def _row(*texts: str) -> str:
-    """A row of a table, from texts that stay in their cells and say nothing to Markdown."""
-    return f"| {' | '.join(map(_cell, texts))} |"
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _cell(text: str) -> str:
-    line = " ".join(plain(text).split())
-    return line.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    """A text of ours, or the name of a GPU, as one cell of a table."""
+    return _line(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _logged(text: str) -> str:
+    """A text of a log as one cell, a code span: it says nothing to Markdown, nor to GitHub.
+
+    Readers differ on two backslashes before a pipe, of which one is the table's: a space parts
+    them. (https://spec.commonmark.org/0.31.2/#code-spans, https://github.github.com/gfm/#table)
+    """
+    line = re.sub(r"\\(?=\|)", r"\\ ", _line(text)).replace("|", "\\|")
+    runs = {len(run) for run in re.findall("`+", line)}
+    fence = "`" * next(length for length in count(1) if length not in runs)
+    pad = " " if runs else ""
+    return f"{fence}{pad}{line}{pad}{fence}" if line else ""
+
+
+def _line(text: str) -> str:
+    return " ".join(plain(text).split())
 
 
 def plain(text: str) -> str:

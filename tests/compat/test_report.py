@@ -11,11 +11,14 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
-from launcher.compat import report, result, series
+from launcher.compat import kept, report, result, series
 from launcher.compat.result import Cell, Result
 from launcher.errors import UsageError
 from launcher.matrix.load import load_matrix
+from launcher.settings import ROOT
 
 FINE = {"extension": {"error": ""}, "training": {"error": ""}}
 
@@ -131,10 +134,10 @@ def test_the_table_says_what_was_expected() -> None:
     assert "| runs with warnings | runs (worse) |  | " in told[3]
     assert (
         "| fails: train | runs with warnings (worse) |  | "
-        "entrypoint: exit code 1 \\| \\\\odd\\\\ &lt;b> |" in told[4]
+        "`entrypoint: exit code 1 \\| \\odd\\ <b>` |" in told[4]
     )
     assert "| runs | imports (better) |" in told[5]
-    assert told[-1].startswith("| FutureWarning: torch.cuda.amp.custom_fwd is old | ")
+    assert told[-1].startswith("| `FutureWarning: torch.cuda.amp.custom_fwd is old` | ")
     assert told[-1].endswith(" two decorators as torch before 2.4 did | 24.08 × 0.9.0 |")
 
 
@@ -154,11 +157,43 @@ def test_warnings_are_told_once_for_all_cells_whatever_their_numbers() -> None:
     ]
 
 
-@given(st.text())
-def test_a_row_of_markdown_stays_one(text: str) -> None:
-    (row,) = report.table([replace(CELLS[2], reason=text)]).splitlines()[2:]
-    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 7
-    assert "<" not in row
+MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
+TOLD = (
+    "`one` `` two ``` three",
+    "`",
+    "| \\| \\\\| \\",
+    "*a* _b_ **c** ~~d~~ [e](f) ![g](h) [i]: j",
+    "@someone #1 &lt; &#64; <b onclick=1> </td> <!-- www.example.com https://example.com a@b.c",
+    "\x1b[31m- # 1. > \n\n| a | b |\n\u2028 last",
+)
+
+
+def shown(markdown: str) -> tuple[list[str], list[list[Token]]]:
+    """What a reader of Markdown sees: the kinds of blocks, and of each cell what is in it."""
+    tokens = MARKDOWN.parse(markdown)
+    cells = [token.children or [] for token in tokens if token.type == "inline"]
+    return [token.type for token in tokens], cells
+
+
+def held(text: str) -> str:
+    """How a text of a log is shown."""
+    return re.sub(r"\\(?=\|)", r"\\ ", " ".join(report.plain(text).split()))
+
+
+@given(st.one_of(st.text(), st.text("`|\\ *_[]()!@#&<>~-:/a\n"), st.sampled_from(TOLD)))
+def test_a_text_of_a_log_says_nothing_to_markdown(text: str) -> None:
+    one = replace(CELLS[1], reason=text, warnings=(text,))
+    plain = replace(one, reason="a", warnings=("a",))
+    blocks, cells = shown(report.as_markdown([one]))
+    assert blocks == shown(report.as_markdown([plain]))[0]
+    for cell in (cells[11], cells[15]) if held(text) else ():
+        assert [(token.type, token.content) for token in cell] == [("code_inline", held(text))]
+    assert len(report.table([one]).splitlines()) == 3
+
+
+def test_what_the_readme_shows_is_text() -> None:
+    _, cells = shown(report.table(kept.load(ROOT)))
+    assert {token.type for cell in cells for token in cell} == {"text"}
 
 
 def test_junit_has_a_failure_for_each_cell_that_got_worse() -> None:
