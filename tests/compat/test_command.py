@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from launcher import cli
 from launcher.cli import main
 from launcher.compat import kept, series
 from launcher.compat.result import Cell, Result
@@ -53,6 +56,36 @@ def test_each_report_tells_of_each_cell(run: Run, tmp_path: Path) -> None:
         assert f'id="{one.tag}-{one.megatron}"' in page
         assert f"| {one.tag} | {one.megatron} | {one.told} |" in table
     assert not (tmp_path / kept.RESULTS).exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ([], {}),
+        (
+            ["TAGS=24.09 cpu", "MEGATRON=0.9.0 0.12.3", "GPUS=device=0,1", "DISK=7.5", "LIMIT=30"],
+            {
+                "tags": ["24.09", "cpu"],
+                "megatron": ["0.9.0", "0.12.3"],
+                "gpus": "device=0,1",
+                "disk": 7.5,
+                "limit": 30.0,
+            },
+        ),
+        (
+            ["BASE=a.example/b:{tag}", "BUILDER=c"],
+            {"base": "a.example/b:{tag}", "builder": "c"},
+        ),
+    ],
+)
+def test_make_hands_on_what_it_is_given(given: list[str], taken: dict[str, object]) -> None:
+    done = subprocess.run(
+        ["make", "-n", "compat", *given], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    words = shlex.split(done.stdout.partition("-m launcher ")[2].replace("\\\n", ""))
+    parser = cli._parser(words)
+    usual = vars(parser.parse_args(["matrix", "compat"]))
+    assert vars(parser.parse_args(words)) == {**usual, **taken}
 
 
 def test_all_well_is_0(run: Run) -> None:
