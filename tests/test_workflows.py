@@ -24,7 +24,7 @@ BIN = Path(sys.executable).parent  # where requirements-dev.txt is installed
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 # Stands for make, python3, docker and jq: notes each call, and does what a later step reads.
-# `matrix github` is the real command.
+# `matrix github` is the real command, unless its place is taken.
 PROGRAM = """#!{python}
 import json, os, sys
 from pathlib import Path
@@ -33,7 +33,9 @@ name, args = Path(sys.argv[0]).name, sys.argv[1:]
 with open({log!r}, "a") as log:
     log.write(json.dumps([os.environ["GITHUB_JOB"], name, *args]) + "\\n")
 command = args[2:4] if name == "python3" else [name]
-if command == ["matrix", "github"]:
+if command == ["matrix", "github"] and {github!r}:
+    print({github!r})
+elif command == ["matrix", "github"]:
     os.environ["PYTHONPATH"] = {root!r}
     os.execv(sys.executable, [sys.executable, *args])
 if command == ["matrix", "compat"]:
@@ -118,10 +120,16 @@ class Act:
         inputs: Mapping[str, str] | None = None,
         variables: Mapping[str, str] | None = None,
         failing: tuple[str, ...] = (),
+        github: str = "",
+        takes: tuple[str, ...] = ("ubuntu-24.04", "mine"),
     ) -> Ran:
-        """Run a workflow; failing: tags whose cell fails."""
+        """Run a workflow.
+
+        failing: tags whose cell fails; github: what `matrix github` prints instead; takes: the
+        labels of runners that exist
+        """
         log, store, repository = (self.folder / one for one in ("log", "store", "repository"))
-        self._programs(log, failing)
+        self._programs(log, failing, github)
         store.mkdir()
         workflows = repository / ".github/workflows"
         workflows.mkdir(parents=True)
@@ -130,7 +138,7 @@ class Act:
         commit(repository)
         origin = "https://github.com/Some-Owner/some-name"
         subprocess.run(["git", "remote", "add", "origin", origin], cwd=repository, check=True)
-        options = ["--platform", "ubuntu-24.04=-self-hosted", "--platform", "mine=-self-hosted"]
+        options = [f"--platform={label}=-self-hosted" for label in takes]
         for used in sorted(set(re.findall(r"uses: (\S+)", text))):
             options += ["--local-repository", f"{used}={self._action(used, text)}"]
         for option, values in (("--input", inputs), ("--var", variables)):
@@ -157,12 +165,17 @@ class Act:
         lines = log.read_text().splitlines() if log.exists() else []
         return Ran(results, [json.loads(line) for line in lines], said, store)
 
-    def _programs(self, log: Path, failing: tuple[str, ...]) -> None:
+    def _programs(self, log: Path, failing: tuple[str, ...], github: str) -> None:
         (self.folder / "bin").mkdir()
         for name in ("make", "python3", "docker", "jq"):
             program = self.folder / "bin" / name
             filled = PROGRAM.format(
-                python=sys.executable, log=str(log), root=str(ROOT), failing=failing, digest=DIGEST
+                python=sys.executable,
+                log=str(log),
+                root=str(ROOT),
+                failing=failing,
+                digest=DIGEST,
+                github=github,
             )
             program.write_text(filled)
             program.chmod(0o755)
@@ -225,9 +238,16 @@ def known(command: list[str]) -> bool:
     return program in ("docker", "jq")
 
 
-def load(name: str) -> dict[str, Any]:
+def limits(ran: Ran) -> set[str]:
+    """The values of --disk of all cells and reports."""
+    compat = [command for _, *command in ran.commands if command[3:5] == ["matrix", "compat"]]
+    assert compat
+    return {command[command.index("--disk") + 1] for command in compat}
+
+
+def load(name: str) -> dict[str | bool, Any]:
     """A workflow as YAML reads it, which takes its key `on` for true."""
-    found: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yml").read_text())
+    found: dict[str | bool, Any] = yaml.safe_load((FOLDER / f"{name}.yml").read_text())
     return found
 
 
@@ -364,6 +384,27 @@ def test_a_pull_request_reaches_no_machine_that_stays(act: Act) -> None:
     assert ran.results == {"rows": "success", "build cpu": "success"}
 
 
+def test_a_pull_requests_own_code_names_no_runner(act: Act) -> None:
+    job = {"tag": "cpu", "megatron": "0.16.1", "platform": "linux/amd64", "runner": ["mine"]}
+    told = json.dumps({"include": [job]})
+    ran = act("images", "pull_request", github=told, takes=("ubuntu-24.04",))
+    assert ran.results == {"rows": "success", "build cpu": "success"}
+
+
+def test_the_runner_that_the_matrix_names_is_taken_elsewhere(act: Act) -> None:
+    job = {"tag": "cpu", "megatron": "0.16.1", "platform": "linux/amd64", "runner": ["mine"]}
+    ran = act("images", github=json.dumps({"include": [job]}), takes=("ubuntu-24.04",))
+    assert "build cpu" not in ran.results
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_jobs_of_pull_requests_name_githubs_runner_in_the_workflow(name: str) -> None:
+    workflow = load(name)
+    for job in workflow["jobs"].values() if "pull_request" in workflow[True] else ():
+        hosted = "${{ github.event_name == 'pull_request' && 'ubuntu-24.04' || "
+        assert job["runs-on"] == "ubuntu-24.04" or job["runs-on"].startswith(hosted)
+
+
 def test_cells_are_tried_without_a_gpu_and_with_one_and_reported_together(act: Act) -> None:
     runners = {"CUDA_RUNNER": "mine,big", "GPU_RUNNER": "mine,gpu"}
     ran = act("compat", inputs={"tags": "24.09 24.10 cpu"}, variables=runners, failing=("24.09",))
@@ -393,17 +434,40 @@ def test_cells_are_tried_without_a_gpu_and_with_one_and_reported_together(act: A
     assert "| kept | 24.09-0.9.0.json 24.10-0.9.0.json\n" in ran.said
     reported = [command[5:] for command in ran.of("report") if "compat" in command]
     assert reported == [
-        ["--kept", "--gpus", "0", "-o", "compat-cpu"],
-        ["--kept", "--gpus", "all", "-o", "compat-gpu"],
+        ["--kept", "--disk", "60", "--gpus", "0", "-o", "compat-cpu"],
+        ["--kept", "--disk", "60", "--gpus", "all", "-o", "compat-gpu"],
     ]
+    assert limits(ran) == {"60"}
     assert all(known(command) for _, *command in ran.commands)
 
 
 def test_without_runners_of_ones_own_the_rest_goes_on(act: Act) -> None:
-    assert load("compat")["jobs"]["gpu"]["if"] == "needs.rows.outputs.gpu != ''"  # act takes none
+    for half in ("cpu", "gpu"):  # GitHub refuses an empty matrix, act takes it
+        assert load("compat")["jobs"][half]["if"] == f"needs.rows.outputs.{half} != ''"
     ran = act("compat")
+    assert limits(ran) == {"12"}
     assert ran.results == {"rows": "success", "cpu cpu": "success", "report": "success"}
     assert ran.kept() == ["cpu-cpu-0.16.1/cpu-0.16.1.json", "report/compat-cpu/report.html"]
+
+
+def test_rows_with_cuda_are_tried_where_only_gpus_have_a_runner(act: Act) -> None:
+    ran = act("compat", inputs={"tags": "24.09"}, variables={"GPU_RUNNER": "mine"})
+    assert ran.results == {"rows": "success", "gpu 24.09": "success", "report": "success"}
+    assert ran.kept() == ["gpu-24.09-0.9.0/24.09-0.9.0.json", "report/compat-gpu/report.html"]
+
+
+def test_a_row_without_cuda_is_tried_where_gpus_have_a_runner(act: Act) -> None:
+    asked = {"tags": "cpu", "disk": "7.5"}
+    ran = act("compat", inputs=asked, variables={"GPU_RUNNER": "mine"})
+    assert ran.results == {"rows": "success", "cpu cpu": "success", "report": "success"}
+    assert ran.kept() == ["cpu-cpu-0.16.1/cpu-0.16.1.json", "report/compat-cpu/report.html"]
+    assert limits(ran) == {"7.5"}
+
+
+def test_where_no_runner_takes_what_is_asked_for_nothing_is_tried(act: Act) -> None:
+    ran = act("compat", inputs={"tags": "24.09 24.10"})
+    assert ran.results == {"rows": "failure"}
+    assert "set the variable CUDA_RUNNER or GPU_RUNNER" in ran.said
 
 
 def test_what_is_published_was_built_twice_and_is_attested_by_its_digest(act: Act) -> None:

@@ -36,8 +36,10 @@ def main(args: argparse.Namespace) -> int:
 def _github_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("tags", metavar="TAG", nargs="*", help="rows of the matrix (all tried ones)")
-    add("--megatron", metavar="RELEASE", action="append", default=[], help="not the rows' own")
+    own = "not the rows' own; or all"
+    add("--megatron", metavar="RELEASE", action="append", default=[], help=own)
     add("--only-cuda", action="store_true", help="leave out rows without CUDA")
+    add("--allow-none", action="store_true", help="print nothing where no job is left")
     runner = "takes rows with CUDA{}, such as self-hosted,gpu; without it they are left out"
     add("--cuda-runner", metavar="LABELS", default="", help=runner.format(""))
     add("--arm64-runner", metavar="LABELS", default="", help=runner.format(" on arm64"))
@@ -108,5 +110,7 @@ def _github(args: argparse.Namespace) -> int:
         if left:
             tags = ", ".join(dict.fromkeys(job["tag"] for job in left))
             print(f"left out, as {option} names no runner: {tags}", file=sys.stderr)
-    print(json.dumps(github.strategy([job for job in found if job["runner"]])))
+    taken = [job for job in found if job["runner"]]
+    if taken or not args.allow_none:
+        print(json.dumps(github.strategy(taken)))
     return 0

@@ -77,6 +77,13 @@ def test_a_row_gets_a_job_for_each_named_release_that_fits(
     ]
 
 
+def test_all_are_the_releases_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    row = MATRIX.rows["cpu"]
+    fits = [v for v, release in MATRIX.releases.items() if misfit(row, v, release) is None]
+    assert [job["megatron"] for job in printed(capsys, "cpu", "--megatron", "all")] == fits
+    assert len(fits) > 1
+
+
 @pytest.mark.parametrize("untried", [tag for tag, row in MATRIX.rows.items() if row.untried])
 def test_an_untried_row_has_one_where_it_is_named(
     untried: str, capsys: pytest.CaptureFixture[str]
@@ -89,7 +96,13 @@ def test_an_untried_row_has_one_where_it_is_named(
     ("args", "said"),
     [
         (["24.10"], "no job is left"),
-        (["cpu", "--megatron", "0.19.0"], "no job is left"),
+        (["24.10", "--only-cuda"], "no job is left"),
+        (["cpu", "--only-cuda", "--cuda-runner", "x"], "no job is left"),
+        (["cpu", "--megatron", "0.19.0"], "requires python >=3.12, and the base has 3.11"),
+        (
+            ["24.10", "--megatron", "0.19.0", "--cuda-runner", "x"],
+            "Megatron 0.19.0 requires python >=3.12, and the base has 3.10",
+        ),
         (["24.11"], "no tag '24.11' in the matrix"),
         (["--megatron", "0.9"], "no Megatron release '0.9' in the matrix"),
     ],
@@ -101,6 +114,38 @@ def test_what_github_would_refuse_is_refused(
     out, err = capsys.readouterr()
     assert out == ""
     assert said in err
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["24.10"], "left out, as --cuda-runner names no runner: 24.10\n"),
+        (["cpu", "--only-cuda", "--cuda-runner", "x"], ""),
+        (["24.10", "cpu", "--megatron", "0.15.3", "--only-cuda", "--cuda-runner", "x"], ""),
+    ],
+)
+def test_nothing_is_printed_for_no_job_where_that_is_allowed(
+    args: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["matrix", "github", "--allow-none", *args]) == 0
+    assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize("args", [["24.11"], ["cpu", "--megatron", "0.19.0"]])
+def test_what_is_none_is_refused_there_too(
+    args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["matrix", "github", "--allow-none", *args]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_jobs_are_printed_where_none_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "cpu", "--allow-none") == printed(capsys, "cpu")
+
+
+def test_what_is_named_twice_is_one_job(capsys: pytest.CaptureFixture[str]) -> None:
+    twice = ["cpu", "cpu", "--megatron", "0.9.0", "--megatron", "0.9.0"]
+    assert printed(capsys, *twice) == printed(capsys, "cpu", "--megatron", "0.9.0")
 
 
 def test_more_jobs_than_github_makes_are_refused() -> None:
