@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
+import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ from docker.errors import APIError
 from requests.exceptions import ReadTimeout
 
 from launcher import cli
-from launcher.build import image
+from launcher.build import image, verify
 from launcher.build.image import Builds, Request, build_all
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.progress import Progress
@@ -80,6 +82,25 @@ def test_an_image_whose_check_did_not_end_is_removed(
     with pytest.raises(type(end)):
         building.build(Request("cpu"))
     assert api.names == {}
+
+
+@pytest.mark.parametrize("torch", ["2.13.0+cpu", "2.12.1+cpu", None])
+@pytest.mark.parametrize("standin", [True, False])
+def test_the_torch_of_a_built_image_is_compared_with_its_row_s(
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch, torch: str | None, standin: bool
+) -> None:
+    building, api = builds(empty_site, {})
+    labels = {"megatron-launchpad.standin": "test"} if standin else None
+    told = {"RootFS": {"Layers": ["a"]}, "Config": {"Labels": labels}}
+    monkeypatch.setattr(api, "inspect_image", lambda image: told)
+    facts = verify.Facts("3.11", {"torch": torch} if torch else {})
+    monkeypatch.setattr(verify, "look", lambda *_: facts)
+    source = SimpleNamespace(whole=False)
+    inputs: Any = SimpleNamespace(base="b", pins={}, extension="x", source=source, extensions=())
+    right = torch == "2.13.0+cpu" or (torch is None and standin)
+    said = re.escape(f"the image has torch {torch or 'missing'}, and the row says 2.13.0+cpu")
+    with nullcontext() if right else pytest.raises(BuildError, match=said):
+        building._check(Request("cpu"), "i", verify.Facts("3.11", {}), inputs)
 
 
 def test_one_that_an_earlier_build_named_is_kept(empty_site: Settings) -> None:
