@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from launcher.backends import Backend
     from launcher.run.plan import Plan
     from launcher.run.source import Override
+    from launcher.run.text import Tokenized
 
 HELP = "train as a run file says"
 
@@ -68,11 +69,11 @@ def main(args: argparse.Namespace) -> int:
     from launcher.settings import settings
 
     config, origin = source.load(args.config, overrides(args))
-    data = text.tokenized(config, settings().cache)
+    data = text.tokenized(config, origin, settings().cache)
     asked = Asked(data.config, origin, os.getcwd(), tuple(args.rest), tie=args.tie)
     chosen = backend(args.backend)
     if args.dry_run:
-        return _show(assemble(asked, chosen, new_stamp(), dry=True).plan, chosen)
+        return _show(assemble(asked, chosen, new_stamp(), dry=True).plan, chosen, data)
     if data.text:  # which may take hours
         check(asked, chosen, preflight=not args.no_preflight)
         data.make()
@@ -101,7 +102,7 @@ def options(args: argparse.Namespace, *keys: str) -> list[Override]:
     ]
 
 
-def _show(plan: Plan, chosen: Backend) -> int:
+def _show(plan: Plan, chosen: Backend, data: Tokenized) -> int:
     """Print the plan and the command; files that aren't there are told, as they may come."""
     import sys
 
@@ -109,6 +110,11 @@ def _show(plan: Plan, chosen: Backend) -> int:
     from launcher.run.files import missing
 
     print(f"{describe(plan)}\n{chosen.show(plan)}", end="")
-    for line in missing(plan):
+    lines = missing(plan)
+    if data.text:  # data.path is where its tokens will be
+        lines = [line for line in lines if not line.startswith("data.path:")]
+        if not data.text.is_made:
+            lines.append(f"data.text: it will be tokenized first, to {data.text.prefix}.bin")
+    for line in lines:
         print(f"launcher: {line}", file=sys.stderr)
     return 0

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from launcher.data import contents, sources, tokenize, vocabulary
+from launcher.data import contents, output, sources, tokenize, tokenizers
 from launcher.data.faults import DataError
-from launcher.data.sources import Reading
+from launcher.data.output import Busy
+from launcher.data.sources import Reading, Source
 from launcher.data.tokenize import Done, Job
 from launcher.data.tokenizers import Chosen
 from launcher.errors import UsageError
 
-VERSION = 1
+VERSION = 2
 """Goes up when the same input would give other files."""
 
 
@@ -30,12 +32,36 @@ class Prepared:
         """Of the .bin and .idx."""
         return tokenize.outputs(self.job)[0]
 
+    @property
+    def is_made(self) -> bool:
+        """Whether the files are there, and whole."""
+        try:
+            contents.opened(self.prefix)
+        except (DataError, UsageError):
+            return False
+        return True
+
     def make(self, report: Callable[[Done], None]) -> Done | None:
-        """Tokenize, unless that is done; then None. Raises as `tokenize.run` does."""
-        if _is_whole(self.prefix):
-            return None
+        """Tokenize, unless that is done, by another launcher perhaps; then None.
+
+        Raises as `tokenize.run` does, and DataError where a text was changed meanwhile.
+        """
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
-        return tokenize.run(self.job, report)
+        while not self.is_made:
+            try:
+                return tokenize.run(self.job, report, self._check)
+            except Busy:
+                print("launcher: another launcher tokenizes the text: waiting", file=sys.stderr)
+                output.wait(self.prefix)
+        return None
+
+    def _check(self) -> None:
+        """The files are named by what was in the texts, and must not be of something else."""
+        job = self.job
+        if _key(sources.sources(job.inputs, job.reading), job) != job.prefix.name:
+            raise DataError(
+                "the text was changed while it was tokenized", "Start again when it is complete."
+            )
 
 
 def prepared(
@@ -48,26 +74,24 @@ def prepared(
     """
     if sources.STDIN in texts:
         raise UsageError("the text of a run can't be standard input", "Give files.")
-    named = sources.sources(texts, reading)
-    used = _files(tokenizer)
+    found = sources.sources(texts, reading)
+    names = tuple(source.name for source in found)
+    job = Job(names, folder, reading, tokenizer, append_eod=True, workers=workers)
+    return Prepared(replace(job, prefix=folder / _key(found, job)))
+
+
+def _key(found: Sequence[Source], job: Job) -> str:
+    """The name for what becomes of these texts; a file's endings say how it is read."""
+    loaded = tokenizers.load(job.tokenizer)
     said = {
         "version": VERSION,
-        "reading": asdict(reading),
-        "tokenizer": {**asdict(tokenizer), "vocab_file": 0, "merge_file": 0, "model": 0},
-        "files": [_digest(Path(source.name)) for source in named],
-        "formats": [source.format for source in named],
-        "vocabulary": [_digest(path) for path in used],
+        "reading": asdict(job.reading),
+        "texts": [(Path(source.name).suffixes, _digest(Path(source.name))) for source in found],
+        "tokenizer": {**asdict(job.tokenizer), "vocab_file": 0, "merge_file": 0, "model": 0},
+        "vocabulary": [_digest(path) for path in tokenizers.files(job.tokenizer)],
+        "end": loaded.end,
     }
-    key = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:20]
-    return Prepared(
-        Job(tuple(texts), folder / key, reading, tokenizer, append_eod=True, workers=workers)
-    )
-
-
-def _files(tokenizer: Chosen) -> Iterable[Path]:
-    if tokenizer.model is not None:
-        return [tokenizer.model.expanduser()]
-    return vocabulary.files(tokenizer.vocab_file, tokenizer.merge_file)
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:20]
 
 
 def _digest(path: Path) -> str:
@@ -76,11 +100,3 @@ def _digest(path: Path) -> str:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
-
-
-def _is_whole(prefix: Path) -> bool:
-    try:
-        contents.opened(prefix)
-    except (DataError, UsageError):
-        return False
-    return True

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from launcher.data.faults import DataError
 from launcher.data.indexed import UINT16_VOCABULARY
 
 Ints: TypeAlias = NDArray[np.int32]
@@ -44,16 +45,28 @@ def columns(
 ) -> Columns:
     """Lay out texts, of which each document has as many as `counts` says.
 
-    `end` is the end-of-document token, None for none.
+    `end` is the end-of-document token, None for none. Raises DataError for tokens that `kind`
+    can't hold.
     """
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     kept = lengths > 0
     of_document: NDArray[Any] = np.repeat(np.arange(len(counts)), counts)
     found = np.bincount(of_document[kept], minlength=len(counts))
     lengths = lengths[kept]
-    tokens = np.concatenate(texts, dtype=kind, casting="unsafe") if texts else np.empty(0, kind)
+    tokens = _as(kind, np.concatenate(texts)) if texts else np.empty(0, kind)
     if end is not None:
         last = (np.cumsum(found) - 1)[found > 0]
         tokens = np.insert(tokens, np.cumsum(lengths)[last], end)
         lengths[last] += 1
     return Columns(tokens.tobytes(), lengths.astype("<i4"), found.astype("<i4"))
+
+
+def _as(kind: np.dtype[np.generic], tokens: NDArray[Any]) -> NDArray[Any]:
+    """The tokens as `kind`, whose bytes would make another token of one that is too large."""
+    most = np.iinfo(kind).max
+    if tokens.size and (wrong := tokens[(tokens < 0) | (tokens > most)]).size:
+        raise DataError(
+            f"token {wrong[0]}, and the tokens of this vocabulary are from 0 to {most} at most",
+            "The tokenizer's own special tokens aren't all in its vocabulary.",
+        )
+    return tokens.astype(kind)

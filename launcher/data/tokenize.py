@@ -75,8 +75,12 @@ def outputs(job: Job) -> list[Path]:
     return [Path(f"{job.prefix}_{key}_document") for key in job.reading.keys]
 
 
-def run(job: Job, report: Callable[[Done], None]) -> Done:
+def run(
+    job: Job, report: Callable[[Done], None], check: Callable[[], None] = lambda: None
+) -> Done:
     """Tokenize, reporting after each block; the outputs appear when all of it is written.
+
+    `check` is called before they do, and keeps them away by what it raises.
 
     Raises DataError where a record gives no document and may not be left out, or an input can't
     be read to its end; UsageError for what is wrong with the job. Then nothing is written.
@@ -93,6 +97,7 @@ def run(job: Job, report: Callable[[Done], None]) -> Done:
             written.append(Output(prefix, token_type(tokenizer.size)))
             closed.callback(written[-1].close)
         done = _write(job, found, tokenizer, written, ledger, report)
+        check()
         publish(written)
         ledger.publish()
     return done

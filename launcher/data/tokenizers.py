@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +20,10 @@ Tokens: TypeAlias = NDArray[np.generic]
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which tokenizer, by the options that upstream's tools have for it.
+    """Which tokenizer, by the options that upstream's tools have for it; None where not given.
 
-    `model` is the file of any but GPT-2's; the last three are of TikTokenizer.
+    `model` is the file of any but GPT-2's, `end` of HuggingFaceTokenizer, the last three of
+    TikTokenizer.
     """
 
     type: str = "GPT2BPETokenizer"
@@ -29,12 +32,15 @@ class Chosen:
     model: Path | None = None
     end: str | None = None
     vocab_size: int | None = None
-    pattern: str = "v2"
-    special_tokens: int = 1000
+    pattern: str | None = None
+    special_tokens: int | None = None
 
 
 class Tokenizer(Protocol):
-    """What a job asks for: `size` without padding, `end` the end-of-document token or None."""
+    """What a job asks for: `size`, one more than the highest token, and `end`, that of documents.
+
+    `end` is None where there is none.
+    """
 
     size: int
     end: int | None
@@ -88,14 +94,14 @@ class HuggingFace:
     def __init__(self, chosen: Chosen) -> None:
         import tokenizers
 
-        path = _model(chosen, "tokenizer.json")
+        path = _model(chosen)
         try:
             self._encoder = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises no narrower one
             raise UsageError(f"{path}: no tokenizer.json: {error}") from None
         self._encoder.no_truncation()
         self._encoder.no_padding()
-        self.size = self._encoder.get_vocab_size()
+        self.size = 1 + max(self._encoder.get_vocab().values(), default=-1)  # there may be gaps
         self.end = _end_of(path, chosen.end, self._encoder.token_to_id)
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
@@ -114,7 +120,7 @@ class SentencePiece:
     def __init__(self, chosen: Chosen) -> None:
         import sentencepiece
 
-        path = _model(chosen, "tokenizer.model")
+        path = _model(chosen)
         self._encoder = sentencepiece.SentencePieceProcessor()
         try:
             self._encoder.Load(str(path))
@@ -138,30 +144,28 @@ class Tiktoken:
     """A .json of ranks as upstream's TikTokenizer reads it; special tokens come before them."""
 
     def __init__(self, chosen: Chosen) -> None:
-        import base64
-        import json
-
         import tiktoken
 
-        path = _model(chosen, "a .json of ranks")
-        self.size = chosen.vocab_size or 1 << 17
-        special = chosen.special_tokens
-        try:
-            ranks = json.loads(path.read_bytes())[: self.size - special]
-            merges = {base64.b64decode(one["token_bytes"]): one["rank"] for one in ranks}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path}: no list of rank, token_bytes: {error}") from None
-        if sorted(merges.values()) != list(range(self.size - special)):
+        path = _model(chosen)
+        self.size = 1 << 17 if chosen.vocab_size is None else chosen.vocab_size
+        special = 1000 if chosen.special_tokens is None else chosen.special_tokens
+        if not len(SPECIAL) <= special < self.size:
+            raise UsageError(
+                f"--tiktoken-num-special-tokens {special}: there are at least {len(SPECIAL)}, "
+                f"{', '.join(SPECIAL)}, and fewer than the {self.size} of --vocab-size"
+            )
+        merges = _ranks(path, self.size - special)
+        names = [*SPECIAL, *(f"<SPECIAL_{n}>" for n in range(len(SPECIAL), special))]
+        if len(merges) != self.size - special:
             raise UsageError(
                 f"{path}: {len(merges)} ranks, and {self.size - special} of {self.size} are wanted",
                 f"Say the size: --vocab-size {len(merges) + special}",
             )
-        names = ["<unk>", "<s>", "</s>", *(f"<SPECIAL_{n}>" for n in range(3, special))]
-        self.end = names.index("</s>")
+        self.end = SPECIAL.index("</s>")
         self._encoder = tiktoken.Encoding(
             path.stem,
-            pat_str=PATTERNS[chosen.pattern],
-            mergeable_ranks={token: rank + special for token, rank in merges.items()},
+            pat_str=PATTERNS[chosen.pattern or "v2"],
+            mergeable_ranks={token: rank + special for rank, token in enumerate(merges)},
             special_tokens={name: at for at, name in enumerate(names)},
         )
 
@@ -173,6 +177,29 @@ class Tiktoken:
         """The text of tokens."""
         return self._encoder.decode([*map(int, tokens)])
 
+
+def _ranks(path: Path, most: int) -> list[bytes]:
+    """The first `most` tokens of a list of ranks, in order, as upstream wants it.
+
+    Raises UsageError for another file.
+    """
+    import base64
+
+    try:
+        ranks = json.loads(path.read_bytes())[:most]
+        merges = [base64.b64decode(one["token_bytes"]) for one in ranks]
+        numbers = [one["rank"] for one in ranks]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: no list of rank, token_bytes: {error}") from None
+    if numbers != [*range(len(ranks))] or len({*merges}) < len(merges):
+        raise UsageError(f"{path}: its ranks aren't 0, 1, 2 and so on, each of another token")
+    if merges[:256] != [bytes([byte]) for byte in range(min(256, most))]:
+        raise UsageError(f"{path}: its first 256 ranks aren't the bytes in their order")
+    return merges
+
+
+SPECIAL = ("<unk>", "<s>", "</s>")
+"""TikTokenizer's first tokens, which upstream wants to be there."""
 
 PATTERNS = {
     "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
@@ -190,19 +217,55 @@ KNOWN: dict[str, Callable[[Chosen], Any]] = {
     "TikTokenizer": Tiktoken,
 }
 
+MODELS = {
+    "HuggingFaceTokenizer": "tokenizer.json",
+    "Llama2Tokenizer": "tokenizer.model",
+    "GPTSentencePieceTokenizer": "tokenizer.model",
+    "TikTokenizer": "a .json of ranks",
+}
+"""What --tokenizer-model names."""
+
+OPTIONS = {
+    "vocab_file": ("--vocab-file", ("GPT2BPETokenizer",)),
+    "merge_file": ("--merge-file", ("GPT2BPETokenizer",)),
+    "model": ("--tokenizer-model", tuple(MODELS)),
+    "end": ("--eod-token", ("HuggingFaceTokenizer",)),
+    "vocab_size": ("--vocab-size", ("TikTokenizer",)),
+    "pattern": ("--tiktoken-pattern", ("TikTokenizer",)),
+    "special_tokens": ("--tiktoken-num-special-tokens", ("TikTokenizer",)),
+}
+"""What is given for each field of Chosen, and who reads it."""
+
 
 def load(chosen: Chosen) -> Tokenizer:
-    """Make the tokenizer. Raises UsageError for one that isn't known, or files that don't fit."""
+    """Make the tokenizer.
+
+    Raises UsageError for one that isn't known, options of another, and files that don't fit.
+    """
     if chosen.type not in KNOWN:
         raise UsageError(f"--tokenizer-type {chosen.type}", nearest(chosen.type, list(KNOWN)))
+    for field, (option, readers) in OPTIONS.items():
+        if getattr(chosen, field) is not None and chosen.type not in readers:
+            raise UsageError(
+                f"{option}: {chosen.type} doesn't read it",
+                f"Leave it out, or say which does: --tokenizer-type {' or '.join(readers)}",
+            )
     made: Tokenizer = KNOWN[chosen.type](chosen)
     return made
 
 
-def _model(chosen: Chosen, what: str) -> Path:
+def files(chosen: Chosen) -> Sequence[Path]:
+    """What the tokenizer is read from, save what `end` is. Raises as `load` does."""
+    if chosen.type in MODELS:
+        return [_model(chosen)]
+    return vocabulary.files(chosen.vocab_file, chosen.merge_file)
+
+
+def _model(chosen: Chosen) -> Path:
+    what = MODELS[chosen.type]
     if chosen.model is None:
         raise UsageError(f"{chosen.type} without a file", f"--tokenizer-model {what}")
-    path = chosen.model.expanduser()
+    path = Path(os.path.expanduser(chosen.model))
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
         raise UsageError(f"{path}: no such file", f"--tokenizer-model wants {what}.")
@@ -211,15 +274,24 @@ def _model(chosen: Chosen, what: str) -> Path:
 
 def _end_of(path: Path, given: str | None, find: Callable[[str], int | None]) -> int | None:
     """The end-of-document token: as given, or what tokenizer_config.json beside it says."""
-    import json
-
-    name = given
-    config = path.with_name("tokenizer_config.json")
-    if name is None and config.is_file():
-        said = json.loads(config.read_bytes()).get("eos_token")
-        name = said.get("content") if isinstance(said, dict) else said
+    name = _said_end(path.with_name("tokenizer_config.json")) if given is None else given
     if name is None:
         return None
     if (found := find(name)) is None:
         raise UsageError(f"{path}: no token {name!r}", "--eod-token names the one that ends.")
     return found
+
+
+def _said_end(config: Path) -> str | None:
+    """The eos_token of a tokenizer_config.json; None without one."""
+    try:
+        said = json.loads(config.read_bytes())
+        end = said.get("eos_token")
+        name = end.get("content") if isinstance(end, dict) else end
+    except FileNotFoundError:
+        return None
+    except (ValueError, AttributeError):
+        raise UsageError(f"{config}: not a JSON object", "Mend it, or give --eod-token.") from None
+    if name is not None and not isinstance(name, str):
+        raise UsageError(f"{config}: eos_token is no token: {name!r}", "--eod-token names it.")
+    return name

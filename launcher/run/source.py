@@ -14,6 +14,8 @@ from launcher.run.config import RunConfig
 from launcher.run.secrets import HIDDEN, holds_secret
 
 PRESETS = Path(__file__).parent.parent / "presets"
+PRESET = "preset "
+"""What the name of a preset begins with in messages."""
 FREE = ("env", "megatron_args")
 """The sections whose keys the user chooses, so that any of them may name a secret."""
 
@@ -37,6 +39,10 @@ class Origin:
             known = known.rpartition(".")[0]
         line = f":{self.lines[known]}" if known else ""
         return f"{self.name}{line}: {shown}"
+
+    def is_presets(self, key: str) -> bool:
+        """Whether a preset says it: neither a file of the user's nor an argument."""
+        return self.of(key).startswith(PRESET)
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ def find(name: str) -> tuple[str, Path]:
     presets = sorted(preset.name for preset in PRESETS.glob("*.yaml"))
     wanted = name if name.endswith(".yaml") else f"{name}.yaml"
     if wanted in presets:
-        return f"preset {wanted}", PRESETS / wanted
+        return f"{PRESET}{wanted}", PRESETS / wanted
     if path.is_dir():
         raise UsageError(f"{name} is a folder, not a run file")
     raise UsageError(f"no file and no preset {name!r}", nearest(wanted, presets))

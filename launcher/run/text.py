@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
 from launcher.run.config import Data, RunConfig
+from launcher.run.source import Origin
 
 if TYPE_CHECKING:
     from launcher.data.prepared import Prepared
@@ -35,32 +36,47 @@ class Tokenized:
             bar.end(done, [f"{self.text.prefix}.bin"])
 
 
-def tokenized(config: RunConfig, cache: Path) -> Tokenized:
+def tokenized(config: RunConfig, origin: Origin, cache: Path) -> Tokenized:
     """What a run is given for its text: files in `data` in the launcher's cache, by its content.
 
-    Raises UsageError for what can't be read, ModuleNotFoundError where a package for it is missing.
+    A preset's data.path and data.vocab_size are of the preset's own data, and give way. Raises
+    UsageError for what can't be read, ModuleNotFoundError where a package for it is missing.
     """
     data = config.data
     if data.text is None:
         if data.text_key is not None:
             raise UsageError("data.text_key without data.text", "Name the files: data.text.")
         return Tokenized(config)
-    if data.path is not None:
+    if data.path is not None and not origin.is_presets("data.path"):
         raise UsageError("data.text and data.path: both say what is trained on", "Leave one out.")
     from launcher.data.install import install
 
     install()
-    from launcher.data import tokenizers, workers
+    from launcher.data import workers
     from launcher.data.prepared import prepared
     from launcher.data.sources import Reading
 
     chosen = _chosen(data)
-    texts = [str(Path(name).expanduser()) for name in data.text]
     reading = Reading(keys=(data.text_key or "text",))
-    found = prepared(texts, cache / "data", reading, chosen, workers.usual())
-    size = data.vocab_size or tokenizers.load(chosen).size
+    found = prepared(data.text, cache / "data", reading, chosen, workers.usual())
+    size = _vocabulary(data, origin, chosen)
     given = {"path": str(found.prefix), "text": None, "text_key": None, "vocab_size": size}
     return Tokenized(config.model_copy(update={"data": data.model_copy(update=given)}), found)
+
+
+def _vocabulary(data: Data, origin: Origin, chosen: Chosen) -> int:
+    """The size that the model is made for. Raises UsageError where the tokens don't fit in it."""
+    from launcher.data import tokenizers
+
+    size, key = tokenizers.load(chosen).size, "data.vocab_size"
+    if data.vocab_size is None or origin.is_presets(key):
+        return size
+    if data.vocab_size < size:
+        raise UsageError(
+            f"{origin.of(key)}: {data.vocab_size}, and {chosen.type} makes tokens up to {size - 1}",
+            f"Leave it out, or give at least {size}.",
+        )
+    return data.vocab_size
 
 
 def _chosen(data: Data) -> Chosen:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
+from launcher.data.faults import DataError
 from launcher.data.prepared import prepared
 from launcher.data.sources import Reading
 from launcher.data.tokenize import Done
@@ -72,3 +74,46 @@ def test_damaged_files_are_made_again(jobs: Jobs, text: Path) -> None:
 def test_standard_input_is_refused(jobs: Jobs) -> None:
     with pytest.raises(UsageError, match="standard input"):
         jobs.prepare(Path("-"))
+
+
+def test_a_text_that_changes_meanwhile_is_not_kept(jobs: Jobs, text: Path) -> None:
+    found = prepared([str(text)], jobs.folder, Reading(), Chosen(), workers=1)
+
+    def change(done: Done) -> None:
+        text.write_text("Hello\n")
+
+    with pytest.raises(DataError, match="changed while it was tokenized"):
+        found.make(change)
+    assert [*jobs.folder.iterdir()] == []
+
+
+def test_a_file_that_comes_later_is_not_read(jobs: Jobs, text: Path) -> None:
+    found = prepared([str(text.with_name("*.txt"))], jobs.folder, Reading(), Chosen(), workers=1)
+    text.with_name("later.txt").write_text("Hello\n")
+    found.make(lambda _: None)
+    assert len(documents(found.prefix)) == 2
+
+
+def test_another_launcher_that_tokenizes_it_is_waited_for(
+    jobs: Jobs, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = prepared([str(text)], jobs.folder, Reading(), Chosen(), workers=1)
+    second: list[Done | None] = []
+    waiting = threading.Thread(target=lambda: second.append(found.make(lambda _: None)))
+
+    def meanwhile(done: Done) -> None:
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive()
+
+    assert found.make(meanwhile)
+    waiting.join(30)
+    assert second == [None]
+    assert "another launcher tokenizes the text: waiting" in capsys.readouterr().err
+
+
+def test_the_ending_of_a_file_says_how_it_is_read(jobs: Jobs, tmp_path: Path) -> None:
+    for name in ("a.csv", "a.tsv", "a.txt"):
+        (tmp_path / name).write_text("text\nHello\n")
+    prefixes = {jobs.prepare(tmp_path / name) for name in ("a.csv", "a.tsv", "a.txt")}
+    assert len(prefixes) == 3

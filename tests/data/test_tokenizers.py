@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import subprocess
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -17,9 +18,14 @@ import tokenizers as huggingface
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from launcher.data import tokenizers, vocabulary
+from launcher.data import tokenize, tokenizers, vocabulary
+from launcher.data.faults import DataError
+from launcher.data.prepared import prepared
+from launcher.data.sources import Reading
+from launcher.data.tokenize import Job
 from launcher.data.tokenizers import Chosen, Tokenizer
 from launcher.errors import UsageError
+from tests.data.conftest import documents
 
 # Where GPT-2 divides a text, from its encoder.py.
 PIECES = regex.compile(
@@ -107,6 +113,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ]
         )
     )
+    (folder / "gap.json").write_text(
+        '[{"rank": 0, "token_bytes": "AA=="}, {"rank": 2, "token_bytes": "AQ=="}]'
+    )
+    (folder / "words.json").write_text('[{"rank": 0, "token_bytes": "dGU="}]')
     return folder
 
 
@@ -141,6 +151,19 @@ def test_ranks_come_after_special_tokens(models: Path) -> None:
         (Chosen("Llama2Tokenizer", model=Path("tokenizer.json")), "no SentencePiece model"),
         (Chosen("TikTokenizer", model=Path("tokenizer.json")), "no list of rank"),
         (Chosen("TikTokenizer", model=Path("ranks.json")), "Say the size: --vocab-size 1259"),
+        (Chosen("TikTokenizer", model=Path("ranks.json"), special_tokens=2), "at least 3, <unk>"),
+        (Chosen("TikTokenizer", model=Path("ranks.json"), special_tokens=-1), "at least 3, <unk>"),
+        (Chosen("TikTokenizer", model=Path("ranks.json"), vocab_size=1000), "fewer than the 1000"),
+        (Chosen("TikTokenizer", model=Path("gap.json")), "aren't 0, 1, 2 and so on"),
+        (Chosen("TikTokenizer", model=Path("words.json")), "aren't the bytes in their order"),
+        (Chosen(model=Path("tokenizer.json")), "--tokenizer-model: GPT2BPETokenizer doesn't read"),
+        (Chosen(vocab_size=50257), "--tokenizer-type TikTokenizer"),
+        (Chosen(pattern="v2"), "--tiktoken-pattern: GPT2BPETokenizer doesn't read it"),
+        (Chosen(end="</s>"), "--eod-token: GPT2BPETokenizer doesn't read it"),
+        (
+            Chosen("Llama2Tokenizer", vocab_file=Path("v"), merge_file=Path("m")),
+            "--vocab-file: Llama2Tokenizer doesn't read it",
+        ),
         (
             Chosen("HuggingFaceTokenizer", model=Path("tokenizer.json"), end="<x>"),
             "no token '<x>'",
@@ -156,12 +179,82 @@ def test_a_wrong_file_is_told(
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("{", "tokenizer_config.json: not a JSON object"),
+        ("[]", "tokenizer_config.json: not a JSON object"),
+        ('{"eos_token": 5}', "eos_token is no token: 5"),
+        ('{"eos_token": {"content": [1]}}', "eos_token is no token: [1]"),
+    ],
+)
+def test_a_broken_tokenizer_config_is_told(tmp_path: Path, config: str, said: str) -> None:
+    chosen = huggingface_of(tmp_path, {"Hello": 0, "<end>": 1})
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(UsageError) as caught:
+        tokenizers.load(chosen)
+    assert said in str(caught.value)
+    assert tokenizers.load(replace(chosen, end="<end>")).end == 1
+
+
+def huggingface_of(folder: Path, words: dict[str, int]) -> Chosen:
+    """A tokenizer whose tokens are words, in a folder."""
+    made = huggingface.Tokenizer(huggingface.models.WordLevel(words, next(iter(words))))
+    made.pre_tokenizer = huggingface.pre_tokenizers.WhitespaceSplit()
+    made.save(str(folder / "tokenizer.json"))
+    return Chosen("HuggingFaceTokenizer", model=folder)
+
+
+def test_tokens_with_a_gap_are_written_whole(tmp_path: Path) -> None:
+    """Three entries, and the highest needs four bytes."""
+    (tmp_path / "in.txt").write_text("world Hello\n")
+    job = Job(
+        inputs=(str(tmp_path / "in.txt"),),
+        prefix=tmp_path / "out",
+        reading=Reading(),
+        tokenizer=huggingface_of(tmp_path, {"Hello": 0, "world": 70_000, "<end>": 2}),
+    )
+    assert tokenizers.load(job.tokenizer).size == 70_001
+    tokenize.run(job, lambda done: None)
+    assert documents(tmp_path / "out_text_document") == [[[70_000, 0]]]
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    """What a template puts before each text has a number of its own."""
+    chosen = huggingface_of(tmp_path, {"Hello": 0, "<s>": 1})
+    made = json.loads((tmp_path / "tokenizer.json").read_text())
+    made["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": "<s>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [65_537], "tokens": ["<s>"]}},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    (tmp_path / "in.txt").write_text("Hello\n")
+    job = Job((str(tmp_path / "in.txt"),), tmp_path / "out", Reading(), chosen)
+    with pytest.raises(DataError, match=r"token 65537, and the tokens .* from 0 to 65535"):
+        tokenize.run(job, lambda done: None)
+    assert not [*tmp_path.glob("out*")]
+
+
+def test_another_end_of_a_document_is_another_prepared_text(tmp_path: Path) -> None:
+    chosen = huggingface_of(tmp_path, {"Hello": 0, "<a>": 1, "<b>": 2})
+    (tmp_path / "in.txt").write_text("Hello\n")
+    found = []
+    for end in ("<a>", "<b>"):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+        made = prepared([str(tmp_path / "in.txt")], tmp_path / "cache", Reading(), chosen, 1)
+        made.make(lambda done: None)
+        found.append(documents(made.prefix))
+    assert found == [[[[0, 1]]], [[[0, 2]]]]
+
+
 @pytest.mark.skipif("MEGATRON_CHECKOUT" not in os.environ, reason="MEGATRON_CHECKOUT isn't set")
 def test_upstream_writes_the_same_bytes(tmp_path: Path) -> None:
     """Its own program, of a checkout, run by MEGATRON_PYTHON, which has torch and regex."""
-    from launcher.data import tokenize
-    from launcher.data.sources import Reading
-
     source = tmp_path / "in.jsonl"
     texts = [*SCRIPTS, "", [], ["a", "", "b"], "x" * 9000, "<|endoftext|>", "word " * 9000]
     source.write_text("".join(json.dumps({"text": text}) + "\r\n" for text in texts))
@@ -172,7 +265,7 @@ def test_upstream_writes_the_same_bytes(tmp_path: Path) -> None:
     command += ["--vocab-file", str(vocab_file), "--merge-file", str(merge_file)]
     command += ["--tokenizer-type", "GPT2BPETokenizer"]
     subprocess.run(command, check=True, capture_output=True)
-    job = tokenize.Job((str(source),), tmp_path / "ours", Reading(), Chosen(), append_eod=True)
+    job = Job((str(source),), tmp_path / "ours", Reading(), Chosen(), append_eod=True)
     tokenize.run(job, lambda done: None)
     for suffix in (".bin", ".idx"):
         ours, theirs = (tmp_path / f"{one}_text_document{suffix}" for one in ("ours", "theirs"))

@@ -24,8 +24,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer-model", metavar="FILE", type=Path, help="tokenizer.json, .model, ranks")
     add("--eod-token", metavar="TOKEN", help="of a tokenizer.json, else its eos_token")
     add("--vocab-size", metavar="N", type=int, help="of TikTokenizer (131072)")
-    add("--tiktoken-pattern", choices=("v1", "v2"), default="v2", help="(v2)")
-    add("--tiktoken-num-special-tokens", metavar="N", type=int, default=1000, help="(1000)")
+    add("--tiktoken-pattern", choices=("v1", "v2"), help="of TikTokenizer (v2)")
+    add("--tiktoken-num-special-tokens", metavar="N", type=int, help="of TikTokenizer (1000)")
 
 
 def chosen(args: argparse.Namespace) -> Chosen:
