@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def files(vocab_file: Path | None, merge_file: Path | None) -> tuple[Path, Path]
     Raises UsageError where only one is given, or the package isn't there or isn't the known one.
     """
     if vocab_file and merge_file:
-        return vocab_file.expanduser(), merge_file.expanduser()
+        return Path(os.path.expanduser(vocab_file)), Path(os.path.expanduser(merge_file))
     if vocab_file or merge_file:
         raise UsageError(
             "one of --vocab-file and --merge-file is missing",
@@ -130,14 +131,21 @@ def _ids(path: Path) -> dict[str, int]:
 
 
 def _check(vocab_file: Path, merge_file: Path, ids: dict[str, int], merges: list[str]) -> None:
+    known = {*alphabet().values()}
     for number, merge in enumerate(merges, 2):
         if merge.count(" ") != 1 or merge.startswith(" ") or merge.endswith(" "):
             said = "a merge is two tokens with a space between them"
             raise UsageError(f"{merge_file}:{number}: {merge[:40]!r}: {said}")
+        for part in merge.split(" "):
+            if part not in known:
+                raise UsageError(
+                    f"{merge_file}:{number}: {part[:40]!r} is no byte, and no earlier merge",
+                    "Is it a complete copy, in its own order?",
+                )
+        known.add(merge.replace(" ", ""))
     if len({*merges}) < len(merges):
         raise UsageError(f"{merge_file}: a merge is in it twice", "Is it merges.txt?")
-    wanted = {*alphabet().values(), *(merge.replace(" ", "") for merge in merges)}
-    if lacking := sorted(wanted - ids.keys()):
+    if lacking := sorted(known - ids.keys()):
         some = ", ".join(lacking[:5])
         raise UsageError(
             f"{vocab_file}: without {len(lacking)} tokens that {merge_file.name} makes: {some}",

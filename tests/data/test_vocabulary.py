@@ -63,6 +63,16 @@ def test_another_vocabulary_is_used_as_it_is(small: tuple[Path, Path]) -> None:
         ("merges.txt", "#version: 0.2\na b\nab c", "its last line has no end"),
         ("merges.txt", "#version: 0.2\na b\nabc\n", "merges.txt:3: 'abc': a merge is two tokens"),
         ("merges.txt", "#version: 0.2\na b\na b\n", "a merge is in it twice"),
+        (
+            "merges.txt",
+            "#version: 0.2\nab c\na b\n",
+            "merges.txt:2: 'ab' is no byte, and no earlier merge",
+        ),
+        (
+            "merges.txt",
+            "#version: 0.2\na b\nab €\n",
+            "merges.txt:3: '€' is no byte, and no earlier merge",
+        ),
         ("merges.txt", "#version: 0.2\na b\nb c\n", "without 1 tokens that merges.txt makes: bc"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import sys
 from importlib import import_module
 
 HELP = "make Megatron's .bin and .idx from text, and look into them"
@@ -28,5 +30,7 @@ def main(args: argparse.Namespace) -> int:
     from launcher.data.install import install
 
     install()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # texts and names have all kinds of characters
+        sys.stdout.reconfigure(errors="backslashreplace")
     code: int = import_module(f"{__name__}.{args.action}").main(args)
     return code

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +22,8 @@ WIDTH = 40
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
     add = parser.add_argument
-    add("prefix", metavar="P", type=Path, help="the files' name without .bin and .idx")
-    add("--compare", metavar="P2", type=Path, help="say whether P2 has the same bytes; 1 if not")
+    add("prefix", metavar="P", type=_path, help="the files' name without .bin and .idx")
+    add("--compare", metavar="P2", type=_path, help="say whether P2 has the same bytes; 1 if not")
     add("--documents", metavar="N", type=int, default=3, help="how many to show (3)")
     vocabularies.arguments(parser)
 
@@ -30,9 +32,9 @@ def main(args: argparse.Namespace) -> int:
     """Check and show, or compare; 1 where the two differ."""
     from launcher.data import contents
 
-    data = contents.opened(args.prefix.expanduser())
+    data = contents.opened(args.prefix)
     if args.compare:
-        other = contents.opened(args.compare.expanduser())
+        other = contents.opened(args.compare)
         said = contents.difference(data, other)
         print(f"they differ in {said}" if said else "the same bytes")
         return 1 if said else 0
@@ -41,6 +43,10 @@ def main(args: argparse.Namespace) -> int:
     for number in range(min(args.documents, data.documents)):
         print(f"\ndocument {number}:\n{_shown(args, data, number)}")
     return 0
+
+
+def _path(text: str) -> Path:
+    return Path(os.path.expanduser(text))
 
 
 def _counts(data: Data, found: Sizes) -> list[str]:
@@ -57,12 +63,13 @@ def _counts(data: Data, found: Sizes) -> list[str]:
 def _histogram(found: Sizes) -> list[str]:
     """A line for each power of two, from the first that has a document."""
     most = max(found.bars)
+    mark = "█" if sys.stdout.encoding.lower().startswith("utf") else "#"
     lines: list[str] = []
     for power, count in enumerate(found.bars):
         if not count and not lines:
             continue
         least = 0 if power == 0 else 1 << (power - 1)
-        bar = "█" * -(-count * WIDTH // most)
+        bar = mark * -(-count * WIDTH // most)
         lines.append(f"{least:>11,}+ {bar:<{WIDTH}} {count:,}")
     return ["tokens       documents", *lines] if lines else []
 

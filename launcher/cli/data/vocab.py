@@ -26,7 +26,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Explain, check and show; a text's tokens where there are texts."""
     from launcher.data import tokenizers, vocabulary
+    from launcher.errors import UsageError
 
+    for option, number in (("--from", args.first), ("--count", args.count)):
+        if number < 0:
+            raise UsageError(f"{option} {number}: tokens are counted from 0")
+    for text in args.texts:
+        _require_text(text)
     chosen = vocabularies.chosen(args)
     tokenizer = tokenizers.load(chosen)
     if args.texts:
@@ -49,6 +55,16 @@ def main(args: argparse.Namespace) -> int:
     for number in range(args.first, min(args.first + args.count, len(names))):
         print(f"{number:>7}  {names[number]:<20} {_stands_for(names[number])}")
     return 0
+
+
+def _require_text(argument: str) -> None:
+    """Raises UsageError where it wasn't UTF-8: Python puts surrogates in the place of bytes."""
+    from launcher.errors import UsageError
+
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{argument!a}: not UTF-8", "iconv -t UTF-8 converts a text.") from None
 
 
 def _stands_for(token: str) -> str:
