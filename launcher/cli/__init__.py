@@ -39,6 +39,9 @@ COMMANDS = {
     "engine": "launcher.cli.engine",
 }
 
+WITH_REST = ("run", "exec", "shell", "import")
+"""Commands for which what stands behind `--` is another program's."""
+
 EXIT_CODES = """\
 exit codes:
   0    done
@@ -56,7 +59,7 @@ exit codes:
 def main(argv: list[str]) -> int:
     """Run one command and return its exit code; a user's mistake is told without a traceback."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for any takes 30 ms
-    argv, rest = _split_rest(argv)
+    argv, rest = _split_rest(argv) if argv[:1] and argv[0] in WITH_REST else (argv, [])
     args = _parser(argv).parse_args(argv)
     args.rest = rest
     try:

@@ -226,11 +226,15 @@ def merge(prefixes: Sequence[Path], target: Path) -> Output:
     """Join data files in the order given: what one job over all their inputs would have written.
 
     Raises DataError where one is damaged, UsageError where their types differ, shards of one job
-    are missing, or one of them is the target.
+    are missing, one is named twice, or one of them is the target.
     """
     parts = [opened(prefix) for prefix in prefixes]
     _check_shards([part.prefix for part in parts])
-    if target.resolve() in [part.prefix.resolve() for part in parts]:
+    files = [Path(f"{part.prefix}.bin").resolve() for part in parts]
+    for number, file in enumerate(files):
+        if file in files[:number]:
+            raise UsageError(f"{prefixes[number]}: it is named twice", "Name each once.")
+    if Path(f"{target}.bin").resolve() in files:
         raise UsageError(f"{target}: it would be written while it is read", "Take another name.")
     kinds = {part.kind for part in parts}
     if len(kinds) > 1:

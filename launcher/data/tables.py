@@ -14,8 +14,8 @@ from launcher.errors import UsageError
 Row = list[Any] | Refused
 """The values of the keys, or why there are none."""
 
-ROWS = 256
-"""Rows of a parquet file that are decoded at a time."""
+ROWS, BYTES = 256, 1 << 21
+"""Rows of a parquet file that are decoded at a time, at most, and about how many bytes of them."""
 
 
 def units(text: IO[str], unit: str) -> Iterator[tuple[int, Row]]:
@@ -122,13 +122,14 @@ def parquet(name: str, keys: Sequence[str]) -> Iterator[tuple[float, Block]]:
         with pyarrow.parquet.ParquetFile(name) as file:
             known = file.schema_arrow.names
             for key in keys:
-                if key not in known:
+                if known.count(key) != 1:
                     raise UsageError(
-                        f"{name}: no column {key!r}: {', '.join(known[:10])}",
+                        f"{name}: {'no' if key not in known else 'more than one'} column {key!r}: "
+                        f"{', '.join(known[:10])}",
                         "Name the column with text: --json-keys content",
                     )
             total, done = max(file.metadata.num_rows, 1), 0
-            for batch in file.iter_batches(ROWS, columns=list(keys)):
+            for batch in _batches(file, keys):
                 values = [_values(batch.column(key)) for key in keys]
                 numbers = range(done + 1, done + 1 + batch.num_rows)
                 done += batch.num_rows
@@ -139,6 +140,20 @@ def parquet(name: str, keys: Sequence[str]) -> Iterator[tuple[float, Block]]:
             raise
         said = str(error).splitlines()[0]
         raise DataError(f"{name}: it can't be read: {said}", "Is it a complete copy?") from None
+
+
+def _batches(file: Any, keys: Sequence[str]) -> Iterator[Any]:
+    """The rows of the keys' columns, fewer at a time where they are long."""
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        columns = [group.column(at) for at in range(group.num_columns)]
+        size = sum(
+            column.total_uncompressed_size
+            for column in columns
+            if column.path_in_schema.startswith(tuple(keys))
+        )
+        rows = min(max(BYTES * group.num_rows // max(size, 1), 1), ROWS)
+        yield from file.iter_batches(rows, [number], list(keys))
 
 
 def _values(column: Any) -> list[object]:

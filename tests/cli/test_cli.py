@@ -45,6 +45,40 @@ def cli_args(argv: list[str]) -> SimpleNamespace:
     return SimpleNamespace(command="run")
 
 
+@pytest.mark.parametrize("argv", [["ps", "--", "x"], ["doctor", "--", "--images"]])
+def test_what_stands_behind_two_dashes_is_never_dropped(
+    capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(argv)
+    said = capsys.readouterr().err
+    assert "unrecognized arguments: " in said
+    assert said.endswith(f" {argv[-1]}\n")
+
+
+def test_a_text_may_begin_with_a_dash(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("launcher.data.install.install", lambda: None)
+    assert cli.main(["data", "vocab", "--", "-5"]) == 0
+    assert "'-'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", cli.WITH_REST)
+def test_another_programs_words_are_its_own(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    given: list[str] = []
+
+    def main(args: SimpleNamespace) -> int:
+        given.extend(args.rest)
+        return 0
+
+    monkeypatch.setattr(
+        cli, "import_module", lambda name: SimpleNamespace(main=main, arguments=id, HELP="")
+    )
+    cli.main([command, "--", "--lr", "1", "--"])
+    assert given == ["--lr", "1", "--"]
+
+
 def test_a_user_without_a_home_folder_is_told_to_name_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

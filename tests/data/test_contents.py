@@ -142,6 +142,11 @@ def test_what_cant_be_joined_is_told(tmp_path: Path) -> None:
         contents.merge([two, four], tmp_path / "joined")
     with pytest.raises(UsageError, match="written while it is read"):
         contents.merge([two], two)
+    (tmp_path / "c.bin").symlink_to(f"{two}.bin")
+    (tmp_path / "c.idx").symlink_to(f"{two}.idx")
+    for again in (Path(f"{two}.idx"), Path(f"{two}.bin"), two, tmp_path / "c"):
+        with pytest.raises(UsageError, match=f"{again}: it is named twice"):
+            contents.merge([two, again], tmp_path / "joined")
     with pytest.raises(UsageError, match=r"absent\.idx: no such file"):
         contents.merge([tmp_path / "absent"], tmp_path / "joined")
     assert contents.opened(two).documents == 4

@@ -22,7 +22,7 @@ from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data import records, sources
+from launcher.data import records, sources, tables
 from launcher.data.faults import DataError
 from launcher.data.sources import Reading
 from launcher.errors import UsageError
@@ -202,6 +202,32 @@ def test_parquet(tmp_path: Path) -> None:
     assert read(path, keys=("id", "text"))[999] == ["999", TEXTS[-1]]
     with pytest.raises(UsageError, match="no column 'content': text, id"):
         read(path, keys=("content",))
+
+
+def test_parquet_with_a_column_twice(tmp_path: Path) -> None:
+    path = tmp_path / "in.parquet"
+    table = pyarrow.table([["a"], ["b"], ["c"]], names=["text", "text", "id"])
+    pyarrow.parquet.write_table(table, path)
+    with pytest.raises(UsageError, match="more than one column 'text': text, text, id"):
+        read(path)
+    assert read(path, keys=("id",)) == [["c"]]
+
+
+def test_long_rows_of_parquet_are_fewer_at_a_time(tmp_path: Path) -> None:
+    """By the bytes of the columns that are read, group by group; no group at all is no document."""
+    path = tmp_path / "in.parquet"
+    texts = [f"{number} {number * 7919:x}" * 15_000 for number in range(40)] + ["a"] * 600
+    table = pyarrow.table({"text": texts, "id": [str(n) for n in range(len(texts))]})
+    pyarrow.parquet.write_table(table, path, row_group_size=40, use_dictionary=False)
+    found = sources.blocks(sources.sources([str(path)], Reading()), Reading())
+    blocks = [[row[0] for row in block.rows] for _, block in found]
+    assert [*chain(*blocks)] == texts
+    assert max(sum(map(len, block)) for block in blocks) < 2 * tables.BYTES
+    assert max(map(len, blocks)) == 40
+    found = sources.blocks(sources.sources([str(path)], Reading()), Reading(keys=("id",)))
+    assert len([*found]) == 16
+    pyarrow.parquet.write_table(table.slice(0, 0), path)
+    assert read(path) == []
 
 
 def test_bad_rows_of_parquet_have_their_numbers(tmp_path: Path) -> None:
