@@ -266,9 +266,11 @@ def _model(chosen: Chosen) -> Path:
     if chosen.model is None:
         raise UsageError(f"{chosen.type} without a file", f"--tokenizer-model {what}")
     path = Path(os.path.expanduser(chosen.model))
-    path = path / "tokenizer.json" if path.is_dir() else path
+    if path.is_dir() and chosen.type == "HuggingFaceTokenizer":
+        path = path / what
     if not path.is_file():
-        raise UsageError(f"{path}: no such file", f"--tokenizer-model wants {what}.")
+        kind = "a folder" if path.is_dir() else "no such file"
+        raise UsageError(f"{path}: {kind}", f"--tokenizer-model wants {what}.")
     return path
 
 
@@ -277,7 +279,11 @@ def _end_of(path: Path, given: str | None, find: Callable[[str], int | None]) ->
     name = _said_end(path.with_name("tokenizer_config.json")) if given is None else given
     if name is None:
         return None
-    if (found := find(name)) is None:
+    try:
+        found = find(name)
+    except UnicodeEncodeError:  # an argument that wasn't UTF-8
+        found = None
+    if found is None:
         raise UsageError(f"{path}: no token {name!r}", "--eod-token names the one that ends.")
     return found
 

@@ -123,6 +123,11 @@ def _ids(path: Path) -> dict[str, int]:
         raise UsageError(f"{path}: not JSON: {error}", "It should be vocab.json.") from None
     if not isinstance(ids, dict) or not all(type(value) is int for value in ids.values()):
         raise UsageError(f"{path}: not an object of tokens and their numbers", "vocab.json is.")
+    try:
+        "".join(ids).encode()
+    except UnicodeEncodeError as error:
+        said = f"{path}: half a character is no token: {error.object[error.start]!a}"
+        raise UsageError(said) from None
     if sorted(ids.values()) != list(range(len(ids))):
         raise UsageError(f"{path}: its numbers aren't those from 0 to {len(ids) - 1}, each once")
     if END not in ids:

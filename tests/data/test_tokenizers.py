@@ -168,6 +168,11 @@ def test_ranks_come_after_special_tokens(models: Path) -> None:
             Chosen("HuggingFaceTokenizer", model=Path("tokenizer.json"), end="<x>"),
             "no token '<x>'",
         ),
+        (
+            Chosen("HuggingFaceTokenizer", model=Path("tokenizer.json"), end="\udcff"),
+            r"no token '\udcff'",
+        ),
+        (Chosen("Llama2Tokenizer", model=Path()), ".: a folder"),
     ],
 )
 def test_a_wrong_file_is_told(

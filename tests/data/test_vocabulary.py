@@ -59,6 +59,7 @@ def test_another_vocabulary_is_used_as_it_is(small: tuple[Path, Path]) -> None:
         ("vocab.json", "{", "not JSON"),
         ("vocab.json", '["a"]', "not an object of tokens"),
         ("vocab.json", '{"a": 0, "b": 2}', "aren't those from 0 to 1"),
+        ("vocab.json", r'{"\ud800": 0}', r"half a character is no token: '\ud800'"),
         ("vocab.json", '{"a": 0, "b": 1}', "no <|endoftext|>"),
         ("merges.txt", "#version: 0.2\na b\nab c", "its last line has no end"),
         ("merges.txt", "#version: 0.2\na b\nabc\n", "merges.txt:3: 'abc': a merge is two tokens"),
