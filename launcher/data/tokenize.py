@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from launcher.data import records, sources, tokenizers
-from launcher.data.faults import Fault
+from launcher.data.faults import Fault, written
 from launcher.data.ledger import Ledger, Leniency
 from launcher.data.output import Output, publish
 from launcher.data.records import Block
@@ -75,9 +75,7 @@ def outputs(job: Job) -> list[Path]:
     return [Path(f"{job.prefix}_{key}_document") for key in job.reading.keys]
 
 
-def run(
-    job: Job, report: Callable[[Done], None], check: Callable[[], None] = lambda: None
-) -> Done:
+def run(job: Job, report: Callable[[Done], None], check: Callable[[], None] = lambda: None) -> Done:
     """Tokenize, reporting after each block; the outputs appear when all of it is written.
 
     `check` is called before they do, and keeps them away by what it raises.
@@ -89,7 +87,7 @@ def run(
     tokenizer = tokenizers.load(job.tokenizer)
     if job.append_eod and tokenizer.end is None:
         raise UsageError("the tokenizer has no end-of-document token", "Name it: --eod-token")
-    with ExitStack() as closed:
+    with written(job.prefix), ExitStack() as closed:
         ledger = Ledger(found, job.prefix, job.leniency)
         closed.callback(ledger.close)
         written: list[Output] = []
