@@ -46,19 +46,26 @@ def site() -> Settings:
 def engine(site: Settings) -> Iterator[DockerClient]:
     """A real engine: the one that answers, else a private one. DOCKER_HOST points to it."""
     from launcher.engine.acquire import any_engine
-    from launcher.engine.connect import engine_host, is_private
+    from launcher.engine.connect import engine_host
 
     with any_engine(site.cache / "engine", Progress()) as client:
         before = os.environ.get("DOCKER_HOST")
         os.environ["DOCKER_HOST"] = engine_host(client)
         yield client
-        if is_private(client):  # what builds leave would fill the user's cache folder
-            client.images.prune()
-            client.api.prune_builds(keep_storage=KEPT_OF_BUILDS)
+        tidy(client)
         if before is None:
             del os.environ["DOCKER_HOST"]
         else:
             os.environ["DOCKER_HOST"] = before
+
+
+def tidy(client: DockerClient) -> None:
+    """Bound what builds leave in an engine of ours: it would fill the user's cache folder."""
+    from launcher.engine.connect import is_private
+
+    if is_private(client):
+        client.images.prune()
+        client.api.prune_builds(keep_storage=KEPT_OF_BUILDS)
 
 
 @pytest.fixture(scope="session")

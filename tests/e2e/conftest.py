@@ -1,4 +1,6 @@
-"""A second engine, for what must not touch the first one's images or must not have them."""
+"""A second engine, for what must not touch the first one's images or must not have them; and what
+builds leave, bounded: a whole run of these tests makes tens of GB of layers.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,14 @@ from docker import DockerClient
 
 from launcher.engine import packages, private
 from launcher.settings import Settings
+from tests.conftest import tidy
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tidied(engine: DockerClient) -> Iterator[None]:
+    """After each module, so that the layer cache keeps to its bound."""
+    yield
+    tidy(engine)
 
 
 @pytest.fixture
