@@ -51,8 +51,9 @@ def line(done: Done, seconds: float) -> str:
         return speed
     share = min(done.read / done.size, 1)
     filled = "█" * round(share * WIDTH)
-    left = round(seconds * (1 - share) / share) if share else 0
-    return f"{filled:░<{WIDTH}} {share:4.0%}  {speed}  {left // 60}:{left % 60:02} left"
+    left = _left(done, seconds)
+    told = f"  {left // 60}:{left % 60:02} left" if left is not None else ""
+    return f"{filled:░<{WIDTH}} {share:4.0%}  {speed}{told}"
 
 
 def summary(done: Done, seconds: float, made: list[str]) -> str:
@@ -68,10 +69,32 @@ def summary(done: Done, seconds: float, made: list[str]) -> str:
     return "\n".join([*lines, *(f"  {name}" for name in made)])
 
 
-def _speed(done: Done, seconds: float) -> str:
+def _left(done: Done, seconds: float) -> int | None:
+    """Seconds to the end at the speed so far; None where the size isn't known, or no speed."""
+    if not (done.size and done.read):
+        return None
+    return round(seconds * max(done.size - done.read, 0) / done.read)
+
+
+def _rates(done: Done, seconds: float) -> tuple[float, float]:
+    """Documents and MB in a second."""
     seconds = max(seconds, 1e-3)
-    return f"{done.documents / seconds:,.0f}/s  {done.read / seconds / 1e6:.1f} MB/s"
+    return done.documents / seconds, done.read / seconds / 1e6
+
+
+def _speed(done: Done, seconds: float) -> str:
+    documents, megabytes = _rates(done, seconds)
+    return f"{documents:,.0f}/s  {megabytes:.1f} MB/s"
 
 
 def _json(done: Done, seconds: float, state: str, **more: object) -> str:
-    return json.dumps({"state": state, "seconds": round(seconds, 3), **asdict(done), **more})
+    documents, megabytes = _rates(done, seconds)
+    told = {
+        "state": state,
+        "seconds": round(seconds, 3),
+        **asdict(done),
+        "documents_per_s": round(documents, 1),
+        "mb_per_s": round(megabytes, 3),
+        "eta_s": _left(done, seconds) if state == "working" else 0,
+    }
+    return json.dumps(told | more)

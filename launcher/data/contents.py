@@ -6,6 +6,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.data import indexed
-from launcher.data.faults import DataError
+from launcher.data.faults import DataError, writing
 from launcher.data.output import Output, publish
 from launcher.data.sequences import Columns
 from launcher.errors import UsageError
@@ -239,13 +240,10 @@ def merge(prefixes: Sequence[Path], target: Path) -> Output:
     kinds = {part.kind for part in parts}
     if len(kinds) > 1:
         raise UsageError("some have tokens of two bytes and some of four", "Make them alike.")
-    output = Output(target, kinds.pop())
-    try:
+    with writing(target), closing(Output(target, kinds.pop())) as output:
         for part in parts:
             _append(output, part)
         publish([output])
-    finally:
-        output.close()
     return output
 
 

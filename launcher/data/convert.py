@@ -10,11 +10,13 @@ from pathlib import Path
 import orjson
 
 from launcher.data import records, sources
+from launcher.data.faults import writing
 from launcher.data.ledger import Ledger, Leniency
 from launcher.data.output import locked
 from launcher.data.records import Documents
 from launcher.data.sources import Reading
 from launcher.data.tokenize import Done
+from launcher.errors import UsageError
 
 
 def convert(
@@ -27,9 +29,11 @@ def convert(
     """Write `target`, which appears when it is complete. Raises as `tokenize.run` does."""
     found = sources.sources(inputs, reading)
     sources.refuse_own(found, target)
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target}: it isn't a file", "Name one that isn't there yet: -o a.jsonl")
     done = Done(size=sum(source.stop - source.start for source in found))
     partial = target.with_name(target.name + ".partial")
-    with ExitStack() as closed:
+    with writing(target), ExitStack() as closed:
         ledger = Ledger(found, target, leniency)
         closed.callback(ledger.close)
         file = locked(partial, closed)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
 
 from launcher.data.faults import Fault, Refused, excerpt
+
+OTHER = "; --encoding names another, like gb18030"
 
 
 @dataclass(frozen=True)
@@ -18,13 +21,15 @@ class Block:
 
     `lines` are whole lines, each a record: JSON or, with `plain`, the document itself. In their
     place `rows` may have the values of the keys, or what is wrong with them, and `numbers` the
-    lines or rows at which they begin, from 1.
+    lines or rows at which they begin, from 1. `encoding` is what the rows were decoded by, where
+    a user can name another.
     """
 
     lines: bytes = b""
     plain: bool = False
     rows: Sequence[Sequence[object] | Refused] = ()
     numbers: Sequence[int] = ()
+    encoding: str = ""
 
 
 @dataclass
@@ -48,7 +53,7 @@ def documents(block: Block, keys: Sequence[str], stop: bool) -> Documents:
     """
     found = Documents([[] for _ in keys], [[] for _ in keys])
     records: Sequence[object] = block.rows or split(block.lines)
-    read = _row if block.rows else _plain if block.plain else _parsed
+    read = partial(_row, block.encoding) if block.rows else _plain if block.plain else _parsed
     for at, record in enumerate(records):
         found.records += 1
         try:
@@ -117,7 +122,7 @@ def _lacking(record: object, keys: Sequence[str]) -> str:
     return f"no key {missing}; its keys: {has}"
 
 
-def _check(value: object, key: str) -> None:
+def _check(value: object, key: str, encoding: str = "") -> None:
     """Raises Refused unless it is a text or a list of texts, each of which can be UTF-8."""
     texts = value if isinstance(value, list) else [value]
     for text in texts:
@@ -129,7 +134,8 @@ def _check(value: object, key: str) -> None:
         except UnicodeEncodeError as error:
             half = text[error.start]
             if "\udc80" <= half <= "\udcff":  # as a text file's undecodable byte is kept
-                raise Refused(f"not UTF-8: byte 0x{ord(half) - 0xDC00:02x}") from None
+                said = f"not {encoding.upper() or 'UTF-8'}: byte 0x{ord(half) - 0xDC00:02x}"
+                raise Refused(said + (OTHER if encoding else "")) from None
             raise Refused(f"{key!r} has half of a surrogate pair, U+{ord(half):04X}") from None
 
 
@@ -145,13 +151,14 @@ def _plain(line: object, keys: Sequence[str]) -> list[object]:
     try:
         return [line.decode()] if line.strip() else []
     except UnicodeDecodeError as error:
-        raise Refused(f"not UTF-8: byte 0x{line[error.start]:02x} at {error.start}") from None
+        said = f"not UTF-8: byte 0x{line[error.start]:02x} at {error.start}{OTHER}"
+        raise Refused(said) from None
 
 
-def _row(row: object, keys: Sequence[str]) -> list[object]:
+def _row(encoding: str, row: object, keys: Sequence[str]) -> list[object]:
     if isinstance(row, Refused):
         raise row
     assert isinstance(row, list)
     for key, value in zip(keys, row, strict=True):
-        _check(value, key)
+        _check(value, key, encoding)
     return row

@@ -306,13 +306,15 @@ def _text(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator
         raise UsageError("plain text has one key", "--json-keys text")
     if _is_utf8(reading) and reading.unit == "line":
         return _lines(_whole_lines(_read(file)), source, reading)
-    return _gathered(tables.units(_decoded(file, reading, None), reading.unit))
+    rows = tables.units(_decoded(file, reading, None), reading.unit)
+    return _gathered(rows, reading.encoding)
 
 
 def _csv(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:
     delimiter = reading.delimiter or (None if _suffix(source.name) == ".tsv" else ",")
     text = _decoded(file, reading, "")
-    return _gathered(tables.csv_rows(source.told, text, reading.keys, reading.columns, delimiter))
+    rows = tables.csv_rows(source.told, text, reading.keys, reading.columns, delimiter)
+    return _gathered(rows, reading.encoding)
 
 
 def _decoded(file: IO[bytes], reading: Reading, newline: str | None) -> IO[str]:
@@ -321,7 +323,7 @@ def _decoded(file: IO[bytes], reading: Reading, newline: str | None) -> IO[str]:
     return io.TextIOWrapper(file, encoding, errors="surrogateescape", newline=newline)
 
 
-def _gathered(rows: Iterator[tuple[int, tables.Row]]) -> Iterator[Block]:
+def _gathered(rows: Iterator[tuple[int, tables.Row]], encoding: str) -> Iterator[Block]:
     """Rows with their numbers, as blocks of about the same size."""
     gathered: list[tables.Row] = []
     numbers: list[int] = []
@@ -331,10 +333,10 @@ def _gathered(rows: Iterator[tuple[int, tables.Row]]) -> Iterator[Block]:
         numbers.append(number)
         size += 100 + (sum(map(len, row)) if isinstance(row, list) else 0)
         if size > BLOCK:
-            yield Block(rows=gathered, numbers=numbers)
+            yield Block(rows=gathered, numbers=numbers, encoding=encoding)
             gathered, numbers, size = [], [], 0
     if gathered:
-        yield Block(rows=gathered, numbers=numbers)
+        yield Block(rows=gathered, numbers=numbers, encoding=encoding)
 
 
 READERS: dict[str, Callable[[io.BufferedReader, Source, Reading], Iterator[Block]]] = {

@@ -100,6 +100,10 @@ def _find(name: str, header: Sequence[str], keys: Sequence[str]) -> list[int]:
     for key in keys:
         if header.count(key) != 1:
             told = ", ".join(field[:30] for field in header[:10])
+            if any("\udc80" <= letter <= "\udcff" for field in header for letter in field):
+                raise UsageError(
+                    f"{name}: its first row is of another encoding: {told}", "--encoding gb18030"
+                )
             raise UsageError(
                 f"{name}: {'no' if key not in header else 'more than one'} column {key!r}: {told}",
                 "Name the column with text: --json-keys content. Where the first row is data, "

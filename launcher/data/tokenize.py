@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from launcher.data import records, sources, tokenizers
-from launcher.data.faults import Fault, written
+from launcher.data.faults import Fault, writing
 from launcher.data.ledger import Ledger, Leniency
 from launcher.data.output import Output, publish
 from launcher.data.records import Block
@@ -87,7 +87,7 @@ def run(job: Job, report: Callable[[Done], None], check: Callable[[], None] = la
     tokenizer = tokenizers.load(job.tokenizer)
     if job.append_eod and tokenizer.end is None:
         raise UsageError("the tokenizer has no end-of-document token", "Name it: --eod-token")
-    with written(job.prefix), ExitStack() as closed:
+    with writing(job.prefix), ExitStack() as closed:
         ledger = Ledger(found, job.prefix, job.leniency)
         closed.callback(ledger.close)
         written: list[Output] = []

@@ -102,7 +102,11 @@ def test_standard_input_packed(corpus: Path, tmp_path: Path) -> None:
         (["--shard", "half"], "--shard half: no part"),
         (["--workers", "0"], "--workers 0: at least one is needed"),
         (["--max-errors", "3"], "--max-errors without --on-error skip"),
+        (["--max-errors", "-1", "--on-error", "skip"], "--max-errors -1: fewer than none"),
         (["--csv-delimiter", "||"], "not one character"),
+        (["--output-prefix", ""], "--output-prefix '': no name of a file"),
+        (["--output-prefix", "."], "--output-prefix .: no name of a file"),
+        (["--output-prefix", "out/"], "no name of a file\n  --output-prefix out/corpus"),
         (["--json-keys", "a", "a"], "a key twice"),
         (["--vocab-file", "v.json"], "one of --vocab-file and --merge-file is missing"),
         (["--tokenizer-type", "Llama2Tokenizer"], "--tokenizer-model tokenizer.model"),
@@ -113,6 +117,47 @@ def test_a_mistake_is_told(corpus: Path, tmp_path: Path, options: list[str], sai
     command = ["data", "tokenize", str(corpus), "--output-prefix", str(tmp_path / "c")]
     refused(launcher(*command, *options), 2, said)
     assert os.listdir(tmp_path) == ["in.jsonl"]
+
+
+def test_upstreams_options_are_taken(corpus: Path, tmp_path: Path) -> None:
+    """Inputs in their order, and options that change nothing here."""
+    second = tmp_path / "b.jsonl"
+    second.write_text('{"text": "Hello world"}\n')
+    options = ["--append-eod", "--log-interval", "9", "--partitions", "2", "--workers", "2"]
+    done = launcher(
+        *("data", "tokenize", "--input", str(second), str(corpus), "--input", str(second)),
+        *("--output-prefix", str(tmp_path / "c"), "--keep-sequential-samples", *options),
+    )
+    assert done.returncode == 0, done.stderr
+    assert documents(tmp_path / "c_text_document") == [TOKENS[0], *TOKENS, TOKENS[0]]
+    said = json.loads(done.stderr.splitlines()[-1])
+    assert said["documents_per_s"] == pytest.approx(6 / said["seconds"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("action", "file"), [("tokenize", "c"), ("convert", "c"), ("merge", "joined")]
+)
+def test_a_file_that_cant_grow_is_named(
+    corpus: Path, tmp_path: Path, action: str, file: str
+) -> None:
+    """Under a limit of the size of files, which stands for a full disk."""
+    corpus.write_bytes(corpus.read_bytes() * 9000)
+    whole = str(tmp_path / "whole")
+    if action == "merge":
+        assert launcher("data", "tokenize", str(corpus), "--output-prefix", whole).returncode == 0
+        command = [f"{whole}_text_document", "--output-prefix", str(tmp_path / file)]
+    else:
+        option = "--output" if action == "convert" else "--output-prefix"
+        command = [str(corpus), option, str(tmp_path / file)]
+    before = {*os.listdir(tmp_path)}
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", *TOKENIZE[:-1], action, *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    refused(done, 2, f"{tmp_path / file}: File too large", "ulimit -f unlimited")
+    assert {*os.listdir(tmp_path)} == before
 
 
 def test_no_input_is_told(tmp_path: Path) -> None:
@@ -127,6 +172,9 @@ def test_tables_and_text_become_jsonl(tmp_path: Path) -> None:
     assert launcher(*command, str(target)).returncode == 0
     lines = [json.loads(line) for line in target.read_text("utf-8").splitlines()]
     assert lines == [{"content": "one, two"}, {"content": "三"}, {"content": "four"}]
+    for no_file in ("-", "", str(tmp_path) + "/"):
+        refused(launcher(*command, no_file), 2, "no name of a file")
+    refused(launcher(*command, "/dev/null"), 2, "/dev/null: it isn't a file")
     (tmp_path / "b.csv").write_text("content\na,b\n")
     refused(launcher(*command, str(target)), 1, "b.csv:2: 2 fields, and there are 1 columns")
     assert len(target.read_text("utf-8").splitlines()) == 3

@@ -134,6 +134,10 @@ def test_csv_of_another_encoding_and_delimiter(tmp_path: Path) -> None:
     path = tmp_path / "in.tsv"
     path.write_bytes("text\tid\n中文\t1\n".encode("gb18030"))
     assert read(path, encoding="gb18030") == [["中文"]]
+    path.write_bytes("内容\t1\n".encode("gb18030"))
+    with pytest.raises(UsageError, match="its first row is of another encoding") as caught:
+        read(path, keys=("内容",))
+    assert caught.value.remedy == "--encoding gb18030"
     path = tmp_path / "in.csv"
     path.write_text("text;id\na,b;1\n")
     assert read(path, delimiter=";") == [["a,b"]]
@@ -144,7 +148,7 @@ def test_bad_rows_of_csv_have_their_lines(tmp_path: Path) -> None:
     path.write_bytes(b'text,id\n"a\nb",1\nc\nd,2\n\xff,3\ng,5\n')
     assert faults(path) == [
         (4, "1 field, and there are 2 columns"),
-        (6, "not UTF-8: byte 0xff"),
+        (6, "not UTF-8: byte 0xff; --encoding names another, like gb18030"),
     ]
 
 
@@ -267,8 +271,10 @@ def test_plain_text(tmp_path: Path, unit: str, documents: list[str], encoding: s
 def test_plain_text_that_is_no_utf8_is_told(tmp_path: Path) -> None:
     path = tmp_path / "in.txt"
     path.write_bytes(b"one\n\ntw\xff\n")
-    assert faults(path) == [(3, "not UTF-8: byte 0xff at 2")]
-    assert faults(path, unit="paragraph") == [(3, "not UTF-8: byte 0xff")]
+    other = "; --encoding names another, like gb18030"
+    assert faults(path) == [(3, f"not UTF-8: byte 0xff at 2{other}")]
+    assert faults(path, unit="paragraph") == [(3, f"not UTF-8: byte 0xff{other}")]
+    assert faults(path, encoding="gb18030") == [(3, f"not GB18030: byte 0xff{other}")]
 
 
 def test_globs_are_sorted_and_what_is_named_twice_is_read_twice(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from launcher.cli.data import inputs
 
@@ -13,7 +12,7 @@ HELP = "make one jsonl of csv, parquet, plain text or other jsonl"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
     inputs.arguments(parser)
-    parser.add_argument("--output", "-o", metavar="FILE", type=Path, required=True, help="a .jsonl")
+    parser.add_argument("--output", "-o", metavar="FILE", required=True, help="a .jsonl")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -21,7 +20,7 @@ def main(args: argparse.Namespace) -> int:
     from launcher.data.bar import Bar
     from launcher.data.convert import convert
 
-    bar, target = Bar(), args.output.expanduser()
+    bar, target = Bar(), inputs.target("--output", args.output)
     read = inputs.reading(args)
     done = convert(inputs.inputs(args), target, read, inputs.leniency(args), bar)
     bar.end(done, [str(target)] + ([f"{target}.rejects.jsonl"] if done.rejected else []))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,11 +17,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add them."""
     add = parser.add_argument
     add("inputs", metavar="INPUT", nargs="*", help="files, 'patterns*', - for standard input")
-    add("--input", metavar="INPUT", dest="more", action="append", default=[], help="the same")
+    add(
+        "--input",
+        metavar="INPUT",
+        dest="more",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="the same; read after those",
+    )
     add("--json-keys", metavar="KEY", nargs="+", default=["text"], help="keys or columns: text")
     add("--format", choices=("jsonl", "csv", "parquet", "txt"), help="else by the file's name")
     add("--csv-columns", metavar="A,B", help="names of the columns, where row 1 is data")
-    add("--csv-delimiter", metavar="CHARACTER", help="else a comma, or a tab in .tsv")
+    add("--csv-delimiter", metavar="CHARACTER", help="else a comma; .tsv: tabs, no quotations")
     add("--encoding", default="utf-8", help="of csv and txt: gb18030 (utf-8)")
     add(
         "--document",
@@ -47,20 +58,36 @@ def inputs(args: argparse.Namespace) -> tuple[str, ...]:
     return found
 
 
+def target(option: str, given: str) -> Path:
+    """The file that an option names, or the beginning of its name.
+
+    Raises UsageError where that is a folder's, or standard output, which can't be taken back.
+    """
+    from launcher.errors import UsageError
+
+    if given == "-" or os.path.basename(given) in ("", ".", ".."):
+        raise UsageError(
+            f"{option} {shlex.quote(given)}: no name of a file",
+            f"{option} {os.path.join('data' if given == '-' else given, 'corpus')}",
+        )
+    return Path(os.path.expanduser(given))
+
+
 def reading(args: argparse.Namespace, shard: tuple[int, int] = (0, 1)) -> Reading:
     """How they are read. Raises UsageError for options that can't be."""
     from launcher.data.sources import Reading
     from launcher.errors import UsageError
 
-    if args.csv_delimiter and len(args.csv_delimiter) != 1:
-        raise UsageError(f"--csv-delimiter {args.csv_delimiter}: not one character")
+    delimiter = "\t" if args.csv_delimiter == r"\t" else args.csv_delimiter
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '\r\n"'):
+        raise UsageError(f"--csv-delimiter {delimiter}: not one character", r"--csv-delimiter '\t'")
     if len({*args.json_keys}) < len(args.json_keys):
         raise UsageError("--json-keys has a key twice")
     return Reading(
         keys=tuple(args.json_keys),
         format=args.format,
         columns=tuple(args.csv_columns.split(",")) if args.csv_columns else (),
-        delimiter=args.csv_delimiter,
+        delimiter=delimiter,
         encoding=args.encoding,
         unit=args.document,
         shard=shard,
@@ -74,4 +101,6 @@ def leniency(args: argparse.Namespace) -> Leniency:
 
     if args.max_errors is not None and args.on_error != "skip":
         raise UsageError("--max-errors without --on-error skip")
+    if args.max_errors is not None and args.max_errors < 0:
+        raise UsageError(f"--max-errors {args.max_errors}: fewer than none")
     return Leniency(args.on_error == "skip", args.max_errors)

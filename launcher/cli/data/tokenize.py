@@ -15,10 +15,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     inputs.arguments(parser)
     vocabularies.arguments(parser)
     add = parser.add_argument
-    add("--output-prefix", metavar="P", type=Path, required=True, help="P_KEY_document.bin, .idx")
+    add("--output-prefix", metavar="P", required=True, help="P_KEY_document.bin, .idx")
     add("--append-eod", action="store_true", help="end each document with the token for it")
     add("--workers", metavar="N", type=int, help="processes (as many as CPUs, at most 8)")
     add("--shard", metavar="I/N", help="only part I of N, for `data merge`")
+    add("--partitions", metavar="N", type=int, help="upstream's; the order stays the inputs'")
+    add("--keep-sequential-samples", action="store_true", help="upstream's; they are, always")
+    add("--log-interval", metavar="N", type=int, help="upstream's; a line each five seconds")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -26,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
     from launcher.data import tokenize
     from launcher.data.bar import Bar
 
-    shard, prefix = _shard(args.shard, args.output_prefix.expanduser())
+    shard, prefix = _shard(args.shard, inputs.target("--output-prefix", args.output_prefix))
     job = tokenize.Job(
         inputs=inputs.inputs(args),
         prefix=prefix,
