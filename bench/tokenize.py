@@ -69,14 +69,31 @@ def figures() -> list[Figure]:
         for number, (corpus, (documents, size)) in enumerate(CORPORA.items()):
             path = _corpus(folder / f"{number}.jsonl", text, documents, size)
             found += _compared(corpus, path, folder, Path(checkout))
+        _compare_chinese(folder, Path(checkout))
         return [*found, *_growth(folder / "0.jsonl", folder)]
+
+
+def _compare_chinese(folder: Path, checkout: Path) -> None:
+    """The bytes alone, of the poems and sayings in Debian's fortunes-zh: 2 MB, too few to time."""
+    packages.unpack(folder / "chinese", ["fortunes-zh"])
+    files = sorted((folder / "chinese/usr/share/games/fortunes").iterdir())
+    texts = [_opened(file).decode(errors="replace") for file in files if not file.suffix]
+    path = _corpus(folder / "chinese.jsonl", "".join(texts), 5000, 300)
+    timed(_upstream(checkout, path, folder / "theirs", 2))
+    timed(_ours(path, folder / "ours"))
+    _check_same("Chinese", folder)
+
+
+def _opened(file: Path) -> bytes:
+    content = file.read_bytes()
+    return gzip.decompress(content) if file.suffix in (".gz", ".dz") else content
 
 
 def _text(folder: Path) -> str:
     """The 41 MB of the GNU dictionary of English, from Debian's dict-gcide."""
     packages.unpack(folder / "debian", ["dict-gcide"])
     (path,) = (folder / "debian").rglob("gcide.dict.dz")
-    return gzip.decompress(path.read_bytes()).decode(errors="replace")
+    return _opened(path).decode(errors="replace")
 
 
 def _corpus(path: Path, text: str, documents: int, size: int) -> Path:
@@ -120,10 +137,7 @@ def _compared(corpus: str, path: Path, folder: Path, checkout: Path) -> list[Fig
                 times[name].append(timed(command))
     taken = {name: statistics.median(seconds) for name, seconds in times.items()}
     print(corpus, {name: round(seconds, 2) for name, seconds in taken.items()}, flush=True)
-    for suffix in (".bin", ".idx"):
-        theirs, ours = (folder / f"{one}_text_document{suffix}" for one in ("theirs", "ours"))
-        if theirs.read_bytes() != ours.read_bytes():
-            raise SystemExit(f"{corpus}: our {suffix} isn't upstream's")
+    _check_same(corpus, folder)
     upstream = min(seconds for name, seconds in taken.items() if name.startswith("upstream"))
     return [
         Figure(f"tokenize, {corpus}, of upstream's time", 100 * taken["ours"] / upstream, 5, "%"),
@@ -136,6 +150,13 @@ def _compared(corpus: str, path: Path, folder: Path, checkout: Path) -> list[Fig
         ),
         Figure(f"tokenize, {corpus}, peak", _peak(_ours(path, folder / "ours")), 400, "MB"),
     ]
+
+
+def _check_same(corpus: str, folder: Path) -> None:
+    for suffix in (".bin", ".idx"):
+        theirs, ours = (folder / f"{one}_text_document{suffix}" for one in ("theirs", "ours"))
+        if theirs.read_bytes() != ours.read_bytes():
+            raise SystemExit(f"{corpus}: our {suffix} isn't upstream's")
 
 
 def _peak(command: list[str]) -> float:
