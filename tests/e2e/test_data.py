@@ -38,7 +38,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(image: str, folder: Path, *settings: str) -> list[str]:
     chosen = [
-        *(f"image={image}", "data.path=null", "data.vocab_size=null", "training.train_iters=30"),
+        *(f"image={image}", "training.train_iters=30"),
         *("model.hidden_size=64", "model.seq_length=64", "training.global_batch_size=8"),
         *("training.micro_batch_size=4", "training.lr=1e-2", "training.lr_warmup_iters=3"),
         *("logging.log_interval=1", "logging.eval_interval=100", "checkpoint.save_interval=30"),
