@@ -45,6 +45,21 @@ def test_two_jobs_dont_write_the_same_file(tmp_path: Path) -> None:
     assert texts(target) == ["b"]
 
 
+def test_a_complete_job_leaves_the_next_ones_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one may begin as soon as the partial file has its own name."""
+    replace = Path.replace
+
+    def replace_and_begin(self: Path, target: Path) -> Path:
+        replace(self, target)
+        return write(self, "next")
+
+    monkeypatch.setattr(Path, "replace", replace_and_begin)
+    run(write(tmp_path / "a.jsonl", "a"), to=tmp_path / "out.jsonl")
+    assert texts(tmp_path / "out.jsonl.partial") == ["next"]
+
+
 def test_an_ended_job_leaves_the_older_file(tmp_path: Path) -> None:
     source, target = write(tmp_path / "a.jsonl", "a"), write(tmp_path / "out.jsonl", "older")
     source.write_text("{")

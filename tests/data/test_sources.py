@@ -418,14 +418,20 @@ def test_a_shard_knows_its_lines(
     path.write_bytes(b"".join(map(bytes.__add__, texts, ends)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "BLOCK", size)
-        _check_lines(path, parts)
+        assert _check_lines(path, parts) == len(lines)
 
 
-def _check_lines(path: Path, parts: int) -> None:
+def _check_lines(path: Path, parts: int) -> int:
+    """The lines of all shards, each of which knows its first one's number."""
+    found = 0
     for part in range(parts):
         reading = Reading(shard=(part, parts))
         for source in sources.sources([str(path)], reading):
+            begun = found
             for _, block in sources.blocks([source], reading):
-                texts = records.documents(block, ("text",), stop=True).texts[0]
-                assert not texts or int(texts[0].split()[0]) == sources.lines_before(source)
-                break
+                read = records.documents(block, ("text",), stop=True)
+                assert read.records == len(read.texts[0])
+                assert int(read.texts[0][0].split()[0]) == found
+                assert sources.lines_before(source) == begun
+                found += read.records
+    return found
