@@ -23,9 +23,10 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class Prepared:
-    """Texts as data files, which may not be there yet."""
+    """Texts as data files, which may not be there yet; `vocab_size` is the tokenizer's."""
 
     job: Job
+    vocab_size: int
 
     @property
     def prefix(self) -> Path:
@@ -58,7 +59,8 @@ class Prepared:
     def _check(self) -> None:
         """The files are named by what was in the texts, and must not be of something else."""
         job = self.job
-        if _key(sources.sources(job.inputs, job.reading), job) != job.prefix.name:
+        end = tokenizers.load(job.tokenizer).end
+        if _key(sources.sources(job.inputs, job.reading), job, end) != job.prefix.name:
             raise DataError(
                 "the text was changed while it was tokenized", "Start again when it is complete."
             )
@@ -69,27 +71,29 @@ def prepared(
 ) -> Prepared:
     """`texts` as data files below `folder`, named by what is in the texts, not where they lie.
 
-    Each document is ended with the token for it. Raises UsageError for standard input, and for
-    what can't be read.
+    Each document is ended with the token for it. Raises UsageError for what can't be
+    read, or not twice: standard input and pipes.
     """
     if sources.STDIN in texts:
         raise UsageError("the text of a run can't be standard input", "Give files.")
     found = sources.sources(texts, reading)
     names = tuple(source.name for source in found)
+    if pipes := [name for name in names if not Path(name).is_file()]:
+        raise UsageError(f"{pipes[0]}: not a file, and the text of a run is read twice")
     job = Job(names, folder, reading, tokenizer, append_eod=True, workers=workers)
-    return Prepared(replace(job, prefix=folder / _key(found, job)))
+    loaded = tokenizers.load(tokenizer)
+    return Prepared(replace(job, prefix=folder / _key(found, job, loaded.end)), loaded.size)
 
 
-def _key(found: Sequence[Source], job: Job) -> str:
+def _key(found: Sequence[Source], job: Job, end: int | None) -> str:
     """The name for what becomes of these texts; a file's endings say how it is read."""
-    loaded = tokenizers.load(job.tokenizer)
     said = {
         "version": VERSION,
         "reading": asdict(job.reading),
         "texts": [(Path(source.name).suffixes, _digest(Path(source.name))) for source in found],
         "tokenizer": {**asdict(job.tokenizer), "vocab_file": 0, "merge_file": 0, "model": 0},
         "vocabulary": [_digest(path) for path in tokenizers.files(job.tokenizer)],
-        "end": loaded.end,
+        "end": end,
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:20]
 

@@ -59,21 +59,20 @@ def tokenized(config: RunConfig, origin: Origin, cache: Path) -> Tokenized:
     chosen = _chosen(data)
     reading = Reading(keys=(data.text_key or "text",))
     found = prepared(data.text, cache / "data", reading, chosen, workers.usual())
-    size = _vocabulary(data, origin, chosen)
+    size = _vocabulary(data, origin, found)
     given = {"path": str(found.prefix), "text": None, "text_key": None, "vocab_size": size}
     return Tokenized(config.model_copy(update={"data": data.model_copy(update=given)}), found)
 
 
-def _vocabulary(data: Data, origin: Origin, chosen: Chosen) -> int:
+def _vocabulary(data: Data, origin: Origin, found: Prepared) -> int:
     """The size that the model is made for. Raises UsageError where the tokens don't fit in it."""
-    from launcher.data import tokenizers
-
-    size, key = tokenizers.load(chosen).size, "data.vocab_size"
+    size, key = found.vocab_size, "data.vocab_size"
     if data.vocab_size is None or origin.is_presets(key):
         return size
     if data.vocab_size < size:
         raise UsageError(
-            f"{origin.of(key)}: {data.vocab_size}, and {chosen.type} makes tokens up to {size - 1}",
+            f"{origin.of(key)}: {data.vocab_size}, and {found.job.tokenizer.type} has tokens up "
+            f"to {size - 1}",
             f"Leave it out, or give at least {size}.",
         )
     return data.vocab_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -74,6 +75,12 @@ def test_damaged_files_are_made_again(jobs: Jobs, text: Path) -> None:
 def test_standard_input_is_refused(jobs: Jobs) -> None:
     with pytest.raises(UsageError, match="standard input"):
         jobs.prepare(Path("-"))
+
+
+def test_a_pipe_is_refused(jobs: Jobs, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "in.txt")
+    with pytest.raises(UsageError, match="not a file, and the text of a run is read twice"):
+        jobs.prepare(tmp_path / "in.txt")
 
 
 def test_a_text_that_changes_meanwhile_is_not_kept(jobs: Jobs, text: Path) -> None:

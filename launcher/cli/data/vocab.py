@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
                 print(f"{token:>7}  {tokenizer.decode([token])!r}")
         return 0
     if chosen.type != "GPT2BPETokenizer":
-        print(f"{tokenizer.size} tokens, end of document {tokenizer.end}")
+        print(f"tokens 0 to {tokenizer.size - 1}, end of document {tokenizer.end}")
         return 0
     vocab_file, merge_file = vocabulary.files(chosen.vocab_file, chosen.merge_file)
     found = vocabulary.load(vocab_file, merge_file)
