@@ -12,8 +12,6 @@ from launcher.errors import LauncherError, UsageError
 
 EXCERPT = 200
 """Characters of a bad record that are shown or kept."""
-
-
 FULL = {
     errno.ENOSPC: "Free some of the disk, or name a file on another.",
     errno.EDQUOT: "Free some of your share of the disk, or name a file on another.",
