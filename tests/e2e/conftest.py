@@ -17,10 +17,15 @@ from tests.conftest import tidy
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _tidied(engine: DockerClient) -> Iterator[None]:
-    """After each module, so that the layer cache keeps to its bound."""
+def _tidied(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each module that uses the engine, so that the layer cache keeps to its bound.
+
+    Modules that run again inside an image have no engine there.
+    """
+    used = [item for item in request.session.items if item.path == request.path]
     yield
-    tidy(engine)
+    if any("engine" in item.fixturenames for item in used if isinstance(item, pytest.Function)):
+        tidy(request.getfixturevalue("engine"))
 
 
 @pytest.fixture
