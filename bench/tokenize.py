@@ -24,7 +24,7 @@ from launcher.engine import packages
 from launcher.errors import UsageError
 
 CORPORA = {"10k documents of 8 kB": (10_000, 8200), "60k documents of 1 kB": (60_000, 1000)}
-TURNS = 3
+TURNS = 7
 """How often each is timed, in turn; upstream only in the first, since it takes a minute."""
 LARGE = 24
 """How often the first corpus is repeated to make the large input: 2 GB."""

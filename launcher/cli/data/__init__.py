@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import io
+import os
 import sys
 from importlib import import_module
 
@@ -30,6 +32,8 @@ def main(args: argparse.Namespace) -> int:
     from launcher.data.install import install
 
     install()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's: there is no algebra to do here
+    gc.set_threshold(50_000)  # what is loaded stays, and is looked through again and again
     if isinstance(sys.stdout, io.TextIOWrapper):  # texts and names have all kinds of characters
         sys.stdout.reconfigure(errors="backslashreplace")
     code: int = import_module(f"{__name__}.{args.action}").main(args)
