@@ -32,7 +32,16 @@ from launcher.build.source import MegatronSource
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_release, find_row, load_lock, load_matrix
 from launcher.matrix.render import dockerfile
-from launcher.matrix.schema import Lock, Matrix, Row, caution, outdated, pinned_versions
+from launcher.matrix.schema import (
+    Lock,
+    LockedNeeds,
+    Matrix,
+    Needs,
+    Row,
+    caution,
+    outdated,
+    pinned_versions,
+)
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -141,6 +150,7 @@ class Builds:
         base = self._base(request)
         platform = self._platform(request)
         needs = self._locked("needs", row.compiled_by(platform))
+        check_needs(self.matrix.needs, needs)
         packages = {"build": needs.build, "runtime": needs.runtime}
         if row.packages:
             packages["packages"] = self._packages(request)
@@ -426,13 +436,22 @@ def _refused_by_system(error: OSError) -> BuildError:
     return BuildError(f"{what}{reason}", fetch.remedy_if_full(reason))
 
 
+def check_needs(needs: Needs, locked: LockedNeeds) -> None:
+    """Raise UsageError where the lock of all rows' needs is older than what the matrix asks for."""
+    for part, requirements in needs:
+        _check_age(f"the matrix's {part} needs", requirements, getattr(locked, part))
+
+
+def _check_age(what: str, requirements: Sequence[str], pins: Sequence[str]) -> None:
+    if wanted := outdated(requirements, pins):
+        raise UsageError(
+            f"matrix.lock is older than {what}: {', '.join(wanted)}", "Run `make lock`."
+        )
+
+
 def check_pins(tag: str, row: Row, pins: Sequence[str]) -> None:
     """Raise UsageError where the lock of a row's packages is older than what the row asks for."""
-    if wanted := outdated(row.packages, pins):
-        raise UsageError(
-            f"{tag}: matrix.lock is older than the row's packages: {', '.join(wanted)}",
-            "Run `make lock`.",
-        )
+    _check_age(f"the packages of {tag}", row.packages, pins)
     torch = pinned_versions(pins).get("torch", row.torch)
     if not torch.startswith(row.torch):
         raise UsageError(

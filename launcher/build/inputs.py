@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.build import extensions, fetch, source
-from launcher.build.image import Request, check_pins
+from launcher.build.image import Request, check_needs, check_pins
 from launcher.build.pins import Images
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_release, find_row
@@ -100,6 +100,7 @@ def needed(matrix: Matrix, lock: Lock, request: Request, platform: str | None = 
     if unlocked:
         raise UsageError(f"matrix.lock has no {', no '.join(unlocked)}", "Run `make lock`.")
     needs = lock.needs[key]
+    check_needs(matrix.needs, needs)
     packages = lock.packages[request.tag] if row.packages else []
     check_pins(request.tag, row, packages)
     compilers = needs.extensions if row.extensions else []

@@ -131,11 +131,9 @@ def _old_needs(old: Lock | None, abi: str, needs: Needs) -> LockedNeeds | None:
     """The old pins of an ABI, unless the matrix needs other packages by now."""
     before = old.needs.get(abi) if old else None
     same = before and all(
-        {fetch.name_of_pin(pin) for pin in pins} == set(names)
-        for pins, names in (
-            (before.build, needs.build),
-            (before.runtime, needs.runtime),
-            (before.extensions, needs.extensions),
+        len(pins) == len(wanted) and not outdated(wanted, pins)
+        for wanted, pins in (
+            (getattr(needs, part), getattr(before, part)) for part in Needs.model_fields
         )
     )
     return before if same else None

@@ -56,7 +56,7 @@ def test_what_the_lock_lacks_is_told_at_once() -> None:
     [
         (
             {"packages": ["numpy", "torch==2.14.0+cpu", "SciPy>=1"], "torch": "2.14.0+cpu"},
-            "cpu: matrix.lock is older than the row's packages: "
+            "matrix.lock is older than the packages of cpu: "
             "torch==2.14.0+cpu (locked: 2.13.0+cpu), SciPy>=1 (not locked)",
             "Run `make lock`.",
         ),
@@ -81,6 +81,14 @@ def test_packages_that_were_changed_and_not_locked_are_refused(
         with pytest.raises(UsageError) as caught:
             ask()
         assert (caught.value.problem, caught.value.remedy) == (said, remedy)
+
+
+def test_needs_that_were_changed_and_not_locked_are_refused() -> None:
+    needs = MATRIX.needs.model_copy(update={"runtime": [*MATRIX.needs.runtime, "NumPy>=2"]})
+    changed = MATRIX.model_copy(update={"needs": needs})
+    said = r"matrix\.lock is older than the matrix's runtime needs: NumPy>=2 \(not locked\)\n"
+    with pytest.raises(UsageError, match=said):
+        inputs.needed(changed, LOCK, Request("cpu"))
 
 
 @pytest.mark.parametrize("tag", [tag for tag, row in MATRIX.rows.items() if row.packages])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import subprocess
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -25,6 +24,7 @@ from launcher.data.sources import Reading
 from launcher.data.tokenize import Job
 from launcher.data.tokenizers import Chosen, Tokenizer
 from launcher.errors import UsageError
+from tests.data import upstream
 from tests.data.conftest import documents
 
 # Where GPT-2 divides a text, from its encoder.py.
@@ -263,13 +263,7 @@ def test_upstream_writes_the_same_bytes(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     texts = [*SCRIPTS, "", [], ["a", "", "b"], "x" * 9000, "<|endoftext|>", "word " * 9000]
     source.write_text("".join(json.dumps({"text": text}) + "\r\n" for text in texts))
-    vocab_file, merge_file = vocabulary.files(None, None)
-    program = Path(os.environ["MEGATRON_CHECKOUT"]) / "tools/preprocess_data.py"
-    command = [os.environ.get("MEGATRON_PYTHON", "python3"), str(program), "--input", str(source)]
-    command += ["--output-prefix", str(tmp_path / "theirs"), "--append-eod", "--workers", "2"]
-    command += ["--vocab-file", str(vocab_file), "--merge-file", str(merge_file)]
-    command += ["--tokenizer-type", "GPT2BPETokenizer"]
-    subprocess.run(command, check=True, capture_output=True)
+    upstream.tokenize(Path(os.environ["MEGATRON_CHECKOUT"]), source, tmp_path / "theirs")
     job = Job((str(source),), tmp_path / "ours", Reading(), Chosen(), append_eod=True)
     tokenize.run(job, lambda done: None)
     for suffix in (".bin", ".idx"):
