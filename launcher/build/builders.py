@@ -12,6 +12,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -31,29 +32,44 @@ BUILDKIT_OUTPUT = re.compile(r"[\d.]+ (.*)")
 PODMAN_STEP = re.compile(r"(?:\[(\d+/\d+)\] )?STEP (\d+/\d+): (.*)")
 
 
-def build(
-    client: DockerClient,
-    context: IO[bytes],
-    args: dict[str, str],
-    labels: dict[str, str],
-    progress: Progress,
-    no_cache: bool,
-) -> str:
+@dataclass(frozen=True)
+class Build:
+    """What is to be built.
+
+    context: a tar archive; args: of the Dockerfile, BASE_IMAGE and SOURCE_DATE_EPOCH among them
+    """
+
+    context: IO[bytes]
+    args: dict[str, str]
+    labels: dict[str, str]
+    no_cache: bool = False
+
+    @property
+    def options(self) -> list[str]:
+        """Those that docker's and podman's `build` have in common."""
+        return [
+            *(["--no-cache"] if self.no_cache else []),
+            *(f"--build-arg={name}={value}" for name, value in self.args.items()),
+            *(f"--label={name}={value}" for name, value in self.labels.items()),
+        ]
+
+
+def build(client: DockerClient, wanted: Build, progress: Progress) -> str:
     """Build with the best builder that the engine of `client` has, and return the image ID.
 
-    args: of the Dockerfile; BASE_IMAGE and SOURCE_DATE_EPOCH must be among them. Raises BuildError,
-    and docker's errors where the engine doesn't answer.
+    Raises BuildError, and docker's errors where the engine doesn't answer.
     """
     from launcher.engine import connect
 
     env = connect.cli_environment(client)
     if command := connect.podman(client):
-        return podman(command, env, context, args, labels, progress, no_cache)
+        return podman(command, env, wanted, progress)
     if command := connect.buildkit(client):
-        image = buildkit(command, env, context, args, labels, progress, no_cache)
+        image = buildkit(command, env, wanted, progress)
+        args = wanted.args
         return settle(client, image, args["BASE_IMAGE"], int(args["SOURCE_DATE_EPOCH"]))
     _tell_limits(progress, connect.is_podman(client))
-    return classic(client, context, args, labels, progress, no_cache)
+    return classic(client, wanted, progress)
 
 
 @cache
@@ -68,15 +84,7 @@ def _tell_limits(progress: Progress, without_podman: bool) -> None:
     )
 
 
-def podman(
-    command: list[str],
-    env: dict[str, str],
-    context: IO[bytes],
-    args: dict[str, str],
-    labels: dict[str, str],
-    progress: Progress,
-    no_cache: bool,
-) -> str:
+def podman(command: list[str], env: dict[str, str], wanted: Build, progress: Progress) -> str:
     """Build with `command` (podman --url …), with the source's time for every time in the image.
 
     Returns the image ID. Raises BuildError.
@@ -84,11 +92,11 @@ def podman(
     with tempfile.TemporaryDirectory() as folder:
         id_file = Path(folder) / "id"
         argv = [*command, "build", "--network=none", f"--iidfile={id_file}"]
-        argv += [f"--timestamp={args['SOURCE_DATE_EPOCH']}"]
-        argv += _options(args, labels, no_cache)
+        argv += [f"--timestamp={wanted.args['SOURCE_DATE_EPOCH']}"]
+        argv += wanted.options
         error = "podman gave no reason"
         try:
-            with _lines(argv, env, context) as lines:
+            with _lines(argv, env, wanted.context) as lines:
                 for line in lines:
                     error = line.removeprefix("Error: ") if line.startswith("Error: ") else error
                     _podman_line(line, progress)
@@ -98,26 +106,19 @@ def podman(
         return id_file.read_text().strip()
 
 
-def classic(
-    client: DockerClient,
-    context: IO[bytes],
-    args: dict[str, str],
-    labels: dict[str, str],
-    progress: Progress,
-    no_cache: bool,
-) -> str:
+def classic(client: DockerClient, wanted: Build, progress: Progress) -> str:
     """Build with the engine's own API and return the image ID. Raises BuildError."""
     from docker.errors import APIError
 
     image_id = ""
     try:
         stream = client.api.build(
-            fileobj=context,
+            fileobj=wanted.context,
             custom_context=True,
-            buildargs=args,
-            labels=labels,
+            buildargs=wanted.args,
+            labels=wanted.labels,
             network_mode="none",
-            nocache=no_cache,
+            nocache=wanted.no_cache,
             rm=True,
             forcerm=True,
             decode=True,
@@ -134,15 +135,7 @@ def classic(
     return image_id
 
 
-def buildkit(
-    command: list[str],
-    env: dict[str, str],
-    context: IO[bytes],
-    args: dict[str, str],
-    labels: dict[str, str],
-    progress: Progress,
-    no_cache: bool,
-) -> str:
+def buildkit(command: list[str], env: dict[str, str], wanted: Build, progress: Progress) -> str:
     """Build with `command` (docker buildx build, or an older docker build) in `env`.
 
     Returns the image ID. Raises BuildError.
@@ -153,24 +146,15 @@ def buildkit(
         if any("buildx" in part for part in command):
             # The engine's own builder: another one wouldn't see the engine's images.
             argv += ["--builder=default", "--load", "--provenance=false"]
-        argv += _options(args, labels, no_cache)
+        argv += wanted.options
         steps = BuildkitSteps(progress)
         try:
-            with _lines(argv, env, context) as lines:
+            with _lines(argv, env, wanted.context) as lines:
                 for line in lines:
                     steps.read(line)
         except subprocess.CalledProcessError as ended:
             raise failure(steps.error, steps.lines_of_failed()) from ended
         return id_file.read_text().strip()
-
-
-def _options(args: dict[str, str], labels: dict[str, str], no_cache: bool) -> list[str]:
-    """Options that docker's and podman's `build` have in common."""
-    return [
-        *(["--no-cache"] if no_cache else []),
-        *(f"--build-arg={name}={value}" for name, value in args.items()),
-        *(f"--label={name}={value}" for name, value in labels.items()),
-    ]
 
 
 @contextmanager

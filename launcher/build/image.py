@@ -315,7 +315,8 @@ class Builds:
             context.write(inputs, wheels, Path(scratch), tar)
             tar.seek(0)
             self.progress.close()
-            return builders.build(self.client, tar, args, labels, self.progress, request.no_cache)
+            wanted = builders.Build(tar, args, labels, request.no_cache)
+            return builders.build(self.client, wanted, self.progress)
 
     def _check(
         self, request: Request, image: str, base: verify.Facts, inputs: context.Inputs

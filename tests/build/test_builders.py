@@ -127,8 +127,8 @@ def drive(command: list[str], progress: Progress, no_cache: bool = True) -> str:
         context.write(b"the context")
         context.seek(0)
         args = {"BASE_IMAGE": "base", "SOURCE_DATE_EPOCH": "1700000000"}
-        labels = {"a": "b c"}
-        return builders.podman(command, {}, context, args, labels, progress, no_cache)
+        wanted = builders.Build(context, args, {"a": "b c"}, no_cache)
+        return builders.podman(command, {}, wanted, progress)
 
 
 def test_podman_is_given_context_time_and_no_network(tmp_path: Path) -> None:
@@ -191,7 +191,8 @@ def test_what_the_classic_builder_leaves_open_is_said_once(
     out = io.StringIO()
     progress = Progress(out)
     for _ in range(2):
-        made = builders.build(cast(Any, None), io.BytesIO(), {}, {}, progress, no_cache=True)
+        wanted = builders.Build(io.BytesIO(), {}, {})
+        made = builders.build(cast(Any, None), wanted, progress)
         assert made == "sha256:abc"
     (line,) = out.getvalue().splitlines()
     assert line.startswith(said)
