@@ -7,20 +7,17 @@ import gc
 import io
 import os
 import sys
-from importlib import import_module
+
+from launcher.cli import actions
 
 HELP = "make Megatron's .bin and .idx from text, and look into them"
 
 ACTIONS = ("tokenize", "convert", "inspect", "merge", "vocab")
-"""Each a module here with HELP, arguments(parser) and main(args), imported when it is used."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for name in ACTIONS:
-        module = import_module(f"{__name__}.{name}")
-        module.arguments(actions.add_parser(name, help=module.HELP, description=module.HELP))
+    actions.declare(parser, __name__, ACTIONS)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -33,8 +30,7 @@ def main(args: argparse.Namespace) -> int:
 
     install()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's: there is no algebra to do here
-    gc.set_threshold(50_000)  # what is loaded stays, and is looked through again and again
+    gc.set_threshold(50_000)  # the start makes much that stays: not worth a look
     if isinstance(sys.stdout, io.TextIOWrapper):  # texts and names have all kinds of characters
         sys.stdout.reconfigure(errors="backslashreplace")
-    code: int = import_module(f"{__name__}.{args.action}").main(args)
-    return code
+    return actions.call(__name__, args)
