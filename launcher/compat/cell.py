@@ -125,6 +125,7 @@ def _probed(
 def main() -> int:
     """Try what standard input asks for; interrupted, as by a user, where the series is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are deaf
 
     def tell(record: Mapping[str, Any]) -> None:
         print(json.dumps(record), flush=True)
