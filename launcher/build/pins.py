@@ -54,10 +54,14 @@ class Images:
         """
         wanted = chosen or reference
         if (reference, wanted) not in self._found:
-            if wanted == reference and reference in self.locked:
-                image = self._locked(reference, self.locked[reference])
-            else:
-                image = self._named(reference, wanted)
+            self.progress.show(f"look for {wanted}")
+            try:
+                if wanted == reference and reference in self.locked:
+                    image = self._locked(reference, self.locked[reference])
+                else:
+                    image = self._named(reference, wanted)
+            finally:
+                self.progress.show("")
             self._found[reference, wanted] = image
         return self._found[reference, wanted]
 
@@ -90,7 +94,7 @@ class Images:
         if not is_locked(found, locked):
             found = self._by_digest({reference, mirrored}, locked)
         if found is None:
-            now = locked.digest if moves else self._tag_at(mirrored)
+            now = locked.digest if moves else digest_at(self.client, mirrored)
             if now != locked.digest:
                 raise moved(reference, locked.digest, "registry", now)
             found = self._pull(f"{_repository(mirrored)}@{locked.digest}")
@@ -113,24 +117,6 @@ class Images:
         except APIError as error:
             raise UsageError(f"{name}: not an image's name: {error.explanation}") from error
         return found
-
-    def _tag_at(self, reference: str) -> str:
-        """The digest that the registry has for a tag; asked by the engine, which pulls it."""
-        from docker.errors import DockerException
-        from requests.exceptions import RequestException
-
-        from launcher.engine.pull import describe_pull_failure
-
-        patience, self.client.api.timeout = self.client.api.timeout, ASK_WITHIN
-        try:
-            return str(self.client.api.inspect_distribution(reference)["Descriptor"]["digest"])
-        except (DockerException, RequestException) as error:
-            try:
-                return registry.resolve(reference).digest  # an engine needn't be able to ask
-            except EngineError:
-                raise describe_pull_failure(reference, error) from error
-        finally:
-            self.client.api.timeout = patience
 
     def _pull(self, reference: str) -> dict[str, Any]:
         from docker.errors import APIError
@@ -170,6 +156,28 @@ class Images:
         """Give what was pulled by digest or from a mirror the matrix's name, where that is free."""
         if "@" not in reference and self._inspect(reference) is None:
             self.client.api.tag(found["Id"], _repository(reference), _tag(reference))
+
+
+def digest_at(client: DockerClient, reference: str, *platform: str) -> str:
+    """The digest that the registry has for a tag; asked by the engine, which pulls it.
+
+    platform: what the image is for, where that isn't registry.PLATFORM. Raises EngineError.
+    """
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    from launcher.engine.pull import describe_pull_failure
+
+    patience, client.api.timeout = client.api.timeout, ASK_WITHIN
+    try:
+        return str(client.api.inspect_distribution(reference)["Descriptor"]["digest"])
+    except (DockerException, RequestException) as error:
+        try:
+            return registry.resolve(reference, *platform).digest  # an engine needn't be able to ask
+        except EngineError:
+            raise describe_pull_failure(reference, error) from error
+    finally:
+        client.api.timeout = patience
 
 
 def is_locked(found: dict[str, Any] | None, locked: LockedImage | None) -> bool:

@@ -80,8 +80,18 @@ def check(folder: Path, progress: Progress) -> Listing:
     if listing is None and not any(fault.path == layout.LISTING for fault in faults):
         faults.insert(0, Fault(layout.LISTING, "unknown", _sha256(folder / layout.LISTING)))
     if faults or listing is None:
-        raise DamagedError(_told(folder, faults), _remedy(faults))
+        raise damaged(folder, faults)
     return listing
+
+
+def damaged(folder: Path, faults: list[Fault]) -> DamagedError:
+    """The error that names every file that isn't as it was written."""
+    return DamagedError(_told(folder, faults), _remedy(faults))
+
+
+def unreadable(error: OSError) -> str:
+    """Why a file has no sha256."""
+    return f"can't be read: {error.strerror or error}"
 
 
 def _expected(folder: Path, listing: Listing | None) -> dict[str, str]:
@@ -106,7 +116,7 @@ def _sha256(path: Path) -> str:
     except FileNotFoundError:
         return "missing"
     except OSError as error:
-        return f"can't be read: {error.strerror or error}"
+        return unreadable(error)
     return digest.hexdigest()
 
 

@@ -36,7 +36,7 @@ class Image:
 
 def reference(text: str, rows: Mapping[str, object]) -> str:
     """The name of an image: `24.10` of the matrix is `megatron:24.10`, another is a name itself."""
-    if text.partition("-")[0] in rows:  # 24.10, and 24.10-0.9.0 of another release
+    if any(text == row or text.startswith(f"{row}-") for row in rows):  # 24.10, 24.10-0.9.0
         return f"{REPOSITORY}:{text}"
     if re.fullmatch(r"[0-9a-f]{12,64}", text):  # an ID, as `image build` prints it
         return text
@@ -56,13 +56,19 @@ def find(client: DockerClient, name: str) -> Image:
     """The image of this name. Raises EngineError where the engine has none."""
     found = _inspect(client, name)
     if found is None:
-        row = name.removeprefix(f"{REPOSITORY}:")
-        how = f"make image TAG={row}" if row != name else f"docker pull {name}"
-        raise EngineError(f"the engine has no image {name}", how)
+        raise EngineError(f"the engine has no image {name}", _how_to_get(name))
     names = found["RepoTags"] or []
     repository = name.rpartition(":")[0]
     beside = sorted(one for one in names if one.rpartition(":")[0] == repository and one != name)
     return _image(found, (name, *beside) if name in names else ())
+
+
+def _how_to_get(name: str) -> str:
+    own = re.fullmatch(rf"{REPOSITORY}:(.+?)(?:-(\d+\.\d+\.\d+))?", name)
+    if own is None:
+        return f"docker pull {name}"
+    tag, release = own.groups()
+    return f"make image TAG={tag}" + (f" MEGATRON={release}" if release else "")
 
 
 def _image(found: Mapping[str, Any], names: tuple[str, ...]) -> Image:

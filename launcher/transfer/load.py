@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import EngineError
 from launcher.progress import Progress
 from launcher.transfer import images, layout, parts, saved
-from launcher.transfer.check import check, read_listing
+from launcher.transfer.check import Fault, check, damaged, read_listing, unreadable
 from launcher.transfer.images import Image
-from launcher.transfer.layout import Base, Listing
+from launcher.transfer.layout import Base, File, Listing
 from launcher.transfer.saved import Saved, hex_of
 from launcher.transfer.shown import counted
 
@@ -149,30 +149,44 @@ def _whole_archive(
 ) -> Iterator[bytes]:
     """The same, with the base's layers out of the engine's own stream of the base."""
     count = len(content.listing.base.layers) if content.listing.base else 0
-    stream = Saved(client.api.get_image(base.id, chunk_size=parts.BLOCK), base.layers)
-    for member, file in stream.members():
-        with counted(progress, f"read {member.name[:12]} of the base", member.size) as seen:
-            yield saved.header(member.name, member.size)
-            while block := file.read(parts.BLOCK):
-                seen(len(block))
-                yield block
-            yield saved.padding(member.size)
+    with saved.told((*base.names, base.id)[0], "Load it again. The engine's own disk may be full."):
+        stream = Saved(client.api.get_image(base.id, chunk_size=parts.BLOCK), base.layers)
+        for member, file in stream.members():
+            with counted(progress, f"read {member.name[:12]} of the base", member.size) as seen:
+                yield saved.header(member.name, member.size)
+                while block := file.read(parts.BLOCK):
+                    seen(len(block))
+                    yield block
+                yield saved.padding(member.size)
+        below = stream.layers()[:count]
     yield from _layers(content, progress)
-    names = stream.layers()[:count] + [_member(digest) for digest in content.layers[count:]]
+    names = below + [_member(digest) for digest in content.layers[count:]]
     yield from _end(content, names, progress)
 
 
 def _layers(content: _Content, progress: Progress) -> Iterator[bytes]:
-    sizes = {file.path: file.size for file in content.listing.files}
+    listed = {file.path: file for file in content.listing.files}
     for digest in dict.fromkeys(content.layers):
-        paths = content.listing.paths(digest)
-        if not paths:
+        files = [listed[path] for path in content.listing.paths(digest)]
+        if not files:
             continue
-        size = sum(sizes[path] for path in paths)
+        size = sum(file.size for file in files)
         with counted(progress, f"load layer {hex_of(digest)[:12]}", size) as seen:
             yield saved.header(_member(digest), size)
-            yield from parts.joined([content.folder / path for path in paths], seen)
+            for file in files:
+                yield from _read(content.folder, file, seen)
             yield saved.padding(size)
+
+
+def _read(folder: Path, file: File, seen: parts.Seen) -> Iterator[bytes]:
+    """The bytes of a file that was checked; DamagedError where it can't be read any more.
+
+    An OSError would be taken for the engine's, to which these bytes are on their way.
+    """
+    try:
+        yield from parts.joined([folder / file.path], seen)
+    except OSError as error:
+        raise damaged(folder, [Fault(file.path, file.sha256, unreadable(error))]) from error
 
 
 def _end(content: _Content, layers: list[str], progress: Progress) -> Iterator[bytes]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from launcher.build.pins import digest_at
 from launcher.engine import registry
 from launcher.engine.pull import describe_pull_failure
 from launcher.errors import LauncherError, UsageError
@@ -59,40 +60,43 @@ def push(client: DockerClient, image: str, remote: str, progress: Progress) -> C
     """
     repository, tag = split(remote)
     client.api.tag(image, repository, tag)
+    here = client.api.inspect_image(image)
     with _told(remote):
         events = client.api.push(repository, tag, stream=True, decode=True)
         digest = _follow(events, f"push {remote}", progress)
-        found = str(client.api.inspect_distribution(remote)["Descriptor"]["digest"])
+    found = digest_at(client, remote, f"{here['Os']}/{here['Architecture']}")
     if digest not in ("", found):
         raise OtherImageError(
             f"{remote}: the registry has another image than was pushed\n"
             f"  pushed:   {digest}\n  registry: {found}",
             "Somebody may push to the same name: push again, or use another name.",
         )
-    return Carried(remote, found, client.api.inspect_image(image)["Id"])
+    return Carried(remote, found, here["Id"])
 
 
 def pull(
     client: DockerClient,
     remote: str,
     progress: Progress,
-    expected: Iterable[str] = (),
+    expected: Sequence[str] = (),
     name: str | None = None,
 ) -> Carried:
     """Pull `remote` by the digest that the registry has for it; give it its names at the end.
 
-    expected: digests that it may have: the manifest's, the index's, or the image's ID; none to
-    take what there is. name: another name that it gets here. Raises OtherImageError where the
-    registry has something else, before any layer comes; EngineError where it can't be pulled.
+    expected: digests that it may have: the manifest's, the index's, or the image's ID; first the
+    one to pull it by; none to take what there is. name: another name that it gets here. Raises
+    OtherImageError where the registry has something else, before any layer comes; EngineError
+    where it can't be pulled.
     """
-    with _told(remote):
-        digest = str(client.api.inspect_distribution(remote)["Descriptor"]["digest"])
-    wanted = set(expected)
-    if wanted and digest not in wanted:
-        there = registry.resolve(remote)
-        if not wanted & {there.manifest, there.config}:
-            raise _other(remote, wanted, digest)
     repository, tag = split(remote)
+    with _told(remote):
+        engine = client.version()
+    platform = f"{engine['Os']}/{engine['Arch']}"
+    digest = digest_at(client, remote, platform)
+    if expected and digest not in expected:
+        there = registry.resolve(f"{repository}@{digest}", platform)
+        if not {there.manifest, there.config} & {*expected}:
+            raise _other(remote, expected, digest)
     with _told(remote):
         by_digest = f"{repository}@{digest}"
         events = client.api.pull(repository, digest, stream=True, decode=True)
@@ -114,14 +118,13 @@ def split(reference: str) -> tuple[str, str]:
     return (head, tag) if colon and "/" not in tag else (reference, "latest")
 
 
-def _other(remote: str, expected: set[str], found: str) -> OtherImageError:
+def _other(remote: str, expected: Sequence[str], found: str) -> OtherImageError:
     repository, _ = split(remote)
-    one = min(expected)
     return OtherImageError(
         f"{remote}: isn't the expected image; nothing was pulled\n"
-        f"  expected: {' or '.join(sorted(expected))}\n  registry: {found}",
-        f"The name was given to another image since. The expected one may still be there as "
-        f"{repository}@{one}",
+        f"  expected: {' or '.join(expected)}\n  registry: {found}",
+        "The name was given to another image since. The expected one may still be there as "
+        f"{repository}@{expected[0]}, unless that is an image's ID.",
     )
 
 

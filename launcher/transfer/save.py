@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-import tarfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import EngineError, UsageError
 from launcher.progress import Progress
-from launcher.transfer import layout, parts
+from launcher.transfer import layout, parts, saved
 from launcher.transfer.images import Image
 from launcher.transfer.layout import Base, File, Layer, Listing
 from launcher.transfer.parts import Blob
@@ -31,6 +31,7 @@ FILES = (layout.LISTING, layout.SUMS, layout.INDEX, layout.MARKER)
 FOLDERS = (layout.BLOBS, layout.PARTS, layout.DOCUMENTS)
 OURS = {INCOMING, *FILES, *(folder.partition("/")[0] for folder in FOLDERS)}
 OF_SYSTEMS = {"System Volume Information", "lost+found", "$RECYCLE.BIN"}
+_AGAIN = "Run the save again: what is in the folder is kept. The engine's own disk may be full."
 _PACKED = {b"\x1f\x8b": "+gzip", b"\x28\xb5\x2f\xfd": "+zstd"}
 
 
@@ -62,14 +63,15 @@ def save(
     whole one, and the next save keeps what is right in it. Raises UsageError for a folder with
     something else in it, EngineError where the engine doesn't give the image.
     """
-    incoming = _prepare(folder, image.names)
+    known = [*image.names, image.id]
+    incoming = _prepare(folder, known)
     below = len(base.layers) if base else 0
     left_out = set(image.layers[:below]) - set(image.layers[below:])
     blobs: dict[str, Blob] = {}
     layers: dict[str, Layer] = {}
     taken: set[str] = set()
     (folder / layout.LISTING).unlink(missing_ok=True)
-    with _told(image):
+    with saved.told(known[0], _AGAIN):
         stream = Saved(client.api.get_image(image.id, chunk_size=parts.BLOCK), image.layers)
         for member, file in stream.members():
             if member.diff_id in left_out:
@@ -91,39 +93,52 @@ def save(
     return Outcome(listing, sum(blob.kept for blob in carried))
 
 
-def _prepare(folder: Path, names: tuple[str, ...]) -> Path:
-    """The folder for incoming files; refuses a folder with another image or other things in it."""
+def _prepare(folder: Path, known: list[str]) -> Path:
+    """The folder for incoming files of the image that is `known` by these names and this ID.
+
+    Refuses a folder with another image, known by none of them, or with other things in it.
+    """
     incoming = folder / INCOMING
-    held = _names_in(folder)
-    if held is not None and held != names:
+    held = _known_in(folder)
+    if held and not {*held} & {*known}:
         raise UsageError(
             f"{folder} holds another image: {', '.join(held)}",
             "Name another folder, or remove this one.",
         )
     there = {path.name for path in folder.iterdir()} if folder.exists() else set()
     foreign = sorted(name for name in there - OURS - OF_SYSTEMS if not name.startswith("."))
-    if foreign or (there & OURS and held is None and not there & {layout.LISTING}):
+    begun = layout.LISTING in there or (INCOMING in there and _is_ours(incoming))
+    if foreign or (there & OURS and not held and not begun):
         what = foreign[0] if foreign else "something like an image"
         raise UsageError(
             f"{folder} isn't empty: it has {what} in it",
             "Name a folder for this image alone; it is made where there is none.",
         )
     incoming.mkdir(parents=True, exist_ok=True)
-    (incoming / NAMES).write_bytes(layout.compact(names))
+    beside = incoming / f"{NAMES}.new"
+    beside.write_bytes(layout.compact(known))
+    beside.replace(incoming / NAMES)
     return incoming
 
 
-def _names_in(folder: Path) -> tuple[str, ...] | None:
-    """The names of the image that was, or was to be, saved there; None where none can be told."""
-    try:
-        listing = layout.parse((folder / layout.LISTING).read_bytes())
-        return listing.names if listing else None
-    except FileNotFoundError:
-        pass
-    try:
-        return tuple(json.loads((folder / INCOMING / NAMES).read_bytes()))
-    except (FileNotFoundError, ValueError):
-        return None
+def _known_in(folder: Path) -> list[str]:
+    """Names and ID of the image that was, or was to be, saved there; none where none can be told.
+
+    A complete one's ID is that of its configuration, which engines with containerd's store don't
+    know it by: there its names alone tell.
+    """
+    with suppress(FileNotFoundError):
+        if listing := layout.parse((folder / layout.LISTING).read_bytes()):
+            return [*listing.names, listing.image]
+    with suppress(FileNotFoundError, ValueError):
+        return list(json.loads((folder / INCOMING / NAMES).read_bytes()))
+    return []
+
+
+def _is_ours(incoming: Path) -> bool:
+    """Whether all that is in there is named as a save names it, which may not be all written."""
+    ours = rf"[0-9a-f]{{64}}(\.\d{{4,}})?|{NAMES}(\.new)?"
+    return all(re.fullmatch(ours, path.name) for path in incoming.iterdir())
 
 
 def _take_back(member: Member, folder: Path, incoming: Path, taken: set[str]) -> str:
@@ -153,19 +168,6 @@ def _shown(progress: Progress, member: Member) -> Iterator[parts.Seen]:
         yield seen
 
 
-@contextmanager
-def _told(image: Image) -> Iterator[None]:
-    """An engine that ends its stream early, or gives something else, is told as such."""
-    try:
-        yield
-    except (EOFError, tarfile.TarError, ValueError, KeyError) as error:
-        raise EngineError(
-            f"{image.names[0] if image.names else image.id}: the engine ended its stream early, "
-            f"or it isn't an image's: {error}",
-            "Run the save again: what is in the folder is kept. The engine's own disk may be full.",
-        ) from error
-
-
 def _media_type(blob: Blob) -> str:
     """How a layer is packed, by its first bytes: engines with containerd's store keep it packed."""
     packed = next((name for magic, name in _PACKED.items() if blob.head.startswith(magic)), "")
@@ -193,7 +195,7 @@ def _complete(
     documents: Mapping[str, bytes],
 ) -> Listing:
     """Put everything in its place, remove what belongs to no blob, and list the files."""
-    value = config.pieces[0].path.read_bytes()
+    value = b"".join(parts.joined([piece.path for piece in config.pieces]))
     manifest = layout.manifest(value, layers)
     made = {
         layout.MARKER: layout.marker(),

@@ -8,9 +8,11 @@ import posixpath
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
+from launcher.errors import EngineError
 from launcher.transfer.layout import compact, sha256
 
 BLOCKS = tarfile.BLOCKSIZE
@@ -127,6 +129,26 @@ class Saved:
             if legacy_id(legacy, chain) == legacy.get("id"):
                 return diff_id
         return None
+
+
+@contextmanager
+def told(name: str, remedy: str) -> Iterator[None]:
+    """An engine that ends the stream of an image early, or gives something else, is told as such.
+
+    Raises EngineError with `remedy`.
+    """
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except (
+        *(EOFError, tarfile.TarError, ValueError, KeyError),
+        *(DockerException, RequestException),
+    ) as error:
+        raise EngineError(
+            f"{name}: the engine ended its stream early, or it isn't an image's: {error}", remedy
+        ) from error
 
 
 def legacy_id(legacy: Mapping[str, Any], chain: str) -> str:

@@ -11,9 +11,10 @@ import pytest
 from docker.errors import APIError, ImageNotFound, NotFound
 
 from launcher.build import pins
+from launcher.compat.cell import Stages
 from launcher.engine import registry
 from launcher.engine.registry import Resolved
-from launcher.errors import BuildError, EngineError, UsageError
+from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.schema import LockedImage, LockedPlatform
 from launcher.progress import Progress
 from launcher.settings import Settings
@@ -237,6 +238,24 @@ def test_a_user_s_own_choice_is_taken_and_told_unless_it_is_the_locked_image(
     found = find(engine, empty_site, chosen="mirror/x:1")
     assert found.image == pins.Image(f"mirror/x@{INDEX}", OTHER)
     assert found.said == ""
+
+
+@pytest.mark.parametrize(
+    ("engine", "chosen"),
+    [(Engine().has(OTHER, BASE), None), (Engine(), None), (Engine(), "Foo Bar")],
+    ids=["moved", "unreachable", "no-name"],
+)
+def test_an_image_that_is_not_found_is_none_of_the_source_s_faults(
+    empty_site: Settings, engine: Engine, chosen: str | None
+) -> None:
+    """A build has resolved its source by then, and `matrix compat` tells the stage that fails."""
+    progress = Stages(lambda told: None, io.StringIO())
+    progress.step("source: Megatron 0.9.0 from git")
+    assert progress.stage == "fetch"
+    images = pins.Images(SimpleNamespace(api=engine), empty_site, progress, {BASE: LOCKED}, [])
+    with pytest.raises(LauncherError):
+        images.find(BASE, chosen)
+    assert progress.stage == "pull"
 
 
 def test_what_is_no_name_is_refused(empty_site: Settings) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from requests.exceptions import ChunkedEncodingError
+from requests.exceptions import ConnectionError as RequestsConnectionError
+from urllib3.exceptions import ProtocolError
 
 from launcher.errors import EngineError, UsageError
 from launcher.transfer import images, layout
@@ -180,3 +184,51 @@ def test_an_engine_that_refuses_is_told(folder: Path) -> None:
     with pytest.raises(EngineError, match="no space left") as caught:
         load(engine, folder, QUIET)
     assert "docker system df" in caught.value.remedy
+
+
+class Unreadable(Engine):
+    """Takes an image over HTTP, from a stick of which a file can't be read by then."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def load(self, archive: Iterator[bytes], quiet: bool) -> Iterator[dict[str, str]]:
+        self.file.unlink()
+        self.file.symlink_to("/proc/self/mem")  # gives EIO, and no name with it
+        try:
+            yield from super().load(archive, quiet)
+        except OSError as error:
+            raise RequestsConnectionError(ProtocolError("Connection aborted.", error)) from error
+
+
+@pytest.mark.parametrize("thin", [False, True])
+def test_a_file_that_cannot_be_read_any_more_is_told_and_not_as_the_engines(
+    tmp_path: Path, thin: bool
+) -> None:
+    saved(filled(), tmp_path, thin)
+    file = sorted((tmp_path / "parts").iterdir())[0]
+    engine = Unreadable(file)
+    engine.add("base:1", BASE_LAYERS)
+    with pytest.raises(DamagedError) as caught:
+        load(engine, tmp_path, QUIET)
+    assert f"  parts/{file.name}\n    expected: " in str(caught.value)
+    assert "found:    can't be read: Input/output error" in str(caught.value)
+    assert engine.loads == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_engine_that_does_not_give_all_of_the_base_is_told(tmp_path: Path, fails: bool) -> None:
+    saved(filled(), tmp_path, thin=True)
+    engine = Engine(lazy=False)
+    engine.add("base:1", BASE_LAYERS)
+    engine.ends = 30_000
+
+    def broken(name: str, chunk_size: int) -> Iterator[bytes]:
+        yield from engine.save(name, chunk_size)
+        raise ChunkedEncodingError("Connection broken")
+
+    if fails:
+        engine.api.get_image = broken
+    with pytest.raises(EngineError, match="the engine ended its stream early"):
+        load(engine, tmp_path, QUIET)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from launcher.errors import EngineError, UsageError
 from launcher.progress import Progress
 from launcher.transfer import images, layout
-from launcher.transfer.save import Outcome, save
+from launcher.transfer.images import Image
+from launcher.transfer.save import INCOMING, NAMES, Outcome, save
 from launcher.transfer.saved import chain_ids
 
 from .conftest import BASE_LAYERS, FORMS, OWN_LAYERS, Engine, filled, sha256
@@ -136,6 +137,108 @@ def test_another_part_size_leaves_no_file_of_the_first(tmp_path: Path) -> None:
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+def test_a_configuration_in_parts_is_read_whole(tmp_path: Path) -> None:
+    listing = saved(filled(), tmp_path, part_size=100).listing
+    parts = [(tmp_path / path).read_bytes() for path in listing.paths(listing.image)]
+    assert len(parts) > 1
+    assert sha256(b"".join(parts)) == listing.image
+
+
+def cut_off(engine: Engine, image: Image, folder: Path) -> None:
+    """A save that gets no further than the first layer."""
+    engine.ends = 30_000
+    with pytest.raises(EngineError):
+        save(engine, image, folder, PART, QUIET)
+    engine.ends = None
+    assert not (folder / layout.LISTING).exists()
+
+
+def write_names(folder: Path, content: bytes | None) -> None:
+    names = folder / INCOMING / NAMES
+    names.unlink()
+    if content is not None:
+        names.write_bytes(content)
+
+
+@pytest.mark.parametrize("left", [None, b"", b'["megatron:24'])
+def test_a_save_whose_names_were_not_written_is_gone_on_with(
+    tmp_path: Path, left: bytes | None
+) -> None:
+    engine = filled()
+    cut_off(engine, images.find(engine, "megatron:24.10"), tmp_path)
+    write_names(tmp_path, left)
+    assert saved(engine, tmp_path).kept
+
+
+def test_names_are_whole_whenever_a_save_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = filled()
+    cut_off(engine, images.find(engine, "megatron:24.10"), tmp_path)
+    before = (tmp_path / INCOMING / NAMES).read_bytes()
+
+    def killed(path: Path, content: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(content[:5])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", killed)
+        with pytest.raises(KeyboardInterrupt):
+            saved(engine, tmp_path)
+    assert (tmp_path / INCOMING / NAMES).read_bytes() == before
+    assert saved(engine, tmp_path).kept
+
+
+def test_somebody_elses_incoming_folder_is_refused_and_left(tmp_path: Path) -> None:
+    theirs = tmp_path / INCOMING / "thesis.doc"
+    theirs.parent.mkdir()
+    theirs.write_bytes(b"")
+    with pytest.raises(UsageError, match="something like an image"):
+        saved(filled(), tmp_path)
+    assert theirs.exists()
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_an_image_is_the_same_under_other_names(tmp_path: Path, complete: bool) -> None:
+    """Another of its names, one that it got since, and none but its ID."""
+    engine = filled()
+    first = images.find(engine, "megatron:24.10-0.9.0")
+    if complete:
+        save(engine, first, tmp_path, PART, QUIET)
+    else:
+        cut_off(engine, first, tmp_path)
+    engine.find("megatron:24.10").names += ["megatron:newest", "other:1"]
+    for name in ("megatron:24.10", "other:1", first.id):
+        image = images.find(engine, name)
+        assert save(engine, image, tmp_path, PART, QUIET).listing.names == image.names
+
+
+def test_an_image_that_was_built_again_takes_the_place_of_its_name(tmp_path: Path) -> None:
+    engine = filled()
+    saved(engine, tmp_path)
+    engine.find("megatron:24.10").names.clear()
+    again = engine.add("megatron:24.10", (*BASE_LAYERS, *OWN_LAYERS[:-1], b"again"))
+    outcome = saved(engine, tmp_path)
+    assert outcome.listing.image == again.id
+    assert outcome.kept > sum(map(len, BASE_LAYERS))
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_images_without_names_are_told_apart(tmp_path: Path, complete: bool) -> None:
+    engine = filled()
+    other = engine.add("other:1", (*BASE_LAYERS, b"other"))
+    first, second = (images.find(engine, one.id) for one in (engine.find("megatron:24.10"), other))
+    if complete:
+        save(engine, first, tmp_path, PART, QUIET)
+    else:
+        cut_off(engine, first, tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(UsageError, match=f"holds another image: {first.id}"):
+        save(engine, second, tmp_path, PART, QUIET)
+    assert contents(tmp_path) == before
+
+
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.doc").write_bytes(b"")
     with pytest.raises(UsageError, match=r"isn't empty: it has thesis\.doc"):
@@ -217,6 +320,9 @@ def test_the_base_is_found_by_its_name_before_its_layers() -> None:
     [
         ("24.10", "megatron:24.10"),
         ("24.10-0.9.0", "megatron:24.10-0.9.0"),
+        ("cuda-12.4", "megatron:cuda-12.4"),
+        ("cuda-12.4-0.9.0", "megatron:cuda-12.4-0.9.0"),
+        ("cuda-12.40", "cuda-12.40:latest"),
         ("base", "base:latest"),
         ("registry:5000/base", "registry:5000/base:latest"),
         ("base:1", "base:1"),
@@ -224,7 +330,22 @@ def test_the_base_is_found_by_its_name_before_its_layers() -> None:
     ],
 )
 def test_an_image_is_named_by_row_or_name(text: str, name: str) -> None:
-    assert images.reference(text, {"24.10": None}) == name
+    assert images.reference(text, {"24.10": None, "cuda-12.4": None}) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("megatron:24.10-0.12.3", "make image TAG=24.10 MEGATRON=0.12.3"),
+        ("megatron:cuda-12.4", "make image TAG=cuda-12.4"),
+        ("megatron:cuda-12.4-0.9.0", "make image TAG=cuda-12.4 MEGATRON=0.9.0"),
+        ("registry.example/megatron:24.10", "docker pull registry.example/megatron:24.10"),
+    ],
+)
+def test_how_to_get_an_image_is_told(name: str, how: str) -> None:
+    with pytest.raises(EngineError) as caught:
+        images.find(Engine(), name)
+    assert caught.value.remedy == how
 
 
 def test_chain_ids_are_those_of_the_image_specification() -> None:

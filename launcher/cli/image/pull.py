@@ -29,11 +29,12 @@ def main(args: argparse.Namespace) -> int:
     matrix, lock = load_matrix(), load_lock(site.matrix.with_suffix(".lock"))
     name = images.reference(args.image, matrix.rows)
     locked = lock.images.get(name)
-    there = remote.remote_name(name, args.registry) if locked is None else site.mirrored(name)
-    expected = {images.digest(args.digest)} if args.digest else set()
+    published = locked is not None and not args.registry
+    there = site.mirrored(name) if published else remote.remote_name(name, args.registry)
+    expected = [images.digest(args.digest)] if args.digest else []
     if locked is not None and not expected:
-        expected = locked.digests
-        if name in matrix.moving:  # wherever its publisher has put the tag by now
+        expected = [locked.digest, *sorted(locked.digests - {locked.digest})]
+        if published and name in matrix.moving:  # wherever its publisher has put the tag by now
             there = f"{remote.split(there)[0]}@{locked.digest}"
     client = connect(timeout=3600)
     pulled = remote.pull(client, there, Progress(), expected, None if "@" in name else name)
