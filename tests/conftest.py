@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,6 +115,17 @@ class CpuImages:
 def cpu_images(engine: DockerClient, site: Settings, bases: Bases) -> CpuImages:
     """Images of the cpu row."""
     return CpuImages(engine, site, bases)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI, a test that is skipped for lack of root has failed."""
+    report = yield
+    if report.skipped and os.environ.get("CI") and os.geteuid() != 0:
+        reason = str(report.longrepr)
+        if "needs root" in reason:
+            report.outcome, report.longrepr = "failed", f"CI is set, and it was skipped: {reason}"
+    return report
 
 
 passed: set[str] = set()

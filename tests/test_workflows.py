@@ -23,7 +23,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yml"))
 BIN = Path(sys.executable).parent  # where requirements-dev.txt is installed
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
-# Stands for make, python3, docker and jq: notes each call, and does what a later step reads.
+# Stands for make, python3, docker, jq and sudo: notes each call, and does what a later step reads.
 # `matrix github` is the real command, unless its place is taken.
 PROGRAM = """#!{python}
 import json, os, sys
@@ -38,6 +38,10 @@ if command == ["matrix", "github"] and {github!r}:
 elif command == ["matrix", "github"]:
     os.environ["PYTHONPATH"] = {root!r}
     os.execv(sys.executable, [sys.executable, *args])
+if command == ["sudo"]:
+    (option, *line) = args
+    assert option.startswith("--preserve-env=")
+    os.execvp(line[0], line)
 if command == ["matrix", "compat"]:
     folder = Path(args[args.index("-o") + 1] if "-o" in args else "compat")
     if "--kept" in args:
@@ -167,7 +171,7 @@ class Act:
 
     def _programs(self, log: Path, failing: tuple[str, ...], github: str) -> None:
         (self.folder / "bin").mkdir()
-        for name in ("make", "python3", "docker", "jq"):
+        for name in ("make", "python3", "docker", "jq", "sudo"):
             program = self.folder / "bin" / name
             filled = PROGRAM.format(
                 python=sys.executable,
@@ -235,7 +239,7 @@ def known(command: list[str]) -> bool:
         assert args[:2] == ["-m", "launcher"]
         cli._parser(args[2:]).parse_args(args[2:])  # SystemExit for what it doesn't take
         return True
-    return program in ("docker", "jq")
+    return program in ("docker", "jq", "sudo")
 
 
 def limits(ran: Ran) -> set[str]:
@@ -346,8 +350,28 @@ def test_a_change_is_linted_rendered_again_and_tested(act: Act, event: str) -> N
     assert ran.results == {"lint": "success", "drift": "success", "test": "success"}
     assert [command[:2] for command in ran.of("lint")] == [["make", "lint"]]
     assert [command[:2] for command in ran.of("drift")] == [["make", "drift"]]
-    assert [command[:2] for command in ran.of("test")] == [["make", "test"]]
+    assert [command[:-1] for command in ran.of("test")] == [
+        ["sudo", "--preserve-env=CI", "make", "test"],
+        ["make", "test"],
+    ]
     assert all(known(command) for _, *command in ran.commands)
+
+
+@pytest.mark.parametrize(("ci", "user", "code"), [("true", 1000, 1), ("true", 0, 0), ("", 1000, 0)])
+def test_what_is_skipped_for_lack_of_root_fails_in_ci(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ci: str, user: int, code: int
+) -> None:
+    (tmp_path / "test_it.py").write_text(
+        f"import os\nimport pytest\nos.geteuid = lambda: {user}\ndef test_runs(): pass\n"
+        "def test_root(): pytest.skip('a second engine: it needs root')\n"
+        "def test_other(): pytest.skip('there is no such program')\n"
+    )
+    monkeypatch.setenv("CI", ci)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    failed = "1 failed, 1 passed, 1 skipped"
+    assert (failed if code else "1 passed, 2 skipped") in done.stdout
 
 
 def test_each_row_is_built_where_a_runner_takes_it(act: Act) -> None:

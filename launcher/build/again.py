@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import zip_longest
 from pathlib import Path
+from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
 from launcher.build import beside, compare
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 REPOSITORY = "megatron-verify"
 MOST_LISTED = 10  # of paths and settings that differ
 MOST_SHOWN = 50  # of files that diffoscope is given
+DIFFOSCOPE_WITHIN = 60  # seconds, where nobody asked for it
 SETTINGS = (
     *("Env", "Entrypoint", "Cmd", "User", "WorkingDir", "Labels", "ExposedPorts", "Volumes"),
     *("StopSignal", "Shell", "Healthcheck", "OnBuild"),
@@ -327,7 +329,7 @@ class Comparison:
         found = compare.differences(*trees, times=self.claimed.layers)
         if found:
             self._show(found)
-            self._offer(found, diffoscope)
+            self._look_inside(found, None if diffoscope else DIFFOSCOPE_WITHIN)
         elif self.claimed.layers:
             self.tell(f"no file differs: {compare.unlike(image, rebuilt)}")
         return found
@@ -369,14 +371,13 @@ class Comparison:
         if len(found) > MOST_LISTED + 1:
             self.tell(f"and {len(found) - MOST_LISTED - 1} more")
 
-    def _offer(self, found: list[Difference], diffoscope: bool) -> None:
-        """Have diffoscope compare the files that differ, or say that it could."""
-        if not diffoscope:
-            if shutil.which("diffoscope"):
-                self.tell("--diffoscope shows what is in the files that differ")
+    def _look_inside(self, found: list[Difference], within: int | None) -> None:
+        """Have diffoscope, where it is installed, compare what differs; within: seconds."""
+        if not shutil.which("diffoscope"):
             return
         if len(found) > MOST_SHOWN:
             self.tell(f"diffoscope is given the first {MOST_SHOWN} of {len(found)}")
+        self.progress.step("diffoscope")
         with tempfile.TemporaryDirectory() as folder:
             for box, side in zip(self.boxes, ("image", "rebuilt"), strict=True):
                 (Path(folder) / side).mkdir()
@@ -387,8 +388,16 @@ class Comparison:
             # Modes and owners are told by us; times are those of the copies made here.
             command = ["diffoscope", "--exclude-directory-metadata=recursive", "--text", "-"]
             command += ["image", "rebuilt"]
-            done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
-        shown = done.stdout if done.returncode in (0, 1) else done.stderr
+            with subprocess.Popen(command, cwd=folder, stdout=PIPE, stderr=PIPE) as process:
+                try:
+                    output, errors = process.communicate(timeout=within)
+                except subprocess.TimeoutExpired:
+                    process.terminate()  # so that it removes its own files
+                    self.progress.fail()
+                    self.tell(f"diffoscope takes more than {within} s: --diffoscope waits for it")
+                    return
+        self.progress.close()
+        shown = output if process.returncode in (0, 1) else errors
         for line in shown.decode(errors="replace").splitlines():
             self.tell(f"  {line}")
 

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.errors import BuildError
@@ -166,13 +167,18 @@ def _download(pins: list[str], options: list[str], site: Settings) -> None:
             store(path, site)
 
 
-def pip(args: list[str], site: Settings) -> subprocess.CompletedProcess[str]:
-    """Run this Python's pip, with the user's indexes and proxies but not what is MISLEADING."""
+def pip(
+    args: list[str], site: Settings, start: Sequence[str] = ("-m", "pip")
+) -> subprocess.CompletedProcess[str]:
+    """Run this Python's pip, with the user's indexes and proxies but not what is MISLEADING.
+
+    start: the arguments of Python that start it
+    """
     env = {k: v for k, v in os.environ.items() if k not in MISLEADING}
     if site.index_url:
         env["PIP_INDEX_URL"] = site.index_url
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *args]
+    command = [sys.executable, *start, "--disable-pip-version-check", "--no-input", *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 

@@ -107,6 +107,14 @@ class Builds:
         self._facts: dict[str, verify.Facts] = {}
         self._sources: dict[tuple[str, str], MegatronSource] = {}
 
+    def check_request(self, request: Request) -> None:
+        """Raise UsageError for what matrix and lock don't have; no engine is asked."""
+        with _told(self.progress):
+            self._locked("releases", self._release(request))
+            self._architectures(request)
+            if self.matrix.rows[request.tag].packages:
+                self._packages(request)
+
     def build(self, request: Request) -> Built:
         """Build, check and tag one image, or return the one that has the same inputs.
 
@@ -145,7 +153,7 @@ class Builds:
         """Resolve a request to exact inputs: image IDs, source, patches, pins, Dockerfile."""
         row = find_row(self.matrix, request.tag)
         at = self._source(request)
-        release = find_release(self.matrix, row, at.release)
+        release = self.matrix.releases[at.release]
         root = self.site.matrix.parent
         base = self._base(request)
         platform = self._platform(request)
@@ -190,18 +198,25 @@ class Builds:
         check_pins(request.tag, self.matrix.rows[request.tag], pins)
         return pins
 
-    def _source(self, request: Request) -> MegatronSource:
-        """The Megatron source of a request, resolved once for all rows that share it."""
+    def _release(self, request: Request) -> str:
+        """The release that a request is for. Raises UsageError for one that doesn't fit the row."""
         row = find_row(self.matrix, request.tag)
+        version = request.megatron or row.megatron
         if request.checkout is not None:
             version = source.release_of(
                 request.checkout, self.matrix, request.megatron, row.megatron
             )
+        find_release(self.matrix, row, version)
+        return version
+
+    def _source(self, request: Request) -> MegatronSource:
+        """The Megatron source of a request, resolved once for all rows that share it."""
+        row, version = self.matrix.rows[request.tag], self._release(request)
+        release = self.matrix.releases[version]
+        if request.checkout is not None:
             resolve = partial(source.from_path, request.checkout, version)
             kind = str(request.checkout)
         else:
-            version = request.megatron or row.megatron
-            release = find_release(self.matrix, row, version)
             kind = row.source if row.source == "git" or release.sdist else "git"
             resolve = {
                 "git": partial(source.from_git, version, release, site=self.site),
@@ -468,12 +483,17 @@ def _is_named(names: list[str] | None) -> bool:
 def build_all(
     builds: Builds, requests: list[Request]
 ) -> tuple[list[Built], list[tuple[Request, LauncherError]]]:
-    """Build every request; a row that fails doesn't keep the others from being built."""
+    """Build every request; a row that fails doesn't keep the others from being built.
+
+    Raises UsageError, before anything is built, where one of them can't be.
+    """
     built: list[Built] = []
     failed: list[tuple[Request, LauncherError]] = []
     for request in requests:
+        builds.check_request(request)
+    for request in requests:
         try:
             built.append(builds.build(request))
-        except (BuildError, EngineError) as error:
+        except LauncherError as error:
             failed.append((request, error))
     return built, failed

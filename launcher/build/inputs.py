@@ -10,7 +10,7 @@ from typing import Literal
 from launcher.build import extensions, fetch, source
 from launcher.build.image import Request, check_needs, check_pins
 from launcher.build.pins import Images
-from launcher.errors import BuildError, EngineError, LauncherError, UsageError
+from launcher.errors import LauncherError, UsageError
 from launcher.matrix.load import find_release, find_row
 from launcher.matrix.schema import (
     AMD64,
@@ -130,7 +130,7 @@ def fetch_all(
     for row in rows:
         try:
             fetched.append(_fetch(row, images, site, progress))
-        except (BuildError, EngineError) as error:
+        except LauncherError as error:
             progress.fail()
             failed.append((row, error))
     return fetched, failed

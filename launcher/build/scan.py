@@ -90,9 +90,10 @@ def findings(records: dict[Package, list[dict[str, Any]]]) -> list[Finding]:
     found: list[Finding] = []
     for package in sorted(records):
         named: set[str] = set()
-        for record in sorted(records[package], key=lambda one: str(one["id"])):
+        live = (record for record in records[package] if "withdrawn" not in record)
+        for record in sorted(live, key=lambda one: str(one["id"])):
             names = {record["id"], *record.get("aliases", ())}
-            if not names & named and "withdrawn" not in record:
+            if not names & named:
                 found.append(_finding(package, record))
             named |= names
     return found

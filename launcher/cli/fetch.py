@@ -31,7 +31,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="in place of the row's base, such as a mirror's: {tag} in it is the tag",
     )
     add("--builder", metavar="IMAGE", help="in place of the image that compiles")
-    add("--platform", metavar="OS/ARCH", help="linux/arm64, of a row that is for several")
+    add(
+        "--platform", metavar="OS/ARCH", help="linux/arm64, of a row for several; else the engine's"
+    )
     add("--no-images", action="store_true", help="leave base and builder out")
     bundle = parser.add_mutually_exclusive_group()
     bundle.add_argument("--bundle", metavar="FILE", type=Path, help="pack it all into one tar")
@@ -61,13 +63,16 @@ def _fetch(args: argparse.Namespace, site: Settings, progress: Progress) -> int:
     from launcher.build.image import Request
     from launcher.build.pins import Images
     from launcher.errors import UsageError
-    from launcher.matrix.load import load_lock, load_matrix
+    from launcher.matrix.load import find_row, load_lock, load_matrix
 
     matrix = load_matrix(site.matrix)
     lock = load_lock(site.matrix.with_suffix(".lock"))
     tags = matrix.usual if args.all else args.tags
     if not tags:
         raise UsageError("no tag given", f"One of: {', '.join(matrix.rows)}")
+    asked = {tag: find_row(matrix, tag) for tag in tags}
+    client = None if args.no_images else _engine(bool(args.bundle), progress)
+    own = _platform(client, args.platform) if client else None
     rows = [
         inputs.needed(
             matrix,
@@ -78,13 +83,10 @@ def _fetch(args: argparse.Namespace, site: Settings, progress: Progress) -> int:
                 base=args.base and args.base.replace("{tag}", tag),
                 builder=args.builder,
             ),
-            args.platform,
+            args.platform or (own if own in row.platforms else None),
         )
-        for tag in dict.fromkeys(tags)
+        for tag, row in asked.items()
     ]
-    client = None if args.no_images else _engine(bool(args.bundle), progress)
-    if client and args.platform:
-        _check_engine(client, args.platform)
     images = client and Images(client, site, progress, lock.images, matrix.moving)
     fetched, failed = inputs.fetch_all(rows, images, site, progress)
     for one in fetched:
@@ -115,14 +117,15 @@ def _engine(must: bool, progress: Progress) -> DockerClient | None:
         return None
 
 
-def _check_engine(client: DockerClient, platform: str) -> None:
-    """Refuse to fetch images by an engine that pulls those of another platform."""
+def _platform(client: DockerClient, asked: str | None) -> str:
+    """What an engine pulls images for; refuse one that isn't what is asked for."""
     from launcher.errors import UsageError
 
     version = client.version()
     own = f"{version['Os']}/{version['Arch']}"
-    if own != platform:
+    if asked and asked != own:
         raise UsageError(f"--platform: this engine pulls images for {own}", WITHOUT)
+    return own
 
 
 def _take(args: argparse.Namespace, site: Settings, progress: Progress) -> int:

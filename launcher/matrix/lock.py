@@ -43,6 +43,15 @@ from launcher.settings import Settings
 HEADER = "# Generated from matrix.yaml by `make lock`; do not edit.\n"
 AT_A_TIME = 6  # registries asked
 
+# pip evaluates markers by the Python that runs it, whatever --python-version and --platform say.
+PIP = """
+import json, runpy, sys
+from pip._vendor.packaging import markers
+environment = json.loads(sys.argv.pop(1))
+markers.default_environment = lambda: dict(environment)
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+
 Pinned = TypeVar("Pinned")
 
 
@@ -182,8 +191,28 @@ def _resolve(
     if not requirements:
         return []
     target = [*fetch.target_options(python, platform), "--only-binary=:all:", "--target=unused"]
-    report = _pip_report([*requirements, *target, *options], site)
+    report = _pip_report([*requirements, *target, *options], _markers(python, platform), site)
     return sorted(_pin(item) for item in report["install"])
+
+
+def _markers(python: str, platform: str) -> dict[str, str]:
+    """What conditions of requirements see of a row: the names of PEP 508.
+
+    The row says no more of its Python than 3.10, which is taken for 3.10.0, as pip does.
+    """
+    return {
+        "implementation_name": "cpython",
+        "implementation_version": f"{python}.0",
+        "os_name": "posix",
+        "platform_machine": fetch.MACHINES[platform],
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": f"{python}.0",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
 
 
 def _pin(item: dict[str, Any]) -> str:
@@ -192,15 +221,19 @@ def _pin(item: dict[str, Any]) -> str:
     return f"{meta['name'].lower()}=={meta['version']} --hash=sha256:{sha256}"
 
 
-def _pip_report(args: list[str], site: Settings) -> dict[str, Any]:
-    """What pip would install, by its own report."""
+def _pip_report(args: list[str], markers: dict[str, str], site: Settings) -> dict[str, Any]:
+    """What pip would install, by its own report, which says by which markers as well."""
     command = ["install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", *args]
-    done = fetch.pip(command, site)
+    start = ["-c", PIP, json.dumps(markers)]
+    done = fetch.pip(command, site, start)
     if done.returncode and site.torch_index:
-        done = fetch.pip([*command, "--extra-index-url", site.torch_index], site)
+        done = fetch.pip([*command, "--extra-index-url", site.torch_index], site, start)
     if done.returncode:
         raise BuildError(f"pip can't resolve it:\n{fetch.last_errors(done.stderr)}")
     report: dict[str, Any] = json.loads(done.stdout)
+    if report["environment"] != markers:
+        version = report["pip_version"]
+        raise BuildError(f"pip {version} resolves for this Python alone", "Install an older pip.")
     return report
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.build import again
 from launcher.build.again import (
     Claims,
     Comparison,
@@ -19,6 +20,7 @@ from launcher.build.again import (
     request,
     verdict,
 )
+from launcher.build.compare import Difference
 from launcher.build.image import LABEL, OCI
 from launcher.errors import BuildError, UsageError
 from launcher.matrix.load import load_matrix
@@ -131,6 +133,29 @@ def test_the_last_line_says_what_was_compared_and_why_no_more() -> None:
         "the two were made by different builders"
     )
     assert verdict(False, Claims()).startswith("differs from what the lock gives")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "within", "said"),
+    [
+        (0, 5, "  a and b differ"),
+        (9, 1, "diffoscope takes more than 1 s: --diffoscope waits for it"),
+        (1, None, "  a and b differ"),
+    ],
+)
+def test_diffoscope_is_used_where_it_is_installed_and_takes_long_only_where_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, within: int | None, said: str
+) -> None:
+    program = tmp_path / "diffoscope"
+    program.write_text(f"#!/bin/sh\nsleep {seconds}\necho a and b differ\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(again, "_fetch", lambda *_: None)
+    lines: list[str] = []
+    out = Progress(io.StringIO())
+    pair = Comparison(built(), built(), BASE, Claims(), (None, None), out, lines.append)  # type: ignore[arg-type]
+    pair._look_inside([Difference("/a", None, None)], within)
+    assert lines == [said]
 
 
 def test_without_diffoscope_nothing_is_built_for_it(

@@ -169,6 +169,51 @@ def test_a_base_that_cannot_be_had_does_not_keep_other_rows_from_being_built(
     assert [(request.tag, error.exit_code) for request, error in failed] == [("24.02", 125)]
 
 
+def test_nothing_is_built_where_one_of_several_rows_cannot_be(
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    building, _ = builds(empty_site, {})
+    asked: list[Request] = []
+    monkeypatch.setattr(building, "build", asked.append)
+    with pytest.raises(UsageError, match=r"Megatron 0\.16\.1 requires"):
+        build_all(building, [Request("cpu", "0.16.1"), Request("24.02", "0.16.1")])
+    with pytest.raises(UsageError, match=r"9\.0 is no compute capability"):
+        build_all(building, [Request("cuda-12.4"), Request("cuda-12.4", architectures="9.0")])
+    building.lock = building.lock.model_copy(update={"packages": {}})
+    with pytest.raises(UsageError, match=r"matrix\.lock has no packages of cpu"):
+        build_all(building, [Request("24.10"), Request("cpu")])
+    assert not asked
+
+
+def test_a_row_that_turns_out_to_be_wrong_keeps_no_other_from_being_told(
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    building, _ = builds(empty_site, {})
+    made = image.Built(["megatron:cpu"], "sha256:a", reused=False)
+
+    def build(request: Request) -> image.Built:
+        if request.base:
+            raise UsageError("X: not an image's name")
+        return made
+
+    monkeypatch.setattr(building, "build", build)
+    built, failed = build_all(building, [Request("cpu"), Request("24.10", base="X")])
+    assert built == [made]
+    assert [(request.tag, error.exit_code) for request, error in failed] == [("24.10", 2)]
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_release_that_is_none_is_told_so_of_a_checkout_too(
+    empty_site: Settings, tmp_path: Path, bare: bool
+) -> None:
+    """A bare repository is of any release."""
+    (tmp_path / "objects").mkdir()
+    (tmp_path / "HEAD").touch()
+    building, _ = builds(empty_site, {})
+    with pytest.raises(UsageError, match=r"no Megatron release '0\.9\.9' in the matrix"):
+        building._source(Request("cpu", "0.9.9", tmp_path if bare else None))
+
+
 def test_a_relative_cache_is_one_folder_wherever_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

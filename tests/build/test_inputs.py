@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from launcher import cli
 from launcher.build import fetch, inputs, source
 from launcher.build.image import Builds, Request, check_pins
+from launcher.engine import connect
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.progress import Progress
@@ -128,6 +130,8 @@ class StandInImages:
     def find(self, reference: str, chosen: str | None = None) -> Any:
         if chosen == "gone:1":
             raise EngineError("gone:1: the registry has no such image (404)")
+        if chosen == "No":
+            raise UsageError("No: not an image's name")
         return SimpleNamespace(id=f"sha256:{len(chosen or reference):064x}")
 
 
@@ -144,6 +148,7 @@ def test_a_row_that_fails_keeps_no_other_from_being_fetched(
     rows = [
         inputs.needed(MATRIX, LOCK, Request("24.10")),
         inputs.needed(MATRIX, LOCK, Request("cpu", base="gone:1")),
+        inputs.needed(MATRIX, LOCK, Request("cpu", base="No")),
         CPU,
     ]
     out = io.StringIO()
@@ -152,7 +157,8 @@ def test_a_row_that_fails_keeps_no_other_from_being_fetched(
     assert [one.row for one in fetched] == [CPU]
     assert fetched[0].files == (tmp_path / "a.whl", tmp_path / "b.tar.gz")
     assert list(fetched[0].images) == [name for name, _ in CPU.images]
-    assert [(row.tag, error.exit_code) for row, error in failed] == [("24.10", 122), ("cpu", 125)]
+    codes = [(row.tag, error.exit_code) for row, error in failed]
+    assert codes == [("24.10", 122), ("cpu", 125), ("cpu", 2)]
     assert "24.10: 10 Python packages: failed" in out.getvalue()
     without, _ = inputs.fetch_all([CPU], None, empty_site, Progress(out))
     assert without[0].images == {}
@@ -171,6 +177,31 @@ def test_a_commit_is_named_by_its_publisher_s_url(
     assert one.commits == (
         inputs.Commit("https://github.com/NVIDIA/Megatron-LM.git", row.locked.git.commit, tmp_path),
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "platforms"),
+    [
+        (["26.06", "24.10"], ["linux/arm64", "linux/amd64"]),
+        (["26.06", "--no-images"], ["linux/amd64"]),
+        (["26.06", "--no-images", "--platform", "linux/arm64"], ["linux/arm64"]),
+        (["26.06", "--platform", "linux/amd64"], []),
+    ],
+)
+def test_wheels_are_for_the_engine_whose_images_are_fetched(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], platforms: list[str]
+) -> None:
+    engine = SimpleNamespace(version=lambda: {"Os": "linux", "Arch": "arm64"})
+    fetched: list[str] = []
+
+    def fetch_all(rows: list[inputs.Needed], *_: object) -> tuple[list[Any], list[Any]]:
+        fetched.extend(row.platform for row in rows)
+        return [], []
+
+    monkeypatch.setattr(connect, "connect", lambda timeout: engine)
+    monkeypatch.setattr(inputs, "fetch_all", fetch_all)
+    assert cli.main(["fetch", *options]) == (0 if platforms else 2)
+    assert fetched == platforms
 
 
 def test_a_row_of_two_platforms_needs_wheels_and_a_builder_of_the_one_that_is_named() -> None:

@@ -118,6 +118,12 @@ def test_a_file_of_records_gives_each_vulnerability_once(archive: Path) -> None:
     assert found.summary == "torch is broken"
 
 
+def test_a_withdrawn_record_hides_no_other_of_the_same_vulnerability() -> None:
+    gone = record("A-1", "torch", [{"introduced": "0"}], aliases=["CVE-1"], withdrawn="2024-01-01")
+    (found,) = scan.findings({TORCH: [gone, BROKEN]})
+    assert found.id == "PYSEC-1"
+
+
 def test_the_api_gives_the_same_as_the_file(archive: Path, served: str) -> None:
     assert scan.scan([EINOPS, TORCH], served + "/") == scan.scan([EINOPS, TORCH], str(archive))
 

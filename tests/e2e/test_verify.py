@@ -125,7 +125,7 @@ def test_one_changed_byte_is_named_by_file_place_and_line(
     kept = []
     try:
         path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-        code, lines, said = made.verify(CHANGED, "--keep", "--diffoscope", PATH=path)
+        code, lines, said = made.verify(CHANGED, "--keep", PATH=path)
         kept = left(engine)
         report = "\n".join(lines)
         assert code == 1, (report, said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -251,6 +252,58 @@ def test_a_lock_of_before_images_were_locked_is_read() -> None:
     data = yaml.safe_load((ROOT / "matrix.lock").read_text())
     del data["images"]
     assert Lock.model_validate(data).images == {}
+
+
+def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
+    """A wheel with nothing in it but what it needs."""
+    info = f"{name}-{version}.dist-info"
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {one}" for one in needs]
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.13"])
+@pytest.mark.parametrize("platform", ["linux/amd64", "linux/arm64"])
+def test_what_is_needed_on_a_condition_is_what_the_row_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: Settings, python: str, platform: str
+) -> None:
+    """Whatever Python and machine pip runs on: these tests' is another than some of the rows'."""
+    wheel(
+        tmp_path,
+        *("root", "1.0", 'backport; python_version < "3.11"', 'nvidia; platform_machine=="x86_64"'),
+        *('numbers<2; python_full_version < "3.11"', "numbers", 'windows; os_name == "nt"'),
+        'extra; extra == "more"',
+    )
+    wheel(tmp_path, "backport", "1.0", "deeper")
+    for name in ("deeper", "nvidia", "windows", "extra"):
+        wheel(tmp_path, name, "1.0")
+    wheel(tmp_path, "numbers", "1.0")
+    wheel(tmp_path, "numbers", "2.0")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    pins = lock._resolve(["root"], python, replace(site, torch_index=""), platform=platform)
+    old, amd64 = python == "3.10", platform == "linux/amd64"
+    assert [pin.partition(" ")[0] for pin in pins] == sorted(
+        [
+            *("root==1.0", "numbers==1.0" if old else "numbers==2.0"),
+            *(("backport==1.0", "deeper==1.0") if old else ()),
+            *(("nvidia==1.0",) if amd64 else ()),
+        ]
+    )
+
+
+def test_a_pip_that_would_resolve_for_its_own_python_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: Settings
+) -> None:
+    wheel(tmp_path, "root", "1.0")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setattr(lock, "PIP", lock.PIP.replace("markers.default_environment", "other"))
+    with pytest.raises(BuildError, match="resolves for this Python alone"):
+        lock._resolve(["root"], "3.10", site)
 
 
 def test_a_branch_is_locked_with_its_name_and_another_one_keeps_no_pin(

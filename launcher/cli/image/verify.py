@@ -27,7 +27,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--base", metavar="IMAGE", help="in place of the row's base, as of `image build`")
     add("--builder", metavar="IMAGE", help="in place of the image that compiles")
     add("--keep", action="store_true", help="keep what was built for this, and print its name")
-    add("--diffoscope", action="store_true", help="have diffoscope compare the files that differ")
+    add(
+        "--diffoscope",
+        action="store_true",
+        help="wait for diffoscope, which is else ended after a minute",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
