@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from launcher.compat.result import Result
     from launcher.compat.series import Options
 
 HELP = "build, ask and train in each row with each release, and report what works"
@@ -55,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     """Try the cells and write the reports; 1 where one is worse than expected."""
     import signal
 
-    from launcher.compat import html, kept, report, series
+    from launcher.compat import kept, report, series
     from launcher.engine.connect import connect
     from launcher.errors import UsageError
     from launcher.matrix.load import load_lock, load_matrix
@@ -81,21 +83,32 @@ def main(args: argparse.Namespace) -> int:
     tried = series.Series(
         engine, settings(), matrix, load_lock(), options, finished, say, args.again
     )
-    results = [*(tried.kept(cells) if args.kept else tried.run(cells))]
+    results: list[Result] = []
+    try:
+        for one in tried.kept(cells) if args.kept else tried.run(cells):
+            results.append(one)
+    finally:  # also where the engine went away, or upon Ctrl-C
+        if results:
+            _report(results, args.output)
     if not results:
         raise UsageError(f"{finished}: no result of this checkout with these options")
+    print(report.as_markdown(results), end="")
+    if args.write:
+        path = kept.write(results, settings().matrix.parent)
+        say(f"{path.name}: written; `make render` puts it into README.md")
+    return 1 if any(one.failure for one in results) else 0
+
+
+def _report(results: Sequence[Result], folder: Path) -> None:
+    from launcher.compat import html, report
+
     for name, text in (
         ("report.json", report.as_json(results)),
         ("report.xml", report.as_junit(results)),
         ("report.md", report.as_markdown(results)),
         ("report.html", html.as_html(results)),
     ):
-        (args.output / name).write_text(text, encoding="utf-8")
-    print(report.as_markdown(results), end="")
-    if args.write:
-        path = kept.write(results, settings().matrix.parent)
-        say(f"{path.name}: written; `make render` puts it into README.md")
-    return 1 if any(one.failure for one in results) else 0
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _options(args: argparse.Namespace) -> Options:

@@ -24,6 +24,8 @@ STAGES = {
     "disk budget": "images may take no more",
 }
 """Where a cell can fail, in order."""
+OUTSIDE = ("pull", "fetch")
+"""Those of them that ask others, who may have another answer the next time."""
 LIMITS = ("time limit", "disk budget")
 """Those of them that are no fault of the cell."""
 

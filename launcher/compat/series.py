@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -19,16 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import probe
-from launcher.build import inputs, patch, source
+from launcher.build import fetch, inputs, patch, source
 from launcher.build.context import inside_digest
 from launcher.build.image import Request
 from launcher.compat.cell import REPOSITORY
-from launcher.compat.result import LIMITS, ORDER, Cell, Result
-from launcher.engine import disk
+from launcher.compat.result import LIMITS, ORDER, OUTSIDE, Cell, Result
+from launcher.engine import disk, registry
 from launcher.errors import UsageError, nearest
 from launcher.matrix.load import find_release, find_row
 from launcher.matrix.render import dockerfile
-from launcher.matrix.schema import Lock, LockedRelease, Matrix, misfit
+from launcher.matrix.schema import Lock, LockedRelease, Matrix, Row, misfit
 from launcher.settings import ROOT, Settings
 
 if TYPE_CHECKING:
@@ -103,54 +104,71 @@ class Series:
     def run(self, cells: Sequence[Cell]) -> Iterator[Result]:
         """The result of each cell, as it comes; those that are kept at once.
 
-        Raises UsageError, before the first, where the lock lacks what one of them needs.
+        What failed at what it has from outside is tried again. Raises UsageError, before the first,
+        where the lock lacks what one of them needs.
         """
         for cell in cells:
             self.key(cell)
         self.folder.mkdir(parents=True, exist_ok=True)
         for cell in cells:
-            yield (None if self.again else self._kept(cell)) or self._tried(cell)
+            yield (None if self.again else self._kept(cell, OUTSIDE)) or self._tried(cell)
 
     def kept(self, cells: Iterable[Cell]) -> Iterator[Result]:
         """The results of earlier series, on any machine; of those cells that have one."""
         return filter(None, map(self._kept, cells))
 
-    def _kept(self, cell: Cell) -> Result | None:
-        """The result of an earlier series, where all that it was tried with is the same."""
+    def _kept(self, cell: Cell, but: Sequence[str] = ()) -> Result | None:
+        """The result of an earlier series, where all that it was tried with is the same.
+
+        but: stages; what failed there isn't taken
+        """
         with suppress(OSError, ValueError, TypeError):
             found = Result(**json.loads(self._file(cell).read_text(encoding="utf-8")))
-            if found.key == self.key(cell, found.stage):
+            if found.stage not in but and found.key == self.key(cell, found.stage):
                 self.say(f"{cell}: {found.told} · kept")
                 return as_read(found)
         return None
 
     def _tried(self, cell: Cell) -> Result:
-        """Try a cell, and keep what came of it."""
+        """Try a cell, and keep what came of it, unless what it is tried with changed meanwhile."""
         row = find_row(self.matrix, cell.tag)
         expected = row.expected if cell.megatron == row.megatron else None
         if expected and not self.options.train:
             expected = min(expected, "imports", key=ORDER.index)
-        base = self.options.asked(cell)["base"] or row.base
+        tried_with = self._tried_with(cell)
+        base, _ = self._images(cell)
         pulled = self._file(cell).with_suffix(".pulled")
-        if self._size(base) is None:
-            pulled.touch()  # for the next series as well, where this one is killed
+        if self._inspected(base) is None:  # for the next series as well, where this one is killed
+            pulled.write_text("\n".join(_names(self.client.api.images())), encoding="utf-8")
         held = disk.held(self.client)
         before = time.monotonic()
-        found = self._over_budget(base) or self._in_process(cell)
+        found = self._in_process(cell)
         if not self.options.keep:
-            self._remove(cell, base if pulled.exists() else None)
-            disk.let_go(self.client, disk.held(self.client) - held)
+            self._remove(f"{REPOSITORY}:{cell.tag}-{cell.megatron}", f"{REPOSITORY}:{cell.tag}")
+            if pulled.exists():
+                there = pulled.read_text(encoding="utf-8").split()
+                self._remove(*self._names_of(base, there))
+            self._let_go(held)
         pulled.unlink(missing_ok=True)
-        key = self.key(cell, found.get("stage", ""))
+        key = self._digest(tried_with, found.get("stage", ""))
         result = Result(cell.tag, cell.megatron, key, expected=expected, **found)
-        partial = self._file(cell).with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
-        partial.rename(self._file(cell))
         self.say(f"{cell}: {result.told} ({time.monotonic() - before:.0f} s)")
+        if self._tried_with(cell) == tried_with:
+            self._keep(result)
+        else:
+            self.say(f"{cell}: what it is tried with was changed meanwhile, so it isn't kept")
         return result
+
+    def _keep(self, result: Result) -> None:
+        partial = self._file(result.cell).with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
+        partial.rename(self._file(result.cell))
 
     def _in_process(self, cell: Cell) -> dict[str, Any]:
         """The fields of a cell's result, from a process of its own."""
+        over = self._over(cell)
+        if reason := over():
+            return {"verdict": "fails", "stage": "disk budget", "reason": reason}
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         with subprocess.Popen(
             [sys.executable, "-m", "launcher.compat.cell"],
@@ -160,7 +178,7 @@ class Series:
             start_new_session=True,
             text=True,
         ) as process:
-            watch = _Watch(process, self.options.limits.cell, self._growth())
+            watch = _Watch(process, self.options.limits.cell, over)
             try:
                 assert process.stdin is not None
                 with process.stdin as stdin:
@@ -194,65 +212,73 @@ class Series:
             found = {"verdict": "fails", "stage": during, "reason": reason}
         return {**found, "seconds": seconds}
 
-    def _over_budget(self, base: str) -> dict[str, Any] | None:
-        """The fields of a result, where the base alone takes more than images may."""
-        size, most = self._size(base), self.options.limits.disk
-        if most is None or size is None or size <= most:
-            return None
-        reason = f"the base takes {size / 1e9:.1f} GB, and images may take {most / 1e9:.1f} GB"
-        return {"verdict": "fails", "stage": "disk budget", "reason": reason}
+    def _over(self, cell: Cell) -> Callable[[], str]:
+        """Asks why a cell takes too much disk: base, builder, and what images take more than now.
 
-    def _growth(self) -> Callable[[], str]:
-        """Asks why a cell takes too much disk: what images take more now than they did."""
+        It counts the same whether base and builder are pulled or there already.
+        """
         most = self.options.limits.disk
-        before = None if most is None else disk.used(self.client)
-        if most is None or before is None:
-            if most is not None:
-                self.say("the engine doesn't tell what its images take: only the base is counted")
+        if most is None:
             return lambda: ""
+        own = {name for image in self._images(cell) for name in (image, self.site.mirrored(image))}
+        there = {one["Id"]: int(one["Size"]) for one in map(self._inspected, own) if one}
+        before = disk.used(self.client)
+        if before is None:
+            self.say("the engine doesn't tell what its images take: what is added isn't counted")
 
         def over() -> str:
-            now = disk.used(self.client)
-            more = 0 if now is None else now - before
-            if more <= most:
+            now = None if before is None else disk.used(self.client)
+            added = 0 if before is None or now is None else now - before
+            if (taken := sum(there.values()) + added) <= most:
                 return ""
-            return f"its images take {more / 1e9:.1f} GB, and may take {most / 1e9:.1f} GB"
+            return f"its images take {taken / 1e9:.1f} GB, and may take {most / 1e9:.1f} GB"
 
         return over
 
-    def _size(self, image: str) -> int | None:
-        """Bytes of an image, None where the engine lacks it."""
+    def _images(self, cell: Cell) -> list[str]:
+        """The base and the builder of a cell."""
+        asked = self.options.asked(cell)
+        request = Request(cell.tag, cell.megatron, base=asked["base"], builder=asked["builder"])
+        return [chosen or name for name, chosen in self._needed(request).images]
+
+    def _inspected(self, image: str) -> dict[str, Any] | None:
+        """What the engine says of an image, None where it lacks it."""
         from docker.errors import APIError
 
         try:
-            return int(self.client.api.inspect_image(image)["Size"])
+            found: dict[str, Any] = self.client.api.inspect_image(image)
         except APIError:
             return None
+        return found
 
-    def _remove(self, cell: Cell, base: str | None) -> None:
-        """Remove what was made for a cell, and the base, where it was pulled for it."""
+    def _remove(self, *names: str) -> None:
         from docker.errors import APIError
 
-        names = [f"{REPOSITORY}:{cell.tag}-{cell.megatron}", f"{REPOSITORY}:{cell.tag}"]
-        for name in [*names, *(self._names_of(base) if base else [])]:
+        for name in names:
             with suppress(APIError):  # it was never made, or something uses it
                 self.client.api.remove_image(name)
 
-    def _names_of(self, base: str) -> list[str]:
-        """The names that a base has by being pulled: its own, its mirror's, and their digests."""
-        from docker.errors import APIError
+    def _names_of(self, base: str, there: Sequence[str]) -> list[str]:
+        """The names that a base has by being pulled: its own, its mirror's, and their digests.
 
-        try:
-            found = self.client.api.inspect_image(base)
-        except APIError:
-            return []
-        own = {base, self.site.mirrored(base)}
-        repositories = {name.partition("@")[0].rpartition(":")[0] for name in own}
-        digests = found.get("RepoDigests") or []
+        there: names that the engine had before, which stay, and the image with them
+        """
+        own = [registry.parse(name) for name in (base, self.site.mirrored(base))]
+        targets = {(one.registry, one.repository): one.target for one in own}
+        names = _names([self._inspected(base) or {}])
+        found = {name: registry.parse(name) for name in names if name not in there}
         return [
-            *(name for name in found.get("RepoTags") or [] if name in own),
-            *(name for name in digests if name.partition("@")[0] in repositories),
+            name
+            for name, one in found.items()
+            if (target := targets.get((one.registry, one.repository)))
+            and ("@" in name or one.target == target)
         ]
+
+    def _let_go(self, before: set[str] | None) -> None:
+        """Have BuildKit forget what it keeps of removed images, beyond what it kept before."""
+        now = disk.held(self.client)
+        if before is None or now is None or disk.let_go(self.client, now - before):
+            self.say("BuildKit may keep layers of removed images: docker builder prune frees them")
 
     def _file(self, cell: Cell) -> Path:
         return self.folder / f"{cell.tag}-{cell.megatron}.json"
@@ -263,14 +289,24 @@ class Series:
         stage: where it failed; one that went over a limit is tried again with another limit.
         Raises UsageError where the lock lacks what it needs, or for a checkout that is none.
         """
+        return self._digest(self._tried_with(cell), stage)
+
+    def _digest(self, tried_with: dict[str, Any], stage: str) -> str:
+        limits = asdict(self.options.limits) if stage in LIMITS else None
+        return hashlib.sha256(
+            json.dumps({**tried_with, "limits": limits}, sort_keys=True).encode()
+        ).hexdigest()
+
+    def _tried_with(self, cell: Cell) -> dict[str, Any]:
+        """All that a cell is tried with, less its limits."""
         row = find_row(self.matrix, cell.tag)
         release = find_release(self.matrix, row, cell.megatron)
         root = self.site.matrix.parent
-        needed = inputs.needed(self.matrix, self.lock, Request(cell.tag, cell.megatron))
+        needed = self._needed(Request(cell.tag, cell.megatron))
         patches = patch.patch_files(root / "patches" / release.patches)
         template = (root / "Dockerfile.template").read_text(encoding="utf-8")
         probes = sorted(Path(probe.__file__).parent.glob("*.py"))
-        parts = {
+        return {
             "row": row.model_dump(mode="json"),
             "needed": str(needed),
             "locked": {name: str(self.lock.images.get(name)) for name, _ in needed.images},
@@ -279,9 +315,12 @@ class Series:
             "files": [_sha256(path) for path in [*patches, *probes]],
             "inside": inside_digest(),
             "asked": self.options.asked(cell),
-            "limits": asdict(self.options.limits) if stage in LIMITS else None,
         }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def _needed(self, request: Request) -> inputs.Needed:
+        """What a cell needs on this machine's platform."""
+        row = find_row(self.matrix, request.tag)
+        return inputs.needed(self.matrix, self.lock, request, _platform(row))
 
     def _identity(self, cell: Cell, locked: LockedRelease) -> str | None:
         """What is in the checkout, edits and all; None where there is none."""
@@ -303,26 +342,36 @@ class _Watch:
     ) -> None:
         self.process = process
         self.limit = self.reason = ""
-        self._seconds, self._over = seconds, over
+        self._over = over
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
+        self._lock = threading.Lock()
+        late = ("time limit", f"{seconds:g} s")
+        self._clock = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._went_over, late)
+        self._disk = threading.Thread(target=self._look)
+        for thread in (self._clock, self._disk):
+            thread.daemon = True
+            thread.start()
 
     def _look(self) -> None:
-        deadline = time.monotonic() + self._seconds
-        while not self._ended.wait(min(LOOK_EVERY, max(0.0, deadline - time.monotonic()))):
-            if time.monotonic() >= deadline:
-                self.limit, self.reason = "time limit", f"{self._seconds:g} s"
-            elif reason := self._over():
-                self.limit, self.reason = "disk budget", reason
-            if self.limit:
+        """Look at the disk, however long an engine takes to answer: the clock runs beside it."""
+        while not self._ended.wait(LOOK_EVERY):
+            if reason := self._over():
+                self._went_over("disk budget", reason)
+
+    def _went_over(self, limit: str, reason: str) -> None:
+        """End it for the first limit that it goes over."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._ended.set()
+                self.limit, self.reason = limit, reason
                 self._end()
-                return
 
     def end(self) -> None:
         """Leave nothing of it."""
         self._ended.set()
-        self._thread.join()
+        self._clock.cancel()
+        for thread in (self._clock, self._disk):
+            thread.join()
         self._end()
 
     def _end(self) -> None:
@@ -333,6 +382,21 @@ class _Watch:
                 self.process.wait(LEAVE_WITHIN)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def _names(images: Iterable[Mapping[str, Any]]) -> list[str]:
+    """All tags and digests of images, as an engine tells of them."""
+    keys = ("RepoTags", "RepoDigests")
+    return [name for one in images for key in keys for name in one.get(key) or ()]
+
+
+def _platform(row: Row) -> str:
+    """The one of a row's platforms that this machine is of, else the row's first."""
+    machine = platform.machine()  # arm64 is aarch64 by Apple's name
+    return next(
+        (one for one in row.platforms if machine in (fetch.MACHINES[one], one.partition("/")[2])),
+        row.platforms[0],
+    )
 
 
 def _durations(stages: list[tuple[str, float]]) -> dict[str, float]:

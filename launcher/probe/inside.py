@@ -13,11 +13,12 @@ import os
 import re
 import sys
 import warnings
+from contextlib import contextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 MEGATRON = "/opt/megatron/lib"
 HELPERS = ("megatron.core.datasets.helpers_cpp", "megatron.core.datasets.helpers")
@@ -100,18 +101,16 @@ def extension() -> str | None:
     """The compiled helpers that load where no compiler can be found."""
     if _version("megatron-core") is None:
         return None
-    os.environ["PATH"] = ""
-    for variable in ("CC", "CXX"):
-        os.environ.pop(variable, None)
     error: Exception | None = None
-    for name in HELPERS:
-        try:
-            found = str(importlib.import_module(name).__file__)
-        except ModuleNotFoundError as missing:
-            error = missing
-            continue
-        if found.endswith(".so"):
-            return os.path.basename(found)
+    with _no_compiler():
+        for name in HELPERS:
+            try:
+                found = str(importlib.import_module(name).__file__)
+            except ModuleNotFoundError as missing:
+                error = missing
+                continue
+            if found.endswith(".so"):
+                return os.path.basename(found)
     raise error or ImportError(f"no compiled module among {', '.join(HELPERS)}")
 
 
@@ -153,6 +152,18 @@ def _runs(layer: Callable[..., object]) -> str:
     out.sum().backward()  # type: ignore[attr-defined]
     framework.cuda.synchronize()
     return "runs"
+
+
+@contextmanager
+def _no_compiler() -> Iterator[None]:
+    """No program is found within, and no variable names a compiler; other facts may need them."""
+    before = {name: os.environ.pop(name, None) for name in ("PATH", "CC", "CXX")}
+    os.environ["PATH"] = ""
+    try:
+        yield
+    finally:
+        os.environ.pop("PATH", None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def _version(package: str) -> str | None:

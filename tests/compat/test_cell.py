@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from launcher.settings import ROOT
 
@@ -19,8 +21,18 @@ def test_a_series_in_the_background_can_end_it() -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     ) as process:
         deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            process.send_signal(signal.SIGINT)
+        while is_deaf(process.pid) and time.monotonic() < deadline:
             time.sleep(0.1)
-        process.kill()
-        assert process.wait() == 130
+        process.send_signal(signal.SIGINT)  # once: a second one would break off its leaving
+        try:
+            assert process.wait(20) == 130
+        finally:
+            process.kill()
+
+
+def is_deaf(pid: int) -> bool:
+    """Whether a process ignores SIGINT."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    ignored = re.search(r"^SigIgn:\s*(\w+)$", status, re.MULTILINE)
+    assert ignored is not None
+    return bool(int(ignored[1], 16) >> (signal.SIGINT - 1) & 1)

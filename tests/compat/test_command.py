@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import requests
 
 from launcher import cli
 from launcher.cli import main
@@ -31,7 +32,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("LAUNCHER_MATRIX", str(tmp_path / "matrix.yaml"))
     monkeypatch.setattr(connect, "connect", lambda **_: None)
 
-    def run(results: list[Result], *args: str) -> int:
+    def run(results: Iterable[Result], *args: str) -> int:
         def found(self: series.Series, cells: Iterable[Cell]) -> Iterator[Result]:
             return iter(results)
 
@@ -55,6 +56,26 @@ def test_each_report_tells_of_each_cell(run: Run, tmp_path: Path) -> None:
     for one in RESULTS:
         assert f'id="{one.tag}-{one.megatron}"' in page
         assert f"| {one.tag} | {one.megatron} | {one.told} |" in table
+    assert not (tmp_path / kept.RESULTS).exists()
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [(requests.exceptions.ConnectionError("engine gone"), 125), (KeyboardInterrupt(), 130)],
+)
+def test_a_series_that_ends_early_reports_what_it_has(
+    run: Run, tmp_path: Path, end: BaseException, code: int
+) -> None:
+    def found() -> Iterator[Result]:
+        yield from RESULTS[:2]
+        raise end
+
+    assert run(found(), "--write") == code
+    out = tmp_path / "out"
+    assert len(json.loads((out / "report.json").read_text())["cells"]) == 2
+    assert {path.name for path in out.iterdir()} == {
+        f"report.{k}" for k in "json xml md html".split()
+    }
     assert not (tmp_path / kept.RESULTS).exists()
 
 

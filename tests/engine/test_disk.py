@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import docker
+import pytest
+import requests
+from docker.errors import APIError, DockerException
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +21,7 @@ class Engine:
 
     def __init__(self, records: list[dict[str, Any]]) -> None:
         self.records = records
-        self.api = SimpleNamespace(prune_builds=self.prune)
+        self.api = SimpleNamespace(prune_builds=self.prune, timeout=600)
 
     def df(self) -> dict[str, Any]:
         return {"LayersSize": 12, "BuildCache": self.records}
@@ -57,7 +61,7 @@ def test_a_removed_image_is_let_go_with_what_was_built_on_it_and_nothing_else() 
         ]
     )
     assert disk.held(client) == {"top", "bottom"}
-    disk.let_go(client, disk.held(client))
+    assert disk.let_go(client, {"top", "bottom"}) == set()
     assert left(client) == {"kept", "compiled"}
     assert disk.cached(client) == 5
     assert disk.used(client) == 12
@@ -67,7 +71,7 @@ def test_newer_engines_name_several_parents() -> None:
     base, other = record("base", "", image=True), record("other", "", image=True, shared=True)
     merged = {"ID": "m", "Parents": ["other", "base"], "Description": "merge", "Shared": False}
     client = engine([merged, base, other])
-    disk.let_go(client, disk.held(client))
+    disk.let_go(client, disk.held(client) or ())
     assert left(client) == {"other"}
 
 
@@ -78,10 +82,51 @@ def test_leaves_go_first_whatever_the_tree_is(parents: list[int]) -> None:
         for n, parent in enumerate(parents)
     ]
     client = engine(records)
-    disk.let_go(client, disk.held(client))
+    disk.let_go(client, disk.held(client) or ())
     assert not left(client)
 
 
 def test_an_engine_without_such_records_has_none() -> None:
-    client = cast("docker.DockerClient", SimpleNamespace(df=lambda: {"BuildCache": None}))
+    client = answering(lambda: {"BuildCache": None})
     assert (disk.used(client), disk.held(client)) == (None, set())
+
+
+def answering(df: Callable[[], dict[str, Any]]) -> docker.DockerClient:
+    api = SimpleNamespace(prune_builds=lambda filters: None, timeout=600)
+    return cast("docker.DockerClient", SimpleNamespace(df=df, api=api))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        APIError("a disk usage operation is already running"),
+        DockerException("TLS"),
+        requests.exceptions.ConnectionError("the engine was restarted"),
+        requests.exceptions.ReadTimeout("it takes too long"),
+    ],
+)
+def test_what_an_engine_does_not_tell_is_unknown_and_no_none(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "PAUSES", (0.0, 0.0))
+
+    def df() -> dict[str, Any]:
+        assert client.api.timeout == disk.ANSWER_WITHIN
+        raise error
+
+    client = answering(df)
+    assert (disk.used(client), disk.cached(client), disk.held(client)) == (None, None, None)
+    assert disk.let_go(client, {"a"}) == {"a"}
+    assert client.api.timeout == 600
+
+
+def test_an_engine_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "PAUSES", (0.0, 0.0))
+    busy = iter([True, False])
+
+    def df() -> dict[str, Any]:
+        if next(busy):
+            raise APIError("a disk usage operation is already running")
+        return {"BuildCache": [record("gone", "", image=True)]}
+
+    assert disk.held(answering(df)) == {"gone"}

@@ -121,6 +121,21 @@ def test_a_package_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
     assert "error" not in found["python"]
 
 
+def test_a_fact_finds_the_programs_that_the_extension_did_without(tmp_path: Path) -> None:
+    package(tmp_path, "megatron_core", "0.16.1")
+    for name in ("megatron/core/datasets", "megatron/training"):
+        (tmp_path / name).mkdir(parents=True)
+    says = "import os; print(*map(os.environ.get, ('PATH', 'CC', 'CXX')), file=open({!r}, 'w'))"
+    said = {name: tmp_path / name for name in ("helpers", "training")}
+    (tmp_path / "megatron/core/datasets/helpers.py").write_text(says.format(str(said["helpers"])))
+    (tmp_path / "megatron/training/__init__.py").write_text(says.format(str(said["training"])))
+    found = tell("extension", "training", folder=tmp_path, CC="gcc-12")
+    assert "error" in found["extension"]
+    assert found["training"]["value"] == "megatron.training"
+    assert said["helpers"].read_text() == " None None\n"
+    assert said["training"].read_text() == f"{os.environ['PATH']} gcc-12 None\n"
+
+
 def test_helpers_that_are_not_compiled_are_no_extension(tmp_path: Path) -> None:
     package(tmp_path, "megatron_core", "0.16.1")
     folder = tmp_path / "megatron/core/datasets"
