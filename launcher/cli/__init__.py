@@ -58,6 +58,8 @@ exit codes:
 
 def main(argv: list[str]) -> int:
     """Run one command and return its exit code; a user's mistake is told without a traceback."""
+    if sys.stderr is None:  # closed by a shell's 2>&-: else a file that is opened takes its place
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for any takes 30 ms
     argv, rest = _split_rest(argv) if argv[:1] and argv[0] in WITH_REST else (argv, [])
     args = _parser(argv).parse_args(argv)

@@ -18,7 +18,10 @@ SHOWN, LOGGED = 0.1, 5.0
 
 
 class Bar:
-    """Reports of a job; call it with each Done."""
+    """Reports of a job; call it with each Done.
+
+    As a context, it leaves the terminal's line empty for the error that ends the job.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._progress = Progress(stream or sys.stderr)
@@ -34,6 +37,13 @@ class Bar:
             self._progress.show(line(done, now - self._started))
         else:
             self._progress.note(_json(done, now - self._started, "working"))
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._progress.show("")
 
     def end(self, done: Done, made: list[str]) -> None:
         """Say what was made of what."""

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import orjson
 
-from launcher.data import records, sources
+from launcher.data import ledger, records, sources
 from launcher.data.faults import writing
 from launcher.data.ledger import Ledger, Leniency
-from launcher.data.output import locked
+from launcher.data.output import locked, partial, publish
 from launcher.data.records import Documents
 from launcher.data.sources import Reading
 from launcher.data.tokenize import Done
-from launcher.errors import UsageError
 
 
 def convert(
@@ -28,18 +27,15 @@ def convert(
 ) -> Done:
     """Write `target`, which appears when it is complete. Raises as `tokenize.run` does."""
     found = sources.sources(inputs, reading)
-    sources.refuse_own(found, target)
-    if target.exists() and not target.is_file():
-        raise UsageError(f"{target}: it isn't a file", "Name one that isn't there yet: -o a.jsonl")
+    sources.refuse_own(found, [target, ledger.path(target)])
     done = Done(size=sum(source.stop - source.start for source in found))
-    partial = target.with_name(target.name + ".partial")
     with writing(target), ExitStack() as closed:
-        ledger = Ledger(found, target, leniency)
-        closed.callback(ledger.close)
-        file = locked(partial, closed)
+        file = locked(target, closed)
+        rejects = Ledger(found, target, leniency)
+        closed.callback(rejects.close)
         for place, block in sources.blocks(found, reading):
-            read = records.documents(block, reading.keys, stop=not leniency.skip)
-            ledger.enter(place, block.numbers, read.faults, read.records)
+            read = records.documents(block, reading.keys, leniency.limit)
+            rejects.enter(place, block.numbers, read.faults, read.records)
             lines = _lines(read, reading.keys)
             file.writelines(lines)
             done = Done(
@@ -47,13 +43,13 @@ def convert(
                 size=done.size,
                 documents=done.documents + len(lines),
                 blank=done.blank + read.blank,
-                rejected=ledger.rejected,
+                rejected=rejects.rejected,
             )
             report(done)
         file.flush()
         os.fsync(file.fileno())
-        ledger.publish()
-        partial.replace(target)
+        publish([rejects])
+        partial(target).replace(target)
         closed.pop_all()  # the name may be another job's from now on
         file.close()
     return done

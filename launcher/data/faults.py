@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from launcher.errors import LauncherError, UsageError
 
@@ -40,9 +40,11 @@ def writing(target: Path) -> Iterator[None]:
         ) from None
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A record that gives no document; `at` counts records of its block from 0."""
+class Fault(NamedTuple):
+    """A record that gives no document; `at` counts records of its block from 0.
+
+    A tuple, since a block may have a million of them.
+    """
 
     at: int
     reason: str
@@ -58,7 +60,10 @@ class Refused(ValueError):
 
 
 def excerpt(record: object) -> str:
-    """The beginning of a record, as text."""
-    if isinstance(record, bytes):
-        return record[:EXCERPT].decode("utf-8", "backslashreplace")
-    return str(record)[:EXCERPT].encode("utf-8", "backslashreplace").decode()
+    """The first EXCERPT characters of a record; a row is its values with commas between them."""
+    if isinstance(record, list):
+        return ", ".join(map(excerpt, record[:EXCERPT]))[:EXCERPT]
+    if not isinstance(record, bytes):
+        record = str(record)[:EXCERPT].encode("utf-8", "backslashreplace")
+    begun = record[: 4 * EXCERPT]  # no character has more than 4 bytes
+    return begun.decode("utf-8", "backslashreplace")[:EXCERPT]

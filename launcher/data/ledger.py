@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+
+import orjson
 
 from launcher.data.faults import DataError, Fault
-from launcher.data.sources import REJECTS, Place, Source, lines_before, refuse_own
+from launcher.data.output import locked, partial
+from launcher.data.sources import REJECTS, Place, Source, lines_before
 
 
 @dataclass(frozen=True)
@@ -19,25 +21,41 @@ class Leniency:
 
     skip: leave it out and list it, in place of ending the job
     most: how many may be left out; None for any number
+    remedy: what to do where one ends the job
     """
 
     skip: bool = False
     most: int | None = None
+    remedy: str = "--on-error skip leaves such records out and lists them."
+
+    @property
+    def limit(self) -> int | None:
+        """The number of them that ends the job; None where none does."""
+        if not self.skip:
+            return 1
+        return None if self.most is None else self.most + 1
+
+
+def path(prefix: Path) -> Path:
+    """The list of a job that writes to `prefix`."""
+    return prefix.with_name(prefix.name + REJECTS)
 
 
 class Ledger:
-    """The list PREFIX.rejects.jsonl, which is there only when a record was left out."""
+    """The list PREFIX.rejects.jsonl, which is there only when a record was left out.
+
+    A job that may leave some out has it for itself: raises as `output.locked` does.
+    """
 
     def __init__(self, sources: Sequence[Source], prefix: Path, leniency: Leniency) -> None:
         self.sources = sources
         self.leniency = leniency
         self.rejected = 0
-        self._path = prefix.with_name(prefix.name + REJECTS)
-        self._partial = self._path.with_name(self._path.name + ".partial")
-        self._file: IO[str] | None = None
+        self._path = path(prefix)
+        self._files = ExitStack()
+        self._file = locked(self._path, self._files) if leniency.skip else None
         self._source, self._records = -1, 0
         self._before: int | None = None
-        refuse_own(sources, self._path)
 
     def enter(
         self, place: Place, numbers: Sequence[int], faults: Sequence[Fault], records: int
@@ -56,37 +74,40 @@ class Ledger:
             if self._before is None:
                 self._before = lines_before(source)
             line += self._before
-        told = f"{source.told}:{line}: {fault.reason}"
         self.rejected += 1
-        if not self.leniency.skip:
-            raise DataError(
-                f"{told}\n  | {fault.excerpt}",
-                "Nothing was written. --on-error skip leaves such records out and lists them.",
-            )
-        if self.leniency.most is not None and self.rejected > self.leniency.most:
-            raise DataError(
-                f"{told}\n  more than {self.leniency.most} such records",
-                "Nothing was written. --max-errors says how many may be left out.",
-            )
-        if self._file is None:
-            self._file = self._partial.open("w", encoding="utf-8")
+        if self.rejected == self.leniency.limit:
+            raise self._ended(f"{source.told}:{line}: {fault.reason}", fault)
         record = {"file": source.told, "line": line, "reason": fault.reason}
         record["begins"] = fault.excerpt
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        assert self._file is not None
+        self._file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
 
-    def publish(self) -> Path | None:
-        """Give the list its name, and return that; an older list goes in any case."""
-        if self._file is None:
+    def _ended(self, told: str, fault: Fault) -> DataError:
+        if not self.leniency.skip:
+            return DataError(
+                f"{told}\n  | {fault.excerpt}", f"Nothing was written. {self.leniency.remedy}"
+            )
+        return DataError(
+            f"{told}\n  more than {self.leniency.most} such records",
+            "Nothing was written. --max-errors says how many may be left out.",
+        )
+
+    def complete(self) -> None:
+        """Bring the list to the disk, under its partial name."""
+        if self._file is not None and self.rejected:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def publish(self) -> None:
+        """Give the list its name; an older one goes in any case."""
+        if self._file is None or not self.rejected:
             self._path.unlink(missing_ok=True)
-            return None
-        with self._file as file:
-            file.flush()
-            os.fsync(file.fileno())
-        self._partial.replace(self._path)
-        return self._path
+            self._files.close()
+            return
+        partial(self._path).replace(self._path)
+        self._files.pop_all()  # the name may be another job's from now on
+        self._file.close()
 
     def close(self) -> None:
-        """Remove an unfinished list."""
-        if self._file is not None:
-            self._file.close()
-            self._partial.unlink(missing_ok=True)
+        """Remove what is unfinished; nothing after `publish`."""
+        self._files.close()

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,10 @@ from launcher.errors import UsageError
 
 PIECE = 1 << 17
 """Numbers of a column that are in memory at a time."""
+PARTIAL = ".partial"
+"""How the names of files end that aren't complete."""
+SUFFIXES = (".bin", ".idx", ".documents")
+"""Of the files of a prefix; the last one's columns go into the index in the end."""
 UNLOCKABLE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 """What a file system answers that has no locks: jobs there can't tell that another one writes."""
 
@@ -32,7 +36,7 @@ class Output:
     """One data file being written, under names that end in `.partial`.
 
     The columns of the index are kept on disk as well, so memory doesn't grow with the documents.
-    Raises Busy where another job writes the same files, UsageError where the folder isn't there.
+    Raises as `locked` does.
     """
 
     def __init__(self, prefix: Path, kind: np.dtype[np.generic]) -> None:
@@ -41,16 +45,13 @@ class Output:
         self.sequences = self.documents = self.tokens = 0
         self._files = ExitStack()
         try:
-            self._bin = locked(self._path(".bin"), self._files)
-            self._index = locked(self._path(".idx"), self._files)
-            self._counts = locked(self._path(".documents"), self._files)
+            self._bin, self._index, self._counts = (
+                locked(path, self._files) for path in targets(prefix)
+            )
         except BaseException:
             self._files.close()
             raise
         self._index.write(bytes(indexed.HEADER))
-
-    def _path(self, suffix: str) -> Path:
-        return self.prefix.with_name(f"{self.prefix.name}{suffix}.partial")
 
     def add(self, columns: Columns) -> None:
         """Write documents after those that are there."""
@@ -72,7 +73,7 @@ class Output:
         self._index.flush()
         header = struct.pack("<QBQQ", indexed.VERSION, code, self.sequences, self.documents + 1)
         # The file is open for appending, so that opening it emptied no other job's.
-        with open(self._path(".idx"), "r+b") as index:
+        with partial(targets(self.prefix)[1]).open("r+b") as index:
             index.write(indexed.MAGIC + header)
         for file in (self._bin, self._index):
             file.flush()
@@ -95,11 +96,11 @@ class Output:
 
     def publish(self) -> None:
         """Give both files their names; the index last, as what says that the data is there."""
-        final = self.prefix.with_name
-        final(f"{self.prefix.name}.idx").unlink(missing_ok=True)
-        for suffix in (".bin", ".idx"):
-            self._path(suffix).replace(final(self.prefix.name + suffix))
-        self._path(".documents").unlink()
+        tokens, index, counts = targets(self.prefix)
+        index.unlink(missing_ok=True)
+        for target in (tokens, index):
+            partial(target).replace(target)
+        partial(counts).unlink()
         self._files.pop_all()  # the names may be another job's from now on
         for file in (self._bin, self._index, self._counts):
             file.close()
@@ -110,18 +111,34 @@ class Output:
             os.close(folder)
 
 
-def locked(path: Path, files: ExitStack) -> IO[bytes]:
-    """`path` opened for appending, empty, for this job alone; `files` removes and closes it.
+def targets(prefix: Path) -> list[Path]:
+    """The files that an Output writes."""
+    return [prefix.with_name(prefix.name + suffix) for suffix in SUFFIXES]
 
-    Raises Busy where another job writes it, UsageError where its folder isn't there.
+
+def partial(target: Path) -> Path:
+    """What a file is called until it is complete."""
+    return target.with_name(target.name + PARTIAL)
+
+
+def locked(target: Path, files: ExitStack) -> IO[bytes]:
+    """The file that will be `target`, opened for appending, empty, for this job alone.
+
+    `files` removes and closes it. Raises Busy where another job writes it, UsageError where its
+    folder isn't there or the name is that of something else than a file.
     """
+    path = partial(target)
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent}: no such folder", f"Make it: mkdir -p {path.parent}")
-    file = files.enter_context(path.open("ab+"))
-    if not _lock(file, path):
-        raise Busy(f"{path}: another job writes it", "Wait for it, or choose another name.")
-    files.callback(path.unlink, missing_ok=True)
-    file.truncate(0)
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target}: it isn't a file", "Take another name for the output.")
+    with ExitStack() as opened:
+        file = opened.enter_context(path.open("ab+"))
+        if not _lock(file, path):
+            raise Busy(f"{path}: another job writes it", "Wait for it, or choose another name.")
+        opened.callback(path.unlink, missing_ok=True)
+        file.truncate(0)
+        files.push(opened.pop_all())
     return file
 
 
@@ -143,13 +160,23 @@ def _lock(file: IO[bytes], path: Path) -> bool:
 def wait(prefix: Path) -> None:
     """Return when no job writes PREFIX.bin any more, whether it was completed or not."""
     try:
-        with open(f"{prefix}.bin.partial", "rb") as file:
+        with partial(targets(prefix)[0]).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
     except FileNotFoundError:
         return
 
 
-def publish(outputs: Sequence[Output]) -> None:
+class Unfinished(Protocol):
+    """What a job writes."""
+
+    def complete(self) -> None:
+        """Bring all of it to the disk, under its partial name."""
+
+    def publish(self) -> None:
+        """Give it its name."""
+
+
+def publish(outputs: Sequence[Unfinished]) -> None:
     """Complete all, and only then name any."""
     for output in outputs:
         output.complete()

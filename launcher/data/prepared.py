@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.data import contents, output, sources, tokenize, tokenizers
 from launcher.data.faults import DataError
+from launcher.data.ledger import Leniency
 from launcher.data.output import Busy
 from launcher.data.sources import Reading, Source
 from launcher.data.tokenize import Done, Job
@@ -19,6 +20,11 @@ from launcher.errors import UsageError
 
 VERSION = 2
 """Goes up when the same input would give other files."""
+STRICT = Leniency(
+    remedy="`launcher data tokenize` with --on-error skip leaves such records out: give what it "
+    "writes as data.path."
+)
+"""What a run's text has to be: all of it is trained on."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ def prepared(
     names = tuple(source.name for source in found)
     if pipes := [name for name in names if not Path(name).is_file()]:
         raise UsageError(f"{pipes[0]}: not a file, and the text of a run is read twice")
-    job = Job(names, folder, reading, tokenizer, append_eod=True, workers=workers)
+    job = Job(names, folder, reading, tokenizer, append_eod=True, workers=workers, leniency=STRICT)
     loaded = tokenizers.load(tokenizer)
     return Prepared(replace(job, prefix=folder / _key(found, job, loaded.end)), loaded.size)
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from sys import intern
 from typing import Any
 
 import orjson
@@ -46,8 +47,8 @@ class Documents:
     blank: int = 0
 
 
-def documents(block: Block, keys: Sequence[str], stop: bool) -> Documents:
-    """Read a block, up to the first fault with `stop`.
+def documents(block: Block, keys: Sequence[str], limit: int | None) -> Documents:
+    """Read a block, up to the fault of number `limit`, counted from 1; None for all of it.
 
     A document with a fault in one key is left out of all.
     """
@@ -62,8 +63,8 @@ def documents(block: Block, keys: Sequence[str], stop: bool) -> Documents:
             values = read(record, keys)
             texts: list[Any] = [v if type(v) is list else [v] for v in values]
         except Refused as refused:
-            found.faults.append(Fault(at, str(refused), excerpt(refused.record or record)))
-            if stop:
+            found.faults.append(Fault(at, intern(str(refused)), excerpt(refused.record or record)))
+            if len(found.faults) == limit:
                 break
             continue
         if not values:
@@ -152,7 +153,7 @@ def _check(value: object, key: str, encoding: str = "") -> None:
 
 def _kind(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
-    names |= {int: "a number", float: "a number", type(None): "null", bytes: "not UTF-8"}
+    names |= {int: "a number", float: "a number", type(None): "null"}
     return names.get(type(value), type(value).__name__)
 
 

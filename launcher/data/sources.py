@@ -13,7 +13,7 @@ from glob import glob
 from pathlib import Path
 from typing import IO
 
-from launcher.data import tables
+from launcher.data import output, tables
 from launcher.data.faults import DataError
 from launcher.data.records import Block
 from launcher.data.unpack import Counted, Unreadable, packing, unpacked
@@ -63,7 +63,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Source:
-    """An input, and the part of it that is read, in bytes as it lies on the disk."""
+    """An input, and the part of it that is read, in bytes as it lies on the disk.
+
+    `whole` says that it is all of it; else its lines begin at `start` and end at `stop`.
+    """
 
     name: str
     format: str
@@ -113,7 +116,7 @@ def sources(inputs: Sequence[str], reading: Reading) -> list[Source]:
             if first <= at < last:
                 found.append(Source(name, kind, 0, size, True))
         elif first < end and at < last:
-            found.append(Source(name, kind, max(first - at, 0), min(last, end) - at, False))
+            found += _part(name, kind, max(first - at, 0), min(last, end) - at)
         at = end
     return found
 
@@ -132,22 +135,34 @@ def _expand(pattern: str) -> list[str]:
 
 
 def _is_meant(name: str, pattern: Path) -> bool:
-    """Whether a pattern's file is an input: no folder, and no list of what was left out of one."""
-    return not os.path.isdir(name) and (
-        not name.endswith(REJECTS) or pattern.name.endswith(REJECTS)
+    """Whether a pattern's file is an input: no folder, no list of bad records, and complete."""
+    return not os.path.isdir(name) and not any(
+        name.endswith(own) and not pattern.name.endswith(own) for own in (REJECTS, output.PARTIAL)
     )
 
 
-def refuse_own(found: Sequence[Source], target: Path) -> None:
-    """Raises UsageError where an input is the file that is to be written."""
-    if not target.exists():
-        return
-    for source in found:
-        if source.name != STDIN and os.path.samefile(source.name, target):
+def refuse_own(found: Sequence[Source], written: Sequence[Path]) -> None:
+    """Raises UsageError where an input is a file that is to be written, or what one is made of.
+
+    It has to be called before those are opened, as that empties them.
+    """
+    own = {_identity(path) for target in written for path in (target, output.partial(target))}
+    own.discard(None)
+    for source in found if own else ():
+        if _identity("/dev/stdin" if source.name == STDIN else source.name) in own:
             raise UsageError(
-                f"{source.name}: it would be written while it is read",
+                f"{source.told}: it would be written while it is read",
                 "Take another name for the output, or a pattern that leaves it out.",
             )
+
+
+def _identity(name: str | Path) -> tuple[int, int] | None:
+    """Which file it is, whatever its name; None where it can't be seen."""
+    try:
+        found = os.stat(name)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _format(name: str, reading: Reading) -> str:
@@ -219,7 +234,7 @@ def _readable(
     """Blocks of a file that isn't a table of its own kind."""
     try:
         if not source.whole:
-            yield from _lines(_part(file, counted, source), source, reading)
+            yield from _lines(_divided(file, counted, source), source, reading)
             return
         content = unpacked(io.BufferedReader(counted, BLOCK))
         yield from READERS[source.format](content, source, reading)
@@ -247,22 +262,28 @@ def _pieces(file: IO[bytes], left: int) -> Iterator[bytes]:
         yield piece
 
 
-def _part(file: IO[bytes], counted: Counted, source: Source) -> Iterator[bytes]:
-    """Whole lines: those that begin in the part."""
-    start, stop = _line_at(file, source.start), _line_at(file, source.stop)
-    file.seek(start)
-    for lines in _whole_lines(_pieces(file, stop - start)):
+def _part(name: str, kind: str, first: int, last: int) -> list[Source]:
+    """The lines that begin between two bytes of a file, if there are any."""
+    with open(name, "rb") as file:
+        start, stop = _line_at(file, first), _line_at(file, last)
+    return [Source(name, kind, start, stop, False)] if start < stop else []
+
+
+def _divided(file: IO[bytes], counted: Counted, source: Source) -> Iterator[bytes]:
+    """The lines of a part."""
+    file.seek(source.start)
+    for lines in _whole_lines(_pieces(file, source.stop - source.start)):
         counted.count += len(lines)
         yield lines
 
 
 def lines_before(source: Source) -> int:
     """How many lines begin before the part of the file that is read, by records.split's rules."""
+    if not source.start:  # maybe a pipe, which can't be opened again
+        return 0
     found, last = 0, b""
     with open(source.name, "rb") as file:
-        start = _line_at(file, source.start)
-        file.seek(0)
-        for piece in _pieces(file, start):
+        for piece in _pieces(file, source.start):
             found += piece.count(b"\n") + piece.count(b"\r") - (last + piece).count(b"\r\n")
             last = piece[-1:]
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from launcher.data import records, sources, tokenizers
+from launcher.data import ledger, output, records, sources, tokenizers
 from launcher.data.faults import Fault, writing
 from launcher.data.ledger import Ledger, Leniency
 from launcher.data.output import Output, publish
@@ -87,17 +87,18 @@ def run(job: Job, report: Callable[[Done], None], check: Callable[[], None] = la
     tokenizer = tokenizers.load(job.tokenizer)
     if job.append_eod and tokenizer.end is None:
         raise UsageError("the tokenizer has no end-of-document token", "Name it: --eod-token")
+    names = [path for prefix in outputs(job) for path in output.targets(prefix)]
+    sources.refuse_own(found, [*names, ledger.path(job.prefix)])
     with writing(job.prefix), ExitStack() as closed:
-        ledger = Ledger(found, job.prefix, job.leniency)
-        closed.callback(ledger.close)
         written: list[Output] = []
         for prefix in outputs(job):
             written.append(Output(prefix, token_type(tokenizer.size)))
             closed.callback(written[-1].close)
-        done = _write(job, found, tokenizer, written, ledger, report)
+        rejects = Ledger(found, job.prefix, job.leniency)
+        closed.callback(rejects.close)
+        done = _write(job, found, tokenizer, written, rejects, report)
         check()
-        publish(written)
-        ledger.publish()
+        publish([rejects, *written])
     return done
 
 
@@ -106,7 +107,7 @@ def _write(
     found: Sequence[sources.Source],
     tokenizer: Tokenizer,
     written: Sequence[Output],
-    ledger: Ledger,
+    rejects: Ledger,
     report: Callable[[Done], None],
 ) -> Done:
     """Send blocks to workers, and write in order what comes back."""
@@ -121,18 +122,18 @@ def _write(
     workers: Workers[Block, Encoded] = Workers(partial(_encode, job, tokenizer), job.workers)
     for encoded in workers.map(blocks()):
         place, numbers = sent.popleft()
-        ledger.enter(place, numbers, encoded.faults, encoded.records)
-        for output, part in zip(written, encoded.columns, strict=True):
-            output.add(part)
+        rejects.enter(place, numbers, encoded.faults, encoded.records)
+        for one, part in zip(written, encoded.columns, strict=True):
+            one.add(part)
         first = encoded.columns[0].counts
         done = Done(
             read=place.read,
             size=done.size,
             documents=written[0].documents,
             empty=done.empty + len(first) - int(np.count_nonzero(first)),
-            tokens=sum(output.tokens for output in written),
+            tokens=sum(one.tokens for one in written),
             blank=done.blank + encoded.blank,
-            rejected=ledger.rejected,
+            rejected=rejects.rejected,
         )
         report(done)
     return done
@@ -140,7 +141,7 @@ def _write(
 
 def _encode(job: Job, tokenizer: Tokenizer, block: Block) -> Encoded:
     """In a worker: a block's documents as they are written."""
-    found = records.documents(block, job.reading.keys, stop=not job.leniency.skip)
+    found = records.documents(block, job.reading.keys, job.leniency.limit)
     end = tokenizer.end if job.append_eod else None
     kind = token_type(tokenizer.size)
     parts = [

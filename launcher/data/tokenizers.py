@@ -242,6 +242,12 @@ def load(chosen: Chosen) -> Tokenizer:
 
     Raises UsageError for one that isn't known, options of another, and files that don't fit.
     """
+    _require_known(chosen)
+    made: Tokenizer = KNOWN[chosen.type](chosen)
+    return made
+
+
+def _require_known(chosen: Chosen) -> None:
     if chosen.type not in KNOWN:
         raise UsageError(f"--tokenizer-type {chosen.type}", nearest(chosen.type, list(KNOWN)))
     for field, (option, readers) in OPTIONS.items():
@@ -250,12 +256,14 @@ def load(chosen: Chosen) -> Tokenizer:
                 f"{option}: {chosen.type} doesn't read it",
                 f"Leave it out, or say which does: --tokenizer-type {' or '.join(readers)}",
             )
-    made: Tokenizer = KNOWN[chosen.type](chosen)
-    return made
 
 
 def files(chosen: Chosen) -> Sequence[Path]:
-    """What the tokenizer is read from, save what `end` is. Raises as `load` does."""
+    """What the tokenizer is read from, save what `end` is.
+
+    Raises UsageError for one that isn't known, options of another, and files that aren't there.
+    """
+    _require_known(chosen)
     if chosen.type in MODELS:
         return [_model(chosen)]
     return vocabulary.files(chosen.vocab_file, chosen.merge_file)

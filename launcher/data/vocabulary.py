@@ -27,12 +27,16 @@ KNOWN = ("Hello world", [15496, 995])
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A byte-level BPE: tokens in the byte-level alphabet with their ids, and merges in order."""
+    """A byte-level BPE: tokens in the byte-level alphabet with their ids, and merges in order.
+
+    sha256: of vocab.json and merges.txt, in hexadecimal digits
+    """
 
     ids: dict[str, int]
     merges: list[str]
     end: int
     genuine: bool
+    sha256: tuple[str, str]
 
 
 def alphabet() -> dict[int, str]:
@@ -70,7 +74,7 @@ def files(vocab_file: Path | None, merge_file: Path | None) -> tuple[Path, Path]
         raise ModuleNotFoundError(name=PACKAGE)
     found = {name: Path(package.origin).parent / path for name, path in PACKAGED.items()}
     for name, path in found.items():
-        if not path.is_file() or sha256(path) != GENUINE[name]:
+        if not path.is_file() or _sha256(_read(path)) != GENUINE[name]:
             raise UsageError(
                 f"{path}: not GPT-2's {name}, whose sha256 is {GENUINE[name]}",
                 f"Install {PACKAGE} anew, or give --vocab-file and --merge-file.",
@@ -78,9 +82,8 @@ def files(vocab_file: Path | None, merge_file: Path | None) -> tuple[Path, Path]
     return found["vocab.json"], found["merges.txt"]
 
 
-def sha256(path: Path) -> str:
-    """A file's sha256 in hexadecimal digits. Raises UsageError where it can't be read."""
-    return hashlib.sha256(_read(path)).hexdigest()
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _read(path: Path) -> bytes:
@@ -91,30 +94,34 @@ def _read(path: Path) -> bytes:
 
 
 def load(vocab_file: Path, merge_file: Path) -> Vocabulary:
-    """Read both files, and check that they are a vocabulary and belong together.
+    """Read both files, once, and check that they are a vocabulary and belong together.
 
     The first line of merges.txt and what follows its last line's end are no merges, as for
     upstream. Raises UsageError where upstream would fail, or write token 0 for one that isn't
-    in vocab.json.
+    in vocab.json; and where merges.txt is a part of another: more than one in a hundred tokens
+    was learned, but no merge makes it. A learned token is told from a special one by its bytes:
+    they are written in the byte-level alphabet, and not all of them printable ASCII.
     """
-    genuine = (sha256(vocab_file), sha256(merge_file)) == tuple(GENUINE.values())
-    ids, merges = _ids(vocab_file), _merges(merge_file)
+    vocab, merge = _read(vocab_file), _read(merge_file)
+    ids, merges = _ids(vocab_file, vocab), _merges(merge_file, merge)
+    digests = _sha256(vocab), _sha256(merge)
+    genuine = digests == tuple(GENUINE.values())
     if not genuine:
         _check_ids(vocab_file, ids)
         _check_merges(vocab_file, merge_file, ids, merges)
-    return Vocabulary(ids, merges, ids[END], genuine)
+    return Vocabulary(ids, merges, ids[END], genuine, digests)
 
 
-def _ids(path: Path) -> Any:
+def _ids(path: Path, content: bytes) -> Any:
     try:
-        return orjson.loads(_read(path))
+        return orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise UsageError(f"{path}: not JSON: {error}", "It should be vocab.json.") from None
 
 
-def _merges(path: Path) -> list[str]:
+def _merges(path: Path, content: bytes) -> list[str]:
     try:
-        lines = _read(path).decode().replace("\r\n", "\n").split("\n")
+        lines = content.decode().replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 at byte {error.start}") from None
     if lines[-1]:
@@ -137,7 +144,8 @@ def _check_ids(path: Path, ids: object) -> None:
 def _check_merges(
     vocab_file: Path, merge_file: Path, ids: dict[str, int], merges: list[str]
 ) -> None:
-    known = {*alphabet().values()}
+    characters = {*alphabet().values()}
+    known = {*characters}
     for number, merge in enumerate(merges, 2):
         if merge.count(" ") != 1 or merge.startswith(" ") or merge.endswith(" "):
             said = "a merge is two tokens with a space between them"
@@ -156,4 +164,11 @@ def _check_merges(
         raise UsageError(
             f"{vocab_file}: without {len(lacking)} tokens that {merge_file.name} makes: {some}",
             "Do the two belong together? Upstream would write token 0 in their place.",
+        )
+    unmade = [one for one in ids.keys() - known if not one.isascii() and characters.issuperset(one)]
+    if len(unmade) > len(ids) / 100:
+        some = ", ".join(sorted(unmade)[:5])
+        raise UsageError(
+            f"{merge_file}: no merge makes {len(unmade)} tokens of {vocab_file.name}: {some}",
+            "Is it a complete copy? Do the two belong together?",
         )

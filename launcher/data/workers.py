@@ -1,11 +1,12 @@
 """Runs a function over pieces in processes, and gives the results back in the pieces' order.
 
 Each process has one piece at a time, so memory is bounded by their number. A process ends with the
-one that started it, however that ends: its pipe is closed.
+one that started it, however that ends: the kernel kills it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import io
 import multiprocessing
 import os
@@ -30,6 +31,7 @@ GROWTH = 64 << 20
 they have met."""
 ENDED = (OSError, EOFError, pickle.UnpicklingError)
 """What a pipe raises when its other end is closed, maybe in the middle of an object."""
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MOST = 8
 """Workers where nobody says how many: one process reads and writes for all of them."""
 
@@ -46,10 +48,12 @@ class Worker:
     process: BaseProcess
     pipe: Pipe
 
-    def close(self) -> None:
-        """Close the pipe, and with it what couldn't be sent."""
+    def end(self) -> None:
+        """Kill the process, which may be a stopped one; what it wasn't sent yet is lost."""
+        self.process.kill()
         with suppress(OSError):
             self.pipe.close()
+        self.process.join()
 
 
 class Workers(Generic[Piece, Result]):
@@ -63,7 +67,8 @@ class Workers(Generic[Piece, Result]):
     def map(self, pieces: Iterable[Piece]) -> Iterator[Result]:
         """The results, in order.
 
-        Raises DataError where a process was killed, and what `work` raises.
+        Raises DataError where a process was killed, and what `work` raises; of that only the text,
+        in a DataError, where it can't be sent or is no Exception.
         """
         busy: deque[int] = deque()
         try:
@@ -79,10 +84,9 @@ class Workers(Generic[Piece, Result]):
                 yield self._receive(busy.popleft())
         finally:
             for worker in self.workers.values():
-                worker.close()
+                worker.process.kill()
             for worker in self.workers.values():
-                worker.process.terminate()
-                worker.process.join()
+                worker.end()
 
     def _start(self) -> Worker:
         ours, theirs = map(_pipe, socket.socketpair())
@@ -106,9 +110,7 @@ class Workers(Generic[Piece, Result]):
         except ENDED:
             raise self._lost(at) from None
         if full:
-            worker = self.workers.pop(at)
-            worker.close()
-            worker.process.join()
+            self.workers.pop(at).end()
         if isinstance(result, Exception):
             raise result
         return result  # type: ignore[no-any-return]
@@ -116,10 +118,10 @@ class Workers(Generic[Piece, Result]):
     def _lost(self, at: int) -> DataError:
         process = self.workers[at].process
         process.join(1)
-        return DataError(
-            f"a worker ended with {process.exitcode}: was there too little memory?",
-            "--workers 1 takes the least.",
-        )
+        said = f"a worker ended with {process.exitcode}"
+        if process.exitcode != -signal.SIGKILL:
+            return DataError(said)
+        return DataError(f"{said}: was there too little memory?", "--workers 1 takes the least.")
 
 
 def _pipe(end: socket.socket) -> Pipe:
@@ -136,6 +138,7 @@ def _put(what: object, pipe: Pipe) -> None:
 def _run(work: Callable[[Any], Any], pipe: Pipe, foreign: list[Pipe]) -> None:
     """A worker's life: pieces in, results out, until the pipe is closed or memory has grown."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it is told, and ends it
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # stopped or busy, it reads no pipe
     for other in foreign:
         other.close()
     first = 0
@@ -146,8 +149,8 @@ def _run(work: Callable[[Any], Any], pipe: Pipe, foreign: list[Pipe]) -> None:
             return
         try:
             result = work(piece)
-        except Exception as error:
-            result = error
+        except BaseException as error:  # PyO3's panics are no Exception
+            result = _sendable(error)
         del piece
         first = first or _resident()
         full = _resident() - first > GROWTH
@@ -157,6 +160,14 @@ def _run(work: Callable[[Any], Any], pipe: Pipe, foreign: list[Pipe]) -> None:
             return
         if full:
             return
+
+
+def _sendable(error: BaseException) -> Exception:
+    """The error, or what it says where it would end the other process or can't be read there."""
+    with suppress(Exception):
+        if isinstance(error, Exception) and pickle.loads(pickle.dumps(error)):  # noqa: S301
+            return error
+    return DataError(f"a worker failed: {type(error).__name__}: {error}")
 
 
 def _resident() -> int:

@@ -31,9 +31,9 @@ class Tokenized:
             return
         from launcher.data.bar import Bar
 
-        bar = Bar()
-        if done := self.text.make(bar):
-            bar.end(done, [f"{self.text.prefix}.bin"])
+        with Bar() as bar:
+            if done := self.text.make(bar):
+                bar.end(done, [f"{self.text.prefix}.bin"])
 
 
 def tokenized(config: RunConfig, origin: Origin, cache: Path) -> Tokenized:

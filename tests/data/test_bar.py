@@ -10,6 +10,7 @@ import pytest
 
 from launcher.data import bar
 from launcher.data.bar import Bar
+from launcher.data.faults import DataError
 from launcher.data.tokenize import Done
 
 
@@ -26,6 +27,33 @@ def test_piped_lines_have_a_speed_and_the_time_left(monkeypatch: pytest.MonkeyPa
     assert (working["documents_per_s"], working["mb_per_s"], working["eta_s"]) == (50, 3, 30)
     assert (done["state"], done["documents_per_s"], done["mb_per_s"]) == ("done", 100, 6)
     assert (done["eta_s"], done["files"]) == (0, ["a.bin"])
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_error_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bar, "SHOWN", 0)
+    stream = Terminal()
+
+    def job() -> None:
+        with Bar(stream) as report:
+            report(Done(documents=5))
+            raise DataError("a bad line")
+
+    with pytest.raises(DataError):
+        job()
+    assert "5 documents" in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_what_was_made_stays() -> None:
+    stream = Terminal()
+    with Bar(stream) as report:
+        report.end(Done(documents=5), ["a.bin"])
+    assert stream.getvalue().endswith("  a.bin\n")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,21 @@ def test_standard_input_packed(corpus: Path, tmp_path: Path) -> None:
     assert documents(tmp_path / "c_text_document") == TOKENS
 
 
+def test_standard_input_is_no_output(corpus: Path, tmp_path: Path) -> None:
+    """Not what an ended job left of one either: it would be emptied."""
+    left = corpus.rename(tmp_path / "out.jsonl.partial")
+    with left.open() as given:
+        done = subprocess.run(
+            [*TOKENIZE[:-1], "convert", "-", "-o", str(tmp_path / "out.jsonl")],
+            cwd=ROOT,
+            stdin=given,
+            capture_output=True,
+            text=True,
+        )
+    refused(done, 2, "standard input: it would be written while it is read")
+    assert len(left.read_text().splitlines()) == len(TEXTS)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -108,6 +124,7 @@ def test_standard_input_packed(corpus: Path, tmp_path: Path) -> None:
         (["--output-prefix", "."], "--output-prefix .: no name of a file"),
         (["--output-prefix", "out/"], "no name of a file\n  --output-prefix out/corpus"),
         (["--json-keys", "a", "a"], "a key twice"),
+        (["--json-keys", "a", "\udcff"], r"--json-keys '\udcff': not UTF-8"),
         (["--vocab-file", "v.json"], "one of --vocab-file and --merge-file is missing"),
         (["--tokenizer-type", "Llama2Tokenizer"], "--tokenizer-model tokenizer.model"),
         (["--tokenizer-type", "TikTokenizer", "--tokenizer-model", "x"], "x: no such file"),
@@ -158,6 +175,12 @@ def test_a_file_that_cant_grow_is_named(
     )
     refused(done, 2, f"{tmp_path / file}: File too large", "ulimit -f unlimited")
     assert {*os.listdir(tmp_path)} == before
+
+
+def test_without_standard_error_it_works_all_the_same(corpus: Path, tmp_path: Path) -> None:
+    words = [*TOKENIZE, str(corpus), "--output-prefix", str(tmp_path / "c"), "--append-eod"]
+    subprocess.run(["sh", "-c", f"exec {shlex.join(words)} 2>&-"], cwd=ROOT, check=True)
+    assert documents(tmp_path / "c_text_document") == TOKENS
 
 
 def test_no_input_is_told(tmp_path: Path) -> None:

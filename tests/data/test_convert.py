@@ -87,6 +87,15 @@ def test_an_output_is_no_input(tmp_path: Path) -> None:
     assert run(pattern, to=tmp_path / "other").documents == 1
 
 
+@pytest.mark.parametrize("name", ["out.jsonl.partial", "out.jsonl.rejects.jsonl.partial"])
+def test_what_an_ended_job_left_is_no_input(tmp_path: Path, name: str) -> None:
+    """It would be emptied before it is read."""
+    left, reading = write(tmp_path / name, "a"), Reading(format="jsonl")
+    with pytest.raises(UsageError, match=r"\.partial: it would be written while it is read"):
+        convert([str(left)], tmp_path / "out.jsonl", reading, SKIP, lambda done: None)
+    assert texts(left) == ["a"]
+
+
 def test_bad_records_are_listed_in_json_whatever_the_name(tmp_path: Path) -> None:
     source = tmp_path / "a\udcff.jsonl"
     source.write_text('{"text": "a"}\n{"text": 1}\n')

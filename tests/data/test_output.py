@@ -25,16 +25,16 @@ def fails(number: int) -> Callable[..., NoReturn]:
 
 
 def test_a_file_is_one_jobs(tmp_path: Path) -> None:
-    path = tmp_path / "a.partial"
+    target, path = tmp_path / "a", tmp_path / "a.partial"
     with ExitStack() as first:
-        locked(path, first).write(b"ours")
+        locked(target, first).write(b"ours")
         with ExitStack() as second, pytest.raises(Busy, match="another job writes it"):
-            locked(path, second)
+            locked(target, second)
         assert path.exists()
     assert not path.exists()
     path.write_bytes(b"left by a killed job")
     with ExitStack() as third:
-        locked(path, third)
+        locked(target, third)
         assert path.read_bytes() == b""
 
 
@@ -49,7 +49,7 @@ def test_a_file_system_without_locks_is_written_all_the_same(
 
 def test_another_fault_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", fails(errno.EIO))
-    with ExitStack() as files, pytest.raises(OSError, match=r"Input/output error: '.*/a'"):
+    with ExitStack() as files, pytest.raises(OSError, match=r"Input/output error: '.*/a\.partial'"):
         locked(tmp_path / "a", files)
 
 
@@ -57,7 +57,7 @@ def test_who_waits_goes_on_when_the_file_is_free(tmp_path: Path) -> None:
     output.wait(tmp_path / "absent")
     waiting = threading.Thread(target=output.wait, args=(tmp_path / "a",))
     with ExitStack() as files:
-        locked(tmp_path / "a.bin.partial", files)
+        locked(tmp_path / "a.bin", files)
         waiting.start()
         waiting.join(0.3)
         assert waiting.is_alive()

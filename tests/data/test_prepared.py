@@ -94,6 +94,15 @@ def test_a_text_that_changes_meanwhile_is_not_kept(jobs: Jobs, text: Path) -> No
     assert [*jobs.folder.iterdir()] == []
 
 
+def test_a_bad_record_is_left_out_by_another_command(jobs: Jobs, tmp_path: Path) -> None:
+    """A run has no --on-error."""
+    (tmp_path / "in.jsonl").write_text("{\n")
+    with pytest.raises(DataError, match=r"in\.jsonl:1: not JSON") as caught:
+        jobs.prepare(tmp_path / "in.jsonl")
+    assert "`launcher data tokenize` with --on-error skip" in caught.value.remedy
+    assert "data.path" in caught.value.remedy
+
+
 def test_a_file_that_comes_later_is_not_read(jobs: Jobs, text: Path) -> None:
     found = prepared([str(text.with_name("*.txt"))], jobs.folder, Reading(), Chosen(), workers=1)
     text.with_name("later.txt").write_text("Hello\n")

@@ -36,7 +36,7 @@ def read(*inputs: Path | str, **how: object) -> list[list[str]]:
     reading = Reading(**how)
     found: list[list[str]] = []
     for _, block in sources.blocks(sources.sources([*map(str, inputs)], reading), reading):
-        read = records.documents(block, reading.keys, stop=True)
+        read = records.documents(block, reading.keys, limit=1)
         assert read.faults == []
         assert all(set(counts) <= {1} for counts in read.counts)
         found += [list(row) for row in zip(*read.texts, strict=True)]
@@ -48,7 +48,7 @@ def faults(path: Path, **how: object) -> list[tuple[int, str]]:
     reading = Reading(**how)
     found = []
     for _, block in sources.blocks(sources.sources([str(path)], reading), reading):
-        read = records.documents(block, reading.keys, stop=False)
+        read = records.documents(block, reading.keys, limit=None)
         places = block.numbers or range(1, read.records + 1)
         found += [(places[fault.at], fault.reason) for fault in read.faults]
     return found
@@ -156,7 +156,7 @@ def test_a_bad_row_of_csv_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
     path.write_text('text,id\na,1\n"b\nc"\nd,2\n')
     (_, block) = next(sources.blocks(sources.sources([str(path)], Reading()), Reading()))
-    (fault,) = records.documents(block, ("text",), stop=False).faults
+    (fault,) = records.documents(block, ("text",), limit=None).faults
     assert fault.excerpt == '"b\nc"\n'
 
 
@@ -284,12 +284,13 @@ def test_globs_are_sorted_and_what_is_named_twice_is_read_twice(tmp_path: Path) 
     assert read(tmp_path / "c.jsonl", tmp_path / "[ac].jsonl") == [["c"], ["a"], ["c"]]
 
 
-def test_a_pattern_leaves_out_lists_of_bad_records(tmp_path: Path) -> None:
-    for name in ("a.jsonl", "a.rejects.jsonl"):
+@pytest.mark.parametrize("ending", [".rejects.jsonl", ".partial"])
+def test_a_pattern_leaves_out_what_jobs_leave_beside_outputs(tmp_path: Path, ending: str) -> None:
+    for name in ("a.jsonl", f"a{ending}"):
         (tmp_path / name).write_bytes(jsonl([name]))
-    assert read(tmp_path / "*.jsonl") == [["a.jsonl"]]
-    assert read(tmp_path / "*.rejects.jsonl") == [["a.rejects.jsonl"]]
-    assert read(tmp_path / "a.rejects.jsonl") == [["a.rejects.jsonl"]]
+    assert read(tmp_path / "a*", format="jsonl") == [["a.jsonl"]]
+    assert read(tmp_path / f"*{ending}", format="jsonl") == [[f"a{ending}"]]
+    assert read(tmp_path / f"a{ending}", format="jsonl") == [[f"a{ending}"]]
 
 
 def test_what_is_no_file_cant_be_divided(tmp_path: Path) -> None:
@@ -422,16 +423,17 @@ def test_a_shard_knows_its_lines(
 
 
 def _check_lines(path: Path, parts: int) -> int:
-    """The lines of all shards, each of which knows its first one's number."""
+    """The lines of all shards, each of which knows its first one's number, and its size."""
     found = 0
     for part in range(parts):
         reading = Reading(shard=(part, parts))
         for source in sources.sources([str(path)], reading):
-            begun = found
-            for _, block in sources.blocks([source], reading):
-                read = records.documents(block, ("text",), stop=True)
+            begun, size = found, 0
+            for place, block in sources.blocks([source], reading):
+                read = records.documents(block, ("text",), limit=1)
                 assert read.records == len(read.texts[0])
                 assert int(read.texts[0][0].split()[0]) == found
                 assert sources.lines_before(source) == begun
-                found += read.records
+                found, size = found + read.records, place.read
+            assert size == source.stop - source.start
     return found

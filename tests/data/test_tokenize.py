@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from hypothesis import strategies as st
 from launcher.data import sources, tokenize
 from launcher.data.faults import DataError
 from launcher.data.ledger import Leniency
+from launcher.data.records import Block
 from launcher.data.sources import Reading
 from launcher.data.tokenize import Done, Job
 from launcher.data.tokenizers import Chosen, Tokenizer
@@ -176,6 +180,60 @@ def test_a_byte_that_is_no_utf8_is_told(tmp_path: Path) -> None:
         run(job(tmp_path / "in.jsonl", to=tmp_path / "out"))
 
 
+def standard_input(content: bytes, folder: Path, patch: pytest.MonkeyPatch) -> str:
+    ours, theirs = os.pipe()
+    os.write(theirs, content)
+    os.close(theirs)
+    patch.setattr(sys, "stdin", open(ours, encoding="utf-8"))  # noqa: SIM115
+    return "-"
+
+
+def inherited(content: bytes, folder: Path, patch: pytest.MonkeyPatch) -> str:
+    """As a shell's <(command) is named."""
+    standard_input(content, folder, patch)
+    return f"/dev/fd/{sys.stdin.fileno()}"
+
+
+def fifo(content: bytes, folder: Path, patch: pytest.MonkeyPatch) -> str:
+    os.mkfifo(folder / "fifo")
+    threading.Thread(target=(folder / "fifo").write_bytes, args=(content,), daemon=True).start()
+    return str(folder / "fifo")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+@pytest.mark.parametrize("pipe", [standard_input, inherited, fifo])
+def test_a_bad_line_of_a_pipe_is_told(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    pipe: Callable[[bytes, Path, pytest.MonkeyPatch], str],
+) -> None:
+    """It can be read once only."""
+    content = b'{"text": "a"}\n\n"\xff"\n'
+    for leniency in (Leniency(), SKIP):
+        folder = tmp_path_factory.mktemp("data")
+        name, reading = pipe(content, folder, monkeypatch), {"format": kind}
+        asked = job(name, to=folder / "out", leniency=leniency, reading=reading)
+        told = "standard input" if name == "-" else name
+        if leniency.skip:
+            assert run(asked).documents == 1
+            listed = json.loads((folder / "out.rejects.jsonl").read_text("utf-8"))
+            assert (listed["file"], listed["line"]) == (told, 3)
+        else:
+            with pytest.raises(DataError, match=rf"{told}:3: not UTF-8: byte 0xff"):
+                run(asked)
+
+
+@pytest.mark.parametrize(
+    ("leniency", "found"), [(Leniency(), 1), (Leniency(skip=True, most=2), 3), (SKIP, 5000)]
+)
+def test_no_more_faults_are_collected_than_end_the_job(
+    tmp_path: Path, gpt2: Tokenizer, leniency: Leniency, found: int
+) -> None:
+    asked = job(to=tmp_path / "out", leniency=leniency)
+    assert len(tokenize._encode(asked, gpt2, Block(lines=b"{\n" * 5000)).faults) == found
+
+
 def test_no_more_than_the_allowed_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n{\n{\n{\n')
     two = Leniency(skip=True, most=2)
@@ -194,6 +252,47 @@ def test_a_clean_job_removes_an_older_list(tmp_path: Path) -> None:
     source.write_text('{"text": "a"}\n')
     run(job(source, to=tmp_path / "out", leniency=SKIP))
     assert not (tmp_path / "out.rejects.jsonl").exists()
+
+
+def test_jobs_of_other_keys_dont_write_one_list(tmp_path: Path) -> None:
+    """What a killed job left of it goes; a job that leaves nothing out needs none."""
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"a": "1", "b": "2"}\n')
+    (tmp_path / "out.rejects.jsonl.partial").write_text("left")
+
+    def second(done: Done) -> None:
+        with pytest.raises(UsageError, match=r"out\.rejects\.jsonl\.partial: another job writes"):
+            run(job(source, to=tmp_path / "out", keys=("b",), leniency=SKIP))
+        run(job(source, to=tmp_path / "out", keys=("b",)))
+
+    first = job(source, to=tmp_path / "out", keys=("a",), leniency=SKIP)
+    assert tokenize.run(first, second).documents == 1
+    assert len(documents(tmp_path / "out_b_document")) == 1
+    assert not [*tmp_path.glob("*.rejects.jsonl*")]
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A limit of bytes, which stands for a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_list_that_cant_be_written_keeps_the_data_away(tmp_path: Path) -> None:
+    """One so short that it is written in the end, after all else."""
+    source = write(tmp_path / "in.jsonl", ["text"] * 20)
+    with source.open("a") as file:
+        file.write("{\n" * 20)
+    to = job(source, to=tmp_path / "out", leniency=SKIP)
+    with largest_file(1000), pytest.raises(UsageError, match="too large\n  Nothing was written"):
+        run(to)
+    assert os.listdir(tmp_path) == ["in.jsonl"]
+    run(to)
+    assert 1000 < (tmp_path / "out.rejects.jsonl").stat().st_size < 8000
 
 
 def write(path: Path, texts: Sequence[str]) -> Path:
@@ -245,6 +344,32 @@ def test_two_jobs_dont_write_the_same_files(tmp_path: Path) -> None:
     assert tokenize.run(job(source, to=tmp_path / "out"), second).documents == 1
     assert len(documents(tmp_path / "out_text_document")) == 1
     assert not [*tmp_path.glob("*.partial")]
+
+
+@pytest.mark.parametrize(
+    "name", ["out_text_document.bin", "out_text_document.idx", "out.rejects.jsonl"]
+)
+@pytest.mark.parametrize("ending", ["", ".partial"])
+def test_an_output_is_no_input(tmp_path: Path, name: str, ending: str) -> None:
+    left = write(tmp_path / f"{name}{ending}", ["text"])
+    before = left.read_bytes()
+    asked = job(left, to=tmp_path / "out", leniency=SKIP, reading={"format": "jsonl"})
+    with pytest.raises(UsageError, match="it would be written while it is read"):
+        run(asked)
+    assert left.read_bytes() == before
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_folder_in_an_outputs_place_is_told_before(tmp_path: Path, suffix: str) -> None:
+    """And an older file of the two stays."""
+    source = write(tmp_path / "in.jsonl", ["text"])
+    run(job(source, to=tmp_path / "out"))
+    (tmp_path / f"out_text_document{suffix}").unlink()
+    (tmp_path / f"out_text_document{suffix}").mkdir()
+    before = {*os.listdir(tmp_path)}
+    with pytest.raises(UsageError, match=rf"out_text_document\{suffix}: it isn't a file"):
+        tokenize.run(job(source, to=tmp_path / "out"), lambda done: pytest.fail("it was begun"))
+    assert {*os.listdir(tmp_path)} == before
 
 
 def test_no_folder_is_told(tmp_path: Path) -> None:

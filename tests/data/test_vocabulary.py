@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher import cli
 from launcher.data import tokenizers, vocabulary
 from launcher.data.tokenizers import Chosen, Tokenizer
 from launcher.errors import UsageError
@@ -85,6 +90,49 @@ def test_files_that_are_no_vocabulary_are_told(
         vocabulary.load(*small)
     assert said in str(caught.value)
     assert file in str(caught.value)
+
+
+def test_special_tokens_need_no_merge(small: tuple[Path, Path]) -> None:
+    """However many: nothing in a text becomes one of them."""
+    ids = json.loads(small[0].read_text())
+    special = ["<s>", "[PAD]", "<｜end｜>", "  ", *(f"<extra_{n}>" for n in range(200))]
+    small[0].write_text(json.dumps(ids | {t: n for n, t in enumerate(special, len(ids))}))
+    assert len(vocabulary.load(*small).ids) == 259 + 204
+
+
+@pytest.mark.parametrize("merges", [-1, 0, 1000, 30_000, 49_000])
+def test_a_part_of_the_merges_is_told(tmp_path: Path, merges: int) -> None:
+    """Even one that ends where a line does; -1 is an empty file."""
+    vocab, whole = vocabulary.files(None, None)
+    part = tmp_path / "merges.txt"
+    part.write_text("".join(whole.read_text().splitlines(keepends=True)[: merges + 1]))
+    with pytest.raises(UsageError) as caught:
+        vocabulary.load(vocab, part)
+    assert f"{part}: no merge makes " in str(caught.value)
+    assert "Is it a complete copy?" in str(caught.value)
+
+
+def test_files_are_read_once(small: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """A shell's <(…) can't be read again."""
+    vocab, merge = (path.read_bytes() for path in small)
+    with piped(vocab) as vocab_file, piped(merge) as merge_file:
+        assert tokenizers.load(Chosen(vocab_file=vocab_file, merge_file=merge_file)).size == 259
+    with piped(vocab) as vocab_file, piped(merge) as merge_file:
+        options = ["--vocab-file", str(vocab_file), "--merge-file", str(merge_file)]
+        assert cli.main(["data", "vocab", *options]) == 0
+    shown = capsys.readouterr().out
+    for content in (vocab, merge):
+        assert f"sha256 {hashlib.sha256(content).hexdigest()}\n" in shown
+
+
+@contextmanager
+def piped(content: bytes) -> Iterator[Path]:
+    """The name of a pipe that holds a short content."""
+    read, write = os.pipe()
+    with open(read, "rb"):
+        with open(write, "wb") as file:
+            file.write(content)
+        yield Path(f"/dev/fd/{read}")
 
 
 def test_one_file_alone_is_told(small: tuple[Path, Path]) -> None:

@@ -20,8 +20,8 @@ def main(args: argparse.Namespace) -> int:
     from launcher.data.bar import Bar
     from launcher.data.convert import convert
 
-    bar, target = Bar(), inputs.target("--output", args.output)
-    read = inputs.reading(args)
-    done = convert(inputs.inputs(args), target, read, inputs.leniency(args), bar)
-    bar.end(done, [str(target)] + ([f"{target}.rejects.jsonl"] if done.rejected else []))
+    target, read = inputs.target("--output", args.output), inputs.reading(args)
+    with Bar() as bar:
+        done = convert(inputs.inputs(args), target, read, inputs.leniency(args), bar)
+        bar.end(done, [str(target)] + ([f"{target}.rejects.jsonl"] if done.rejected else []))
     return 0

@@ -83,6 +83,8 @@ def reading(args: argparse.Namespace, shard: tuple[int, int] = (0, 1)) -> Readin
         raise UsageError(f"--csv-delimiter {delimiter}: not one character", r"--csv-delimiter '\t'")
     if len({*args.json_keys}) < len(args.json_keys):
         raise UsageError("--json-keys has a key twice")
+    if foreign := [key for key in args.json_keys if key != key.encode(errors="ignore").decode()]:
+        raise UsageError(f"--json-keys {foreign[0]!a}: not UTF-8")
     return Reading(
         keys=tuple(args.json_keys),
         format=args.format,

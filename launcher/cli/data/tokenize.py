@@ -39,10 +39,10 @@ def main(args: argparse.Namespace) -> int:
         workers=_workers(args.workers),
         leniency=inputs.leniency(args),
     )
-    bar = Bar()
-    done = tokenize.run(job, bar)
     made = [f"{prefix}.bin" for prefix in tokenize.outputs(job)]
-    bar.end(done, made + ([f"{job.prefix}.rejects.jsonl"] if done.rejected else []))
+    with Bar() as bar:
+        done = tokenize.run(job, bar)
+        bar.end(done, made + ([f"{job.prefix}.rejects.jsonl"] if done.rejected else []))
     return 0
 
 

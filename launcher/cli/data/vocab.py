@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 
 from launcher.cli.data import vocabularies
 
@@ -25,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Explain, check and show; a text's tokens where there are texts."""
-    from launcher.data import tokenizers, vocabulary
+    from launcher.data import tokenizers
     from launcher.errors import UsageError
 
     for option, number in (("--from", args.first), ("--count", args.count)):
@@ -34,27 +36,32 @@ def main(args: argparse.Namespace) -> int:
     for text in args.texts:
         _require_text(text)
     chosen = vocabularies.chosen(args)
+    if not args.texts and chosen.type == "GPT2BPETokenizer":
+        _explain(tokenizers.files(chosen), args.first, args.count)
+        return 0
     tokenizer = tokenizers.load(chosen)
-    if args.texts:
-        for text in args.texts:
-            (tokens,) = tokenizer.encode([text])
-            for token in map(int, tokens):
-                print(f"{token:>7}  {tokenizer.decode([token])!r}")
-        return 0
-    if chosen.type != "GPT2BPETokenizer":
+    if not args.texts:
         print(f"tokens 0 to {tokenizer.size - 1}, end of document {tokenizer.end}")
-        return 0
-    vocab_file, merge_file = vocabulary.files(chosen.vocab_file, chosen.merge_file)
-    found = vocabulary.load(vocab_file, merge_file)
-    for path in (vocab_file, merge_file):
-        print(f"{path}\n  sha256 {vocabulary.sha256(path)}")
+    for text in args.texts:
+        (tokens,) = tokenizer.encode([text])
+        for token in map(int, tokens):
+            print(f"{token:>7}  {tokenizer.decode([token])!r}")
+    return 0
+
+
+def _explain(files: Sequence[Path], first: int, count: int) -> None:
+    """Check vocab.json and merges.txt, and show what some of the tokens stand for."""
+    from launcher.data import vocabulary
+
+    found = vocabulary.load(*files)
+    for path, digest in zip(files, found.sha256, strict=True):
+        print(f"{path}\n  sha256 {digest}")
     print("GPT-2's genuine vocabulary" if found.genuine else "not GPT-2's own, but consistent")
     print(f"{len(found.ids)} tokens, {len(found.merges)} merges, end of document {found.end}\n")
     print(f"{ALPHABET}\n\n{'token':>7}  {'in vocab.json':<20} stands for")
     names = {number: name for name, number in found.ids.items()}
-    for number in range(args.first, min(args.first + args.count, len(names))):
+    for number in range(first, min(first + count, len(names))):
         print(f"{number:>7}  {names[number]:<20} {_stands_for(names[number])}")
-    return 0
 
 
 def _require_text(argument: str) -> None:

@@ -1,0 +1,43 @@
+"""Documents of a block: how many faults are looked for, and what they take."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+
+import pytest
+
+from launcher.data.records import Block, documents
+
+BLOCKS = [
+    Block(lines=b'{"text": "a"}\n{\n{"text": "b"}\n[]\n\n{}\n'),
+    Block(rows=[["a"], [1], ["b"], [None], [""], [[2]]], numbers=range(1, 7)),
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize(
+    ("limit", "at", "texts"),
+    [(1, [1], 1), (2, [1, 3], 2), (3, [1, 3, 5], None), (None, [1, 3, 5], None)],
+)
+def test_no_more_faults_are_collected_than_are_wanted(
+    block: Block, limit: int | None, at: list[int], texts: int | None
+) -> None:
+    found = documents(block, ("text",), limit)
+    assert [fault.at for fault in found.faults] == at
+    assert found.records == at[-1] + 1
+    assert [text for text in found.texts[0] if text] == ["a", "b"][:texts]
+
+
+def test_many_faults_take_little_memory() -> None:
+    """Where each line is one; and workers send them."""
+    block = Block(lines=b"[]\n" * 20_000)
+    tracemalloc.start()
+    try:
+        faults = documents(block, ("text",), None).faults
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(faults) == 20_000
+    assert taken / len(faults) < 175
+    assert len(pickle.dumps(faults)) / len(faults) < 20
