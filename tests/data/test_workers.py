@@ -61,9 +61,14 @@ def work(piece: object) -> object:
     ],
 )
 def test_a_failure_is_told(piece: object, said: str) -> None:
+    """Also where this process handles signals, as one with an engine of its own does."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     workers: Workers[object, object] = Workers(work, 2)
-    with pytest.raises(DataError, match=said):
-        list(workers.map([1, piece, 2, 3]))
+    try:
+        with pytest.raises(DataError, match=said):
+            list(workers.map([1, piece, 2, 3]))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 JOB = r"""
