@@ -252,11 +252,15 @@ class Series:
         return found
 
     def _remove(self, *names: str) -> None:
-        from docker.errors import APIError
+        from docker.errors import APIError, NotFound
 
         for name in names:
-            with suppress(APIError):  # it was never made, or something uses it
+            try:
                 self.client.api.remove_image(name)
+            except NotFound:
+                continue  # it was never made
+            except APIError as error:
+                self.say(f"{name} stays: {error.explanation or error}")
 
     def _names_of(self, base: str, there: Sequence[str]) -> list[str]:
         """The names that a base has by being pulled: its own, its mirror's, and their digests.

@@ -18,9 +18,10 @@ from typing import Any, cast
 
 import pytest
 from docker import DockerClient
-from docker.errors import APIError
+from docker.errors import APIError, NotFound
 
 from launcher.compat import series
+from launcher.compat.cell import REPOSITORY
 from launcher.compat.result import Cell
 from launcher.compat.series import Limits, Options, Series
 from launcher.engine import disk
@@ -62,7 +63,7 @@ class Engine:
                 tags = [one for one in names if "@" not in one]
                 digests = [one for one in names if "@" in one]
                 return {"Id": id, "Size": 20 * GB, "RepoTags": tags, "RepoDigests": digests or None}
-        raise APIError(name)
+        raise NotFound(name)
 
     def remove(self, name: str) -> None:
         id = self.inspect(name)["Id"]
@@ -165,6 +166,20 @@ def test_what_a_killed_series_pulled_goes_with_the_next(
     trying(lambda: None)
     next(a_series(site, tmp_path, engine).run([CELL]))
     assert engine.images == {"mine": ["mine:1"]}
+
+
+def test_an_image_that_something_uses_is_told(
+    site: Settings, tmp_path: Path, trying: Trying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, made, said = Engine({}), f"{REPOSITORY}:24.10", list[str]()
+
+    def refuse(name: str) -> None:
+        raise NotFound(name) if name != made else APIError(name, explanation="conflict: in use")
+
+    monkeypatch.setattr(engine.api, "remove_image", refuse)
+    trying(lambda: None)
+    [*a_series(site, tmp_path, engine, say=said.append).run([CELL])]
+    assert [line for line in said if "stays" in line] == [f"{made} stays: conflict: in use"]
 
 
 def test_where_the_engine_does_not_tell_what_buildkit_keeps_nothing_goes_and_that_is_told(
