@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -16,6 +17,11 @@ from launcher.data import vocabulary
 from launcher.errors import UsageError, nearest
 
 Tokens: TypeAlias = NDArray[np.generic]
+
+PIECE = 1 << 16
+"""Characters that GPT-2's BPE has at a time: what it keeps for them fits a processor's caches."""
+LEFT = 64
+"""Tokens of a piece that the next one makes anew, for what follows may change the last of them."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,46 @@ class Gpt2:
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of each text."""
-        return [*map(self._encoder.encode, texts)]
+        return [*map(self._in_pieces, texts)]
+
+    def _in_pieces(self, text: str) -> Tokens:
+        """The tokens of a text; encoded at once, a long word's time would outgrow its length.
+
+        BPE merges the neighbours of lowest rank first, so whether one token is merged with the next
+        depends on these two alone: tokens are a word's if each two that follow one another are what
+        BPE makes of the two. So a piece's tokens hold up to any with which the next piece, begun
+        there, begins as well.
+        """
+        begin, size = 0, PIECE
+        piece: Tokens = self._encoder.encode(text[:size])
+        if size >= len(text):
+            return piece
+        found = []
+        while begin + size < len(text):
+            at, rest = self._cut(piece)
+            cut = begin + size - len(rest)
+            following = self._encoder.encode(text[cut : cut + PIECE])
+            if at and following[0] == piece[at]:
+                found.append(piece[:at])
+                begin, size, piece = cut, PIECE, following
+            else:
+                size *= 2
+                piece = self._encoder.encode(text[begin : begin + size])
+        return np.concatenate([*found, piece])
+
+    def _cut(self, piece: Tokens) -> tuple[int, str]:
+        """Which of a piece's last tokens the next may begin with, and the text from it; 0: none.
+
+        That is one that begins with a character, and not with an apostrophe: "'s" is a word of its
+        own, but not at the end of "?'s".
+        """
+        last = len(piece) - LEFT
+        for at in range(last, max(last - LEFT, 0), -1):
+            with suppress(UnicodeDecodeError):
+                rest: str = self._encoder.decode(piece[at:].tolist()).decode()
+                if not rest.startswith("'"):
+                    return at, rest
+        return 0, ""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import string
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -77,6 +78,59 @@ def plainly(text: str) -> list[int]:
 @example(text="<|endoftext|>")
 def test_gpt2(gpt2: Tokenizer, text: str) -> None:
     assert gpt2.encode([text])[0].tolist() == plainly(text)
+
+
+WORDS = st.text("ab中é1!' \n", min_size=1, max_size=8).flatmap(
+    lambda part: st.integers(1, 60).map(lambda times: part * times)
+)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(text=st.lists(WORDS | st.sampled_from([*ranks()[0]]), max_size=40).map("".join))
+@example(text="internationalization" * 20)
+@example(text="'" * 300 + "s")
+@example(text=" " * 300 + "x")
+def test_a_long_text_in_pieces_has_the_same_tokens(gpt2: Tokenizer, text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizers, "PIECE", 50)
+        patch.setattr(tokenizers, "LEFT", 4)
+        found = gpt2.encode([text])[0].tolist()
+    assert found == gpt2.encode([text])[0].tolist()
+
+
+def with_merges(folder: Path, merges: list[str]) -> tokenizers.Tokenizer:
+    """A GPT-2 tokenizer of the bytes and these merges."""
+    made = [merge.replace(" ", "") for merge in merges]
+    names = [*vocabulary.alphabet().values(), *made, "<|endoftext|>"]
+    vocab, merge = folder / "vocab.json", folder / "merges.txt"
+    vocab.write_text(json.dumps({name: number for number, name in enumerate(names)}))
+    merge.write_text("".join(f"{line}\n" for line in ["#version: 0.2", *merges]))
+    return tokenizers.load(Chosen(vocab_file=vocab, merge_file=merge))
+
+
+@pytest.mark.parametrize("size", range(14, 52))
+def test_a_piece_that_depends_on_its_end_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Letters are paired from the last one on."""
+    letters = string.ascii_letters
+    made = with_merges(tmp_path, [" ".join(two) for two in [*pairwise(letters)][::-1]])
+    monkeypatch.setattr(tokenizers, "PIECE", size)
+    monkeypatch.setattr(tokenizers, "LEFT", 4)
+    found = made.encode([letters])[0]
+    assert [made.decode([one]) for one in found] == regex.findall("..", letters)
+
+
+@pytest.mark.parametrize("marks", range(1, 30))
+def test_no_piece_begins_with_an_apostrophe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marks: int
+) -> None:
+    """In "??'sa" s and a are of one word, and "'sa" begins with the word 's."""
+    made = with_merges(tmp_path, ["s a"])
+    monkeypatch.setattr(tokenizers, "PIECE", 16)
+    monkeypatch.setattr(tokenizers, "LEFT", 4)
+    found = made.encode(["?" * marks + "'sa" + "b" * 30])[0]
+    assert "sa" in [made.decode([one]) for one in found]
 
 
 @pytest.fixture(scope="module")
