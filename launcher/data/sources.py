@@ -21,6 +21,8 @@ from launcher.errors import UsageError, nearest
 
 BLOCK = 1 << 21
 """Bytes of text that are read, carried and tokenized at a time; a record is never divided."""
+RECORDS = 1 << 16
+"""Lines of a block, about: what is kept of each takes more than a short one's text."""
 STDIN = "-"
 FORMATS = {
     ".jsonl": "jsonl",
@@ -310,7 +312,15 @@ def _lines(pieces: Iterator[bytes], source: Source, reading: Reading) -> Iterato
     for piece in pieces:
         lines = piece.removeprefix(BOM) if at_start else piece
         at_start = False
-        yield Block(lines=lines, plain=source.format == "txt")
+        for part in _whole_lines(_few(lines)):
+            yield Block(lines=part, plain=source.format == "txt")
+
+
+def _few(lines: bytes) -> Iterator[bytes]:
+    """Lines as pieces of equal size, which have RECORDS of them on average where they have more."""
+    ends = lines.count(b"\n") + lines.count(b"\r")
+    size = len(lines) * RECORDS // max(ends, RECORDS) or 1
+    return (lines[at : at + size] for at in range(0, len(lines), size))
 
 
 def _jsonl(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:

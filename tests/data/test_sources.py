@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -400,6 +401,24 @@ def test_shards_are_the_whole_divided(
     shards = [read(*paths, shard=(part, parts)) for part in range(parts)]
     assert [*chain(*shards)] == read(*paths)
     assert len(read(*paths)) == number
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+def test_a_block_of_short_lines_has_few_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: bytes
+) -> None:
+    monkeypatch.setattr(sources, "RECORDS", 100)
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"".join([b"x" * (number % 5) + end for number in range(5000)]))
+    found = sources.blocks(sources.sources([str(path)], Reading()), Reading())
+    lines = [records.split(block.lines) for _, block in found]
+    assert max(map(len, lines)) < 200
+    assert [len(line) for line in chain(*lines)] == [number % 5 for number in range(5000)]
+
+
+def test_a_byte_order_mark_alone_is_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_bytes(codecs.BOM_UTF8)
+    assert read(tmp_path / "in.txt") == []
 
 
 @given(
