@@ -100,7 +100,8 @@ def load(vocab_file: Path, merge_file: Path) -> Vocabulary:
     upstream. Raises UsageError where upstream would fail, or write token 0 for one that isn't
     in vocab.json; and where merges.txt is a part of another: more than one in a hundred tokens
     was learned, but no merge makes it. A learned token is told from a special one by its bytes:
-    they are written in the byte-level alphabet, and not all of them printable ASCII.
+    they are written in the byte-level alphabet, and not all of them printable ASCII. Of GPT-2's own
+    vocab.json every token is known, so there none may be missing.
     """
     vocab, merge = _read(vocab_file), _read(merge_file)
     ids, merges = _ids(vocab_file, vocab), _merges(merge_file, merge)
@@ -109,6 +110,8 @@ def load(vocab_file: Path, merge_file: Path) -> Vocabulary:
     if not genuine:
         _check_ids(vocab_file, ids)
         _check_merges(vocab_file, merge_file, ids, merges)
+        if digests[0] == GENUINE["vocab.json"]:
+            _check_own(vocab_file, merge_file, ids, merges)
     return Vocabulary(ids, merges, ids[END], genuine, digests)
 
 
@@ -139,6 +142,17 @@ def _check_ids(path: Path, ids: object) -> None:
         raise UsageError(f"{path}: its numbers aren't those from 0 to {len(ids) - 1}, each once")
     if END not in ids:
         raise UsageError(f"{path}: no {END}, which ends a document")
+
+
+def _check_own(vocab_file: Path, merge_file: Path, ids: dict[str, int], merges: list[str]) -> None:
+    """GPT-2's own tokens are the bytes, what each merge makes in order, and END."""
+    wanted = [*range(len(alphabet()), ids[END])]
+    if [ids[merge.replace(" ", "")] for merge in merges] != wanted:
+        raise UsageError(
+            f"{merge_file}: not the merges of {vocab_file}, which is GPT-2's own: "
+            f"{len(merges)} of {len(wanted)}, or in another order",
+            "Is it a complete copy?",
+        )
 
 
 def _check_merges(

@@ -112,6 +112,17 @@ def test_a_part_of_the_merges_is_told(tmp_path: Path, merges: int) -> None:
     assert "Is it a complete copy?" in str(caught.value)
 
 
+def test_with_gpt2s_own_tokens_no_merge_may_be_missing_or_elsewhere(tmp_path: Path) -> None:
+    vocab, whole = vocabulary.files(None, None)
+    merges, lines = tmp_path / "merges.txt", whole.read_text().splitlines()
+    for bad in (lines[:-1], [*lines[:-2], lines[-1], lines[-2]]):
+        merges.write_text("".join(f"{line}\n" for line in bad))
+        with pytest.raises(UsageError, match=r"not the merges of .*, which is GPT-2's own: "):
+            vocabulary.load(vocab, merges)
+    merges.write_bytes("".join(f"{line}\r\n" for line in lines).encode())
+    assert len(vocabulary.load(vocab, merges).merges) == 50_000
+
+
 def test_files_are_read_once(small: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """A shell's <(…) can't be read again."""
     vocab, merge = (path.read_bytes() for path in small)
