@@ -26,8 +26,8 @@ from launcher.build.image import Request
 from launcher.compat.cell import REPOSITORY
 from launcher.compat.result import LIMITS, ORDER, OUTSIDE, Cell, Result
 from launcher.engine import disk, registry
-from launcher.errors import UsageError, nearest
-from launcher.matrix.load import find_release, find_row
+from launcher.errors import LauncherError, UsageError, nearest
+from launcher.matrix.load import find_release, find_row, load_lock, load_matrix
 from launcher.matrix.render import dockerfile
 from launcher.matrix.schema import Lock, LockedRelease, Matrix, Row, misfit
 from launcher.settings import ROOT, Settings
@@ -153,7 +153,7 @@ class Series:
         key = self._digest(tried_with, found.get("stage", ""))
         result = Result(cell.tag, cell.megatron, key, expected=expected, **found)
         self.say(f"{cell}: {result.told} ({time.monotonic() - before:.0f} s)")
-        if self._tried_with(cell) == tried_with:
+        if self._still(cell, tried_with):
             self._keep(result)
         else:
             self.say(f"{cell}: what it is tried with was changed meanwhile, so it isn't kept")
@@ -193,7 +193,10 @@ class Series:
         found: dict[str, Any] | None = None
         assert process.stdout is not None
         for line in process.stdout:
-            told = json.loads(line)
+            try:
+                told = json.loads(line)
+            except ValueError:
+                continue  # half of it: a process was killed as it wrote
             if stage := told.get("stage"):
                 stages.append((stage, time.monotonic()))
                 self.say(f"{cell}: {stage}")
@@ -320,6 +323,14 @@ class Series:
             "inside": inside_digest(),
             "asked": self.options.asked(cell),
         }
+
+    def _still(self, cell: Cell, tried_with: dict[str, Any]) -> bool:
+        """Whether all is as it was, in the files as well, which a cell's process reads itself."""
+        path = self.site.matrix
+        with suppress(LauncherError):
+            matrix, lock = load_matrix(path), load_lock(path.with_suffix(".lock"))
+            return replace(self, matrix=matrix, lock=lock)._tried_with(cell) == tried_with
+        return False
 
     def _needed(self, request: Request) -> inputs.Needed:
         """What a cell needs on this machine's platform."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -247,6 +250,32 @@ def test_a_checkout_that_is_edited_meanwhile_gives_its_result_to_no_other(
     assert [*tried.kept([CELL])] == []
     trying(lambda: None)
     assert [*tried.run([CELL])] == [*tried.kept([CELL])] != []
+
+
+def test_a_matrix_that_is_edited_meanwhile_gives_its_result_to_no_other(
+    site: Settings, tmp_path: Path, trying: Trying
+) -> None:
+    """A cell's process reads the file as it is then."""
+    shutil.copytree(ROOT / "patches", tmp_path / "patches")
+    for name in ("matrix.yaml", "matrix.lock", "Dockerfile.template"):
+        shutil.copy(ROOT / name, tmp_path)
+    path = tmp_path / "matrix.yaml"
+    own = replace(site, matrix=path)
+    before = path.read_text(encoding="utf-8")
+    for after in (before.replace(BASE, f"{BASE}-other"), "rows: ["):
+        path.write_text(before, encoding="utf-8")
+        tried = a_series(own, tmp_path / "cells", Engine({}), again=True)
+        trying(partial(path.write_text, after, encoding="utf-8"))
+        assert [one.verdict for one in tried.run([CELL])] == ["runs"]
+        assert [*tried.kept([CELL])] == []
+
+
+def test_half_a_line_of_a_killed_process_is_no_result(site: Settings, tmp_path: Path) -> None:
+    said = io.StringIO('{"stage": "train"}\n{"result": {"verdict": "ru')
+    process = cast("Any", SimpleNamespace(stdout=said, wait=lambda: -9))
+    watch = cast("Any", SimpleNamespace(limit="time limit", reason="9 s"))
+    found = a_series(site, tmp_path)._heard(CELL, process, watch)
+    assert (found["stage"], found["reason"]) == ("time limit", "9 s, while at train")
 
 
 @pytest.mark.parametrize(("stage", "tried"), [("pull", 2), ("fetch", 2), ("compile", 1)])
