@@ -245,16 +245,16 @@ class Verification:
             if keep or (built.id == image.id and not image.names):
                 self.tell(f"kept: {built.names[0]}")
             else:
-                self._remove(built, image.id)
+                self._remove(built)
 
-    def _remove(self, built: Built, image: str) -> None:
-        """Take an image's names away, and the image with them unless it is the one verified."""
+    def _remove(self, built: Built) -> None:
+        """Take an image's names away; it goes with them, with its documents, if it has no other."""
         from docker.errors import ImageNotFound
 
         for name in built.names:
             with suppress(ImageNotFound):
                 self.client.api.remove_image(name)
-        if built.id != image:
+        if images.id_of(self.client, built.id) is None:
             shutil.rmtree(beside.folder(built.id, self.site), ignore_errors=True)
 
 

@@ -131,7 +131,8 @@ def pack(
 ) -> str:
     """Write a bundle to `out`; its sha256. `images` are names by ID, `save` gives one's bytes.
 
-    Raises BuildError for a file of the cache whose bytes are others than its name says.
+    Raises BuildError for a file of the cache whose bytes are others than its name says, EngineError
+    for an image that isn't given whole.
     """
     write = _Writer(out)
     for path in sorted(set(files), key=lambda one: (one.parent.name, one.name)):
@@ -265,8 +266,10 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of `path` when the block ends well, and is gone when it doesn't.
 
     What a killed launcher left of it is overwritten by the next. Raises UsageError while another
-    one writes it.
+    one writes it, and for a folder.
     """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", "Name a file: it is made, or replaced.")
     part = path.with_name(f"{path.name}.part")
     with part.open("ab") as file:
         if not _held(file, part):
@@ -362,12 +365,18 @@ def _pack_commit(write: _Writer, one: Commit, progress: Progress) -> PackedCommi
 def _pack_image(
     write: _Writer, id: str, names: list[str], saved: Iterator[bytes], progress: Progress
 ) -> PackedImage:
-    parts = []
+    parts, last = [], b""
     for number, part in enumerate(_regrouped(saved, PART)):
+        last = (last + part)[-len(END) :]
         path = f"images/{id.removeprefix('sha256:')}/{number:05d}"
         write.add(path, len(part), [part])
         parts.append(path)
         progress.output(f"{', '.join(names)} {(number + 1) * PART / 1e6:.0f} MB")
+    if last != END:  # what went wrong is told at the end of the stream, or it just ends
+        raise EngineError(
+            f"{', '.join(names)}: the engine ended its stream early",
+            "Run it again. The engine's own disk may be full.",
+        )
     return PackedImage(id=id, names=names, parts=parts)
 
 
@@ -446,10 +455,20 @@ def _places(index: Index) -> dict[str, tuple[int, int]]:
 
 
 def _blocks(file: IO[bytes], at: int, size: int) -> Iterator[bytes]:
-    """`size` bytes of a file from `at` on."""
+    """`size` bytes of a file from `at` on.
+
+    Raises UsageError where they can't be read: on their way to an engine, an OSError would be
+    taken for the engine's.
+    """
     while size:
         file.seek(at)
-        block = file.read(min(size, READ))
+        try:
+            block = file.read(min(size, READ))
+        except OSError as error:
+            raise UsageError(
+                f"{file.name}: can't be read at byte {at}: {error.strerror}",
+                "Copy it again from where it was made.",
+            ) from error
         if not block:
             raise UsageError(f"{file.name}: changed while it was read")
         yield block

@@ -18,6 +18,7 @@ from launcher.build.source import MegatronSource
 from launcher.matrix.schema import AMD64
 
 PACKAGE = Path(launcher.__file__).parent
+TOOLS = ("build", "extensions")  # the wheels that compile, of which none is in the image
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ class Inputs:
     interpreter: Path | None = None
     extensions: tuple[ExtensionSource, ...] = ()
     architectures: str = ""
+
+    @property
+    def added(self) -> list[str]:
+        """The pins of what is in the image, each once."""
+        groups = (pins for group, pins in self.pins.items() if group not in TOOLS)
+        return sorted({pin for pins in groups for pin in pins})
 
     def record(self) -> dict[str, Any]:
         """source.json: what the wheel was made of, for the build stage and for build.json."""

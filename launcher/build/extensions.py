@@ -59,7 +59,7 @@ def from_git(
     """The locked commits of an extension, fetched into the cache where they aren't there.
 
     Raises UsageError where the lock is older than what is wanted, BuildError for what can't be
-    fetched.
+    fetched and for a tag or branch that was moved since.
     """
     named = wanted.git
     same = named.commit in (None, locked.git.commit) and named.ref == locked.git.ref
@@ -69,7 +69,7 @@ def from_git(
         path: source.repository(url, locked.submodules[path].commit, site)
         for path, url in wanted.submodules.items()
     }
-    repositories[""] = source.repository(named.url, locked.git.commit, site)
+    repositories[""] = source.locked_repository(named, locked.git, site)
     return ExtensionSource(name, wanted, locked, repositories)
 
 

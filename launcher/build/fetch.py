@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,9 +25,11 @@ MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 
 # What would add requirements to the pinned ones, limit them, or put them elsewhere.
 MISLEADING = {
-    *("PIP_CONSTRAINT", "PIP_REQUIREMENT", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER"),
+    *("PIP_REQUIREMENT", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"),
     *("PIP_PLATFORM", "PIP_PYTHON_VERSION", "PIP_NO_BINARY", "PIP_ONLY_BINARY"),
 }
+HARMLESS = {"PIP_CONSTRAINT": os.devnull, "PIP_USER": "0"}
+"""What else would, in a user's variables or in a pip.conf, which variables go before."""
 
 ANSWER_WITHIN = 60  # seconds, for a server that sends a file
 
@@ -84,12 +87,12 @@ def archive(wanted: Interpreter, site: Settings) -> Path:
                         file.writelines(answer.iter_content(1 << 20))
             except requests.exceptions.RequestException as error:
                 raise BuildError(
-                    f"{url}: can't be fetched: {error}",
+                    without_login(f"{url}: can't be fetched: {error}"),
                     "Where this machine has no access to it, name a mirror in LAUNCHER_GIT_MIRROR.",
                 ) from error
             if (actual := sha256(path)) != wanted.sha256:
                 raise BuildError(
-                    f"{url}: its sha256 is not the one in matrix.yaml\n"
+                    f"{without_login(url)}: its sha256 is not the one in matrix.yaml\n"
                     f"  matrix: {wanted.sha256}\n  file:   {actual}",
                     "Somebody serves another file there: don't build with it.",
                 )
@@ -100,6 +103,11 @@ def archive(wanted: Interpreter, site: Settings) -> Path:
 def mirrored(url: str, site: Settings) -> str:
     """Where to fetch what GitHub has at `url`."""
     return url.replace("https://github.com/", site.git_mirror, 1)
+
+
+def without_login(text: str) -> str:
+    """Text in which no address has a user's name, password or token: a mirror's may have one."""
+    return re.sub(r"(?<=://)[^/\s]+@", "", text)
 
 
 def sha256_of_pin(pin: str) -> str:
@@ -122,6 +130,12 @@ def checked(digest: str, what: str, site: Settings) -> Path:
     path = cached(digest, site)
     if path is None:
         raise BuildError(f"{what}: not among what was downloaded", "Try again.")
+    check(path, digest)
+    return path
+
+
+def check(path: Path, digest: str) -> None:
+    """Raise BuildError where a cached file's bytes have another sha256."""
     actual = sha256(path)
     if actual != digest:
         raise BuildError(
@@ -129,7 +143,6 @@ def checked(digest: str, what: str, site: Settings) -> Path:
             "Remove the file to have it fetched again; if the hash differs again, "
             "the index serves another file than the one that was locked.",
         )
-    return path
 
 
 def sha256(path: Path) -> str:
@@ -174,7 +187,7 @@ def pip(
 
     start: the arguments of Python that start it
     """
-    env = {k: v for k, v in os.environ.items() if k not in MISLEADING}
+    env = {k: v for k, v in os.environ.items() if k not in MISLEADING} | HARMLESS
     if site.index_url:
         env["PIP_INDEX_URL"] = site.index_url
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 REPOSITORY = "megatron"
 LABEL = "megatron-launchpad."
 OCI = "org.opencontainers.image."  # its annotations: the OCI image specification
-TOOLS = ("build", "extensions")  # the wheels that compile, of which none is in the image
 ARCHITECTURE = re.compile(r"\d{2,3}[af]?")  # 90 is compute capability 9.0
 
 
@@ -343,10 +342,7 @@ class Builds:
         )
         verify.check_layers(of_base, of_image)
         facts = verify.look(self.client, image, "the image", inputs.extension)
-        inside = [pins for group, pins in inputs.pins.items() if group not in TOOLS]
-        added: set[str] = {
-            canonicalize_name(fetch.name_of_pin(pin)) for pins in inside for pin in pins
-        }
+        added: set[str] = {canonicalize_name(fetch.name_of_pin(pin)) for pin in inputs.added}
         verify.check_image(base, facts, added | {"megatron-core"}, inputs.source.whole)
         verify.check_torch(facts, self.matrix.rows[request.tag], self._is_standin(inputs.base))
         verify.check_extensions(facts, [one.wanted.package for one in inputs.extensions])

@@ -103,12 +103,16 @@ def rest(client: DockerClient, images: Iterable[Image]) -> list[Layers]:
 def remove(client: DockerClient, image: Image, site: Settings) -> str:
     """Remove an image and what lies beside it; why it stays where the engine keeps it, or "".
 
-    It is never forced: a container that was made from it meanwhile keeps it.
+    It is never forced: a container that was made from it meanwhile keeps it, and so does a build
+    that gave it a name, or its name to another image.
     """
     from docker.errors import APIError, ImageNotFound
 
     for name in image.names or (image.id,):
         try:
+            found = client.api.inspect_image(name)
+            if found["Id"] != image.id or {*(found["RepoTags"] or ())} - {*image.names} - UNNAMED:
+                return "names were given meanwhile"
             client.api.remove_image(name)
         except ImageNotFound:
             continue  # its last tag took the digests with it, or somebody else did

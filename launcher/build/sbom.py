@@ -35,7 +35,7 @@ def sbom(made: Made) -> str:
         bom_ref="tool",
     )
     image = _image(made)
-    added = [_megatron(made), _launcher(), *_packages(made)]
+    added = [_megatron(made), _launcher(), *_packages(made), *_compiled(made), *_python(made)]
     bom = Bom(
         serial_number=uuid.uuid5(NAMESPACE, made.id),
         metadata=BomMetaData(
@@ -141,7 +141,6 @@ def _packages(made: Made) -> list[Component]:
     """The packages from wheels: Megatron's needs, and what the base lacks."""
     from cyclonedx.model.component import Component
 
-    pins = {pin for group, pins in made.inputs.pins.items() if group != "build" for pin in pins}
     return [
         Component(
             name=purl.name,
@@ -150,7 +149,54 @@ def _packages(made: Made) -> list[Component]:
             bom_ref=str(purl),
             hashes=[_sha256(fetch.sha256_of_pin(pin))],
         )
-        for pin, purl in ((pin, attest.of_pin(pin)) for pin in sorted(pins))
+        for pin, purl in ((pin, attest.of_pin(pin)) for pin in made.inputs.added)
+    ]
+
+
+def _compiled(made: Made) -> list[Component]:
+    """The extensions that were compiled on the base, with their commits and submodules'."""
+    from cyclonedx.model import XsUri
+    from cyclonedx.model.component import Commit, Component, Pedigree
+    from packageurl import PackageURL
+
+    found = []
+    for one in made.inputs.extensions:
+        urls = {"": one.wanted.git.url, **one.wanted.submodules}
+        commits = [
+            Commit(uid=git.commit, url=XsUri(urls[path])) for path, git in one.commits.items()
+        ]
+        own = one.locked.git.commit
+        source = {"vcs_url": f"git+{one.wanted.git.url}@{own}"}
+        purl = PackageURL("generic", name=one.wanted.package, version=own, qualifiers=source)
+        found.append(
+            Component(
+                name=one.wanted.package,
+                version=own,
+                purl=purl,
+                bom_ref=str(purl),
+                pedigree=Pedigree(commits=commits),
+            )
+        )
+    return found
+
+
+def _python(made: Made) -> list[Component]:
+    """The Python of a base that had none, by its archive."""
+    from cyclonedx.model.component import Component, ComponentType
+    from packageurl import PackageURL
+
+    archive = made.inputs.interpreter
+    if archive is None:
+        return []
+    purl = PackageURL("generic", name=archive.name)
+    return [
+        Component(
+            name=archive.name,
+            type=ComponentType.PLATFORM,
+            purl=purl,
+            bom_ref=str(purl),
+            hashes=[_sha256(archive.parent.name)],
+        )
     ]
 
 

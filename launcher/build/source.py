@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,23 @@ from typing import IO, Literal
 
 from launcher.build import fetch
 from launcher.errors import BuildError, UsageError
-from launcher.matrix.schema import LockedGit, LockedRelease, Matrix, MegatronRelease
+from launcher.matrix.schema import (
+    GitSource,
+    LockedGit,
+    LockedRelease,
+    Matrix,
+    MegatronRelease,
+)
 from launcher.settings import Settings
 
 DAMAGED = "The repository is damaged: remove it to have it fetched again."
-AS_COMMITTED = ["-c", "core.autocrlf=false", "-c", f"core.attributesFile={os.devnull}"]
+AS_COMMITTED = [
+    *("-c", "core.autocrlf=false", "-c", "core.eol=lf"),
+    *("-c", f"core.attributesFile={os.devnull}"),
+]
 """Options that keep a user's settings from changing the lines of files."""
+WITHOUT_CLEANING = ["-c", "gc.auto=0", "-c", "maintenance.auto=false"]
+"""Options that keep git from removing commits: no branch or tag leads to those of the cache."""
 LEFT_OUT = {".git", "__pycache__", "build", "dist", ".venv"}
 
 
@@ -47,19 +58,28 @@ class MegatronSource:
     def unpack(self, folder: Path) -> None:
         """Write the tree to `folder`, which must not exist.
 
-        Raises BuildError where git's objects don't give the locked tree.
+        Raises BuildError where what is written isn't what `identity` names.
         """
         folder.mkdir(parents=True)
         if self.kind == "git":
             archive(self.at, self.revision, folder)
             check_tree(self.at, self.revision, self.identity, tree_hash(folder))
         elif self.kind == "sdist":
+            fetch.check(self.at, self.identity)
             _extract(self.at, folder)
         else:
-            for path in checkout_files(self.at):
-                target = folder / path.relative_to(self.at)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(path, target, follow_symlinks=False)
+            self._copy(folder)
+
+    def _copy(self, folder: Path) -> None:
+        """Copy a checkout's files; they may have been edited since `identity` was made of them."""
+        copies = []
+        for path in checkout_files(self.at):
+            target = folder / path.relative_to(self.at)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target, follow_symlinks=False)
+            copies.append(target)
+        if _digest(folder, copies) != self.identity:
+            raise BuildError(f"{self.at}: was edited while it was built from", "Build it again.")
 
 
 def from_git(
@@ -73,10 +93,17 @@ def from_git(
     pinned, named = locked.git, release.git
     if pinned is None or pinned.ref != named.ref or named.commit not in (None, pinned.commit):
         raise UsageError(f"{version}: matrix.lock holds another commit", "Run `make lock`.")
+    return _git_source(version, pinned, locked_repository(named, pinned, site))
+
+
+def locked_repository(named: GitSource, pinned: LockedGit, site: Settings) -> Path:
+    """The cached repository with the locked commit, fetched into it where it wasn't there.
+
+    Raises BuildError for a commit that can't be fetched, a tag or branch that was moved since.
+    """
     if named.ref and not _has_commit(folder_of(named.url, site), pinned.commit):
         _refuse_moved(named.url, named.ref, pinned.commit, site)
-    at = repository(named.url, pinned.commit, site)
-    return _git_source(version, pinned, at)
+    return repository(named.url, pinned.commit, site)
 
 
 def repository(url: str, commit: str, site: Settings, at: str | None = None) -> Path:
@@ -102,11 +129,12 @@ def commit_of(url: str, ref: str, site: Settings) -> str:
         check=False,
     )
     if done.returncode:
-        raise BuildError(f"git can't ask {at} for {ref}:\n  {done.stderr.strip()}")
+        said = fetch.without_login(f"git can't ask {at} for {ref}:\n  {done.stderr.strip()}")
+        raise BuildError(said)
     found = {name: commit for commit, name in map(str.split, done.stdout.splitlines())}
     commit = next((found[name] for name in names if name in found), None)
     if commit is None:
-        raise BuildError(f"{at}: has no tag and no branch {ref}")
+        raise BuildError(f"{fetch.without_login(at)}: has no tag and no branch {ref}")
     return commit
 
 
@@ -155,7 +183,7 @@ def from_path(path: Path, version: str, locked: LockedRelease) -> MegatronSource
     return MegatronSource(
         kind="path",
         release=version,
-        identity=_digest(path),
+        identity=_digest(path, checkout_files(path)),
         revision=revision(path),
         whole=(path / "megatron/training").is_dir(),
         epoch=locked.git.epoch,
@@ -215,11 +243,11 @@ def own_version(path: Path) -> str:
     return ".".join(parts.get(key, "0") for key in ("MAJOR", "MINOR", "PATCH"))
 
 
-def _digest(path: Path) -> str:
-    """A hash over names, executable bits and contents of a checkout's files."""
+def _digest(folder: Path, files: Iterable[Path]) -> str:
+    """A hash over names, executable bits and contents of a checkout's files, all in `folder`."""
     digest = hashlib.sha256()
-    for file in checkout_files(path):
-        name = file.relative_to(path).as_posix()
+    for file in files:
+        name = file.relative_to(folder).as_posix()
         content = file.readlink().as_posix().encode() if file.is_symlink() else file.read_bytes()
         executable = not file.is_symlink() and bool(file.stat().st_mode & 0o100)
         digest.update(f"{name}\0{executable}\0{len(content)}\0".encode() + content)
@@ -301,25 +329,29 @@ def _is_empty(path: Path) -> bool:
 
 
 def _has_commit(repository: Path, commit: str) -> bool:
-    command = ["git", "-C", str(repository), "cat-file", "-e", f"{commit}^{{commit}}"]
+    """Whether a commit is there with all its files: a fetch that was killed may leave a part."""
+    command = ["git", "-C", str(repository), "rev-list", "--objects", "--no-walk", "--quiet"]
     if not repository.is_dir():
         return False
-    return not subprocess.run(command, env=git_environment(), capture_output=True).returncode
+    done = subprocess.run([*command, commit], env=git_environment(), capture_output=True)
+    return not done.returncode
 
 
 def _fetch_commit(url: str, commit: str, repository: Path) -> None:
     """Fetch one commit, without history, into a bare repository, while no other launcher does."""
     repository.mkdir(parents=True, exist_ok=True)
-    command = ["git", "-C", str(repository), "fetch", "--quiet", "--depth=1", url, commit]
+    command = ["git", "-C", str(repository), *WITHOUT_CLEANING, "fetch", "--quiet", "--depth=1"]
     env = git_environment() | {"GIT_TERMINAL_PROMPT": "0"}  # a name and a password: fail instead
     with _alone(repository):
         for left in repository.glob("*.lock"):  # of a fetch that was killed
             left.unlink()
         git(repository, "init", "--bare", "--quiet")
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, url, commit], env=env, capture_output=True, text=True, check=False
+        )
     if done.returncode:
         raise BuildError(
-            f"git can't fetch {commit} from {url}:\n  {done.stderr.strip()}",
+            fetch.without_login(f"git can't fetch {commit} from {url}:\n  {done.stderr.strip()}"),
             "Without access to it, name a mirror in LAUNCHER_GIT_MIRROR; "
             "in place of Megatron-LM itself, SOURCE=path takes a clone from elsewhere.",
         )
@@ -382,6 +414,10 @@ def git(repository: Path, *args: str) -> str:
 
 
 def git_environment() -> dict[str, str]:
-    """This environment less what names another repository, as git sets it for its hooks."""
+    """This environment less what names another repository, as git sets it for its hooks.
+
+    A repository that git makes in it has hashes of the kind that the lock has.
+    """
     named = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX")
-    return {name: value for name, value in os.environ.items() if name not in named}
+    env = {name: value for name, value in os.environ.items() if name not in named}
+    return env | {"GIT_DEFAULT_HASH": "sha1"}

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -73,8 +74,10 @@ def debian_base(
     """The ID of the engine's image `name`, a Debian with `python`, pip and a C++ compiler.
 
     The engine's own is taken if it was made by the same recipe, then the archive in `cache`,
-    which is a folder of the launcher's cache unless another is given.
+    which is a folder of the launcher's cache unless another is given. Raises EngineError.
     """
+    from docker.errors import ImageLoadError, ImageNotFound
+
     recipe = _recipe(python, epoch)
     present = _present(client, name, recipe)
     if present:
@@ -82,10 +85,16 @@ def debian_base(
     made = (cache or settings().cache / "bases") / f"debian-{recipe.suite}-{recipe.key[:16]}.tar"
     if not made.exists():
         _make(made, recipe, say)
-    with made.open("rb") as file:
-        client.images.load(file)
-    identity = archive.image_id(made)
-    client.images.get(identity).tag(*name.rsplit(":", 1))  # podman takes no whole name
+    try:
+        with made.open("rb") as file:
+            client.images.load(file)
+        identity = archive.image_id(made)
+        client.images.get(identity).tag(*name.rsplit(":", 1))  # podman takes no whole name
+    except (ImageLoadError, ImageNotFound, tarfile.TarError) as error:
+        raise EngineError(
+            f"{made}: the engine doesn't take it: {error}",
+            "Remove it to have it made again, unless the engine's disk is full.",
+        ) from error
     return identity
 
 

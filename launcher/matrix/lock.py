@@ -217,7 +217,12 @@ def _markers(python: str, platform: str) -> dict[str, str]:
 
 def _pin(item: dict[str, Any]) -> str:
     meta = item["metadata"]
-    sha256 = item["download_info"]["archive_info"]["hashes"]["sha256"]
+    sha256 = item["download_info"]["archive_info"]["hashes"].get("sha256")
+    if sha256 is None:
+        raise BuildError(
+            f"the index has no sha256 of {meta['name']} {meta['version']}",
+            "Name another in PIP_INDEX_URL: files of this one can't be pinned.",
+        )
     return f"{meta['name'].lower()}=={meta['version']} --hash=sha256:{sha256}"
 
 

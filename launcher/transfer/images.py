@@ -57,10 +57,17 @@ def find(client: DockerClient, name: str) -> Image:
     found = _inspect(client, name)
     if found is None:
         raise EngineError(f"the engine has no image {name}", _how_to_get(name))
-    names = found["RepoTags"] or []
-    repository = name.rpartition(":")[0]
-    beside = sorted(one for one in names if one.rpartition(":")[0] == repository and one != name)
-    return _image(found, (name, *beside) if name in names else ())
+    short = _short(name)
+    tags = sorted(map(_short, found["RepoTags"] or []))
+    repository = short.rpartition(":")[0]
+    beside = [one for one in tags if one.rpartition(":")[0] == repository and one != short]
+    as_asked = (name.removesuffix(short) + one for one in beside)
+    return _image(found, (name, *as_asked) if short in tags else ())
+
+
+def _short(name: str) -> str:
+    """A name without Docker Hub in it: Docker tells it so, podman in full, a user either way."""
+    return re.sub(r"^docker\.io/(library/)?", "", name)
 
 
 def _how_to_get(name: str) -> str:

@@ -116,7 +116,7 @@ def _write_piece(
         for at in range(0, room, BLOCK):
             block = _exactly(source, min(BLOCK, room - at))
             hashed: Future[None] = thread.submit(hashes.update, block)
-            if same and file.read(len(block)) == block:
+            if same and _is_next(file, block):
                 kept += len(block)
             else:
                 if same:
@@ -131,6 +131,14 @@ def _write_piece(
     return kept
 
 
+def _is_next(file: IO[bytes], block: bytes) -> bool:
+    """Whether a file goes on with these bytes; it doesn't where its disk can't be read."""
+    try:
+        return file.read(len(block)) == block
+    except OSError:
+        return False
+
+
 def _exactly(source: IO[bytes], count: int) -> bytes:
     block = source.read(count)
     if len(block) != count:
@@ -141,8 +149,12 @@ def _exactly(source: IO[bytes], count: int) -> bytes:
 def _write_all(file: IO[bytes], block: bytes) -> None:
     """A file without a buffer may take less than it is given, near the end of a disk."""
     rest = memoryview(block)
-    while rest:
-        rest = rest[file.write(rest) :]
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        error.filename = os.fspath(file.name)  # which disk is full
+        raise
 
 
 def joined(paths: Sequence[Path], seen: Seen = lambda _: None) -> Iterator[bytes]:

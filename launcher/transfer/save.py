@@ -127,10 +127,10 @@ def _known_in(folder: Path) -> list[str]:
     A complete one's ID is that of its configuration, which engines with containerd's store don't
     know it by: there its names alone tell.
     """
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
         if listing := layout.parse((folder / layout.LISTING).read_bytes()):
             return [*listing.names, listing.image]
-    with suppress(FileNotFoundError, ValueError):
+    with suppress(OSError, ValueError):
         return list(json.loads((folder / INCOMING / NAMES).read_bytes()))
     return []
 
@@ -232,6 +232,8 @@ def _complete(
 
 def _write(path: Path, content: bytes) -> None:
     """Write a small file, unless it has these bytes."""
-    if not path.exists() or path.read_bytes() != content:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    with suppress(OSError):
+        if path.read_bytes() == content:
+            return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from docker.errors import ImageNotFound
 
-from launcher.build import again
+from launcher.build import again, beside
 from launcher.build.again import (
     Claims,
     Comparison,
@@ -21,7 +23,7 @@ from launcher.build.again import (
     verdict,
 )
 from launcher.build.compare import Difference
-from launcher.build.image import LABEL, OCI
+from launcher.build.image import LABEL, OCI, Built
 from launcher.errors import BuildError, UsageError
 from launcher.matrix.load import load_matrix
 from launcher.progress import Progress
@@ -156,6 +158,31 @@ def test_diffoscope_is_used_where_it_is_installed_and_takes_long_only_where_aske
     pair = Comparison(built(), built(), BASE, Claims(), (None, None), out, lines.append)  # type: ignore[arg-type]
     pair._look_inside([Difference("/a", None, None)], within)
     assert lines == [said]
+
+
+def test_what_is_built_again_goes_with_its_documents_unless_it_was_there(
+    empty_site: Settings,
+) -> None:
+    names = {"sha256:new": {"verify-1:cpu"}, "sha256:there": {"verify-1:old", "megatron:cpu"}}
+
+    def inspect(image: str) -> dict[str, str]:
+        if not names[image]:
+            raise ImageNotFound(image)
+        return {"Id": image}
+
+    def remove(name: str) -> None:
+        for own in names.values():
+            own.discard(name)
+
+    api = SimpleNamespace(inspect_image=inspect, remove_image=remove)
+    client, out = SimpleNamespace(api=api), Progress(io.StringIO())
+    verification = Verification(client, empty_site, out)  # type: ignore[arg-type]
+    for id, name in (("sha256:new", "verify-1:cpu"), ("sha256:there", "verify-1:old")):
+        beside.put({beside.SBOM: b""}, id, empty_site)
+        verification._remove(Built([name], id, reused=False))
+    assert names == {"sha256:new": set(), "sha256:there": {"megatron:cpu"}}
+    assert not beside.texts("sha256:new", empty_site)
+    assert beside.texts("sha256:there", empty_site)
 
 
 def test_without_diffoscope_nothing_is_built_for_it(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from launcher.build import bundle, fetch, source
 from launcher.build.bundle import PackedRow
 from launcher.build.inputs import Commit
-from launcher.errors import BuildError, UsageError
+from launcher.errors import BuildError, EngineError, UsageError
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -25,7 +25,7 @@ from .conftest import commit_all
 
 ROWS = [PackedRow(tag="cpu", megatron="0.16.1")]
 IMAGE = "sha256:" + "ab" * 32
-SAVED = bytes(range(256)) * 300
+SAVED = bytes(range(256)) * 300 + bytes(1024)
 NAMED = f"sha256/{'a' * 64}/a.whl"
 URL = "https://github.com/NVIDIA/Megatron-LM.git"
 
@@ -37,7 +37,11 @@ def put(site: Settings, folder: Path, content: bytes, name: str) -> Path:
 
 
 def saved(id: str) -> Iterator[bytes]:
-    yield from (SAVED[at : at + 7000] for at in range(0, len(SAVED), 7000))
+    yield from chunks(SAVED)
+
+
+def chunks(content: bytes) -> Iterator[bytes]:
+    return (content[at : at + 7000] for at in range(0, len(content), 7000))
 
 
 @pytest.fixture
@@ -117,6 +121,27 @@ def test_the_same_inputs_in_another_order_and_cache_are_the_same_bytes(
     with bundle.replacing(again) as out:
         bundle.pack(out, ROWS * 2, files * 2, [own, own], {IMAGE: ["b:2", "base:1"]}, saved, quiet)
     assert again.read_bytes() == packed.read_bytes()
+
+
+@pytest.mark.parametrize("given", [SAVED[:-1024], SAVED[:-1], SAVED + b'{"error": "disk"}', b""])
+def test_an_image_that_the_engine_does_not_give_whole_is_not_packed(
+    tmp_path: Path, quiet: Progress, given: bytes
+) -> None:
+    path = tmp_path / "inputs.tar"
+    with (
+        pytest.raises(EngineError, match="base:1: the engine ended its stream early"),
+        bundle.replacing(path) as out,
+    ):
+        bundle.pack(out, ROWS, [], [], {IMAGE: ["base:1"]}, lambda _: chunks(given), quiet)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_is_no_place_for_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path, Path()):
+        with pytest.raises(UsageError, match="is a folder"), bundle.replacing(folder) as out:
+            out.write(b"packed")
+    assert not [*tmp_path.parent.glob("*.part")]
 
 
 def test_any_tar_can_read_it(packed: Path, tmp_path: Path) -> None:
@@ -212,6 +237,14 @@ def test_a_piece_missing_in_the_middle_is_found(packed: Path) -> None:
     packed.write_bytes(content[:2048] + content[4096:])
     with pytest.raises(UsageError, match=r"damaged.*\n  bundle\.json"):
         bundle.check(packed)
+
+
+def test_a_disk_that_can_not_be_read_is_told_with_the_file() -> None:
+    with (
+        Path("/proc/self/mem").open("rb") as file,
+        pytest.raises(UsageError, match="/proc/self/mem: can't be read at byte 0: Input/output"),
+    ):
+        next(bundle._blocks(file, 0, 10))
 
 
 def test_another_file_is_no_bundle(tmp_path: Path) -> None:

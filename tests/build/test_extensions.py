@@ -130,6 +130,23 @@ def test_a_lock_of_other_commits_or_submodules_is_told(mirrored: Settings) -> No
     assert "lib/headers, lib/tests" in caught.value.remedy
 
 
+def test_a_branch_that_was_moved_is_refused_with_both_commits(
+    mirrored: Settings, tmp_path: Path
+) -> None:
+    hub = tmp_path / "hub/a/kernels.git"
+    first = git(hub, "rev-parse", "HEAD")
+    named = wanted(mirrored).model_copy(
+        update={"git": GitSource(url=f"{HUB}a/kernels.git", ref="main")}
+    )
+    own = extensions.locked_git(named.git.url, first, "main", mirrored)
+    lock = extensions.lock("kernels", named, own, mirrored)
+    git(hub, "commit", "-q", "--allow-empty", "-m", "later")
+    assert extensions.from_git("kernels", named, lock, mirrored).locked == lock  # it is there
+    with pytest.raises(BuildError, match=first) as caught:
+        extensions.from_git("kernels", named, lock, replace(mirrored, cache=tmp_path / "empty"))
+    assert git(hub, "rev-parse", "HEAD") in caught.value.problem
+
+
 def test_the_lock_has_the_links_that_git_has() -> None:
     for name, extension in MATRIX.extensions.items():
         lock = LOCK.extensions[name]

@@ -53,12 +53,17 @@ def test_a_hash_that_the_index_does_not_have_is_refused(empty_site: Settings) ->
     assert not any((empty_site.cache / "sha256").glob("*/*"))
 
 
+@pytest.mark.parametrize("place", ["variable", "file"])
 def test_a_clashing_constraint_of_the_user_does_not_matter(
-    empty_site: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_site: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     constraint = tmp_path / "constraint.txt"
     constraint.write_text("six==1.0\n")
-    monkeypatch.setenv("PIP_CONSTRAINT", str(constraint))
+    if place == "variable":
+        monkeypatch.setenv("PIP_CONSTRAINT", str(constraint))
+    else:
+        (tmp_path / "pip.conf").write_text(f"[global]\nconstraint = {constraint}\n")
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     digest = "4721f391ed90541fddacab5acf947aa0d3dc7d27b2e1e8eda2be8970586c3274"
     (path,) = fetch.wheels([f"six==1.17.0 --hash=sha256:{digest}"], "3.12", empty_site)
     assert path.name.startswith("six-1.17.0")
@@ -74,9 +79,11 @@ def test_pip_variables_that_change_what_is_fetched_do_not_reach_pip(
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv("PIP_REQUIREMENT", "/nowhere")
+    monkeypatch.setenv("PIP_USER", "1")
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
     fetch.pip(["download"], empty_site)
     assert "PIP_REQUIREMENT" not in seen
+    assert seen["PIP_USER"] == "0"  # or a pip.conf's would count
     assert seen["PIP_INDEX_URL"] == "https://mirror.example/simple"
 
 

@@ -96,7 +96,7 @@ def test_the_torch_of_a_built_image_is_compared_with_its_row_s(
     facts = verify.Facts("3.11", {"torch": torch} if torch else {})
     monkeypatch.setattr(verify, "look", lambda *_: facts)
     source = SimpleNamespace(whole=False)
-    inputs: Any = SimpleNamespace(base="b", pins={}, extension="x", source=source, extensions=())
+    inputs: Any = SimpleNamespace(base="b", added=[], extension="x", source=source, extensions=())
     right = torch == "2.13.0+cpu" or (torch is None and standin)
     said = re.escape(f"the image has torch {torch or 'missing'}, and the row says 2.13.0+cpu")
     with nullcontext() if right else pytest.raises(BuildError, match=said):

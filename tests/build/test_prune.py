@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+from docker.errors import ImageNotFound
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.build import prune
+from launcher.build import beside, prune
 from launcher.build.prune import Image, Layers
 from launcher.settings import Settings
 
@@ -91,6 +94,48 @@ def test_freed_is_what_an_engine_that_shares_layers_would_free(
     kept = [*BASES, *(base + added for base, added in others)]
     gone = stored([image.layers for image in images]) - stored(kept)
     assert prune.freed(images, kept) == sum(map(own, gone))
+
+
+class Engine:
+    """An engine's images, their names by their IDs; a name goes, and with the last the image."""
+
+    def __init__(self, **names: list[str]) -> None:
+        self.names = names
+
+    def inspect_image(self, name: str) -> dict[str, Any]:
+        return {"Id": self.find(name), "RepoTags": self.names[self.find(name)]}
+
+    def remove_image(self, name: str) -> None:
+        found = self.find(name)
+        self.names[found] = [one for one in self.names[found] if name not in (one, found)]
+        if not self.names[found]:
+            del self.names[found]
+
+    def find(self, name: str) -> str:
+        for id, names in self.names.items():
+            if name in (id, *names):
+                return id
+        raise ImageNotFound(name)
+
+
+def test_an_image_goes_by_its_names_and_one_without_by_its_id(empty_site: Settings) -> None:
+    engine = Engine(a=[], b=["m:1", "m:2"])
+    client = SimpleNamespace(api=engine)
+    assert prune.remove(client, unnamed("a"), empty_site) == ""
+    assert prune.remove(client, replace(ONE, id="b", names=("m:1", "m:2")), empty_site) == ""
+    assert prune.remove(client, unnamed("gone"), empty_site) == ""
+    assert engine.names == {}
+
+
+def test_what_was_named_while_somebody_was_asked_stays(empty_site: Settings) -> None:
+    """A build that ends meanwhile: its image had no name yet, or takes that of an older one."""
+    engine = Engine(new=["m:1"], old=[])
+    client = SimpleNamespace(api=engine)
+    for image in (unnamed("new"), replace(ONE, id="old", names=("m:1",))):
+        beside.put({beside.SBOM: b""}, image.id, empty_site)
+        assert prune.remove(client, image, empty_site) == "names were given meanwhile"
+        assert beside.texts(image.id, empty_site)
+    assert engine.names == {"new": ["m:1"], "old": []}
 
 
 def test_downloads_that_no_lock_mentions(empty_site: Settings) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from launcher.build.extensions import ExtensionSource
 from launcher.build.sbom import sbom
+from launcher.matrix.load import load_lock, load_matrix
 from tests.build.made import COMMIT, IMAGE, SDIST, WHEEL, made
 
 SCHEMA = JsonStrictValidator(SchemaVersion.V1_6)
@@ -42,6 +46,31 @@ def test_it_lists_what_is_added_and_nothing_that_only_builds() -> None:
     torch = found["pkg:pypi/torch@2.13.0%2Bcpu"]
     assert torch["version"] == "2.13.0+cpu"
     assert torch["hashes"] == [{"alg": "SHA-256", "content": "7" * 64}]
+
+
+def test_it_lists_what_a_row_compiles_and_the_python_that_it_brings() -> None:
+    """And not what compiles: the wheels of `extensions` are in no image."""
+    matrix, lock = load_matrix(), load_lock()
+    name = "transformer-engine-2.10"
+    compiled = ExtensionSource(name, matrix.extensions[name], lock.extensions[name], {})
+    python = Path("/cache/sha256", "9" * 64, "cpython-3.12.9.tar.gz")
+    inputs = made().inputs
+    row = replace(
+        inputs,
+        pins={**inputs.pins, "extensions": [f"cmake==4.4.4 --hash=sha256:{'8' * 64}"]},
+        extensions=(compiled,),
+        interpreter=python,
+    )
+    document = sbom(made(inputs=row))
+    assert SCHEMA.validate_str(document) is None
+    found = {one["name"]: one for one in json.loads(document)["components"]}
+    assert "cmake" not in found
+    assert found[python.name]["hashes"] == [{"alg": "SHA-256", "content": "9" * 64}]
+    extension = found["transformer-engine"]
+    assert extension["version"] == compiled.locked.git.commit
+    assert {one["uid"] for one in extension["pedigree"]["commits"]} == {
+        git.commit for git in compiled.commits.values()
+    }
 
 
 def test_megatron_has_its_wheel_its_commit_and_its_patches() -> None:

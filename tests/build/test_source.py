@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import tempfile
 import zlib
@@ -14,10 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.build import source
+from launcher.build import fetch, source
 from launcher.errors import BuildError, UsageError
 from launcher.matrix.load import load_matrix
-from launcher.matrix.schema import GitSource, LockedGit, LockedRelease, MegatronRelease
+from launcher.matrix.schema import (
+    GitSource,
+    Interpreter,
+    LockedGit,
+    LockedRelease,
+    MegatronRelease,
+)
 
 from .conftest import INFO, commit_all
 
@@ -84,6 +91,25 @@ def test_a_checkout_is_taken_as_it_stands_less_what_git_ignores(
     assert (tmp_path / "tree/new.py").is_file()
     assert not (tmp_path / "tree/noise.log").exists()
     assert not (tmp_path / "tree/.git").exists()
+
+
+def test_a_checkout_that_was_edited_since_is_refused(checkout: Path, tmp_path: Path) -> None:
+    commit_all(checkout)
+    (checkout / "link").symlink_to("megatron")
+    found = source.from_path(checkout, "0.9.0", ANY)
+    found.unpack(tmp_path / "tree")
+    assert (tmp_path / "tree/link").readlink() == Path("megatron")
+    (checkout / "setup.py").write_text("print('edited')\n")
+    with pytest.raises(BuildError, match="was edited while it was built from"):
+        found.unpack(tmp_path / "later")
+
+
+def test_an_sdist_that_was_changed_since_is_refused_with_both_hashes(tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(b"changed")
+    found = source.MegatronSource("sdist", "0.9.0", "a" * 64, "", False, 1, tmp_path / "a.tar.gz")
+    with pytest.raises(BuildError, match="a" * 64) as caught:
+        found.unpack(tmp_path / "tree")
+    assert hashlib.sha256(b"changed").hexdigest() in caught.value.problem
 
 
 def test_a_repository_within_a_checkout_is_left_out(checkout: Path, tmp_path: Path) -> None:
@@ -165,6 +191,59 @@ def test_launchers_fetch_in_turn_and_the_lock_of_a_killed_one_does_not_last(
             pool.map(lambda c: source.repository(checkout.as_uri(), c, empty_site), commits)
         )
     assert all(source.git(f, "cat-file", "-t", c) for f, c in zip(found, commits, strict=True))
+
+
+@pytest.mark.parametrize("lost", ["setup.py", "megatron"])
+def test_what_a_killed_fetch_left_of_a_commit_is_fetched_again(
+    checkout: Path, empty_site: source.Settings, tmp_path: Path, lost: str
+) -> None:
+    """git writes few objects one by one, the commit among the first."""
+    commit = commit_all(checkout)
+    pinned, named = locked_at(commit, checkout), release(checkout.as_uri(), commit=commit)
+    found = source.from_git("0.9.0", named, pinned, empty_site)
+    name = source.git(found.at, "rev-parse", f"{commit}:{lost}").strip()
+    (found.at / "objects" / name[:2] / name[2:]).unlink()
+    source.from_git("0.9.0", named, pinned, empty_site).unpack(tmp_path / "tree")
+    assert (tmp_path / "tree/setup.py").read_text() == "print('setup')\n"
+
+
+def test_a_user_s_kind_of_hashes_does_not_matter(
+    checkout: Path, empty_site: source.Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = commit_all(checkout)
+    monkeypatch.setenv("GIT_DEFAULT_HASH", "sha256")
+    folder = source.repository(checkout.as_uri(), commit, empty_site)
+    assert source.git(folder, "cat-file", "-t", commit).strip() == "commit"
+
+
+def test_git_removes_no_commit_of_the_cache(
+    checkout: Path, empty_site: source.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text(
+        "[gc]\n auto = 1\n autoPackLimit = 1\n autoDetach = false\n pruneExpire = now\n"
+        "[fetch]\n unpackLimit = 1\n[user]\n name = a\n email = a@example.org\n"
+    )
+    first = commit_all(checkout)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
+    url = checkout.as_uri()
+    folder = source.repository(url, first, empty_site)
+    for number in range(3):
+        source.git(checkout, "commit", "-q", "--allow-empty", "-m", str(number))
+        source.repository(url, source.git(checkout, "rev-parse", "HEAD").strip(), empty_site)
+    assert source.git(folder, "cat-file", "-t", first).strip() == "commit"
+
+
+def test_a_mirror_s_password_is_in_no_message(empty_site: source.Settings) -> None:
+    site = replace(empty_site, git_mirror="http://me:secret@127.0.0.1:1/")
+    url = "https://github.com/NVIDIA/Megatron-LM.git"
+    for fails in (
+        partial(source.repository, url, "d" * 40, site),
+        partial(source.commit_of, url, "core_r1", site),
+        partial(fetch.archive, Interpreter(url=f"{url}/python.tar.gz", sha256="a" * 64), site),
+    ):
+        with pytest.raises(BuildError, match=r"//127\.0\.0\.1:1/") as caught:
+            fails()
+        assert "secret" not in str(caught.value)
 
 
 def test_a_mirror_takes_the_place_of_github(checkout: Path, empty_site: source.Settings) -> None:
@@ -278,14 +357,20 @@ def test_a_byte_changed_in_a_pack_gives_the_locked_tree_or_none(
     assert refused >= 8  # the rest is git's own checksums and what no object needs
 
 
+@pytest.mark.parametrize("setting", ["autocrlf = true", "eol = crlf"])
 def test_a_user_s_line_endings_change_no_tree(
-    checkout: Path, empty_site: source.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkout: Path,
+    empty_site: source.Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
 ) -> None:
+    (checkout / ".gitattributes").write_text("*.py text\n")
     commit = commit_all(checkout)
     pinned, named = locked_at(commit, checkout), release(checkout.as_uri(), commit=commit)
     (tmp_path / "attributes").write_text("* text eol=crlf\n")
     (tmp_path / "config").write_text(
-        f"[core]\n autocrlf = true\n attributesFile = {tmp_path / 'attributes'}\n"
+        f"[core]\n {setting}\n attributesFile = {tmp_path / 'attributes'}\n"
     )
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
     source.from_git("0.9.0", named, pinned, empty_site).unpack(tmp_path / "tree")

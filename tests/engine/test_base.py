@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from docker.errors import ImageNotFound
+from docker.errors import ImageLoadError, ImageNotFound
 
 from launcher.engine import archive, base
 from launcher.errors import EngineError
@@ -32,6 +32,11 @@ class StandInImages:
 
     def load(self, file: io.BufferedReader) -> None:
         self.loads += 1
+        try:
+            with tarfile.open(file.name) as tar:
+                tar.getmembers()
+        except tarfile.TarError as error:
+            raise ImageLoadError(str(error)) from error
         identity = archive.image_id(Path(file.name))
         image = SimpleNamespace(id=identity, labels=base._recipe("3.11", EPOCH).labels)
         image.tag = lambda name, tag: self.known.update({f"{name}:{tag}": image})
@@ -63,6 +68,19 @@ def test_made_once_then_taken_from_the_engine_then_from_the_cache(
     assert base.debian_base(client, "other:y", EPOCH, cache=tmp_path, say=said.append) == first
     assert (client.images.loads, len(said)) == (2, 1)
     assert [path.suffix for path in tmp_path.iterdir()] == [".tar"]
+
+
+def test_a_damaged_one_in_the_cache_is_told(client: SimpleNamespace, tmp_path: Path) -> None:
+    base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+    client.images.known.clear()
+    (made,) = tmp_path.iterdir()
+    whole = made.read_bytes()
+    for damaged in (b"", whole[:700], whole.replace(b".json", b".jsom", 1)):
+        made.write_bytes(damaged)
+        with pytest.raises(EngineError, match="the engine doesn't take it") as caught:
+            base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+        assert str(made) in caught.value.problem
+        assert "Remove it" in caught.value.remedy
 
 
 def test_an_image_of_another_recipe_is_not_taken(client: SimpleNamespace, tmp_path: Path) -> None:

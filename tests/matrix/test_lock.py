@@ -306,6 +306,15 @@ def test_a_pip_that_would_resolve_for_its_own_python_is_refused(
         lock._resolve(["root"], "3.10", site)
 
 
+def test_a_file_of_which_an_index_has_no_sha256_is_told() -> None:
+    item = {
+        "metadata": {"name": "six", "version": "1.17.0"},
+        "download_info": {"archive_info": {"hashes": {"md5": "a" * 32}}},
+    }
+    with pytest.raises(BuildError, match=r"no sha256 of six 1\.17\.0"):
+        lock._pin(item)
+
+
 def test_a_branch_is_locked_with_its_name_and_another_one_keeps_no_pin(
     monkeypatch: pytest.MonkeyPatch, site: Settings
 ) -> None:

@@ -25,6 +25,14 @@ def sha256(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
+def on_hub(name: str) -> str:
+    """A name in full, as engines understand it: python:3.11 is docker.io/library/python:3.11."""
+    host, slash, _ = name.partition("/")
+    if slash and "." in host:
+        return name
+    return f"docker.io/{name}" if slash else f"docker.io/library/{name}"
+
+
 def layer(name: str, size: int) -> bytes:
     """A layer with one file in it, whose bytes are the same every time."""
     content = (hashlib.sha256(name.encode()).digest() * (size // 32 + 1))[:size]
@@ -105,7 +113,7 @@ class Engine:
 
     def find(self, name: str) -> Held:
         for one in self.images.values():
-            if name in (one.id, *one.names):
+            if name == one.id or on_hub(name) in map(on_hub, one.names):
                 return one
         raise ImageNotFound(name)
 

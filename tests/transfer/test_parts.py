@@ -78,6 +78,15 @@ def test_a_part_that_is_right_is_not_touched(tmp_path: Path) -> None:
     assert {name for name in after if after[name] != before[name]} == {"name.0002"}
 
 
+def test_a_full_disk_is_told_with_the_file() -> None:
+    with (
+        Path("/dev/full").open("wb", buffering=0) as file,
+        pytest.raises(OSError, match="No space left on device") as caught,
+    ):
+        parts._write_all(file, b"x")
+    assert caught.value.filename == "/dev/full"
+
+
 def test_a_source_that_ends_early_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EOFError):
         parts.write(io.BytesIO(b"abc"), 4, tmp_path, "name", 10)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -346,6 +349,45 @@ def test_how_to_get_an_image_is_told(name: str, how: str) -> None:
     with pytest.raises(EngineError) as caught:
         images.find(Engine(), name)
     assert caught.value.remedy == how
+
+
+@pytest.mark.parametrize(
+    ("told", "asked"),
+    [
+        ("python:{}", "docker.io/library/python:{}"),  # Docker, of the matrix's own name
+        ("docker.io/library/megatron:{}", "megatron:{}"),  # podman
+        ("nvidia/cuda:{}", "docker.io/nvidia/cuda:{}"),
+        ("python:{}", "python:{}"),
+    ],
+)
+def test_an_image_has_its_names_however_engine_and_user_write_docker_hub_s(
+    told: str, asked: str
+) -> None:
+    engine = Engine()
+    engine.add(told.format(1), BASE_LAYERS).names.append(told.format(2))
+    found = images.find(engine, asked.format(2))
+    assert found.names == (asked.format(2), asked.format(1))
+
+
+def test_a_save_mends_what_can_not_be_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a stick with a bad block in each file, which is written elsewhere."""
+    saved(filled(), tmp_path)
+    whole, opened = contents(tmp_path), Path.open
+
+    class Bad(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def opened_there(path: Path, mode: str = "r", *args: Any, **more: Any) -> Any:
+        old = mode == "r+b" or (mode == "rb" and path.parent.name != INCOMING)
+        return Bad(path, mode) if old else opened(path, mode, *args, **more)
+
+    monkeypatch.setattr(Path, "open", opened_there)
+    assert saved(filled(), tmp_path).kept == 0
+    monkeypatch.undo()
+    assert contents(tmp_path) == whole
 
 
 def test_chain_ids_are_those_of_the_image_specification() -> None:
