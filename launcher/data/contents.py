@@ -259,12 +259,15 @@ def _append(output: Output, part: Data) -> None:
 
 
 def _check_shards(prefixes: Sequence[Path]) -> None:
-    """Shards of a job, as their names tell, are all there, once, and in order."""
-    named = [SHARD.search(prefix.name) for prefix in prefixes]
-    found = [(int(name["part"]), int(name["parts"])) for name in named if name]
-    if not found or len(found) != len(prefixes) or len({parts for _, parts in found}) > 1:
-        return
-    parts = found[0][1]
-    if [part for part, _ in found] != [*range(1, parts + 1)]:
-        have = ", ".join(str(part) for part, _ in found)
-        raise UsageError(f"of {parts} shards, these and in this order: {have}", "All, in order.")
+    """The shards of each job, as their names tell, are all there, once, and in order."""
+    jobs: dict[tuple[str, str], list[int]] = {}
+    for prefix in prefixes:
+        if found := SHARD.search(prefix.name):
+            name = SHARD.sub(f".*-of-{found['parts']}_", prefix.name, count=1)
+            jobs.setdefault((name, found["parts"]), []).append(int(found["part"]))
+    for (name, parts), have in jobs.items():
+        if have != [*range(1, int(parts) + 1)]:
+            told = ", ".join(map(str, have))
+            raise UsageError(
+                f"{name}: of {parts} shards, these and in this order: {told}", "All, in order."
+            )

@@ -40,6 +40,17 @@ def writing(target: Path) -> Iterator[None]:
         ) from None
 
 
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Name the input where the system can't read on within: a broken disk, a share that is gone."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, name) from None
+
+
 class Fault(NamedTuple):
     """A record that gives no document; `at` counts records of its block from 0.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from sys import intern
@@ -47,13 +47,20 @@ class Documents:
     blank: int = 0
 
 
-def documents(block: Block, keys: Sequence[str], limit: int | None) -> Documents:
+def documents(
+    block: Block,
+    keys: Sequence[str],
+    limit: int | None,
+    check: Callable[[Sequence[list[str]]], None] | None = None,
+) -> Documents:
     """Read a block, up to the fault of number `limit`, counted from 1; None for all of it.
 
-    A document with a fault in one key is left out of all.
+    A document with a fault in one key is left out of all. `check` is given each document, the texts
+    of each key, and raises Refused where it isn't wanted.
     """
     records: Sequence[Any] = block.rows or split(block.lines)
-    if len(keys) == 1 and not block.rows and not block.plain and (one := _each(records, *keys)):
+    quick = len(keys) == 1 and not block.rows and not block.plain and not check
+    if quick and (one := _each(records, *keys)):
         return Documents([one], [[1] * len(one)], records=len(one))
     found = Documents([[] for _ in keys], [[] for _ in keys])
     read = partial(_row, block.encoding) if block.rows else _plain if block.plain else _parsed
@@ -62,6 +69,8 @@ def documents(block: Block, keys: Sequence[str], limit: int | None) -> Documents
         try:
             values = read(record, keys)
             texts: list[Any] = [v if type(v) is list else [v] for v in values]
+            if check:
+                check(texts)
         except Refused as refused:
             found.faults.append(Fault(at, intern(str(refused)), excerpt(refused.record or record)))
             if len(found.faults) == limit:

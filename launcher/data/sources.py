@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from launcher.data import output, tables
-from launcher.data.faults import DataError
+from launcher.data.faults import DataError, named
 from launcher.data.records import Block
 from launcher.data.unpack import Counted, Unreadable, packing, unpacked
 from launcher.errors import UsageError, nearest
@@ -209,11 +209,14 @@ def blocks(found: Sequence[Source], reading: Reading) -> Iterator[tuple[Place, B
     """All records of the sources in order.
 
     Raises DataError where a file can't be read to its end, UsageError for a table without a
-    wanted column.
+    wanted column, OSError where the system can't read it.
     """
     done = 0
     for number, source in enumerate(found):
-        with _stdin() if source.name == STDIN else open(source.name, "rb") as file:
+        with (
+            named(source.told),
+            _stdin() if source.name == STDIN else open(source.name, "rb") as file,
+        ):
             if source.format == "parquet":
                 for share, block in tables.parquet(source.name, reading.keys):
                     yield Place(number, done + int(share * source.stop)), block

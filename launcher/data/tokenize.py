@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from launcher.data import ledger, output, records, sources, tokenizers
-from launcher.data.faults import Fault, writing
+from launcher.data.faults import Fault, Refused, writing
 from launcher.data.ledger import Ledger, Leniency
 from launcher.data.output import Output, publish
 from launcher.data.records import Block
@@ -141,11 +141,22 @@ def _write(
 
 def _encode(job: Job, tokenizer: Tokenizer, block: Block) -> Encoded:
     """In a worker: a block's documents as they are written."""
-    found = records.documents(block, job.reading.keys, job.leniency.limit)
+    read = partial(records.documents, block, job.reading.keys, job.leniency.limit)
+    found = read()
+    try:
+        tokens = [tokenizers.encoded(tokenizer, texts) for texts in found.texts]
+    except Refused:
+        found = read(partial(_require_tokens, tokenizer))
+        tokens = [tokenizers.encoded(tokenizer, texts) for texts in found.texts]
     end = tokenizer.end if job.append_eod else None
     kind = token_type(tokenizer.size)
     parts = [
-        columns(tokenizer.encode(texts), counts, kind, end)
-        for texts, counts in zip(found.texts, found.counts, strict=True)
+        columns(some, counts, kind, end) for some, counts in zip(tokens, found.counts, strict=True)
     ]
     return Encoded(parts, found.faults, found.records, found.blank)
+
+
+def _require_tokens(tokenizer: Tokenizer, document: Sequence[Sequence[str]]) -> None:
+    """Raises Refused where the tokenizer fails at the texts of a key."""
+    for texts in document:
+        tokenizers.encoded(tokenizer, texts)

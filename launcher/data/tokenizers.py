@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.data import vocabulary
+from launcher.data.faults import Refused
 from launcher.errors import UsageError, nearest
 
 Tokens: TypeAlias = NDArray[np.generic]
@@ -22,6 +24,8 @@ PIECE = 1 << 16
 """Characters that GPT-2's BPE has at a time: what it keeps for them fits a processor's caches."""
 LEFT = 64
 """Tokens of a piece that the next one makes anew, for what follows may change the last of them."""
+CONTRACTION = re.compile("'[dlmrstv]")
+"""How 's, 't, 're, 've, 'm, 'll and 'd begin."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,16 @@ class Tokenizer(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens; what isn't UTF-8 is replaced."""
+
+
+def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
+    """The tokens of each text. Raises Refused where the tokenizer's library fails at one."""
+    try:
+        return tokenizer.encode(texts)
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # PyO3's panics are no Exception
+        raise Refused(f"the tokenizer fails: {error}") from None
 
 
 class Gpt2:
@@ -102,8 +116,7 @@ class Gpt2:
             return piece
         found = []
         while begin + size < len(text):
-            at, rest = self._cut(piece)
-            cut = begin + size - len(rest)
+            at, cut = self._cut(piece, text, begin + size)
             following = self._encoder.encode(text[cut : cut + PIECE])
             if at and following[0] == piece[at]:
                 found.append(piece[:at])
@@ -113,19 +126,19 @@ class Gpt2:
                 piece = self._encoder.encode(text[begin : begin + size])
         return np.concatenate([*found, piece])
 
-    def _cut(self, piece: Tokens) -> tuple[int, str]:
-        """Which of a piece's last tokens the next may begin with, and the text from it; 0: none.
+    def _cut(self, piece: Tokens, text: str, end: int) -> tuple[int, int]:
+        """Which token of a piece that ends at `end` the next may begin with, and where; 0: none.
 
-        That is one that begins with a character, and not with an apostrophe: "'s" is a word of its
-        own, but not at the end of "?'s".
+        That is one that begins with a character, and not near a contraction: "'ll" is a word of its
+        own, but not at the end of "?'ll", and without its apostrophe "lla" is a word.
         """
         last = len(piece) - LEFT
         for at in range(last, max(last - LEFT, 0), -1):
             with suppress(UnicodeDecodeError):
-                rest: str = self._encoder.decode(piece[at:].tolist()).decode()
-                if not rest.startswith("'"):
-                    return at, rest
-        return 0, ""
+                cut = end - len(self._encoder.decode(piece[at:].tolist()).decode())
+                if not CONTRACTION.search(text, cut - 2, cut + 2):
+                    return at, cut
+        return 0, end
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""

@@ -9,6 +9,8 @@ import lzma
 import re
 import select
 import zlib
+from collections.abc import Callable
+from functools import partial
 from typing import IO, Any, cast
 
 MAGIC = {
@@ -46,7 +48,45 @@ def _opened(name: str, file: IO[bytes]) -> Any:
         from backports import zstd
 
         return zstd.ZstdFile(file, options={zstd.DecompressionParameter.window_log_max: WINDOW})
-    return {"bz2": bz2.BZ2File, "xz": lzma.LZMAFile}[name](file)
+    if name == "bz2":
+        return _Streams(file, bz2.BZ2Decompressor)
+    return _Streams(file, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ))
+
+
+class _Streams:
+    """What is in one or more packed streams, each begun by `begin`; between them may be zeros.
+
+    Python's own readers leave out what follows a stream and isn't one: all that is behind damage.
+    """
+
+    def __init__(self, file: IO[bytes], begin: Callable[[], Any]) -> None:
+        self.file = file
+        self.begin = begin
+        self.stream = begin()
+        self.packed = b""
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; none at the end. Raises EOFError where a stream has no end."""
+        found = b""
+        while not found:
+            if self.stream.eof and not self._next():
+                break
+            if self.stream.needs_input and not self.packed:
+                self.packed = self.file.read(PIECE)
+                if not self.packed:
+                    raise EOFError("it ends in the middle")
+            found = self.stream.decompress(self.packed, size)
+            self.packed = b""
+        return found
+
+    def _next(self) -> bool:
+        """Begin the next stream, if there is one."""
+        packed = self.stream.unused_data
+        while not (packed := packed.lstrip(b"\0")):
+            if not (packed := self.file.read(PIECE)):
+                return False
+        self.stream, self.packed = self.begin(), packed
+        return True
 
 
 class _Unpacked(io.RawIOBase):

@@ -156,8 +156,20 @@ def test_what_cant_be_joined_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [["1", "3"], ["2", "1", "3"], ["1", "2", "2", "3"], ["1", "2"]])
 def test_missing_and_disordered_shards_are_told(tmp_path: Path, names: list[str]) -> None:
     prefixes = [write(tmp_path / f"d.{name}-of-3_text_document", SOME) for name in names]
-    with pytest.raises(UsageError, match="of 3 shards, these"):
-        contents.merge(prefixes, tmp_path / "joined")
+    for beside in ([], [write(tmp_path / "e", SOME)], _shards(tmp_path, "e", 2)):
+        with pytest.raises(UsageError, match=r"d\.\*-of-3_text_document: of 3 shards, these"):
+            contents.merge([*beside, *prefixes], tmp_path / "joined")
+
+
+def test_shards_of_two_jobs_are_joined(tmp_path: Path) -> None:
+    both = [*_shards(tmp_path, "d", 2), *_shards(tmp_path, "e", 3)]
+    assert contents.merge(both, tmp_path / "joined").documents == 5 * len(SOME)
+
+
+def _shards(folder: Path, name: str, parts: int) -> list[Path]:
+    """Those of one job, all the same."""
+    names = [f"{name}.{part}-of-{parts}_text_document" for part in range(1, parts + 1)]
+    return [write(folder / name, SOME) for name in names]
 
 
 @pytest.mark.usefixtures("loaded")

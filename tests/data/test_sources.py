@@ -23,7 +23,7 @@ from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data import records, sources, tables
+from launcher.data import records, sources, tables, unpack
 from launcher.data.faults import DataError
 from launcher.data.sources import Reading
 from launcher.errors import UsageError
@@ -108,6 +108,23 @@ def test_a_packed_file_cut_anywhere_is_never_taken_for_whole(tmp_path: Path, pac
         path.write_bytes(whole[:cut])
         with pytest.raises(DataError, match="can't be read to its end"):
             read(path)
+
+
+@pytest.mark.parametrize("packing", PACK)
+def test_damage_behind_a_packed_frame_is_told(tmp_path: Path, packing: str) -> None:
+    """Where the next one should begin."""
+    path, packed = tmp_path / f"in.jsonl.{packing}", PACK[packing](jsonl(TEXTS))
+    for behind in (b"x", b"x" + packed[1:], packed[:1], packed[:3]):
+        path.write_bytes(packed + behind)
+        with pytest.raises(DataError, match="can't be read to its end"):
+            read(path)
+
+
+@pytest.mark.parametrize("packing", ["gz", "bz2", "xz"])
+def test_zeros_behind_a_packed_frame_are_nothing(tmp_path: Path, packing: str) -> None:
+    path, packed = tmp_path / f"in.jsonl.{packing}", PACK[packing](jsonl(TEXTS))
+    path.write_bytes(packed + bytes(8) + packed + bytes(2 * unpack.PIECE))
+    assert read(path) == [[text] for text in TEXTS * 2]
 
 
 def test_csv_with_a_header(tmp_path: Path) -> None:
@@ -308,6 +325,12 @@ def test_the_home_of_nobody_is_a_name_like_any_other(
         read("~nobody-here/x.jsonl")
     (tmp_path / "~x.jsonl").write_bytes(jsonl(["a"]))
     assert read("~x.jsonl") == [["a"]]
+
+
+def test_an_input_that_the_system_cant_read_is_named() -> None:
+    """As on a broken disk: nothing is mapped where a process's memory begins."""
+    with pytest.raises(OSError, match="Input/output error: '/proc/self/mem'"):
+        read("/proc/self/mem", format="txt")
 
 
 def test_closed_standard_input_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

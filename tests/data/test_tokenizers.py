@@ -18,8 +18,10 @@ import tokenizers as huggingface
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from launcher import cli
 from launcher.data import tokenize, tokenizers, vocabulary
 from launcher.data.faults import DataError
+from launcher.data.ledger import Leniency
 from launcher.data.prepared import prepared
 from launcher.data.sources import Reading
 from launcher.data.tokenize import Job
@@ -121,16 +123,18 @@ def test_a_piece_that_depends_on_its_end_grows(
     assert [made.decode([one]) for one in found] == regex.findall("..", letters)
 
 
-@pytest.mark.parametrize("marks", range(1, 30))
-def test_no_piece_begins_with_an_apostrophe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marks: int
+@pytest.mark.parametrize(("text", "merge"), [("??'sa", "s a"), ("b'llab", "l a")])
+@pytest.mark.parametrize("before", range(30))
+def test_no_piece_begins_near_a_contraction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, text: str, merge: str
 ) -> None:
-    """In "??'sa" s and a are of one word, and "'sa" begins with the word 's."""
-    made = with_merges(tmp_path, ["s a"])
+    """In "??'sa" s and a are of one word, but not in "'sa"; l and a are in "lla", not in "'lla"."""
+    made = with_merges(tmp_path, [merge])
+    text = text[0] * before + text + "b" * 30
+    whole = made.encode([text])[0].tolist()
     monkeypatch.setattr(tokenizers, "PIECE", 16)
     monkeypatch.setattr(tokenizers, "LEFT", 4)
-    found = made.encode(["?" * marks + "'sa" + "b" * 30])[0]
-    assert "sa" in [made.decode([one]) for one in found]
+    assert made.encode([text])[0].tolist() == whole
 
 
 @pytest.fixture(scope="module")
@@ -271,6 +275,38 @@ def huggingface_of(folder: Path, words: dict[str, int]) -> Chosen:
     made.pre_tokenizer = huggingface.pre_tokenizers.WhitespaceSplit()
     made.save(str(folder / "tokenizer.json"))
     return Chosen("HuggingFaceTokenizer", model=folder)
+
+
+def test_a_text_that_the_tokenizer_fails_at_is_a_bad_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A word that isn't in a vocabulary without a token for such."""
+    made = huggingface.Tokenizer(huggingface.models.WordLevel({"a": 0, "b": 1}, "none"))
+    made.pre_tokenizer = huggingface.pre_tokenizers.WhitespaceSplit()
+    made.save(str(tmp_path / "tokenizer.json"))
+    lines = [
+        '{"x": "a", "y": "b"}',
+        "",
+        '{"x": "b", "y": ["a", "a c"]}',
+        "{",
+        '{"x": "b", "y": "a"}',
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    job = Job(
+        inputs=(str(tmp_path / "in.jsonl"),),
+        prefix=tmp_path / "out",
+        reading=Reading(keys=("x", "y")),
+        tokenizer=Chosen("HuggingFaceTokenizer", model=tmp_path),
+    )
+    with pytest.raises(DataError, match=r"in\.jsonl:3: the tokenizer fails: .*UNK.*\n  \| .*a c"):
+        tokenize.run(job, lambda done: None)
+    done = tokenize.run(replace(job, leniency=Leniency(skip=True)), lambda done: None)
+    assert (done.documents, done.blank, done.rejected) == (2, 1, 2)
+    assert documents(tmp_path / "out_x_document") == [[[0]], [[1]]]
+    assert documents(tmp_path / "out_y_document") == [[[1]], [[0]]]
+    options = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(tmp_path)]
+    assert cli.main(["data", "vocab", "c", *options]) == 2
+    assert "launcher: 'c': the tokenizer fails: " in capsys.readouterr().err
 
 
 def test_tokens_with_a_gap_are_written_whole(tmp_path: Path) -> None:

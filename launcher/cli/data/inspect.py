@@ -12,6 +12,7 @@ from launcher.cli.data import vocabularies
 
 if TYPE_CHECKING:
     from launcher.data.contents import Data, Sizes
+    from launcher.data.tokenizers import Tokenizer
 
 HELP = "check a .bin and .idx, count, show the lengths and the first documents; compare two"
 
@@ -30,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Check and show, or compare; 1 where the two differ."""
-    from launcher.data import contents
+    from launcher.data import contents, tokenizers
 
     data = contents.opened(args.prefix)
     if args.compare:
@@ -40,8 +41,10 @@ def main(args: argparse.Namespace) -> int:
         return 1 if said else 0
     found = contents.sizes(data)
     print("\n".join([*_counts(data, found), "", *_histogram(found)]))
-    for number in range(min(args.documents, data.documents)):
-        print(f"\ndocument {number}:\n{_shown(args, data, number)}")
+    if shown := range(min(args.documents, data.documents)):
+        tokenizer = tokenizers.load(vocabularies.chosen(args))
+        for number in shown:
+            print(f"\ndocument {number}:\n{_shown(tokenizer, data, number)}")
     return 0
 
 
@@ -74,12 +77,10 @@ def _histogram(found: Sizes) -> list[str]:
     return ["tokens       documents", *lines] if lines else []
 
 
-def _shown(args: argparse.Namespace, data: Data, number: int) -> str:
+def _shown(tokenizer: Tokenizer, data: Data, number: int) -> str:
     """A document's beginning as text, or its tokens where the vocabulary can't be theirs."""
-    from launcher.data import tokenizers
-
     tokens = data.document(number, 100)
-    tokenizer = tokenizers.load(vocabularies.chosen(args))
-    if max(tokens, default=0) >= tokenizer.size:
-        return f"{tokens}\n  (token {max(tokens)}, and the vocabulary has {tokenizer.size})"
+    for token in (min(tokens, default=0), max(tokens, default=0)):
+        if not 0 <= token < tokenizer.size:
+            return f"{tokens}\n  (token {token}, and the vocabulary has {tokenizer.size})"
     return tokenizer.decode(tokens)

@@ -28,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Explain, check and show; a text's tokens where there are texts."""
     from launcher.data import tokenizers
+    from launcher.data.faults import Refused
     from launcher.errors import UsageError
 
     for option, number in (("--from", args.first), ("--count", args.count)):
@@ -43,7 +44,10 @@ def main(args: argparse.Namespace) -> int:
     if not args.texts:
         print(f"tokens 0 to {tokenizer.size - 1}, end of document {tokenizer.end}")
     for text in args.texts:
-        (tokens,) = tokenizer.encode([text])
+        try:
+            (tokens,) = tokenizers.encoded(tokenizer, [text])
+        except Refused as refused:
+            raise UsageError(f"{text!r}: {refused}") from None
         for token in map(int, tokens):
             print(f"{token:>7}  {tokenizer.decode([token])!r}")
     return 0
