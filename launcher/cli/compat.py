@@ -33,10 +33,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--builder", metavar="IMAGE", help="in place of the image that compiles")
     add("--gpus", default="0", metavar="WHICH", help="N, all, device=0,1; without, the CPU")
     add("--no-train", action="store_true", help="build and ask only")
-    minutes = partial(add, type=_above_zero, metavar="MINUTES")
+    minutes = partial(add, type=above_zero, metavar="MINUTES")
     minutes("--limit", default=180.0, help="for a cell (180)")
     minutes("--run-limit", default=10.0, help="for a training run (10)")
-    add("--disk", type=_above_zero, metavar="GB", help="what the images of a cell may take")
+    add("--disk", type=above_zero, metavar="GB", help="what the images of a cell may take")
     add("--keep", action="store_true", help="leave images in the engine")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--again", action="store_true", help="try cells that are finished, too")
@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", metavar="FOLDER", type=Path, default=Path("compat"))
 
 
-def _above_zero(text: str) -> float:
+def above_zero(text: str) -> float:
     """A number above zero, and no infinite one."""
     with suppress(ValueError):
         if 0 < (number := float(text)) < float("inf"):

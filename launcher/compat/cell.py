@@ -84,10 +84,9 @@ def examine(asked: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
         )
         image = builds.build(request).names[0]
         return _probed({"name": image}, asked, progress)
-    except LauncherError as error:
-        tail = tuple(str(error).splitlines()[1:])
-        reason = error.problem.splitlines()[0]
-        return {"verdict": "fails", "stage": progress.stage, "reason": reason, "tail": tail}
+    except (LauncherError, OSError) as error:  # a full disk; or the engine's, which is gone
+        reason, *tail = str(error).splitlines() or [repr(error)]
+        return {"verdict": "fails", "stage": progress.stage, "reason": reason, "tail": tuple(tail)}
 
 
 def _probed(
@@ -105,8 +104,8 @@ def _probed(
     first = result.verdict(found, verdicts)
     if asked["train"] and first["verdict"] != "fails":
         progress.begin("train")
-        count = parse_gpus(asked["gpus"]).count
-        gpus = (chosen.count_gpus() or 0) if count is None else count
+        wanted = parse_gpus(asked["gpus"])
+        gpus = (chosen.count_gpus() or 0) if wanted.count is None else wanted.count
         with tempfile.TemporaryDirectory(prefix="compat-") as folder:
             at = trials.Place(
                 Path(folder),
@@ -114,6 +113,7 @@ def _probed(
                 gpus,
                 processes=min(gpus or 2, 2),
                 seconds=asked["seconds"],
+                devices=wanted.devices,
                 fused=trials.fused(asked_of),
             )
             held = chosen.facts(image["name"])

@@ -71,9 +71,8 @@ class Card:
         if one.verdict != "fails":
             done = STEPS.index(REACHED.get(one.verdict, STEPS[-1])) + 1
             return [(step, "done" if i < done else "left") for i, step in enumerate(STEPS)]
-        begun = [step for step in STEPS if step in one.seconds]
-        failed = one.stage if one.stage in STEPS else begun[-1] if begun else None
-        at = STEPS.index(failed) if failed else 0
+        failed = one.ended_at in STEPS
+        at = STEPS.index(one.ended_at) if failed else 0
         states = ["done"] * at + ["failed" if failed else "left"] + ["left"] * len(STEPS)
         return list(zip(STEPS, states, strict=False))
 

@@ -28,6 +28,8 @@ OUTSIDE = ("pull", "fetch")
 """Those of them that ask others, who may have another answer the next time."""
 LIMITS = ("time limit", "disk budget")
 """Those of them that are no fault of the cell."""
+WHILE = ", while at "
+"""What is before the stage, in the reason of one that went over a limit."""
 
 # Warnings that are understood, by what they say: read in torch 2.2.2 to 2.5.1, and in Megatron.
 CAUSES = (
@@ -127,6 +129,11 @@ class Result:
         return str(gpus.get("value") or "CPU") if self.facts else ""
 
     @property
+    def ended_at(self) -> str:
+        """The stage that it was at when it failed, of one that went over a limit, too; or ""."""
+        return self.reason.partition(WHILE)[2] if self.stage in LIMITS else self.stage
+
+    @property
     def told(self) -> str:
         """The verdict with the stage that failed."""
         return f"{self.verdict}: {self.stage}" if self.stage else self.verdict
@@ -167,13 +174,14 @@ def verdict(facts: Mapping[str, Any], trials: Mapping[str, Any]) -> dict[str, An
     for name in ("extension", "training", "transformer_engine_layer", "apex_layer"):
         if name in facts and facts[name]["error"]:
             return _failed("import", f"{name}: {facts[name]['error']}", ())
+    warnings = tuple(dict.fromkeys(line for trial in trials.values() for line in trial["warnings"]))
     for trial in trials.values():
         if trial["state"] == "fails":
-            return _failed(trial["stage"], trial["reason"], tuple(trial["tail"]))
+            failed = _failed(trial["stage"], trial["reason"], tuple(trial["tail"]))
+            return {**failed, "warnings": warnings}
     states = {trial["state"] for trial in trials.values()} - {"skipped"}
-    warnings = dict.fromkeys(line for trial in trials.values() for line in trial["warnings"])
     reached = min(states, key=ORDER.index) if states else "imports" if facts else "builds"
-    return {"verdict": reached, "warnings": tuple(warnings)}
+    return {"verdict": reached, "warnings": warnings}
 
 
 def _failed(stage: str, reason: str, tail: tuple[str, ...]) -> dict[str, Any]:

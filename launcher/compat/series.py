@@ -24,7 +24,7 @@ from launcher.build import fetch, inputs, patch, source
 from launcher.build.context import inside_digest
 from launcher.build.image import Request
 from launcher.compat.cell import REPOSITORY
-from launcher.compat.result import LIMITS, ORDER, OUTSIDE, Cell, Result
+from launcher.compat.result import LIMITS, ORDER, OUTSIDE, WHILE, Cell, Result
 from launcher.engine import disk, registry
 from launcher.errors import LauncherError, UsageError, nearest
 from launcher.matrix.load import find_release, find_row, load_lock, load_matrix
@@ -208,7 +208,7 @@ class Series:
             found = {
                 "verdict": "fails",
                 "stage": watch.limit,
-                "reason": f"{watch.reason}, while at {during}",
+                "reason": f"{watch.reason}{WHILE}{during}",
             }
         if found is None:
             reason = f"its process ended with exit code {code}"
@@ -327,7 +327,7 @@ class Series:
     def _still(self, cell: Cell, tried_with: dict[str, Any]) -> bool:
         """Whether all is as it was, in the files as well, which a cell's process reads itself."""
         path = self.site.matrix
-        with suppress(LauncherError):
+        with suppress(LauncherError, OSError):
             matrix, lock = load_matrix(path), load_lock(path.with_suffix(".lock"))
             return replace(self, matrix=matrix, lock=lock)._tried_with(cell) == tried_with
         return False

@@ -100,8 +100,13 @@ def differences(row: Row, found: Mapping[str, Fact]) -> list[str]:
 def _agree(key: str, stated: str, value: str) -> bool:
     if key == "torch":  # 24.10 says 2.5.0a0+e000cf0ad9.nv24.10
         return value.startswith(stated)
-    short, long = sorted((stated, value), key=len)
-    return long == short or long.startswith(f"{short}.")
+    short, long = sorted((_places(stated), _places(value)), key=len)
+    return long[: len(short)] == short
+
+
+def _places(version: str) -> list[str]:
+    """What is between its dots; 12.4.0.041, as NVIDIA's images have it, is 12.4.0.41."""
+    return [place.lstrip("0") for place in version.split(".")]
 
 
 def unstated(row: Row, found: Mapping[str, Fact]) -> dict[str, str]:

@@ -174,7 +174,7 @@ def _version(package: str) -> str | None:
 
 
 def _stated(library: str, variable: str) -> str | None:
-    """The version of the image's own library by its variable, without Debian's revision (2.16.2-1).
+    """The version of the image's own library by its variable: of 2.16.2-1, 2.16.2+cuda12.0, 2.16.2.
 
     None where torch has one from a package beside it, nvidia/nccl: it loads that.
     """
@@ -184,7 +184,7 @@ def _stated(library: str, variable: str) -> str | None:
         own = os.path.isdir(os.path.join(packages, "nvidia", library, "lib"))
         if own and _torch_was_built_for_cuda():
             return None
-    return os.environ.get(variable, "").partition("-")[0] or None
+    return re.split("[-+]", os.environ.get(variable, ""))[0] or None
 
 
 def _torch_was_built_for_cuda() -> str | None:

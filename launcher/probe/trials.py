@@ -16,6 +16,7 @@ from typing import Any
 from launcher.errors import LauncherError
 from launcher.probe import quickstart_reload
 from launcher.probe.facts import Fact
+from launcher.run.gpus import Gpus
 from launcher.run.image import Facts
 from launcher.settings import ROOT
 
@@ -25,6 +26,9 @@ SHOWN_LINES = 12
 
 LEAVE_WITHIN = 30
 """Seconds that a run which took too long has for ending, asked twice."""
+
+LONGEST = 2_000_000
+"""Seconds that can be waited for at most: poll counts milliseconds in 31 bits."""
 
 WARNING = re.compile(r"\b(\w*Warning): (\S.*)")
 NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
@@ -37,7 +41,11 @@ EXCEPTION = re.compile(r"(\[rank\d+\]: )?[A-Za-z_][\w.]*(Error|Exception|Exit): 
 TRAIN, CHECKPOINT = "train", "checkpoint"
 """The stages of a trial: training, and saving or loading what was trained."""
 
-SAVING = re.compile(r"can't save to|in save(_checkpoint)?$|dist_checkpointing")
+SAVING = re.compile(
+    r"can't save to|in save(_checkpoint)?$"
+    r"|(dist_checkpointing|distributed/checkpoint)/.*, line \d+, in (?!<module>)"
+)
+"""A line of a failed save or load; an import of what saves, and its warnings, are none."""
 
 
 class TrialError(LauncherError):
@@ -71,9 +79,10 @@ class Ran:
 class Place:
     """Where trials run: a folder of their own, an image as a run file names it, GPUs (0: the CPU).
 
-    `processes` are as many as trials start at most; `seconds` is how long a run may take; `source`
-    is a Megatron-LM checkout to run in place of the image's own; `fused` is whether Transformer
-    Engine and Apex are there, without which upstream's programs want other options.
+    `processes` are as many as trials start at most; `seconds` is how long a run may take; `devices`
+    are the GPUs where they were named; `source` is a Megatron-LM checkout to run in place of the
+    image's own; `fused` is whether Transformer Engine and Apex are there, without which upstream's
+    programs want other options.
     """
 
     folder: Path
@@ -81,14 +90,18 @@ class Place:
     gpus: int
     processes: int
     seconds: float
+    devices: tuple[str, ...] = ()
     backend: str = "docker"
     source: Path | None = None
     fused: bool = True
 
     def run(self, name: str, config: Mapping[str, Any], processes: int, stage: str = TRAIN) -> Ran:
         """Run `config` by `launcher run`, on the CPU or as many GPUs. Raises TrialError."""
-        counts = {"gpus": processes} if self.gpus else {"gpus": 0, "processes": processes}
-        given = {"name": name, "image": dict(self.image), **counts}
+        given: dict[str, Any] = {"name": name, "image": dict(self.image)}
+        if self.gpus:
+            given["gpus"] = str(Gpus(processes, self.devices[:processes]))
+        else:
+            given |= {"gpus": 0, "processes": processes}
         given |= {"source": str(self.source)} if self.source else {}
         file = self.folder / f"{name}.yaml"
         told = {**given, "resources": {"stop_grace": 10}, **config}
@@ -114,7 +127,7 @@ class Place:
             errors="replace",
         ) as process:
             try:
-                printed, _ = process.communicate(timeout=self.seconds)
+                printed, _ = process.communicate(timeout=min(self.seconds, LONGEST))
             except subprocess.TimeoutExpired:
                 printed = _end(process)
                 tail = printed.splitlines()[-SHOWN_LINES:]

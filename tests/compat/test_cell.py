@@ -1,14 +1,24 @@
-"""A cell's own process: how the series that started it ends it."""
+"""A cell's own process: what it tells of a failure, how the series that started it ends it."""
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from launcher.compat import cell
+from launcher.compat.result import Cell
+from launcher.compat.series import Options
+from launcher.engine import connect
+from launcher.errors import EngineError
 from launcher.settings import ROOT
 
 
@@ -28,6 +38,30 @@ def test_a_series_in_the_background_can_end_it() -> None:
             assert process.wait(20) == 130
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "tail"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "[Errno 28] No space left on device",
+            (),
+        ),
+        (EngineError("the engine is gone", "Start it."), "the engine is gone", ("  Start it.",)),
+        (OSError(), "OSError()", ()),
+    ],
+)
+def test_what_system_or_engine_refuse_is_told(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, tail: tuple[str, ...]
+) -> None:
+    def refuse(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(connect, "connect", refuse)
+    said: list[Mapping[str, Any]] = []
+    found = cell.examine(Options().asked(Cell("24.10", "0.9.0")), said.append)
+    assert found == {"verdict": "fails", "stage": "pull", "reason": reason, "tail": tail}
 
 
 def is_deaf(pid: int) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.compat import html
-from launcher.compat.result import ORDER, STAGES, Result
+from launcher.compat.result import ORDER, STAGES, WHILE, Result
 from tests.compat.samples import RESULTS, SECONDS, result
 
 VOID = {"meta", "link", "input", "br"}
@@ -106,24 +106,23 @@ def test_what_packages_warned_of_is_told_once_and_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "stage", "seconds", "states"),
+    ("verdict", "stage", "reason", "states"),
     [
-        ("runs", "", SECONDS, "ddddddd"),
-        ("runs with warnings", "", SECONDS, "ddddddd"),
-        ("imports", "", SECONDS, "dddddll"),
-        ("builds", "", SECONDS, "ddddlll"),
-        ("fails", "pull", {"pull": 1}, "fllllll"),
-        ("fails", "compile", {"pull": 1, "compile": 2}, "dddflll"),
-        ("fails", "checkpoint", SECONDS, "ddddddf"),
-        ("fails", "time limit", {"pull": 1, "fetch": 1, "train": 9}, "dddddfl"),
-        ("fails", "time limit", {}, "lllllll"),
-        ("fails", "disk budget", {}, "lllllll"),
+        ("runs", "", "", "ddddddd"),
+        ("runs with warnings", "", "", "ddddddd"),
+        ("imports", "", "", "dddddll"),
+        ("builds", "", "", "ddddlll"),
+        ("fails", "pull", "no such host", "fllllll"),
+        ("fails", "compile", "no g++", "dddflll"),
+        ("fails", "checkpoint", "entrypoint: exit code 1", "ddddddf"),
+        ("fails", "time limit", f"90 s{WHILE}train", "dddddfl"),
+        ("fails", "disk budget", f"its images take too much{WHILE}pull", "fllllll"),
+        ("fails", "disk budget", "its images take too much", "lllllll"),
     ],
 )
-def test_the_steps_say_how_far_it_came(
-    verdict: str, stage: str, seconds: dict[str, float], states: str
-) -> None:
-    card = html.Card("x", result("24.10", verdict, stage=stage, seconds=seconds))
+def test_the_steps_say_how_far_it_came(verdict: str, stage: str, reason: str, states: str) -> None:
+    """Whatever it took time for: a source is fetched before a base is pulled."""
+    card = html.Card("x", result("24.10", verdict, stage=stage, reason=reason))
     assert [step for step, _ in card.steps] == list(html.STEPS)
     assert "".join(state[0] for _, state in card.steps) == states
 

@@ -119,6 +119,19 @@ def test_a_link_to_a_cell_opens_it(page: browser.Page, address: str) -> None:
     page.open(f"{address}#nowhere%22")
 
 
+def test_a_link_to_where_the_address_is_opens_the_cell_again(page: browser.Page) -> None:
+    cell, follow = "24.06-0.9.0", "document.querySelector(\".tile[href='#24.06-0.9.0']\").click()"
+    page.ask(follow)
+    page.becomes(OPEN, [cell])
+    page.click(f"[id='{cell}'] > summary")
+    page.becomes(OPEN, [])
+    page.ask(follow)
+    page.becomes(OPEN, [cell])
+    page.press("/", *"24.02")  # which hides it
+    page.ask(follow)
+    page.becomes(f"{SHOWN}.length", len(RESULTS))
+
+
 def test_keys_do_what_a_mouse_does(page: browser.Page) -> None:
     focused = "document.activeElement.closest('details.cell')?.id"
     page.press("j", "j", "j")

@@ -47,8 +47,10 @@ def test_the_verdict_is_the_least_that_was_reached(
     assert (found["verdict"], found.get("stage", "")) == (verdict, stage)
 
 
-def test_warnings_of_all_trials_are_told_once() -> None:
-    told = result.verdict(FINE, {"a": trial("runs", "x", "y"), "b": trial("runs", "y", "z")})
+@pytest.mark.parametrize("state", ["runs", "fails"])
+def test_warnings_of_all_trials_are_told_once(state: str) -> None:
+    told = result.verdict(FINE, {"a": trial("runs", "x", "y"), "b": trial(state, "y", "z")})
+    assert told["verdict"] == state
     assert told["warnings"] == ("x", "y", "z")
 
 

@@ -44,7 +44,8 @@ def test_versions_may_be_told_to_fewer_places() -> None:
     )
     assert facts.differences(row, same) == []
     assert facts.unstated(row, same) == {"cudnn": "9.5.0.50"}
-    other = told(python="3.12.3", torch="2.5.0", cuda="12.60", driver="56")
+    assert facts.differences(ROWS["24.03"], told(cuda="12.4.0.041")) == []  # of that image
+    other = told(python="3.12.3", torch="2.5.0", cuda="12.60.2", driver="56")
     assert [line.partition(":")[0] for line in facts.differences(row, other)] == [
         *("python", "torch", "cuda", "driver")
     ]
@@ -129,7 +130,9 @@ def test_facts_are_written_into_a_matrix(
     assert (row["cudnn"], row["nccl"]) == ("9.5.0.50", "2.22.3")
 
 
-def test_either_an_image_is_named_or_this_environment() -> None:
+def test_what_makes_no_sense_is_told_at_once() -> None:
     for wrong in ((), ("cpu", "--backend", "local")):
         refused(launcher("image", "probe", *wrong), 2, "--backend local without one")
     refused(launcher("image", "probe", "--backend", "local", "--write"), 2, "no tag ''")
+    done = launcher("image", "probe", "cpu", "--limit", "nan")
+    assert (done.returncode, done.stderr.count("isn't a number above 0")) == (2, 1)

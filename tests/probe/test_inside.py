@@ -56,6 +56,8 @@ def test_the_images_own_variables_are_taken_first() -> None:
     }
     told = tell("cuda", "driver", "cudnn", "nccl", **env)
     assert [one["value"] for one in told.values()] == [*env.values()]
+    told = tell("cudnn", "nccl", CUDNN_VERSION="9.0.0.306+cuda12.3", NCCL_VERSION="2.20.5-1")
+    assert [one["value"] for one in told.values()] == ["9.0.0.306", "2.20.5"]
 
 
 TORCH = """\

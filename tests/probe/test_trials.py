@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from launcher.backends import backend
 from launcher.backends.docker import DockerBackend
 from launcher.probe import trials
 from launcher.probe.facts import Fact
 from launcher.probe.trials import Place, Ran, TrialError, Verdict
+from launcher.run.config import RunConfig
+from launcher.run.gpus import parse_gpus
 from launcher.run.image import LABEL, Facts
+from launcher.run.plan import processes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,6 +70,7 @@ def test_upstreams_programs_have_to_show_what_they_did(
         assert (found.failed, found.tail) == (True, ("step 1",))
 
 
+CORE = "/opt/megatron/lib/megatron/core/dist_checkpointing"
 TRACEBACK = """\
 [rank0]: Traceback (most recent call last):
 [rank0]:   File "gpt_layer_specs.py", line 222, in get_gpt_layer_spec
@@ -85,7 +90,44 @@ def test_a_failure_is_told_with_the_exception_and_not_with_what_peers_say_after_
     assert told.stage == trials.TRAIN
     saving = ["  File x.py, line 3, in save_checkpoint", "OSError: [Errno 28] No space left"]
     assert trials.failure("a", saving).stage == trials.CHECKPOINT
+    loading = f'[rank0]:   File "{CORE}/strategies/torch.py", line 9, in load'
+    assert trials.failure("a", [loading]).stage == trials.CHECKPOINT
+    importing = f'  File "{CORE}/strategies/torch.py", line 17, in <module>'
+    warning = f"{CORE}/strategies/torch.py:17: DeprecationWarning: _sharded_tensor will be"
+    assert trials.failure("a", [importing, warning, "ImportError: x"]).stage == trials.TRAIN
     assert trials.failure("a", ["one", "two"]).tail == ("one", "two")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "processes", "asked"),
+    [
+        (2, (), 2, "2"),
+        (2, ("2", "3"), 2, "device=2,3"),
+        (2, ("2", "3"), 1, "device=2"),
+        (0, (), 2, "0"),
+    ],
+)
+def test_the_gpus_that_were_named_are_trained_on(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    gpus: int,
+    devices: tuple[str, ...],
+    processes: int,
+    asked: str,
+) -> None:
+    monkeypatch.setattr(Place, "_launch", lambda *_: (0, ()))
+    at = Place(tmp_path, {"tag": "24.10"}, gpus, 2, 1, devices=devices)
+    at.run("a", {"program": "pretrain_gpt.py"}, processes)
+    values = yaml.safe_load((tmp_path / "a.yaml").read_text(encoding="utf-8"))
+    config = RunConfig.model_validate(values)
+    assert config.gpus == asked
+    assert processes_of(config, parse_gpus(config.gpus)) == processes
+
+
+def test_a_limit_may_be_any_number(tmp_path: Path) -> None:
+    at = Place(tmp_path, {"tag": "24.10"}, 0, 1, seconds=1e300)
+    with pytest.raises(TrialError, match="a: exit code 2"):
+        at.run("a", {"program": 0}, 1)
 
 
 @pytest.mark.parametrize(

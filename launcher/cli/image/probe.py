@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.cli.compat import above_zero
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -26,7 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--facts", action="store_true", help="only the facts, no training")
     add("--source", metavar="PATH", type=Path, help="a Megatron-LM checkout to train with")
     add("--backend", default="docker", choices=["docker", "local"], help="local: this environment")
-    add("--limit", type=float, default=600, metavar="S", help="seconds for a training run (600)")
+    limit = "seconds for a training run (600)"
+    add("--limit", type=above_zero, default=600.0, metavar="S", help=limit)
     add("--json", action="store_true", help="the same as JSON")
     add("--write", action="store_true", help="write facts that the row lacks into matrix.yaml")
 
@@ -84,8 +87,8 @@ def _trials(
     from launcher.run.image import reference
 
     held = chosen.facts(reference(Image(**image)))
-    count = parse_gpus(args.gpus).count
-    gpus = (chosen.count_gpus() or 0) if count is None else count
+    wanted = parse_gpus(args.gpus)
+    gpus = (chosen.count_gpus() or 0) if wanted.count is None else wanted.count
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
         at = trials.Place(
             Path(folder),
@@ -93,6 +96,7 @@ def _trials(
             gpus,
             processes=min(gpus or 2, 2),
             seconds=args.limit,
+            devices=wanted.devices,
             backend=args.backend,
             source=args.source and args.source.expanduser().resolve(),
             fused=trials.fused(found),

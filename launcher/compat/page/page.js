@@ -99,6 +99,11 @@
   });
   addEventListener("afterprint", () => closed.forEach((part) => { part.open = false; }));
   addEventListener("hashchange", follow);
+  for (const link of find("a[href^='#']")) {
+    link.addEventListener("click", () => {
+      if (link.hash === location.hash) setTimeout(follow); // no hashchange comes of it
+    });
+  }
 
   find(".tools").forEach((part) => { part.hidden = false; });
   filter();
