@@ -101,7 +101,7 @@ def read(file: io.BufferedReader) -> tuple[str, Layer]:
 
 def unpack(archive: Iterable[bytes], target: Path) -> Entry:
     """The first entry in a tar that an engine made of a path; a file's content goes to `target`."""
-    with tarfile.open(fileobj=io.BufferedReader(Stream(iter(archive))), mode="r|") as tar:
+    with tarfile.open(fileobj=cast(IO[bytes], Stream(iter(archive))), mode="r|") as tar:
         member = tar.next()
         if member is None:
             raise EngineError("the engine gave an empty tar in place of a file")

@@ -13,7 +13,8 @@ from typing import IO
 from launcher.transfer import layout
 from launcher.transfer.layout import File
 
-BLOCK = 1 << 20
+BLOCK = 1 << 16
+"""Bytes that are read at once: more would be new pages for each block, at a cost above the copy's."""
 Seen = Callable[[int], None]
 
 

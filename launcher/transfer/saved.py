@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import posixpath
 import re
@@ -10,35 +9,27 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from launcher.errors import EngineError
 from launcher.transfer.layout import compact, sha256
+from launcher.transfer.parts import BLOCK
 
 BLOCKS = tarfile.BLOCKSIZE
 
 
-class Stream(io.RawIOBase):
-    """An engine's chunks as a file to read from."""
+class Stream:
+    """An engine's chunks as what `tarfile` reads from."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
-        self._rest = memoryview(b"")
+        self._rest = b""
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill as much of `buffer` as the next chunk can."""
-        while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._rest = memoryview(chunk)
-        count = min(len(buffer), len(self._rest))
-        buffer[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
+    def read(self, size: int) -> bytes:
+        """What comes next, as much of one chunk as `size` allows; nothing at the end."""
+        block = self._rest or next(filter(None, self._chunks), b"")
+        self._rest = block[size:]
+        return block[:size]
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,7 @@ class Saved:
 
     def __init__(self, chunks: Iterator[bytes], diff_ids: Sequence[str]) -> None:
         self._tar = tarfile.open(  # noqa: SIM115 - a stream has nothing to close
-            fileobj=io.BufferedReader(Stream(chunks), 1 << 20), mode="r|", bufsize=1 << 20
+            fileobj=cast(IO[bytes], Stream(chunks)), mode="r|", bufsize=BLOCK
         )
         self._diff_ids = list(diff_ids)
         self._chains = chain_ids(diff_ids)
