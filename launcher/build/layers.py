@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import IO, cast
 
 from launcher.errors import EngineError
-from launcher.transfer.saved import Saved, Stream
+from launcher.transfer.parts import Stream
+from launcher.transfer.saved import Saved
 
 BLOCK = 1 << 16
 GZIP = b"\x1f\x8b"
@@ -73,8 +74,7 @@ def layers(
     """
     found: dict[str, Layer] = {}
     try:
-        for member, file in Saved(chunks, diff_ids).members():
-            content = cast(io.BufferedReader, file)
+        for member, content in Saved(chunks, diff_ids).members():
             if member.diff_id in known or content.peek(1)[:1] == b"{":
                 continue
             with suppress(tarfile.ReadError):  # compressed as Python can't read it

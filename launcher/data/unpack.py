@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import IO, Any, cast
 
+from launcher.zstd import zstd
+
 MAGIC = {
     "gz": rb"\x1f\x8b",
     "zst": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",  # the second: a frame to be skipped
@@ -45,8 +47,6 @@ def _opened(name: str, file: IO[bytes]) -> Any:
         return gzip.GzipFile(fileobj=file)
     if name == "zst":
         # Its reader raises at a cut frame; that of the package zstandard takes it for whole.
-        from backports import zstd
-
         return zstd.ZstdFile(file, options={zstd.DecompressionParameter.window_log_max: WINDOW})
     if name == "bz2":
         return _Streams(file, bz2.BZ2Decompressor)

@@ -22,6 +22,7 @@ BLOBS, PARTS, DOCUMENTS = "blobs/sha256", "parts", "documents"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+UNPACKED = "containerd.io/uncompressed"  # as containerd annotates: a packed layer's diff ID
 DIGEST = r"sha256:[0-9a-f]{64}"
 
 
@@ -110,11 +111,25 @@ class Listing(_Model):
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer as it is carried: the digest and bytes of its blob, and how it is packed."""
+    """A layer as it is carried: the digest and bytes of its blob, and how it is packed.
+
+    unpacked: its diff ID, where it was packed by us
+    """
 
     digest: str
     size: int
     media_type: str = LAYER_TYPE
+    unpacked: str | None = None
+
+    def descriptor(self) -> dict[str, Any]:
+        """What stands for it in a manifest."""
+        annotations = {"annotations": {UNPACKED: self.unpacked}} if self.unpacked else {}
+        return {
+            "mediaType": self.media_type,
+            "digest": self.digest,
+            "size": self.size,
+            **annotations,
+        }
 
 
 def blob_path(digest: str) -> str:
@@ -148,12 +163,22 @@ def manifest(config: bytes, layers: Sequence[Layer]) -> bytes:
                 "digest": sha256(config),
                 "size": len(config),
             },
-            "layers": [
-                {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size}
-                for layer in layers
-            ],
+            "layers": [layer.descriptor() for layer in layers],
         }
     )
+
+
+def unpacked(manifest: bytes) -> dict[str, str]:
+    """The diff ID of each blob of a manifest that was packed by us, by digest.
+
+    Raises ValueError, KeyError or TypeError for what is no manifest.
+    """
+    layers = json.loads(manifest)["layers"]
+    return {
+        layer["digest"]: layer["annotations"][UNPACKED]
+        for layer in layers
+        if UNPACKED in layer.get("annotations", {})
+    }
 
 
 def index(manifest: bytes, config: Mapping[str, Any], names: Sequence[str]) -> bytes:

@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import EngineError
 from launcher.progress import Progress
-from launcher.transfer import images, layout, parts, saved
+from launcher.transfer import images, layout, packed, parts, saved
 from launcher.transfer.check import Fault, check, damaged, read_listing, unreadable
 from launcher.transfer.images import Image
 from launcher.transfer.layout import Base, File, Listing
@@ -40,12 +41,16 @@ class Loaded:
 
 @dataclass(frozen=True)
 class _Content:
-    """A checked layout: its list, the configuration, and the digests of all layers in order."""
+    """A checked layout: its list, the configuration, and the digests of all layers in order.
+
+    packed: those of layers that `save` packed
+    """
 
     folder: Path
     listing: Listing
     config: bytes
     layers: tuple[str, ...]
+    packed: frozenset[str]
 
     @property
     def diff_ids(self) -> tuple[str, ...]:
@@ -88,10 +93,10 @@ def _base(client: DockerClient, wanted: Base, image: str) -> Image:
 
 
 def _content(folder: Path, listing: Listing) -> _Content:
-    manifest = json.loads((folder / layout.blob_path(listing.manifest)).read_bytes())
+    manifest = (folder / layout.blob_path(listing.manifest)).read_bytes()
     config = b"".join(parts.joined([folder / path for path in listing.paths(listing.image)]))
-    layers = tuple(layer["digest"] for layer in manifest["layers"])
-    return _Content(folder, listing, config, layers)
+    layers = tuple(layer["digest"] for layer in json.loads(manifest)["layers"])
+    return _Content(folder, listing, config, layers, frozenset(layout.unpacked(manifest)))
 
 
 def _give(client: DockerClient, content: _Content, base: Image | None, progress: Progress) -> str:
@@ -172,9 +177,12 @@ def _layers(content: _Content, progress: Progress) -> Iterator[bytes]:
             continue
         size = sum(file.size for file in files)
         with counted(progress, f"load layer {hex_of(digest)[:12]}", size) as seen:
+            read = (_read(content.folder, file, seen) for file in files)
+            blocks: Iterator[bytes] = chain.from_iterable(read)
+            if digest in content.packed:
+                size, blocks = packed.unpack(blocks)
             yield saved.header(_member(digest), size)
-            for file in files:
-                yield from _read(content.folder, file, seen)
+            yield from blocks
             yield saved.padding(size)
 
 

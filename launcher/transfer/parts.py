@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from launcher.transfer import layout
+from launcher.transfer import layout, packed
 from launcher.transfer.layout import File
 
 BLOCK = 1 << 16
-"""Bytes that are read at once: more would be new pages for each block, at a cost above the copy's."""
+"""Bytes that are read at once: new pages for a larger block cost more than its copy."""
 Seen = Callable[[int], None]
 
 
@@ -32,12 +31,12 @@ class Piece:
 class Blob:
     """A blob that is complete, in pieces that aren't at their place yet.
 
-    head: its first bytes, which tell how it is packed
+    unpacked: the digest of what was packed, or None where the blob is what came
     """
 
     digest: str
     size: int
-    head: bytes
+    unpacked: str | None
     pieces: tuple[Piece, ...]
 
     @property
@@ -62,74 +61,89 @@ def path_of(digest: str, number: int | None) -> str:
     return layout.blob_path(digest) if number is None else layout.part_path(digest, number)
 
 
+class Stream:
+    """Chunks of any length as a file to read from."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = filter(None, chunks)
+        self._rest = b""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing comes any more."""
+        self._rest = self._rest or next(self._chunks, b"")
+        return not self._rest
+
+    def read(self, size: int) -> bytes:
+        """What comes next, as much of one chunk as `size` allows; nothing at the end."""
+        block = b"" if self.ended else self._rest[:size]
+        self._rest = self._rest[len(block) :]
+        return block
+
+
 def write(
     source: IO[bytes],
     size: int,
     folder: Path,
     name: str,
     part_size: int,
+    pack: bool,
     seen: Seen = lambda _: None,
 ) -> Blob:
-    """Read `size` bytes into files of `part_size` bytes: `name`, or `name.0001` … if several.
+    """Read `size` bytes, and `pack` them or not, into files of `part_size` bytes: `name.0001` ….
 
-    A file that is there is compared with what comes and written from the first byte that differs
+    A file that is there is compared with what comes and written from the first block that differs
     on, so that what an earlier, perhaps killed, attempt has written isn't written again.
     """
-    count = max(1, -(-size // part_size))
-    hashes = _Hashes()
-    pieces = []
-    with ThreadPoolExecutor(1) as thread:
-        for number in range(1, count + 1):
-            path = folder / (name if count == 1 else f"{name}.{number:04d}")
-            room = min(part_size, size - part_size * (number - 1))
-            own = hashes.begin(of_part=count > 1)
-            kept = _write_piece(source, path, room, hashes, thread, seen)
-            pieces.append(Piece(path, room, own.hexdigest(), kept))
-    return Blob(f"sha256:{hashes.whole.hexdigest()}", size, hashes.head, tuple(pieces))
+    whole, content = hashlib.sha256(), hashlib.sha256()
+    plain = _exactly(source, size, seen)
+    stored = Stream(packed.pack(_hashed(plain, content), size) if pack else plain)
+    pieces: list[Piece] = []
+    while not pieces or not stored.ended:
+        path = folder / f"{name}.{len(pieces) + 1:04d}"
+        hashes = [whole, hashlib.sha256()] if pieces else [whole]
+        pieces.append(_write_piece(stored, path, part_size, hashes))
+    digest, unpacked = (f"sha256:{one.hexdigest()}" for one in (whole, content))
+    count = sum(piece.size for piece in pieces)
+    return Blob(digest, count, unpacked if pack else None, tuple(pieces))
 
 
-class _Hashes:
-    """The sha256 of a blob, and of the part that is being written where it has several."""
-
-    def __init__(self) -> None:
-        self.whole = hashlib.sha256()
-        self.head = b""
-        self._updated = [self.whole]
-
-    def begin(self, of_part: bool) -> hashlib._Hash:
-        """The hash of the part that comes next; of a blob of one part, the blob's."""
-        own = hashlib.sha256() if of_part else self.whole
-        self._updated = [self.whole, own] if of_part else [self.whole]
-        return own
-
-    def update(self, block: bytes) -> None:
-        self.head = (self.head + block[:4])[:4]
-        for one in self._updated:
-            one.update(block)
+def _exactly(source: IO[bytes], size: int, seen: Seen) -> Iterator[bytes]:
+    """Blocks of `size` bytes in all; `seen` is told how many at each."""
+    for at in range(0, size, BLOCK):
+        wanted = min(BLOCK, size - at)
+        block = source.read(wanted)
+        if len(block) != wanted:
+            raise EOFError("the stream ended early")
+        yield block
+        seen(wanted)
 
 
-def _write_piece(
-    source: IO[bytes], path: Path, room: int, hashes: _Hashes, thread: Executor, seen: Seen
-) -> int:
-    """Write `room` bytes to `path`, hashing each block while it is written; bytes kept."""
-    kept, same = 0, True
+def _hashed(blocks: Iterator[bytes], sha256: hashlib._Hash) -> Iterator[bytes]:
+    for block in blocks:
+        sha256.update(block)
+        yield block
+
+
+def _write_piece(stored: Stream, path: Path, room: int, hashes: Sequence[hashlib._Hash]) -> Piece:
+    """Write at most `room` bytes to `path`; the last of `hashes` is the piece's at its end."""
+    size, kept, same = 0, 0, True
     with path.open("r+b" if path.exists() else "w+b", buffering=0) as file:
-        for at in range(0, room, BLOCK):
-            block = _exactly(source, min(BLOCK, room - at))
-            hashed: Future[None] = thread.submit(hashes.update, block)
+        while block := stored.read(room - size):
+            for sha256 in hashes:
+                sha256.update(block)
             if same and _is_next(file, block):
                 kept += len(block)
             else:
                 if same:
-                    file.seek(at)
+                    file.seek(size)
                     file.truncate()
                     same = False
                 _write_all(file, block)
-            hashed.result()
-            seen(len(block))
-        if file.seek(0, os.SEEK_END) > room:
-            file.truncate(room)
-    return kept
+            size += len(block)
+        if file.seek(0, os.SEEK_END) > size:
+            file.truncate(size)
+    return Piece(path, size, hashes[-1].hexdigest(), kept)
 
 
 def _is_next(file: IO[bytes], block: bytes) -> bool:
@@ -138,13 +152,6 @@ def _is_next(file: IO[bytes], block: bytes) -> bool:
         return file.read(len(block)) == block
     except OSError:
         return False
-
-
-def _exactly(source: IO[bytes], count: int) -> bytes:
-    block = source.read(count)
-    if len(block) != count:
-        raise EOFError("the stream ended early")
-    return block
 
 
 def _write_all(file: IO[bytes], block: bytes) -> None:

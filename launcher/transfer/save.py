@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -32,7 +33,7 @@ FOLDERS = (layout.BLOBS, layout.PARTS, layout.DOCUMENTS)
 OURS = {INCOMING, *FILES, *(folder.partition("/")[0] for folder in FOLDERS)}
 OF_SYSTEMS = {"System Volume Information", "lost+found", "$RECYCLE.BIN"}
 _AGAIN = "Run the save again: what is in the folder is kept. The engine's own disk may be full."
-_PACKED = {b"\x1f\x8b": "+gzip", b"\x28\xb5\x2f\xfd": "+zstd"}
+_PACKED = {b"\x1f\x8b": "+gzip", b"\x28\xb5\x2f\xfd": "+zstd", b"{": ""}
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def save(
     blobs: dict[str, Blob] = {}
     layers: dict[str, Layer] = {}
     taken: set[str] = set()
+    there = _packed_in(folder)
     (folder / layout.LISTING).unlink(missing_ok=True)
     with saved.told(known[0], _AGAIN):
         stream = Saved(client.api.get_image(image.id, chunk_size=parts.BLOCK), image.layers)
@@ -77,13 +79,17 @@ def save(
             if member.diff_id in left_out:
                 layers[member.name] = Layer(member.diff_id, member.size)
                 continue
-            name = _take_back(member, folder, incoming, taken)
+            name = _take_back(member, folder, incoming, there, taken)
+            packing = _packing(file)
             with _shown(progress, member) as seen:
-                blob = parts.write(file, member.size, incoming, name, part_size, seen)
+                blob = parts.write(
+                    file, member.size, incoming, name, part_size, packing is None, seen
+                )
                 if blob.kept == blob.size:
                     progress.cached()
             blobs[member.name] = blob
-            layers[member.name] = Layer(blob.digest, blob.size, _media_type(blob))
+            media_type = layout.LAYER_TYPE + ("+zstd" if packing is None else packing)
+            layers[member.name] = Layer(blob.digest, blob.size, media_type, blob.unpacked)
         config, names = stream.config(), stream.layers()
         order = [layers[name] for name in names]
         _check(image, order)
@@ -141,19 +147,33 @@ def _is_ours(incoming: Path) -> bool:
     return all(re.fullmatch(ours, path.name) for path in incoming.iterdir())
 
 
-def _take_back(member: Member, folder: Path, incoming: Path, taken: set[str]) -> str:
+def _packed_in(folder: Path) -> dict[str, str]:
+    """The blob of each layer that an earlier save packed, by diff ID, if its list can be read."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        index = json.loads((folder / layout.INDEX).read_bytes())
+        manifest = (folder / layout.blob_path(index["manifests"][0]["digest"])).read_bytes()
+        return {diff_id: digest for digest, diff_id in layout.unpacked(manifest).items()}
+    return {}
+
+
+def _take_back(
+    member: Member, folder: Path, incoming: Path, there: Mapping[str, str], taken: set[str]
+) -> str:
     """The name for a blob's files while they come, whose digest may not be known yet.
 
-    Files of it that an earlier save completed are moved there, to be compared. `taken` are the
-    names that this save has given so far.
+    Files of it that an earlier save completed are moved there, to be compared; `there` has the
+    digests of what it packed. `taken` are the names that this save has given so far.
     """
     name = hex_of(member.guess or "")
     if not name or name in taken:  # a guess may be wrong
         name = hex_of(layout.sha256(member.name.encode()))
     taken.add(name)
-    for path in (folder / layout.BLOBS / name, *(folder / layout.PARTS).glob(f"{name}.*")):
-        if path.exists():
-            path.replace(incoming / path.name)
+    digest = there.get(f"sha256:{name}", name)
+    whole = folder / layout.blob_path(digest)
+    if whole.exists():
+        whole.replace(incoming / f"{name}.0001")
+    for part in (folder / layout.PARTS).glob(f"{hex_of(digest)}.*"):
+        part.replace(incoming / f"{name}{part.suffix}")
     return name
 
 
@@ -168,18 +188,23 @@ def _shown(progress: Progress, member: Member) -> Iterator[parts.Seen]:
         yield seen
 
 
-def _media_type(blob: Blob) -> str:
-    """How a layer is packed, by its first bytes: engines with containerd's store keep it packed."""
-    packed = next((name for magic, name in _PACKED.items() if blob.head.startswith(magic)), "")
-    return layout.LAYER_TYPE + packed
+def _packing(file: io.BufferedReader) -> str | None:
+    """How a blob's media type tells that it comes packed, as from engines with containerd's store.
+
+    Nothing for a configuration, which stays as it is, and None for a layer that isn't packed.
+    """
+    head = file.peek(4)[:4]
+    named = (name for magic, name in _PACKED.items() if head.startswith(magic))
+    return next(named, None)
 
 
 def _check(image: Image, layers: list[Layer]) -> None:
     """Refuse a layer that isn't the one that the image's configuration names."""
     for diff_id, layer in zip(image.layers, layers, strict=True):
-        if layer.media_type == layout.LAYER_TYPE and layer.digest != diff_id:
+        came = layer.unpacked or layer.digest
+        if came != diff_id and (layer.unpacked or layer.media_type == layout.LAYER_TYPE):
             raise EngineError(
-                f"{image.id}: the engine gave a layer with the sha256 {layer.digest}, "
+                f"{image.id}: the engine gave a layer with the sha256 {came}, "
                 f"and the image's is {diff_id}",
                 "The engine's store is damaged: remove the image and build or pull it again.",
             )
@@ -194,25 +219,28 @@ def _complete(
     carried: list[Blob],
     documents: Mapping[str, bytes],
 ) -> Listing:
-    """Put everything in its place, remove what belongs to no blob, and list the files."""
+    """Put everything in its place, remove what belongs to no blob, and list the files.
+
+    The manifest comes before the blobs in it: by it the next save finds them, whatever stops this.
+    """
     value = b"".join(parts.joined([piece.path for piece in config.pieces]))
     manifest = layout.manifest(value, layers)
     made = {
         layout.MARKER: layout.marker(),
-        layout.INDEX: layout.index(manifest, json.loads(value), image.names),
         layout.blob_path(layout.sha256(manifest)): manifest,
+        layout.INDEX: layout.index(manifest, json.loads(value), image.names),
         **{f"{layout.DOCUMENTS}/{name}": content for name, content in documents.items()},
     }
     files: dict[str, File] = {}
     split: dict[str, tuple[str, ...]] = {}
+    for path, content in made.items():
+        _write(folder / path, content)
+        files[path] = File(path=path, size=len(content), sha256=hex_of(layout.sha256(content)))
     for blob in carried:
         placed = blob.place(folder)
         files |= {file.path: file for file in placed}
         if len(placed) > 1:
             split[blob.digest] = tuple(file.path for file in placed)
-    for path, content in made.items():
-        _write(folder / path, content)
-        files[path] = File(path=path, size=len(content), sha256=hex_of(layout.sha256(content)))
     listing = Listing(
         format=1,
         names=image.names,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import posixpath
 import re
@@ -13,23 +14,9 @@ from typing import IO, Any, cast
 
 from launcher.errors import EngineError
 from launcher.transfer.layout import compact, sha256
-from launcher.transfer.parts import BLOCK
+from launcher.transfer.parts import BLOCK, Stream
 
 BLOCKS = tarfile.BLOCKSIZE
-
-
-class Stream:
-    """An engine's chunks as what `tarfile` reads from."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._rest = b""
-
-    def read(self, size: int) -> bytes:
-        """What comes next, as much of one chunk as `size` allows; nothing at the end."""
-        block = self._rest or next(filter(None, self._chunks), b"")
-        self._rest = block[size:]
-        return block[:size]
 
 
 @dataclass(frozen=True)
@@ -64,7 +51,7 @@ class Saved:
         self._links: dict[str, str] = {}
         self._manifest: list[dict[str, Any]] = []
 
-    def members(self) -> Iterator[tuple[Member, IO[bytes]]]:
+    def members(self) -> Iterator[tuple[Member, io.BufferedReader]]:
         """Each blob with a file to read it from, before the next is asked for."""
         for entry in self._tar:
             self._tar.members.clear()  # type: ignore[attr-defined] # grows with every entry
@@ -81,7 +68,7 @@ class Saved:
             elif entry.name.endswith("/json"):
                 self._legacy[posixpath.dirname(entry.name)] = self._layer_of(json.load(file))
             elif _is_blob(entry.name):
-                yield self._member(entry.name, entry.size), file
+                yield self._member(entry.name, entry.size), cast(io.BufferedReader, file)
 
     def config(self) -> str:
         """The name of the member that is the image's configuration."""

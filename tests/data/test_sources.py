@@ -19,7 +19,6 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from launcher.data import records, sources, tables, unpack
 from launcher.data.faults import DataError
 from launcher.data.sources import Reading
 from launcher.errors import UsageError
+from launcher.zstd import zstd
 
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 TEXTS = ["first, with a comma", 'second "quoted"\nof two lines', "", "第三 ", "x" * 5000]

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.transfer import parts
+from launcher.transfer import packed, parts
 
 contents = st.binary(max_size=400)
 
 
-def write(folder: Path, content: bytes, part_size: int) -> parts.Blob:
-    return parts.write(io.BytesIO(content), len(content), folder, "name", part_size)
+def write(folder: Path, content: bytes, part_size: int, pack: bool = False) -> parts.Blob:
+    return parts.write(io.BytesIO(content), len(content), folder, "name", part_size, pack)
 
 
 @given(contents, st.integers(1, 500))
@@ -26,7 +26,7 @@ def test_what_is_written_comes_back_joined(content: bytes, part_size: int) -> No
         folder = Path(scratch)
         blob = write(folder, content, part_size)
         assert blob.digest == f"sha256:{hashlib.sha256(content).hexdigest()}"
-        assert blob.head == content[:4]
+        assert blob.unpacked is None
         assert blob.kept == 0
         files = blob.place(folder)
         assert b"".join(parts.joined([folder / file.path for file in files])) == content
@@ -35,6 +35,34 @@ def test_what_is_written_comes_back_joined(content: bytes, part_size: int) -> No
             own = (folder / file.path).read_bytes()
             assert (len(own), hashlib.sha256(own).hexdigest()) == (file.size, file.sha256)
         assert sum(path.is_file() for path in folder.rglob("*")) == len(files)
+
+
+@given(st.one_of(contents, contents.map(lambda some: some * 1000)), st.integers(1, 500))
+def test_what_is_packed_comes_back_unpacked(content: bytes, part_size: int) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        blob = write(folder, content, part_size, pack=True)
+        assert blob.unpacked == f"sha256:{hashlib.sha256(content).hexdigest()}"
+        paths = [folder / file.path for file in blob.place(folder)]
+        stored = b"".join(path.read_bytes() for path in paths)
+        assert (blob.digest, blob.size) == (
+            f"sha256:{hashlib.sha256(stored).hexdigest()}",
+            len(stored),
+        )
+        size, blocks = packed.unpack(parts.joined(paths))
+        assert (size, b"".join(blocks)) == (len(content), content)
+
+
+@given(st.lists(st.binary(max_size=5), max_size=20), st.lists(st.integers(1, 7), max_size=100))
+def test_a_stream_gives_what_its_chunks_are(chunks: list[bytes], sizes: list[int]) -> None:
+    stream = parts.Stream(iter(chunks))
+    found = [stream.read(size) for size in sizes]
+    assert all(len(block) <= size for block, size in zip(found, sizes, strict=True))
+    assert not stream.read(0)
+    while not stream.ended:
+        found.append(stream.read(3))
+    assert b"".join(found) == b"".join(chunks)
+    assert not stream.read(1)
 
 
 @given(contents, contents, st.integers(1, 500))
@@ -87,6 +115,7 @@ def test_a_full_disk_is_told_with_the_file() -> None:
     assert caught.value.filename == "/dev/full"
 
 
-def test_a_source_that_ends_early_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_source_that_ends_early_is_refused(tmp_path: Path, pack: bool) -> None:
     with pytest.raises(EOFError):
-        parts.write(io.BytesIO(b"abc"), 4, tmp_path, "name", 10)
+        parts.write(io.BytesIO(b"abc"), 4, tmp_path, "name", 10, pack)

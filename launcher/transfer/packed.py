@@ -1,0 +1,50 @@
+"""Layers packed by zstd, as `docker save | zstd -T0` packs, but each for itself.
+
+What is packed is the same bytes on any machine: zstd makes them so with any number of threads, but
+for none (https://github.com/facebook/zstd/blob/dev/lib/zstd.h, ZSTD_c_nbWorkers), and its version
+is locked. They are one frame, whose header tells how many bytes are in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import chain
+
+from launcher.zstd import zstd
+
+LEVEL = 3  # zstd's own
+MOST_THREADS = 8  # more than an engine's stream keeps busy
+HEADER = 18  # a frame's header has no more bytes: RFC 8878, 3.1.1.1
+ROOM = 1 << 16
+
+
+def pack(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """`size` bytes packed, in chunks of any length."""
+    of = zstd.CompressionParameter
+    threads = min(os.cpu_count() or 1, MOST_THREADS, of.nb_workers.bounds()[1])
+    packer = zstd.ZstdCompressor(options={of.compression_level: LEVEL, of.nb_workers: threads})
+    packer.set_pledged_input_size(size)
+    for block in blocks:
+        yield packer.compress(block)
+    yield packer.flush()
+
+
+def unpack(blocks: Iterator[bytes]) -> tuple[int, Iterator[bytes]]:
+    """How many bytes are packed in `blocks`, and they."""
+    head = b""
+    while len(head) < HEADER and (block := next(blocks, b"")):
+        head += block
+    size: int = zstd.get_frame_info(head).decompressed_size
+    return size, _unpacked(zstd.ZstdDecompressor(), chain([head], blocks))
+
+
+def _unpacked(unpacker: zstd.ZstdDecompressor, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    for block in blocks:
+        given = block
+        while not unpacker.eof:
+            if found := unpacker.decompress(given, ROOM):
+                yield found
+            if unpacker.needs_input:
+                break
+            given = b""

@@ -1,0 +1,12 @@
+"""Python's zstd: its own from 3.14 on, before that the same module by another name."""
+
+from __future__ import annotations
+
+import sys
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+__all__ = ["zstd"]

@@ -1,0 +1,63 @@
+"""Packed layers: the same bytes from every machine, in a form that zstd itself reads."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from launcher.transfer import packed
+
+SIZE = 20_000_000  # more than a thread takes at once: 8 MiB at level 3
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    """Words in no order: it packs, and no two places in it are alike."""
+    dice = random.Random(1)  # noqa: S311 - no secret
+    words = [dice.randbytes(5) for _ in range(2000)]
+    return b"".join(dice.choices(words, k=SIZE // 5))
+
+
+def blocks(content: bytes, length: int) -> Iterator[bytes]:
+    return (content[at : at + length] for at in range(0, len(content), length))
+
+
+def packed_by(
+    content: bytes, monkeypatch: pytest.MonkeyPatch, cores: int | None, length: int
+) -> str:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    sha256 = hashlib.sha256()
+    for chunk in packed.pack(blocks(content, length), len(content)):
+        sha256.update(chunk)
+    return sha256.hexdigest()
+
+
+def test_it_is_the_same_with_any_number_of_cores(
+    content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {packed_by(content, monkeypatch, cores, 1 << 16) for cores in (None, 1, 2, 3, 8, 200)}
+    found.add(packed_by(content, monkeypatch, 2, 1_000_003))
+    assert len(found) == 1
+
+
+def test_zstd_itself_reads_it(content: bytes) -> None:
+    """Its program, which says how many bytes the frame has, too."""
+    stored = b"".join(packed.pack(blocks(content, 1 << 16), len(content)))
+    assert len(stored) < len(content) / 2
+    unpacked = subprocess.run(["zstd", "-dc"], input=stored, capture_output=True, check=True)
+    assert unpacked.stdout == content
+    size, again = packed.unpack(blocks(stored, 7_919))
+    assert (size, b"".join(again)) == (SIZE, content)
+
+
+def test_memory_is_bounded_where_much_comes_of_little() -> None:
+    zeros = bytes(SIZE)
+    stored = b"".join(packed.pack(blocks(zeros, 1 << 16), SIZE))
+    assert len(stored) < SIZE / 1000
+    _, again = packed.unpack(iter([stored]))
+    assert max(map(len, again)) <= packed.ROOM
