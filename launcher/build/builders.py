@@ -6,6 +6,7 @@ every build by each of them is in docs/reproducible.md.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tempfile
@@ -17,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from launcher.build.settle import settle
+from launcher.build.settle import has, settle
 from launcher.errors import BuildError
 from launcher.progress import KEPT, Progress
 
@@ -65,7 +66,10 @@ def build(client: DockerClient, wanted: Build, progress: Progress) -> str:
     if command := connect.podman(client):
         return podman(command, env, wanted, progress)
     if command := connect.buildkit(client):
-        image = buildkit(command, env, wanted, progress)
+        known_by = buildkit(command, env, wanted, progress)
+        image = next((one for one in known_by if has(client, one)), None)
+        if image is None:
+            raise BuildError(f"the engine doesn't have what it built: {' or '.join(known_by)}")
         args = wanted.args
         return settle(client, image, args["BASE_IMAGE"], int(args["SOURCE_DATE_EPOCH"]))
     _tell_limits(progress, connect.is_podman(client))
@@ -135,17 +139,21 @@ def classic(client: DockerClient, wanted: Build, progress: Progress) -> str:
     return image_id
 
 
-def buildkit(command: list[str], env: dict[str, str], wanted: Build, progress: Progress) -> str:
+def buildkit(
+    command: list[str], env: dict[str, str], wanted: Build, progress: Progress
+) -> list[str]:
     """Build with `command` (docker buildx build, or an older docker build) in `env`.
 
-    Returns the image ID. Raises BuildError.
+    Returns what the engine may know the image by: its configuration's digest or, in containerd's
+    store, its manifest's. Raises BuildError.
     """
     with tempfile.TemporaryDirectory() as folder:
-        id_file = Path(folder) / "id"
+        id_file, metadata = Path(folder) / "id", Path(folder) / "metadata.json"
         argv = [*command, "--network=none", "--progress=plain", f"--iidfile={id_file}"]
         if any("buildx" in part for part in command):
             # The engine's own builder: another one wouldn't see the engine's images.
             argv += ["--builder=default", "--load", "--provenance=false"]
+            argv += [f"--metadata-file={metadata}"]
         argv += wanted.options
         steps = BuildkitSteps(progress)
         try:
@@ -154,7 +162,9 @@ def buildkit(command: list[str], env: dict[str, str], wanted: Build, progress: P
                     steps.read(line)
         except subprocess.CalledProcessError as ended:
             raise failure(steps.error, steps.lines_of_failed()) from ended
-        return id_file.read_text().strip()
+        told = json.loads(metadata.read_text()) if metadata.exists() else {}
+        found = [id_file.read_text().strip(), told.get("containerimage.digest")]
+        return list(dict.fromkeys(filter(None, found)))
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def settle(client: DockerClient, image: str, base: str, epoch: int) -> str:
     content = configuration(found, history, layered, own, epoch)
     settled = f"sha256:{hashlib.sha256(content).hexdigest()}"
     client.api.load_image(archive(content, found["RootFS"]["Layers"]))
-    if not _has(client, settled):
+    if not has(client, settled):
         return image
     if not found["RepoTags"]:
         client.api.remove_image(image)
@@ -119,7 +119,8 @@ def _json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _has(client: DockerClient, image: str) -> bool:
+def has(client: DockerClient, image: str) -> bool:
+    """Whether the engine knows an image by this."""
     from docker.errors import ImageNotFound
 
     try:

@@ -87,15 +87,15 @@ def debian_base(
         _make(made, recipe, say)
     try:
         with made.open("rb") as file:
-            client.images.load(file)
-        identity = archive.image_id(made)
-        client.images.get(identity).tag(*name.rsplit(":", 1))  # podman takes no whole name
+            told = client.images.load(file)  # containerd's store has IDs of its own
+        image = told[0] if told else client.images.get(archive.image_id(made))
+        image.tag(*name.rsplit(":", 1))  # podman takes no whole name
     except (ImageLoadError, ImageNotFound, tarfile.TarError) as error:
         raise EngineError(
             f"{made}: the engine doesn't take it: {error}",
             "Remove it to have it made again, unless the engine's disk is full.",
         ) from error
-    return identity
+    return str(image.id)
 
 
 def _recipe(python: str, epoch: int) -> Recipe:

@@ -30,7 +30,7 @@ class StandInImages:
             raise ImageNotFound(name)
         return self.known[name]
 
-    def load(self, file: io.BufferedReader) -> None:
+    def load(self, file: io.BufferedReader) -> list[Any]:
         self.loads += 1
         try:
             with tarfile.open(file.name) as tar:
@@ -41,6 +41,7 @@ class StandInImages:
         image = SimpleNamespace(id=identity, labels=base._recipe("3.11", EPOCH).labels)
         image.tag = lambda name, tag: self.known.update({f"{name}:{tag}": image})
         self.known[identity] = image
+        return [image]
 
 
 @pytest.fixture
