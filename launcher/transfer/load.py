@@ -64,7 +64,7 @@ def load(client: DockerClient, folder: Path, progress: Progress) -> Loaded:
     image is missing or the engine refuses; then nothing is loaded and no name is moved.
     """
     listing = read_listing(folder)
-    base = _base(client, listing.base, listing.image) if listing and listing.base else None
+    base = _base(client, listing.base, listing) if listing and listing.base else None
     content = _content(folder, check(folder, progress))
     loaded = _give(client, content, base, progress)
     _check(client, content, loaded)
@@ -72,10 +72,10 @@ def load(client: DockerClient, folder: Path, progress: Progress) -> Loaded:
     return Loaded(loaded, content.listing.names, _name(client, loaded, content), documents)
 
 
-def _base(client: DockerClient, wanted: Base, image: str) -> Image:
-    """An image with the layers that `image` lacks. Raises EngineError where the engine has none."""
+def _base(client: DockerClient, wanted: Base, listing: Listing) -> Image:
+    """An image with the layers that are left out. Raises EngineError where the engine has none."""
     found = images.having(client, wanted)
-    if found is None and wanted.id == image:
+    if found is None and (wanted.id == listing.image or wanted.name in listing.names):
         raise EngineError(
             f"{wanted.name} was saved without the layers that it shares with other images of its "
             "row, and the engine has none with them",

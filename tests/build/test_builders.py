@@ -178,6 +178,41 @@ def test_a_build_is_ended_where_its_reader_is_interrupted(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("known", "found"),
+    [
+        ({"sha256:config"}, "sha256:config"),
+        ({"sha256:manifest"}, "sha256:manifest"),  # containerd's store
+        (set(), None),
+    ],
+)
+def test_an_image_is_what_the_engine_knows_it_by(
+    known: set[str], found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "buildx").mkdir()
+    command = stand_in(
+        tmp_path / "buildx",
+        """for word; do case $word in
+          --iidfile=*) printf sha256:config > "${word#--iidfile=}";;
+          --metadata-file=*)
+            echo '{"containerimage.digest": "sha256:manifest"}' > "${word#--metadata-file=}";;
+        esac; done""",
+    )
+    monkeypatch.setattr(connect, "cli_environment", lambda client: {})
+    monkeypatch.setattr(connect, "podman", lambda client: None)
+    monkeypatch.setattr(connect, "buildkit", lambda client: command)
+    monkeypatch.setattr(builders, "has", lambda client, image: image in known)
+    monkeypatch.setattr(builders, "settle", lambda client, image, base, epoch: image)
+    args = {"BASE_IMAGE": "base", "SOURCE_DATE_EPOCH": "1700000000"}
+    with tempfile.TemporaryFile() as context:
+        wanted = builders.Build(context, args, {})
+        if found:
+            assert builders.build(cast(Any, None), wanted, Progress(io.StringIO())) == found
+        else:
+            with pytest.raises(BuildError, match="sha256:config or sha256:manifest"):
+                builders.build(cast(Any, None), wanted, Progress(io.StringIO()))
+
+
+@pytest.mark.parametrize(
     ("podman", "said"), [(False, "the engine's classic builder"), (True, "podman's build API")]
 )
 def test_what_the_classic_builder_leaves_open_is_said_once(

@@ -19,9 +19,13 @@ EPOCH = 1_730_000_000
 
 
 class StandInImages:
-    """A stand-in for an engine's images: loads archives, knows their names."""
+    """A stand-in for an engine's images: loads archives, knows their names.
+
+    own: the ID that it gives to an image, where that isn't its configuration's digest
+    """
 
     def __init__(self) -> None:
+        self.own = ""
         self.known: dict[str, Any] = {}
         self.loads = 0
 
@@ -37,7 +41,7 @@ class StandInImages:
                 tar.getmembers()
         except tarfile.TarError as error:
             raise ImageLoadError(str(error)) from error
-        identity = archive.image_id(Path(file.name))
+        identity = self.own or archive.image_id(Path(file.name))
         image = SimpleNamespace(id=identity, labels=base._recipe("3.11", EPOCH).labels)
         image.tag = lambda name, tag: self.known.update({f"{name}:{tag}": image})
         self.known[identity] = image
@@ -69,6 +73,13 @@ def test_made_once_then_taken_from_the_engine_then_from_the_cache(
     assert base.debian_base(client, "other:y", EPOCH, cache=tmp_path, say=said.append) == first
     assert (client.images.loads, len(said)) == (2, 1)
     assert [path.suffix for path in tmp_path.iterdir()] == [".tar"]
+
+
+def test_the_engine_s_own_id_of_it_is_taken(client: SimpleNamespace, tmp_path: Path) -> None:
+    """In containerd's store that isn't the one of the image's configuration."""
+    client.images.own = "sha256:of-the-manifest"
+    assert base.debian_base(client, "base:x", EPOCH, cache=tmp_path) == client.images.own
+    assert base.debian_base(client, "base:x", EPOCH, cache=tmp_path) == client.images.own
 
 
 def test_a_damaged_one_in_the_cache_is_told(client: SimpleNamespace, tmp_path: Path) -> None:

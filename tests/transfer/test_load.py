@@ -69,12 +69,15 @@ def test_a_thin_one_without_its_base_is_refused_by_name(tmp_path: Path) -> None:
     assert engine.loads == 0
 
 
+@pytest.mark.parametrize("by_manifest", [False, True])
 def test_one_without_what_its_row_shares_is_loaded_beside_another_of_the_row(
-    tmp_path: Path,
+    tmp_path: Path, by_manifest: bool
 ) -> None:
+    """Also where it was saved from containerd's store, whose IDs are those of manifests."""
     engine = filled()
     image = images.find(engine, "megatron:24.10")
-    shared = Base(name=image.names[0], id=image.id, digests=(), layers=image.layers[:-1])
+    id = f"sha256:{'1' * 64}" if by_manifest else image.id
+    shared = Base(name=image.names[0], id=id, digests=(), layers=image.layers[:-1])
     save(engine, image, tmp_path, PART, QUIET, shared)
     there = Engine()
     with pytest.raises(EngineError, match="shares with other images of its row") as caught:
