@@ -171,14 +171,15 @@ def manifest(config: bytes, layers: Sequence[Layer]) -> bytes:
 def unpacked(manifest: bytes) -> dict[str, str]:
     """The diff ID of each blob of a manifest that was packed by us, by digest.
 
-    Raises ValueError, KeyError or TypeError for what is no manifest.
+    Raises ValueError, LookupError, TypeError or AttributeError for what is no manifest.
     """
     layers = json.loads(manifest)["layers"]
-    return {
-        layer["digest"]: layer["annotations"][UNPACKED]
-        for layer in layers
-        if UNPACKED in layer.get("annotations", {})
-    }
+    packed = [layer for layer in layers if UNPACKED in layer.get("annotations", {})]
+    found = {layer["digest"]: layer["annotations"][UNPACKED] for layer in packed}
+    for text in (*found, *found.values()):  # they become names of files
+        if not re.fullmatch(DIGEST, text):
+            raise ValueError(f"{text!r} isn't a digest")
+    return found
 
 
 def index(manifest: bytes, config: Mapping[str, Any], names: Sequence[str]) -> bytes:

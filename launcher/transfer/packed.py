@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 
+from launcher.errors import UsageError
 from launcher.zstd import zstd
 
 LEVEL = 3  # zstd's own
@@ -31,20 +33,46 @@ def pack(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:
 
 
 def unpack(blocks: Iterator[bytes]) -> tuple[int, Iterator[bytes]]:
-    """How many bytes are packed in `blocks`, and they."""
+    """How many bytes are packed in `blocks`, and they.
+
+    Raises UsageError, also while they come, for anything else than one whole frame of `pack`.
+    """
     head = b""
     while len(head) < HEADER and (block := next(blocks, b"")):
         head += block
-    size: int = zstd.get_frame_info(head).decompressed_size
-    return size, _unpacked(zstd.ZstdDecompressor(), chain([head], blocks))
+    with _told():
+        size = zstd.get_frame_info(head).decompressed_size
+    if size is None:
+        raise _other("it doesn't tell its size")
+    return size, _unpacked(size, chain([head], blocks))
 
 
-def _unpacked(unpacker: zstd.ZstdDecompressor, blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _unpacked(size: int, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    unpacker = zstd.ZstdDecompressor()
     for block in blocks:
         given = block
-        while not unpacker.eof:
-            if found := unpacker.decompress(given, ROOM):
+        while given or not unpacker.needs_input:
+            with _told():
+                found = unpacker.decompress(given, ROOM)
+            size -= len(found)
+            if found:
                 yield found
-            if unpacker.needs_input:
+            if unpacker.eof:
                 break
             given = b""
+    if size or not unpacker.eof or unpacker.unused_data:
+        raise _other("it doesn't end where it should")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except (zstd.ZstdError, EOFError) as error:
+        raise _other(error) from error
+
+
+def _other(why: object) -> UsageError:
+    return UsageError(
+        f"a layer isn't as `image save` packs it: {why}", "Save the image again, to a new folder."
+    )

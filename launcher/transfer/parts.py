@@ -66,19 +66,21 @@ class Stream:
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = filter(None, chunks)
-        self._rest = b""
+        self._chunk, self._at = b"", 0
 
     @property
     def ended(self) -> bool:
         """Whether nothing comes any more."""
-        self._rest = self._rest or next(self._chunks, b"")
-        return not self._rest
+        if self._at >= len(self._chunk):
+            self._chunk, self._at = next(self._chunks, b""), 0
+        return not self._chunk
 
     def read(self, size: int) -> bytes:
         """What comes next, as much of one chunk as `size` allows; nothing at the end."""
-        block = b"" if self.ended else self._rest[:size]
-        self._rest = self._rest[len(block) :]
-        return block
+        if self.ended:
+            return b""
+        start, self._at = self._at, self._at + size
+        return self._chunk[start : self._at]
 
 
 def write(

@@ -33,7 +33,7 @@ FOLDERS = (layout.BLOBS, layout.PARTS, layout.DOCUMENTS)
 OURS = {INCOMING, *FILES, *(folder.partition("/")[0] for folder in FOLDERS)}
 OF_SYSTEMS = {"System Volume Information", "lost+found", "$RECYCLE.BIN"}
 _AGAIN = "Run the save again: what is in the folder is kept. The engine's own disk may be full."
-_PACKED = {b"\x1f\x8b": "+gzip", b"\x28\xb5\x2f\xfd": "+zstd", b"{": ""}
+_PACKED = {b"\x1f\x8b": "+gzip", b"\x28\xb5\x2f\xfd": "+zstd"}
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _is_ours(incoming: Path) -> bool:
 
 def _packed_in(folder: Path) -> dict[str, str]:
     """The blob of each layer that an earlier save packed, by diff ID, if its list can be read."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         index = json.loads((folder / layout.INDEX).read_bytes())
         manifest = (folder / layout.blob_path(index["manifests"][0]["digest"])).read_bytes()
         return {diff_id: digest for digest, diff_id in layout.unpacked(manifest).items()}
@@ -193,9 +193,10 @@ def _packing(file: io.BufferedReader) -> str | None:
 
     Nothing for a configuration, which stays as it is, and None for a layer that isn't packed.
     """
-    head = file.peek(4)[:4]
-    named = (name for magic, name in _PACKED.items() if head.startswith(magic))
-    return next(named, None)
+    head = file.peek(4)
+    if head.lstrip().startswith(b"{"):
+        return ""
+    return next((name for magic, name in _PACKED.items() if head.startswith(magic)), None)
 
 
 def _check(image: Image, layers: list[Layer]) -> None:

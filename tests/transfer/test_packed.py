@@ -6,10 +6,11 @@ import hashlib
 import os
 import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from launcher.errors import UsageError
 from launcher.transfer import packed
 
 SIZE = 20_000_000  # more than a thread takes at once: 8 MiB at level 3
@@ -61,3 +62,24 @@ def test_memory_is_bounded_where_much_comes_of_little() -> None:
     assert len(stored) < SIZE / 1000
     _, again = packed.unpack(iter([stored]))
     assert max(map(len, again)) <= packed.ROOM
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda stored: b"",
+        lambda stored: stored[:3],
+        lambda stored: b"no zstd" * 10,
+        lambda stored: stored[:-1],
+        lambda stored: stored + b"more",
+        lambda stored: stored + stored,
+        lambda stored: stored[:4] + bytes([stored[4] ^ 255]) + stored[5:],
+        lambda stored: subprocess.run(["zstd"], input=b"1", capture_output=True).stdout,  # no size
+    ],
+)
+@pytest.mark.parametrize("length", [1, 5, 1 << 16])
+def test_what_is_not_one_whole_frame_is_told(damage: Callable[[bytes], bytes], length: int) -> None:
+    content = hashlib.shake_128(b"").digest(1000) + bytes(200_000)
+    stored = b"".join(packed.pack(blocks(content, 1 << 16), len(content)))
+    with pytest.raises(UsageError, match="isn't as `image save` packs it"):
+        assert content != b"".join(packed.unpack(blocks(damage(stored), length))[1])

@@ -172,6 +172,41 @@ def test_layers_are_found_again_whenever_a_save_is_killed(
     assert step >= 2 * (len(blobs) - 1)  # but for the manifest
 
 
+@pytest.mark.parametrize("digest", ["sha256:../../../thesis.doc", None, 5, []])
+def test_a_manifest_that_names_other_files_moves_none(tmp_path: Path, digest: object) -> None:
+    folder, thesis = tmp_path / "folder", tmp_path / "thesis.doc"
+    listing = saved(filled(), folder).listing
+    thesis.write_bytes(b"")
+    path = folder / layout.blob_path(listing.manifest)
+    manifest = json.loads(path.read_bytes())
+    manifest["layers"][0]["digest"] = digest
+    path.write_text(json.dumps(manifest))
+    saved(filled(), folder)
+    assert thesis.exists()
+    assert json.loads(path.read_bytes()) != manifest
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"manifests": []}', '{"manifests": [1]}', '{"manifests": [{}]}']
+)
+def test_a_damaged_index_is_written_again(tmp_path: Path, text: str) -> None:
+    saved(filled(), tmp_path)
+    whole = contents(tmp_path)
+    (tmp_path / layout.INDEX).write_text(text)
+    saved(filled(), tmp_path)
+    assert contents(tmp_path) == whole
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_configuration_may_begin_with_a_blank(tmp_path: Path, form: str) -> None:
+    engine = filled(form)
+    held = engine.images.pop(engine.find("megatron:24.10").id)
+    held.config = b"\n " + held.config
+    engine.images[held.id] = held
+    listing = saved(engine, tmp_path, part_size=1_000_000).listing
+    assert (tmp_path / layout.blob_path(listing.image)).read_bytes() == held.config
+
+
 def test_another_part_size_leaves_no_file_of_the_first(tmp_path: Path) -> None:
     saved(filled(), tmp_path / "a", part_size=PART)
     saved(filled(), tmp_path / "a", part_size=1_000_000)
