@@ -180,7 +180,7 @@ def _layers(content: _Content, progress: Progress) -> Iterator[bytes]:
             read = (_read(content.folder, file, seen) for file in files)
             blocks: Iterator[bytes] = chain.from_iterable(read)
             if digest in content.packed:
-                size, blocks = packed.unpack(blocks)
+                size, blocks = packed.unpack(digest, blocks)
             yield saved.header(_member(digest), size)
             yield from blocks
             yield saved.padding(size)

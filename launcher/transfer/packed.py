@@ -1,15 +1,15 @@
 """Layers packed by zstd, as `docker save | zstd -T0` packs, but each for itself.
 
-What is packed is the same bytes on any machine: zstd makes them so with any number of threads, but
-for none (https://github.com/facebook/zstd/blob/dev/lib/zstd.h, ZSTD_c_nbWorkers), and its version
-is locked. They are one frame, whose header tells how many bytes are in it.
+What is packed is the same bytes on any machine: zstd makes them so with any number of threads
+(https://github.com/facebook/zstd/blob/dev/lib/zstd.h, ZSTD_c_nbWorkers), and its version is locked.
+Where Python has a zstd of its own, that may be another version, or one without threads, of which
+other bytes come. They are one frame, whose header tells how many bytes are in it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
 
 from launcher.errors import UsageError
@@ -32,28 +32,32 @@ def pack(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:
     yield packer.flush()
 
 
-def unpack(blocks: Iterator[bytes]) -> tuple[int, Iterator[bytes]]:
-    """How many bytes are packed in `blocks`, and they.
+def unpack(digest: str, blocks: Iterator[bytes]) -> tuple[int, Iterator[bytes]]:
+    """How many bytes are packed in `blocks`, those of the blob `digest`, and they.
 
     Raises UsageError, also while they come, for anything else than one whole frame of `pack`.
     """
     head = b""
     while len(head) < HEADER and (block := next(blocks, b"")):
         head += block
-    with _told():
+    try:
         size = zstd.get_frame_info(head).decompressed_size
+    except zstd.ZstdError:
+        raise _other(digest, "it doesn't begin as zstd does") from None
     if size is None:
-        raise _other("it doesn't tell its size")
-    return size, _unpacked(size, chain([head], blocks))
+        raise _other(digest, "it doesn't tell its size")
+    return size, _unpacked(digest, size, chain([head], blocks))
 
 
-def _unpacked(size: int, blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _unpacked(digest: str, size: int, blocks: Iterator[bytes]) -> Iterator[bytes]:
     unpacker = zstd.ZstdDecompressor()
     for block in blocks:
         given = block
         while given or not unpacker.needs_input:
-            with _told():
+            try:
                 found = unpacker.decompress(given, ROOM)
+            except (zstd.ZstdError, EOFError) as error:
+                raise _other(digest, error) from error
             size -= len(found)
             if found:
                 yield found
@@ -61,18 +65,11 @@ def _unpacked(size: int, blocks: Iterator[bytes]) -> Iterator[bytes]:
                 break
             given = b""
     if size or not unpacker.eof or unpacker.unused_data:
-        raise _other("it doesn't end where it should")
+        raise _other(digest, "it doesn't end where it should")
 
 
-@contextmanager
-def _told() -> Iterator[None]:
-    try:
-        yield
-    except (zstd.ZstdError, EOFError) as error:
-        raise _other(error) from error
-
-
-def _other(why: object) -> UsageError:
+def _other(digest: str, why: object) -> UsageError:
     return UsageError(
-        f"a layer isn't as `image save` packs it: {why}", "Save the image again, to a new folder."
+        f"{digest}: a layer that isn't as `image save` packs it: {why}",
+        "Save the image again, to a new folder.",
     )

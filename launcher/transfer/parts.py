@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -105,6 +106,8 @@ def write(
         path = folder / f"{name}.{len(pieces) + 1:04d}"
         hashes = [whole, hashlib.sha256()] if pieces else [whole]
         pieces.append(_write_piece(stored, path, part_size, hashes))
+    for surplus in {*folder.glob(f"{name}.*")} - {piece.path for piece in pieces}:
+        surplus.unlink()
     digest, unpacked = (f"sha256:{one.hexdigest()}" for one in (whole, content))
     count = sum(piece.size for piece in pieces)
     return Blob(digest, count, unpacked if pack else None, tuple(pieces))
@@ -159,11 +162,18 @@ def _is_next(file: IO[bytes], block: bytes) -> bool:
 def _write_all(file: IO[bytes], block: bytes) -> None:
     """A file without a buffer may take less than it is given, near the end of a disk."""
     rest = memoryview(block)
-    try:
+    with named(file.name):
         while rest:
             rest = rest[file.write(rest) :]
+
+
+@contextmanager
+def named(path: str | Path) -> Iterator[None]:
+    """An error of writing names the file, and with it which disk is full."""
+    try:
+        yield
     except OSError as error:
-        error.filename = os.fspath(file.name)  # which disk is full
+        error.filename = os.fspath(path)
         raise
 
 

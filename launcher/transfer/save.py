@@ -30,6 +30,7 @@ INCOMING = "incoming"
 NAMES = "names.json"
 FILES = (layout.LISTING, layout.SUMS, layout.INDEX, layout.MARKER)
 FOLDERS = (layout.BLOBS, layout.PARTS, layout.DOCUMENTS)
+MOST_OF_MANIFEST = 1 << 20  # bytes; an image of 127 layers has one of 50 kB
 OURS = {INCOMING, *FILES, *(folder.partition("/")[0] for folder in FOLDERS)}
 OF_SYSTEMS = {"System Volume Information", "lost+found", "$RECYCLE.BIN"}
 _AGAIN = "Run the save again: what is in the folder is kept. The engine's own disk may be full."
@@ -71,7 +72,7 @@ def save(
     blobs: dict[str, Blob] = {}
     layers: dict[str, Layer] = {}
     taken: set[str] = set()
-    there = _packed_in(folder)
+    there = _packed_in(folder, image)
     (folder / layout.LISTING).unlink(missing_ok=True)
     with saved.told(known[0], _AGAIN):
         stream = Saved(client.api.get_image(image.id, chunk_size=parts.BLOCK), image.layers)
@@ -122,7 +123,8 @@ def _prepare(folder: Path, known: list[str]) -> Path:
         )
     incoming.mkdir(parents=True, exist_ok=True)
     beside = incoming / f"{NAMES}.new"
-    beside.write_bytes(layout.compact(known))
+    with parts.named(beside):
+        beside.write_bytes(layout.compact(known))
     beside.replace(incoming / NAMES)
     return incoming
 
@@ -147,13 +149,24 @@ def _is_ours(incoming: Path) -> bool:
     return all(re.fullmatch(ours, path.name) for path in incoming.iterdir())
 
 
-def _packed_in(folder: Path) -> dict[str, str]:
-    """The blob of each layer that an earlier save packed, by diff ID, if its list can be read."""
-    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        index = json.loads((folder / layout.INDEX).read_bytes())
-        manifest = (folder / layout.blob_path(index["manifests"][0]["digest"])).read_bytes()
-        return {diff_id: digest for digest, diff_id in layout.unpacked(manifest).items()}
-    return {}
+def _packed_in(folder: Path, image: Image) -> dict[str, str]:
+    """The blob of each layer that an earlier save packed, by diff ID, from the manifests there.
+
+    Where no manifest can be read, what can't be told apart any more makes room.
+    """
+    blobs = list((folder / layout.BLOBS).glob("*"))
+    found: dict[str, str] | None = None
+    for path in blobs:
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            if path.stat().st_size <= MOST_OF_MANIFEST:
+                packed = layout.unpacked(path.read_bytes())
+                found = (found or {}) | {diff_id: digest for digest, diff_id in packed.items()}
+    if found is None:
+        known = set(map(hex_of, image.layers))
+        for path in (*blobs, *(folder / layout.PARTS).glob("*")):
+            if path.name.partition(".")[0] not in known:
+                path.unlink()
+    return found or {}
 
 
 def _take_back(
@@ -265,4 +278,5 @@ def _write(path: Path, content: bytes) -> None:
         if path.read_bytes() == content:
             return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    with parts.named(path):
+        path.write_bytes(content)

@@ -215,6 +215,8 @@ class Engine:
         assert quiet
         self.loads += 1
         with tarfile.open(fileobj=io.BytesIO(b"".join(archive))) as tar:
+            names = tar.getnames()
+            assert len(names) == len({*names})
             members = {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
         (manifest,) = json.loads(members["manifest.json"])
         held = Held(members[manifest["Config"]])

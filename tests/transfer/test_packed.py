@@ -13,6 +13,7 @@ import pytest
 from launcher.errors import UsageError
 from launcher.transfer import packed
 
+DIGEST = f"sha256:{'1' * 64}"
 SIZE = 20_000_000  # more than a thread takes at once: 8 MiB at level 3
 
 
@@ -52,7 +53,7 @@ def test_zstd_itself_reads_it(content: bytes) -> None:
     assert len(stored) < len(content) / 2
     unpacked = subprocess.run(["zstd", "-dc"], input=stored, capture_output=True, check=True)
     assert unpacked.stdout == content
-    size, again = packed.unpack(blocks(stored, 7_919))
+    size, again = packed.unpack(DIGEST, blocks(stored, 7_919))
     assert (size, b"".join(again)) == (SIZE, content)
 
 
@@ -60,7 +61,7 @@ def test_memory_is_bounded_where_much_comes_of_little() -> None:
     zeros = bytes(SIZE)
     stored = b"".join(packed.pack(blocks(zeros, 1 << 16), SIZE))
     assert len(stored) < SIZE / 1000
-    _, again = packed.unpack(iter([stored]))
+    _, again = packed.unpack(DIGEST, iter([stored]))
     assert max(map(len, again)) <= packed.ROOM
 
 
@@ -81,5 +82,5 @@ def test_memory_is_bounded_where_much_comes_of_little() -> None:
 def test_what_is_not_one_whole_frame_is_told(damage: Callable[[bytes], bytes], length: int) -> None:
     content = hashlib.shake_128(b"").digest(1000) + bytes(200_000)
     stored = b"".join(packed.pack(blocks(content, 1 << 16), len(content)))
-    with pytest.raises(UsageError, match="isn't as `image save` packs it"):
-        assert content != b"".join(packed.unpack(blocks(damage(stored), length))[1])
+    with pytest.raises(UsageError, match=f"{DIGEST}: a layer that isn't as `image save` packs it"):
+        assert content != b"".join(packed.unpack(DIGEST, blocks(damage(stored), length))[1])

@@ -49,7 +49,7 @@ def test_what_is_packed_comes_back_unpacked(content: bytes, part_size: int) -> N
             f"sha256:{hashlib.sha256(stored).hexdigest()}",
             len(stored),
         )
-        size, blocks = packed.unpack(parts.joined(paths))
+        size, blocks = packed.unpack(blob.digest, parts.joined(paths))
         assert (size, b"".join(blocks)) == (len(content), content)
 
 
@@ -113,6 +113,12 @@ def test_a_full_disk_is_told_with_the_file() -> None:
     ):
         parts._write_all(file, b"x")
     assert caught.value.filename == "/dev/full"
+
+
+def test_parts_that_are_too_many_make_room(tmp_path: Path) -> None:
+    write(tmp_path, b"0123456789", 2)
+    write(tmp_path, b"0123456789", 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"name.000{n}" for n in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("pack", [False, True])

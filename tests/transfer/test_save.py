@@ -186,14 +186,33 @@ def test_a_manifest_that_names_other_files_moves_none(tmp_path: Path, digest: ob
     assert json.loads(path.read_bytes()) != manifest
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"manifests": []}', '{"manifests": [1]}', '{"manifests": [{}]}']
-)
-def test_a_damaged_index_is_written_again(tmp_path: Path, text: str) -> None:
-    saved(filled(), tmp_path)
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"layers": 1}', '{"layers": [1]}'])
+def test_where_the_manifest_is_damaged_the_layers_make_room_and_are_written_again(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = saved(filled(), tmp_path).listing
     whole = contents(tmp_path)
-    (tmp_path / layout.INDEX).write_text(text)
-    saved(filled(), tmp_path)
+    (tmp_path / layout.blob_path(listing.manifest)).write_text(text)
+    engine, left = filled(), []
+
+    def save_image(name: str, chunk_size: int) -> Any:
+        left.extend(
+            path for folder in ("blobs", "parts") for path in (tmp_path / folder).glob("*.*")
+        )
+        return engine.save(name, chunk_size)
+
+    engine.api.get_image = save_image
+    assert saved(engine, tmp_path).kept == 0
+    assert not left
+    assert contents(tmp_path) == whole
+
+
+def test_layers_are_found_without_the_index(tmp_path: Path) -> None:
+    outcome = saved(filled(), tmp_path)
+    whole = contents(tmp_path)
+    (tmp_path / layout.INDEX).write_text("damaged")
+    (tmp_path / layout.LISTING).write_text("damaged")
+    assert saved(filled(), tmp_path).kept > 0.9 * outcome.size
     assert contents(tmp_path) == whole
 
 
