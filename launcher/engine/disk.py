@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 IMAGES = ("from local", "pulled from")
 """How BuildKit's records of images begin; one for each layer."""
-PAUSES = (0.0, 0.2, 0.5, 1.0)
+PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
 """Seconds before each try."""
 ANSWER_WITHIN = 60
 """Seconds that an engine has for each answer: it adds up what all its images take."""
