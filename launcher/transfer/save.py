@@ -72,8 +72,8 @@ def save(
     blobs: dict[str, Blob] = {}
     layers: dict[str, Layer] = {}
     taken: set[str] = set()
-    there = _packed_in(folder, image)
     (folder / layout.LISTING).unlink(missing_ok=True)
+    there = _packed_in(folder, image)
     with saved.told(known[0], _AGAIN):
         stream = Saved(client.api.get_image(image.id, chunk_size=parts.BLOCK), image.layers)
         for member, file in stream.members():
