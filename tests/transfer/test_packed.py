@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 
@@ -12,6 +13,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.transfer import packed
+from launcher.zstd import zstd
 
 DIGEST = f"sha256:{'1' * 64}"
 SIZE = 20_000_000  # more than a thread takes at once: 8 MiB at level 3
@@ -47,6 +49,13 @@ def test_it_is_the_same_with_any_number_of_cores(
     assert len(found) == 1
 
 
+def without_size(content: bytes) -> bytes:
+    """A frame that doesn't tell how much is in it, as of a stream."""
+    packer = zstd.ZstdCompressor()
+    return packer.compress(content) + packer.flush()
+
+
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="there is no program zstd here")
 def test_zstd_itself_reads_it(content: bytes) -> None:
     """Its program, which says how many bytes the frame has, too."""
     stored = b"".join(packed.pack(blocks(content, 1 << 16), len(content)))
@@ -75,7 +84,7 @@ def test_memory_is_bounded_where_much_comes_of_little() -> None:
         lambda stored: stored + b"more",
         lambda stored: stored + stored,
         lambda stored: stored[:4] + bytes([stored[4] ^ 255]) + stored[5:],
-        lambda stored: subprocess.run(["zstd"], input=b"1", capture_output=True).stdout,  # no size
+        lambda stored: without_size(b"1"),
     ],
 )
 @pytest.mark.parametrize("length", [1, 5, 1 << 16])
