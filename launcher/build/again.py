@@ -349,7 +349,7 @@ class Comparison:
         if lost := missing - {*read}:
             raise BuildError(
                 f"{image.id}: its layer {min(lost)} can't be read from what the engine saves",
-                "Only layers in plain tar or gzip are compared by file.",
+                "Only layers in plain tar or packed by gzip, zstd, bzip2 or xz can be.",
             )
         return read
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import tarfile
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,9 +14,9 @@ from typing import IO, cast
 from launcher.errors import EngineError
 from launcher.transfer.parts import Stream
 from launcher.transfer.saved import Saved
+from launcher.unpack import Unreadable, unpacked
 
 BLOCK = 1 << 16
-GZIP = b"\x1f\x8b"
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 EXTENDED = "SCHILY.xattr."
@@ -67,8 +65,8 @@ def layers(
     """The layers in a stream of `docker save`, by diff ID, but for those that are `known`.
 
     diff_ids: the image's, lowest first. A known layer is passed over where the stream tells which
-    one it is before it comes; else it is read like the others. Compressed by gzip or not at all;
-    one that is compressed otherwise isn't among those returned.
+    one it is before it comes; else it is read like the others, packed or not. One that is packed as
+    Python can't read it isn't among those returned.
 
     Raises EngineError where the stream isn't a whole image.
     """
@@ -77,18 +75,20 @@ def layers(
         for member, content in Saved(chunks, diff_ids).members():
             if member.diff_id in known or content.peek(1)[:1] == b"{":
                 continue
-            with suppress(tarfile.ReadError):  # compressed as Python can't read it
+            with suppress(tarfile.ReadError):  # packed as Python can't read it
                 diff_id, layer = read(content)
                 found[diff_id] = layer
-    except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
+    except (tarfile.TarError, EOFError, Unreadable, ValueError) as error:
         raise EngineError(f"what the engine saves of the image can't be read: {error}") from error
     return found
 
 
 def read(file: io.BufferedReader) -> tuple[str, Layer]:
-    """The diff ID and the entries of a layer's tar. Raises tarfile.ReadError for anything else."""
-    plain = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == GZIP else file
-    hashed = _Hashed(cast(IO[bytes], plain))
+    """The diff ID and the entries of a layer's tar, which may be packed.
+
+    Raises tarfile.ReadError for anything else, Unreadable where what is packed is damaged.
+    """
+    hashed = _Hashed(unpacked(file))
     entries: list[tuple[str, Entry]] = []
     with tarfile.open(fileobj=cast(IO[bytes], hashed), mode="r|", bufsize=BLOCK) as tar:
         for member in tar:

@@ -16,8 +16,8 @@ from typing import IO
 from launcher.data import output, tables
 from launcher.data.faults import DataError, named
 from launcher.data.records import Block
-from launcher.data.unpack import Counted, Unreadable, packing, unpacked
 from launcher.errors import UsageError, nearest
+from launcher.unpack import Counted, Unreadable, packing, unpacked
 
 BLOCK = 1 << 21
 """Bytes of text that are read, carried and tokenized at a time; a record is never divided."""

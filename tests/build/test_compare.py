@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import copy
 import gzip
 import hashlib
 import io
 import json
+import lzma
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +23,7 @@ from launcher.build.compare import Place
 from launcher.build.layers import Entry, Layer, layers, read, unpack
 from launcher.errors import EngineError
 from launcher.transfer.saved import chain_ids, legacy_id
+from launcher.zstd import zstd
 
 FILE = Entry("file", 0o644, "0:0", 3, 0, sha256="a" * 64)
 FOLDER = Entry("folder", 0o755, "0:0", 0, 0)
@@ -116,17 +119,35 @@ def test_layers_of_both_formats_are_read_and_those_below_are_passed_over(form: s
     assert list(layers(chunks(stream), diff_ids, diff_ids[:2])) == diff_ids[2:]
 
 
-def test_layers_compressed_by_gzip_are_known_by_what_is_in_them() -> None:
+PACKINGS = {
+    "gzip": gzip.compress,
+    "zstd": zstd.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+}
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_packed_layers_are_known_by_what_is_in_them(packing: str) -> None:
     plain = tarred((member("opt/a"), b"a"))
-    found = layers(chunks(as_oci([gzip.compress(plain)], [sha256(plain)])), [sha256(plain)], [])
+    packed = PACKINGS[packing](plain)
+    found = layers(chunks(as_oci([packed], [sha256(plain)])), [sha256(plain)], [])
     assert list(found) == [sha256(plain)]
     assert [path for path, _ in found[sha256(plain)]] == ["/opt/a"]
 
 
-def test_a_layer_compressed_as_python_cannot_read_it_is_left_out() -> None:
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_packed_layer_that_is_damaged_is_told(packing: str) -> None:
+    packed = PACKINGS[packing](tarred((member("opt/a"), bytes(range(256)) * 20)))
+    stream = as_oci([packed[:-9]], [sha256(b"")])
+    with pytest.raises(EngineError, match="can't be read"):
+        layers(chunks(stream), [sha256(b"")], [])
+
+
+def test_a_layer_packed_as_python_cannot_read_it_is_left_out() -> None:
     plain = tarred((member("opt/a"), b"a"))
-    zstd = b"\x28\xb5\x2f\xfd" + NO_TAR
-    stream = as_oci([zstd, plain], [sha256(b""), sha256(plain)])
+    lz4 = b"\x04\x22\x4d\x18" + NO_TAR
+    stream = as_oci([lz4, plain], [sha256(b""), sha256(plain)])
     assert list(layers(chunks(stream), [sha256(b""), sha256(plain)], [])) == [sha256(plain)]
 
 

@@ -22,7 +22,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data import records, sources, tables, unpack
+from launcher import unpack
+from launcher.data import records, sources, tables
 from launcher.data.faults import DataError
 from launcher.data.sources import Reading
 from launcher.errors import UsageError

@@ -26,9 +26,9 @@ from launcher.data.records import Block
 from launcher.data.sources import Reading
 from launcher.data.tokenize import Done, Job
 from launcher.data.tokenizers import Chosen, Tokenizer
-from launcher.data.unpack import packing
 from launcher.errors import UsageError
 from launcher.settings import ROOT
+from launcher.unpack import packing
 from tests.data.conftest import documents
 
 END = 50256

@@ -101,14 +101,10 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             piece = self.file.read(len(buffer))
-        except (EOFError, zlib.error, lzma.LZMAError) as error:
+        except (EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError) as error:
             raise Unreadable(str(error)) from None
         except OSError as error:
             if error.errno is not None:
-                raise
-            raise Unreadable(str(error)) from None
-        except Exception as error:
-            if type(error).__name__ != "ZstdError":
                 raise
             raise Unreadable(str(error)) from None
         buffer[: len(piece)] = piece
