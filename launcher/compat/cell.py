@@ -10,7 +10,6 @@ import ctypes
 import json
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -94,7 +93,6 @@ def _probed(
 ) -> Mapping[str, Any]:
     from launcher.backends import backend
     from launcher.probe import facts, trials
-    from launcher.run.gpus import parse_gpus
 
     chosen = backend("docker")
     progress.begin("import")
@@ -104,21 +102,8 @@ def _probed(
     first = result.verdict(found, verdicts)
     if asked["train"] and first["verdict"] != "fails":
         progress.begin("train")
-        wanted = parse_gpus(asked["gpus"])
-        gpus = (chosen.count_gpus() or 0) if wanted.count is None else wanted.count
-        with tempfile.TemporaryDirectory(prefix="compat-") as folder:
-            at = trials.Place(
-                Path(folder),
-                image,
-                gpus,
-                processes=min(gpus or 2, 2),
-                seconds=asked["seconds"],
-                devices=wanted.devices,
-                fused=trials.fused(asked_of),
-            )
-            held = chosen.facts(image["name"])
-            for name in trials.TRIALS:
-                verdicts[name] = asdict(trials.attempt(name, at, held))
+        tried = trials.attempts(chosen, image, asked["gpus"], asked["seconds"], asked_of)
+        verdicts = {name: asdict(one) for name, one in tried.items()}
     return {**result.verdict(found, verdicts), "facts": found, "trials": verdicts}
 
 

@@ -8,17 +8,22 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import LauncherError
 from launcher.probe import quickstart_reload
 from launcher.probe.facts import Fact
-from launcher.run.gpus import Gpus
-from launcher.run.image import Facts
+from launcher.run.config import Image
+from launcher.run.gpus import Gpus, parse_gpus
+from launcher.run.image import Facts, reference
 from launcher.settings import ROOT
+
+if TYPE_CHECKING:
+    from launcher.backends import Backend
 
 QUICKSTART = "examples/run_simple_mcore_train_loop.py"
 SHOWN_LINES = 12
@@ -272,6 +277,37 @@ class Verdict:
 
 
 RUNS, WARNS, FAILS, SKIPPED = "runs", "runs with warnings", "fails", "skipped"
+
+
+def attempts(
+    chosen: Backend,
+    image: Mapping[str, str],
+    gpus: str,
+    seconds: float,
+    found: Mapping[str, Fact],
+    source: Path | None = None,
+) -> dict[str, Verdict]:
+    """Put an image to all trials, in a folder that is gone afterwards; what came of each, by name.
+
+    gpus: as `--gpus` takes them; seconds: for each run; found: the image's facts; source: as in
+    Place. Raises UsageError for other `gpus`.
+    """
+    held = chosen.facts(reference(Image(**image)))
+    wanted = parse_gpus(gpus)
+    count = (chosen.count_gpus() or 0) if wanted.count is None else wanted.count
+    with tempfile.TemporaryDirectory(prefix="probe-") as folder:
+        at = Place(
+            Path(folder),
+            image,
+            count,
+            processes=min(count or 2, 2),
+            seconds=seconds,
+            devices=wanted.devices,
+            backend=chosen.name,
+            source=source,
+            fused=fused(found),
+        )
+        return {name: attempt(name, at, held) for name in TRIALS}
 
 
 def attempt(name: str, at: Place, held: Facts | None) -> Verdict:

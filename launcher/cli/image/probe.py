@@ -12,7 +12,6 @@ from launcher.cli.compat import above_zero
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from launcher.backends import Backend
     from launcher.probe.facts import Fact
     from launcher.probe.trials import Verdict
 
@@ -39,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
     from launcher.backends import backend
     from launcher.errors import UsageError
     from launcher.matrix.load import find_row, load_matrix
-    from launcher.probe import facts, write
+    from launcher.probe import facts, trials, write
     from launcher.run.gpus import parse_gpus
     from launcher.settings import settings
 
@@ -58,7 +57,10 @@ def main(args: argparse.Namespace) -> int:
         image = {"name": row.base}
     chosen = backend(args.backend)
     found = facts.ask(chosen, image, args.gpus)
-    verdicts = {} if args.facts or args.base else _trials(args, chosen, image, found)
+    source = args.source and args.source.expanduser().resolve()
+    verdicts: dict[str, Verdict] = {}
+    if not (args.facts or args.base):
+        verdicts = trials.attempts(chosen, image, args.gpus, args.limit, found, source)
     print(_json(found, verdicts) if args.json else _table(found, verdicts))
     wrong = facts.differences(row, found) if row else []
     for line in wrong:
@@ -70,38 +72,6 @@ def main(args: argparse.Namespace) -> int:
         print(f"launcher: {path.name}: {_told(new)}", file=sys.stderr)
     failed = any(fact.error for fact in found.values())
     return 1 if wrong or failed or any(one.failed for one in verdicts.values()) else 0
-
-
-def _trials(
-    args: argparse.Namespace,
-    chosen: Backend,
-    image: Mapping[str, str],
-    found: Mapping[str, Fact],
-) -> dict[str, Verdict]:
-    """The trials that this image can be put to, each with what came of it."""
-    import tempfile
-
-    from launcher.probe import trials
-    from launcher.run.config import Image
-    from launcher.run.gpus import parse_gpus
-    from launcher.run.image import reference
-
-    held = chosen.facts(reference(Image(**image)))
-    wanted = parse_gpus(args.gpus)
-    gpus = (chosen.count_gpus() or 0) if wanted.count is None else wanted.count
-    with tempfile.TemporaryDirectory(prefix="probe-") as folder:
-        at = trials.Place(
-            Path(folder),
-            image,
-            gpus,
-            processes=min(gpus or 2, 2),
-            seconds=args.limit,
-            devices=wanted.devices,
-            backend=args.backend,
-            source=args.source and args.source.expanduser().resolve(),
-            fused=trials.fused(found),
-        )
-        return {name: trials.attempt(name, at, held) for name in trials.TRIALS}
 
 
 def _table(found: Mapping[str, Fact], verdicts: Mapping[str, Verdict]) -> str:
