@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 hypothesis_settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis_settings.register_profile("search", deadline=None)
 hypothesis_settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+# A shell's background jobs are deaf to SIGINT, and so would be all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT_OF_BUILDS = 6_000_000_000  # bytes of layer cache, for the next time
