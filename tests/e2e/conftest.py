@@ -23,9 +23,11 @@ def _tidied(request: pytest.FixtureRequest) -> Iterator[None]:
     Modules that run again inside an image have no engine there.
     """
     used = [item for item in request.session.items if item.path == request.path]
+    using = any("engine" in item.fixturenames for item in used if isinstance(item, pytest.Function))
+    engine = request.getfixturevalue("engine") if using else None
     yield
-    if any("engine" in item.fixturenames for item in used if isinstance(item, pytest.Function)):
-        tidy(request.getfixturevalue("engine"))
+    if engine is not None:
+        tidy(engine)
 
 
 @pytest.fixture
