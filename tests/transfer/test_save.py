@@ -196,9 +196,8 @@ def test_where_the_manifest_is_damaged_the_layers_make_room_and_are_written_agai
     engine, left = filled(), []
 
     def save_image(name: str, chunk_size: int) -> Any:
-        left.extend(
-            path for folder in ("blobs", "parts") for path in (tmp_path / folder).glob("*.*")
-        )
+        for folder in (layout.BLOBS, layout.PARTS):
+            left.extend((tmp_path / folder).iterdir())
         return engine.save(name, chunk_size)
 
     engine.api.get_image = save_image
