@@ -317,6 +317,7 @@ def keep_up(folder: Path, say: Say) -> None:
             place = _recorded(folder.resolve())
             assert place is not None
             print(f"export DOCKER_HOST={place.host}", flush=True)
-            signal.pause()
+            while True:  # a signal just before a longer wait would be acted on after it
+                time.sleep(1)
     except KeyboardInterrupt:
         return

@@ -8,11 +8,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from types import FrameType
 from typing import Protocol, TextIO
 
 from launcher.backends import Backend, Cause, Ended, Job, Lost
@@ -24,6 +30,7 @@ from launcher.run.live import LiveLine, terminal
 from launcher.run.plan import AFTER_GRACE
 from launcher.train import folders
 from launcher.train.folders import Checkpoint
+from launcher.train.signals import Ear
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KEPT_OUTPUT = 1 << 16
@@ -70,7 +77,7 @@ def supervise(
     one starts it again and removes it. A `guest` only looks on: a signal ends nothing but that.
     """
     stopper = Stopper()
-    with nullcontext() if guest else stopper.installed(), _screened(), ExitStack() as held:
+    with nullcontext() if guest else stopper.hearing(), _screened(), ExitStack() as held:
         job = stopper.take(job) if job else stopper.started(start, 0)
         mine = not guest and held.enter_context(owner.following(job.run))
         for attempt in count(attempt_of(job) + 1):
@@ -273,50 +280,43 @@ def _tell_ending(found: Ending, job: Job, *, seen: bool) -> Checkpoint | None:
 
 
 class Stopper:
-    """A signal handler: the first asks the run to end, the second ends it at once.
+    """Hears signals: the first asks the run to end, the second ends it at once.
 
-    The engine is asked from a thread, as the signal may interrupt another call to it, and so is
-    the user told, as it may interrupt a write.
+    The engine is asked from a thread of its own, and so is the user told, so that the second is
+    heard while an answer to the first is waited for.
     """
 
     def __init__(self) -> None:
         self.job: Job | None = None
         self.names = list[str]()
         self.unheard = False
+        self.lock = threading.Lock()
 
     @property
     def asked(self) -> int:
         """How often it was."""
         return len(self.names)
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM with this, also where this process was started deaf to them."""
-        previous = {signum: signal.signal(signum, self) for signum in SIGNALS}
-        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            for signum, handler in previous.items():
-                signal.signal(signum, handler)
+    def hearing(self) -> AbstractContextManager[Ear]:
+        """Hear SIGINT and SIGTERM."""
+        return closing(Ear(SIGNALS, self))
 
     def started(self, start: Starter, attempt: int) -> Job:
-        """The job of an attempt; a signal that came meanwhile is for that.
-
-        One that another thread was given, whose signals aren't held, has found no job to ask.
-        """
+        """The job of an attempt; a signal that came meanwhile is for that."""
         with _signals_held():
-            self.job = start(attempt)
-        if self.unheard:
-            self._ask(self.job)
-        return self.job
+            job = start(attempt)
+        with self.lock:
+            self.job = job
+            if self.unheard:
+                self._ask(job)
+        return job
 
     def take(self, job: Job) -> Job:
         """A job that goes on; it is asked again what an engine that was lost didn't hear."""
-        self.job = job
-        if self.asked:
-            self._ask(job)
+        with self.lock:
+            self.job = job
+            if self.asked:
+                self._ask(job)
         return job
 
     def wait(self, seconds: float) -> bool:
@@ -326,16 +326,17 @@ class Stopper:
             time.sleep(0.1)
         return bool(self.asked)
 
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        self.names.append(signal.Signals(signum).name)
-        self.unheard = self.job is None
-        if self.job:
-            self._ask(self.job)
+    def __call__(self, signum: int) -> None:
+        with self.lock:
+            self.names.append(signal.Signals(signum).name)
+            self.unheard = self.job is None
+            if self.job:
+                self._ask(self.job)
 
     def nobody_reads(self) -> None:
         """Ask the run to end as a signal does, where none did."""
         if not self.asked:
-            self(signal.SIGPIPE, None)
+            self(signal.SIGPIPE)
 
     def _ask(self, job: Job) -> None:
         owner.ask_to_stop(job.run)
@@ -403,7 +404,7 @@ def _in_thread(call: Callable[[], object]) -> threading.Thread:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Keep SIGINT and SIGTERM waiting."""
+    """Keep SIGINT and SIGTERM from what is started meanwhile, and waiting."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

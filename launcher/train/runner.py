@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher.train import devices, oom, rank, stacks, stall
+from launcher.train import devices, oom, rank, signals, stacks, stall
 from launcher.train.retention import Retention
 from launcher.train.words import SAYS, STOPPED
 
@@ -433,10 +433,11 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     """
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     faulthandler.register(stacks.SIGNAL)  # until there are ranks, it is the runner that is stuck
-    _install(events)
+    signals.Ear(SIGNALS, lambda signum: events.put(_event(signum)))
     if job.tie:
         threading.Thread(target=_read_to_the_end, args=(events,), daemon=True).start()
     import torch
+    from torch.distributed.elastic.multiprocessing import SignalException
 
     check_devices(job, torch.cuda.device_count())
     check_architectures(job)
@@ -445,9 +446,11 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     with tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:
         whole = job.nodes == 1
         collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
-        handlers = _start(job, environ, log_dir, collector.variables)
-        _install(events)  # starting ranks through torch installs handlers that raise
-        signal.signal(stacks.SIGNAL, lambda number, frame: events.put(Stalled()))
+        try:  # torch installs handlers that raise
+            handlers = _start(job, environ, log_dir, collector.variables)
+            signals.catch((*SIGNALS, stacks.SIGNAL))
+        except SignalException as asked:
+            return 128 + asked.sigval  # the ranks that it had started end with this process
         watch = Watch(job, handlers, events, collector)
         with _retention(job):
             code = watch.wait()
@@ -463,10 +466,8 @@ def _retention(job: Job) -> contextlib.AbstractContextManager[Any]:
     return Retention(job.checkpoints, job.keep, _say)
 
 
-def _install(events: queue.SimpleQueue[Event]) -> None:
-    for signum in SIGNALS:
-        signal.signal(signum, lambda number, frame: events.put(Stop(number)))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # whoever started this may be deaf to them
+def _event(signum: int) -> Event:
+    return Stalled() if signum == stacks.SIGNAL else Stop(signum)
 
 
 def _read_to_the_end(events: queue.SimpleQueue[Event]) -> None:

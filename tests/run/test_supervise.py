@@ -214,7 +214,7 @@ def signals(*steps: tuple[int, Callable[[], object]]) -> None:
 
 def ready() -> bool:
     """Whether the signals are handled by a supervisor."""
-    return isinstance(signal.getsignal(signal.SIGTERM), supervise.Stopper)
+    return signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
 
 LABELS = {

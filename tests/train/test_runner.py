@@ -239,6 +239,34 @@ def test_a_second_request_leaves_the_ranks_their_time(tmp_path: Path) -> None:
     assert ranks.output.count("saved") == 2
 
 
+ASKED_EARLY = """
+import functools, os, signal, sys, time
+from torch.distributed.elastic import multiprocessing
+from launcher.train import runner
+
+start = multiprocessing.start_processes
+
+@functools.wraps(start)
+def asked(**arguments):
+    context = start(**arguments)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return context
+
+multiprocessing.start_processes = asked
+runner.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.megatron
+def test_a_request_while_the_ranks_are_started_ends_them_and_is_no_crash(tmp_path: Path) -> None:
+    (tmp_path / "asked.py").write_text(ASKED_EARLY)
+    whole = runner_command(2, sleeper(tmp_path))
+    command = [sys.executable, str(tmp_path / "asked.py"), *whole[whole.index("--cpu") :]]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 143, done.stderr
+    assert "SignalException" not in done.stderr
+
+
 @pytest.mark.megatron
 def test_a_tied_run_stops_when_its_input_ends(tmp_path: Path) -> None:
     handler = "lambda *_: (print('saved', rank, flush=True), sys.exit(0))"
