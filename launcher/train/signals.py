@@ -12,7 +12,7 @@ END = 0
 """No signal has this number."""
 
 
-def catch(signums: Sequence[signal.Signals]) -> set[signal.Signals]:
+def catch(signums: Sequence[signal.Signals]) -> set[int | signal.Signals]:
     """Let the signals end nothing, also where this process was started deaf to them.
 
     The mask of blocked ones that was before.
