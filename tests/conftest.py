@@ -46,6 +46,14 @@ def site() -> Settings:
     return settings()
 
 
+@pytest.fixture
+def empty_site(tmp_path: Path) -> Settings:
+    """Settings with a cache of their own and no index beside the user's."""
+    return Settings(
+        tmp_path / "cache", ROOT / "matrix.yaml", "", "https://github.com/", tmp_path / "runs"
+    )
+
+
 @pytest.fixture(scope="session")
 def engine(site: Settings) -> Iterator[DockerClient]:
     """A real engine: the one that answers, else a private one. DOCKER_HOST points to it."""

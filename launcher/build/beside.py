@@ -6,7 +6,8 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,12 +76,41 @@ def check(documents: Documents, image: str, record: dict[str, Any]) -> None:
     `record` is the image's build.json, which has the sha256 of its wheel.
     """
     try:
+        _check(documents, image, record)
+    except ValueError as error:
+        raise _spoilt(documents.folder, str(error)) from error
+
+
+def accept(
+    found: Iterable[tuple[str, bytes]], image: str, record: dict[str, Any], site: Settings
+) -> tuple[str, ...]:
+    """Put beside an image, of documents that came with it, the first of each name that is about it.
+
+    Their names; `record` as for `check`.
+    """
+    accepted: dict[str, bytes] = {}
+    at = folder(image, site)
+    for name, content in found:
+        with suppress(ValueError):
+            document = _parsed(content)
+            of_name = {
+                PROVENANCE: Documents(at, document, None),
+                SBOM: Documents(at, None, document),
+            }
+            if name in of_name.keys() - accepted.keys():
+                _check(of_name[name], image, record)
+                accepted[name] = content
+    put(accepted, image, site)
+    return tuple(accepted)
+
+
+def _check(documents: Documents, image: str, record: dict[str, Any]) -> None:
+    """Raises ValueError where a document is about another image, or about none."""
+    try:
         _check_provenance(documents.provenance, image, record["wheel"]["sha256"])
         _check_sbom(documents.sbom, image)
     except (KeyError, TypeError) as error:
-        raise _spoilt(documents.folder, f"a document there lacks {error}") from error
-    except ValueError as error:
-        raise _spoilt(documents.folder, str(error)) from error
+        raise ValueError(f"a document there lacks {error}") from error
 
 
 def _check_provenance(statement: dict[str, Any] | None, image: str, wheel: str) -> None:
@@ -136,13 +166,21 @@ def _write(path: Path, content: bytes) -> None:
 def _read(path: Path) -> dict[str, Any] | None:
     """A document, or None where there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return _parsed(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise _spoilt(path, f"it is no JSON: {error}") from error
+        raise _spoilt(path, str(error)) from error
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    """Raises ValueError for what is no document."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is no JSON: {error}") from error
     if not isinstance(found, dict):
-        raise _spoilt(path, "it is no JSON object")
+        raise ValueError("it is no JSON object")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Asks an image's registry what a tag names just now, over HTTP, with the user's own credentials.
+"""Talks to an image's registry over HTTP, with the user's own credentials: what has a name there.
 
 What is asked and answered is the OCI distribution specification and, for the tokens, the
 authentication that Docker's registry documents.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from launcher.engine.pull import Fault, refusal, registry_of
 from launcher.errors import EngineError
@@ -35,6 +38,7 @@ MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
+BLOB = "application/octet-stream"
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 HERE = "this machine"
 CLIENT = "megatron-launchpad"
@@ -108,6 +112,36 @@ def resolve(reference: str, platform: str = PLATFORM) -> Resolved:
     Every digest is computed from the bytes that came, and compared with what they were asked by
     and with what the registry calls them. Raises EngineError.
     """
+    with talking(reference) as asked:
+        digest, document = asked.document("manifests", asked.where.target)
+        manifest = digest
+        if media_type(document) in INDEXES:
+            manifest = _of_platform(asked, document, platform)
+            _, document = asked.document("manifests", manifest)
+        if media_type(document) not in MANIFESTS:
+            raise asked.wrong(f"answers with {media_type(document) or 'something else'}")
+        config = asked.digest_in(document.get("config"))
+        _, settings = asked.document("blobs", config)
+        found = f"{settings.get('os')}/{settings.get('architecture')}"
+        if found != platform:
+            raise EngineError(f"{reference}: is for {found}, and not for {platform}")
+        return Resolved(digest, manifest, config)
+
+
+def _of_platform(asked: Conversation, index: dict[str, Any], platform: str) -> str:
+    """The digest of the platform's manifest in an index."""
+    names = []
+    for entry in index.get("manifests") or []:
+        of = entry.get("platform") or {}
+        names.append(f"{of.get('os')}/{of.get('architecture')}")
+        if names[-1] == platform:
+            return asked.digest_in(entry)
+    raise EngineError(f"{asked.where.text}: has no {platform}, only {', '.join(names)}")
+
+
+@contextmanager
+def talking(reference: str) -> Iterator[Conversation]:
+    """Talk to the registry of `reference`; what goes wrong on the way is told as EngineError."""
     import requests
 
     where = parse(reference)
@@ -115,86 +149,113 @@ def resolve(reference: str, platform: str = PLATFORM) -> Resolved:
         session.auth = _unchanged
         session.verify = _authority(where.registry)
         try:
-            return _Asking(where, session, platform).resolve()
+            yield Conversation(where, session)
         except requests.exceptions.SSLError as error:
             raise refusal(reference, Fault.CERTIFICATE, _innermost(error), HERE) from error
         except requests.exceptions.RequestException as error:
             raise refusal(reference, Fault.UNREACHABLE, _innermost(error), HERE) from error
 
 
-class _Asking:
-    """One reference's conversation with its registry."""
+class Conversation:
+    """What is asked of a registry, and told to it, about one reference's repository.
 
-    def __init__(self, where: Reference, session: Session, platform: str) -> None:
+    Each method raises EngineError for an answer that no registry should give, and for a refusal.
+    """
+
+    def __init__(self, where: Reference, session: Session) -> None:
         self.where = where
         self.session = session
-        self.platform = platform
 
-    def resolve(self) -> Resolved:
-        digest, document = self._manifest(self.where.target)
-        manifest = digest
-        if _media_type(document) in INDEXES:
-            manifest = self._of_platform(document)
-            _, document = self._manifest(manifest)
-        if _media_type(document) not in MANIFESTS:
-            raise self._wrong(f"answers with {_media_type(document) or 'something else'}")
-        config = self._digest_in(document.get("config"))
-        _, settings = self._fetch("blobs", config)
-        platform = f"{settings.get('os')}/{settings.get('architecture')}"
-        if platform != self.platform:
-            raise EngineError(f"{self.where.text}: is for {platform}, and not for {self.platform}")
-        return Resolved(digest, manifest, config)
+    def document(self, kind: str, target: str) -> tuple[str, dict[str, Any]]:
+        """The JSON object of a manifest or a blob (`kind`, in the plural), and its digest."""
+        answer = self.ask("GET", f"{kind}/{target}")
+        content = self._checked(answer, target)
+        return digest_of(content), self._parsed(answer, content)
 
-    def _manifest(self, target: str) -> tuple[str, dict[str, Any]]:
-        return self._fetch("manifests", target)
+    def content(self, kind: str, digest: str) -> bytes:
+        """The bytes of a manifest or a blob, LARGEST at most."""
+        return self._checked(self.ask("GET", f"{kind}/{digest}"), digest)
 
-    def _of_platform(self, index: dict[str, Any]) -> str:
-        """The digest of the platform's manifest in an index."""
-        names = []
-        for entry in index.get("manifests") or []:
-            platform = entry.get("platform") or {}
-            names.append(f"{platform.get('os')}/{platform.get('architecture')}")
-            if names[-1] == self.platform:
-                return self._digest_in(entry)
-        raise EngineError(f"{self.where.text}: has no {self.platform}, only {', '.join(names)}")
+    def listing(self, path: str) -> dict[str, Any] | None:
+        """The JSON object that the registry has just now at a path; None where it has nothing."""
+        answer = self.ask("GET", path, good=(200, 404))
+        return None if answer.status_code == 404 else self._parsed(answer, self._limited(answer))
 
-    def _digest_in(self, descriptor: Any) -> str:
-        digest = descriptor.get("digest") if isinstance(descriptor, dict) else None
-        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-            raise self._wrong(f"names no sha256 digest: {digest}")
+    def put_blob(self, content: bytes) -> str:
+        """Put a blob into the repository, where it has none of these bytes; its digest."""
+        digest = digest_of(content)
+        if self.ask("HEAD", f"blobs/{digest}", good=(200, 404)).status_code == 404:
+            begun = self.ask("POST", "blobs/uploads/", good=(202,))
+            there = urljoin(begun.url, begun.headers.get("Location", ""))
+            if urlsplit(there)[:2] != urlsplit(self.where.url)[:2]:
+                raise self.wrong(f"wants an upload to another place: {urlsplit(there).netloc}")
+            there += f"{'&' if urlsplit(there).query else '?'}digest={digest}"
+            self._request("PUT", there, good=(201,), data=content, headers=_typed(BLOB))
         return digest
 
-    def _fetch(self, kind: str, target: str) -> tuple[str, dict[str, Any]]:
-        """A manifest or a blob: the digest of its bytes, and the JSON object in them."""
-        answer = self._get(f"{self.where.url}/{kind}/{target}")
-        content = _content(answer)
-        if len(content) > LARGEST:
-            raise self._wrong(f"sends more than {LARGEST} bytes for {target}")
-        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    def put_manifest(self, content: bytes, of_type: str, target: str) -> Response:
+        """Put a manifest, by its digest or under a tag; the answer."""
+        headers = _typed(of_type)
+        return self.ask("PUT", f"manifests/{target}", good=(201,), data=content, headers=headers)
+
+    def ask(self, method: str, path: str, **more: Any) -> Response:
+        """An answer about the repository; `good` statuses are 200 unless told."""
+        return self._request(method, f"{self.where.url}/{path}", **more)
+
+    def _parsed(self, answer: Response, content: bytes) -> dict[str, Any]:
+        """The JSON object in an answer, with its media type."""
+        what = _last_part(answer.url)
+        try:
+            document = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise self.wrong(f"sends no JSON for {what}: {error}") from error
+        if not isinstance(document, dict):
+            raise self.wrong(f"sends no object for {what}")
+        return document | {"mediaType": document.get("mediaType") or _type_of(answer)}
+
+    def digest_in(self, descriptor: Any) -> str:
+        """The digest that a descriptor names."""
+        digest = descriptor.get("digest") if isinstance(descriptor, dict) else None
+        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+            raise self.wrong(f"names no sha256 digest: {digest}")
+        return digest
+
+    def _checked(self, answer: Response, target: str) -> bytes:
+        """What came; its digest is that by which it was asked for, and that it is called by."""
+        content = self._limited(answer)
+        digest = digest_of(content)
         called = answer.headers.get("Docker-Content-Digest", digest)
         for expected in {called, target if DIGEST.fullmatch(target) else digest}:
             if expected != digest:
-                raise self._wrong(
+                raise self.wrong(
                     f"sends other bytes than it says\n  said: {expected}\n  sent: {digest}"
                 )
-        try:
-            document = json.loads(content)
-        except ValueError as error:
-            raise self._wrong(f"sends no JSON for {target}: {error}") from error
-        if not isinstance(document, dict):
-            raise self._wrong(f"sends no object for {target}")
-        return digest, document | {"mediaType": document.get("mediaType") or _type_of(answer)}
+        return content
 
-    def _get(self, url: str) -> Response:
-        """An answer of 200; the registry is asked again with a token where it wants one."""
-        headers = {"Accept": ", ".join((*INDEXES, *MANIFESTS))}
-        get = partial(self.session.get, url, headers=headers, stream=True, timeout=ANSWER_WITHIN)
-        answer = get()
-        challenge = answer.headers.get("WWW-Authenticate", "")
-        if answer.status_code == 401 and "Authorization" not in self.session.headers:
+    def _limited(self, answer: Response) -> bytes:
+        content = _content(answer)
+        if len(content) > LARGEST:
+            raise self.wrong(f"sends more than {LARGEST} bytes for {_last_part(answer.url)}")
+        return content
+
+    def _request(
+        self,
+        method: str,
+        url: str,
+        *,
+        good: Collection[int] = (200,),
+        headers: Mapping[str, str] = MappingProxyType({}),
+        data: bytes | None = None,
+    ) -> Response:
+        """An answer; the registry is asked again with a token where it wants one, or another."""
+        headers = {"Accept": ", ".join((*INDEXES, *MANIFESTS)), **headers}
+        send = partial(self.session.request, method, url, headers=headers, data=data)
+        answer = send(stream=True, timeout=ANSWER_WITHIN)
+        if answer.status_code == 401:
+            challenge = answer.headers.get("WWW-Authenticate", "")
             self.session.headers["Authorization"] = self._authorization(challenge)
-            answer = get()
-        if answer.status_code != 200:
+            answer = send(stream=True, timeout=ANSWER_WITHIN)
+        if answer.status_code not in good:
             raise self._refused(answer)
         return answer
 
@@ -214,7 +275,7 @@ class _Asking:
     def _token(self, asked: dict[str, str], own: dict[str, str]) -> str:
         realm = urlsplit(asked.get("realm", ""))
         if realm.scheme != "https" and not (realm.scheme == "http" and is_loopback(realm.netloc)):
-            raise self._wrong(f"sends to {asked.get('realm')!r} for a token, which isn't HTTPS")
+            raise self.wrong(f"sends to {asked.get('realm')!r} for a token, which isn't HTTPS")
         url, fields = realm.geturl(), {key: asked[key] for key in _NAMED & asked.keys()}
         if "token" in own:
             grant = {"grant_type": "refresh_token", "client_id": CLIENT}
@@ -229,17 +290,17 @@ class _Asking:
             found = answer.json()
             token = found.get("token") or found["access_token"]
         except (ValueError, LookupError, AttributeError) as error:
-            raise self._wrong(f"{realm.netloc} gives no token") from error
+            raise self.wrong(f"{realm.netloc} gives no token") from error
         return str(token)
 
     def _refused(self, answer: Response) -> EngineError:
-        """The error for a status other than 200."""
+        """The error for a status that isn't good."""
         said = f"{answer.status_code} {answer.reason}"
         if message := re.search(rb'"message": ?"([^"]+)"', _content(answer)):
             said += f": {message[1].decode(errors='replace')}"
         return refusal(self.where.text, _STATUS.get(answer.status_code, Fault.OTHER), said)
 
-    def _wrong(self, what: str) -> EngineError:
+    def wrong(self, what: str) -> EngineError:
         """The error for an answer that no registry should give."""
         return EngineError(
             f"{self.where.text}: the registry {what}",
@@ -278,8 +339,23 @@ def _credentials(where: Reference) -> dict[str, str]:
     return {}
 
 
-def _media_type(document: dict[str, Any]) -> str:
+def digest_of(content: bytes) -> str:
+    """As registries name bytes."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def media_type(document: Mapping[str, Any]) -> str:
+    """The type that a manifest says it is of."""
     return str(document.get("mediaType") or "")
+
+
+def _last_part(url: str) -> str:
+    """The tag or digest that was asked for."""
+    return urlsplit(url).path.rpartition("/")[2]
+
+
+def _typed(of_type: str) -> dict[str, str]:
+    return {"Content-Type": of_type}
 
 
 def _content(answer: Response) -> bytes:

@@ -7,6 +7,7 @@ bytes, and a site's mirrors don't show in it. What can't be reached keeps its ol
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -130,8 +131,11 @@ def dump(locked: Lock) -> str:
 
 
 def write(locked: Lock, path: Path) -> None:
-    """Write matrix.lock; whoever reads it meanwhile, or after a kill, finds all of one lock."""
-    beside = path.with_name(f"{path.name}.new")
+    """Write matrix.lock; whoever reads it meanwhile, or after a kill, finds all of one lock.
+
+    So it is where two write at once: the last one's lock stays.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(dump(locked), encoding="utf-8")
     beside.replace(path)
 

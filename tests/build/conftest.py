@@ -7,17 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.settings import ROOT, Settings
-
 INFO = "MAJOR = 0\nMINOR = {minor}\nPATCH = {patch}\nPRE_RELEASE = ''\n"
-
-
-@pytest.fixture
-def empty_site(tmp_path: Path) -> Settings:
-    """Settings with a cache of their own and no index beside the user's."""
-    return Settings(
-        tmp_path / "cache", ROOT / "matrix.yaml", "", "https://github.com/", tmp_path / "runs"
-    )
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from launcher.engine.acquire import Bases
     from tests.conftest import CpuImages
+    from tests.registry import Registry
 
 pytestmark = pytest.mark.engine
 
@@ -73,6 +74,25 @@ def test_an_image_is_documented_and_inspect_reads_it_back(
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     listed = {one["purl"] for one in found["sbom"]["components"]}
     assert {"pkg:pypi/torch@2.13.0%2Bcpu", "pkg:pypi/megatron-core@0.16.1"} <= listed
+
+
+def test_its_documents_come_with_an_image_from_a_registry(
+    engine: DockerClient, registry: Registry, cpu_images: CpuImages, tmp_path: Path
+) -> None:
+    name = cpu_images.build()
+    where = ["--registry", registry.address]
+    pushed = launcher("image", "push", name, *where)
+    assert pushed.returncode == 0, pushed.stderr
+    assert "with provenance.json, sbom.cdx.json" in pushed.stderr
+    pulled = launcher("image", "pull", name, *where, LAUNCHER_CACHE=str(tmp_path))
+    assert pulled.returncode == 0, pulled.stderr
+    for line in pushed.stdout.splitlines():
+        engine.images.remove(line.split()[0])
+    here, there = inspected(name), inspected(name, LAUNCHER_CACHE=str(tmp_path))
+    assert there.pop("folder") != here.pop("folder")
+    assert there == here
+    assert there["provenance"]
+    assert there["sbom"]
 
 
 def test_the_lists_hold_exactly_what_was_installed(

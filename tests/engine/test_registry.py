@@ -3,149 +3,19 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from launcher.engine import registry
-from launcher.engine.registry import PLATFORM, Resolved, parse, resolve
+from launcher.engine.registry import PLATFORM, parse, resolve
 from launcher.errors import EngineError
+from tests import fake_registry
+from tests.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake, digest_of
 
-OCI_INDEX, LIST = registry.INDEXES
-OCI_MANIFEST, MANIFEST = registry.MANIFESTS
-
-
-def digest_of(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
-@dataclass
-class Fake:
-    """A registry that serves what it is given.
-
-    files: by path below /v2/; types: of those; token: what it wants to be shown, "" for nothing;
-    status: of every answer, 0 for the right one; challenge: of a 401; seen: what it was asked
-    """
-
-    files: dict[str, bytes] = field(default_factory=dict)
-    types: dict[str, str] = field(default_factory=dict)
-    token: str = ""
-    status: int = 0
-    challenge: str = ""
-    called: str = ""
-    address: str = ""
-    seen: list[tuple[str, str, str]] = field(default_factory=list)
-
-    def add(self, kind: str, content: bytes, *names: str, of_type: str = "") -> str:
-        """Serve a manifest or a blob under its digest and under `names`."""
-        for name in (digest_of(content), *names):
-            self.files[f"team/base/{kind}/{name}"] = content
-            self.types[f"team/base/{kind}/{name}"] = of_type
-        return digest_of(content)
-
-    def image(self, *tags: str, of_type: str = MANIFEST, arch: str = "amd64") -> Resolved:
-        """Serve an image for one platform."""
-        settings = json.dumps({"os": "linux", "architecture": arch, "n": len(self.files)})
-        config = self.add("blobs", settings.encode())
-        manifest = {"schemaVersion": 2, "config": {"digest": config}}
-        if of_type == MANIFEST:
-            manifest["mediaType"] = of_type
-        digest = self.add("manifests", json.dumps(manifest).encode(), *tags, of_type=of_type)
-        return Resolved(digest, digest, config)
-
-    def index(self, *tags: str, of_type: str = OCI_INDEX, archs: tuple[str, ...]) -> Resolved:
-        """Serve an index of images; what it names for amd64."""
-        images = {arch: self.image(arch=arch) for arch in archs}
-        entries = [
-            {"digest": one.manifest, "platform": {"os": "linux", "architecture": arch}}
-            for arch, one in images.items()
-        ]
-        attested = {"digest": "sha256:" + "0" * 64, "platform": {"os": "unknown"}}
-        index = {"mediaType": of_type, "manifests": [attested, *entries]}
-        digest = self.add("manifests", json.dumps(index).encode(), *tags, of_type=of_type)
-        one = images.get("amd64", Resolved("", "", ""))
-        return Resolved(digest, one.manifest, one.config)
-
-    @property
-    def reference(self) -> str:
-        return f"{self.address}/team/base"
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Answers for the Fake that its server has."""
-
-    def do_GET(self) -> None:
-        """A token, a manifest or a blob."""
-        fake: Fake = self.server.fake  # type: ignore[attr-defined]
-        shown = self.headers.get("Authorization", "")
-        fake.seen.append((self.command, self.path, shown))
-        path = urlsplit(self.path).path
-        if path == "/token":
-            return self.answer(200, json.dumps({"token": fake.token}).encode())
-        if fake.token and shown != f"Bearer {fake.token}":
-            return self.answer(401, b"{}", {"WWW-Authenticate": fake.challenge})
-        content = fake.files.get(path.removeprefix("/v2/"))
-        if fake.status or content is None:
-            said = b'{"errors":[{"code":"X","message":"no such thing"}]}'
-            return self.answer(fake.status or 404, said)
-        called = fake.called or digest_of(content)
-        kind = fake.types.get(path.removeprefix("/v2/"), "")
-        return self.answer(200, content, {"Docker-Content-Digest": called, "Content-Type": kind})
-
-    def do_POST(self) -> None:
-        """A token for another token."""
-        fake: Fake = self.server.fake  # type: ignore[attr-defined]
-        form = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        fake.seen.append((self.command, f"{self.path}?{form}", ""))
-        self.answer(200, json.dumps({"access_token": fake.token}).encode())
-
-    def answer(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
-        """Send it."""
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing is printed."""
-
-
-@contextmanager
-def serving(fake: Fake) -> Iterator[Fake]:
-    """Serve `fake` on loopback."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.fake = fake  # type: ignore[attr-defined]
-    fake.address = f"127.0.0.1:{server.server_address[1]}"
-    fake.challenge = (
-        f'Bearer realm="http://{fake.address}/token",service="registry",scope="repo:x:pull"'
-    )
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield fake
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    """A registry with nothing in it, and a user with no credentials."""
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with serving(Fake()) as served:
-        yield served
+fake = fake_registry.fake
 
 
 def log_in(folder: Path, registry: str, entry: dict[str, str]) -> None:

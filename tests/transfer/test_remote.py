@@ -183,6 +183,7 @@ def test_a_locked_image_comes_from_its_mirror_or_from_the_registry_that_is_named
     )
     monkeypatch.setattr("launcher.engine.connect.connect", lambda timeout: None)
     monkeypatch.setattr(remote, "pull", pull)
+    monkeypatch.setattr("launcher.transfer.referrers.pull", lambda *arguments: None)
     monkeypatch.setenv("LAUNCHER_IMAGE_MIRRORS", "nvcr.io=mirror.example/nvcr")
     pull_command.main(Namespace(image=name, registry=prefix, digest=None))
     mirror = "mirror.example/nvcr/nvidia/pytorch"

@@ -23,7 +23,7 @@ def main(args: argparse.Namespace) -> int:
     from launcher.matrix.load import load_lock, load_matrix
     from launcher.progress import Progress
     from launcher.settings import settings
-    from launcher.transfer import images, remote
+    from launcher.transfer import images, referrers, remote
 
     site = settings()
     matrix, lock = load_matrix(), load_lock(site.matrix.with_suffix(".lock"))
@@ -37,6 +37,8 @@ def main(args: argparse.Namespace) -> int:
         if published and name in matrix.moving:  # wherever its publisher has put the tag by now
             there = f"{remote.split(there)[0]}@{locked.digest}"
     client = connect(timeout=3600)
-    pulled = remote.pull(client, there, Progress(), expected, None if "@" in name else name)
+    progress = Progress()
+    pulled = remote.pull(client, there, progress, expected, None if "@" in name else name)
+    referrers.pull(client, pulled, site, progress)
     print(f"{name} {pulled.id.removeprefix('sha256:')[:12]} pulled, {pulled.digest}")
     return 0

@@ -16,17 +16,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Push all names that the image has; one line for each on stdout."""
+    from launcher.build import beside
     from launcher.engine.connect import connect
     from launcher.matrix.load import load_matrix
     from launcher.progress import Progress
-    from launcher.transfer import images, remote
+    from launcher.settings import settings
+    from launcher.transfer import images, referrers, remote
 
     name = images.reference(args.image, load_matrix().rows)
     remote.remote_name(name, args.registry)
     client = connect(timeout=3600)
     image = images.find(client, name)
+    documents, progress = beside.texts(image.id, settings()), Progress()
     for one in image.names or (name,):
         there = remote.remote_name(one, args.registry)
-        pushed = remote.push(client, image.id, there, Progress())
+        pushed = remote.push(client, image.id, there, progress)
+        referrers.push(pushed, documents, progress)
         print(f"{pushed.name} {pushed.digest}", flush=True)
     return 0

@@ -1,0 +1,203 @@
+"""A registry in this process, which answers as it is told to, wrongly as well."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from launcher.engine import registry
+from launcher.engine.registry import Resolved, digest_of
+
+OCI_INDEX, LIST = registry.INDEXES
+OCI_MANIFEST, MANIFEST = registry.MANIFESTS
+
+
+@dataclass
+class Fake:
+    """A registry that serves what it is given.
+
+    files: by path below /v2/; types: of those; token: what it wants to be shown, "" for nothing;
+    status: of every answer, 0 for the right one; challenge: of a 401; seen: what it was asked
+    lists: by its subject what refers to a manifest; uploads: where it takes blobs
+    """
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    token: str = ""
+    status: int = 0
+    challenge: str = ""
+    called: str = ""
+    address: str = ""
+    seen: list[tuple[str, str, str]] = field(default_factory=list)
+    lists: bool = False
+    uploads: str = "/uploads/1?state=x"
+
+    def add(self, kind: str, content: bytes, *names: str, of_type: str = "") -> str:
+        """Serve a manifest or a blob under its digest and under `names`."""
+        for name in (digest_of(content), *names):
+            self.files[f"team/base/{kind}/{name}"] = content
+            self.types[f"team/base/{kind}/{name}"] = of_type
+        return digest_of(content)
+
+    def image(self, *tags: str, of_type: str = MANIFEST, arch: str = "amd64") -> Resolved:
+        """Serve an image for one platform."""
+        settings = json.dumps({"os": "linux", "architecture": arch, "n": len(self.files)})
+        config = self.add("blobs", settings.encode())
+        manifest = {"schemaVersion": 2, "config": {"digest": config}}
+        if of_type == MANIFEST:
+            manifest["mediaType"] = of_type
+        digest = self.add("manifests", json.dumps(manifest).encode(), *tags, of_type=of_type)
+        return Resolved(digest, digest, config)
+
+    def index(self, *tags: str, of_type: str = OCI_INDEX, archs: tuple[str, ...]) -> Resolved:
+        """Serve an index of images; what it names for amd64."""
+        images = {arch: self.image(arch=arch) for arch in archs}
+        entries = [
+            {"digest": one.manifest, "platform": {"os": "linux", "architecture": arch}}
+            for arch, one in images.items()
+        ]
+        attested = {"digest": "sha256:" + "0" * 64, "platform": {"os": "unknown"}}
+        index = {"mediaType": of_type, "manifests": [attested, *entries]}
+        digest = self.add("manifests", json.dumps(index).encode(), *tags, of_type=of_type)
+        one = images.get("amd64", Resolved("", "", ""))
+        return Resolved(digest, one.manifest, one.config)
+
+    def referrers(self, digest: str) -> bytes:
+        """The index of the manifests with this subject, as the registry itself lists them."""
+        listed = []
+        for name, content in self.files.items():
+            if self.types[name] == OCI_MANIFEST and name.endswith(digest_of(content)):
+                manifest = json.loads(content)
+                if manifest.get("subject", {}).get("digest") == digest:
+                    said = {key: manifest[key] for key in ("artifactType", "annotations")}
+                    listed.append({"digest": digest_of(content), "size": len(content), **said})
+        return json.dumps({"mediaType": OCI_INDEX, "manifests": listed}).encode()
+
+    @property
+    def reference(self) -> str:
+        return f"{self.address}/team/base"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers for the Fake that its server has."""
+
+    @property
+    def fake(self) -> Fake:
+        """That one."""
+        found: Fake = self.server.fake  # type: ignore[attr-defined]
+        return found
+
+    def do_GET(self) -> None:
+        """A token, a manifest, a blob, or what refers to a manifest."""
+        if urlsplit(self.path).path == "/token":
+            self.note()
+            return self.answer(200, json.dumps({"token": self.fake.token}).encode())
+        if not self.is_let_in():
+            return None
+        name = urlsplit(self.path).path.removeprefix("/v2/")
+        content = self.fake.files.get(name)
+        if self.fake.lists and "/referrers/" in name and not self.fake.status:
+            return self.answer(200, self.fake.referrers(name.rpartition("/")[2]))
+        if self.fake.status or content is None:
+            said = b'{"errors":[{"code":"X","message":"no such thing"}]}'
+            return self.answer(self.fake.status or 404, said)
+        called = self.fake.called or digest_of(content)
+        kind = self.fake.types.get(name, "")
+        return self.answer(200, content, {"Docker-Content-Digest": called, "Content-Type": kind})
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        """A token for another token, or the place for an upload."""
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        if urlsplit(self.path).path == "/token":
+            self.note(f"?{content.decode()}")
+            return self.answer(200, json.dumps({"access_token": self.fake.token}).encode())
+        if self.is_let_in():
+            self.answer(202, b"", {"Location": self.fake.uploads})
+        return None
+
+    def do_PUT(self) -> None:
+        """Take a blob or a manifest."""
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        if not self.is_let_in():
+            return None
+        if self.fake.status:
+            return self.answer(self.fake.status, b"{}")
+        asked = urlsplit(self.path)
+        if asked.path == urlsplit(self.fake.uploads).path:
+            self.fake.add("blobs", content)
+            assert parse_qs(asked.query)["digest"] == [digest_of(content)]
+            return self.answer(201, b"")
+        self.fake.add(
+            "manifests",
+            content,
+            asked.path.rpartition("/")[2],
+            of_type=self.headers["Content-Type"],
+        )
+        subject = json.loads(content).get("subject")
+        listed = self.fake.lists and subject is not None
+        return self.answer(201, b"", {"OCI-Subject": subject["digest"]} if listed else {})
+
+    def note(self, more: str = "") -> None:
+        """What was asked."""
+        shown = self.headers.get("Authorization", "")
+        self.fake.seen.append((self.command, self.path + more, shown))
+
+    def is_let_in(self) -> bool:
+        """Whether the token is shown; else that it is wanted has been answered."""
+        self.note()
+        shown = self.headers.get("Authorization", "")
+        if not self.fake.token or shown == f"Bearer {self.fake.token}":
+            return True
+        self.answer(401, b"{}", {"WWW-Authenticate": self.fake.challenge})
+        return False
+
+    def answer(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
+        """Send it."""
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is printed."""
+
+
+@contextmanager
+def serving(fake: Fake) -> Iterator[Fake]:
+    """Serve `fake` on loopback."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.fake = fake  # type: ignore[attr-defined]
+    fake.address = f"127.0.0.1:{server.server_address[1]}"
+    fake.challenge = (
+        f'Bearer realm="http://{fake.address}/token",service="registry",scope="repo:x:pull"'
+    )
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield fake
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    """A registry with nothing in it, and a user with no credentials."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with serving(Fake()) as served:
+        yield served
