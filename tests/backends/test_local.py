@@ -188,7 +188,8 @@ def stop(signum, frame):
     sys.exit(7)
 signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
-time.sleep(600)
+while True:  # a signal just before one long sleep would be acted on after it
+    time.sleep(0.05)
 """
 DEAF = """\
 import signal, time

@@ -29,7 +29,8 @@ import pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 pathlib.Path("mine").touch()
 print("ready", flush=True)
-time.sleep(600)
+while True:  # a signal just before one long sleep would be acted on after it
+    time.sleep(0.05)
 """
 
 

@@ -156,7 +156,8 @@ if rank == "1":
 for signum in (signal.SIGTERM, signal.SIGINT):
     signal.signal(signum, {handler})
 print("ready", rank, flush=True)
-time.sleep(60)
+while True:  # a signal just before one long sleep would be acted on after it
+    time.sleep(0.05)
 """
 
 
