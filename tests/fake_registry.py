@@ -28,6 +28,7 @@ class Fake:
     files: by path below /v2/; types: of those; token: what it wants to be shown, "" for nothing;
     status: of every answer, 0 for the right one; challenge: of a 401; seen: what it was asked
     lists: by its subject what refers to a manifest; uploads: where it takes blobs
+    takes: anything at all; push_token: what it wants to be shown for that
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -40,6 +41,8 @@ class Fake:
     seen: list[tuple[str, str, str]] = field(default_factory=list)
     lists: bool = False
     uploads: str = "/uploads/1?state=x"
+    takes: bool = True
+    push_token: str = ""
 
     def add(self, kind: str, content: bytes, *names: str, of_type: str = "") -> str:
         """Serve a manifest or a blob under its digest and under `names`."""
@@ -100,13 +103,16 @@ class Handler(BaseHTTPRequestHandler):
         """A token, a manifest, a blob, or what refers to a manifest."""
         if urlsplit(self.path).path == "/token":
             self.note()
-            return self.answer(200, json.dumps({"token": self.fake.token}).encode())
+            for_push = "push" in parse_qs(urlsplit(self.path).query)["scope"][0]
+            token = self.fake.push_token if for_push else self.fake.token
+            return self.answer(200, json.dumps({"token": token}).encode())
         if not self.is_let_in():
             return None
         name = urlsplit(self.path).path.removeprefix("/v2/")
         content = self.fake.files.get(name)
         if self.fake.lists and "/referrers/" in name and not self.fake.status:
-            return self.answer(200, self.fake.referrers(name.rpartition("/")[2]))
+            listed = self.fake.referrers(name.rpartition("/")[2])
+            return self.answer(200, listed, {"Content-Type": OCI_INDEX})
         if self.fake.status or content is None:
             said = b'{"errors":[{"code":"X","message":"no such thing"}]}'
             return self.answer(self.fake.status or 404, said)
@@ -131,8 +137,8 @@ class Handler(BaseHTTPRequestHandler):
         content = self.rfile.read(int(self.headers["Content-Length"]))
         if not self.is_let_in():
             return None
-        if self.fake.status:
-            return self.answer(self.fake.status, b"{}")
+        if not self.fake.takes:
+            return self.answer(403, b"{}")
         asked = urlsplit(self.path)
         if asked.path == urlsplit(self.fake.uploads).path:
             self.fake.add("blobs", content)
@@ -156,10 +162,13 @@ class Handler(BaseHTTPRequestHandler):
     def is_let_in(self) -> bool:
         """Whether the token is shown; else that it is wanted has been answered."""
         self.note()
-        shown = self.headers.get("Authorization", "")
-        if not self.fake.token or shown == f"Bearer {self.fake.token}":
+        shown, challenge = self.headers.get("Authorization", ""), self.fake.challenge
+        wanted = {self.fake.token, self.fake.push_token}
+        if self.command in ("POST", "PUT") and self.fake.push_token:
+            wanted, challenge = {self.fake.push_token}, challenge.replace("pull", "pull,push")
+        if not self.fake.token or shown.removeprefix("Bearer ") in wanted - {""}:
             return True
-        self.answer(401, b"{}", {"WWW-Authenticate": self.fake.challenge})
+        self.answer(401, b"{}", {"WWW-Authenticate": challenge})
         return False
 
     def answer(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:

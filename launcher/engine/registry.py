@@ -39,6 +39,9 @@ MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 BLOB = "application/octet-stream"
+TAKEN = (201, 202)
+"""The statuses of an answer to what was put: by the specification, and by some older registry."""
+
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 HERE = "this machine"
 CLIENT = "megatron-launchpad"
@@ -71,6 +74,16 @@ class Reference:
         """The repository's address. Plain HTTP is for loopback alone, as engines have it."""
         host = HUB_HOST if self.registry == HUB else self.registry
         return f"{'http' if is_loopback(host) else 'https'}://{host}/v2/{self.repository}"
+
+
+@dataclass(frozen=True)
+class Document:
+    """A JSON object that came: the digest and size of its bytes, its media type, and itself."""
+
+    digest: str
+    size: int
+    media_type: str
+    value: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -113,22 +126,21 @@ def resolve(reference: str, platform: str = PLATFORM) -> Resolved:
     and with what the registry calls them. Raises EngineError.
     """
     with talking(reference) as asked:
-        digest, document = asked.document("manifests", asked.where.target)
-        manifest = digest
-        if media_type(document) in INDEXES:
-            manifest = _of_platform(asked, document, platform)
-            _, document = asked.document("manifests", manifest)
-        if media_type(document) not in MANIFESTS:
-            raise asked.wrong(f"answers with {media_type(document) or 'something else'}")
-        config = asked.digest_in(document.get("config"))
-        _, settings = asked.document("blobs", config)
+        named = manifest = asked.document("manifests", asked.where.target)
+        if named.media_type in INDEXES:
+            entry = _of_platform(asked, named.value, platform)
+            manifest = asked.document("manifests", entry)
+        if manifest.media_type not in MANIFESTS:
+            raise asked.wrong(f"answers with {manifest.media_type or 'something else'}")
+        config = asked.digest_in(manifest.value.get("config"))
+        settings = asked.document("blobs", config).value
         found = f"{settings.get('os')}/{settings.get('architecture')}"
         if found != platform:
             raise EngineError(f"{reference}: is for {found}, and not for {platform}")
-        return Resolved(digest, manifest, config)
+        return Resolved(named.digest, manifest.digest, config)
 
 
-def _of_platform(asked: Conversation, index: dict[str, Any], platform: str) -> str:
+def _of_platform(asked: Conversation, index: Mapping[str, Any], platform: str) -> str:
     """The digest of the platform's manifest in an index."""
     names = []
     for entry in index.get("manifests") or []:
@@ -166,44 +178,57 @@ class Conversation:
         self.where = where
         self.session = session
 
-    def document(self, kind: str, target: str) -> tuple[str, dict[str, Any]]:
-        """The JSON object of a manifest or a blob (`kind`, in the plural), and its digest."""
-        answer = self.ask("GET", f"{kind}/{target}")
-        content = self._checked(answer, target)
-        return digest_of(content), self._parsed(answer, content)
+    def document(self, kind: str, target: str) -> Document:
+        """The JSON object of a manifest or a blob (`kind`, in the plural)."""
+        answer = self._ask("GET", f"{kind}/{target}")
+        return self._parsed(answer, self._checked(answer, target))
 
-    def content(self, kind: str, digest: str) -> bytes:
-        """The bytes of a manifest or a blob, LARGEST at most."""
-        return self._checked(self.ask("GET", f"{kind}/{digest}"), digest)
+    def blob(self, digest: str) -> bytes:
+        """The bytes of a blob, LARGEST at most."""
+        return self._checked(self._ask("GET", f"blobs/{digest}"), digest)
 
-    def listing(self, path: str) -> dict[str, Any] | None:
-        """The JSON object that the registry has just now at a path; None where it has nothing."""
-        answer = self.ask("GET", path, good=(200, 404))
-        return None if answer.status_code == 404 else self._parsed(answer, self._limited(answer))
+    def index(self, path: str) -> dict[str, Any] | None:
+        """The index that the registry has just now at a path, or None where it has nothing."""
+        answer = self._ask("GET", path, good=(200, 404))
+        if answer.status_code == 404:
+            return None
+        found = self._parsed(answer, self._limited(answer))
+        if found.media_type not in INDEXES or not isinstance(found.value.get("manifests"), list):
+            raise self.wrong(f"has no index at {path}")
+        return dict(found.value)
 
     def put_blob(self, content: bytes) -> str:
         """Put a blob into the repository, where it has none of these bytes; its digest."""
         digest = digest_of(content)
-        if self.ask("HEAD", f"blobs/{digest}", good=(200, 404)).status_code == 404:
-            begun = self.ask("POST", "blobs/uploads/", good=(202,))
-            there = urljoin(begun.url, begun.headers.get("Location", ""))
-            if urlsplit(there)[:2] != urlsplit(self.where.url)[:2]:
-                raise self.wrong(f"wants an upload to another place: {urlsplit(there).netloc}")
+        if self._ask("HEAD", f"blobs/{digest}", good=range(200, 500)).status_code != 200:
+            begun = self._ask("POST", "blobs/uploads/", good=(202,))
+            there = self._upload(begun.url, begun.headers.get("Location", ""))
             there += f"{'&' if urlsplit(there).query else '?'}digest={digest}"
-            self._request("PUT", there, good=(201,), data=content, headers=_typed(BLOB))
+            self._request("PUT", there, good=TAKEN, data=content, headers=_typed(BLOB))
         return digest
 
     def put_manifest(self, content: bytes, of_type: str, target: str) -> Response:
         """Put a manifest, by its digest or under a tag; the answer."""
         headers = _typed(of_type)
-        return self.ask("PUT", f"manifests/{target}", good=(201,), data=content, headers=headers)
+        return self._ask("PUT", f"manifests/{target}", good=TAKEN, data=content, headers=headers)
 
-    def ask(self, method: str, path: str, **more: Any) -> Response:
+    def _upload(self, asked: str, location: str) -> str:
+        """Where the registry wants an upload: what it is let in by is for itself alone."""
+        try:
+            there = urljoin(asked, location)
+            same = urlsplit(there)[:2] == urlsplit(self.where.url)[:2]
+        except ValueError as error:
+            raise self.wrong(f"wants an upload to {location!r}: {error}") from error
+        if not same:
+            raise self.wrong(f"wants an upload to another place: {there.partition('?')[0]}")
+        return there
+
+    def _ask(self, method: str, path: str, **more: Any) -> Response:
         """An answer about the repository; `good` statuses are 200 unless told."""
         return self._request(method, f"{self.where.url}/{path}", **more)
 
-    def _parsed(self, answer: Response, content: bytes) -> dict[str, Any]:
-        """The JSON object in an answer, with its media type."""
+    def _parsed(self, answer: Response, content: bytes) -> Document:
+        """The JSON object in an answer."""
         what = _last_part(answer.url)
         try:
             document = json.loads(content)
@@ -211,7 +236,8 @@ class Conversation:
             raise self.wrong(f"sends no JSON for {what}: {error}") from error
         if not isinstance(document, dict):
             raise self.wrong(f"sends no object for {what}")
-        return document | {"mediaType": document.get("mediaType") or _type_of(answer)}
+        of_type = str(document.get("mediaType") or "") or _type_of(answer)
+        return Document(digest_of(content), len(content), of_type, document)
 
     def digest_in(self, descriptor: Any) -> str:
         """The digest that a descriptor names."""
@@ -253,6 +279,7 @@ class Conversation:
         answer = send(stream=True, timeout=ANSWER_WITHIN)
         if answer.status_code == 401:
             challenge = answer.headers.get("WWW-Authenticate", "")
+            self.session.headers.pop("Authorization", None)  # not for who gives the next one
             self.session.headers["Authorization"] = self._authorization(challenge)
             answer = send(stream=True, timeout=ANSWER_WITHIN)
         if answer.status_code not in good:
@@ -342,11 +369,6 @@ def _credentials(where: Reference) -> dict[str, str]:
 def digest_of(content: bytes) -> str:
     """As registries name bytes."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
-def media_type(document: Mapping[str, Any]) -> str:
-    """The type that a manifest says it is of."""
-    return str(document.get("mediaType") or "")
 
 
 def _last_part(url: str) -> str:

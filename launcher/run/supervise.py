@@ -37,6 +37,7 @@ KEPT_OUTPUT = 1 << 16
 RECONNECT_SECONDS = 120.0
 RETRY_SECONDS = 0.5
 REMIND_SECONDS = 30.0
+HEARD_SECONDS = 0.5
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 
 Starter = Callable[[int], Job]
@@ -83,7 +84,7 @@ def supervise(
         for attempt in count(attempt_of(job) + 1):
             with listening(job) if mine else nobody(job) as listeners:
                 found = _to_its_end(chosen, job, stopper, mine=mine, listeners=listeners)
-            stopper.job = None
+            stopper.let_go()
             saved = _tell_ending(found, job, seen=chosen.shares_files)
             if mine:
                 history.add(job.run, attempt - 1, found, stopper.names, saved)
@@ -319,6 +320,11 @@ class Stopper:
                 self._ask(job)
         return job
 
+    def let_go(self) -> None:
+        """The job has ended; the next one is for what comes now."""
+        with self.lock:
+            self.job = None
+
     def wait(self, seconds: float) -> bool:
         """Wait for that long, or until a stop is asked for; whether it was."""
         until = time.monotonic() + seconds
@@ -334,8 +340,11 @@ class Stopper:
                 self._ask(self.job)
 
     def nobody_reads(self) -> None:
-        """Ask the run to end as a signal does, where none did."""
-        if not self.asked:
+        """Ask the run to end as a signal does, where none did.
+
+        Ctrl-C ends the reader, too, whose end may be seen before the signal is heard.
+        """
+        if not self.wait(HEARD_SECONDS):
             self(signal.SIGPIPE)
 
     def _ask(self, job: Job) -> None:
@@ -404,7 +413,7 @@ def _in_thread(call: Callable[[], object]) -> threading.Thread:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Keep SIGINT and SIGTERM from what is started meanwhile, and waiting."""
+    """Keep SIGINT and SIGTERM from what is started meanwhile."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

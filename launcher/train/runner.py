@@ -450,6 +450,7 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
             handlers = _start(job, environ, log_dir, collector.variables)
             signals.catch((*SIGNALS, stacks.SIGNAL))
         except SignalException as asked:
+            signals.catch(SIGNALS)
             return 128 + asked.sigval  # the ranks that it had started end with this process
         watch = Watch(job, handlers, events, collector)
         with _retention(job):

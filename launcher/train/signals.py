@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
 
@@ -49,7 +50,10 @@ class Ear:
             for signum in os.read(self.source, 1 << 10):
                 if signum == END:
                     return
-                self.hear(signum)
+                try:
+                    self.hear(signum)
+                except Exception:  # the next one is to be heard all the same
+                    traceback.print_exc()
 
     def close(self) -> None:
         """Hear what came until now to its end; then the signals do what they did before."""

@@ -8,17 +8,16 @@ themselves, under a tag made of the digest.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
 from launcher.build import beside
 from launcher.build.verify import is_ours
-from launcher.engine.registry import INDEXES, Conversation, digest_of, media_type, talking
-from launcher.errors import EngineError
+from launcher.engine.registry import INDEXES, Conversation, digest_of, talking
+from launcher.errors import EngineError, UsageError
 from launcher.progress import Progress
 from launcher.settings import Settings
 from launcher.transfer.layout import MANIFEST_TYPE, Digest, compact
@@ -55,10 +54,6 @@ class _Artifact(BaseModel):
     layers: tuple[_Descriptor]
 
 
-class _Listing(BaseModel):
-    manifests: tuple[_Descriptor, ...]
-
-
 def push(pushed: Carried, documents: Mapping[str, bytes], progress: Progress) -> None:
     """Put an image's documents beside it in the registry that it was pushed to.
 
@@ -83,19 +78,23 @@ def push(pushed: Carried, documents: Mapping[str, bytes], progress: Progress) ->
 def pull(client: DockerClient, pulled: Carried, site: Settings, progress: Progress) -> None:
     """Put beside a pulled image those of its documents in the registry that are about it.
 
-    Of images that the launcher didn't build none are asked for.
+    Of images that the launcher didn't build none are asked for, nor of one that has them here.
     """
-    if not is_ours(client.api.history(pulled.id)):
+    if not is_ours(client.api.history(pulled.id)) or beside.is_kept(pulled.id, site):
         return
+    taken: tuple[str, ...] = ()
     try:
         with _about(pulled) as asked:
-            found = list(_documents(asked))
-    except EngineError as error:
-        progress.note(f"  the registry gives none of its documents: {error}")
-        return
-    record = beside.record(client, pulled.id, pulled.name)
-    taken = beside.accept(found, pulled.id, record, site)
-    progress.note(f"  with {', '.join(taken)}" if taken else "  without provenance or SBOM")
+            found = list(_documents(asked, progress))
+        if found:
+            record = beside.record(client, pulled.id, pulled.name)
+            taken = beside.accept(found, pulled.id, record, site)
+    except (EngineError, UsageError) as error:
+        progress.note(f"  {error}")
+    if taken:
+        progress.note(f"  with {', '.join(taken)}")
+    elif not beside.texts(pulled.id, site):
+        progress.note("  without provenance or SBOM")
 
 
 def _about(image: Carried) -> AbstractContextManager[Conversation]:
@@ -104,10 +103,8 @@ def _about(image: Carried) -> AbstractContextManager[Conversation]:
 
 def _subject(told: Conversation) -> dict[str, Any]:
     """The descriptor of the image's manifest."""
-    digest = told.where.target
-    content = told.content("manifests", digest)
-    of_type = media_type(json.loads(content)) or MANIFEST_TYPE
-    return {"mediaType": of_type, "digest": digest, "size": len(content)}
+    found = told.document("manifests", told.where.target)
+    return {"mediaType": found.media_type, "digest": found.digest, "size": found.size}
 
 
 def _put(
@@ -145,31 +142,52 @@ def _tag(digest: str) -> str:
 def _list(told: Conversation, made: list[dict[str, Any]]) -> None:
     """Add to the list that clients keep what it lacks."""
     tag = _tag(told.where.target)
-    before = (told.listing(f"manifests/{tag}") or {}).get("manifests", [])
-    new = [descriptor for descriptor in made if descriptor not in before]
+    empty: dict[str, Any] = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
+    before = told.index(f"manifests/{tag}") or empty
+    listed = [each.get("digest") for each in before["manifests"] if isinstance(each, dict)]
+    new = [descriptor for descriptor in made if descriptor["digest"] not in listed]
     if new:
-        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*before, *new]}
-        told.put_manifest(compact(index), INDEX_TYPE, tag)
+        after = before | {"manifests": [*before["manifests"], *new]}
+        told.put_manifest(compact(after), before.get("mediaType", INDEX_TYPE), tag)
 
 
-def _documents(asked: Conversation) -> Iterator[tuple[str, bytes]]:
+def _documents(asked: Conversation, progress: Progress) -> Iterator[tuple[str, bytes]]:
     """The titles and bytes of documents that refer to the image, as somebody has put them.
 
-    There may be several of a title, and none need be about the image.
+    There may be several of a title, and none need be about the image. What somebody else's
+    artifact lacks is told, or passed over, and hides no other.
     """
-    digest = asked.where.target
-    listing = asked.listing(f"referrers/{digest}") or asked.listing(f"manifests/{_tag(digest)}")
-    try:
-        listed = _Listing.model_validate(listing or {"manifests": []}).manifests
-    except ValidationError as error:
-        raise asked.wrong(f"lists no referrers for {digest}") from error
-    for descriptor in [one for one in listed if one.artifactType in TYPES.values()][:MOST]:
-        _, manifest = asked.document("manifests", descriptor.digest)
+    listed = [each for each in map(_descriptor_in, _listed(asked)) if each]
+    for descriptor in [each for each in listed if each.artifactType in TYPES.values()][:MOST]:
         try:
-            artifact = _Artifact.model_validate(manifest)
+            found = asked.document("manifests", descriptor.digest)
+            artifact = _Artifact.model_validate(found.value)
+            (layer,) = artifact.layers
+            title = layer.annotations.get(TITLE, "")
+            refers = artifact.subject.digest == asked.where.target
+            if refers and TYPES.get(title) == artifact.artifactType:
+                yield title, asked.blob(layer.digest)
         except ValidationError:
-            continue  # another's, of more than one file
-        (layer,) = artifact.layers
-        title = layer.annotations.get(TITLE, "")
-        if artifact.subject.digest == digest and TYPES.get(title) == artifact.artifactType:
-            yield title, asked.content("blobs", layer.digest)
+            continue  # of more than one file, say
+        except EngineError as error:
+            progress.note(f"  {error}")
+
+
+def _listed(asked: Conversation) -> list[Any]:
+    """The descriptors of what refers to the image: by the registry, or in the list by its tag.
+
+    Registries that keep no such list answer in many ways.
+    """
+    found = None
+    with suppress(EngineError):
+        found = asked.index(f"referrers/{asked.where.target}")
+    found = found or asked.index(f"manifests/{_tag(asked.where.target)}")
+    return list(found["manifests"]) if found else []
+
+
+def _descriptor_in(entry: object) -> _Descriptor | None:
+    """A list's entry, or None for what is none of ours."""
+    try:
+        return _Descriptor.model_validate(entry)
+    except ValidationError:
+        return None

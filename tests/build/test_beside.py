@@ -96,3 +96,12 @@ def test_an_sbom_of_another_image_is_refused(empty_site: Settings) -> None:
     path.write_text(json.dumps(document))
     with pytest.raises(BuildError, match=r"sbom\.cdx\.json is about another image"):
         beside.check(beside.kept(IMAGE, empty_site), IMAGE, RECORD)
+
+
+@pytest.mark.parametrize("components", [[1], ["a name"], {"name": 1}, "names", None, [{}]])
+def test_an_sbom_of_no_components_is_refused(empty_site: Settings, components: object) -> None:
+    beside.keep(made(), empty_site)
+    path = beside.folder(IMAGE, empty_site) / beside.SBOM
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"components": components}))
+    with pytest.raises(BuildError, match="a document there lacks"):
+        beside.check(beside.kept(IMAGE, empty_site), IMAGE, RECORD)

@@ -22,6 +22,7 @@ from launcher.backends import Cause, Ended, Lost
 from launcher.errors import EngineError
 from launcher.run import owner, supervise
 from launcher.run.ending import Outcome
+from launcher.train import signals as caught
 
 RUN = "0a1b2c3d"
 Piece = tuple[bool, bytes]
@@ -214,7 +215,7 @@ def signals(*steps: tuple[int, Callable[[], object]]) -> None:
 
 def ready() -> bool:
     """Whether the signals are handled by a supervisor."""
-    return signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    return signal.getsignal(signal.SIGTERM) is caught._nothing
 
 
 LABELS = {
@@ -486,6 +487,21 @@ def test_a_run_whose_messages_nobody_reads_is_still_asked_to_stop(
     signals((signal.SIGINT, ready))
     with monkeypatch.context() as patched:
         patched.setattr("sys.stderr", closed_pipe)
+        supervise.supervise(engine(), never, job=job)
+    assert job.calls == ["stop 10", "remove"]
+
+
+def test_ctrl_c_that_ends_the_reader_first_is_one_request(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
+) -> None:
+    """As of `launcher run | tee log`: the pipe's end may be seen before the signal is heard."""
+    lost = threading.Event()
+    to_nowhere = supervise._to_nowhere
+    monkeypatch.setattr(supervise, "_to_nowhere", lambda file: (to_nowhere(file), lost.set()))
+    job = FakeJob([(False, b"line\n")], waits=True)
+    signals((signal.SIGINT, lambda: ready() and lost.is_set()))
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", closed_pipe)
         supervise.supervise(engine(), never, job=job)
     assert job.calls == ["stop 10", "remove"]
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+import pytest
+
 from launcher.train import signals
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -74,3 +76,18 @@ def test_what_is_caught_anew_is_heard_as_well() -> None:
             os.kill(os.getpid(), signum)
         assert {heard.get(timeout=20) for _ in SIGNALS} == set(SIGNALS)
     signal.signal(signal.SIGUSR2, before)
+
+
+def test_one_that_fails_is_told_and_the_next_is_heard(capsys: pytest.CaptureFixture[str]) -> None:
+    heard: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def hear(signum: int) -> None:
+        if signum == signal.SIGUSR1:
+            raise LookupError("nobody to ask")
+        heard.put(signum)
+
+    with closing(signals.Ear(SIGNALS, hear)):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert heard.get(timeout=20) == signal.SIGUSR2
+    assert "LookupError: nobody to ask" in capsys.readouterr().err

@@ -11,13 +11,14 @@ import pytest
 
 from launcher.build import beside
 from launcher.engine.registry import BLOB, digest_of
+from launcher.errors import UsageError
 from launcher.progress import Progress
 from launcher.settings import Settings
 from launcher.transfer import referrers
 from launcher.transfer.remote import Carried
 from tests import fake_registry
 from tests.build.made import IMAGE, WHEEL, made
-from tests.fake_registry import OCI_MANIFEST, Fake
+from tests.fake_registry import OCI_INDEX, OCI_MANIFEST, Fake
 
 fake = fake_registry.fake
 OURS = [{"CreatedBy": "COPY /stage/ / # buildkit"}]
@@ -123,9 +124,9 @@ def test_the_same_once_more_changes_nothing_and_others_stay_listed(
     fake.lists = lists
     image, tag = carried(fake), "team/base/manifests/{}"
     foreign = {"digest": digest_of(b"?"), "artifactType": "application/vnd.signature", "size": 1}
-    index = {"mediaType": fake_registry.OCI_INDEX, "manifests": [foreign]}
+    index = {"mediaType": OCI_INDEX, "manifests": [foreign]}
     name = image.digest.replace(":", "-")
-    fake.add("manifests", json.dumps(index).encode(), name, of_type=fake_registry.OCI_INDEX)
+    fake.add("manifests", json.dumps(index).encode(), name, of_type=OCI_INDEX)
     push(image, documents)
     files, asked = dict(fake.files), len(fake.seen)
     push(image, documents)
@@ -142,15 +143,78 @@ def test_an_image_without_documents_is_pushed_and_nothing_asked(fake: Fake) -> N
     assert fake.seen == []
 
 
+@pytest.mark.parametrize(
+    "uploads",
+    [
+        "https://elsewhere.example/uploads/1",
+        "http://elsewhere.example/uploads/1",
+        "//elsewhere.example/uploads/1",
+        "http://user@{}/uploads/1",
+        "http://[x/",
+    ],
+)
+def test_no_upload_goes_to_another_place(
+    fake: Fake, documents: dict[str, bytes], uploads: str
+) -> None:
+    image = carried(fake)
+    fake.uploads = uploads.format(fake.address)
+    said = push(image, documents)
+    assert "the image without its documents" in said
+    assert "wants an upload to" in said
+    assert "PUT" not in {method for method, *_ in fake.seen}
+
+
+def test_an_upload_may_have_a_whole_address(fake: Fake, documents: dict[str, bytes]) -> None:
+    fake.uploads = f"http://{fake.address}/uploads/1"
+    assert push(carried(fake), documents) == "  with provenance.json, sbom.cdx.json\n"
+
+
 def test_a_registry_that_takes_no_documents_is_told_and_has_the_image(
     fake: Fake, documents: dict[str, bytes]
 ) -> None:
+    image, fake.takes = carried(fake), False
+    said = push(image, documents)
+    assert "the image without its documents" in said
+    assert "refuses access" in said
+
+
+def test_a_second_token_is_asked_for_without_showing_the_first(
+    fake: Fake, empty_site: Settings, documents: dict[str, bytes]
+) -> None:
+    fake.token, fake.push_token = "for reading", "for writing"
     image = carried(fake)
-    fake.uploads = "https://elsewhere.example/uploads/1"
+    assert push(image, documents) == "  with provenance.json, sbom.cdx.json\n"
+    tokens = [shown for _, path, shown in fake.seen if path.startswith("/token")]
+    assert tokens == ["", ""]
+    assert pull(image, empty_site) == "  with provenance.json, sbom.cdx.json\n"
+
+
+@pytest.mark.parametrize(
+    ("of_type", "listing"),
+    [
+        (OCI_INDEX, b'{"manifests": null}'),
+        (OCI_INDEX, b'{"manifests": {"a": 1}}'),
+        (OCI_INDEX, b"[]"),
+        (OCI_INDEX, b"<html>"),
+        (OCI_MANIFEST, b'{"manifests": []}'),
+        (OCI_MANIFEST, b'{"schemaVersion": 2}'),
+    ],
+)
+def test_what_is_no_list_is_told_and_stays(
+    fake: Fake, empty_site: Settings, documents: dict[str, bytes], of_type: str, listing: bytes
+) -> None:
+    image = carried(fake)
+    fake.files[listed_at(image)], fake.types[listed_at(image)] = listing, of_type
     assert "the image without its documents" in push(image, documents)
-    assert "elsewhere.example" in push(image, documents)
-    fake.status = 403
-    assert "refuses access" in push(image, documents)
+    assert fake.files[listed_at(image)] == listing
+    *told, last = pull(image, empty_site).splitlines()
+    assert "the registry" in " ".join(told)
+    assert last == "  without provenance or SBOM"
+
+
+def listed_at(image: Carried) -> str:
+    """Where the list is that clients keep."""
+    return f"team/base/manifests/{image.digest.replace(':', '-')}"
 
 
 def put(fake: Fake, image: Carried, title: str, content: bytes, **other: Any) -> None:
@@ -166,11 +230,15 @@ def put(fake: Fake, image: Carried, title: str, content: bytes, **other: Any) ->
         "annotations": {},
     }
     digest = fake.add("manifests", json.dumps(manifest | other).encode(), of_type=OCI_MANIFEST)
-    name = f"team/base/manifests/{image.digest.replace(':', '-')}"
+    list_too(fake, image, {"digest": digest, "artifactType": of_type})
+
+
+def list_too(fake: Fake, image: Carried, entry: object) -> None:
+    """Add an entry to the list that clients keep."""
+    name = listed_at(image)
     before = json.loads(fake.files.get(name, b'{"manifests": []}'))["manifests"]
-    index = {"manifests": [*before, {"digest": digest, "artifactType": of_type}]}
-    fake.files[name] = json.dumps(index).encode()
-    fake.types[name] = fake_registry.OCI_INDEX
+    fake.files[name] = json.dumps({"manifests": [*before, entry]}).encode()
+    fake.types[name] = OCI_INDEX
 
 
 def test_what_is_not_about_the_image_is_not_taken(
@@ -200,19 +268,72 @@ def test_other_bytes_than_the_digest_says_are_not_taken(
     push(image, documents)
     fake.files[f"team/base/blobs/{digest_of(documents['sbom.cdx.json'])}"] += b" "
     said = pull(image, empty_site)
-    assert "gives none of its documents" in said
     assert "sends other bytes than it says" in said
-    assert beside.texts(IMAGE, empty_site) == {}
+    assert said.endswith("\n  with provenance.json\n")
+    assert beside.texts(IMAGE, empty_site).keys() == {"provenance.json"}
 
 
 @pytest.mark.parametrize(
-    "listing", [b"{}", b"[]", b'{"manifests": 1}', b'{"manifests": [{"digest": "sha256:12"}]}']
+    "entry",
+    [
+        1,
+        {"digest": "sha256:12", "artifactType": "application/vnd.in-toto+json"},
+        {"digest": f"sha512:{'1' * 128}", "artifactType": "application/vnd.in-toto+json"},
+        {"digest": digest_of(b"gone"), "artifactType": "application/vnd.in-toto+json"},
+        {"digest": digest_of(b"?"), "artifactType": None, "annotations": None},
+    ],
 )
-def test_what_is_no_list_is_told(fake: Fake, empty_site: Settings, listing: bytes) -> None:
+def test_an_entry_that_is_no_good_hides_no_other(
+    fake: Fake, empty_site: Settings, documents: dict[str, bytes], entry: object
+) -> None:
     image = carried(fake)
-    fake.files[f"team/base/manifests/{image.digest.replace(':', '-')}"] = listing
-    fake.types[f"team/base/manifests/{image.digest.replace(':', '-')}"] = ""
-    assert "gives none of its documents" in pull(image, empty_site)
+    list_too(fake, image, entry)
+    push(image, documents)
+    assert json.loads(fake.files[listed_at(image)])["manifests"][0] == entry
+    assert pull(image, empty_site).endswith("  with provenance.json, sbom.cdx.json\n")
+    assert beside.texts(IMAGE, empty_site) == documents
+
+
+@pytest.mark.parametrize(("of_type", "answer"), [("text/html", b"<html>"), (OCI_INDEX, b"{}")])
+def test_a_registry_that_knows_no_lists_may_answer_anything(
+    fake: Fake, empty_site: Settings, documents: dict[str, bytes], of_type: str, answer: bytes
+) -> None:
+    image = carried(fake)
+    push(image, documents)
+    name = f"team/base/referrers/{image.digest}"
+    fake.files[name], fake.types[name] = answer, of_type
+    assert pull(image, empty_site) == "  with provenance.json, sbom.cdx.json\n"
+
+
+def test_what_this_machine_wrote_stays(
+    fake: Fake, empty_site: Settings, documents: dict[str, bytes]
+) -> None:
+    """Who may push can say falsely of an image what it is made of."""
+    image = carried(fake)
+    push(image, documents | {"sbom.cdx.json": documents["sbom.cdx.json"] + b" "})
+    beside.put({"sbom.cdx.json": documents["sbom.cdx.json"]}, IMAGE, empty_site)
+    assert pull(image, empty_site) == "  with provenance.json\n"
+    assert beside.texts(IMAGE, empty_site) == documents
+    asked = len(fake.seen)
+    assert pull(image, empty_site) == ""
+    assert len(fake.seen) == asked
+
+
+def test_documents_of_an_image_without_a_record_are_told(
+    fake: Fake, empty_site: Settings, documents: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another's, whose last step is like ours."""
+
+    def none(client: object, image: str, name: str) -> None:
+        raise UsageError(f"{name}: has no record", "")
+
+    monkeypatch.setattr(beside, "record", none)
+    image = carried(fake)
+    assert pull(image, empty_site) == "  without provenance or SBOM\n"
+    push(image, documents)
+    said = pull(image, empty_site)
+    assert "has no record" in said
+    assert said.endswith("  without provenance or SBOM\n")
 
 
 def test_of_an_image_that_we_did_not_build_nothing_is_asked(
