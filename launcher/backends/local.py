@@ -149,14 +149,11 @@ class LocalJob:
         return ended
 
     def ended(self) -> Ended | None:
-        if code := self._code():
-            return code
+        code = self._code()  # first, as another who follows the run may remove it meanwhile
         there = (self.folder / keeper.PROCESS).exists()  # else its keeper is about to leave, too
         if keeper.alive(self.process) or (there and keeper.alive(self.keeper)):
             return None
-        if code := self._code():
-            return code
-        return Ended(KILLED, Cause.ITSELF if there else Cause.REMOVED)
+        return code or self._code() or Ended(KILLED, Cause.ITSELF if there else Cause.REMOVED)
 
     def _code(self) -> Ended | None:
         try:

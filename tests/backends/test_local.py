@@ -250,6 +250,22 @@ def test_it_is_asked_to_stop_where_its_keeper_is_killed(start: Callable[..., Any
     assert written(job)[0] == b"ready\nsaved\n"
 
 
+def test_it_has_ended_when_its_keeper_has_left(start: Callable[..., Any]) -> None:
+    """Which has written the exit code before: of an ended run no process is left."""
+    job = start("import time; time.sleep(600)")
+    os.kill(job.keeper[0], signal.SIGSTOP)
+    try:
+        (job.folder / keeper.CODE).write_text("137")
+        os.kill(job.process[0], signal.SIGKILL)
+        while keeper.alive(job.process):
+            time.sleep(0.01)
+        assert job.ended() is None
+    finally:
+        os.kill(job.keeper[0], signal.SIGCONT)
+    assert job.wait() == Ended(137)
+    assert not keeper.alive(job.keeper)
+
+
 def test_its_keeper_stays_where_a_whole_group_is_asked_to_stop(start: Callable[..., Any]) -> None:
     job = start(ASKED)
     wait_for(job, b"ready")
