@@ -197,15 +197,14 @@ class Conversation:
             raise self.wrong(f"has no index at {path}")
         return dict(found.value)
 
-    def put_blob(self, content: bytes) -> str:
-        """Put a blob into the repository, where it has none of these bytes; its digest."""
+    def put_blob(self, content: bytes) -> None:
+        """Put a blob into the repository, where it has none of these bytes."""
         digest = digest_of(content)
         if self._ask("HEAD", f"blobs/{digest}", good=range(200, 500)).status_code != 200:
             begun = self._ask("POST", "blobs/uploads/", good=(202,))
             there = self._upload(begun.url, begun.headers.get("Location", ""))
             there += f"{'&' if urlsplit(there).query else '?'}digest={digest}"
             self._request("PUT", there, good=TAKEN, data=content, headers=_typed(BLOB))
-        return digest
 
     def put_manifest(self, content: bytes, of_type: str, target: str) -> Response:
         """Put a manifest, by its digest or under a tag; the answer."""
