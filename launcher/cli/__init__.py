@@ -48,6 +48,8 @@ exit codes:
   1    a saved image is damaged, or a registry has another than the expected one; a document
        can't be tokenized, or data files are damaged or differ
   2    wrong usage or a wrong file
+  70   an error that nobody foresaw: a file that is named holds the traceback, to be reported;
+       with LAUNCHER_TRACEBACK=1 it is printed
   121  refused before the start: the run can't work here
   122  an image could not be built
   125  no container engine, or it refused
@@ -62,9 +64,9 @@ def main(argv: list[str]) -> int:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for any takes 30 ms
     argv, rest = _split_rest(argv) if argv[:1] and argv[0] in WITH_REST else (argv, [])
-    args = _parser(argv).parse_args(argv)
-    args.rest = rest
     try:
+        args = _parser(argv).parse_args(argv)
+        args.rest = rest
         _see_home()
         code: int = import_module(COMMANDS[args.command]).main(args)
         return code
@@ -80,6 +82,10 @@ def main(argv: list[str]) -> int:
         return 141
     except OSError as error:
         return _tell(error)
+    except Exception as error:
+        if os.environ.get("LAUNCHER_TRACEBACK"):
+            raise
+        return _tell_unforeseen(error, argv)
 
 
 def _see_home() -> None:
@@ -100,6 +106,27 @@ def _tell(error: OSError) -> int:
     what = f"{error.filename}: " if error.filename else ""
     print(f"launcher: {what}{error.strerror}", file=sys.stderr)
     return 2
+
+
+def _tell_unforeseen(error: Exception, argv: list[str]) -> int:
+    """Keep the traceback in a file of its own, and tell in one line where; the exit code."""
+    import tempfile
+    import traceback
+    from itertools import takewhile
+
+    from launcher.yamlfile import printable
+
+    doing = " ".join(takewhile(str.isalpha, argv[:2]))  # other words may hold what is secret
+    what = printable(f"{type(error).__name__}: {error}".rstrip(": "))
+    told = f"launcher: {doing}: an error that nobody foresaw: {what}"
+    try:
+        kept, name = tempfile.mkstemp(prefix="megatron-launchpad-", suffix=".txt")
+        with open(kept, "w", encoding="utf-8", errors="backslashreplace") as file:
+            traceback.print_exception(type(error), error, error.__traceback__, file=file)
+    except OSError as reason:
+        name = f"can't be kept ({reason.strerror}): LAUNCHER_TRACEBACK=1 prints it"
+    print(f"{told}; its traceback: {name}", file=sys.stderr)
+    return 70
 
 
 def _in_own_environment(error: ModuleNotFoundError, argv: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,15 +30,68 @@ def test_it_is_one_line_and_a_documented_code(
     code: int,
     said: str,
 ) -> None:
+    fail(monkeypatch, error)
+    assert cli.main([]) == code
+    assert f"\n  {code} " in cli.EXIT_CODES
+    printed = capsys.readouterr().err
+    assert printed == (f"launcher: {said}\n" if said else "")
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Have the next command raise the error."""
+
     def main(args: object) -> int:
         raise error
 
     monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(main=main))
     monkeypatch.setattr(cli, "_parser", lambda argv: SimpleNamespace(parse_args=cli_args))
-    assert cli.main([]) == code
-    assert f"\n  {code} " in cli.EXIT_CODES
-    printed = capsys.readouterr().err
-    assert printed == (f"launcher: {said}\n" if said else "")
+
+
+def test_an_error_that_nobody_foresaw_is_one_line_and_a_private_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It was a traceback, with exit code 1."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    fail(monkeypatch, KeyError("a\nb\x1b[2J"))
+    assert cli.main(["image", "build", "--base", "https://me:secret@host/x"]) == 70
+    assert "\n  70 " in cli.EXIT_CODES
+    said = capsys.readouterr().err
+    (kept,) = tmp_path.iterdir()
+    assert said == (
+        "launcher: image build: an error that nobody foresaw: "
+        f"KeyError: 'a\\nb\\x1b[2J'; its traceback: {kept}\n"
+    )
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert "in main\n    raise error\nKeyError: " in kept.read_text(encoding="utf-8")
+
+
+def test_an_unforeseen_error_is_told_where_nothing_can_be_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    fail(monkeypatch, RecursionError())
+    assert cli.main(["ps"]) == 70
+    assert capsys.readouterr().err == (
+        "launcher: ps: an error that nobody foresaw: RecursionError; its traceback: "
+        "can't be kept (No such file or directory): LAUNCHER_TRACEBACK=1 prints it\n"
+    )
+
+
+def test_a_developer_sees_the_traceback_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAUNCHER_TRACEBACK", "1")
+    fail(monkeypatch, KeyError("x"))
+    with pytest.raises(KeyError):
+        cli.main(["ps"])
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit()])
+def test_what_is_meant_to_end_the_program_does(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Only errors are caught, not what Python ends a program by."""
+    fail(monkeypatch, error)
+    with pytest.raises(type(error)):
+        cli.main(["ps"])
 
 
 def cli_args(argv: list[str]) -> SimpleNamespace:
