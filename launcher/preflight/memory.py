@@ -151,17 +151,18 @@ def passed(config: RunConfig) -> dict[str, object]:
     }
 
 
-def bytes_of_states(config: RunConfig, data: int) -> tuple[float, float, float] | None:
+def bytes_of_states(config: RunConfig, sharers: int) -> tuple[float, float, float] | None:
     """Bytes of weights, gradients and optimizer for each parameter, with Adam.
 
     Their sums are Megatron's own: 18 with bf16, 20 with fp16 whose gradients stay so, 16 with
-    fp32; the distributed optimizer divides all but weights and gradients among `data` replicas
-    (https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html).
-    None for another optimizer.
+    fp32; the distributed optimizer divides all but weights and gradients among `sharers`
+    processes, those of data and context parallelism
+    (https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html,
+    megatron/core/optimizer/__init__.py). None for another optimizer.
     """
     if config.training.optimizer not in (None, "adam"):
         return None
-    share = data if config.parallel.use_distributed_optimizer else 1
+    share = sharers if config.parallel.use_distributed_optimizer else 1
     if not (config.training.fp16 or config.training.bf16):
         return 4, 4, 8 / share
     accumulated = "accumulate_allreduce_grads_in_fp32" in passed(config)
@@ -180,7 +181,7 @@ def estimate(
     `capability` is the GPU's.
     """
     size, micro = shape(config, where.tensor), micro_batch(config, where)
-    states = bytes_of_states(config, where.data)
+    states = bytes_of_states(config, where.data * where.context)
     if size is None or states is None or not micro:
         return None
     batch = config.training.global_batch_size or micro * where.data

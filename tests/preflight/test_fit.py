@@ -70,6 +70,28 @@ def test_several_changes_where_one_isnt_enough(asked: Asker) -> None:
     assert finding.refuse
 
 
+def test_llama_3_8b_at_tp2_cp4_fits_eight_cards_of_80_gb(asked: Asker) -> None:
+    """The optimizer's states were divided by DP alone: 94.8 GB, and the run was refused."""
+    llama = asked(
+        "gpt3-175b",
+        "gpus=8", "nodes=1", "model={num_layers: 32, hidden_size: 4096, ffn_hidden_size: 14336,"
+        " num_attention_heads: 32, num_query_groups: 8, seq_length: 8192, swiglu: true,"
+        " max_position_embeddings: 8192, position_embedding_type: rope, normalization: RMSNorm,"
+        " disable_bias_linear: true, untie_embeddings_and_output_weights: true,"
+        " hidden_dropout: 0, attention_dropout: 0}",
+        "training={micro_batch_size: 4, global_batch_size: 128, train_iters: 10, lr: 1.0e-4,"
+        " bf16: true}",
+        "parallel={tensor_model_parallel_size: 2, context_parallel_size: 4,"
+        " sequence_parallel: true, use_distributed_optimizer: true}",
+        "data.vocab_size=128256", "checkpoint={}", "logging={}",
+    )  # fmt: skip
+    found = memory.estimate(llama.config, layout(llama.config, 8), (9, 0))
+    assert found
+    assert found.total == pytest.approx(58.7 * GB, rel=0.001)
+    machine = Machine(gpus=tuple(card(n) for n in range(8)))
+    assert [finding for finding in llama.on(machine) if finding.refuse] == []
+
+
 def test_where_nothing_helps_it_says_how_many_gpus_would(asked: Asker) -> None:
     (finding,) = asked("gpt2", "gpus=1", *LARGE).on(Machine(gpus=(card(total=16 * GB),)))
     assert finding.refuse
