@@ -91,6 +91,17 @@ def file_path() -> Path:
     return _path(os.environ.get("LAUNCHER_SETTINGS") or usual)
 
 
+def expanded(path: str | Path) -> Path:
+    """`path` with a folder for ~ or ~user. Raises UsageError where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = Path(path).parts[0]
+        raise UsageError(
+            f"{path}: {user} is no user with a home folder here", "Write the folder out."
+        ) from None
+
+
 def repository_fault(text: str) -> str | None:
     """Why `text` can't begin an image's reference, or None where it can."""
     match = _REPOSITORY.fullmatch(text)
@@ -153,4 +164,4 @@ def _is_host(part: str) -> bool:
 
 def _path(value: str | Path) -> Path:
     """An absolute path: a relative one would mean another folder to an engine or to git."""
-    return Path(value).expanduser().absolute()
+    return expanded(value).absolute()

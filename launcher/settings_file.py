@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from launcher import yamlfile
 from launcher.errors import UsageError
-from launcher.settings import repository_fault
+from launcher.settings import expanded, repository_fault
 
 SECRET = ("git_mirror", "index_url", "torch_index")
 """Keys whose values may hold a password."""
@@ -64,7 +64,7 @@ def _read(path: Path, changed: int) -> SettingsFile:
         return SettingsFile()
     read = yamlfile.validate(root, SettingsFile, name, secret=SECRET.__contains__)
     beside = {
-        key: str(path.parent / Path(folder).expanduser())
+        key: str(path.parent / expanded(folder))
         for key in ("cache", "matrix", "runs")
         if (folder := getattr(read, key)) is not None
     }

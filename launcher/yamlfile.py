@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -26,8 +27,30 @@ LARGEST = 2**63
 MOST_DIGITS = 18
 MOST_FAULTS = 20
 LONGEST = 100
+SURPRISES = (
+    ("bool", "(?i:yes|no|on|off)$", "yes, no, on or off for true or false", "Write true or false"),
+    ("timestamp", "", "this for a date", "Write a number"),
+    ("int float", ".*:", "numbers with colons for one to base 60", "Write one number"),
+    ("int float", ".*_", "a number without its _", "Write its digits alone"),
+    ("int", "[-+]?0b", "a number that begins with 0b for a binary one", "Write it in decimals"),
+    (
+        "int",
+        "[-+]?0[0-7]",
+        "a number that begins with 0 for an octal one",
+        "Write it without that 0",
+    ),
+)
+"""What YAML 1.1 makes of plain words and 1.2 doesn't: types, how they begin, what, the cure."""
 UNREADABLE = (ValueError, LookupError, AttributeError, ArithmeticError, TypeError)
 """What PyYAML's constructor raises, next to its own errors, for `!!bool x` and the like."""
+
+
+class SurpriseError(UsageError):
+    """A plain word that YAML takes for something else than it says; `what` tells it."""
+
+    def __init__(self, place: str, what: str, remedy: str) -> None:
+        super().__init__(f"{place}: {what}", remedy)
+        self.what = what
 
 
 class Fault(ValueError):
@@ -110,7 +133,13 @@ def tree(text: str, name: str) -> yaml.Node | None:
 
 
 def value(root: yaml.Node, name: str) -> Any:
-    """The value that a tree stands for. Raises UsageError at a date or a number that is none."""
+    """The value that a tree stands for.
+
+    Raises UsageError at a number that is none or is too large, SurpriseError at what YAML takes for
+    another value than it looks like; neither says the value, which may be a secret.
+    """
+    for node in _scalars(root):
+        _refuse_surprise(node, name)
     try:
         built = _built(root)
     except yaml.MarkedYAMLError as error:
@@ -316,6 +345,15 @@ def _readable(node: yaml.Node) -> bool:
     except UNREADABLE:
         return False
     return True
+
+
+def _refuse_surprise(node: yaml.Node, name: str) -> None:
+    """Raise SurpriseError where YAML takes a word for something else than it looks like."""
+    kind = node.tag.rpartition(":")[2]
+    for kinds, begins, what, remedy in SURPRISES:
+        if kind in kinds.split() and re.match(begins, node.value):
+            remedy = f"{remedy}, or put it in quotes where it is text."
+            raise SurpriseError(f"{name}:{_line(node)}", f"YAML takes {what}", remedy)
 
 
 def _is_huge(built: object) -> bool:

@@ -186,6 +186,17 @@ def test_a_wrong_variable_is_told(file: Path, monkeypatch: pytest.MonkeyPatch, v
         settings()
 
 
+def test_a_user_whom_this_system_lacks_is_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~nosuchuser` was a RuntimeError."""
+    monkeypatch.setenv("LAUNCHER_RUNS", "~nosuchuser/runs")
+    with pytest.raises(UsageError, match="~nosuchuser/runs: ~nosuchuser is no user"):
+        settings()
+    monkeypatch.delenv("LAUNCHER_RUNS")
+    file.write_text("cache: ~nosuchuser\n")
+    with pytest.raises(UsageError, match="~nosuchuser is no user"):
+        settings()
+
+
 def test_yaml_is_not_imported_where_there_is_no_file(file: Path) -> None:
     program = (
         "import sys; from launcher.settings import settings; settings();"

@@ -121,8 +121,9 @@ def name_of_pin(pin: str) -> str:
 
 
 def cached(digest: str, site: Settings) -> Path | None:
-    """The cached file with this sha256, unverified, or None."""
-    return next((site.cache / "sha256" / digest).glob("*"), None)
+    """The cached file with this sha256, unverified, or None; an empty one is what a crash left."""
+    found = (site.cache / "sha256" / digest).glob("*")
+    return next((path for path in found if path.stat().st_size), None)
 
 
 def checked(digest: str, what: str, site: Settings) -> Path:

@@ -113,12 +113,13 @@ def _report(results: Sequence[Result], folder: Path) -> None:
 
 def _options(args: argparse.Namespace) -> Options:
     from launcher.compat.series import Limits, Options
+    from launcher.settings import expanded
 
     disk = None if args.disk is None else round(args.disk * 1e9)
     return Options(
         base=args.base,
         builder=args.builder,
-        checkout=args.source.expanduser().resolve() if args.source else None,
+        checkout=expanded(args.source).resolve() if args.source else None,
         gpus=args.gpus,
         train=not args.no_train,
         keep=args.keep,

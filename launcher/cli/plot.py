@@ -18,12 +18,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Draw it, and say where it is."""
-    from pathlib import Path
-
     from launcher.run import plot
     from launcher.run.supervise import tell
+    from launcher.settings import expanded
 
-    output = Path(args.output).expanduser()
+    output = expanded(args.output)
     for lacking in plot.plot(args.runs, output):
         tell(lacking)
     print(output)

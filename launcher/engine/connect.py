@@ -193,33 +193,46 @@ def _from_environment(env: Mapping[str, str]) -> Endpoint:
 
 
 def _current_context(folder: Path) -> str:
-    """The context that `docker context use` chose, or an empty string."""
+    """The context that `docker context use` chose, or an empty string. Raises EngineError."""
     return str(_json(folder / "config.json").get("currentContext") or "")
 
 
 def _from_context(folder: Path, name: str) -> Endpoint:
-    """The endpoint of a docker context, from the folder where the docker command keeps them."""
-    key = hashlib.sha256(name.encode()).hexdigest()
+    """The endpoint of a docker context, from the folder where the docker command keeps them.
+
+    Raises EngineError where it names none.
+    """
+    key = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
     meta = folder / "contexts" / "meta" / key / "meta.json"
-    endpoint = (_json(meta).get("Endpoints") or {}).get("docker") or {}
-    if not endpoint.get("Host"):
+    endpoint = _object(_object(_json(meta).get("Endpoints")).get("docker"))
+    host = endpoint.get("Host")
+    if not host or not isinstance(host, str):
         raise EngineError(
             f"docker context {name!r}: {meta} names no engine",
             "`docker context ls` shows what there is; `docker context use default` leaves it.",
         )
     tls = folder / "contexts" / "tls" / key / "docker"
     verify = not endpoint.get("SkipTLSVerify")
-    return Endpoint(
-        endpoint["Host"], f"docker context {name}", True, tls if tls.is_dir() else None, verify
-    )
+    return Endpoint(host, f"docker context {name}", True, tls if tls.is_dir() else None, verify)
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The object in a file, empty where there's none to read."""
+    """The object in a file, empty where there's no file. Raises EngineError for another text."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        value = json.loads(path.read_bytes())
+    except OSError:
         return {}
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise EngineError(
+            f"{path}: no JSON object, so the docker context isn't known",
+            "Mend it, or export DOCKER_HOST to say which engine is meant.",
+        )
+    return value
+
+
+def _object(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
@@ -269,7 +282,23 @@ def _client(endpoint: Endpoint, timeout: float) -> DockerClient | str:
     except (DockerException, OSError, ValueError) as error:
         return _reason(error)
     client.api.timeout = timeout
+    _refuse_null(client.api)
     return client
+
+
+def _refuse_null(api: Any) -> None:
+    """Have `api` raise APIError at the answer `null`, which stands for nothing that is asked."""
+    from docker.errors import APIError
+
+    result = api._result
+
+    def checked(response: Any, *args: Any, **kwargs: Any) -> Any:
+        found = result(response, *args, **kwargs)
+        if found is None:
+            raise APIError(f"it answers null to {response.request.path_url}")
+        return found
+
+    api._result = checked
 
 
 def _tls(endpoint: Endpoint) -> Any:
@@ -286,6 +315,8 @@ def _tls(endpoint: Endpoint) -> Any:
 
 def _reason(error: Exception) -> str:
     """The innermost cause that says something: the SDK wraps it in several layers of its own."""
+    if isinstance(error.__cause__, (TypeError, json.JSONDecodeError)):
+        return "what answers there is no container engine"
     text = str(error).removeprefix("Error while fetching server API version: ")
     lowered = text.lower()
     known = {

@@ -16,7 +16,7 @@ from launcher.run.image import Facts
 from launcher.run.plan import Host, Plan, Stamp, make_plan
 from launcher.run.program import fewest, program
 from launcher.run.source import Origin
-from launcher.settings import settings
+from launcher.settings import expanded, settings
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _checkout(source: str, cwd: str) -> str:
     """The release that a checkout calls itself. Raises UsageError where it is none."""
     from launcher.build.source import own_version
 
-    return own_version(Path(cwd, source).expanduser())
+    return own_version(Path(cwd, expanded(source)))
 
 
 def counted(config: RunConfig, chosen: Backend) -> Gpus:

@@ -9,6 +9,7 @@ from launcher.backends import BACKENDS, Backend, Job, Lost, backend
 from launcher.errors import EngineError, UsageError
 from launcher.run import record
 from launcher.run.image import LABEL
+from launcher.settings import expanded
 from launcher.train import folders
 
 RUNNING = "running"
@@ -63,8 +64,8 @@ def resumable() -> list[str]:
 
 def _has_saved(kept: record.Record) -> bool:
     save = kept.config.get("checkpoint", {}).get("save")
-    with suppress(OSError):
-        return bool(save and folders.newest_complete(Path(kept.cwd, Path(save).expanduser())))
+    with suppress(OSError, UsageError):
+        return bool(save and folders.newest_complete(Path(kept.cwd, expanded(save))))
     return False
 
 

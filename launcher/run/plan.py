@@ -438,8 +438,11 @@ def _folders(config: RunConfig, host: Host) -> tuple[dict[str, Any], list[Mount]
 
 def _path(text: str, host: Host) -> str:
     """An absolute path of the host; a relative one starts where the launcher was started."""
-    if text == "~" or text.startswith("~/"):
-        text = host.home + text[1:]
+    user, slash, rest = text.partition("/")
+    if user == "~":
+        text = host.home + slash + rest
+    elif user.startswith("~"):
+        raise UsageError(f"{text}: of ~ only your own folder is known", "Write the folder out.")
     return normpath(join(host.cwd, text))
 
 

@@ -19,6 +19,7 @@ from launcher.run import record
 from launcher.run.assemble import Asked
 from launcher.run.plan import Plan
 from launcher.run.secrets import is_secret, redacted
+from launcher.settings import expanded
 from launcher.train import folders
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _revision(asked: Asked) -> str | None:
     if not asked.config.source:
         return None
     try:
-        return revision(Path(asked.cwd, asked.config.source).expanduser())
+        return revision(Path(asked.cwd, expanded(asked.config.source)))
     except (LauncherError, OSError):  # no git here, or one that doesn't trust the folder
         return "unversioned"
 

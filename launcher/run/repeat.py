@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from os import listdir
 from os.path import isdir, join, lexists, normpath
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.run.config import RunConfig
+from launcher.settings import expanded
 
 if TYPE_CHECKING:
     from launcher.backends import Backend
@@ -60,7 +60,7 @@ def _same(one: str | None, other: str, cwd: str) -> bool:
 
 
 def _path(text: str, cwd: str) -> str:
-    return normpath(join(cwd, Path(text).expanduser()))
+    return normpath(join(cwd, expanded(text)))
 
 
 def pinned(config: RunConfig, image: Mapping[str, Any], chosen: Backend) -> RunConfig:

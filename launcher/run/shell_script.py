@@ -26,7 +26,7 @@ from launcher.run.slurm_lines import Batch, Count, batch
 from launcher.run.source import Origin
 
 NGC = re.compile(r"nvcr\.io[/#]nvidia/pytorch:(\d\d\.\d\d)-py3")
-NUMBER = re.compile(r"(?=.{1,18}$)[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+NUMBER = re.compile(r"(?=.{1,18}$)[+-]?(?!0\d)(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 BUNDLE = re.compile(r"(\$|what )\w*(ARG|OPT|PARAM|FLAG|EXTRA)", re.IGNORECASE)
 """A variable of unknown value that by its name holds options, not one option's value."""
 OURS = {

@@ -34,6 +34,26 @@ def test_a_cached_file_is_used_without_asking_an_index(
     assert path.read_bytes() == b"wheel"
 
 
+def test_an_empty_file_in_the_cache_is_fetched_again(
+    empty_site: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk or a crash left one, and each build was refused until somebody removed it."""
+    pin = cache_file(empty_site, tmp_path, b"wheel")
+    path = fetch.cached(fetch.sha256_of_pin(pin), empty_site)
+    assert path is not None
+    path.write_bytes(b"")
+
+    def pip(args: list[str], site: Settings) -> subprocess.CompletedProcess[str]:
+        target = Path(args[args.index("--dest") + 1])
+        target.mkdir()
+        (target / "a-1.whl").write_bytes(b"wheel")
+        return subprocess.CompletedProcess(args, 0)
+
+    monkeypatch.setattr(fetch, "pip", pip)
+    assert fetch.wheels([pin], "3.10", empty_site) == [path]
+    assert path.read_bytes() == b"wheel"
+
+
 def test_a_changed_byte_is_refused_with_both_hashes(empty_site: Settings, tmp_path: Path) -> None:
     pin = cache_file(empty_site, tmp_path, b"wheel")
     path = fetch.cached(fetch.sha256_of_pin(pin), empty_site)

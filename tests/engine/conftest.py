@@ -18,8 +18,10 @@ VERSION = {"Version": "20.10.24", "ApiVersion": "1.41", "MinAPIVersion": "1.12"}
 class StandInHandler(BaseHTTPRequestHandler):
     """Answers as an engine does when asked who it is."""
 
+    version, otherwise = json.dumps(VERSION).encode(), b"OK"
+
     def do_GET(self) -> None:
-        body = json.dumps(VERSION).encode() if self.path.endswith("/version") else b"OK"
+        body = self.version if self.path.endswith("/version") else self.otherwise
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -40,13 +42,14 @@ def sockets() -> Iterator[Path]:
 
 
 @pytest.fixture
-def standin_engine() -> Iterator[Callable[[Path], str]]:
-    """Starts a stand-in at a path and gives its DOCKER_HOST."""
+def standin_engine() -> Iterator[Callable[..., str]]:
+    """Starts a stand-in at a path and gives its DOCKER_HOST; it may have answers of its own."""
     servers = []
 
-    def start(path: Path) -> str:
+    def start(path: Path, **answers: bytes) -> str:
+        handler = type("Handler", (StandInHandler,), answers)
         path.parent.mkdir(parents=True, exist_ok=True)
-        server = socketserver.ThreadingUnixStreamServer(str(path), StandInHandler)
+        server = socketserver.ThreadingUnixStreamServer(str(path), handler)
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
         servers.append(server)

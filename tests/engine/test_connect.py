@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from docker.errors import APIError
 
 from launcher.engine import connect as module
 from launcher.engine.connect import (
@@ -25,7 +26,7 @@ from launcher.engine.connect import (
 )
 from launcher.errors import EngineError
 
-Start = Callable[[Path], str]
+Start = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +106,64 @@ def test_an_unknown_context_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(EngineError, match="docker context 'gone'") as caught:
         connect()
     assert "docker context ls" in caught.value.remedy
+
+
+@pytest.mark.parametrize("code", [0xDCFF, 0xD800])
+def test_a_context_whose_name_is_no_text_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
+) -> None:
+    """Hashing it was a UnicodeEncodeError."""
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.json").write_text(json.dumps({"currentContext": chr(code)}))
+    with pytest.raises(EngineError, match=r"docker context '.ud.*names no engine"):
+        connect()
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [{"Endpoints": [1]}, {"Endpoints": {"docker": "x"}}, {"Endpoints": {"docker": {"Host": 5}}}],
+)
+def test_a_context_of_another_shape_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, meta: object
+) -> None:
+    tls = write_context(tmp_path / "config", "odd", {})
+    (file,) = (tmp_path / "config" / "contexts" / "meta").glob("*/meta.json")
+    file.write_text(json.dumps(meta))
+    monkeypatch.setenv("DOCKER_CONTEXT", "odd")
+    with pytest.raises(EngineError, match=r"docker context 'odd': .*names no engine"):
+        connect()
+    assert not tls.exists()
+
+
+@pytest.mark.parametrize("raw", [b'\xff{"currentContext": "lab"}', b"[]", b"{"])
+def test_a_configuration_that_can_not_be_read_is_no_leave_to_take_another_engine(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    sockets: Path,
+    standin_engine: Start,
+    raw: bytes,
+) -> None:
+    """The default engine was taken, though the user had chosen a context."""
+    default = standin_engine(sockets / "default.sock")
+    monkeypatch.setattr(module, "_default_hosts", lambda env: iter([(default, "default")]))
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.json").write_bytes(raw)
+    with pytest.raises(EngineError, match=r"config.json: no JSON object") as caught:
+        connect()
+    assert "DOCKER_HOST" in caught.value.remedy
+
+
+def test_an_engine_that_answers_null_is_told(
+    monkeypatch: pytest.MonkeyPatch, sockets: Path, standin_engine: Start
+) -> None:
+    """What used the answer failed with a traceback."""
+    monkeypatch.setenv("DOCKER_HOST", standin_engine(sockets / "a.sock", otherwise=b"null"))
+    client = connect()
+    with pytest.raises(APIError, match=r"it answers null to /v1.41/info"):
+        client.info()
+    monkeypatch.setenv("DOCKER_HOST", standin_engine(sockets / "b.sock", version=b"null"))
+    with pytest.raises(EngineError, match=r"what answers there is no container engine"):
+        connect()
 
 
 def test_docker_host_wins_over_a_context() -> None:

@@ -123,6 +123,11 @@ def test_one_folder_to_save_and_load_is_mounted_once(plan: Planner) -> None:
     assert value(made, "--load") == value(made, "--save") == "/checkpoints"
 
 
+def test_another_users_folder_is_no_folder_here(plan: Planner) -> None:
+    """`save: ~nosuchuser/a` made a folder of that name where the launcher was started."""
+    assert "~bob/a: of ~ only your own" in refusal(plan, "gpt2", "checkpoint.save=~bob/a")
+
+
 def test_a_blend_keeps_its_weights(plan: Planner) -> None:
     made = plan("gpt2", "data.path=[0.3, /a/x.bin, 0.7, /b/x]")
     at = made.argv.index("--data-path")

@@ -102,7 +102,7 @@ LAUGHS = "name: a\nimage: cpu\nenv:\n  a0: &a0 [x]\n" + "".join(
         ("name: a\ngpus: " + "9" * 30, 2, "a number of 2^63 or more"),
         ("name: a\ngpus: " + "9" * 5000, 2, "a value can't be read"),
         ("name: a\ngpus: 0x" + "f" * 5000, 2, "a number of 2^63 or more"),
-        ("name: a\nenv: {B: 2020-99-99}\n", 2, "a value can't be read"),
+        ("name: a\nimage: cpu\ngpus: !!float x\n", 3, "a value can't be read"),
         ("name: a\nimage: cpu\ngpus: !!bool x\n", 3, "a value can't be read"),
         ("name: a\ngpus: !!python/object:os.system x\n", 2, "could not determine a constructor"),
         ("name: a\nenv: {B: \x07}\n", 2, "not YAML: control characters are not allowed"),
@@ -114,6 +114,51 @@ def test_what_is_odd_gives_line_and_reason(write: Write, text: str, line: int, s
     told = refusal(path)
     assert said in told
     assert told.startswith(f"{path}:{line}: ")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        *((word, "true or false") for word in ("on", "Off", "yes", "NO")),
+        *((word, "for a date") for word in ("2026-01-02", "2026-01-02 10:00:00", "2020-99-99")),
+        *((word, "base 60") for word in ("1:30", "-190:20:30", "1:30.5")),
+        *((word, "without its _") for word in ("1_000", "1_000.5", "0_1", "0x1_0")),
+        *((word, "octal") for word in ("0100", "-07", "00")),
+        ("0b11", "binary"),
+    ],
+)
+def test_what_yaml_would_change_in_silence_is_refused(write: Write, word: str, said: str) -> None:
+    """`seq_length: 0100` was 64, `1:30` was 90, and `on` in env was True."""
+    for line in (f"env: {{A: {word}}}", f"env: {{{word}: a}}", f"model: {{seq_length: {word}}}"):
+        told = refusal(write(f"name: a\nimage: cpu\n{line}\n"))
+        assert "run.yaml:3: YAML takes " in told
+        assert said in told
+        assert "in quotes where it is text." in told
+    with pytest.raises(UsageError, match=said):
+        source.parse_set(f"env.A={word}")
+
+
+def test_a_secret_that_yaml_would_change_is_not_told(write: Write) -> None:
+    assert "1234_5678" not in refusal(write("name: a\nimage: cpu\nenv: {B_TOKEN: 1234_5678}\n"))
+    with pytest.raises(UsageError) as caught:
+        source.parse_set("env.B_TOKEN=1234_5678")
+    assert "1234_5678" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("'on'", "on"),
+        ('"0100"', "0100"),
+        ("True", True),
+        ("0x1f", 31),
+        ("-0", 0),
+        ("1.5e+3", 1500.0),
+    ],
+)
+def test_what_yaml_takes_as_it_looks_is_read(write: Write, word: str, value: object) -> None:
+    config, _ = source.load(write(f"name: a\nimage: cpu\nmegatron_args: {{a: {word}}}\n"), [])
+    assert config.megatron_args == {"a": value}
 
 
 def test_bytes_that_are_no_text_give_their_line(tmp_path: Path) -> None:

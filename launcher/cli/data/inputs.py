@@ -64,13 +64,14 @@ def target(option: str, given: str) -> Path:
     Raises UsageError where that is a folder's, or standard output, which can't be taken back.
     """
     from launcher.errors import UsageError
+    from launcher.settings import expanded
 
     if given == "-" or os.path.basename(given) in ("", ".", ".."):
         raise UsageError(
             f"{option} {shlex.quote(given)}: no name of a file",
             f"{option} {os.path.join('data' if given == '-' else given, 'corpus')}",
         )
-    return Path(os.path.expanduser(given))
+    return expanded(given)
 
 
 def reading(args: argparse.Namespace, shard: tuple[int, int] = (0, 1)) -> Reading:

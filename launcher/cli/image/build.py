@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
     from launcher.errors import UsageError
     from launcher.matrix.load import find_row, load_matrix
     from launcher.progress import Progress
-    from launcher.settings import settings
+    from launcher.settings import expanded, settings
 
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs} is no number of compilers")
@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
         Request(
             tag=tag,
             megatron=args.megatron,
-            checkout=args.source.expanduser().resolve() if args.source else None,
+            checkout=expanded(args.source).resolve() if args.source else None,
             base=args.base and args.base.replace("{tag}", tag),
             builder=args.builder,
             no_cache=args.no_cache,

@@ -18,12 +18,12 @@ def main(args: argparse.Namespace) -> int:
     from launcher.build import beside
     from launcher.engine.connect import connect
     from launcher.progress import Progress
-    from launcher.settings import settings
+    from launcher.settings import expanded, settings
     from launcher.transfer.load import load
     from launcher.transfer.saved import hex_of
 
     progress = Progress()
-    loaded = load(connect(timeout=3600), args.folder.expanduser().absolute(), progress)
+    loaded = load(connect(timeout=3600), expanded(args.folder).absolute(), progress)
     beside.put(loaded.documents, loaded.id, settings())
     for name in loaded.moved:
         progress.note(f"{name} named another image before; that one is still there, by its ID")

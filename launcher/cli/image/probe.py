@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
     from launcher.matrix.load import find_row, load_matrix
     from launcher.probe import facts, trials, write
     from launcher.run.gpus import parse_gpus
-    from launcher.settings import settings
+    from launcher.settings import expanded, settings
 
     if (args.backend == "local") == bool(args.tag):
         raise UsageError(
@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
         image = {"name": row.base}
     chosen = backend(args.backend)
     found = facts.ask(chosen, image, args.gpus)
-    source = args.source and args.source.expanduser().resolve()
+    source = args.source and expanded(args.source).resolve()
     verdicts: dict[str, Verdict] = {}
     if not (args.facts or args.base):
         verdicts = trials.attempts(chosen, image, args.gpus, args.limit, found, source)

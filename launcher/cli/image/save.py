@@ -33,7 +33,7 @@ def main(args: argparse.Namespace) -> int:
     from launcher.engine.connect import connect
     from launcher.matrix.load import load_matrix
     from launcher.progress import Progress
-    from launcher.settings import settings
+    from launcher.settings import expanded, settings
     from launcher.transfer import images
     from launcher.transfer.save import save
     from launcher.transfer.shown import bytes_of, size
@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     image = images.find(client, images.reference(args.image, rows))
     other = images.reference(args.base, rows) if args.base else None
     base = images.base_of(client, image, rows, other) if args.thin or other else None
-    folder = args.output.expanduser().absolute()
+    folder = expanded(args.output).absolute()
     documents = beside.texts(image.id, settings())
     outcome = save(client, image, folder, part_size, Progress(), base, documents)
     name, listing = (*image.names, image.id)[0], outcome.listing

@@ -40,14 +40,14 @@ def main(args: argparse.Namespace) -> int:
     from launcher.engine.connect import connect
     from launcher.matrix.load import load_matrix
     from launcher.progress import Progress
-    from launcher.settings import settings
+    from launcher.settings import expanded, settings
     from launcher.transfer import images
 
     site = settings()
     client = connect(timeout=3600)  # an engine writes 20 GB before it gives the first byte of them
     name = images.reference(args.image, load_matrix(site.matrix).rows)
     departures = Departures(
-        checkout=args.source.expanduser().resolve() if args.source else None,
+        checkout=expanded(args.source).resolve() if args.source else None,
         base=args.base,
         builder=args.builder,
     )
