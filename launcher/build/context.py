@@ -93,6 +93,7 @@ def inside_files() -> dict[str, Path]:
     files = {
         "stage.py": PACKAGE / "build/stage.py",
         "launcher/__init__.py": PACKAGE / "__init__.py",
+        "launcher/files.py": PACKAGE / "files.py",
     }
     for path in sorted((PACKAGE / "train").rglob("*.py")):
         files[f"launcher/{path.relative_to(PACKAGE).as_posix()}"] = path

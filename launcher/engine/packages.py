@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from launcher import files
 from launcher.errors import EngineError
 
 COMPLETE = ".complete"
@@ -28,9 +30,7 @@ def unpack(folder: Path, wanted: Sequence[str], optional: Sequence[str] = ()) ->
         root.mkdir()
         for package in _download(Path(scratch), wanted, optional):
             _run(["dpkg-deb", "--extract", str(package), str(root)])
-        root.joinpath(COMPLETE).write_text(" ".join(wanted) + "\n", encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        root.rename(folder)
+        _put(root, folder, " ".join(wanted))
     return folder
 
 
@@ -51,10 +51,17 @@ def unpack_newer(folder: Path, name: str, suite: str) -> Path:
         root = scratch / "root"
         for package in scratch.glob("*.deb"):
             _run(["dpkg-deb", "--extract", str(package), str(root)])
-        root.joinpath(COMPLETE).write_text(f"{name}\n", encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        root.rename(folder)
+        _put(root, folder, name)
     return folder
+
+
+def _put(root: Path, folder: Path, held: str) -> None:
+    """Give what was unpacked its name, in place of an incomplete folder of ours."""
+    files.write(root / COMPLETE, f"{held}\n")
+    files.mark(root)
+    with suppress(FileNotFoundError):
+        files.remove_folder(folder, folder.parent)
+    files.rename(root, folder)
 
 
 def _suite_options(scratch: Path, suite: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher import files
 from launcher.engine import packages, supervisor
 from launcher.errors import EngineError
 
@@ -28,7 +30,11 @@ OPTIONAL = ["docker-cli", "docker-buildx", "docker-compose-v2"]
 IPTABLES = ("iptables", "iptables-nft")
 """A program and what it stands for: a link that installing makes, and unpacking doesn't."""
 
+SOCKETS = re.compile(r"launchpad-[a-z0-9_]{8}")
+"""The name of a folder for what ends with an engine, as `tempfile.mkdtemp` makes it."""
+
 START_WITHIN = 60.0
+LOG = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 ANSWER_WITHIN = 600  # a step of a build, a wait for a container
 Say = Callable[[str], None]
 _START_YOURSELF = "Start an engine yourself and point DOCKER_HOST at it."
@@ -80,6 +86,7 @@ def private_engine(folder: Path, say: Say = lambda _: None) -> Iterator[DockerCl
 
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    files.require_trusted(folder)
     with _lock(folder / "start.lock", say, f"another launcher that starts {folder}"):
         place, connection = _join(folder) or _start(folder, say)
     try:
@@ -115,7 +122,7 @@ def _warn_if_slow(client: DockerClient, place: Place, say: Say) -> None:
 @contextmanager
 def _lock(path: Path, say: Say, waiting_for: str) -> Iterator[int]:
     """Hold the lock `path`; a child that inherits its descriptor holds it too, beyond our end."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = files.open_own(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,11 +142,16 @@ def _join(folder: Path) -> tuple[Place, socket.socket] | None:
 
 
 def _recorded(folder: Path) -> Place | None:
-    """The place of the engine that was last started for `folder`."""
+    """The place of the engine that was last started for `folder`; None where it isn't ours.
+
+    What the file says is read by whoever will remove that folder: it has to be one that we made.
+    """
     try:
-        return Place(folder, Path((folder / "sockets").read_text(encoding="utf-8")))
-    except FileNotFoundError:
+        sockets = Path((folder / "sockets").read_text(encoding="utf-8"))
+    except (FileNotFoundError, UnicodeDecodeError):
         return None
+    made = SOCKETS.fullmatch(sockets.name) and sockets.parent == _short_folder()
+    return Place(folder, sockets) if made and files.is_ours(sockets) else None
 
 
 def _connect(place: Place) -> socket.socket | None:
@@ -184,21 +196,24 @@ def _link_iptables(programs: Path) -> None:
 def _start_with(folder: Path, options: list[str], lock: int) -> tuple[Place, socket.socket]:
     """Start the engine with `options`; nothing is left of one that doesn't come up."""
     place = Place(folder, Path(tempfile.mkdtemp(prefix="launchpad-", dir=_short_folder())))
-    (folder / "sockets").write_text(str(place.sockets), encoding="utf-8")
-    (place.sockets / "packages").symlink_to(place.packages)
-    place.settings.write_text("{}", encoding="utf-8")  # not the settings of the system's engine
-    process = _spawn(place, options, lock)
+    process = None
     try:
+        files.mark(place.sockets)
+        files.write(folder / "sockets", str(place.sockets))
+        (place.sockets / "packages").symlink_to(place.packages)
+        files.write(place.settings, "{}")  # not the settings of the system's engine
+        process = _spawn(place, options, lock)
         return place, _wait_until_up(place, process)
     except BaseException:
-        process.kill()  # with it goes everything in its namespaces
-        process.wait()
+        if process:
+            process.kill()  # with it goes everything in its namespaces
+            process.wait()
         _clean(place)
         raise
 
 
-def _short_folder() -> str | None:
-    return "/run" if os.access("/run", os.W_OK) else None
+def _short_folder() -> Path:
+    return Path("/run" if os.access("/run", os.W_OK) else tempfile.gettempdir())
 
 
 def _spawn(place: Place, options: list[str], lock: int) -> subprocess.Popen[bytes]:
@@ -211,7 +226,7 @@ def _spawn(place: Place, options: list[str], lock: int) -> subprocess.Popen[byte
     namespaces = ["--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--mount"]
     argv = ["unshare", *namespaces, "--propagation", "slave", sys.executable, "-I"]
     argv += [str(supervisor.__file__), str(place.control), *_engine_argv(place), *options]
-    with place.log.open("wb") as log:
+    with open(files.open_own(place.log, LOG), "wb") as log:
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -287,17 +302,21 @@ def _leave(place: Place, connection: socket.socket) -> None:
 
 def _wait_for_end(place: Place) -> None:
     """Wait until the engine's last process has gone, or another engine took the folder over."""
-    with (place.folder / "engine.lock").open("w") as lock:
+    lock = files.open_own(place.folder / "engine.lock", os.O_RDWR | os.O_CREAT)
+    try:
         for _ in range(200):
             try:
                 return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 time.sleep(0.01)
+    finally:
+        os.close(lock)
 
 
 def _clean(place: Place) -> None:
     """Remove what an ended engine leaves: its sockets and its empty control groups."""
-    shutil.rmtree(place.sockets, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        files.remove_folder(place.sockets, place.sockets.parent)
     hierarchies = Path("/sys/fs/cgroup")
     for tree in (
         *hierarchies.glob(place.sockets.name),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import files
 from launcher.engine import packages
 from launcher.errors import EngineError
 
@@ -90,10 +91,19 @@ def test_a_complete_folder_is_left_alone(apt: Path, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_folder_is_made_again(apt: Path, tmp_path: Path) -> None:
-    (tmp_path / "root").mkdir()
+    files.make_folder(tmp_path / "root")
     (tmp_path / "root" / "half").touch()
     packages.unpack(tmp_path / "root", ["tool"])
     assert not (tmp_path / "root" / "half").exists()
+
+
+def test_a_folder_that_is_none_of_ours_stays(apt: Path, tmp_path: Path) -> None:
+    """Whatever stood where packages go was removed."""
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "thesis").touch()
+    with pytest.raises(files.Refused):
+        packages.unpack(tmp_path / "root", ["tool"])
+    assert (tmp_path / "root" / "thesis").exists()
 
 
 def test_apts_own_words_are_the_reason(apt: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from docker import DockerClient
 
+from launcher import files
 from launcher.engine import private
 from launcher.engine.acquire import STANDIN_EPOCH
 from launcher.engine.base import debian_base
@@ -70,6 +72,58 @@ def test_a_kernel_without_bridges_gets_an_engine_without_one(
     monkeypatch.setattr(private, "_start_with", start_with)
     assert private._start(tmp_path, print) == "started"
     assert tried == [[], ["--bridge=none"]]
+
+
+@pytest.mark.parametrize("told", ["", ".", "/run", "/home/user", "../..", "{folder}", "\xff"])
+def test_a_state_file_makes_no_folder_ours(
+    folder_in_use: Path, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left empty by a full disk it meant the current folder, and all in there was removed."""
+    engine = folder_in_use / "engine"
+    (engine / "sockets").write_text(told.format(folder=folder_in_use), encoding="latin-1")
+    monkeypatch.setattr(private, "unsupported", lambda: "")
+    monkeypatch.setattr(private.packages, "unpack", lambda *_: engine)
+    monkeypatch.setattr(private, "_start_with", lambda *_: "started")
+    assert private._join(engine) is None
+    assert private._start(engine, print) == "started"
+    assert (folder_in_use / "thesis").exists()
+
+
+def test_a_folder_named_as_ours_is_removed_only_with_our_marker(
+    folder_in_use: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "_short_folder", lambda: folder_in_use)
+    sockets = folder_in_use / "launchpad-abcd_123"
+    sockets.mkdir()
+    (folder_in_use / "engine/sockets").write_text(str(sockets))
+    assert private._recorded(folder_in_use / "engine") is None
+    files.mark(sockets)
+    place = private._recorded(folder_in_use / "engine")
+    assert place is not None
+    private._clean(place)
+    assert not sockets.exists()
+
+
+def test_a_full_disk_leaves_no_state_and_no_sockets(
+    folder_in_use: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(private, "_short_folder", lambda: folder_in_use)
+    monkeypatch.setattr(private.files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        private._start_with(folder_in_use / "engine", [], 0)
+    assert sorted(path.name for path in folder_in_use.rglob("*")) == ["engine", "thesis"]
+
+
+@pytest.fixture
+def folder_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a file of the user's and an engine's folder in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "thesis").touch()
+    (tmp_path / "engine").mkdir()
+    return tmp_path
 
 
 def test_it_says_when_layers_are_copied(tmp_path: Path) -> None:

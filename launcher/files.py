@@ -1,0 +1,466 @@
+"""Files as this project writes and removes them: all or nothing, and nothing that isn't its own.
+
+We run as root on people's machines. What is written stands aside, under a name that can't be
+guessed, until all of it is on the disk, and takes its place by a rename. What is removed lies below
+a folder that was named, is reached by no symbolic link, and, a folder, holds our marker. Whatever
+doesn't fit is refused by an `OSError` that names it.
+
+Standard library only: it is in the images, too.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+MARKER = ".megatron-launchpad"
+"""Lies in each folder that we make and may remove."""
+
+MADE = b"Made by Megatron Launchpad, which may remove this folder with all that is in it.\n"
+ASIDE = ".aside"
+REMOVED = ".removed"
+UNLOCKABLE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.EBADF)
+"""What a file system answers that has no locks: there nobody can tell that another one writes."""
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LINK = (errno.ELOOP, errno.ENOTDIR)
+
+
+class Refused(PermissionError):
+    """What isn't written or removed, since it isn't, or may not be, ours."""
+
+    def __init__(self, path: Path | str, why: str) -> None:
+        super().__init__(errno.EPERM, why, str(path))
+
+
+# Written
+
+
+class Aside:
+    """A new file that will be `target`; until then nobody finds or sees it.
+
+    Its name has `token` in it: files that belong together have one. It is locked while it is open,
+    so that one that was left by a process that was killed can be told, and goes.
+    """
+
+    def __init__(self, target: Path, mode: int = 0o666, token: str = "") -> None:
+        self.target = target
+        self.path = aside_path(target, token or secrets.token_hex(8))
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.file: IO[bytes] = open(os.open(self.path, flags, mode), "w+b")  # noqa: SIM115
+        try_lock(self.file.fileno())
+
+    def complete(self) -> None:
+        """Bring it to the disk; it keeps its name."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def publish(self) -> None:
+        """Give it its name, in place of an older file, once it is on the disk."""
+        self.complete()
+        os.replace(self.path, self.target)
+        self.file.close()
+        sync(self.target.parent)
+
+    def close(self) -> None:
+        """Remove it, unless it was published."""
+        if not self.file.closed:
+            with suppress(FileNotFoundError):
+                os.unlink(self.path)
+            self.file.close()
+
+    def __enter__(self) -> Aside:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def aside_path(target: Path, token: str) -> Path:
+    """Where what will be `target` is written."""
+    return target.with_name(f".{target.name}.{token}{ASIDE}")
+
+
+def asides(target: Path, ending: str = ASIDE) -> dict[str, Path]:
+    """What stands aside for `target`, by its token: by other processes, or left by killed ones."""
+    shape = re.compile(rf"\.{re.escape(target.name)}\.([0-9a-f]{{16}}){re.escape(ending)}")
+    with suppress(FileNotFoundError), os.scandir(target.parent) as entries:
+        return {
+            match[1]: Path(entry.path)
+            for entry in entries
+            if (match := shape.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False)
+        }
+    return {}
+
+
+def sweep(target: Path) -> bool:
+    """Remove what killed processes left aside for `target`; whether another one is writing it.
+
+    On a file system without locks nothing is removed, and nobody is known to write.
+    """
+    busy = False
+    for path in asides(target).values():
+        with suppress(FileNotFoundError):
+            handle = open_own(path, os.O_RDONLY)
+            try:
+                locked = try_lock(handle)
+                busy = busy or locked is False
+                if locked:
+                    os.unlink(path)
+            finally:
+                os.close(handle)
+    return busy
+
+
+def write(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+    """Put `content` in the place of `path`: whatever happens, it is there whole, or the old is."""
+    with Aside(path, mode) as new:
+        new.file.write(content.encode() if isinstance(content, str) else content)
+        new.publish()
+    sweep(path)
+
+
+def open_own(path: Path, flags: int, mode: int = 0o600) -> int:
+    """A descriptor of a file of ours, such as a log or a lock, made where `flags` say so.
+
+    Raises Refused for a symbolic link, a file that has another name as well, a pipe or a device.
+    """
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    truncate = flags & os.O_TRUNC
+    try:
+        handle = os.open(path, flags & ~os.O_TRUNC, mode)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise Refused(path, "is no file of ours: it isn't a regular file") from None
+        raise
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise Refused(path, "is no file of ours: it isn't a regular file")
+        if status.st_nlink > 1:
+            raise Refused(path, "is no file of ours: it has another name as well")
+        if truncate:
+            os.ftruncate(handle, 0)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def try_lock(handle: int) -> bool | None:
+    """Take the lock of an open file; False where another one has it, None where there are none."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in UNLOCKABLE:
+            return None
+        raise
+    return True
+
+
+def rename(source: Path, target: Path) -> Path:
+    """Rename, and bring that to the disk; `target`."""
+    os.rename(source, target)
+    sync(target.parent)
+    if source.parent != target.parent:
+        sync(source.parent)
+    return target
+
+
+def sync(path: Path) -> None:
+    """Bring a folder's list of names, or a file, to the disk; where a file system can't, go on."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in UNLOCKABLE:
+            raise
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """Bring all files below `folder` to the disk, and the names of them."""
+    for root, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            path = Path(root, name)
+            if path.is_file() and not path.is_symlink():
+                sync(path)
+        sync(Path(root))
+
+
+# Folders of ours
+
+
+def make_folder(path: Path, mode: int = 0o777) -> Path:
+    """A new folder of ours, its marker in it from the first moment on; `path`.
+
+    Raises FileExistsError where there is something of that name.
+    """
+    new = aside_path(path, secrets.token_hex(8))
+    os.mkdir(new, mode)
+    mark(new)
+    try:
+        if os.path.lexists(path):  # else an empty folder of another one would give way
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        return rename(new, path)
+    except OSError:
+        os.unlink(new / MARKER)
+        os.rmdir(new)
+        raise
+
+
+def mark(path: Path) -> None:
+    """Say that an empty folder, or one that this process has made, is ours."""
+    handle = open_own(path / MARKER, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        os.write(handle, MADE)
+    finally:
+        os.close(handle)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether our marker lies in the folder `path`, which is no symbolic link."""
+    try:
+        handle = os.open(path, _FOLDER)
+    except OSError:
+        return False
+    try:
+        return _marked(handle)
+    finally:
+        os.close(handle)
+
+
+def _marked(folder: int) -> bool:
+    try:
+        marker = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError:
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(marker).st_mode) and os.read(marker, len(MADE)) == MADE
+    finally:
+        os.close(marker)
+
+
+def real_folder(path: Path, below: Path, *, make: bool = True) -> Path:
+    """The folder `path`; no part of it `below` the named one is a link.
+
+    It is made where it isn't there, unless told otherwise. Raises Refused where one is a link.
+    """
+    at = below
+    for part in _parts(path, below):
+        at /= part
+        if make:
+            with suppress(FileExistsError):
+                at.mkdir()
+        if (make or os.path.lexists(at)) and not stat.S_ISDIR(os.lstat(at).st_mode):
+            raise Refused(at, "isn't written to: it is a link, or no folder")
+    return path
+
+
+# Removed
+
+
+def remove_folder(path: Path, below: Path) -> None:
+    """Remove a folder of ours that lies `below` another one, which the user named or we made.
+
+    It is taken out of its place first: nothing that looks whole is left of one whose removal was
+    cut off, and the next removal there takes what is. Links to `below` are followed, and none after
+    it. Raises FileNotFoundError, and Refused for a folder without our marker, reached by a link,
+    with something mounted in it, or in which this process or its user lives.
+    """
+    with _parent(path, below) as (parent, name):
+        doomed = f".{name}.{secrets.token_hex(8)}{REMOVED}"
+        _refuse_foreign(parent, name, path)
+        os.rename(name, doomed, src_dir_fd=parent, dst_dir_fd=parent)
+        shape = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}{re.escape(REMOVED)}")
+        for left in filter(shape.fullmatch, os.listdir(parent)):
+            with suppress(FileNotFoundError):
+                _refuse_foreign(parent, left, path.with_name(left))
+                _remove_tree(parent, left)
+
+
+def remove_file(path: Path, below: Path, *, missing_ok: bool = False) -> None:
+    """Remove a file of ours `below` a folder, under a name that only we give.
+
+    Raises FileNotFoundError unless `missing_ok`, and Refused where a link leads there, or for what
+    is neither a file nor a link.
+    """
+    missing = (FileNotFoundError,) if missing_ok else ()
+    with suppress(*missing), _parent(path, below) as (parent, name):
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+            raise Refused(path, "isn't removed: it isn't a file")
+        os.unlink(name, dir_fd=parent)
+
+
+def _parts(path: Path, below: Path) -> tuple[str, ...]:
+    """The names that lead from `below` to `path`."""
+    if not (path.is_absolute() and below.is_absolute()):
+        raise Refused(path, "isn't touched: it is no absolute path")
+    try:
+        parts = path.relative_to(below).parts
+    except ValueError:
+        raise Refused(path, f"isn't touched: it doesn't lie below {below}") from None
+    if not parts or ".." in parts:
+        raise Refused(path, f"isn't touched: it doesn't lie below {below}")
+    return parts
+
+
+@contextmanager
+def _parent(path: Path, below: Path) -> Iterator[tuple[int, str]]:
+    """The opened folder that `path` lies in, and its name there."""
+    *between, name = _parts(path, below)
+    folder = os.open(below, _FOLDER & ~os.O_NOFOLLOW)
+    try:
+        for part in between:
+            try:
+                inner = os.open(part, _FOLDER, dir_fd=folder)
+            except OSError as error:
+                if error.errno in _LINK:
+                    raise Refused(path, "isn't touched: a link leads there") from None
+                raise
+            os.close(folder)
+            folder = inner
+        yield folder, name
+    finally:
+        os.close(folder)
+
+
+def _refuse_foreign(parent: int, name: str, path: Path) -> None:
+    """Raise Refused unless `name` is a folder that we may remove."""
+    try:
+        folder = os.open(name, _FOLDER, dir_fd=parent)
+    except OSError as error:
+        if error.errno in _LINK:
+            raise Refused(path, "isn't removed: it is a link, or no folder") from None
+        raise
+    try:
+        mine = os.fstat(folder)
+        real = os.path.realpath(f"/proc/self/fd/{folder}")
+        marked = _marked(folder)
+    finally:
+        os.close(folder)
+    for lived in (Path("/"), Path.cwd(), Path(os.path.expanduser("~"))):
+        if any(_is(each, mine) for each in (lived, *lived.parents)):
+            raise Refused(path, f"isn't removed: {lived} is, or lies in, it")
+    if not marked:
+        raise Refused(path, f"isn't removed: we didn't make it, as there is no {MARKER} in it")
+    if mounted := [at for at in _mounts() if f"{at}/".startswith(f"{real}/")]:
+        raise Refused(path, f"isn't removed: something is mounted at {mounted[0]}")
+
+
+def _is(path: Path, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), status)
+    except OSError:
+        return False
+
+
+def _mounts() -> list[str]:
+    """Where file systems are mounted, as far as the system tells."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            places = [line.split(" ")[4] for line in file]
+    except OSError:
+        return []
+    return [re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), at) for at in places]
+
+
+def _remove_tree(parent: int, name: str) -> None:
+    """Remove a folder with all in it, following no link; its marker goes last."""
+    top = os.open(name, _FOLDER, dir_fd=parent)
+    try:
+        # Each folder is empty when its turn comes, but for the marker in the topmost.
+        for root, folders, names, at in os.fwalk(".", topdown=False, dir_fd=top):
+            for each in names:
+                if root != "." or each != MARKER:
+                    os.unlink(each, dir_fd=at)
+            for each in folders:
+                if stat.S_ISLNK(os.stat(each, dir_fd=at, follow_symlinks=False).st_mode):
+                    os.unlink(each, dir_fd=at)
+                else:
+                    os.rmdir(each, dir_fd=at)
+        os.unlink(MARKER, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(name, dir_fd=parent)
+
+
+# Trusted
+
+
+def require_trusted(path: Path) -> None:
+    """Raise Refused where another user owns or can write `path`, or a folder that leads there.
+
+    root is trusted, and under sudo the user who called. A folder where each removes only their
+    own, as /tmp, may lead there. What LAUNCHER_TRUSTED names, folders with ":" between them, a
+    site's shared disk say, is trusted with all below.
+    """
+    trusted = [Path(each) for each in os.environ.get("LAUNCHER_TRUSTED", "").split(":") if each]
+    for real in dict.fromkeys((path.absolute(), Path(os.path.realpath(path)))):
+        if any(real.is_relative_to(each) for each in trusted):
+            continue
+        for each in (real, *real.parents):
+            with suppress(FileNotFoundError):
+                if why := _distrust(each, leads=each != real):
+                    raise Refused(
+                        each,
+                        f"{why}, and so could change what we do there. Take another place, or "
+                        f"say that you trust it: export LAUNCHER_TRUSTED={each}",
+                    )
+
+
+def _distrust(path: Path, leads: bool) -> str:
+    status = os.lstat(path)
+    ours = {0, os.geteuid()}
+    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
+        ours.add(int(os.environ["SUDO_UID"]))
+    if status.st_uid not in ours:
+        return f"belongs to {_user(status.st_uid)}"
+    if stat.S_ISLNK(status.st_mode) or (leads and status.st_mode & stat.S_ISVTX):
+        return ""
+    if status.st_mode & stat.S_IWOTH:
+        return "can be written by everybody"
+    if status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid, status.st_uid):
+        return "can be written by a group"
+    return ""
+
+
+def _user(number: int) -> str:
+    import pwd
+
+    try:
+        return f"user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"user id {number}"
+
+
+def _is_private(group: int, owner: int) -> bool:
+    """Whether nobody but the owner and root is in the group, as far as its own list tells."""
+    import grp
+    import pwd
+
+    if group == 0:
+        return True
+    try:
+        account = pwd.getpwuid(owner)
+        return account.pw_gid == group and not {*grp.getgrgid(group).gr_mem} - {account.pw_name}
+    except KeyError:
+        return False

@@ -1,0 +1,257 @@
+"""Files are written whole, and nothing is removed that we can't prove we made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import files
+from launcher.files import Refused
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder that a user named, with something of the user's beside what is ours."""
+    (tmp_path / "letter").write_text("mine")
+    return tmp_path
+
+
+def ours(path: Path) -> Path:
+    """A folder of ours with files, a folder and links in it, one of them to a user's file."""
+    files.make_folder(path)
+    (path / "deep/er").mkdir(parents=True)
+    (path / "deep/er/file").write_text("x")
+    (path / "link").symlink_to(path.parent / "letter")
+    (path / "deep/folder").symlink_to(path.parent)
+    return path
+
+
+def test_a_folder_of_ours_goes_and_no_link_in_it_is_followed(root: Path) -> None:
+    files.remove_folder(ours(root / "made"), root)
+    assert os.listdir(root) == ["letter"]
+
+
+def test_a_folder_without_our_marker_stays(root: Path) -> None:
+    (root / "theirs").mkdir()
+    (root / "theirs/data").write_text("x")
+    with pytest.raises(Refused, match=r"there is no \.megatron-launchpad in it"):
+        files.remove_folder(root / "theirs", root)
+    (root / "theirs" / files.MARKER).write_text("mine")  # of another content
+    with pytest.raises(Refused):
+        files.remove_folder(root / "theirs", root)
+    assert (root / "theirs/data").exists()
+
+
+@pytest.mark.parametrize("path", ["", ".", "made", "/", "/..", "{root}", "{root}/../{name}/made"])
+def test_a_path_that_is_none_of_ours_is_refused(
+    root: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Path("") is the current folder: a text that was read empty removed all of it."""
+    ours(root / "made")
+    monkeypatch.chdir(root)
+    with pytest.raises(Refused):
+        files.remove_folder(Path(path.format(root=root, name=root.name)), root)
+    assert (root / "made/deep/er/file").exists()
+    assert (root / "letter").exists()
+
+
+def test_the_folder_that_one_works_or_lives_in_stays(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ours(root / "made")
+    monkeypatch.chdir(made / "deep")
+    with pytest.raises(Refused, match="lies in, it"):
+        files.remove_folder(made, root)
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("HOME", str(made / "deep/er"))
+    with pytest.raises(Refused, match="lies in, it"):
+        files.remove_folder(made, root)
+    monkeypatch.setenv("HOME", str(made))
+    with pytest.raises(Refused):
+        files.remove_folder(made, root)
+    assert (made / "deep/er/file").exists()
+
+
+def test_what_a_link_leads_to_stays(root: Path) -> None:
+    """A link in the place of a folder of ours, or on the way to it."""
+    made = ours(root / "made")
+    (root / "link").symlink_to(made)
+    (root / "way").symlink_to(root)
+    for path in (root / "link", root / "way/made"):
+        with pytest.raises(Refused, match="link"):
+            files.remove_folder(path, root)
+    with pytest.raises(Refused, match="link"):
+        files.remove_file(root / "way/letter", root)
+    assert (made / "deep/er/file").exists()
+    files.remove_folder(root / "way/made", root / "way")  # the user's own link to a disk
+    assert not made.exists()
+
+
+@needs_root
+def test_what_is_mounted_in_it_stays(root: Path) -> None:
+    made = ours(root / "made")
+    (root / "disk").mkdir()
+    (root / "disk/photo").write_text("x")
+    program = f"""if True:
+        from pathlib import Path
+        from launcher import files
+        try:
+            files.remove_folder(Path({str(made)!r}), Path({str(root)!r}))
+        except files.Refused as error:
+            print(error.strerror)
+    """
+    mount = f'mkdir {made}/inner && mount --bind {root}/disk {made}/inner && exec $0 -c "$1"'
+    argv = ["unshare", "--mount", "sh", "-c", mount, sys.executable, program]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"no mounts here: {done.stderr}")
+    assert f"something is mounted at {made}/inner" in done.stdout, done.stderr
+    assert (root / "disk/photo").exists()
+
+
+def test_what_a_cut_removal_left_goes_with_the_next(root: Path) -> None:
+    made, left = ours(root / "made"), root / f".made.{'0' * 16}.removed"
+    made.rename(left)
+    foreign = root / f".made.{'1' * 16}.removed"
+    foreign.mkdir()
+    ours(root / "made")
+    with pytest.raises(Refused):
+        files.remove_folder(root / "made", root)
+    assert not made.exists()
+    foreign.rmdir()
+    files.remove_folder(ours(root / "made"), root)
+    assert os.listdir(root) == ["letter"]
+
+
+def test_a_file_is_removed_and_nothing_else(root: Path) -> None:
+    (root / "folder").mkdir()
+    (root / "link").symlink_to("letter")
+    files.remove_file(root / "link", root)
+    assert (root / "letter").exists()
+    with pytest.raises(Refused, match="it isn't a file"):
+        files.remove_file(root / "folder", root)
+    with pytest.raises(FileNotFoundError):
+        files.remove_file(root / "link", root)
+    files.remove_file(root / "link", root, missing_ok=True)
+    files.remove_file(root / "letter", root)
+
+
+def test_what_is_written_takes_the_place_of_a_link(root: Path) -> None:
+    """A link in the place of what is written had its target overwritten."""
+    (root / "state").symlink_to("letter")
+    files.write(root / "state", "new")
+    assert (root / "letter").read_text() == "mine"
+    assert not (root / "state").is_symlink()
+    assert (root / "state").read_text() == "new"
+    assert sorted(os.listdir(root)) == ["letter", "state"]
+
+
+def test_a_write_that_fails_leaves_the_old(root: Path) -> None:
+    with pytest.raises(TypeError), files.Aside(root / "letter") as new:
+        new.file.writelines([b"half", None])  # type: ignore[list-item]
+    assert (root / "letter").read_text() == "mine"
+    assert os.listdir(root) == ["letter"]
+
+
+def test_what_a_killed_process_left_aside_goes_and_what_is_written_stays(root: Path) -> None:
+    left = files.aside_path(root / "letter", "0" * 16)
+    left.write_text("half")
+    strange = root / ".letter.0123.aside"
+    strange.write_text("of somebody")
+    with files.Aside(root / "letter") as other:
+        assert files.sweep(root / "letter")
+        assert other.path.exists()
+    assert not files.sweep(root / "letter")
+    assert sorted(os.listdir(root)) == [".letter.0123.aside", "letter"]
+
+
+@pytest.mark.parametrize("kind", ["symlink", "hard link", "pipe", "folder", "device"])
+def test_what_is_no_file_of_ours_is_not_opened(root: Path, kind: str) -> None:
+    """A log or a lock was written through a link, and a pipe was waited for."""
+    path = root / "log"
+    {
+        "symlink": lambda: path.symlink_to("letter"),
+        "hard link": lambda: path.hardlink_to(root / "letter"),
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+        "device": lambda: path.symlink_to("/dev/zero"),
+    }[kind]()
+    with pytest.raises((Refused, IsADirectoryError)):
+        files.open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    assert (root / "letter").read_text() == "mine"
+
+
+def test_folders_are_made_and_no_link_among_them(root: Path) -> None:
+    assert files.real_folder(root / "a/b", root).is_dir()
+    (root / "a/c").symlink_to(root)
+    with pytest.raises(Refused):
+        files.real_folder(root / "a/c/d", root)
+    with pytest.raises(Refused):
+        files.real_folder(root / "letter/d", root)
+    assert sorted(os.listdir(root)) == ["a", "letter"]
+
+
+def test_a_folder_of_ours_is_made_where_there_is_nothing(root: Path) -> None:
+    (root / "theirs").mkdir()
+    with pytest.raises(FileExistsError):
+        files.make_folder(root / "theirs")
+    assert not files.is_ours(root / "theirs")
+    assert files.is_ours(files.make_folder(root / "made"))
+    assert sorted(os.listdir(root)) == ["letter", "made", "theirs"]
+
+
+@needs_root
+@pytest.mark.parametrize("above", [False, True])
+def test_a_folder_that_another_user_has_or_can_write_is_not_trusted(
+    root: Path, above: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = root / "shared/cache"
+    cache.mkdir(parents=True)
+    files.require_trusted(cache)
+    files.require_trusted(root / "not/there/yet")
+    changed = cache.parent if above else cache
+    for change, back in (
+        (lambda: os.chown(changed, 4711, 0), lambda: os.chown(changed, 0, 0)),
+        (lambda: changed.chmod(0o777), lambda: changed.chmod(0o755)),
+        (lambda: (os.chown(changed, 0, 4711), changed.chmod(0o775)), lambda: changed.chmod(0o755)),
+    ):
+        change()
+        with pytest.raises(Refused) as caught:
+            files.require_trusted(cache)
+        assert caught.value.filename == str(changed)
+        monkeypatch.setenv("LAUNCHER_TRUSTED", f"/nowhere:{changed}")
+        files.require_trusted(cache)
+        monkeypatch.delenv("LAUNCHER_TRUSTED")
+        back()
+    os.chown(changed, 4711, 0)
+    monkeypatch.setenv("SUDO_UID", "4711")
+    files.require_trusted(cache)
+
+
+@needs_root
+def test_a_link_to_a_folder_of_another_user_is_not_trusted(root: Path) -> None:
+    (root / "theirs").mkdir()
+    os.chown(root / "theirs", 4711, 4711)
+    (root / "link").symlink_to("theirs")
+    with pytest.raises(Refused, match="belongs to user id 4711"):
+        files.require_trusted(root / "link/cache")
+    (root / "theirs").rmdir()
+    (root / "theirs").mkdir()
+    os.lchown(root / "link", 4711, 4711)
+    with pytest.raises(Refused):
+        files.require_trusted(root / "link/cache")
+
+
+def test_where_each_removes_their_own_may_lead_there(root: Path) -> None:
+    (root / "tmp").mkdir()
+    (root / "tmp").chmod(0o1777)
+    (root / "tmp/mine").mkdir()
+    files.require_trusted(root / "tmp/mine")
+    with pytest.raises(Refused, match="by everybody"):
+        files.require_trusted(root / "tmp")
