@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from launcher import files
 from launcher.transfer import layout, packed
 from launcher.transfer.layout import File
 
@@ -47,14 +48,14 @@ class Blob:
 
     def place(self, folder: Path) -> list[File]:
         """Move its files to where the layout in `folder` has them."""
-        files = []
+        placed = []
         for number, piece in enumerate(self.pieces, 1):
             path = path_of(self.digest, number if len(self.pieces) > 1 else None)
             target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
+            files.real_folder(target.parent, folder)
             piece.path.replace(target)
-            files.append(File(path=path, size=piece.size, sha256=piece.sha256))
-        return files
+            placed.append(File(path=path, size=piece.size, sha256=piece.sha256))
+        return placed
 
 
 def path_of(digest: str, number: int | None) -> str:
@@ -107,7 +108,7 @@ def write(
         hashes = [whole, hashlib.sha256()] if pieces else [whole]
         pieces.append(_write_piece(stored, path, part_size, hashes))
     for surplus in {*folder.glob(f"{name}.*")} - {piece.path for piece in pieces}:
-        surplus.unlink()
+        files.remove_file(surplus, folder)
     digest, unpacked = (f"sha256:{one.hexdigest()}" for one in (whole, content))
     count = sum(piece.size for piece in pieces)
     return Blob(digest, count, unpacked if pack else None, tuple(pieces))
@@ -133,7 +134,8 @@ def _hashed(blocks: Iterator[bytes], sha256: hashlib._Hash) -> Iterator[bytes]:
 def _write_piece(stored: Stream, path: Path, room: int, hashes: Sequence[hashlib._Hash]) -> Piece:
     """Write at most `room` bytes to `path`; the last of `hashes` is the piece's at its end."""
     size, kept, same = 0, 0, True
-    with path.open("r+b" if path.exists() else "w+b", buffering=0) as file:
+    handle = files.open_own(path, os.O_RDWR | os.O_CREAT, 0o666)
+    with open(handle, "r+b", buffering=0) as file:
         while block := stored.read(room - size):
             for sha256 in hashes:
                 sha256.update(block)
@@ -144,10 +146,11 @@ def _write_piece(stored: Stream, path: Path, room: int, hashes: Sequence[hashlib
                     file.seek(size)
                     file.truncate()
                     same = False
-                _write_all(file, block)
+                _write_all(file, path, block)
             size += len(block)
         if file.seek(0, os.SEEK_END) > size:
             file.truncate(size)
+        os.fsync(handle)
     return Piece(path, size, hashes[-1].hexdigest(), kept)
 
 
@@ -159,10 +162,10 @@ def _is_next(file: IO[bytes], block: bytes) -> bool:
         return False
 
 
-def _write_all(file: IO[bytes], block: bytes) -> None:
+def _write_all(file: IO[bytes], path: Path, block: bytes) -> None:
     """A file without a buffer may take less than it is given, near the end of a disk."""
     rest = memoryview(block)
-    with named(file.name):
+    with named(path):
         while rest:
             rest = rest[file.write(rest) :]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from launcher import files
 from launcher.errors import EngineError, UsageError
 from launcher.progress import Progress
 from launcher.transfer import layout, parts, saved
@@ -72,7 +72,7 @@ def save(
     blobs: dict[str, Blob] = {}
     layers: dict[str, Layer] = {}
     taken: set[str] = set()
-    (folder / layout.LISTING).unlink(missing_ok=True)
+    files.remove_file(folder / layout.LISTING, folder, missing_ok=True)
     there = _packed_in(folder, image)
     with saved.told(known[0], _AGAIN):
         stream = Saved(client.api.get_image(image.id, chunk_size=parts.BLOCK), image.layers)
@@ -96,15 +96,18 @@ def save(
         _check(image, order)
         carried = [blobs[name] for name in {config, *names[below:]}]
     listing = _complete(folder, image, base, blobs[config], order, carried, documents)
-    shutil.rmtree(incoming)
+    files.remove_folder(incoming, folder)
     return Outcome(listing, sum(blob.kept for blob in carried))
 
 
 def _prepare(folder: Path, known: list[str]) -> Path:
     """The folder for incoming files of the image that is `known` by these names and this ID.
 
-    Refuses a folder with another image, known by none of them, or with other things in it.
+    Refuses a folder with another image, known by none of them, or with other things in it, and one
+    with an image's files that no save of ours has made, or with links among its folders.
     """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    files.require_trusted(folder)
     incoming = folder / INCOMING
     held = _known_in(folder)
     if held and not {*held} & {*known}:
@@ -121,11 +124,21 @@ def _prepare(folder: Path, known: list[str]) -> Path:
             f"{folder} isn't empty: it has {what} in it",
             "Name a folder for this image alone; it is made where there is none.",
         )
-    incoming.mkdir(parents=True, exist_ok=True)
-    beside = incoming / f"{NAMES}.new"
-    with parts.named(beside):
-        beside.write_bytes(layout.compact(known))
-    beside.replace(incoming / NAMES)
+    if there & OURS and not files.is_ours(folder):
+        raise UsageError(
+            f"{folder} has an image's files in it, and no save of this launcher has made it",
+            "Name another folder, or remove this one.",
+        )
+    if not folder.exists():
+        files.make_folder(folder)
+    elif not files.is_ours(folder):
+        files.mark(folder)
+    for each in (INCOMING, *FOLDERS):
+        files.real_folder(folder / each, folder, make=False)
+    if not incoming.exists():
+        files.make_folder(incoming)
+    with parts.named(incoming / NAMES):
+        files.write(incoming / NAMES, layout.compact(known))
     return incoming
 
 
@@ -145,8 +158,10 @@ def _known_in(folder: Path) -> list[str]:
 
 def _is_ours(incoming: Path) -> bool:
     """Whether all that is in there is named as a save names it, which may not be all written."""
-    ours = rf"[0-9a-f]{{64}}(\.\d{{4,}})?|{NAMES}(\.new)?"
-    return all(re.fullmatch(ours, path.name) for path in incoming.iterdir())
+    ours = rf"[0-9a-f]{{64}}(\.\d{{4,}})?|{NAMES}|\.{NAMES}\..*|{re.escape(files.MARKER)}"
+    return files.is_ours(incoming) and all(
+        re.fullmatch(ours, path.name) for path in incoming.iterdir()
+    )
 
 
 def _packed_in(folder: Path, image: Image) -> dict[str, str]:
@@ -165,7 +180,7 @@ def _packed_in(folder: Path, image: Image) -> dict[str, str]:
         known = set(map(hex_of, image.layers))
         for path in (*blobs, *(folder / layout.PARTS).glob("*")):
             if path.name.partition(".")[0] not in known:
-                path.unlink()
+                files.remove_file(path, folder)
     return found or {}
 
 
@@ -245,14 +260,14 @@ def _complete(
         layout.INDEX: layout.index(manifest, json.loads(value), image.names),
         **{f"{layout.DOCUMENTS}/{name}": content for name, content in documents.items()},
     }
-    files: dict[str, File] = {}
+    listed: dict[str, File] = {}
     split: dict[str, tuple[str, ...]] = {}
     for path, content in made.items():
         _write(folder / path, content)
-        files[path] = File(path=path, size=len(content), sha256=hex_of(layout.sha256(content)))
+        listed[path] = File(path=path, size=len(content), sha256=hex_of(layout.sha256(content)))
     for blob in carried:
         placed = blob.place(folder)
-        files |= {file.path: file for file in placed}
+        listed |= {file.path: file for file in placed}
         if len(placed) > 1:
             split[blob.digest] = tuple(file.path for file in placed)
     listing = Listing(
@@ -261,14 +276,17 @@ def _complete(
         image=config.digest,
         manifest=layout.sha256(manifest),
         base=base,
-        files=tuple(files[path] for path in sorted(files)),
+        files=tuple(listed[path] for path in sorted(listed)),
         split=dict(sorted(split.items())),
     )
-    for there in chain.from_iterable(folder.glob(f"{one}/*") for one in FOLDERS):
-        if there.relative_to(folder).as_posix() not in files:
-            there.unlink()
+    for each in FOLDERS:
+        if (folder / each).exists():
+            files.sync(folder / each)
     _write(folder / layout.SUMS, layout.sums(listing))
     _write(folder / layout.LISTING, layout.render(listing))
+    for there in chain.from_iterable(folder.glob(f"{one}/*") for one in FOLDERS):
+        if there.relative_to(folder).as_posix() not in listed:
+            files.remove_file(there, folder)
     return listing
 
 
@@ -279,4 +297,4 @@ def _write(path: Path, content: bytes) -> None:
             return
     path.parent.mkdir(parents=True, exist_ok=True)
     with parts.named(path):
-        path.write_bytes(content)
+        files.write(path, content)

@@ -111,7 +111,7 @@ def test_a_full_disk_is_told_with_the_file() -> None:
         Path("/dev/full").open("wb", buffering=0) as file,
         pytest.raises(OSError, match="No space left on device") as caught,
     ):
-        parts._write_all(file, b"x")
+        parts._write_all(file, Path("/dev/full"), b"x")
     assert caught.value.filename == "/dev/full"
 
 

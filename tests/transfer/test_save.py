@@ -6,6 +6,7 @@ import errno
 import gzip
 import io
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from launcher import files
 from launcher.errors import EngineError, UsageError
 from launcher.progress import Progress
 from launcher.transfer import images, layout
@@ -36,11 +38,11 @@ def saved(engine: Engine, folder: Path, thin: bool = False, part_size: int = PAR
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file under a folder."""
+    """Every file under a folder but for our marker."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file()
+        if path.is_file() and path.name != files.MARKER
     }
 
 
@@ -55,20 +57,20 @@ def test_every_format_gives_the_same_files(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_it_is_an_oci_layout(tmp_path: Path, form: str, thin: bool) -> None:
     listing = saved(filled(form), tmp_path, thin, part_size=1_000_000).listing
-    files = contents(tmp_path)
-    assert json.loads(files["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
-    (first, second) = json.loads(files["index.json"])["manifests"]
+    held = contents(tmp_path)
+    assert json.loads(held["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
+    (first, second) = json.loads(held["index.json"])["manifests"]
     assert first["digest"] == second["digest"] == listing.manifest
     assert [one["annotations"]["org.opencontainers.image.ref.name"] for one in (first, second)] == [
         "24.10",
         "24.10-0.9.0",
     ]
-    manifest = json.loads(files[layout.blob_path(listing.manifest)])
-    assert len(files[layout.blob_path(listing.manifest)]) == first["size"]
-    held = filled(form).find("megatron:24.10")
-    assert listing.image == manifest["config"]["digest"] == held.id
-    for number, (one, diff_id) in enumerate(zip(manifest["layers"], held.diff_ids, strict=True)):
-        there = files.get(layout.blob_path(one["digest"]))
+    manifest = json.loads(held[layout.blob_path(listing.manifest)])
+    assert len(held[layout.blob_path(listing.manifest)]) == first["size"]
+    image = filled(form).find("megatron:24.10")
+    assert listing.image == manifest["config"]["digest"] == image.id
+    for number, (one, diff_id) in enumerate(zip(manifest["layers"], image.diff_ids, strict=True)):
+        there = held.get(layout.blob_path(one["digest"]))
         if thin and number in (0, 2):
             assert there is None
             if form != "packed":
@@ -98,15 +100,15 @@ def test_a_thin_one_has_only_what_the_base_lacks(tmp_path: Path, form: str) -> N
 
 def test_all_files_but_the_list_are_listed(tmp_path: Path) -> None:
     outcome = saved(filled(), tmp_path)
-    files = contents(tmp_path)
-    assert set(files) == {file.path for file in outcome.listing.files} | {
+    held = contents(tmp_path)
+    assert set(held) == {file.path for file in outcome.listing.files} | {
         "transfer.json",
         "SHA256SUMS",
     }
-    assert files["transfer.json"] == layout.render(outcome.listing)
-    assert files["SHA256SUMS"] == layout.sums(outcome.listing)
-    assert all(len(content) <= PART for path, content in files.items() if path.startswith("parts"))
-    assert [path for path in files if path.startswith("parts")]
+    assert held["transfer.json"] == layout.render(outcome.listing)
+    assert held["SHA256SUMS"] == layout.sums(outcome.listing)
+    assert all(len(content) <= PART for path, content in held.items() if path.startswith("parts"))
+    assert [path for path in held if path.startswith("parts")]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -272,13 +274,12 @@ def test_names_are_whole_whenever_a_save_is_killed(
     cut_off(engine, images.find(engine, "megatron:24.10"), tmp_path)
     before = (tmp_path / INCOMING / NAMES).read_bytes()
 
-    def killed(path: Path, content: bytes) -> None:
-        with path.open("wb") as file:
-            file.write(content[:5])
+    def killed(descriptor: int) -> None:
+        os.ftruncate(descriptor, 5)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_bytes", killed)
+        patched.setattr(os, "fsync", killed)
         with pytest.raises(KeyboardInterrupt):
             saved(engine, tmp_path)
     assert (tmp_path / INCOMING / NAMES).read_bytes() == before
@@ -292,6 +293,45 @@ def test_somebody_elses_incoming_folder_is_refused_and_left(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="something like an image"):
         saved(filled(), tmp_path)
     assert theirs.exists()
+
+
+@pytest.mark.parametrize("inner", ["blobs", "blobs/sha256", "parts", "documents", INCOMING])
+def test_what_a_link_among_the_folders_leads_to_stays(tmp_path: Path, inner: str) -> None:
+    """A stick's list of our shape, and a link: files that the list didn't name were removed."""
+    stick, home = tmp_path / "stick", tmp_path / "home"
+    home.mkdir()
+    (home / "thesis").write_text("x")
+    saved(filled(), stick)
+    folder = stick / inner
+    if folder.exists():
+        folder.rename(home / "moved")
+    folder.parent.mkdir(exist_ok=True)
+    folder.symlink_to(home)
+    before = contents(home)
+    with pytest.raises((files.Refused, UsageError)):
+        saved(filled(), stick)
+    assert contents(home) == before
+
+
+@pytest.mark.parametrize("link", ["symbolic", "hard"])
+def test_a_piece_that_is_a_link_isnt_written_through(tmp_path: Path, link: str) -> None:
+    stick, thesis = tmp_path / "stick", tmp_path / "thesis"
+    thesis.write_text("x")
+    cut_off(filled(), images.find(filled(), "megatron:24.10"), stick)
+    for path in (stick / INCOMING).glob("*.0001"):
+        path.unlink()
+        (path.symlink_to if link == "symbolic" else path.hardlink_to)(thesis)
+    with pytest.raises(files.Refused):
+        saved(filled(), stick)
+    assert thesis.read_text() == "x"
+
+
+def test_a_folder_of_our_shape_that_no_save_made_is_refused(tmp_path: Path) -> None:
+    saved(filled(), tmp_path)
+    (tmp_path / files.MARKER).unlink()
+    with pytest.raises(UsageError, match="no save of this launcher has made it"):
+        saved(filled(), tmp_path)
+    assert (tmp_path / layout.LISTING).exists()
 
 
 @pytest.mark.parametrize("complete", [False, True])
