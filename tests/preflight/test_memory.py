@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from launcher.preflight import memory
 from launcher.preflight.memory import Shape
 from launcher.run import source
-from launcher.run.extract import Checkout
 from launcher.run.config import RunConfig
+from launcher.run.extract import Checkout
 from launcher.run.layout import layout
 
 
