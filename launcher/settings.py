@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher import names
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 GITHUB = "https://github.com/"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-_REPOSITORY = re.compile(r"(?P<host>[a-zA-Z0-9.-]+(:\d+)?)(/[a-z0-9._-]+)*")
+_REPOSITORY = re.compile(rf"(?P<host>{names.HOST})(/{names.PART})*")
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,24 @@ def settings() -> Settings:
     def folder(variable: str, key: str, usual: Path) -> Path:
         return _path(env.get(variable) or getattr(file, key, None) or usual)
 
-    def text(variable: str, key: str, usual: str) -> str:
+    def text(variable: str, key: str, usual: str, check: names.Check) -> str:
         in_file = getattr(file, key, None)
-        return env.get(variable, usual if in_file is None else in_file)
+        if not env.get(variable):
+            return "" if variable in env else usual if in_file is None else in_file
+        try:
+            return check(env[variable])
+        except ValueError as error:  # its value may hold a password
+            raise UsageError(f"{variable}: {error}") from None
 
     return Settings(
         cache=folder("LAUNCHER_CACHE", "cache", home_cache / "megatron-launchpad"),
         matrix=folder("LAUNCHER_MATRIX", "matrix", ROOT / "matrix.yaml"),
-        torch_index=text("LAUNCHER_TORCH_INDEX", "torch_index", TORCH_INDEX),
-        git_mirror=_ended(text("LAUNCHER_GIT_MIRROR", "git_mirror", GITHUB)),
+        torch_index=text("LAUNCHER_TORCH_INDEX", "torch_index", TORCH_INDEX, names.index),
+        git_mirror=_ended(
+            text("LAUNCHER_GIT_MIRROR", "git_mirror", GITHUB, names.git_mirror) or GITHUB
+        ),
         runs=folder("LAUNCHER_RUNS", "runs", state / "megatron-launchpad/runs"),
-        index_url=text("PIP_INDEX_URL", "index_url", ""),
+        index_url=text("PIP_INDEX_URL", "index_url", "", names.index),
         image_mirrors=(file.image_mirrors if file else {}) if mirrors is None else _pairs(mirrors),
     )
 
@@ -124,7 +132,7 @@ def _file() -> SettingsFile | None:
 
 def _ended(url: str) -> str:
     """A mirror's URL so that a repository's name can follow: `git@host:` can as it is."""
-    return url if not url or url.endswith(("/", ":")) else f"{url}/"
+    return url if url.endswith(("/", ":")) else f"{url}/"
 
 
 def _pairs(text: str) -> dict[str, str]:

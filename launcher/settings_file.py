@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from launcher import yamlfile
+from launcher import names, yamlfile
 from launcher.errors import UsageError
 from launcher.settings import expanded, repository_fault
 
@@ -23,7 +23,10 @@ def _repository(value: str) -> str:
 
 
 Text = Annotated[str, Field(min_length=1)]
+Folder = Annotated[Text, AfterValidator(names.matching(r"[^\0-\x1f\x7f]+", "a path"))]
 Repository = Annotated[Text, AfterValidator(_repository)]
+Index = Annotated[Text, AfterValidator(names.index)]
+GitMirror = Annotated[Text, AfterValidator(names.git_mirror)]
 
 
 class SettingsFile(BaseModel):
@@ -31,12 +34,14 @@ class SettingsFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    cache: Text | None = None
-    matrix: Text | None = None
-    runs: Text | None = None
-    torch_index: str | None = None
-    git_mirror: Text | None = None
-    index_url: Text | None = None
+    cache: Folder | None = None
+    matrix: Folder | None = None
+    runs: Folder | None = None
+    torch_index: Annotated[str, AfterValidator(lambda text: text and names.index(text))] | None = (
+        None
+    )
+    git_mirror: GitMirror | None = None
+    index_url: Index | None = None
     image_mirrors: dict[Repository, Repository] = {}
 
 

@@ -205,3 +205,30 @@ def test_yaml_is_not_imported_where_there_is_no_file(file: Path) -> None:
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
     file.write_text("cache: /x\n")
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "variable", "value"),
+    [
+        ("git_mirror", "LAUNCHER_GIT_MIRROR", "--upload-pack=touch hunter2;"),
+        ("git_mirror", "LAUNCHER_GIT_MIRROR", "ext::sh -c hunter2 "),
+        ("git_mirror", "LAUNCHER_GIT_MIRROR", "ssh://-oProxyCommand=hunter2/"),
+        ("torch_index", "LAUNCHER_TORCH_INDEX", "--hunter2"),
+        ("torch_index", "LAUNCHER_TORCH_INDEX", "https://pip.example\\n--pre hunter2"),
+        ("index_url", "PIP_INDEX_URL", "hunter2@pip.example"),
+    ],
+)
+def test_an_address_that_would_be_an_option_or_a_command_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch, key: str, variable: str, value: str
+) -> None:
+    """Git and pip are given it as a word; what may be a password isn't told."""
+    file.write_text(f'runs: /r\n{key}: "{value}"\n')
+    with pytest.raises(UsageError, match=rf"settings\.yaml:2: {key}: doesn't look like") as caught:
+        settings()
+    assert "hunter2" not in str(caught.value)
+    file.write_text("runs: /r\n")
+    os.utime(file, (2, 2))
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UsageError, match=f"{variable}: doesn't look like") as caught:
+        settings()
+    assert "hunter2" not in str(caught.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -20,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from launcher import names
 from launcher.errors import nearest
 from launcher.yamlfile import Fault
 
@@ -49,12 +49,7 @@ def _requirement(value: str) -> str:
 
 
 def _matching(pattern: str, example: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise ValueError(f"doesn't look like {example}")
-        return value
-
-    return AfterValidator(check)
+    return AfterValidator(names.matching(pattern, example))
 
 
 Text = Annotated[str, BeforeValidator(_quoted), Field(min_length=1)]
@@ -63,18 +58,24 @@ Package = Annotated[Text, AfterValidator(_requirement)]
 Commit = Annotated[Text, _matching(r"[0-9a-f]{40}", "a full commit: 40 hex digits")]
 Sha256 = Annotated[Text, _matching(r"[0-9a-f]{64}", "a sha256: 64 hex digits")]
 Release = Annotated[Text, _matching(r"\d+\.\d+\.\d+", "a release: 0.9.0")]
-Tag = Annotated[Text, _matching(r"[a-z0-9][a-z0-9._-]*", "an image tag: 24.10")]
+Tag = Annotated[Text, AfterValidator(names.tag)]
 PythonVersion = Annotated[Text, _matching(r"3\.\d+", "a Python version: 3.10")]
 Abi = Annotated[Text, _matching(r"cp3\d+(-arm64)?", "an ABI: cp310, or cp312-arm64 of arm64")]
 Name = Annotated[Text, _matching(r"[a-z0-9][a-z0-9._-]*", "a name: apex-24.10")]
-Url = Annotated[Text, _matching(r"https://\S+", "an address: https://…")]
-Folder = Annotated[Text, _matching(r"(?!/)(?!.*\.\.)[\w./+-]+(?<!/)", "a folder: 3rdparty/cutlass")]
+Url = Annotated[
+    Text, _matching(r"https://[!-~]+/\w[\w.+%~-]*", "a file's address: https://…/a.tar.gz")
+]
+Folder = Annotated[Text, AfterValidator(names.folder)]
 Architecture = Annotated[Text, _matching(r"\d{2,3}[af]?", "a compute capability: 90 of 9.0")]
-Reference = Annotated[Text, _matching(r"[\w.\-:/]+(@sha256:[0-9a-f]{64})?", "an image reference")]
+Reference = Annotated[Text, AfterValidator(names.image)]
 Digest = Annotated[Text, _matching(r"sha256:[0-9a-f]{64}", "a digest: sha256: and 64 hex digits")]
-GitRef = Annotated[Text, _matching(r"(?!-)[\w./+-]+(?<!\.lock)", "a tag or a branch: core_r0.9.0")]
+GitUrl = Annotated[Text, AfterValidator(names.git_url)]
+GitRef = Annotated[Text, AfterValidator(names.git_ref)]
+Module = Annotated[Text, _matching(r"[A-Za-z_]\w*(\.\w+)*", "a Python module: apex_C")]
+Variable = Annotated[Text, _matching(r"[A-Za-z_]\w*", "a variable's name: NVTE_FRAMEWORK")]
 Pin = Annotated[
-    Text, _matching(r"[\w.\-]+==[\w.+!\-]+ --hash=sha256:[0-9a-f]{64}", "name==version --hash=…")
+    Text,
+    _matching(r"\w[\w.\-]*==\w[\w.+!\-]* --hash=sha256:[0-9a-f]{64}", "name==version --hash=…"),
 ]
 
 Source = Literal["git", "sdist"]
@@ -92,7 +93,7 @@ class Strict(BaseModel):
 class GitSource(Strict):
     """A repository at one commit, or at the one that a tag or branch named when it was locked."""
 
-    url: Text
+    url: GitUrl
     commit: Commit | None = None
     ref: GitRef | None = None
 
@@ -120,8 +121,8 @@ class MegatronRelease(Strict):
 
     git: GitSource
     sdist: bool = False
-    patches: str
-    extension: Text
+    patches: Annotated[str, AfterValidator(lambda value: value and names.folder(value))]
+    extension: Module
     version: Release | None = None
     python: Specifier | None = None
     torch: Specifier | None = None
@@ -137,11 +138,11 @@ class Extension(Strict):
     """
 
     git: GitSource
-    submodules: dict[Folder, Url] = {}
+    submodules: dict[Folder, GitUrl] = {}
     package: Name
-    modules: list[Text] = Field(min_length=1)
+    modules: list[Module] = Field(min_length=1)
     options: list[Text] = []
-    environment: dict[Text, Text] = {}
+    environment: dict[Variable, Text] = {}
 
 
 class Interpreter(Strict):
@@ -154,9 +155,9 @@ class Interpreter(Strict):
 class Needs(Strict):
     """Requirements, as people write them; the lock says which versions they are."""
 
-    build: list[Text]
-    runtime: list[Text]
-    extensions: list[Text] = []
+    build: list[Package]
+    runtime: list[Package]
+    extensions: list[Package] = []
 
 
 class Row(Strict):
@@ -255,11 +256,11 @@ class Matrix(Strict):
             used.setdefault(builder, []).append(f"builder of {abi}")
         return {reference: ", ".join(roles) for reference, roles in used.items()}
 
-    def platforms(self, reference: str) -> list[str]:
+    def platforms(self, reference: str) -> list[Platform]:
         """What an image of `images` is used for, in the order of the rows: linux/amd64 …"""
         rows = self.rows.values()
         of_bases = [one for row in rows if row.base == reference for one in row.platforms]
-        of_builders = [
+        of_builders: list[Platform] = [
             "linux/arm64" if key.endswith("-arm64") else AMD64
             for key, builder in self.builders.items()
             if builder == reference
@@ -407,7 +408,7 @@ class LockedImage(Strict):
     """What a tag named when it was locked: an index of platforms, or one platform's manifest."""
 
     digest: Digest
-    platforms: dict[Text, LockedPlatform]
+    platforms: dict[Platform, LockedPlatform]
 
     @property
     def digests(self) -> set[str]:

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from launcher import names
 from launcher.errors import LauncherError
 from launcher.run.gpus import parse_gpus
 
@@ -98,12 +99,7 @@ def _size(value: object) -> str:
 
 
 def _matching(pattern: str, example: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value, re.ASCII):
-            raise ValueError(f"doesn't look like {example}")
-        return value
-
-    return AfterValidator(check)
+    return AfterValidator(names.matching(pattern, example))
 
 
 LARGEST = 10**12  # far above any size, and still quick to factor for a suggestion
@@ -116,9 +112,8 @@ Number = Annotated[float, BeforeValidator(_number)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Name = Annotated[Text, _matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}", "a name: gpt2-small")]
-Tag = Annotated[
-    Text, BeforeValidator(_tag), _matching(r"[A-Za-z0-9][\w.-]*", "an image tag: 24.10")
-]
+Tag = Annotated[Text, BeforeValidator(_tag), AfterValidator(names.tag)]
+Reference = Annotated[Text, AfterValidator(names.image)]
 Variable = Annotated[Text, _matching(r"[A-Za-z_]\w*", "a variable's name")]
 Size = Annotated[str, BeforeValidator(_size)]
 GpuRequest = Annotated[str, BeforeValidator(_gpus)]
@@ -143,8 +138,10 @@ class Image(Strict):
     """The image: a row of the matrix by its tag, or any image by its full name."""
 
     tag: Tag | None = None
-    name: Text | None = None
-    megatron: Annotated[Text, _matching(r"\d+\.\d+\.\d+\S*", 'a release: "0.9.0"')] | None = None
+    name: Reference | None = None
+    megatron: Annotated[Text, _matching(r"\d+\.\d+\.\d+[\w.+-]*", 'a release: "0.9.0"')] | None = (
+        None
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from launcher import names
 from launcher.run import arguments, config, render
 from launcher.run.config import RunConfig
 
@@ -22,7 +23,7 @@ NUMBER = r"^\s*[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d[\d_]*)?\s*$"
 """Numbers as text: YAML 1.1, which the launcher reads, takes 1e-4 for text."""
 GPUS = r"^\s*(all|\d{1,6}|device=[\w:.-]+(,[\w:.-]+)*)\s*$"
 SCALAR = {"type": ["string", "boolean", "number"]}
-TAG = r"^[A-Za-z0-9][\w.-]*$"
+TAG = r"^[A-Za-z0-9][\w.-]{0,99}$"
 
 READ_AS: dict[Any, JsonSchemaValue] = {
     config._number: {"anyOf": [{"type": "number"}, {"type": "string", "pattern": NUMBER}]},
@@ -86,7 +87,7 @@ class _Generator(GenerateJsonSchema):
     ) -> JsonSchemaValue:
         inner = super().function_after_schema(schema)
         function: Any = schema["function"]["function"]
-        if getattr(function, "__qualname__", "").startswith("_matching."):
+        if getattr(function, "__qualname__", "").startswith("matching."):
             pattern = getclosurevars(function).nonlocals["pattern"]
             return inner if "anyOf" in inner else inner | {"pattern": f"^({pattern})$"}
         bounds = getattr(function, "keywords", {})
@@ -147,7 +148,7 @@ def _short_forms(parts: dict[str, JsonSchemaValue]) -> None:
     """`image: "24.10"`, `nodes: 2`, and what sections ask of several keys together."""
     image = parts["Image"]
     image["anyOf"] = [{"required": ["tag"]}, {"required": ["name"]}]
-    named = {"type": "string", "pattern": "[/:@]"}
+    named = {"type": "string", "pattern": f"^(?=.*[/:@])({names.IMAGE})$"}
     parts["Image"] = {"anyOf": [*READ_AS[config._tag]["anyOf"], named, image]}
     parts["Nodes"] = {"anyOf": [{"type": "integer", "minimum": 1}, parts["Nodes"]]}
     resources = parts["Resources"]

@@ -326,8 +326,8 @@ def test_a_branch_is_locked_with_its_name_and_another_one_keeps_no_pin(
     assert (found.commit, found.ref) == ("a" * 40, "core_r0.9.0")
     old = load_lock().model_copy(update={"releases": {"0.9.0": LockedRelease(git=found)}})
     assert lock._old_git(old, "0.9.0", named) == found
-    assert lock._old_git(old, "0.9.0", GitSource(url="x", ref="core_r0.10.0")) is None
-    assert lock._old_git(old, "0.9.0", GitSource(url="x", commit="a" * 40)) is None
+    assert lock._old_git(old, "0.9.0", GitSource(url=named.url, ref="core_r0.10.0")) is None
+    assert lock._old_git(old, "0.9.0", GitSource(url=named.url, commit="a" * 40)) is None
 
 
 def test_a_lock_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
