@@ -91,13 +91,19 @@ def locked_git(url: str, commit: str, ref: str | None, site: Settings) -> Locked
     """A commit with its tree and time, fetched into the cache where it isn't there."""
     repository = source.repository(url, commit, site)
     tree, epoch = source.git(
-        repository, "log", "-1", "--no-show-signature", "--format=%T %ct", commit
+        repository,
+        "log",
+        "-1",
+        "--no-show-signature",
+        "--format=%T %ct",
+        "--end-of-options",
+        commit,
     ).split()
     return LockedGit(commit=commit, ref=ref, tree=tree, epoch=int(epoch))
 
 
 def submodules(repository: Path, commit: str) -> dict[str, str]:
     """The commit at each submodule of a commit, by its folder."""
-    entries = source.git(repository, "ls-tree", "-r", "-z", commit).split("\0")
+    entries = source.git(repository, "ls-tree", "-r", "-z", "--end-of-options", commit).split("\0")
     found = (entry.partition("\t") for entry in entries if entry.startswith("160000 "))
     return {path: entry.split()[2] for entry, _, path in found}

@@ -163,22 +163,39 @@ def store(path: Path, site: Settings) -> Path:
 
 
 def _download(pins: list[str], options: list[str], site: Settings) -> None:
-    """Have pip download `pins`: as the user configured it, then with PyTorch's index as well."""
+    """Have pip download `pins` into the cache."""
     site.cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=site.cache) as folder:
-        requirements = Path(folder) / "requirements.txt"
-        requirements.write_text("\n".join(pins) + "\n", encoding="utf-8")
         target = Path(folder) / "files"
-        command = ["download", "--no-deps", "--require-hashes", "--dest", str(target)]
-        command += [*options, "-r", str(requirements)]
-        done = pip(command, site)
-        if done.returncode and site.torch_index:
-            done = pip([*command, "--extra-index-url", site.torch_index], site)
+        command = ["download", "--no-deps", "--require-hashes", "--dest", str(target), *options]
+        done = pip_for(pins, command, site)
         if done.returncode:
             said = last_errors(done.stderr)
             raise BuildError(f"pip can't fetch {_short(pins)}:\n{said}", remedy_if_full(said))
         for path in sorted(target.iterdir()):
             store(path, site)
+
+
+def pip_for(
+    requirements: Sequence[str],
+    args: list[str],
+    site: Settings,
+    start: Sequence[str] = ("-m", "pip"),
+) -> subprocess.CompletedProcess[str]:
+    """Run pip for requirements: as the user configured it, then with PyTorch's index as well.
+
+    They stand in a file, and so does that index: it may have a password, which all users of the
+    machine would see on a command line.
+    """
+    with tempfile.TemporaryDirectory(dir=site.cache) as folder:
+        file = Path(folder) / "requirements.txt"
+        for index in dict.fromkeys(("", site.torch_index)):
+            lines = [*([f"--extra-index-url {index}"] if index else []), *requirements]
+            file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            done = pip([*args, "--requirement", str(file)], site, start)
+            if not done.returncode:
+                break
+    return done
 
 
 def pip(

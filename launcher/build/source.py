@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import hashlib
 import os
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
+from urllib.parse import unquote, urlsplit
 
 from launcher.build import fetch
 from launcher.errors import BuildError, UsageError
@@ -120,21 +122,20 @@ def repository(url: str, commit: str, site: Settings, at: str | None = None) -> 
 def commit_of(url: str, ref: str, site: Settings) -> str:
     """The commit that a tag, or else a branch, of `url` names just now. Raises BuildError."""
     names = (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}")
-    at = fetch.mirrored(url, site)
+    at, env = remote(fetch.mirrored(url, site))
     done = subprocess.run(
-        ["git", "ls-remote", "--quiet", at, *names],
-        env=git_environment() | {"GIT_TERMINAL_PROMPT": "0"},
+        ["git", "ls-remote", "--quiet", "--", at, *names],
+        env=env,
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        said = fetch.without_login(f"git can't ask {at} for {ref}:\n  {done.stderr.strip()}")
-        raise BuildError(said)
+        raise BuildError(f"git can't ask {at} for {ref}:\n  {done.stderr.strip()}")
     found = {name: commit for commit, name in map(str.split, done.stdout.splitlines())}
     commit = next((found[name] for name in names if name in found), None)
     if commit is None:
-        raise BuildError(f"{fetch.without_login(at)}: has no tag and no branch {ref}")
+        raise BuildError(f"{at}: has no tag and no branch {ref}")
     return commit
 
 
@@ -263,7 +264,7 @@ def revision(path: Path) -> str:
 
 
 def _git_source(version: str, locked: LockedGit, repository: Path) -> MegatronSource:
-    tree = git(repository, "rev-parse", f"{locked.commit}^{{tree}}").strip()
+    tree = git(repository, "rev-parse", "--verify", f"{locked.commit}^{{tree}}").strip()
     check_tree(repository, locked.commit, locked.tree, tree)
     return MegatronSource(
         kind="git",
@@ -331,9 +332,10 @@ def _is_empty(path: Path) -> bool:
 def _has_commit(repository: Path, commit: str) -> bool:
     """Whether a commit is there with all its files: a fetch that was killed may leave a part."""
     command = ["git", "-C", str(repository), "rev-list", "--objects", "--no-walk", "--quiet"]
+    command += ["--end-of-options", commit]
     if not repository.is_dir():
         return False
-    done = subprocess.run([*command, commit], env=git_environment(), capture_output=True)
+    done = subprocess.run(command, env=git_environment(), capture_output=True)
     return not done.returncode
 
 
@@ -341,17 +343,17 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
     """Fetch one commit, without history, into a bare repository, while no other launcher does."""
     repository.mkdir(parents=True, exist_ok=True)
     command = ["git", "-C", str(repository), *WITHOUT_CLEANING, "fetch", "--quiet", "--depth=1"]
-    env = git_environment() | {"GIT_TERMINAL_PROMPT": "0"}  # a name and a password: fail instead
+    at, env = remote(url)
     with _alone(repository):
         for left in repository.glob("*.lock"):  # of a fetch that was killed
             left.unlink()
         git(repository, "init", "--bare", "--quiet")
         done = subprocess.run(
-            [*command, url, commit], env=env, capture_output=True, text=True, check=False
+            [*command, "--", at, commit], env=env, capture_output=True, text=True, check=False
         )
     if done.returncode:
         raise BuildError(
-            fetch.without_login(f"git can't fetch {commit} from {url}:\n  {done.stderr.strip()}"),
+            f"git can't fetch {commit} from {at}:\n  {done.stderr.strip()}",
             "Without access to it, name a mirror in LAUNCHER_GIT_MIRROR; "
             "in place of Megatron-LM itself, SOURCE=path takes a clone from elsewhere.",
         )
@@ -370,7 +372,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def archive(repository: Path, commit: str, folder: Path) -> None:
     """Write the tree of a commit to `folder`."""
-    command = ["git", "-C", str(repository), *AS_COMMITTED, "archive", "--format=tar", commit]
+    command = ["git", "-C", str(repository), *AS_COMMITTED, "archive", "--format=tar", "--", commit]
     with tempfile.TemporaryFile() as tar:
         done = subprocess.run(
             command, env=git_environment(), stdout=tar, stderr=subprocess.PIPE, check=False
@@ -411,6 +413,30 @@ def git(repository: Path, *args: str) -> str:
     if done.returncode:
         raise BuildError(f"{repository}: git {args[0]} failed: {done.stderr.strip()}")
     return done.stdout
+
+
+def remote(url: str) -> tuple[str, dict[str, str]]:
+    """An address less its name and password, and the environment in which git has them.
+
+    On a command line all users of the machine would see them, as git starts another program with
+    the address. It asks nobody for a password.
+    """
+    env = git_environment() | {"GIT_TERMINAL_PROMPT": "0"}
+    parts = urlsplit(url)
+    login, at, host = parts.netloc.rpartition("@")
+    if not at or parts.scheme not in ("http", "https"):
+        return url, env
+    origin = f"{parts.scheme}://{host}"
+    name, colon, password = map(unquote, login.partition(":"))
+    key, value = f"credential.{origin}.username", name
+    if colon:
+        basic = base64.b64encode(f"{name}:{password}".encode()).decode()
+        key, value = f"http.{origin}/.extraHeader", f"Authorization: Basic {basic}"
+    given = env.get("GIT_CONFIG_COUNT", "")
+    number = int(given) if given.isdecimal() else 0
+    env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    env["GIT_CONFIG_COUNT"] = str(number + 1)
+    return parts._replace(netloc=host).geturl(), env
 
 
 def git_environment() -> dict[str, str]:

@@ -195,7 +195,7 @@ def _resolve(
     if not requirements:
         return []
     target = [*fetch.target_options(python, platform), "--only-binary=:all:", "--target=unused"]
-    report = _pip_report([*requirements, *target, *options], _markers(python, platform), site)
+    report = _pip_report(requirements, [*target, *options], _markers(python, platform), site)
     return sorted(_pin(item) for item in report["install"])
 
 
@@ -230,13 +230,13 @@ def _pin(item: dict[str, Any]) -> str:
     return f"{meta['name'].lower()}=={meta['version']} --hash=sha256:{sha256}"
 
 
-def _pip_report(args: list[str], markers: dict[str, str], site: Settings) -> dict[str, Any]:
+def _pip_report(
+    requirements: list[str], args: list[str], markers: dict[str, str], site: Settings
+) -> dict[str, Any]:
     """What pip would install, by its own report, which says by which markers as well."""
     command = ["install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", *args]
-    start = ["-c", PIP, json.dumps(markers)]
-    done = fetch.pip(command, site, start)
-    if done.returncode and site.torch_index:
-        done = fetch.pip([*command, "--extra-index-url", site.torch_index], site, start)
+    site.cache.mkdir(parents=True, exist_ok=True)
+    done = fetch.pip_for(requirements, command, site, ["-c", PIP, json.dumps(markers)])
     if done.returncode:
         raise BuildError(f"pip can't resolve it:\n{fetch.last_errors(done.stderr)}")
     report: dict[str, Any] = json.loads(done.stdout)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from launcher.build import fetch, source
 from launcher.errors import BuildError, UsageError
@@ -246,6 +247,18 @@ def test_a_mirror_s_password_is_in_no_message(empty_site: source.Settings) -> No
         assert "secret" not in str(caught.value)
 
 
+def test_no_address_is_an_option_of_git(empty_site: source.Settings, tmp_path: Path) -> None:
+    """`--upload-pack=` names a program that git runs on this machine."""
+    mark = tmp_path / "mark"
+    url = f"--upload-pack=touch {mark};"
+    with pytest.raises(ValidationError, match="doesn't look like a git address"):
+        GitSource(url=url, ref="core_r1")
+    for asks in (source.commit_of, source.repository):
+        with pytest.raises(BuildError):
+            asks(url, "d" * 40, empty_site)
+    assert not mark.exists()
+
+
 def test_a_mirror_takes_the_place_of_github(checkout: Path, empty_site: source.Settings) -> None:
     commit = commit_all(checkout)
     subprocess.run(
@@ -416,7 +429,7 @@ def test_a_tag_goes_before_a_branch_and_an_annotated_one_is_its_commit(
 
 def test_a_lock_of_another_commit_or_branch_says_to_lock(empty_site: source.Settings) -> None:
     pinned = locked("a" * 40, "b" * 40)
-    for named in (release("x", commit="c" * 40), release("x", ref="core_r1")):
+    for named in (release("https://a/x", commit="c" * 40), release("https://a/x", ref="core_r1")):
         with pytest.raises(UsageError) as caught:
             source.from_git("0.9.0", named, pinned, empty_site)
         assert "make lock" in caught.value.remedy
