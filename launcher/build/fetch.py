@@ -33,8 +33,6 @@ HARMLESS = {"PIP_CONSTRAINT": os.devnull, "PIP_USER": "0"}
 
 ANSWER_WITHIN = 60  # seconds, for a server that sends a file
 
-SDIST_OPTIONS = ["--no-binary=:all:", "--no-build-isolation", "--ignore-requires-python"]
-
 
 def target_options(python: str, platform: str = AMD64) -> list[str]:
     """pip's options for wheels of another Python (3.10) and machine than it runs on.
@@ -59,13 +57,6 @@ def wheels(pins: list[str], python: str, site: Settings, platform: str = AMD64) 
     if missing:
         _download(missing, ["--only-binary=:all:", *target_options(python, platform)], site)
     return [checked(sha256_of_pin(pin), pin, site) for pin in pins]
-
-
-def sdist(pin: str, site: Settings) -> Path:
-    """The source distribution of one pin. pip asks it for its metadata, which runs its setup.py."""
-    if not cached(sha256_of_pin(pin), site):
-        _download([pin], SDIST_OPTIONS, site)
-    return checked(sha256_of_pin(pin), pin, site)
 
 
 def archive(wanted: Interpreter, site: Settings) -> Path:
@@ -208,7 +199,6 @@ def pip(
     env = {k: v for k, v in os.environ.items() if k not in MISLEADING} | HARMLESS
     if site.index_url:
         env["PIP_INDEX_URL"] = site.index_url
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
     command = [sys.executable, *start, "--disable-pip-version-check", "--no-input", *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 

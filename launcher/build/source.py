@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Literal
 from urllib.parse import unquote, urlsplit
 
-from launcher.build import fetch
+from launcher.build import fetch, index
 from launcher.errors import BuildError, UsageError
 from launcher.matrix.schema import (
     GitSource,
@@ -167,7 +167,7 @@ def from_sdist(version: str, locked: LockedRelease, site: Settings) -> MegatronS
         revision=f"megatron-core {version}",
         whole=False,
         epoch=locked.sdist.epoch,
-        at=fetch.sdist(pin, site),
+        at=index.sdist(pin, site),
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tarfile
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from packaging.utils import canonicalize_name
 
-from launcher.build import extensions, fetch, source
+from launcher.build import extensions, fetch, index, source
 from launcher.engine import registry
 from launcher.errors import BuildError, EngineError
 from launcher.matrix.schema import (
@@ -45,9 +45,14 @@ HEADER = "# Generated from matrix.yaml by `make lock`; do not edit.\n"
 AT_A_TIME = 6  # registries asked
 
 # pip evaluates markers by the Python that runs it, whatever --python-version and --platform say.
+# What a dependency names by address it builds, whatever --only-binary says. keyring has logins.
 PIP = """
-import json, runpy, sys
+import json, os, runpy, sys
 from pip._vendor.packaging import markers
+def refuse(event, about):
+    if event == "subprocess.Popen" and os.path.basename(about[0]) != "keyring":
+        raise PermissionError("a dependency without a wheel is not built to learn what it needs")
+sys.addaudithook(refuse)
 environment = json.loads(sys.argv.pop(1))
 markers.default_environment = lambda: dict(environment)
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
@@ -300,16 +305,16 @@ def _lock_images(
 
 
 def _lock_sdist(version: str, site: Settings) -> LockedSdist:
-    """Download the sdist once, for its hash and for the newest time in it."""
+    """Fetch the sdist once, for its hash and for the newest time in it; none of it is run."""
     site.cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=site.cache) as folder:
-        options = [*fetch.SDIST_OPTIONS, "--no-deps", "--quiet", "--dest", folder]
-        done = fetch.pip(["download", *options, f"megatron-core=={version}"], site)
-        if done.returncode:
-            raise BuildError(f"pip can't fetch it:\n{fetch.last_errors(done.stderr)}")
-        archive = next(Path(folder).iterdir())
-        with tarfile.open(archive) as tar:
-            epoch = int(max(member.mtime for member in tar.getmembers()))
+        archive = index.download("megatron-core", version, site, Path(folder))
+        found = index.described(archive)
+        if (canonicalize_name(found.name), found.version) != ("megatron-core", version):
+            raise BuildError(
+                f"{archive.name}: its PKG-INFO says that it is {found.name} {found.version}",
+                "The index serves another file under this name: don't build with it.",
+            )
         sha256 = fetch.sha256(archive)
         fetch.store(archive, site)
-    return LockedSdist(sha256=sha256, epoch=epoch)
+    return LockedSdist(sha256=sha256, epoch=found.newest)

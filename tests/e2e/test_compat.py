@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from launcher.build import fetch
+from launcher.build import index
 from launcher.compat.cell import REPOSITORY
 from launcher.engine import disk
 from launcher.matrix.load import load_lock
@@ -80,7 +80,7 @@ def edited(release: str, edits: dict[str, tuple[str, str]], site: Settings) -> s
     assert sdist is not None
     pin = f"megatron-core=={release} --hash=sha256:{sdist.sha256}"
     lines: list[str] = []
-    with tarfile.open(fetch.sdist(pin, site)) as tar:
+    with tarfile.open(index.sdist(pin, site)) as tar:
         root = tar.getnames()[0].partition("/")[0]
         for name, (old, new) in edits.items():
             file = tar.extractfile(f"{root}/{name}")

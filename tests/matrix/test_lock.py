@@ -306,6 +306,24 @@ def test_a_pip_that_would_resolve_for_its_own_python_is_refused(
         lock._resolve(["root"], "3.10", site)
 
 
+def test_resolving_runs_nothing_that_a_wheel_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: Settings
+) -> None:
+    """A dependency may be an address, and pip builds what is there whatever --only-binary says."""
+    project = tmp_path / "evil"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "evil"\nbackend-path = ["."]\n'
+    )
+    (project / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    wheel(tmp_path, "root", "1.0", f"evil @ {project.as_uri()}")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(BuildError, match="without a wheel is not built"):
+        lock._resolve(["root"], "3.10", replace(site, torch_index=""))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_file_of_which_an_index_has_no_sha256_is_told() -> None:
     item = {
         "metadata": {"name": "six", "version": "1.17.0"},

@@ -1,0 +1,268 @@
+"""Fetches an sdist without pip, which runs its setup.py to learn its metadata.
+
+Indexes, their logins, proxy and certificates are those of pip's own configuration. An index answers
+by the simple API: PEP 691's JSON, or PEP 503's HTML.
+"""
+
+from __future__ import annotations
+
+import ast
+import email
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urldefrag, urljoin, urlsplit
+from urllib.request import url2pathname
+
+from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
+from packaging.version import InvalidVersion, Version
+from pydantic import BaseModel, ValidationError
+
+from launcher.build import fetch
+from launcher.errors import BuildError
+from launcher.settings import Settings
+
+JSON = "application/vnd.pypi.simple.v1+json"
+ASKING = {"Accept": f"{JSON}, text/html;q=0.1", "Accept-Encoding": "identity"}
+SECTIONS = ("global", "download", ":env:")  # of pip's configuration; the last one counts
+METADATA = 1 << 20  # bytes that are read of a PKG-INFO
+
+
+class Listed(BaseModel):
+    """A file of a project, as an index lists it."""
+
+    filename: str
+    url: str
+    hashes: dict[str, str] = {}
+
+
+class Page(BaseModel):
+    """A project's page in an index."""
+
+    files: list[Listed]
+
+
+@dataclass(frozen=True)
+class Described:
+    """What an sdist's PKG-INFO says of it, and the newest time of its files."""
+
+    name: str
+    version: str
+    newest: int
+
+
+def sdist(pin: str, site: Settings) -> Path:
+    """The source distribution of `name==version --hash=sha256:…`, from the cache or an index.
+
+    Raises BuildError for one that can't be fetched or whose hash is another.
+    """
+    digest = fetch.sha256_of_pin(pin)
+    if not fetch.cached(digest, site):
+        site.cache.mkdir(parents=True, exist_ok=True)
+        project, _, version = pin.partition(" ")[0].partition("==")
+        with tempfile.TemporaryDirectory(dir=site.cache) as folder:
+            fetch.store(download(project, version, site, Path(folder), digest), site)
+    return fetch.checked(digest, pin, site)
+
+
+def download(
+    project: str, version: str, site: Settings, folder: Path, digest: str | None = None
+) -> Path:
+    """Fetch an sdist into `folder`: the first whose bytes are what its index, or `digest`, says.
+
+    Raises BuildError with each place's reason where none has it.
+    """
+    pip = Pip.configured(site)
+    reasons = []
+    for page in pip.pages(project):
+        try:
+            found = [one for one in pip.listed(page) if _is_sdist(one.filename, project, version)]
+            if not found:
+                reasons.append(f"{page}: doesn't list it")
+            for one in found:
+                path = folder / one.filename
+                pip.save(one.url, path)
+                wanted, actual = digest or one.hashes.get("sha256"), fetch.sha256(path)
+                if wanted in (None, actual):
+                    return path
+                reasons.append(f"{one.url}: its sha256 is {actual}, and {wanted} was expected")
+        except (OSError, ValueError) as error:
+            reasons.append(f"{page}: {error}")
+    said = "\n".join(f"  {fetch.without_login(reason)}" for reason in reasons)
+    raise BuildError(
+        f"{project} {version}: no index of pip's configuration gives its sdist\n{said}",
+        fetch.remedy_if_full(said) or "`pip config list` shows them; PIP_INDEX_URL names another.",
+    )
+
+
+def described(archive: Path) -> Described:
+    """Read an sdist without running it. Raises BuildError for one that has no readable PKG-INFO."""
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            members = tar.getmembers()
+            newest = int(max(member.mtime for member in members))
+            top = next(m for m in members if m.isreg() and _is_metadata(m.name))
+            file = tar.extractfile(top)
+            assert file is not None
+            said = email.message_from_bytes(file.read(METADATA))
+    except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError, OverflowError) as error:
+        raise BuildError(f"{archive.name}: can't be read: {error}") from error
+    except StopIteration:
+        raise BuildError(f"{archive.name}: isn't an sdist: it has no PKG-INFO") from None
+    return Described(str(said["Name"]), str(said["Version"]), newest)
+
+
+@dataclass(frozen=True)
+class Pip:
+    """Where pip would look for a file, and how it would ask, by its own options' names."""
+
+    options: dict[str, list[str]]
+
+    @classmethod
+    def configured(cls, site: Settings) -> Pip:
+        """What `pip config list` says, with the site's index. Raises BuildError where it fails."""
+        done = fetch.pip(["config", "list"], site)
+        if done.returncode:
+            raise BuildError(f"pip can't read its settings:\n{fetch.last_errors(done.stderr)}")
+        lines = [line.partition("=") for line in done.stdout.splitlines()]
+        options = {
+            key.removeprefix(f"{section}."): words
+            for section in SECTIONS
+            for key, _, value in lines
+            if key.startswith(f"{section}.") and (words := ast.literal_eval(value).split())
+        }
+        return cls(options)
+
+    @property
+    def indexes(self) -> list[str]:
+        """The indexes, with their logins."""
+        if self._first("no-index").lower() in ("1", "true", "yes", "on"):
+            return []
+        usual = ["https://pypi.org/simple"]
+        return self.options.get("index-url", usual) + self.options.get("extra-index-url", [])
+
+    def pages(self, project: str) -> Iterator[str]:
+        """The addresses where a project's files are listed, those on this machine first."""
+        for place in self.options.get("find-links", []):
+            yield place if "://" in place else Path(place).expanduser().absolute().as_uri()
+        for index in self.indexes:
+            yield f"{index.rstrip('/')}/{canonicalize_name(project)}/"
+
+    def listed(self, page: str) -> list[Listed]:
+        """The files that a page lists; those of a folder, where it is one without a page.
+
+        Raises OSError where it can't be had and ValueError where it isn't a page.
+        """
+        folder = _path(page)
+        if folder and folder.is_dir() and not (folder / "index.html").is_file():
+            return [Listed(filename=one.name, url=one.as_uri()) for one in folder.iterdir()]
+        at = urljoin(page, "index.html") if folder and folder.is_dir() else page
+        with tempfile.TemporaryDirectory() as scratch:
+            kind = self.save(at, Path(scratch) / "page")
+            text = (Path(scratch) / "page").read_text(encoding="utf-8")
+        found = _of_json(text) if kind.startswith(JSON) else _of_html(text)
+        there = [one.model_copy(update={"url": urljoin(at, one.url)}) for one in found]
+        return [one for one in there if folder or not _path(one.url)]
+
+    def save(self, url: str, path: Path) -> str:
+        """Write what is at an address to `path`; its content type. Raises OSError."""
+        import requests
+
+        if local := _path(url):
+            shutil.copyfile(local, path)
+            return ""
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        trusted = {host, parts.hostname} & {*self.options.get("trusted-host", [])}
+        proxy = self._first("proxy")
+        with requests.get(
+            parts._replace(netloc=host).geturl(),
+            headers=ASKING,
+            auth=self._login(parts.scheme, host),
+            proxies={"http": proxy, "https": proxy} if proxy else None,
+            verify=False if trusted else self._first("cert") or True,
+            cert=self._first("client-cert") or None,
+            stream=True,
+            timeout=fetch.ANSWER_WITHIN,
+        ) as answer:
+            answer.raise_for_status()
+            with path.open("wb") as file:
+                file.writelines(answer.iter_content(1 << 20))
+        return str(answer.headers.get("Content-Type", ""))
+
+    def _login(self, scheme: str, host: str) -> tuple[str, str] | None:
+        """Name and password for a host, of the index that is there; else .netrc is asked."""
+        for index in map(urlsplit, self.indexes):
+            name, at, there = index.netloc.rpartition("@")
+            if at and (index.scheme, there) == (scheme, host):
+                user, _, password = name.partition(":")
+                return unquote(user), unquote(password)
+        return None
+
+    def _first(self, option: str) -> str:
+        return self.options.get(option, [""])[0]
+
+
+class _Links(HTMLParser):
+    """The addresses that a page links to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = ""
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        href = dict(attrs).get("href")
+        if href and tag == "base":
+            self.base = href
+        elif href and tag == "a":
+            self.found.append(urljoin(self.base, href))
+
+
+def _of_html(text: str) -> list[Listed]:
+    """The files that a page of HTML links to; hashes are in the addresses."""
+    page = _Links()
+    page.feed(text)
+    found = []
+    for href in page.found:
+        url, fragment = urldefrag(href)
+        name = unquote(urlsplit(url).path.rpartition("/")[2])
+        hashes = {kind: values[0] for kind, values in parse_qs(fragment).items()}
+        found.append(Listed(filename=name, url=url, hashes=hashes))
+    return found
+
+
+def _of_json(text: str) -> list[Listed]:
+    try:
+        return Page.model_validate_json(text).files
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"not a page of an index: {first['loc']}: {first['msg']}") from error
+
+
+def _is_sdist(filename: str, project: str, version: str) -> bool:
+    """Whether a file is called as the sdist of a version; then its name is no path either."""
+    try:
+        named = parse_sdist_filename(filename)
+        return filename.endswith(".tar.gz") and named == (
+            canonicalize_name(project),
+            Version(version),
+        )
+    except (InvalidSdistFilename, InvalidVersion):
+        return False
+
+
+def _is_metadata(name: str) -> bool:
+    """Whether a member of an sdist is the PKG-INFO in its one folder."""
+    return name.count("/") == 1 and name.endswith("/PKG-INFO")
+
+
+def _path(url: str) -> Path | None:
+    """The file or folder that a file:// address names, or None for another address."""
+    parts = urlsplit(url)
+    return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
