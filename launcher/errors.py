@@ -73,6 +73,10 @@ class EngineError(LauncherError):
     exit_code = 125
 
 
+class AbsentError(EngineError):
+    """No container engine at all: none was named, and none has a socket here."""
+
+
 def nearest(word: str, known: list[str]) -> str:
     """A "did you mean" remedy for `word`, or the list of what is known."""
     from difflib import get_close_matches

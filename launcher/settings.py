@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 GITHUB = "https://github.com/"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+ANSWER_WITHIN, LONGEST_WITHIN = 10.0, 3600.0
 _REPOSITORY = re.compile(rf"(?P<host>{names.HOST})(/{names.PART})*")
 
 
@@ -34,6 +35,8 @@ class Settings:
     index_url: pip's index (PIP_INDEX_URL); empty for what pip's own configuration says
     image_mirrors: the beginning of an image's reference to what is put in its place
         (LAUNCHER_IMAGE_MIRRORS)
+    answer_within: seconds that an engine or a registry has for the answer to a question
+        (LAUNCHER_ANSWER_WITHIN)
     """
 
     cache: Path
@@ -43,6 +46,7 @@ class Settings:
     runs: Path
     index_url: str = ""
     image_mirrors: Mapping[str, str] = field(default_factory=dict)
+    answer_within: float = ANSWER_WITHIN
 
     def mirrored(self, reference: str) -> str:
         """Where to pull `reference` from: of the mirrors that fit, the one with the longest prefix.
@@ -65,7 +69,7 @@ def settings() -> Settings:
     env, file = os.environ, _file()
     home_cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     state = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local/state")
-    mirrors = env.get("LAUNCHER_IMAGE_MIRRORS")
+    mirrors, within = env.get("LAUNCHER_IMAGE_MIRRORS"), env.get("LAUNCHER_ANSWER_WITHIN")
 
     def folder(variable: str, key: str, usual: Path) -> Path:
         return _path(env.get(variable) or getattr(file, key, None) or usual)
@@ -89,6 +93,7 @@ def settings() -> Settings:
         runs=folder("LAUNCHER_RUNS", "runs", state / "megatron-launchpad/runs"),
         index_url=text("PIP_INDEX_URL", "index_url", "", names.index),
         image_mirrors=(file.image_mirrors if file else {}) if mirrors is None else _pairs(mirrors),
+        answer_within=_seconds(within) if within else file.answer_within if file else ANSWER_WITHIN,
     )
 
 
@@ -148,6 +153,20 @@ def _pairs(text: str) -> dict[str, str]:
             )
         mirrors[prefix] = mirror
     return mirrors
+
+
+def _seconds(text: str) -> float:
+    """The seconds in LAUNCHER_ANSWER_WITHIN."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if 0 < seconds <= LONGEST_WITHIN:
+        return seconds
+    raise UsageError(
+        f"LAUNCHER_ANSWER_WITHIN: {text!r} is no number of seconds above 0, {LONGEST_WITHIN:.0f} "
+        "at most"
+    )
 
 
 def _begins(reference: str, prefix: str) -> bool:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from launcher import names, yamlfile
 from launcher.errors import UsageError
-from launcher.settings import expanded, repository_fault
+from launcher.settings import ANSWER_WITHIN, LONGEST_WITHIN, expanded, repository_fault
 
 SECRET = ("git_mirror", "index_url", "torch_index")
 """Keys whose values may hold a password."""
@@ -43,6 +43,7 @@ class SettingsFile(BaseModel):
     git_mirror: GitMirror | None = None
     index_url: Index | None = None
     image_mirrors: dict[Repository, Repository] = {}
+    answer_within: Annotated[float, Field(gt=0, le=LONGEST_WITHIN)] = ANSWER_WITHIN
 
 
 def read(path: Path) -> SettingsFile:

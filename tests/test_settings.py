@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from launcher.errors import UsageError
 from launcher.settings import GITHUB, ROOT, TORCH_INDEX, Settings, settings
 
-NAMES = "CACHE MATRIX RUNS TORCH_INDEX GIT_MIRROR IMAGE_MIRRORS SETTINGS".split()
+NAMES = "CACHE MATRIX RUNS TORCH_INDEX GIT_MIRROR IMAGE_MIRRORS ANSWER_WITHIN SETTINGS".split()
 
 
 @pytest.fixture
@@ -91,6 +91,7 @@ def test_without_a_file_or_variables_all_is_as_usual(file: Path) -> None:
     assert found.matrix == ROOT / "matrix.yaml"
     assert (found.torch_index, found.git_mirror) == (TORCH_INDEX, GITHUB)
     assert (found.index_url, found.image_mirrors) == ("", {})
+    assert found.answer_within == 10
 
 
 def test_the_file_gives_every_setting_and_variables_win(
@@ -99,7 +100,7 @@ def test_the_file_gives_every_setting_and_variables_win(
     file.write_text(
         "cache: ~/big\nmatrix: mine/matrix.yaml\nruns: /runs\ntorch_index: ''\n"
         "git_mirror: https://git.example\nindex_url: https://pip.example/simple\n"
-        "image_mirrors: {nvcr.io: mirror.example/nvcr}\n"
+        "image_mirrors: {nvcr.io: mirror.example/nvcr}\nanswer_within: 30\n"
     )
     found = settings()
     assert found.cache == Path.home() / "big"
@@ -111,6 +112,7 @@ def test_the_file_gives_every_setting_and_variables_win(
     assert found.git_mirror == "https://git.example/"
     assert found.index_url == "https://pip.example/simple"
     assert found.mirrored("nvcr.io/a:1") == "mirror.example/nvcr/a:1"
+    assert found.answer_within == 30
     for name, value in {
         "LAUNCHER_CACHE": "/cache",
         "LAUNCHER_MATRIX": "/m.yaml",
@@ -119,6 +121,7 @@ def test_the_file_gives_every_setting_and_variables_win(
         "LAUNCHER_GIT_MIRROR": "git@git.example:",
         "PIP_INDEX_URL": "https://pypi.example",
         "LAUNCHER_IMAGE_MIRRORS": "docker.io=hub.example, quay.io=mirror.example/quay",
+        "LAUNCHER_ANSWER_WITHIN": "2.5",
     }.items():
         monkeypatch.setenv(name, value)
     assert settings() == Settings(
@@ -129,6 +132,7 @@ def test_the_file_gives_every_setting_and_variables_win(
         Path("/other"),
         "https://pypi.example",
         {"docker.io": "hub.example", "quay.io": "mirror.example/quay"},
+        2.5,
     )
 
 
@@ -163,6 +167,12 @@ def test_a_change_of_the_file_is_seen(file: Path) -> None:
         ("image_mirrors:\n  nvcr.io: cache/nvcr\n", r":2: .*as in docker\.io/cache/nvcr"),
         ("image_mirrors:\n  python: a.b/c\n", r":2: .*as in docker\.io/python"),
         ("image_mirrors: nvcr.io=a.b\n", r":1: image_mirrors: takes keys and their values"),
+        ("answer_within: 0\n", r":1: answer_within: "),
+        ("answer_within: -1\n", r":1: answer_within: "),
+        ("answer_within: .inf\n", r":1: answer_within: "),
+        ("answer_within: .nan\n", r":1: answer_within: "),
+        ("answer_within: true\n", r":1: answer_within: "),
+        ("answer_within: 10s\n", r":1: answer_within: "),
         ("cache: [\n", r"settings\.yaml:\d: not YAML"),
     ],
 )
@@ -194,6 +204,15 @@ def test_a_user_whom_this_system_lacks_is_told(file: Path, monkeypatch: pytest.M
     monkeypatch.delenv("LAUNCHER_RUNS")
     file.write_text("cache: ~nosuchuser\n")
     with pytest.raises(UsageError, match="~nosuchuser is no user"):
+        settings()
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "10s", "nan", "inf", "1e9", " "])
+def test_a_deadline_is_a_number_of_seconds(
+    file: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("LAUNCHER_ANSWER_WITHIN", value)
+    with pytest.raises(UsageError, match=r"LAUNCHER_ANSWER_WITHIN: .* seconds above 0"):
         settings()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -162,6 +163,17 @@ def connect() -> DockerClient:
     return find()
 
 
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Raises EngineError where the engine doesn't answer, or refuses to."""
+    from launcher.backends.docker_job import FAILURES, words_of
+
+    try:
+        yield
+    except FAILURES as error:
+        raise EngineError(f"the engine: {words_of(error)}") from error
+
+
 @dataclass(frozen=True)
 class DockerBackend:
     """Runs on the engine that `connect` finds, asked for when it is first needed."""
@@ -192,10 +204,11 @@ class DockerBackend:
     def facts(self, image: str) -> Facts | None:
         from docker.errors import NotFound
 
-        try:
-            config = self.api.inspect_image(image)["Config"]
-        except NotFound:
-            return None
+        with _asking():
+            try:
+                config = self.api.inspect_image(image)["Config"]
+            except NotFound:
+                return None
         return labelled(config.get("Labels") or {})
 
     def identity(self, image: str) -> Mapping[str, Any]:
@@ -206,10 +219,12 @@ class DockerBackend:
 
     def count_gpus(self) -> int | None:
         local = self.api.base_url == LOCAL
-        return (host.count_gpus() if local else None) or _known_devices(self.api)
+        with _asking():
+            return (host.count_gpus() if local else None) or _known_devices(self.api)
 
     def rootless(self) -> bool:
-        return is_rootless(self.api.info())
+        with _asking():
+            return is_rootless(self.api.info())
 
     def start(self, plan: Plan, *, attach: bool) -> Job:
         from launcher.backends import docker_job

@@ -11,12 +11,14 @@ import json
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from launcher.deadline import within
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -159,7 +161,8 @@ def _ids(session: requests.Session, packages: list[Package], api: str) -> dict[P
             }
             for package, token in pages.items()
         ]
-        answer = session.post(f"{api}/v1/querybatch", json={"queries": queries}, timeout=SECONDS)
+        ask = partial(session.post, f"{api}/v1/querybatch", json={"queries": queries})
+        answer = within(SECONDS, partial(ask, timeout=SECONDS))
         answer.raise_for_status()
         results = dict(zip(pages, answer.json()["results"], strict=True))
         for package, result in results.items():
@@ -170,7 +173,7 @@ def _ids(session: requests.Session, packages: list[Package], api: str) -> dict[P
 
 
 def _get(session: requests.Session, url: str) -> dict[str, Any]:
-    answer = session.get(url, timeout=SECONDS)
+    answer = within(SECONDS, partial(session.get, url, timeout=SECONDS))
     answer.raise_for_status()
     record: dict[str, Any] = answer.json()
     return record

@@ -52,7 +52,7 @@ exit codes:
        with LAUNCHER_TRACEBACK=1 it is printed
   121  refused before the start: the run can't work here
   122  an image could not be built
-  125  no container engine, or it refused
+  125  no container engine, or it refused, or was too late with its answer
   130  interrupted
   any other is the training program's own, passed through unchanged
 """

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+from launcher.errors import EngineError
+
+if TYPE_CHECKING:
+    from launcher.run.find import Silent
 
 HELP = "list the runs that go on, or have ended with nobody watching"
 COLUMNS = ("RUN", "NAME", "STATE", "BACKEND", "GPUS", "IMAGE", "CREATED", "CHECKPOINT")
@@ -14,19 +20,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print a table."""
+    """Print a table; 125 where an engine that is there, or was named, couldn't be asked."""
     from launcher.run import find
-    from launcher.run.supervise import tell
 
     known, silent = find.everywhere()
-    for reason in silent:
-        tell(reason.splitlines()[0].rstrip(";").removesuffix("; tried:"))
-    found = [job for _, job in known]
     if args.quiet:
-        print("".join(f"{job.run}\n" for job in found), end="")
-        return 0
-    print(table([COLUMNS, *(find.row(job) for job in found)]), end="")
-    return 0
+        print("".join(f"{job.run}\n" for _, job in known), end="")
+    else:
+        print(table([COLUMNS, *find.rows(known)]), end="")
+    return unheard(silent)
+
+
+def unheard(silent: list[Silent]) -> int:
+    """Tell who couldn't be asked, and why; the exit code, 0 where there was nobody to ask."""
+    from launcher.run.supervise import tell
+
+    for one in silent:
+        tell(str(one) if one.may_have_jobs else str(one).partition(";")[0])
+    return EngineError.exit_code if any(one.may_have_jobs for one in silent) else 0
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

@@ -47,17 +47,19 @@ def _list(args: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    from launcher.cli.ps import table
+    from launcher.cli.ps import table, unheard
+    from launcher.run import find, runs
 
     wanted = _filter(args)
-    found = [run for run in _known() if wanted.takes(run)]
+    jobs, silent = find.everywhere()
+    found = [run for run in runs.known(job for _, job in jobs) if wanted.takes(run)]
     if args.json:
         print("".join(f"{json.dumps(asdict(run))}\n" for run in found), end="")
     elif args.quiet:
         print("".join(f"{run.run}\n" for run in found), end="")
     else:
         print(table([COLUMNS, *map(_row, found)]), end="")
-    return 0
+    return unheard(silent)
 
 
 def _row(run: Run) -> tuple[str, ...]:
@@ -88,7 +90,7 @@ def _show(args: argparse.Namespace) -> int:
 
 def _prune(args: argparse.Namespace) -> int:
     from launcher.errors import UsageError
-    from launcher.run import runs
+    from launcher.run import find, runs
 
     if not (args.state or args.name or args.older_than or args.since or args.keep):
         raise UsageError(
@@ -97,8 +99,8 @@ def _prune(args: argparse.Namespace) -> int:
         )
     if args.keep < 0:
         raise UsageError(f"--keep {args.keep} is no number of runs")
-    freed = 0
-    for run in runs.to_prune(_known(), _filter(args), args.keep):
+    freed, known = 0, runs.known(job for _, job in find.jobs())
+    for run in runs.to_prune(known, _filter(args), args.keep):
         size = 0 if args.dry_run else runs.prune(run)
         if size is not None:  # else it is about to be started again
             freed += size
@@ -121,9 +123,3 @@ def _filter(args: argparse.Namespace) -> Filter:
         since=runs.ago(args.since) if args.since else None,
         before=runs.ago(older) if older else None,
     )
-
-
-def _known() -> list[Run]:
-    from launcher.run import find, runs
-
-    return runs.known(job for _, job in find.jobs())

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import EngineError
+from launcher.errors import AbsentError, EngineError
+from launcher.settings import settings
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-ANSWER_WITHIN = 10.0
 PLUGIN = "usr/libexec/docker/cli-plugins/docker-buildx"
+NO_SOCKET = "there is no such socket"
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,19 @@ class Endpoint:
         return Path(path) if scheme == "unix" else None
 
 
-def connect(timeout: float = 60.0) -> DockerClient:
-    """A client of the first engine that answers; `timeout` is for each of its later requests.
+def connect(timeout: float | None = None) -> DockerClient:
+    """A client of the first engine that answers in the time that the settings say.
 
-    Raises EngineError, which lists what was tried, where there's none.
+    `timeout` is for each of its later answers: other than that time for what builds and carries
+    images. Raises EngineError, which lists what was tried, where there's none.
     """
     failures: list[tuple[Endpoint, str]] = []
+    within = settings().answer_within
     for endpoint in endpoints(os.environ):
-        reason = _socket_fault(endpoint.socket) if endpoint.socket else ""
-        client = None if reason else _client(endpoint, timeout)
+        reason = _socket_fault(endpoint.socket, within) if endpoint.socket else ""
+        client = None if reason else _client(endpoint, within)
         if client is not None and not isinstance(client, str):
+            client.api.timeout = timeout or within
             return client
         failures.append((endpoint, reason or str(client)))
         if endpoint.chosen:
@@ -152,7 +156,8 @@ def no_engine(failures: list[tuple[Endpoint, str]]) -> EngineError:
     """The error that says what was tried, why each failed, and what to do."""
     tried = "\n".join(f"  {end.origin} ({end.host}): {why}" for end, why in failures)
     denied = any("permission denied" in why for _, why in failures)
-    return EngineError(
+    absent = all(why == NO_SOCKET and not end.chosen for end, why in failures)
+    return (AbsentError if absent else EngineError)(
         f"no container engine answers; tried:\n{tried}",
         _REMEDY_DENIED if denied else _remedy_none(failures),
     )
@@ -250,14 +255,14 @@ def _default_hosts(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     yield "unix:///run/podman/podman.sock", "podman"
 
 
-def _socket_fault(path: Path) -> str:
+def _socket_fault(path: Path, within: float) -> str:
     """Why nothing answers at a socket, or an empty string: asked before docker is imported."""
     try:
         with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(ANSWER_WITHIN)
+            probe.settimeout(within)
             probe.connect(str(path))
     except FileNotFoundError:
-        return "there is no such socket"
+        return NO_SOCKET
     except PermissionError:
         return "permission denied"
     except ConnectionRefusedError:
@@ -267,38 +272,21 @@ def _socket_fault(path: Path) -> str:
     return ""
 
 
-def _client(endpoint: Endpoint, timeout: float) -> DockerClient | str:
+def _client(endpoint: Endpoint, within: float) -> DockerClient | str:
     """A client of the engine at `endpoint`, or why there is none. Its version is asked once."""
-    import docker
     from docker.errors import DockerException
 
+    from launcher.engine.client import Client
+
     try:
-        client = docker.DockerClient(
-            base_url=endpoint.host,
+        return Client(
+            endpoint.host,
             tls=_tls(endpoint) if endpoint.certificates else False,
-            timeout=min(timeout, ANSWER_WITHIN),
+            timeout=within,
             use_ssh_client=True,
         )
     except (DockerException, OSError, ValueError) as error:
-        return _reason(error)
-    client.api.timeout = timeout
-    _refuse_null(client.api)
-    return client
-
-
-def _refuse_null(api: Any) -> None:
-    """Have `api` raise APIError at the answer `null`, which stands for nothing that is asked."""
-    from docker.errors import APIError
-
-    result = api._result
-
-    def checked(response: Any, *args: Any, **kwargs: Any) -> Any:
-        found = result(response, *args, **kwargs)
-        if found is None:
-            raise APIError(f"it answers null to {response.request.path_url}")
-        return found
-
-    api._result = checked
+        return _reason(error, within)
 
 
 def _tls(endpoint: Endpoint) -> Any:
@@ -313,7 +301,7 @@ def _tls(endpoint: Endpoint) -> Any:
     )
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, within: float) -> str:
     """The innermost cause that says something: the SDK wraps it in several layers of its own."""
     if isinstance(error.__cause__, (TypeError, json.JSONDecodeError)):
         return "what answers there is no container engine"
@@ -324,7 +312,8 @@ def _reason(error: Exception) -> str:
         "name or service not known": "unknown host name",
         "failure in name resolution": "unknown host name",
         "connection refused": "connection refused: the engine isn't running",
-        "timed out": f"no answer within {ANSWER_WITHIN:.0f} s",
+        "timed out": f"no answer within {within:g} s",
+        "no answer within": f"no answer within {within:g} s",
         "http request to an https server": "it takes TLS only: set DOCKER_TLS_VERIFY",
         "certificate verify failed": "its certificate doesn't match the one expected",
     }
@@ -361,7 +350,7 @@ def ask(argv: list[str], client: DockerClient) -> subprocess.CompletedProcess[st
             argv,
             capture_output=True,
             text=True,
-            timeout=ANSWER_WITHIN,
+            timeout=settings().answer_within,
             env=cli_environment(client),
             check=False,
         )

@@ -82,7 +82,7 @@ def private_engine(folder: Path, say: Say = lambda _: None) -> Iterator[DockerCl
 
     A second user of the same folder shares the engine; it ends when the last one leaves or dies.
     """
-    import docker
+    from launcher.engine.client import Client
 
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def private_engine(folder: Path, say: Say = lambda _: None) -> Iterator[DockerCl
     with _lock(folder / "start.lock", say, f"another launcher that starts {folder}"):
         place, connection = _join(folder) or _start(folder, say)
     try:
-        client = docker.DockerClient(base_url=place.host, timeout=ANSWER_WITHIN)
+        client = Client(place.host, timeout=ANSWER_WITHIN)
         try:
             _warn_if_slow(client, place, say)
             yield client

@@ -19,16 +19,20 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
+from launcher.deadline import within
 from launcher.engine.pull import Fault, refusal, registry_of
 from launcher.errors import EngineError
+from launcher.settings import settings
 
 if TYPE_CHECKING:
     from requests import Response, Session
 
 PLATFORM = "linux/amd64"
-ANSWER_WITHIN = 20.0
 LARGEST = 4 << 20
 """Bytes of a manifest: the distribution specification asks registries to take that much."""
+
+SLOWEST = 1 << 16
+"""Bytes a second that an upload may be as slow as."""
 
 INDEXES = (
     "application/vnd.oci.image.index.v1+json",
@@ -74,6 +78,17 @@ class Reference:
         """The repository's address. Plain HTTP is for loopback alone, as engines have it."""
         host = HUB_HOST if self.registry == HUB else self.registry
         return f"{'http' if is_loopback(host) else 'https'}://{host}/v2/{self.repository}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A registry's answer, whole; `content` is cut where it is larger than LARGEST."""
+
+    url: str
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+    content: bytes
 
 
 @dataclass(frozen=True)
@@ -177,6 +192,7 @@ class Conversation:
     def __init__(self, where: Reference, session: Session) -> None:
         self.where = where
         self.session = session
+        self.seconds = settings().answer_within
 
     def document(self, kind: str, target: str) -> Document:
         """The JSON object of a manifest or a blob (`kind`, in the plural)."""
@@ -190,7 +206,7 @@ class Conversation:
     def index(self, path: str) -> dict[str, Any] | None:
         """The index that the registry has just now at a path, or None where it has nothing."""
         answer = self._ask("GET", path, good=(200, 404))
-        if answer.status_code == 404:
+        if answer.status == 404:
             return None
         found = self._parsed(answer, self._limited(answer))
         if found.media_type not in INDEXES or not isinstance(found.value.get("manifests"), list):
@@ -200,13 +216,13 @@ class Conversation:
     def put_blob(self, content: bytes) -> None:
         """Put a blob into the repository, where it has none of these bytes."""
         digest = digest_of(content)
-        if self._ask("HEAD", f"blobs/{digest}", good=range(200, 500)).status_code != 200:
+        if self._ask("HEAD", f"blobs/{digest}", good=range(200, 500)).status != 200:
             begun = self._ask("POST", "blobs/uploads/", good=(202,))
             there = self._upload(begun.url, begun.headers.get("Location", ""))
             there += f"{'&' if urlsplit(there).query else '?'}digest={digest}"
             self._request("PUT", there, good=TAKEN, data=content, headers=_typed(BLOB))
 
-    def put_manifest(self, content: bytes, of_type: str, target: str) -> Response:
+    def put_manifest(self, content: bytes, of_type: str, target: str) -> Answer:
         """Put a manifest, by its digest or under a tag; the answer."""
         headers = _typed(of_type)
         return self._ask("PUT", f"manifests/{target}", good=TAKEN, data=content, headers=headers)
@@ -222,11 +238,11 @@ class Conversation:
             raise self.wrong(f"wants an upload to another place: {there.partition('?')[0]}")
         return there
 
-    def _ask(self, method: str, path: str, **more: Any) -> Response:
+    def _ask(self, method: str, path: str, **more: Any) -> Answer:
         """An answer about the repository; `good` statuses are 200 unless told."""
         return self._request(method, f"{self.where.url}/{path}", **more)
 
-    def _parsed(self, answer: Response, content: bytes) -> Document:
+    def _parsed(self, answer: Answer, content: bytes) -> Document:
         """The JSON object in an answer."""
         what = _last_part(answer.url)
         try:
@@ -245,7 +261,7 @@ class Conversation:
             raise self.wrong(f"names no sha256 digest: {digest}")
         return digest
 
-    def _checked(self, answer: Response, target: str) -> bytes:
+    def _checked(self, answer: Answer, target: str) -> bytes:
         """What came; its digest is that by which it was asked for, and that it is called by."""
         content = self._limited(answer)
         digest = digest_of(content)
@@ -257,11 +273,10 @@ class Conversation:
                 )
         return content
 
-    def _limited(self, answer: Response) -> bytes:
-        content = _content(answer)
-        if len(content) > LARGEST:
+    def _limited(self, answer: Answer) -> bytes:
+        if len(answer.content) > LARGEST:
             raise self.wrong(f"sends more than {LARGEST} bytes for {_last_part(answer.url)}")
-        return content
+        return answer.content
 
     def _request(
         self,
@@ -271,19 +286,27 @@ class Conversation:
         good: Collection[int] = (200,),
         headers: Mapping[str, str] = MappingProxyType({}),
         data: bytes | None = None,
-    ) -> Response:
+    ) -> Answer:
         """An answer; the registry is asked again with a token where it wants one, or another."""
         headers = {"Accept": ", ".join((*INDEXES, *MANIFESTS)), **headers}
-        send = partial(self.session.request, method, url, headers=headers, data=data)
-        answer = send(stream=True, timeout=ANSWER_WITHIN)
-        if answer.status_code == 401:
+        send = partial(self._whole, method, url, headers=headers, data=data)
+        answer = send()
+        if answer.status == 401:
             challenge = answer.headers.get("WWW-Authenticate", "")
             self.session.headers.pop("Authorization", None)  # not for who gives the next one
             self.session.headers["Authorization"] = self._authorization(challenge)
-            answer = send(stream=True, timeout=ANSWER_WITHIN)
-        if answer.status_code not in good:
+            answer = send()
+        if answer.status not in good:
             raise self._refused(answer)
         return answer
+
+    def _whole(self, method: str, url: str, **how: Any) -> Answer:
+        """A whole answer. Raises requests' ReadTimeout where it takes too long."""
+        sent, seconds = how.get("data"), self.seconds
+        if isinstance(sent, bytes):
+            seconds += len(sent) / SLOWEST
+        ask = partial(self.session.request, method, url, stream=True, timeout=seconds, **how)
+        return within(seconds, lambda: _read(ask()))
 
     def _authorization(self, challenge: str) -> str:
         """What the registry asks for: a token of the service it names, or name and password."""
@@ -306,25 +329,25 @@ class Conversation:
         if "token" in own:
             grant = {"grant_type": "refresh_token", "client_id": CLIENT}
             fields |= grant | {"refresh_token": own["token"]}
-            answer = self.session.post(url, data=fields, timeout=ANSWER_WITHIN)
+            answer = self._whole("POST", url, data=fields)
         else:
             login = (own["username"], own["password"]) if own else _unchanged
-            answer = self.session.get(url, params=fields, auth=login, timeout=ANSWER_WITHIN)
-        if answer.status_code != 200:
+            answer = self._whole("GET", url, params=fields, auth=login)
+        if answer.status != 200:
             raise self._refused(answer)
         try:
-            found = answer.json()
+            found = json.loads(answer.content)
             token = found.get("token") or found["access_token"]
         except (ValueError, LookupError, AttributeError) as error:
             raise self.wrong(f"{realm.netloc} gives no token") from error
         return str(token)
 
-    def _refused(self, answer: Response) -> EngineError:
+    def _refused(self, answer: Answer) -> EngineError:
         """The error for a status that isn't good."""
-        said = f"{answer.status_code} {answer.reason}"
-        if message := re.search(rb'"message": ?"([^"]+)"', _content(answer)):
+        said = f"{answer.status} {answer.reason}"
+        if message := re.search(rb'"message": ?"([^"]+)"', answer.content):
             said += f": {message[1].decode(errors='replace')}"
-        return refusal(self.where.text, _STATUS.get(answer.status_code, Fault.OTHER), said)
+        return refusal(self.where.text, _STATUS.get(answer.status, Fault.OTHER), said)
 
     def wrong(self, what: str) -> EngineError:
         """The error for an answer that no registry should give."""
@@ -379,17 +402,19 @@ def _typed(of_type: str) -> dict[str, str]:
     return {"Content-Type": of_type}
 
 
-def _content(answer: Response) -> bytes:
-    """The bytes of an answer: LARGEST, or a few more where it has more."""
+def _read(response: Response) -> Answer:
+    """All of an answer, or LARGEST and a few bytes more of a larger one."""
     content = b""
-    for block in answer.iter_content(1 << 16):
-        content += block
-        if len(content) > LARGEST:
-            break
-    return content
+    with response:
+        for block in response.iter_content(1 << 16):
+            content += block
+            if len(content) > LARGEST:
+                break
+    told = response.status_code, response.reason, response.headers
+    return Answer(response.url, *told, content)
 
 
-def _type_of(answer: Response) -> str:
+def _type_of(answer: Answer) -> str:
     """The type in an answer's header: OCI documents needn't name their own."""
     return str(answer.headers.get("Content-Type", "").partition(";")[0].strip())
 

@@ -50,8 +50,9 @@ def assemble(
     """
     config, origin = asked.config, asked.origin
     try:
-        facts = _known(asked, _facts(config, origin, chosen, dry=dry))
-        host = host or _host(chosen, asked.cwd, rootless=_rootless(chosen, dry=dry))
+        told, rootless = _ask(config, origin, chosen, dry=dry)
+        facts = _known(asked, told)
+        host = host or _host(chosen, asked.cwd, rootless=rootless)
         gpus = counted(config, chosen)
     except EngineError:
         _check_alone(asked, chosen, stamp)  # what is wrong with the file is told first
@@ -87,14 +88,22 @@ def new_stamp() -> Stamp:
     return Stamp(run=os.urandom(4).hex(), created=now.isoformat())
 
 
-def _facts(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> Facts:
-    """What is known of the image: from itself, or for a dry run without it from the matrix."""
+def _ask(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> tuple[Facts, bool]:
+    """What is known of the image, and whether its root is this user; a dry run does without."""
     try:
         found = chosen.facts(image.reference(config.image))
+        rootless = bool(os.getuid()) and chosen.rootless()  # for root it makes no difference
     except EngineError:
         if not dry:
             raise
-        found = None
+        found, rootless = None, False
+    return _facts(config, origin, chosen, found, dry=dry), rootless
+
+
+def _facts(
+    config: RunConfig, origin: Origin, chosen: Backend, found: Facts | None, *, dry: bool
+) -> Facts:
+    """What is known of the image: from itself, or for a dry run without it from the matrix."""
     if found is not None:
         own = bool(program(config.program).host)
         if not (chosen.contained or found.release or config.source or own):
@@ -148,12 +157,3 @@ def _host(chosen: Backend, cwd: str, *, rootless: bool) -> Host:
         rootless=rootless,
         every_node=chosen.every_node,
     )
-
-
-def _rootless(chosen: Backend, *, dry: bool) -> bool:
-    try:
-        return bool(os.getuid()) and chosen.rootless()  # for root it makes no difference
-    except EngineError:
-        if dry:
-            return False
-        raise

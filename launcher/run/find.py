@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.backends import BACKENDS, Backend, Job, Lost, backend
-from launcher.errors import EngineError, UsageError
+from launcher.errors import AbsentError, EngineError, UsageError
 from launcher.run import record
 from launcher.run.image import LABEL
 from launcher.settings import expanded
@@ -15,22 +17,52 @@ from launcher.train import folders
 RUNNING = "running"
 
 
+@dataclass(frozen=True)
+class Silent:
+    """Backends that can't be asked for their jobs, by their names, and why."""
+
+    names: tuple[str, ...]
+    why: EngineError
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.names)}: {self.why.problem}"
+
+    @property
+    def may_have_jobs(self) -> bool:
+        """Whether there is an engine, or one was named."""
+        return not isinstance(self.why, AbsentError)
+
+
 def jobs() -> list[tuple[Backend, Job]]:
     """The jobs of all backends, newest first; a backend that doesn't answer has none."""
     return everywhere()[0]
 
 
-def everywhere() -> tuple[list[tuple[Backend, Job]], list[str]]:
-    """The jobs of all backends, newest first, and why those that don't answer don't."""
-    found, silent = list[tuple[Backend, Job]](), dict[str, list[str]]()
-    for name in BACKENDS:
-        chosen = backend(name)
-        try:
-            found += [(chosen, job) for job in chosen.jobs()]
-        except EngineError as error:
-            silent.setdefault(error.problem, []).append(name)
+def everywhere() -> tuple[list[tuple[Backend, Job]], list[Silent]]:
+    """The jobs of all backends, newest first, and the backends that don't answer.
+
+    All are asked at once: two of them may wait for the same engine.
+    """
+    found, silent = list[tuple[Backend, Job]](), dict[str, Silent]()
+    with ThreadPoolExecutor(len(BACKENDS)) as pool:
+        answers = [*pool.map(_ask, BACKENDS)]
+    for name, answer in zip(BACKENDS, answers, strict=True):
+        if isinstance(answer, EngineError):
+            same = silent.get(answer.problem, Silent((), answer))
+            silent[answer.problem] = Silent((*same.names, name), answer)
+        else:
+            found += answer
     found.sort(key=lambda pair: pair[1].labels.get(f"{LABEL}created", ""), reverse=True)
-    return found, [f"{', '.join(names)}: {problem}" for problem, names in silent.items()]
+    return found, [*silent.values()]
+
+
+def _ask(name: str) -> list[tuple[Backend, Job]] | EngineError:
+    """The jobs of a backend, or why it can't be asked."""
+    chosen = backend(name)
+    try:
+        return [(chosen, job) for job in chosen.jobs()]
+    except EngineError as error:
+        return error
 
 
 def job(text: str) -> tuple[Backend, Job]:
@@ -49,7 +81,7 @@ def job(text: str) -> tuple[Backend, Job]:
         if not silent:
             raise
         raise EngineError(
-            f"{error.problem}, and not all was asked: {'; '.join(silent)}", error.remedy
+            f"{error.problem}, and not all was asked: {'; '.join(map(str, silent))}", error.remedy
         ) from error
     if not (run.startswith(text) or _is_own(run)):
         raise UsageError(f"run {run}, called {text}, was started by somebody else", "Give its id.")
@@ -81,6 +113,12 @@ def _gone(text: str) -> str:
 def _is_own(run: str) -> bool:
     """Whether the run's record is among this user's."""
     return record.folder(run).is_dir()
+
+
+def rows(known: list[tuple[Backend, Job]]) -> list[tuple[str, ...]]:
+    """What `launcher ps` tells of jobs, each asked at the same time."""
+    with ThreadPoolExecutor() as pool:
+        return [*pool.map(lambda pair: row(pair[1]), known)]
 
 
 def row(job: Job) -> tuple[str, ...]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,18 @@ class Failing(Osv):
         self.send_error(500)
 
 
+class Dripping(Osv):
+    """One whose answer comes byte by byte, slower than anybody waits."""
+
+    def answer(self, content: dict[str, Any]) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):
+            for _ in range(15):
+                self.wfile.write(b" ")
+                time.sleep(0.1)
+
+
 @pytest.fixture
 def served(request: pytest.FixtureRequest) -> Iterator[str]:
     """A server of the handler that the test names; its URL."""
@@ -130,10 +144,13 @@ def test_the_api_gives_the_same_as_the_file(archive: Path, served: str) -> None:
 
 @pytest.mark.parametrize(
     ("served", "said"),
-    [(Broken, "answers otherwise"), (Failing, "500")],
+    [(Broken, "answers otherwise"), (Failing, "500"), (Dripping, "no answer within 0.3 s")],
     indirect=["served"],
 )
-def test_an_api_without_an_answer_of_use_is_told(served: str, said: str) -> None:
+def test_an_api_without_an_answer_of_use_is_told(
+    served: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "SECONDS", 0.3)
     with pytest.raises(UsageError, match=said) as caught:
         scan.scan([TORCH], served)
     assert "Nothing was checked" in caught.value.remedy

@@ -128,7 +128,7 @@ def test_what_is_no_age_is_refused(age: str) -> None:
 
 @pytest.fixture
 def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.run.find.jobs", list)
+    monkeypatch.setattr("launcher.run.find.everywhere", lambda: ([], []))
 
 
 @pytest.mark.usefixtures("_no_engine")
