@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from launcher.errors import Faults, nearest
 from launcher.run.secrets import redacted
 from launcher.yamlfile import printable
+
+T = TypeVar("T")
 
 DATA = Path(__file__).parent / "arguments.json"
 
@@ -27,6 +31,9 @@ REQUIRED = (
 """What pretrain_gpt.py of every series here asks for, one of each: validate_args in
 megatron/training/arguments.py, get_optimizer_param_scheduler in training.py.
 """
+NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
+"""What argparse takes for a number, and not for an option."""
+
 OF_A_CHECKPOINT = 5
 """As many of these --use-checkpoint-args takes from the checkpoint (load_args_from_checkpoint)."""
 
@@ -48,15 +55,18 @@ class Spans:
 class Table:
     """arguments.json: the series of releases, oldest first, our options, and Megatron's.
 
-    The choices are of the options that take only some values.
+    The choices are of the options that take only some values; a kind says what one takes: "flag",
+    "int", "str +" (see extract.py).
     """
 
     releases: tuple[str, ...]
     gpt: frozenset[str]
     gpt_required: tuple[str, ...]
     gpt_choices: dict[str, tuple[str, ...]]
+    gpt_kinds: dict[str, str]
     megatron: dict[str, Spans]
     choices: dict[str, dict[tuple[str, ...], Spans]]
+    kinds: dict[str, dict[str, Spans]]
 
     def of(self, release: str) -> set[str] | None:
         """Megatron's options in `release`; None for a series that the table doesn't know."""
@@ -67,15 +77,21 @@ class Table:
 
     def choices_of(self, release: str | None) -> dict[str, tuple[str, ...]]:
         """The values of Megatron's options in `release`; None means our own program's."""
-        if release is None:
-            return self.gpt_choices
+        return self.gpt_choices if release is None else self._said(self.choices, release)
+
+    def kinds_of(self, release: str | None) -> dict[str, str]:
+        """What Megatron's options in `release` take; None means our own program's."""
+        return self.gpt_kinds if release is None else self._said(self.kinds, release)
+
+    def _said(self, of: Mapping[str, Mapping[T, Spans]], release: str) -> dict[str, T]:
+        """What is said of each option in `release`; nothing of a series that isn't known."""
         if series(release) not in self.releases:
             return {}
         at = self.releases.index(series(release))
         return {
-            option: allowed
-            for option, several in self.choices.items()
-            for allowed, spans in several.items()
+            option: said
+            for option, several in of.items()
+            for said, spans in several.items()
             if self._has(spans, at)
         }
 
@@ -106,7 +122,12 @@ def table() -> Table:
         gpt=frozenset(data["gpt"]),
         gpt_required=tuple(data["gpt_required"]),
         gpt_choices={name: tuple(text.split()) for name, text in data["gpt_choices"].items()},
+        gpt_kinds=data["gpt_kinds"],
         megatron={name: _spans(text) for name, text in data["megatron"].items()},
+        kinds={
+            name: {kind: _spans(spans) for kind, spans in several.items()}
+            for name, several in data["kinds"].items()
+        },
         choices={
             name: {tuple(text.split()): _spans(spans) for text, spans in several.items()}
             for name, several in data["choices"].items()
@@ -195,19 +216,52 @@ def given(words: tuple[str, ...]) -> list[Given]:
 
 
 def check_values(options: Iterable[Given], release: str | None) -> None:
-    """Refuse a value that an option doesn't take in `release`; None means our own program."""
-    choices = table().choices_of(release)
+    """Refuse what an option doesn't take in `release`, values of its choices, type and number.
+
+    None means our own program. A release that the table doesn't know isn't checked.
+    """
+    choices, kinds = table().choices_of(release), table().kinds_of(release)
     program = f"Megatron {release}" if release else "the program gpt"
     faults = Faults()
     for option in options:
-        allowed = choices.get(option.name)
-        for value in option.values if allowed else ():
-            if value not in (allowed or ()):
+        if (kind := kinds.get(option.name)) is None:
+            continue
+        problem, remedy = _misfit(option, kind)
+        if problem:
+            faults.add(f"{option.where}: {option.name} of {program} {problem}", remedy)
+        allowed = choices.get(option.name, option.values)
+        for value in () if problem else option.values:
+            if value not in allowed:
                 faults.add(
                     f"{option.where}: {program} takes no {option.name} {value!r}",
-                    nearest(value, list(allowed or ())),
+                    nearest(value, list(allowed)),
                 )
     faults.refuse()
+
+
+NUMBERS = {"int": ("a whole number", int), "float": ("a number", float)}
+
+
+def _misfit(option: Given, kind: str) -> tuple[str, str]:
+    """Why an option can't be given these values, and the mend; ("", "") where it can."""
+    told = printable(" ".join(redacted((option.name, *option.values))[1:]))
+    if kind == "flag":
+        remedy = "Write true, or false to leave it out."
+        return ("", "") if not option.values else (f"takes no value, and is given {told}", remedy)
+    word, _, many = kind.partition(" ")
+    what, read = NUMBERS.get(word, ("a value", str))
+    count = len(option.values)
+    if not (many == "*" or (many == "+" and count) or count == int(many if many.isdigit() else 1)):
+        wanted = {"": f"takes {what}", "+": "takes one value or more"}.get(many, f"takes {many}")
+        return f"{wanted}, and is given {told or 'none'}", f"Set it to {what}."
+    for value in option.values:
+        if value.startswith("-") and " " not in value and not NEGATIVE.fullmatch(value):
+            return f"can't be given {told}, which looks like an option", "Leave out the dash."
+        try:
+            read(value)
+        except ValueError:
+            return f"takes {what}, and is given {told}", f"Set it to {what}."
+    return "", ""
 
 
 def _closest(option: str, there: set[str]) -> str:

@@ -7,11 +7,14 @@ Nothing of Megatron is imported: names and choices are read from the syntax tree
 release makes options of a dataclass (ArgumentGroupFactory, from 0.16 on) the fields of the class
 and of its bases are followed through the imports. Options that depend on an installed package count
 as there. Choices are what is written out: literals, Literal types, ranges, and the members of an
-enumeration; an option whose choices are made in any other way takes all values here.
+enumeration; an option whose choices are made in any other way takes all values here. A kind is what
+an option takes: "flag" nothing, "int", "float" or "str" one value, "int 3", "str *", "str +" or
+"int ?" as many as argparse's nargs says; a type that is made in any other way is "str".
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import subprocess
@@ -116,6 +119,56 @@ def choices_of(checkout: Checkout) -> dict[str, tuple[str, ...]]:
         for option, several in found.items()
         if all(several)
     }
+
+
+def kinds_of(checkout: Checkout) -> dict[str, str]:
+    """What every option takes; an option that is added twice, with different kinds, is left out."""
+    found: dict[str, set[str]] = {}
+    for module in _modules(checkout):
+        tree, _ = checkout.module(module)
+        for call in _calls(tree, "add_argument"):
+            keywords = {str(k.arg): k.value for k in call.keywords}
+            for option in literal_options(call):
+                found.setdefault(option, set()).add(_kind(keywords))
+        for field in _factory_fields(checkout, tree):
+            for option in _field_options(field):
+                found.setdefault(option, set()).add(_field_kind(field))
+    return {option: kinds.pop() for option, kinds in found.items() if len(kinds) == 1}
+
+
+def _kind(keywords: dict[str, ast.expr]) -> str:
+    """What an option takes that is added with these keywords."""
+    action = ast.unparse(keywords["action"]) if "action" in keywords else ""
+    if "store_" in action or "BooleanOptionalAction" in action:
+        return "flag"
+    kind = ast.unparse(keywords["type"]) if "type" in keywords else "str"
+    kind = kind if kind in ("int", "float") else "str"
+    many = ast.literal_eval(keywords["nargs"]) if "nargs" in keywords else None
+    return kind if many is None else f"{kind} {many}"
+
+
+def _field_kind(field: Field) -> str:
+    """What the options of a field take, by the rules of ArgumentGroupFactory."""
+    keywords = _of_annotation(field.node.annotation) | _metadata(_field_keywords(field.node))
+    return _kind(keywords)
+
+
+def _of_annotation(annotation: ast.expr) -> dict[str, ast.expr]:
+    """The keywords of add_argument that a field's type stands for."""
+    if isinstance(annotation, ast.BinOp):  # X | None
+        return _of_annotation(annotation.left)
+    if isinstance(annotation, ast.Subscript):
+        outer, inner = ast.unparse(annotation.value).rpartition(".")[2], annotation.slice
+        first = inner.elts[0] if isinstance(inner, ast.Tuple) else inner
+        if outer in ("Optional", "Union"):
+            return _of_annotation(first)
+        if outer in ("list", "List"):
+            return _of_annotation(first) | {"nargs": ast.Constant("+")}
+        if outer == "Literal":
+            return {"type": ast.Name(type(ast.literal_eval(first)).__name__)}
+    if ast.unparse(annotation) == "bool":
+        return {"action": ast.Constant("store_true")}
+    return {"type": annotation}
 
 
 def _modules(checkout: Checkout) -> list[str]:
@@ -296,20 +349,28 @@ def upstreams(releases: dict[str, set[str]]) -> dict[str, object]:
 
 def restricted(releases: dict[str, dict[str, tuple[str, ...]]]) -> dict[str, dict[str, str]]:
     """The choices of each option, 'a b c', with the spans of releases that have just these."""
+    return spanned(
+        {
+            name: {option: " ".join(allowed) for option, allowed in choices.items()}
+            for name, choices in releases.items()
+        }
+    )
+
+
+def spanned(releases: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """What is said of each option, with the spans of releases of which just this is said."""
     order = list(releases)
     found: dict[str, dict[str, str]] = {}
     for option in set().union(*releases.values()):
         by_release = [releases[name].get(option) for name in order]
         found[option] = {
-            " ".join(allowed): _spans([one == allowed for one in by_release], order)
-            for allowed in by_release
-            if allowed
+            said: _spans([one == said for one in by_release], order) for said in by_release if said
         }
     return found
 
 
 def ours() -> dict[str, object]:
-    """Our own program's part: its options, which of them must be given, and their choices."""
+    """Our own program's part: its options, which of them must be given, choices and kinds."""
     actions = {a.option_strings[-1]: a for a in parser()._actions if a.dest != "help"}
     return {
         "gpt": sorted(actions),
@@ -319,7 +380,16 @@ def ours() -> dict[str, object]:
             for name, action in actions.items()
             if action.choices
         },
+        "gpt_kinds": {name: _kind_of(action) for name, action in actions.items()},
     }
+
+
+def _kind_of(action: argparse.Action) -> str:
+    """What an option of our own parser takes."""
+    if action.nargs == 0:
+        return "flag"
+    kind = {int: "int", float: "float"}.get(action.type, "str")  # type: ignore[call-overload]
+    return kind if action.nargs is None else f"{kind} {action.nargs}"
 
 
 def _spans(present: list[bool], order: list[str]) -> str:
@@ -343,6 +413,7 @@ def main(argv: list[str]) -> int:
         checkouts = {series(t.removeprefix("core_v")): Checkout(Path(git_dir), t) for t in tags}
         data = upstreams({name: options_of(checkout) for name, checkout in checkouts.items()})
         data["choices"] = restricted({name: choices_of(one) for name, one in checkouts.items()})
+        data["kinds"] = spanned({name: kinds_of(one) for name, one in checkouts.items()})
     text = json.dumps(data | ours(), indent=0, sort_keys=True)
     DATA.write_text(f"{text}\n", encoding="utf-8")
     return 0

@@ -76,6 +76,96 @@ def test_choices_are_read_where_they_are_written_out(tmp_path: Path) -> None:
     }
 
 
+KINDS = {
+    "pretrain_gpt.py": "",
+    "megatron/training/arguments.py": (
+        "from megatron.training.parts import Options\n"
+        "def add(parser):\n"
+        "    parser.add_argument('--plain')\n"
+        "    parser.add_argument('--count', type=int)\n"
+        "    parser.add_argument('--three', type=float, nargs=3)\n"
+        "    parser.add_argument('--any', nargs='*', default=None)\n"
+        "    parser.add_argument('--on', action='store_true')\n"
+        "    parser.add_argument('--off', action='store_false', dest='x')\n"
+        "    parser.add_argument('--either', action=argparse.BooleanOptionalAction)\n"
+        "    parser.add_argument('--own', type=frequency)\n"
+        "    parser.add_argument('--twice', type=int)\n"
+        "    parser.add_argument('--twice', type=float)\n"
+        "    ArgumentGroupFactory(Options).build_group(parser)\n"
+    ),
+    "megatron/training/parts.py": (
+        "class Options:\n"
+        "    size: int = 1\n"
+        "    rate: Optional[float] = None\n"
+        "    most: int | None = None\n"
+        "    shown: bool = True\n"
+        "    levels: list[int] | None = None\n"
+        "    level: Literal[1, 2] = 1\n"
+        "    kind: Kind = Kind.a\n"
+        "    ramp: list[int] | None = field(default=None, metadata={'argparse_meta': "
+        "{'nargs': 3}})\n"
+        "    text: int | str = field(default=1, metadata={'argparse_meta': {'type': str}})\n"
+    ),
+}
+
+
+def test_kinds_are_type_and_number(tmp_path: Path) -> None:
+    """`eod_mask_loss: 5` and `recompute_num_layers: two` were passed on, to die in argparse."""
+    for name, text in KINDS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["tag", "core_v1.0.0"]):
+        subprocess.run([*git, *command], check=True)
+    assert extract.kinds_of(extract.Checkout(tmp_path, "core_v1.0.0")) == {
+        **{"--plain": "str", "--count": "int", "--three": "float 3", "--any": "str *"},
+        **{"--on": "flag", "--off": "flag", "--either": "flag", "--no-either": "flag"},
+        **{"--own": "str", "--size": "int", "--rate": "float", "--most": "int"},
+        **{"--no-shown": "flag", "--disable-shown": "flag", "--levels": "int +"},
+        **{"--level": "int", "--kind": "str", "--ramp": "int 3", "--text": "str"},
+    }
+
+
+def test_every_option_has_a_kind() -> None:
+    for release in arguments.table().releases:
+        kinds = arguments.table().kinds_of(f"{release}.0")
+        assert kinds.keys() == arguments.table().of(f"{release}.0")
+    assert arguments.table().kinds_of(None).keys() == arguments.table().gpt
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "told"),
+    [
+        ("--eod-mask-loss", ("5",), "takes no value, and is given 5"),
+        ("--recompute-num-layers", ("two",), "takes a whole number, and is given two"),
+        ("--recompute-num-layers", ("1.5",), "takes a whole number, and is given 1.5"),
+        ("--recompute-num-layers", (), "takes a whole number, and is given none"),
+        ("--recompute-num-layers", ("1", "2"), "takes a whole number, and is given 1 2"),
+        ("--rotary-percent", ("half",), "takes a number, and is given half"),
+        ("--data-path", ("--x",), "can't be given --x, which looks like an option"),
+        ("--num-layers", ("-1",), ""),
+        ("--data-path", (), ""),
+        ("--rampup-batch-size", ("1", "2", "3"), ""),
+        ("--lr", ("1e-4",), ""),
+    ],
+)
+def test_values_are_of_the_options_type_and_number(
+    name: str, values: tuple[str, ...], told: str
+) -> None:
+    given = [Given(name, values, "run.yaml:3: megatron_args.x")]
+    if told:
+        with pytest.raises(UsageError, match=f"x: {name} of Megatron 0.9.0 {told}"):
+            arguments.check_values(given, "0.9.0")
+    else:
+        arguments.check_values(given, "0.9.0")
+
+
+def test_a_secret_of_the_wrong_type_is_not_told() -> None:
+    with pytest.raises(UsageError, match="is given ") as caught:
+        arguments.check_values([Given("--save-interval", ("https://u:hunter2@h",), "a")], None)
+    assert "hunter2" not in str(caught.value)
+
+
 def test_choices_have_the_spans_of_their_releases() -> None:
     few, more = {"--a": ("x",)}, {"--a": ("x", "y"), "--b": ("z",)}
     assert extract.restricted({"1.0": few, "1.1": more, "1.2": {}, "1.3": few}) == {
