@@ -42,7 +42,7 @@ def figures(client: DockerClient, site: Settings, base: str, builder: str) -> li
             _add(times, "save", timed([*launcher, "save", image, "-o", str(folder)], here))
         with private.private_engine(Path(scratch, "engine")) as other:
             there = cli_environment(other) | {"DOCKER_HOST": engine_host(other)}
-            load = [*launcher, "load", str(folder)]
+            load = [*launcher, "load", "--all-tags", str(folder)]
             peer = f"zstd -q -dc {packed} | {docker} load"
             for _ in range(ROUNDS):
                 for name, command in (("load peer", ["sh", "-c", peer]), ("load", load)):

@@ -205,6 +205,29 @@ def sync_tree(folder: Path) -> None:
         sync(Path(root))
 
 
+# Read
+
+
+def open_foreign(path: Path, below: Path) -> IO[bytes]:
+    """A regular file `below` a folder that came from elsewhere, to be read, without a buffer.
+
+    Raises Refused for what a link leads to, and for anything else: a pipe would be waited for, and
+    a device may have no end.
+    """
+    with _parent(path, below) as (parent, name):
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            handle = os.open(name, flags, dir_fd=parent)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise Refused(path, "isn't read: it is no regular file") from None
+            raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise Refused(path, "isn't read: it is no regular file")
+    return open(handle, "rb", buffering=0)
+
+
 # Folders of ours
 
 

@@ -6,11 +6,14 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from packaging.version import Version
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from launcher.build import attest
 from launcher.build.attest import Made
@@ -23,6 +26,67 @@ if TYPE_CHECKING:
 PROVENANCE = "provenance.json"
 SBOM = "sbom.cdx.json"
 RECORD = "/opt/megatron/build.json"
+LARGEST = 4 << 20
+"""Bytes of a build.json and what a tar has around it."""
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Wheel(BaseModel):
+    name: str
+    sha256: str
+
+
+class _Record(BaseModel):
+    wheel: _Wheel
+    patches: dict[str, str]
+
+
+class _Digest(BaseModel):
+    sha256: str
+
+
+class _Subject(BaseModel):
+    digest: _Digest
+
+
+class _Definition(BaseModel):
+    resolvedDependencies: list[dict[str, Any]]
+
+
+class _Predicate(BaseModel):
+    buildDefinition: _Definition
+
+
+class _Provenance(BaseModel):
+    subject: list[_Subject]
+    predicate: _Predicate
+
+
+class _Described(BaseModel):
+    ref: str = Field(alias="bom-ref")
+
+
+class _Metadata(BaseModel):
+    component: _Described
+
+
+class _Component(BaseModel):
+    name: str
+    purl: str = ""
+    version: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> _Component:
+        if self.purl.startswith("pkg:pypi/"):
+            Version(self.version)  # its error is a ValueError
+        return self
+
+
+class _Sbom(BaseModel):
+    metadata: _Metadata
+    components: list[_Component]
 
 
 @dataclass(frozen=True)
@@ -106,55 +170,61 @@ def accept(
 
 def _check(documents: Documents, image: str, record: dict[str, Any]) -> None:
     """Raises ValueError where a document is about another image, or about none."""
+    if documents.provenance is not None:
+        statement = _fitting(_Provenance, documents.provenance, PROVENANCE)
+        digests = {subject.digest.sha256 for subject in statement.subject}
+        if digests != {image.removeprefix("sha256:"), record["wheel"]["sha256"]}:
+            raise ValueError(f"{PROVENANCE} is about another image or wheel")
+    if documents.sbom is not None:
+        bill = _fitting(_Sbom, documents.sbom, SBOM)
+        if bill.metadata.component.ref != image:
+            raise ValueError(f"{SBOM} is about another image")
+
+
+def _fitting(model: type[Model], document: object, name: str) -> Model:
+    """Raises ValueError, in a line, for what doesn't fit."""
     try:
-        _check_provenance(documents.provenance, image, record["wheel"]["sha256"])
-        _check_sbom(documents.sbom, image)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"a document there lacks {error}") from error
-
-
-def _check_provenance(statement: dict[str, Any] | None, image: str, wheel: str) -> None:
-    """Raises ValueError for another subject; KeyError or TypeError for what is no provenance."""
-    if statement is None:
-        return
-    digests = {subject["digest"]["sha256"] for subject in statement["subject"]}
-    if digests != {image.removeprefix("sha256:"), wheel}:
-        raise ValueError(f"{PROVENANCE} is about another image or wheel")
-    for dependency in statement["predicate"]["buildDefinition"]["resolvedDependencies"]:
-        dict(dependency)
-
-
-def _check_sbom(document: dict[str, Any] | None, image: str) -> None:
-    """Raises as _check_provenance."""
-    if document is None:
-        return
-    if document["metadata"]["component"]["bom-ref"] != image:
-        raise ValueError(f"{SBOM} is about another image")
-    for component in document["components"]:
-        component["name"]
+        return model.model_validate(document)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise ValueError(f"{name}: {where}: {fault['msg']}") from error
 
 
 def record(client: DockerClient, image: str, name: str = "the image") -> dict[str, Any]:
     """build.json of an image, from a container that is never started; `name` is for messages.
 
-    Raises UsageError where the image has none: the launcher didn't build it.
+    Raises UsageError where the image has none, or something else there: the launcher didn't
+    build it.
     """
     from docker.errors import NotFound
+
+    remedy = "It isn't an image that `launcher image build` made."
 
     container = client.containers.create(image, ["true"], network_mode="none")
     try:
         stream, _ = container.get_archive(RECORD)
-        with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as tar:
+        with tarfile.open(fileobj=io.BytesIO(_limited(stream))) as tar:
             file = tar.extractfile("build.json")
-            assert file is not None
-            found: dict[str, Any] = json.load(file)
+            found = _parsed(file.read() if file else b"")
+            _fitting(_Record, found, "build.json")
             return found
     except NotFound:
-        raise UsageError(
-            f"{name}: has no {RECORD}", "It isn't an image that `launcher image build` made."
-        ) from None
+        raise UsageError(f"{name}: has no {RECORD}", remedy) from None
+    except (ValueError, KeyError, tarfile.TarError) as error:
+        raise UsageError(f"{name}: its {RECORD} is none of ours: {error}", remedy) from error
     finally:
         container.remove(force=True, v=True)
+
+
+def _limited(stream: Iterator[bytes]) -> bytes:
+    """All of a stream. Raises ValueError for one that is longer than any build.json."""
+    content = b""
+    for block in stream:
+        content += block
+        if len(content) > LARGEST:
+            raise ValueError(f"it has more than {LARGEST} bytes")
+    return content
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher import files
 from launcher.errors import LauncherError, UsageError
 from launcher.progress import Progress
-from launcher.transfer import layout
+from launcher.transfer import layout, parts
 from launcher.transfer.layout import Listing
-from launcher.transfer.parts import BLOCK
 from launcher.transfer.save import INCOMING
 from launcher.transfer.shown import counted
 
@@ -41,13 +41,13 @@ def read_listing(folder: Path) -> Listing | None:
     Raises UsageError for a folder without one, or where its save hasn't ended.
     """
     ours = (layout.LISTING, layout.SUMS, layout.INDEX, layout.MARKER)
-    if not any((folder / name).exists() for name in ours) and not (folder / INCOMING).exists():
+    if not any(os.path.lexists(folder / name) for name in (*ours, INCOMING)):
         raise UsageError(
             f"{folder}: no image was saved there",
             "Name the folder that was given to `image save -o`.",
         )
     try:
-        return layout.parse((folder / layout.LISTING).read_bytes())
+        return layout.parse(parts.whole(folder, layout.LISTING, layout.LARGEST_LISTING))
     except FileNotFoundError:
         if (folder / INCOMING).exists():
             raise UsageError(
@@ -67,18 +67,19 @@ def check(folder: Path, progress: Progress) -> Listing:
     listing = read_listing(folder)
     expected = _expected(folder, listing)
     sizes = {file.path: file.size for file in listing.files} if listing else {}
+    sizes |= {layout.SUMS: len(layout.sums(listing))} if listing else {}
     with (
         counted(progress, f"check {len(expected)} files", sum(sizes.values())) as seen,
         ThreadPoolExecutor(READERS) as readers,
     ):
-        found = readers.map(lambda path: _sha256(folder / path), expected)
+        found = readers.map(lambda path: _sha256(folder, path, sizes.get(path)), expected)
         faults = []
         for (path, sha256), actual in zip(expected.items(), found, strict=True):
             seen(sizes.get(path, 0))
             if actual != sha256:
                 faults.append(Fault(path, sha256, actual))
     if listing is None and not any(fault.path == layout.LISTING for fault in faults):
-        faults.insert(0, Fault(layout.LISTING, "unknown", _sha256(folder / layout.LISTING)))
+        faults.insert(0, Fault(layout.LISTING, "unknown", _sha256(folder, layout.LISTING)))
     if faults or listing is None:
         raise damaged(folder, faults)
     return listing
@@ -91,14 +92,15 @@ def damaged(folder: Path, faults: list[Fault]) -> DamagedError:
 
 def unreadable(error: OSError) -> str:
     """Why a file has no sha256."""
-    return f"can't be read: {error.strerror or error}"
+    why = str(error.strerror or error)
+    return why if isinstance(error, files.Refused) else f"can't be read: {why}"
 
 
 def _expected(folder: Path, listing: Listing | None) -> dict[str, str]:
     """Each file's sha256: by the list, or where that is damaged by what SHA256SUMS still says."""
     if listing is None:
         try:
-            return layout.parse_sums((folder / layout.SUMS).read_bytes())
+            return layout.parse_sums(parts.whole(folder, layout.SUMS, layout.LARGEST_LISTING))
         except OSError:
             return {}
     sums = layout.sums(listing)
@@ -106,13 +108,14 @@ def _expected(folder: Path, listing: Listing | None) -> dict[str, str]:
     return known | {layout.SUMS: hashlib.sha256(sums).hexdigest()}
 
 
-def _sha256(path: Path) -> str:
-    """The sha256 of a file, or why it has none."""
+def _sha256(folder: Path, path: str, size: int | None = None) -> str:
+    """The sha256 of a file of `size` bytes, any where that isn't known; or why it has none."""
     digest = hashlib.sha256()
     try:
-        with path.open("rb", buffering=0) as file:
-            while block := file.read(BLOCK):
-                digest.update(block)
+        if size is None:
+            size = min(os.lstat(folder / path).st_size, layout.LARGEST_FILE)
+        for block in parts.listed(folder, path, size):
+            digest.update(block)
     except FileNotFoundError:
         return "missing"
     except OSError as error:

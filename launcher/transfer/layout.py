@@ -13,9 +13,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from launcher import names
 
 LISTING, SUMS, INDEX, MARKER = "transfer.json", "SHA256SUMS", "index.json", "oci-layout"
 BLOBS, PARTS, DOCUMENTS = "blobs/sha256", "parts", "documents"
@@ -24,6 +27,16 @@ CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 UNPACKED = "containerd.io/uncompressed"  # as containerd annotates: a packed layer's diff ID
 DIGEST = r"sha256:[0-9a-f]{64}"
+PLACE = (
+    rf"{INDEX}|{MARKER}|{BLOBS}/[0-9a-f]{{64}}|{PARTS}/[0-9a-f]{{64}}\.\d{{4,}}"
+    rf"|{DOCUMENTS}/[a-z][a-z.]*"
+)
+LARGEST = 4 << 20
+"""Bytes of a manifest, a configuration or a document, as of those at a registry."""
+LARGEST_LISTING = 16 << 20
+LARGEST_FILE = 1 << 38
+MOST_NAMES = MOST_LAYERS = 1000
+"""Engines take less than 130 of them."""
 
 
 def _matching(pattern: str, what: str) -> AfterValidator:
@@ -37,14 +50,10 @@ def _matching(pattern: str, what: str) -> AfterValidator:
 
 Digest = Annotated[str, _matching(DIGEST, "a digest")]
 Hash = Annotated[str, _matching(r"[0-9a-f]{64}", "a sha256")]
-Place = Annotated[
-    str,
-    _matching(
-        rf"{INDEX}|{MARKER}|{BLOBS}/[0-9a-f]{{64}}|{PARTS}/[0-9a-f]{{64}}\.\d{{4,}}"
-        rf"|{DOCUMENTS}/[a-z][a-z.]*",
-        "a file of a layout",
-    ),
-]
+Size = Annotated[int, Field(ge=0, le=LARGEST_FILE)]
+Reference = Annotated[str, Field(max_length=512), AfterValidator(names.image)]
+Name = Annotated[Reference, _matching(r"[^@]*:[^/@]+", "a name with a tag")]
+Place = Annotated[str, _matching(PLACE, "a file of a layout")]
 
 
 class _Model(BaseModel):
@@ -55,7 +64,7 @@ class File(_Model):
     """A file of the layout: its place in the folder, its bytes and their sha256."""
 
     path: Place
-    size: int
+    size: Size
     sha256: Hash
 
 
@@ -66,10 +75,10 @@ class Base(_Model):
     layers: diff IDs, lowest first
     """
 
-    name: str
+    name: Reference
     id: Digest
-    digests: tuple[str, ...]
-    layers: tuple[Digest, ...]
+    digests: tuple[Reference, ...]
+    layers: Annotated[tuple[Digest, ...], Field(max_length=MOST_LAYERS)]
 
 
 class Listing(_Model):
@@ -82,7 +91,7 @@ class Listing(_Model):
     """
 
     format: Literal[1]
-    names: tuple[str, ...]
+    names: Annotated[tuple[Name, ...], Field(max_length=MOST_NAMES)]
     image: Digest
     manifest: Digest
     base: Base | None
@@ -94,19 +103,62 @@ class Listing(_Model):
         for file in self.files:
             if file.path.startswith(f"{BLOBS}/") and not file.path.endswith(file.sha256):
                 raise ValueError(f"{file.path}: its name isn't its sha256")
-        unlisted = {path for paths in self.split.values() for path in paths} - {
-            file.path for file in self.files
-        }
+        if len(self.listed) != len(self.files):
+            raise ValueError("a file is listed twice")
+        unlisted = {path for paths in self.split.values() for path in paths} - self.listed.keys()
         if unlisted:
             raise ValueError(f"{min(unlisted)}: not among the files")
         return self
+
+    @cached_property
+    def listed(self) -> Mapping[str, File]:
+        """The files by their paths."""
+        return {file.path: file for file in self.files}
 
     def paths(self, digest: str) -> tuple[str, ...]:
         """The files whose bytes, joined, are the blob; none where it isn't carried."""
         if digest in self.split:
             return self.split[digest]
         path = blob_path(digest)
-        return (path,) if any(file.path == path for file in self.files) else ()
+        return (path,) if path in self.listed else ()
+
+
+class Descriptor(BaseModel):
+    """What a manifest says of a blob."""
+
+    digest: Digest
+    annotations: dict[str, str] = {}
+
+
+class Manifest(BaseModel):
+    """An OCI manifest, in what is read of it."""
+
+    config: Descriptor
+    layers: Annotated[tuple[Descriptor, ...], Field(max_length=MOST_LAYERS)]
+
+    def unpacked(self) -> dict[str, str]:
+        """The diff ID of each blob that was packed by us, by digest."""
+        ours = [layer for layer in self.layers if UNPACKED in layer.annotations]
+        return {layer.digest: layer.annotations[UNPACKED] for layer in ours}
+
+    @model_validator(mode="after")
+    def _check(self) -> Manifest:
+        for diff_id in self.unpacked().values():  # they become names of files
+            if not re.fullmatch(DIGEST, diff_id):
+                raise ValueError(f"{diff_id!r} isn't a digest")
+        return self
+
+
+class RootFS(BaseModel):
+    """The layers of an image: their diff IDs, lowest first."""
+
+    diff_ids: Annotated[tuple[Digest, ...], Field(max_length=MOST_LAYERS)]
+
+
+class Config(BaseModel):
+    """An image's configuration, in what is read of it."""
+
+    rootfs: RootFS
 
 
 @dataclass(frozen=True)
@@ -168,20 +220,6 @@ def manifest(config: bytes, layers: Sequence[Layer]) -> bytes:
     )
 
 
-def unpacked(manifest: bytes) -> dict[str, str]:
-    """The diff ID of each blob of a manifest that was packed by us, by digest.
-
-    Raises ValueError, LookupError, TypeError or AttributeError for what is no manifest.
-    """
-    layers = json.loads(manifest)["layers"]
-    packed = [layer for layer in layers if UNPACKED in layer.get("annotations", {})]
-    found = {layer["digest"]: layer["annotations"][UNPACKED] for layer in packed}
-    for text in (*found, *found.values()):  # they become names of files
-        if not re.fullmatch(DIGEST, text):
-            raise ValueError(f"{text!r} isn't a digest")
-    return found
-
-
 def index(manifest: bytes, config: Mapping[str, Any], names: Sequence[str]) -> bytes:
     """The layout's index: the manifest once for each name, for tools that look images up by it."""
     descriptor = {
@@ -224,7 +262,7 @@ def parse(text: bytes) -> Listing | None:
         value = json.loads(text)
         own = value.pop("sha256")
         listing = Listing.model_validate(value)
-    except (ValueError, KeyError, AttributeError, TypeError, ValidationError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError, ValidationError):
         return None
     return listing if render(listing) == text and own else None
 
@@ -238,5 +276,5 @@ def sums(listing: Listing) -> bytes:
 
 def parse_sums(text: bytes) -> dict[str, str]:
     """Path and sha256 of each whole line of SHA256SUMS, to check by where the list is damaged."""
-    lines = re.findall(rb"^([0-9a-f]{64})  ([\w./-]+)$", text, re.MULTILINE)
-    return {path.decode(): own.decode() for own, path in lines}
+    lines = re.findall(r"^([0-9a-f]{64})  (\S+)$", text.decode("ascii", "replace"), re.MULTILINE)
+    return {path: own for own, path in lines if re.fullmatch(rf"{LISTING}|{PLACE}", path, re.ASCII)}

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from launcher.errors import EngineError
+from pydantic import BaseModel, ValidationError
+
+from launcher.build import beside
+from launcher.build.verify import is_ours
+from launcher.errors import EngineError, UsageError
 from launcher.progress import Progress
+from launcher.settings import Settings
 from launcher.transfer import images, layout, packed, parts, saved
 from launcher.transfer.check import Fault, check, damaged, read_listing, unreadable
 from launcher.transfer.images import Image
-from launcher.transfer.layout import Base, File, Listing
+from launcher.transfer.layout import Base, Config, File, Listing, Manifest
+from launcher.transfer.remote import OtherImageError
 from launcher.transfer.saved import Saved, hex_of
 from launcher.transfer.shown import counted
 
@@ -24,26 +29,32 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 MANIFEST = "manifest.json"
+OURS = f"{images.REPOSITORY}:"
+"""How names begin that an image is given without being asked to."""
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """An image that is in the engine now; `moved` are the names that another image had before.
+    """An image that is in the engine now, and its names there.
 
+    moved: those of its names that another image had before; left: those that it wasn't given
     documents: what was saved with it, by name; none where the engine gave it another ID
     """
 
     id: str
     names: tuple[str, ...]
     moved: tuple[str, ...]
+    left: tuple[str, ...]
     documents: Mapping[str, bytes]
 
 
 @dataclass(frozen=True)
 class _Content:
-    """A checked layout: its list, the configuration, and the digests of all layers in order.
+    """A checked layout: its list, the configuration, and the layers, lowest first.
 
-    packed: those of layers that `save` packed
+    layers: the digests of their blobs; packed: those that `save` packed; diff_ids: as unpacked
     """
 
     folder: Path
@@ -51,25 +62,70 @@ class _Content:
     config: bytes
     layers: tuple[str, ...]
     packed: frozenset[str]
-
-    @property
-    def diff_ids(self) -> tuple[str, ...]:
-        return tuple(json.loads(self.config)["rootfs"]["diff_ids"])
+    diff_ids: tuple[str, ...]
+    documents: Mapping[str, bytes]
 
 
-def load(client: DockerClient, folder: Path, progress: Progress) -> Loaded:
-    """Load the image saved in `folder` and give it its names.
+def load(
+    client: DockerClient,
+    folder: Path,
+    progress: Progress,
+    expected: str | None = None,
+    all_tags: bool = False,
+) -> Loaded:
+    """Load the image saved in `folder` and give it its names: those of OURS, or `all_tags`.
 
-    Raises UsageError or DamagedError where files are damaged, EngineError where the base of a thin
-    image is missing or the engine refuses; then nothing is loaded and no name is moved.
+    Raises UsageError or DamagedError where files are damaged or no image's, or where it would get
+    no name; OtherImageError where neither the image nor its manifest is the `expected` digest;
+    EngineError where the base of a thin image is missing or the engine refuses; then nothing is
+    loaded and no name is moved.
     """
-    listing = read_listing(folder)
-    base = _base(client, listing.base, listing) if listing and listing.base else None
+    listing = read_listing(folder) or check(folder, progress)  # which tells what is damaged
+    _refuse_other(folder, listing, expected)
+    names = _names(folder, listing, all_tags)
+    base = _base(client, listing.base, listing) if listing.base else None
     content = _content(folder, check(folder, progress))
+    before = {image["Id"] for image in client.api.images(all=True)}
     loaded = _give(client, content, base, progress)
-    _check(client, content, loaded)
-    documents = _documents(content) if loaded == content.listing.image else {}
-    return Loaded(loaded, content.listing.names, _name(client, loaded, content), documents)
+    _check(client, content, loaded, new=loaded not in before)
+    documents = content.documents if loaded == listing.image else {}
+    left = tuple(name for name in listing.names if name not in names)
+    return Loaded(loaded, names, _name(client, loaded, names), left, documents)
+
+
+def put_beside(client: DockerClient, loaded: Loaded, site: Settings, progress: Progress) -> None:
+    """Put beside an image of ours, of what was saved with it, what is about that very image.
+
+    What lies there stays: this machine may have written it.
+    """
+    if not loaded.documents or not is_ours(client.api.history(loaded.id)):
+        return
+    try:
+        record = beside.record(client, loaded.id, (*loaded.names, loaded.id)[0])
+        beside.accept(loaded.documents.items(), loaded.id, record, site)
+    except UsageError as error:
+        progress.note(f"  {error}")
+
+
+def _refuse_other(folder: Path, listing: Listing, expected: str | None) -> None:
+    if expected not in (None, listing.image, listing.manifest):
+        raise OtherImageError(
+            f"{folder}: isn't the expected image; nothing was loaded\n"
+            f"  expected: {expected}\n"
+            f"  there:    {listing.image}, manifest {listing.manifest}",
+            "Compare the digest with what `image save` said.",
+        )
+
+
+def _names(folder: Path, listing: Listing, all_tags: bool) -> tuple[str, ...]:
+    """Those of its names that an image is given. Raises UsageError where none is left."""
+    names = tuple(name for name in listing.names if all_tags or name.startswith(OURS))
+    if listing.names and not names:
+        raise UsageError(
+            f"{folder}: its image is named {', '.join(listing.names)}, and not {OURS}…",
+            "Give it that name with --all-tags, which takes it from an image that has it here.",
+        )
+    return names
 
 
 def _base(client: DockerClient, wanted: Base, listing: Listing) -> Image:
@@ -87,16 +143,71 @@ def _base(client: DockerClient, wanted: Base, listing: Listing) -> Image:
             f"this image was saved without the layers of its base, and the engine has no image "
             f"with them: {wanted.name} ({wanted.id})",
             f"Get it first: docker pull {registry}\n  or carry it over: python3 -m launcher image "
-            f"save {wanted.name} -o FOLDER there, image load FOLDER here.",
+            f"save {wanted.name} -o FOLDER there, image load --all-tags FOLDER here.",
         )
     return found
 
 
 def _content(folder: Path, listing: Listing) -> _Content:
-    manifest = (folder / layout.blob_path(listing.manifest)).read_bytes()
-    config = b"".join(parts.joined([folder / path for path in listing.paths(listing.image)]))
-    layers = tuple(layer["digest"] for layer in json.loads(manifest)["layers"])
-    return _Content(folder, listing, config, layers, frozenset(layout.unpacked(manifest)))
+    """What is in a folder, each file of which is as it is listed.
+
+    Raises UsageError where that makes no image, or another than is listed.
+    """
+    manifest = _document(folder, listing, listing.manifest, Manifest)
+    diff_ids = _document(folder, listing, listing.image, Config).rootfs.diff_ids
+    layers = tuple(layer.digest for layer in manifest.layers)
+    unpacked = manifest.unpacked()
+    below = listing.base.layers if listing.base else ()
+    if manifest.config.digest != listing.image:
+        raise _no_image(folder, "its manifest is of another image")
+    if len(layers) != len(diff_ids) or below != diff_ids[: len(below)]:
+        raise _no_image(folder, "its layers aren't those of its configuration")
+    if any(unpacked.get(one, of) != of for one, of in zip(layers, diff_ids, strict=True)):
+        raise _no_image(folder, "a layer isn't the one of its configuration")
+    return _Content(
+        folder=folder,
+        listing=listing,
+        config=_blob(folder, listing, listing.image),
+        layers=layers,
+        packed=frozenset(unpacked),
+        diff_ids=diff_ids,
+        documents=_documents(folder, listing),
+    )
+
+
+def _document(folder: Path, listing: Listing, digest: str, model: type[Model]) -> Model:
+    """A blob of JSON. Raises UsageError for what doesn't fit."""
+    try:
+        return model.model_validate_json(_blob(folder, listing, digest))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise _no_image(folder, f"{digest}: {where}: {fault['msg']}") from error
+
+
+def _blob(folder: Path, listing: Listing, digest: str) -> bytes:
+    """The bytes of a small blob. Raises UsageError where it isn't carried, or isn't small."""
+    files = [listing.listed[path] for path in listing.paths(digest)]
+    if not files:
+        raise _no_image(folder, f"{digest} isn't in it")
+    content = _small(folder, files)
+    if layout.sha256(content) != digest:
+        raise _no_image(folder, f"{digest} is put together of something else")
+    return content
+
+
+def _small(folder: Path, files: Sequence[File]) -> bytes:
+    """The bytes of files of LARGEST in all. Raises UsageError where they are larger."""
+    if sum(file.size for file in files) > layout.LARGEST:
+        raise _no_image(folder, f"{files[0].path} has more than {layout.LARGEST} bytes")
+    return b"".join(block for file in files for block in _read(folder, file))
+
+
+def _no_image(folder: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{folder}: isn't an image as `image save` writes it: {why}; nothing was loaded",
+        "Save it again where it came from.",
+    )
 
 
 def _give(client: DockerClient, content: _Content, base: Image | None, progress: Progress) -> str:
@@ -170,7 +281,7 @@ def _whole_archive(
 
 
 def _layers(content: _Content, progress: Progress) -> Iterator[bytes]:
-    listed = {file.path: file for file in content.listing.files}
+    listed = content.listing.listed
     for digest in dict.fromkeys(content.layers):
         files = [listed[path] for path in content.listing.paths(digest)]
         if not files:
@@ -186,13 +297,13 @@ def _layers(content: _Content, progress: Progress) -> Iterator[bytes]:
             yield saved.padding(size)
 
 
-def _read(folder: Path, file: File, seen: parts.Seen) -> Iterator[bytes]:
+def _read(folder: Path, file: File, seen: parts.Seen = lambda _: None) -> Iterator[bytes]:
     """The bytes of a file that was checked; DamagedError where it can't be read any more.
 
     An OSError would be taken for the engine's, to which these bytes are on their way.
     """
     try:
-        yield from parts.joined([folder / file.path], seen)
+        yield from parts.listed(folder, file.path, file.size, seen)
     except OSError as error:
         raise damaged(folder, [Fault(file.path, file.sha256, unreadable(error))]) from error
 
@@ -209,16 +320,17 @@ def _member(digest: str) -> str:
     return f"{hex_of(digest)}/layer.tar"
 
 
-def _check(client: DockerClient, content: _Content, loaded: str) -> None:
-    """The engine has the image that was saved. One that is another is removed again."""
+def _check(client: DockerClient, content: _Content, loaded: str, new: bool) -> None:
+    """The engine has the image that was saved. A `new` one that is another is removed again."""
     from docker.errors import APIError
 
     found = client.api.inspect_image(loaded)
     same = tuple(found["RootFS"].get("Layers") or ()) == content.diff_ids
     if same and (found["Id"] == content.listing.image or _names_by_manifest(client)):
         return
-    with suppress(APIError):
-        client.api.remove_image(loaded)
+    if new:
+        with suppress(APIError):
+            client.api.remove_image(loaded)
     raise EngineError(
         f"the engine made another image of it: {found['Id']}, and {content.listing.image} was saved"
     )
@@ -230,10 +342,10 @@ def _names_by_manifest(client: DockerClient) -> bool:
     return ["driver-type", "io.containerd.snapshotter.v1"] in status
 
 
-def _name(client: DockerClient, loaded: str, content: _Content) -> tuple[str, ...]:
+def _name(client: DockerClient, loaded: str, names: Sequence[str]) -> tuple[str, ...]:
     """Give the image its names; those that another image had."""
     moved = []
-    for name in content.listing.names:
+    for name in names:
         before = images.id_of(client, name)
         if before not in (None, loaded):
             moved.append(name)
@@ -242,7 +354,8 @@ def _name(client: DockerClient, loaded: str, content: _Content) -> tuple[str, ..
     return tuple(moved)
 
 
-def _documents(content: _Content) -> dict[str, bytes]:
-    paths = [file.path for file in content.listing.files]
-    there = [path for path in paths if path.startswith(f"{layout.DOCUMENTS}/")]
-    return {path.rpartition("/")[2]: (content.folder / path).read_bytes() for path in there}
+def _documents(folder: Path, listing: Listing) -> dict[str, bytes]:
+    """What was beside the image when it was saved, by name."""
+    paths = {name: f"{layout.DOCUMENTS}/{name}" for name in (beside.PROVENANCE, beside.SBOM)}
+    there = {name: listing.listed[path] for name, path in paths.items() if path in listing.listed}
+    return {name: _small(folder, [file]) for name, file in there.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -187,3 +188,27 @@ def joined(paths: Sequence[Path], seen: Seen = lambda _: None) -> Iterator[bytes
             while block := file.read(BLOCK):
                 seen(len(block))
                 yield block
+
+
+def listed(folder: Path, path: str, size: int, seen: Seen = lambda _: None) -> Iterator[bytes]:
+    """The `size` bytes of a file in a folder that came from elsewhere; `seen` is as of `joined`.
+
+    Raises OSError for one of another size, and as `files.open_foreign`.
+    """
+    with files.open_foreign(folder / path, folder) as file:
+        actual = os.fstat(file.fileno()).st_size
+        if actual != size:
+            raise OSError(errno.EINVAL, f"it has {actual} bytes, and not {size}")
+        while size and (block := file.read(min(size, BLOCK))):
+            seen(len(block))
+            yield block
+            size -= len(block)
+
+
+def whole(folder: Path, path: str, most: int) -> bytes:
+    """The bytes of a file in a folder that came from elsewhere. Raises OSError beyond `most`."""
+    with files.open_foreign(folder / path, folder) as file:
+        size = os.fstat(file.fileno()).st_size
+    if size > most:
+        raise OSError(errno.EFBIG, f"it has {size} bytes, and {most} at most are read")
+    return b"".join(listed(folder, path, size))

@@ -13,12 +13,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from pydantic import TypeAdapter
+
 from launcher import files
 from launcher.errors import EngineError, UsageError
 from launcher.progress import Progress
 from launcher.transfer import layout, parts, saved
 from launcher.transfer.images import Image
-from launcher.transfer.layout import Base, File, Layer, Listing
+from launcher.transfer.layout import Base, File, Layer, Listing, Manifest
 from launcher.transfer.parts import Blob
 from launcher.transfer.saved import Member, Saved, hex_of
 from launcher.transfer.shown import counted
@@ -30,7 +32,6 @@ INCOMING = "incoming"
 NAMES = "names.json"
 FILES = (layout.LISTING, layout.SUMS, layout.INDEX, layout.MARKER)
 FOLDERS = (layout.BLOBS, layout.PARTS, layout.DOCUMENTS)
-MOST_OF_MANIFEST = 1 << 20  # bytes; an image of 127 layers has one of 50 kB
 OURS = {INCOMING, *FILES, *(folder.partition("/")[0] for folder in FOLDERS)}
 OF_SYSTEMS = {"System Volume Information", "lost+found", "$RECYCLE.BIN"}
 _AGAIN = "Run the save again: what is in the folder is kept. The engine's own disk may be full."
@@ -149,10 +150,11 @@ def _known_in(folder: Path) -> list[str]:
     know it by: there its names alone tell.
     """
     with suppress(OSError):
-        if listing := layout.parse((folder / layout.LISTING).read_bytes()):
+        if listing := layout.parse(parts.whole(folder, layout.LISTING, layout.LARGEST_LISTING)):
             return [*listing.names, listing.image]
     with suppress(OSError, ValueError):
-        return list(json.loads((folder / INCOMING / NAMES).read_bytes()))
+        names = parts.whole(folder, f"{INCOMING}/{NAMES}", layout.LARGEST)
+        return TypeAdapter(list[str]).validate_json(names)
     return []
 
 
@@ -172,10 +174,10 @@ def _packed_in(folder: Path, image: Image) -> dict[str, str]:
     blobs = list((folder / layout.BLOBS).glob("*"))
     found: dict[str, str] | None = None
     for path in blobs:
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            if path.stat().st_size <= MOST_OF_MANIFEST:
-                packed = layout.unpacked(path.read_bytes())
-                found = (found or {}) | {diff_id: digest for digest, diff_id in packed.items()}
+        with suppress(OSError, ValueError):
+            manifest = parts.whole(folder, f"{layout.BLOBS}/{path.name}", layout.LARGEST)
+            packed = Manifest.model_validate_json(manifest).unpacked()
+            found = (found or {}) | {diff_id: digest for digest, diff_id in packed.items()}
     if found is None:
         known = set(map(hex_of, image.layers))
         for path in (*blobs, *(folder / layout.PARTS).glob("*")):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import tarfile
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from launcher.build import beside
-from launcher.errors import BuildError
+from launcher.errors import BuildError, UsageError
 from launcher.settings import Settings
 from tests.build.made import IMAGE, WHEEL, made
 
@@ -103,5 +107,55 @@ def test_an_sbom_of_no_components_is_refused(empty_site: Settings, components: o
     beside.keep(made(), empty_site)
     path = beside.folder(IMAGE, empty_site) / beside.SBOM
     path.write_text(json.dumps(json.loads(path.read_text()) | {"components": components}))
-    with pytest.raises(BuildError, match="a document there lacks"):
+    with pytest.raises(BuildError, match=r"sbom\.cdx\.json: components"):
+        beside.check(beside.kept(IMAGE, empty_site), IMAGE, RECORD)
+
+
+class _Container:
+    """Never started; gives a file as an engine does, in a tar."""
+
+    def __init__(self, content: bytes, name: str = "build.json") -> None:
+        tar = io.BytesIO()
+        with tarfile.open(fileobj=tar, mode="w") as archive:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+        self.archive = tar.getvalue()
+        self.containers = SimpleNamespace(create=lambda *_, **__: self)
+
+    def get_archive(self, path: str) -> tuple[Iterator[bytes], None]:
+        return iter([self.archive]), None
+
+    def remove(self, force: bool, v: bool) -> None:
+        """Nothing is left of it."""
+
+
+def test_the_record_of_an_image_is_read() -> None:
+    record = {"wheel": {"name": "w.whl", "sha256": WHEEL}, "patches": {}, "release": "0.9.0"}
+    assert beside.record(_Container(json.dumps(record).encode()), IMAGE) == record  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        *map(_Container, [b"", b"null", b"[", b"[" * 100_000, b'{"wheel": 1}', bytes(5 << 20)]),
+        _Container(b"{}", "link.json"),
+    ],
+)
+def test_a_record_that_is_none_of_ours_is_told(container: _Container) -> None:
+    """Any image can have something there, of any size; it was a traceback."""
+    with pytest.raises(UsageError, match=r"megatron:x: its /opt/megatron/build\.json is none of"):
+        beside.record(container, IMAGE, "megatron:x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", [{}, {"version": "none"}, {"version": 1}])
+def test_an_sbom_with_a_package_of_no_version_is_refused(
+    empty_site: Settings, version: dict[str, object]
+) -> None:
+    """`image scan` of it was a traceback."""
+    beside.keep(made(), empty_site)
+    path = beside.folder(IMAGE, empty_site) / beside.SBOM
+    components = [{"name": "x", "purl": "pkg:pypi/x", **version}]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"components": components}))
+    with pytest.raises(BuildError, match=r"sbom\.cdx\.json: components\.0"):
         beside.check(beside.kept(IMAGE, empty_site), IMAGE, RECORD)

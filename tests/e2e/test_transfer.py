@@ -103,7 +103,7 @@ def test_an_image_goes_to_another_engine_by_folder(
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", folder, str(copy)], check=True)
     assert f"{image} {_id(engine, image)[7:19]} loaded" in done(
-        on(there, "image", "load", str(copy))
+        on(there, "image", "load", "--all-tags", str(copy))
     )
     assert _id(there, image) == _id(engine, image)
     assert json.loads((copy / "transfer.json").read_text())["manifest"] in said
@@ -120,10 +120,10 @@ def test_thin_is_refused_without_the_base_and_loaded_with_it(
 ) -> None:
     folder = str(tmp_path)
     done(on(engine, "image", "save", image, "--thin", "--base", BASE, "-o", folder))
-    refused(on(there, "image", "load", folder), 125, BASE, f"docker pull {BASE}")
+    refused(on(there, "image", "load", "--all-tags", folder), 125, BASE, f"docker pull {BASE}")
     assert not there.images.list(all=True)
     carry_base(engine, there)
-    done(on(there, "image", "load", folder))
+    done(on(there, "image", "load", "--all-tags", folder))
     assert _id(there, image) == _id(engine, image)
 
 
@@ -151,7 +151,7 @@ def test_thin_is_loaded_onto_a_base_that_was_pulled_packed(
         refused(wrong, 1, "isn't the expected image", digest, _id(engine, image))
         assert not there.images.list(all=True)
         assert digest in done(on(there, "image", "pull", here, "--digest", digest))
-    done(on(there, "image", "load", folder))
+    done(on(there, "image", "load", "--all-tags", folder))
     assert _id(there, image) == _id(engine, image)
     engine.images.remove(name)
 
@@ -195,12 +195,12 @@ def test_damage_in_each_file_is_told_and_nothing_is_loaded(
         else:
             flipped = bytes([content[middle] ^ 1]) + content[middle + 1 :]
             path.write_bytes(content[:middle] + (flipped if damage == "flip" else b""))
-        result = on(there, "image", "load", str(tmp_path))
+        result = on(there, "image", "load", "--all-tags", str(tmp_path))
         path.write_bytes(content)
         refused(result, 1, path.relative_to(tmp_path).as_posix(), "nothing was loaded")
         assert result.stderr.count("expected:") == 1
     assert not there.images.list(all=True)
-    done(on(there, "image", "load", str(tmp_path)))
+    done(on(there, "image", "load", "--all-tags", str(tmp_path)))
 
 
 def test_saves_that_are_killed_leave_nothing_that_is_loaded_and_the_next_completes_it(
@@ -225,12 +225,12 @@ def test_saves_that_are_killed_leave_nothing_that_is_loaded_and_the_next_complet
         if process.wait() == -signal.SIGKILL:
             killed += 1
             if folder.exists() and not (folder / "transfer.json").exists():
-                refused(on(there, "image", "load", str(folder)), 2, str(folder))
+                refused(on(there, "image", "load", "--all-tags", str(folder)), 2, str(folder))
     assert killed
     assert not there.images.list(all=True)
     done(on(engine, *save, str(folder)))
     assert subprocess.run(["diff", "-r", whole, folder]).returncode == 0
-    done(on(there, "image", "load", str(folder)))
+    done(on(there, "image", "load", "--all-tags", str(folder)))
 
 
 def test_the_cpu_image_is_under_3_percent_thin(
@@ -243,11 +243,13 @@ def test_the_cpu_image_is_under_3_percent_thin(
     done(on(engine, "image", "save", name, "--thin", "-o", str(thin)))
     assert size_of(thin) < 0.03 * size_of(full)
     assert {path.name for path in (thin / "documents").iterdir()} == {PROVENANCE, SBOM}
-    refused(on(there, "image", "load", str(thin)), 125, name, "Save it without --thin")
-    done(on(there, "image", "load", str(full)))
+    refused(
+        on(there, "image", "load", "--all-tags", str(thin)), 125, name, "Save it without --thin"
+    )
+    done(on(there, "image", "load", "--all-tags", str(full)))
     _without_top_layer(there, full, older)
     there.images.remove(name, force=True)
-    loaded = done(on(there, "image", "load", str(thin)))
+    loaded = done(on(there, "image", "load", "--all-tags", str(thin)))
     assert _id(engine, name)[7:19] in loaded
 
 

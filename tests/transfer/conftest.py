@@ -83,7 +83,9 @@ class Engine:
         self.api = SimpleNamespace(
             inspect_image=self.inspect,
             history=lambda image: [{"CreatedBy": one} for one in self.histories.get(image, ())],
-            images=lambda: [{"Id": one.id, "RepoTags": one.names} for one in self.images.values()],
+            images=lambda all=False: [
+                {"Id": one.id, "RepoTags": one.names} for one in self.images.values()
+            ],
             get_image=self.save,
             load_image=self.load,
             tag=self.tag,
@@ -124,7 +126,7 @@ class Engine:
             "RepoTags": list(found.names),
             "RepoDigests": [],
             "RootFS": {"Layers": found.diff_ids},
-            "Config": json.loads(found.config)["config"],
+            "Config": json.loads(found.config).get("config"),
         }
 
     def tag(self, image: str, repository: str, tag: str) -> None:
@@ -229,7 +231,9 @@ class Engine:
             if name in members:
                 content = members[name]
                 content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-                assert sha256(content) == diff_id
+                if sha256(content) != diff_id:
+                    yield {"error": f"{name}: another layer than {diff_id}"}
+                    return
                 self.layers[diff_id] = content
         self.images.setdefault(held.id, held)
         yield {"stream": f"Loaded image ID: {held.id}\n"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,16 @@ from requests.exceptions import ChunkedEncodingError
 from requests.exceptions import ConnectionError as RequestsConnectionError
 from urllib3.exceptions import ProtocolError
 
+from launcher.build import beside
 from launcher.errors import EngineError, UsageError
+from launcher.settings import Settings
 from launcher.transfer import images, layout
 from launcher.transfer.check import DamagedError, check
 from launcher.transfer.layout import Base
-from launcher.transfer.load import load
+from launcher.transfer.load import Loaded, load, put_beside
+from launcher.transfer.remote import OtherImageError
 from launcher.transfer.save import save
+from tests.build.made import IMAGE, WHEEL, made
 
 from .conftest import BASE_LAYERS, FORMS, OWN_LAYERS, Engine, filled
 from .test_save import DOCUMENTS, PART, QUIET, contents, saved
@@ -198,7 +204,7 @@ class Unreadable(Engine):
 
     def load(self, archive: Iterator[bytes], quiet: bool) -> Iterator[dict[str, str]]:
         self.file.unlink()
-        self.file.symlink_to("/proc/self/mem")  # gives EIO, and no name with it
+        os.mkfifo(self.file)
         try:
             yield from super().load(archive, quiet)
         except OSError as error:
@@ -216,7 +222,7 @@ def test_a_file_that_cannot_be_read_any_more_is_told_and_not_as_the_engines(
     with pytest.raises(DamagedError) as caught:
         load(engine, tmp_path, QUIET)
     assert f"  parts/{file.name}\n    expected: " in str(caught.value)
-    assert "found:    can't be read: Input/output error" in str(caught.value)
+    assert "found:    isn't read: it is no regular file" in str(caught.value)
     assert engine.loads == 1
 
 
@@ -235,3 +241,78 @@ def test_an_engine_that_does_not_give_all_of_the_base_is_told(tmp_path: Path, fa
         engine.api.get_image = broken
     with pytest.raises(EngineError, match="the engine ended its stream early"):
         load(engine, tmp_path, QUIET)
+
+
+def test_names_of_others_are_given_upon_request_alone(tmp_path: Path) -> None:
+    """A folder could move docker.io's and nvcr.io's names to its own image."""
+    engine = filled()
+    saved(engine, tmp_path / "ours")
+    engine.tag(engine.find("megatron:24.10").id, "docker.io/library/python", "3")
+    other = images.find(engine, "docker.io/library/python:3")
+    save(engine, other, tmp_path / "other", PART, QUIET)
+    there = Engine()
+    before = there.add("docker.io/library/python:3", (b"before",))
+    with pytest.raises(UsageError, match=r"named docker\.io/library/python:3") as caught:
+        load(there, tmp_path / "other", QUIET)
+    assert "--all-tags" in caught.value.remedy
+    assert there.loads == 0
+    assert before.names == ["docker.io/library/python:3"]
+    loaded = load(there, tmp_path / "other", QUIET, all_tags=True)
+    assert loaded.moved == loaded.names == ("docker.io/library/python:3",)
+
+
+def test_of_several_names_those_of_others_stay(tmp_path: Path) -> None:
+    image = replace(images.find(filled(), "megatron:24.10"), names=("megatron:1", "mine/x:1"))
+    save(filled(), image, tmp_path, PART, QUIET)
+    loaded = load(Engine(), tmp_path, QUIET)
+    assert (loaded.names, loaded.left) == (("megatron:1",), ("mine/x:1",))
+
+
+@pytest.mark.parametrize("of", ["image", "manifest"])
+def test_another_image_than_the_expected_one_is_refused(folder: Path, of: str) -> None:
+    """Before anything is loaded; by the image's ID, or by what `save` said."""
+    engine = Engine()
+    with pytest.raises(OtherImageError, match=f"expected: sha256:{'0' * 64}") as caught:
+        load(engine, folder, QUIET, f"sha256:{'0' * 64}")
+    assert caught.value.exit_code == 1
+    assert engine.loads == 0
+    listing = layout.parse((folder / layout.LISTING).read_bytes())
+    assert (
+        load(engine, folder, QUIET, getattr(listing, of)).id == filled().find("megatron:24.10").id
+    )
+
+
+@pytest.fixture
+def documents(empty_site: Settings, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """What a build has put beside the image made()."""
+    record = {"wheel": {"sha256": WHEEL}}
+    monkeypatch.setattr(beside, "record", lambda client, image, name: record)
+    beside.keep(made(), empty_site)
+    return beside.texts(IMAGE, empty_site)
+
+
+def _put_beside(found: dict[str, bytes], site: Settings, built: str = "COPY /stage/ /") -> None:
+    engine = Engine()
+    engine.histories[IMAGE] = [built]
+    put_beside(engine, Loaded(IMAGE, (), (), (), found), site, QUIET)
+
+
+def test_what_this_machine_has_written_beside_an_image_stays(
+    empty_site: Settings, documents: dict[str, bytes]
+) -> None:
+    """A folder's provenance took its place, forged ones too."""
+    _put_beside({name: text + b"\n" for name, text in documents.items()}, empty_site)
+    assert beside.texts(IMAGE, empty_site) == documents
+
+
+def test_documents_are_put_beside_the_image_that_they_are_about(
+    empty_site: Settings, documents: dict[str, bytes]
+) -> None:
+    for path in beside.folder(IMAGE, empty_site).iterdir():
+        path.unlink()
+    forged = documents[beside.PROVENANCE].replace(IMAGE[7:].encode(), b"0" * 64)
+    _put_beside({beside.PROVENANCE: forged, beside.SBOM: b"[" * 100_000}, empty_site)
+    _put_beside(documents, empty_site, "RUN something")
+    assert beside.texts(IMAGE, empty_site) == {}
+    _put_beside(documents, empty_site)
+    assert beside.texts(IMAGE, empty_site) == documents

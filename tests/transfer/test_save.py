@@ -517,6 +517,7 @@ def test_a_save_mends_what_can_not_be_read_again(
         return Bad(path, mode) if old else opened(path, mode, *args, **more)
 
     monkeypatch.setattr(Path, "open", opened_there)
+    monkeypatch.setattr(files, "open_foreign", lambda path, below: Bad(path))
     assert saved(filled(), tmp_path).kept == 0
     monkeypatch.undo()
     assert contents(tmp_path) == whole
