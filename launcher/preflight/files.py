@@ -49,7 +49,7 @@ def _loadable(config: RunConfig, origin: Origin, machine: Machine) -> Iterator[F
         yield Finding(
             what,
             "No checkpoint in that folder is complete, so the run would begin anew.",
-            "Move them away, or --set checkpoint.load=null, to begin from the start.",
+            "Move them away to begin from the start.",
             refuse=True,
         )
         return

@@ -48,6 +48,7 @@ def assemble(
 
     Raises UsageError and EngineError.
     """
+    asked = replace(asked, config=_one_folder(asked.config, asked.cwd))
     config, origin = asked.config, asked.origin
     try:
         told, rootless = _ask(config, origin, chosen, dry=dry)
@@ -59,6 +60,18 @@ def assemble(
         raise
     plan = make_plan(config, origin, facts, host, stamp, gpus=gpus, rest=asked.rest, tie=asked.tie)
     return Assembled(plan, facts)
+
+
+def _one_folder(config: RunConfig, cwd: str) -> RunConfig:
+    """`config` with one name for the folder that is saved to and loaded from, links or not."""
+    checkpoint = config.checkpoint
+    if not (checkpoint.save and checkpoint.load):
+        return config
+    save, load = (Path(cwd, expanded(one)) for one in (checkpoint.save, checkpoint.load))
+    if os.path.realpath(save) != os.path.realpath(load):
+        return config
+    update = {"checkpoint": checkpoint.model_copy(update={"load": checkpoint.save})}
+    return config.model_copy(update=update)
 
 
 def _check_alone(asked: Asked, chosen: Backend, stamp: Stamp) -> None:

@@ -250,14 +250,16 @@ class Data(Strict):
 class Checkpoint(Strict):
     """Where checkpoints go and come from: folders, from where the launcher is started.
 
-    `keep` is how many complete ones stay, the newest; `exit_signal_handler` saves when the run is
-    asked to stop, as it does unless told otherwise wherever there is a folder to save to.
+    `keep` is how many complete ones stay, the newest; with `save_overwrite` the run may save
+    among another run's, over those of an equal iteration; `exit_signal_handler` saves when the run
+    is asked to stop, as it does unless told otherwise wherever there is a folder to save to.
     """
 
     save: Text | None = None
     load: Text | None = None
     save_interval: Positive | None = None
     keep: Positive | None = None
+    save_overwrite: Flag | None = None
     exit_signal_handler: Flag | None = None
     no_load_optim: Flag | None = None
     no_load_rng: Flag | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from launcher.errors import AbsentError, EngineError, UsageError
 from launcher.run import record
 from launcher.run.image import LABEL
 from launcher.settings import expanded
-from launcher.train import folders
+from launcher.train import folders, lineage
+from launcher.train.folders import Checkpoint
 
 RUNNING = "running"
 
@@ -97,8 +99,28 @@ def resumable() -> list[str]:
 def _has_saved(kept: record.Record) -> bool:
     save = kept.config.get("checkpoint", {}).get("save")
     with suppress(OSError, UsageError):
-        return bool(save and folders.newest_complete(Path(kept.cwd, expanded(save))))
+        root = Path(kept.cwd, expanded(save)) if save else None
+        return bool(root and folders.newest_complete(root, lineage.line(root, kept.run)))
     return False
+
+
+def line(labels: Mapping[str, str]) -> str:
+    """The line whose checkpoints a job's are, by its labels.
+
+    "" on other nodes than the first, whose launchers know it by another id.
+    """
+    if labels.get(f"{LABEL}node", "0") != "0":
+        return ""
+    return labels.get(f"{LABEL}line", labels.get(f"{LABEL}run", ""))
+
+
+def newest(labels: Mapping[str, str]) -> Checkpoint | None:
+    """The newest complete checkpoint of a job and those it goes on from, by its labels.
+
+    Raises `OSError` where its folder can't be read.
+    """
+    folder = labels.get(f"{LABEL}checkpoints")
+    return folders.newest_complete(Path(folder), line(labels)) if folder else None
 
 
 def _gone(text: str) -> str:
@@ -132,17 +154,17 @@ def row(job: Job) -> tuple[str, ...]:
         label.get("gpus", ""),
         label.get("image", ""),
         label.get("created", ""),
-        _saved(label.get("checkpoints")),
+        _saved(job.labels),
     )
 
 
-def _saved(folder: str | None) -> str:
+def _saved(labels: Mapping[str, str]) -> str:
     """The newest complete checkpoint, as far as this user may look."""
     try:
-        newest = folders.newest_complete(Path(folder)) if folder else None
+        found = newest(labels)
     except OSError:
         return "unknown"
-    return f"iteration {newest.iteration}" if newest else ""
+    return f"iteration {found.iteration}" if found else ""
 
 
 def _state(job: Job) -> str:

@@ -13,6 +13,7 @@ from launcher.run.gpus import Gpus, parse_gpus
 from launcher.run.image import LABEL, Facts, reference
 from launcher.run.program import Kind, Program
 from launcher.run.source import Origin
+from launcher.train import lineage
 from launcher.yamlfile import printable
 
 RUNNER = ("python3", "-m", "launcher.train.runner")
@@ -167,7 +168,7 @@ def make_plan(
             *(["--tie"] if tie else []),
             *("--", *started.argv, *render.words(options), *rest),
         ),
-        env=_env(config, origin, host, where, gpus),
+        env=_env(config, origin, host, where, gpus, stamp),
         mounts=mounts,
         gpus=gpus,
         nodes=config.nodes.count,
@@ -279,10 +280,12 @@ def _rendezvous(config: RunConfig, origin: Origin, host: Host) -> dict[str, str]
 
 
 def _env(
-    config: RunConfig, origin: Origin, host: Host, where: layout.Layout, gpus: Gpus
+    config: RunConfig, origin: Origin, host: Host, where: layout.Layout, gpus: Gpus, stamp: Stamp
 ) -> tuple[tuple[str, str | None], ...]:
     """The variables of the container, sorted; the run file's come last and so win."""
     env: dict[str, str | None] = {"PYTHONUNBUFFERED": "1"}
+    if wish := wish_of(config, stamp.run):
+        env[lineage.VARIABLE] = str(wish)
     env |= _rendezvous(config, origin, host)
     if gpus.count and where.tensor * where.context > 1:
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron refuses to start without it
@@ -292,6 +295,15 @@ def _env(
     for name, value in config.env.items():
         env[name] = None if value is None else _text(value)
     return tuple(sorted(env.items()))
+
+
+def wish_of(config: RunConfig, run: str) -> lineage.Wish | None:
+    """What a run wants of the folder that it saves to; finetuning begins at iteration 0 again."""
+    checkpoint = config.checkpoint
+    if not checkpoint.save:
+        return None
+    on = checkpoint.load == checkpoint.save and not checkpoint.finetune
+    return lineage.Wish(run, checkpoint.save, on, bool(checkpoint.save_overwrite))
 
 
 def _text(value: object) -> str:

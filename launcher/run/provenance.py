@@ -20,7 +20,7 @@ from launcher.run.assemble import Asked
 from launcher.run.plan import Plan
 from launcher.run.secrets import is_secret, redacted
 from launcher.settings import expanded
-from launcher.train import folders
+from launcher.train import folders, lineage
 
 if TYPE_CHECKING:
     from launcher.backends import Backend
@@ -58,8 +58,12 @@ def of(plan: Plan, asked: Asked, chosen: Backend, machine: Machine | None) -> di
 
 
 def shown(plan: Plan) -> dict[str, Any]:
-    """The plan as it is kept: a secret's value is left out, as if it were the launcher's own."""
+    """The plan as it is kept: a secret's value is left out, as if it were the launcher's own.
+
+    So is what only this one run is told.
+    """
     env = {name: None if is_secret(name, value) else value for name, value in plan.env}
+    env.pop(lineage.VARIABLE, None)
     return asdict(plan) | {"argv": redacted(plan.argv), "env": env}
 
 

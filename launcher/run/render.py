@@ -33,7 +33,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "checkpoint": Checkpoint,
     "logging": Logging,
 }
-THE_RUNNERS = {"checkpoint.keep"}
+THE_RUNNERS = {"checkpoint.keep", "checkpoint.save_overwrite"}
 """Keys of the sections that the runner takes, and the program doesn't."""
 
 NULL_TOKENIZER = "NullTokenizer"

@@ -21,7 +21,8 @@ from launcher.run.plan import Plan, Stamp, processes_of
 from launcher.run.program import CHECKOUT
 from launcher.run.source import Origin, Override, overridden
 from launcher.run.supervise import supervise, tell
-from launcher.train import folders
+from launcher.settings import expanded
+from launcher.train import folders, lineage
 
 if TYPE_CHECKING:
     from launcher.preflight.machine import Machine
@@ -50,6 +51,7 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
     assembled = assemble(asked, chosen, stamp)
     with ExitStack() as starting:
         starting.enter_context(owner.alone())
+        assembled = replace(assembled, plan=of_line(assembled.plan, asked, chosen))
         machine = prepare(assembled, asked, chosen, preflight=preflight)
         record.write(record.of(assembled.plan, asked, chosen.name))
         facts = provenance.of(assembled.plan, asked, chosen, machine)
@@ -67,6 +69,7 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
 def check(asked: Asked, chosen: Backend, *, preflight: bool) -> None:
     """Refuse what `start` would, as far as it can be told without the data. Raises as that does."""
     plan = assemble(asked, chosen, new_stamp()).plan
+    of_line(plan, asked, chosen)
     if preflight:
         _preflight(plan, asked, chosen)
 
@@ -109,7 +112,7 @@ def prepare(
     machine = _preflight(plan, asked, chosen) if preflight else None
     files.prepare(plan)
     if plan.checkpoints:
-        tidy(plan.checkpoints, asked.config)
+        tidy(plan, asked.config)
     return machine
 
 
@@ -138,14 +141,51 @@ def _refuse_sharing(plan: Plan) -> None:
             )
 
 
-def tidy(folder: str, config: RunConfig) -> None:
-    """Set checkpoints aside that aren't complete: Megatron 0.9 won't save where one lies.
+def of_line(plan: Plan, asked: Asked, chosen: Backend) -> Plan:
+    """The plan, with a label that says in which line of runs it saves, where that isn't its own.
+
+    Raises UsageError where it would come upon another run's checkpoints. Of several nodes the
+    first one's launcher looks.
+    """
+    wish = lineage.wish(dict(plan.env))
+    if not (wish and plan.checkpoints and chosen.shares_files) or asked.config.nodes.rank:
+        return plan
+    root = Path(plan.checkpoints)
+    try:
+        line = folders.line_of(root, plan.run, on=wish.on)
+        why = "" if wish.overwrite else folders.refusal(root, line, on=wish.on)
+    except OSError:  # another user's: told by preflight, or by the run
+        return plan
+    if why:
+        raise UsageError(
+            f"{asked.origin.of('checkpoint.save')}: {why}", _remedy(asked.config, wish.on)
+        )
+    more = [(f"{LABEL}line", line)] if line != plan.run else []
+    return replace(plan, labels=tuple(sorted([*plan.labels, *more])))
+
+
+def _remedy(config: RunConfig, on: bool) -> str:
+    """What to do about another run's checkpoints, for one that goes `on` from what is there."""
+    over = "checkpoint.save_overwrite: true saves among them, over those of an equal iteration."
+    checkpoint = config.checkpoint
+    if checkpoint.finetune and checkpoint.load:
+        return f"To finetune, which begins at iteration 0, save to another folder; {over}"
+    if on:
+        return f"Move it away, or save to another folder; {over}"
+    return (
+        f"To go on with them, --set checkpoint.load={checkpoint.save}; to begin anew, save to "
+        f"another folder; {over}"
+    )
+
+
+def tidy(plan: Plan, config: RunConfig) -> None:
+    """Set the run's checkpoints aside that aren't complete: Megatron 0.9 won't save where one lies.
 
     Several nodes share the folder, so the first one's launcher does it.
     """
-    if config.nodes.rank:
+    if config.nodes.rank or not plan.checkpoints:
         return
-    for path in folders.set_aside(Path(folder)):
+    for path in folders.set_aside(Path(plan.checkpoints), find.line(dict(plan.labels))):
         tell(f"an incomplete checkpoint was set aside: {path}")
 
 
@@ -194,11 +234,12 @@ class Attempts:
             plan = assemble(asked, self.chosen, self.stamp).plan
             assert plan.checkpoints
             _refuse_sharing(plan)
-            tidy(plan.checkpoints, config)
-            if newest := folders.newest_complete(Path(plan.checkpoints)):
+            plan = of_line(plan, asked, self.chosen)
+            tidy(plan, config)
+            if newest := find.newest(dict(plan.labels)):
                 tell(f"going on from {newest.folder}")
                 asked = replace(asked, config=resume.from_newest(config))
-        return assemble(asked, self.chosen, self.stamp).plan
+        return of_line(assemble(asked, self.chosen, self.stamp).plan, asked, self.chosen)
 
     def _unseen(self) -> Asked:
         """What goes on where the engine's machine has the checkpoints: the program finds them.
@@ -230,12 +271,31 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Aske
                 f"Follow it with `python3 -m launcher attach {kept.run}`, or stop it first.",
             )
     asked = kept.asked()
+    _refuse_overwritten(kept, asked.config)
     config = overridden(resume.from_newest(asked.config), overrides)
     processes = processes_of(config, counted(config, chosen))
     record.check_secrets(kept, config, os.environ)
     found = resume.on(config, kept.processes, processes, was=asked.config)
     again = resume.upstreams(found.config, asked.config)
     return replace(asked, config=again.config), [*found.notes, *again.notes]
+
+
+def _refuse_overwritten(kept: record.Record, config: RunConfig) -> None:
+    """Raise UsageError where another line's checkpoint is the newest where the run has saved."""
+    if config.nodes.rank or not config.checkpoint.save:
+        return
+    root = Path(kept.cwd, expanded(config.checkpoint.save))
+    try:
+        newest, own = folders.newest_complete(root), lineage.line(root, kept.run)
+    except OSError:  # another user's: told by preflight, or by the run
+        return
+    owner = lineage.owner(newest.folder) if newest else ""
+    if newest and owner and own and owner != own:
+        raise UsageError(
+            f"run {kept.run}: {newest.folder} is run {owner}'s, and would be gone on from",
+            f"Move run {owner}'s checkpoints away, and let {root / folders.TRACKER} name the "
+            "iteration to go on from.",
+        )
 
 
 def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[Asked, list[str]]:

@@ -18,17 +18,15 @@ from contextlib import (
 )
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Protocol, TextIO
 
 from launcher.backends import Backend, Cause, Ended, Job, Lost
 from launcher.errors import EngineError
-from launcher.run import ending, history, owner, watchdog
+from launcher.run import ending, find, history, owner, watchdog
 from launcher.run.ending import Ending
 from launcher.run.image import LABEL
 from launcher.run.live import LiveLine, terminal
 from launcher.run.plan import AFTER_GRACE
-from launcher.train import folders
 from launcher.train.folders import Checkpoint
 from launcher.train.signals import Ear
 
@@ -271,7 +269,7 @@ def _tell_ending(found: Ending, job: Job, *, seen: bool) -> Checkpoint | None:
     """
     saves, saved = job.labels.get(f"{LABEL}checkpoints") if seen else None, None
     try:
-        saved = folders.newest_complete(Path(saves)) if saves else None
+        saved = find.newest(job.labels) if saves else None
     except OSError as error:
         tell(f"can't look for checkpoints in {saves}: {error.strerror}")
         saves = None

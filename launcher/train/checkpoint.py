@@ -18,7 +18,7 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 
-from launcher.train import compat, folders
+from launcher.train import compat, folders, lineage
 from launcher.train.arguments import UsageError
 from launcher.train.ending import RunError, has_lost_another
 
@@ -141,7 +141,8 @@ def save(root: str, model: Any, optimizer: Any, progress: Progress) -> Path:
         _on_rank_0(lambda: folders.publish(Path(root), progress.iteration))
     except BaseException as error:  # torch's CheckpointException isn't an Exception
         reason = _reason(error, root)
-        speaks = _clear_up(Path(root), bool(reason))
+        made = None if isinstance(error, FileExistsError) else partial
+        speaks = _clear_up(Path(root), made, bool(reason))
         if reason is None:
             raise
         raise RunError(f"can't save to {root}: {reason}" if speaks else "") from error
@@ -150,6 +151,7 @@ def save(root: str, model: Any, optimizer: Any, progress: Progress) -> Path:
 
 def _make(partial: Path) -> None:
     folders.remove_partial(partial.parent)
+    lineage.refuse_to_replace(partial)
     partial.mkdir(parents=True)
 
 
@@ -176,6 +178,8 @@ def _reason(error: BaseException, root: str) -> str | None:
     processes and ranks, some as text alone. torch's archives don't give the system's reason: a
     write that was cut short is taken for a full disk, even if there is room again by now.
     """
+    if isinstance(error, FileExistsError):
+        return error.strerror or os.strerror(errno.EEXIST)
     text = "".join(traceback.format_exception(error))
     if code := re.search(r"\[Errno (\d+)\]", text):
         return os.strerror(int(code[1]))
@@ -188,8 +192,8 @@ def _reason(error: BaseException, root: str) -> str | None:
     return None
 
 
-def _clear_up(root: Path, knows: bool) -> bool:
-    """Remove what was written; whether this rank is the first that knows why, and so says it.
+def _clear_up(root: Path, made: Path | None, knows: bool) -> bool:
+    """Remove what was `made`; whether this rank is the first that knows why, and so says it.
 
     Ranks fail each for itself, and one that waits for another in a collective only when that
     one has left: so they wait for each other, but not for long. The process group is of no
@@ -204,7 +208,8 @@ def _clear_up(root: Path, knows: bool) -> bool:
         awaited = ["save/removed"] if rank else [f"save/failed/{each}" for each in ranks]
         store.wait(awaited, PATIENCE)
     if rank == 0:
-        folders.remove_partial(root)
+        if made:
+            folders.remove(made)
         with suppress(RuntimeError):
             store.set("save/removed", "")
     return first

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.train import contents
+from launcher.train import contents, lineage
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """Upstream's and ours: the newest complete checkpoint's iteration, or "release" for a converted
@@ -60,9 +60,13 @@ def noted(root: Path) -> str:
 def publish(root: Path, iteration: int) -> Path:
     """Give a checkpoint written under its partial name its own, and note it as the newest.
 
-    Raises `OSError` on a full disk: then neither is done.
+    It says whose it is, where a run has claimed `root`. Raises `OSError` on a full disk, and
+    `FileExistsError` where another line's checkpoint has that name: then neither is done.
     """
-    prepared, final = _prepared(root, str(iteration)), folder(root, iteration)
+    final = folder(root, iteration)
+    lineage.refuse_to_replace(final)
+    prepared = _prepared(root, str(iteration))
+    lineage.sign(partial(root, iteration))
     shutil.rmtree(final, ignore_errors=True)
     partial(root, iteration).rename(final)
     os.replace(prepared, root / TRACKER)
@@ -130,27 +134,87 @@ def _unfinished(path: Path, iteration: int, newest: str) -> str:
     return contents.problem(path)
 
 
-def newest_complete(root: Path) -> Checkpoint | None:
-    """The checkpoint to go on from, or None where there is none; raises as `scan`."""
-    return next((each for each in _newest_first(root) if not each.problem), None)
+def newest_complete(root: Path, line: str = "") -> Checkpoint | None:
+    """The checkpoint to go on from, or None where there is none; raises as `scan`.
 
-
-def set_aside(root: Path) -> list[Path]:
-    """Rename what is newer than the newest complete one to iter_0000100.incomplete; the new paths.
-
-    The tracker then names the newest complete one, and is removed where there is none: upstream
-    would load what it names, and up to 0.9 refuses to save into a folder that is there.
-    Raises `OSError` where that isn't allowed.
+    Of a `line`'s own alone, where one is given.
     """
-    root = Path(root)
-    found = since_complete(root)
-    complete = [each for each in found if not each.problem]
-    moved = [_move_aside(each.folder) for each in found if each.problem]
-    if moved and not complete:
+    return next((each for each in _newest_of(Path(root), line) if not each.problem), None)
+
+
+def _newest_of(root: Path, line: str) -> Iterator[Checkpoint]:
+    """As `_newest_first`, of a `line` where one is given."""
+    return (each for each in _newest_first(root) if line in ("", lineage.owner(each.folder)))
+
+
+def line_of(root: Path, run: str, *, on: bool) -> str:
+    """The line of a run that saves under `root`: that of what it goes `on` from, or its own.
+
+    Raises as `scan`.
+    """
+    found = lineage.line(root, run)
+    if on and not found:
+        newest = newest_complete(root) or next(_newest_first(root), None)
+        found = lineage.owner(newest.folder) if newest else ""
+    return found or run
+
+
+def foreign(root: Path, line: str, *, on: bool) -> list[Checkpoint]:
+    """Those of others that a run of `line` would come upon, the oldest first; raises as `scan`.
+
+    One that goes `on` from the newest complete one meets only what is newer.
+    """
+    found = since_complete(root) if on else scan(root)
+    met = found[1:] if on and found and not found[0].problem else found
+    return [each for each in met if lineage.owner(each.folder) != line]
+
+
+def refusal(root: Path, line: str, *, on: bool) -> str:
+    """Why a run of `line` may not save under `root`, for others' checkpoints; "" where it may.
+
+    Raises as `scan`.
+    """
+    found = foreign(root, line, on=on)
+    if not found:
+        return ""
+    newest = found[-1].folder
+    owner = lineage.owner(newest)
+    whose = f"run {owner}'s" if owner else "not known to be this run's"
+    if on:
+        return f"{newest} is newer than what the run goes on from, and is {whose}"
+    return f"{root} holds checkpoints that aren't this run's: {newest.name} is {whose}"
+
+
+def set_aside(root: Path, line: str) -> list[Path]:
+    """Rename what of `line` is newer than its newest complete one, to iter_0000100.incomplete.
+
+    The new paths. The tracker then names the newest complete one, and is removed where there is
+    none: upstream would load what it names, and up to 0.9 refuses to save into a folder that is
+    there. Where it names another line's it stays. Raises `OSError` where that isn't allowed.
+    """
+    root, broken, newest = Path(root), list[Checkpoint](), None
+    for each in _newest_of(root, line):
+        if not each.problem:
+            newest = each
+            break
+        broken.append(each)
+    moved = [_move_aside(each.folder) for each in reversed(broken)]
+    if moved and not newest:
+        newest = newest_complete(root)
+    if _names_another(root, line):
+        return moved
+    if newest and noted(root) != _name(newest):
+        os.replace(_prepared(root, _name(newest)), root / TRACKER)
+    elif moved and not newest:
         (root / TRACKER).unlink(missing_ok=True)
-    elif complete and noted(root) != _name(complete[-1]):
-        os.replace(_prepared(root, _name(complete[-1])), root / TRACKER)
     return moved
+
+
+def _names_another(root: Path, line: str) -> bool:
+    """Whether the tracker names a checkpoint that is there and isn't of `line`."""
+    named = noted(root)
+    path = folder(root, int(named)) if named.isdecimal() else root / RELEASE
+    return bool(named) and path.is_dir() and lineage.owner(path) != line
 
 
 def _name(checkpoint: Checkpoint) -> str:
@@ -167,8 +231,20 @@ def _move_aside(path: Path) -> Path:
     return path.rename(target)
 
 
-def prune(root: Path, keep: int) -> list[Path]:
-    """Remove the complete checkpoints that are older than the newest `keep`; their paths.
+def sign(root: Path) -> None:
+    """Let what is newly complete under `root` say whose it is, as far as that is known.
+
+    Raises `OSError` where that isn't allowed.
+    """
+    for each in _newest_first(root):
+        if lineage.said(each.folder):
+            return
+        if not each.problem:
+            lineage.sign(each.folder)
+
+
+def prune(root: Path, keep: int, line: str) -> list[Path]:
+    """Remove the complete checkpoints of `line` that are older than its newest `keep`; their paths.
 
     Neither the one that the tracker names nor an incomplete one is counted out or removed.
     Raises `ValueError` for `keep` under 1, and `OSError` where removing isn't allowed.
@@ -176,25 +252,34 @@ def prune(root: Path, keep: int) -> list[Path]:
     if keep < 1:
         raise ValueError(f"keep is {keep}, and has to be at least 1")
     root = Path(root)
-    complete = [each for each in scan(root) if not each.problem]
+    complete = [each for each in _newest_of(root, line) if not each.problem][::-1]
     named = noted(root)
     old = [each.folder for each in complete[:-keep] if _name(each) != named]
-    for path in [*old, *root.glob(f"iter_*{REMOVED}")]:
-        _remove(path)
+    left = [path for path in root.glob(f"iter_*{REMOVED}") if lineage.said(path) == line]
+    for path in [*left, *old]:
+        remove(path)
     return old
 
 
 def remove_partial(root: Path) -> None:
-    """Remove what interrupted saves left. Several ranks may call this at the same time."""
+    """Remove what interrupted saves of the line that has claimed `root` left there.
+
+    Several ranks may call this at the same time.
+    """
     for path in root.glob(f"iter_*{PARTIAL}"):
-        _remove(path)
+        if lineage.is_claimed(path):
+            remove(path)
 
 
-def _remove(path: Path) -> None:
-    """Remove a folder under a name of its own: interrupted, it leaves nothing that looks whole."""
-    doomed = path.with_suffix(REMOVED)
+def remove(path: Path) -> None:
+    """Remove a checkpoint under a name of its own: interrupted, it leaves nothing that looks whole.
+
+    What says whose it is goes last.
+    """
+    doomed = path if path.suffix == REMOVED else path.with_suffix(REMOVED)
     with suppress(FileNotFoundError):
         if path != doomed:
-            shutil.rmtree(doomed, ignore_errors=True)
             path.rename(doomed)
+        for each in [one for one in doomed.iterdir() if one.name != lineage.NOTE]:
+            shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
         shutil.rmtree(doomed)

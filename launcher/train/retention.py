@@ -1,25 +1,27 @@
-"""Removes old checkpoints while a run goes on, whatever program it is that saves them."""
+"""Signs checkpoints while a run goes on and removes old ones, whatever program saves them."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from launcher.train import folders
+from launcher.train import folders, lineage
 
 POLL_SECONDS = 5.0
 
 
 class Retention:
-    """Keeps the newest `keep` complete checkpoints under `root`.
+    """Lets the complete checkpoints of a `line` under `root` say so, and keeps the newest `keep`.
 
     It looks when the tracker has changed, which is what a program writes last. What it removes,
-    and that it can't, it tells `say`.
+    and that it can't, it tells `say`. At the end the folder is claimed no more.
     """
 
-    def __init__(self, root: Path, keep: int, say: Callable[[str], None]) -> None:
+    def __init__(self, root: Path, line: str, keep: int | None, say: Callable[[str], None]) -> None:
         self.root = root
+        self.line = line
         self.keep = keep
         self.say = say
         self.seen = 0
@@ -34,23 +36,26 @@ class Retention:
         self.ended.set()
         self.thread.join()
         self.look()
+        with suppress(OSError):  # a full disk: then the claim stays, which says the same
+            lineage.settle(self.root)
 
     def _watch(self) -> None:
         while not self.ended.wait(POLL_SECONDS):
             self.look()
 
     def look(self) -> None:
-        """Remove what is too old, if the tracker has changed since the last look."""
+        """Sign what is complete and remove what is too old, if the tracker has changed since."""
         try:
             changed = (self.root / folders.TRACKER).stat().st_mtime_ns
             if changed == self.seen:
                 return
             self.seen = changed
-            removed = folders.prune(self.root, self.keep)
+            folders.sign(self.root)
+            removed = folders.prune(self.root, self.keep, self.line) if self.keep else []
         except FileNotFoundError:
             return
         except OSError as error:
-            self.say(f"old checkpoints in {self.root} can't be removed: {error.strerror}")
+            self.say(f"checkpoints in {self.root} can't be signed or removed: {error.strerror}")
             return
         if removed:
             self.say(f"removed checkpoints {', '.join(path.name for path in removed)}")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher.train import devices, oom, rank, signals, stacks, stall
+from launcher.train import devices, folders, lineage, oom, rank, signals, stacks, stall
 from launcher.train.retention import Retention
 from launcher.train.words import SAYS, STOPPED
 
@@ -29,7 +29,7 @@ USAGE = 2
 """Exit code of a refusal before any rank was started, for what was asked."""
 
 PREFLIGHT = 121
-"""Exit code of one for what is there: too few GPUs, or too old ones."""
+"""Exit code of one for what is there: too few GPUs, too old ones, another run's checkpoints."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """Those that ask a run to stop."""
@@ -51,7 +51,7 @@ class Refused(Exception):
 
 
 class Unable(Refused):
-    """The GPUs that are there don't fit."""
+    """What is there doesn't fit: the GPUs, or another run's checkpoints."""
 
     code = PREFLIGHT
 
@@ -116,8 +116,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         prog="python3 -m launcher.train.runner",
         usage="%(prog)s --processes-per-node N [options] -- PROGRAM [ARGS ...]",
         description="PROGRAM is a script's path or -m MODULE. Exit code: the first failing "
-        "rank's (128 + S when signal S killed it), 0 when all succeed, 2 or, for the GPUs that "
-        "are there, 121 when refused.",
+        "rank's (128 + S when signal S killed it), 0 when all succeed, 2 or, for what is there, "
+        "GPUs and checkpoints, 121 when refused.",
     )
     add = parser.add_argument
     add("--processes-per-node", type=int, required=True, help="ranks to start on this node")
@@ -443,7 +443,7 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     check_architectures(job)
     if not events.empty():
         return 128 + events.get().signum
-    with tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:
+    with _retention(job, environ), tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:
         whole = job.nodes == 1
         collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
         try:  # torch installs handlers that raise
@@ -453,18 +453,35 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
             signals.catch(SIGNALS)
             return 128 + asked.sigval  # the ranks that it had started end with this process
         watch = Watch(job, handlers, events, collector)
-        with _retention(job):
-            code = watch.wait()
+        code = watch.wait()
     if watch.stopping and code == 0:
         print(stopped(len(handlers)), file=sys.stderr, flush=True)
     return code
 
 
-def _retention(job: Job) -> contextlib.AbstractContextManager[Any]:
-    """Several nodes share the folder of checkpoints, so one of them removes the old ones."""
-    if job.keep is None or job.checkpoints is None or job.node_rank:
+def _retention(job: Job, environ: Mapping[str, str]) -> contextlib.AbstractContextManager[Any]:
+    """Claim the folder that the run saves to, and see to what comes there.
+
+    Several nodes share it, so the first one does. Raises `Unable` where another run's checkpoints
+    lie there. Without a launcher the runner is a run of its own, which goes on.
+    """
+    wish = lineage.wish(environ)
+    if wish is None and job.checkpoints:
+        wish = lineage.Wish(os.urandom(4).hex(), str(job.checkpoints), on=True, overwrite=True)
+    if wish is None or job.node_rank:
         return contextlib.nullcontext()
-    return Retention(job.checkpoints, job.keep, _say)
+    root = Path(wish.folder)
+    line = wish.run
+    try:
+        line = folders.line_of(root, wish.run, on=wish.on)
+        why = "" if wish.overwrite else folders.refusal(root, line, on=wish.on)
+        if why:
+            raise Unable(why)
+        root.mkdir(parents=True, exist_ok=True)
+        lineage.claim(root, wish.run, line, overwrite=wish.overwrite)
+    except OSError as error:
+        _say(f"can't note in {root} whose its checkpoints are: {error.strerror}")
+    return Retention(root, line, job.keep, _say)
 
 
 def _event(signum: int) -> Event:

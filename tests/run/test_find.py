@@ -109,7 +109,7 @@ def test_a_name_is_that_of_an_own_run_and_another_users_has_its_id(
 def test_checkpoints_that_this_user_may_not_see_are_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(root: Path) -> None:
+    def refuse(root: Path, line: str = "") -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(find.folders, "newest_complete", refuse)
@@ -124,7 +124,7 @@ def test_what_can_be_resumed_has_ended_and_left_a_complete_checkpoint(
         config = {"name": "a", "image": "cpu", "checkpoint": {"save": save}}
         record.write(record.Record(run, "a", run, "docker", str(tmp_path), "a.yaml", config, (), 1))
 
-    def newest(root: Path) -> bool:
+    def newest(root: Path, line: str) -> bool:
         if root.name == "locked":
             raise PermissionError(13, "Permission denied")
         return (root / "whole").is_dir()

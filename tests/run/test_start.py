@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,8 +19,9 @@ from launcher.run.config import RunConfig
 from launcher.run.image import LABEL, Facts
 from launcher.run.plan import Plan, Stamp
 from launcher.run.source import Origin
-from launcher.train import folders
+from launcher.train import folders, lineage
 from launcher.train.folders import Checkpoint
+from tests.train.test_folders import distributed
 
 RUN = "0a1b2c3d"
 
@@ -28,8 +30,14 @@ RUN = "0a1b2c3d"
 def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an interrupted save in it."""
     monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
-    (tmp_path / "save/iter_0000010.partial").mkdir(parents=True)
+    (tmp_path / "save").mkdir()
+    lineage.claim(tmp_path / "save", RUN, RUN)
+    (tmp_path / "save/iter_0000010.partial").mkdir()
     return tmp_path / "save"
+
+
+def checkpoints(save: Path) -> list[str]:
+    return [path.name for path in save.glob("iter_*")]
 
 
 def asked(save: Path, **sections: Any) -> Asked:
@@ -51,6 +59,8 @@ def again(
 
     def again(wanted: Asked, *jobs: Any, seen: bool = True) -> list[Plan]:
         made = replace(plan("gpt2-tiny.yaml"), run=RUN, checkpoints=str(save))
+        labels = {**dict(made.labels), f"{LABEL}run": RUN, f"{LABEL}checkpoints": str(save)}
+        made = replace(made, labels=tuple(labels.items()))
         monkeypatch.setattr(start, "assemble", lambda *_: Assembled(made, Facts()))
         monkeypatch.setattr(start.find, "jobs", lambda: [(None, one) for one in jobs])
         started: list[Plan] = []
@@ -68,7 +78,7 @@ def test_another_run_that_took_the_folder_in_the_pause_is_left_alone(
 ) -> None:
     with pytest.raises(UsageError, match="is being saved to by run ffffffff"):
         again(asked(save), job("ffffffff", save))
-    assert [path.name for path in save.iterdir()] == ["iter_0000010.partial"]
+    assert checkpoints(save) == ["iter_0000010.partial"]
     assert len(again(asked(save), job(RUN, save), job("ffffffff", save / "other"))) == 1
 
 
@@ -77,14 +87,14 @@ def test_of_several_nodes_the_first_tidies(
     save: Path, again: Callable[..., list[Plan]], rank: int, left: str
 ) -> None:
     again(asked(save, nodes={"count": 2, "rank": rank, "master_addr": "first"}))
-    assert [path.name for path in save.iterdir()] == [f"iter_0000010.{left}"]
+    assert checkpoints(save) == [f"iter_0000010.{left}"]
 
 
 def test_checkpoints_of_another_machine_are_left_to_the_program(
     save: Path, again: Callable[..., list[Plan]]
 ) -> None:
     assert len(again(asked(save), job("ffffffff", save), seen=False)) == 1
-    assert [path.name for path in save.iterdir()] == ["iter_0000010.partial"]
+    assert checkpoints(save) == ["iter_0000010.partial"]
     from_elsewhere = asked(save, checkpoint={"save": str(save), "load": "/pretrained"})
     with pytest.raises(UsageError, match="can't be seen from here"):
         again(from_elsewhere, seen=False)
@@ -136,7 +146,8 @@ def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(
 class Engine:
     """An engine with one image, which is asked for nothing else."""
 
-    contained, every_node = True, False
+    name = "docker"
+    contained, every_node, shares_files = True, False, True
 
     def facts(self, image: str) -> Facts:
         return Facts("0.16.1", False)
@@ -166,3 +177,87 @@ def test_the_same_is_the_same_though_it_saves_elsewhere_and_is_tied_or_has_a_sec
     found, notes = start.repeated(RUN, chosen, force=False)
     assert notes == [f"it saves to {save}-rerun"]
     assert found.config.checkpoint.load == (str(save) if began else f"{save}-rerun")
+
+
+ANOTHER = "aaaaaaaa"
+
+
+@pytest.fixture
+def theirs(save: Path) -> Path:
+    """A folder with another run's checkpoints in it, complete at 3 and 6, cut short at 9."""
+    for each in save.iterdir():
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    lineage.claim(save, ANOTHER, ANOTHER)
+    for iteration in (3, 6):
+        distributed(folders.partial(save, iteration))
+        folders.publish(save, iteration)
+    folders.folder(save, 9).mkdir()
+    lineage.settle(save)
+    return save
+
+
+def plan_of(wanted: Asked) -> Plan:
+    """Its plan, looked at as before a start."""
+    chosen: Any = Engine()
+    return start.of_line(assemble(wanted, chosen, Stamp(RUN, "")).plan, wanted, chosen)
+
+
+@pytest.mark.parametrize("finetune", [False, True])
+def test_a_folder_with_another_runs_checkpoints_is_refused(theirs: Path, finetune: bool) -> None:
+    """It was saved into without a word, and the other's newest was told as one's own."""
+    load = {"load": str(theirs), "finetune": True} if finetune else {}
+    wanted = asked(theirs, program="./own.py", checkpoint={"save": str(theirs), **load})
+    with pytest.raises(UsageError, match="iter_0000009 is run aaaaaaaa's") as refused:
+        plan_of(wanted)
+    assert ("finetune" if finetune else "checkpoint.load=") in refused.value.remedy
+    with pytest.raises(UsageError, match="iter_0000009 is run aaaaaaaa's"):
+        start.check(wanted, cast(Any, Engine()), preflight=False)
+
+
+def test_what_names_the_folder_to_load_from_goes_on(theirs: Path, tmp_path: Path) -> None:
+    """Under another name of it, too."""
+    (tmp_path / "link").symlink_to(theirs)
+    for load in (theirs, tmp_path / "link"):
+        folder = {"save": str(theirs), "load": str(load)}
+        plan = plan_of(asked(theirs, program="./own.py", checkpoint=folder))
+        assert dict(plan.labels)[f"{LABEL}line"] == ANOTHER
+        assert [mount.target for mount in plan.mounts if mount.source == str(theirs)] == [
+            "/checkpoints"
+        ]
+    start.tidy(plan, asked(theirs).config)
+    newest = start.find.newest(dict(plan.labels))
+    assert newest is not None
+    assert newest.iteration == 6
+    assert "iter_0000009.incomplete" in checkpoints(theirs)
+
+
+def test_what_the_file_allows_is_saved_among_others_which_stay(theirs: Path) -> None:
+    folder = {"save": str(theirs), "save_overwrite": True}
+    plan = plan_of(asked(theirs, program="./own.py", checkpoint=folder))
+    start.tidy(plan, asked(theirs).config)
+    assert sorted(checkpoints(theirs)) == ["iter_0000003", "iter_0000006", "iter_0000009"]
+    assert start.find.newest(dict(plan.labels)) is None
+    assert "--save-overwrite" not in plan.argv
+
+
+def test_a_run_whose_folder_another_has_gone_over_is_not_resumed_from_that(
+    theirs: Path, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.write(record.of(replace(plan("gpt2-tiny.yaml"), run=ANOTHER), asked(theirs), "docker"))
+    monkeypatch.setattr(start.find, "jobs", list)
+    here: Any = None
+    start.resumed(ANOTHER, here, [])
+    lineage.claim(theirs, RUN, RUN, overwrite=True)
+    distributed(folders.partial(theirs, 12))
+    folders.publish(theirs, 12)
+    with pytest.raises(UsageError, match=f"iter_0000012 is run {RUN}'s"):
+        start.resumed(ANOTHER, here, [])
+
+
+def test_only_the_first_node_looks(theirs: Path) -> None:
+    """The others' launchers don't know its id."""
+    nodes = {"count": 2, "rank": 1, "master_addr": "first"}
+    plan = plan_of(asked(theirs, program="./own.py", nodes=nodes))
+    newest = start.find.newest(dict(plan.labels))
+    assert newest is not None
+    assert newest.iteration == 6

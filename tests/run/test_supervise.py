@@ -533,10 +533,10 @@ def test_a_lost_terminal_leaves_the_run(runs: Path, monkeypatch: pytest.MonkeyPa
 def test_folders_that_cannot_be_looked_at_do_not_hide_the_ending(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(root: Path) -> None:
+    def refuse(root: Path, line: str = "") -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(supervise.folders, "newest_complete", refuse)
+    monkeypatch.setattr(supervise.find.folders, "newest_complete", refuse)
     supervise.supervise(engine(), never, job=FakeJob(end=Ended(3), labels=LABELS))
     assert capsys.readouterr().err.splitlines() == [
         "launcher: can't look for checkpoints in /no/such/folder: Permission denied",

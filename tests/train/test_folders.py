@@ -18,9 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.train import contents, folders
+from launcher.train import contents, folders, lineage
 
 Make = Callable[[Path], None]
+RUN = "0a1b2c3d"
 ITEMS = (("__0_0.distcp", 0, 60), ("__0_0.distcp", 60, 40), ("__1_0.distcp", 0, 30))
 
 
@@ -81,6 +82,11 @@ def files(folder: Path) -> list[Path]:
 
 def tracked(root: Path, text: object) -> None:
     (root / folders.TRACKER).write_text(str(text))
+
+
+def claimed(root: Path) -> None:
+    """What comes after it is of the run."""
+    lineage.claim(root, RUN, RUN)
 
 
 def problems(root: Path) -> dict[str, str]:
@@ -218,7 +224,7 @@ def test_a_release_is_a_checkpoint(tmp_path: Path) -> None:
     legacy(tmp_path / "release")
     tracked(tmp_path, "release\n")
     assert folders.newest_complete(tmp_path) == folders.Checkpoint(0, tmp_path / "release")
-    assert folders.prune(tmp_path, 1) == []
+    assert folders.prune(tmp_path, 1, RUN) == []
 
 
 @pytest.mark.parametrize("root", ["nowhere", "file", "."])
@@ -226,11 +232,12 @@ def test_no_checkpoints(tmp_path: Path, root: str) -> None:
     (tmp_path / "file").touch()
     assert folders.scan(tmp_path / root) == []
     assert folders.newest_complete(tmp_path / root) is None
-    assert folders.set_aside(tmp_path / root) == []
+    assert folders.set_aside(tmp_path / root, RUN) == []
 
 
 def three(root: Path) -> None:
     """Complete at 3 and 6, cut short at 9, which the tracker names, and 12 being written."""
+    claimed(root)
     for iteration in (3, 6, 9):
         distributed(folders.folder(root, iteration))
     os.truncate(root / "iter_0000009/__0_0.distcp", 99)
@@ -241,14 +248,14 @@ def three(root: Path) -> None:
 def test_incomplete_ones_are_set_aside(tmp_path: Path) -> None:
     three(tmp_path)
     (tmp_path / "iter_0000009.incomplete").mkdir()
-    assert folders.set_aside(tmp_path) == [
+    assert folders.set_aside(tmp_path, RUN) == [
         tmp_path / "iter_0000009.incomplete.2",
         tmp_path / "iter_0000012.incomplete",
     ]
     assert (tmp_path / folders.TRACKER).read_text() == "6"
     assert problems(tmp_path) == {"iter_0000003": "", "iter_0000006": ""}
     assert (tmp_path / "iter_0000009.incomplete.2/common.pt").exists()
-    assert folders.set_aside(tmp_path) == []
+    assert folders.set_aside(tmp_path, RUN) == []
 
 
 def test_older_ones_than_the_newest_complete_are_not_read(
@@ -266,34 +273,38 @@ def test_older_ones_than_the_newest_complete_are_not_read(
 
 
 def test_no_tracker_where_nothing_is_complete(tmp_path: Path) -> None:
+    claimed(tmp_path)
     distributed(tmp_path / "iter_0000003")
     (tmp_path / "iter_0000003/common.pt").unlink()
     tracked(tmp_path, 3)
-    assert folders.set_aside(tmp_path) == [tmp_path / "iter_0000003.incomplete"]
+    assert folders.set_aside(tmp_path, RUN) == [tmp_path / "iter_0000003.incomplete"]
+    lineage.settle(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["iter_0000003.incomplete"]
 
 
 def test_retention_counts_complete_ones_only(tmp_path: Path) -> None:
     three(tmp_path)
-    assert folders.prune(tmp_path, 2) == []
-    assert folders.prune(tmp_path, 1) == [tmp_path / "iter_0000003"]
+    assert folders.prune(tmp_path, 2, RUN) == []
+    assert folders.prune(tmp_path, 1, RUN) == [tmp_path / "iter_0000003"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "iter_0000006",
         "iter_0000009",
         "iter_0000012.partial",
         folders.TRACKER,
+        lineage.NOTE,
     ]
 
 
 def test_retention_spares_what_the_tracker_names(tmp_path: Path) -> None:
     """An emptied or edited tracker may name an older one, which is then what gets loaded."""
+    claimed(tmp_path)
     for iteration in (3, 6):
         distributed(folders.folder(tmp_path, iteration))
     tracked(tmp_path, "")
-    assert folders.prune(tmp_path, 1) == [tmp_path / "iter_0000003"]
+    assert folders.prune(tmp_path, 1, RUN) == [tmp_path / "iter_0000003"]
     distributed(folders.folder(tmp_path, 3))
     tracked(tmp_path, 3)
-    assert folders.prune(tmp_path, 1) == []
+    assert folders.prune(tmp_path, 1, RUN) == []
 
 
 @settings(deadline=None)
@@ -304,12 +315,13 @@ def test_retention_keeps_the_newest(complete: set[int], cut: set[int], keep: st.
     number = keep.draw(st.integers(1, 10))
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
+        claimed(root)
         for iteration in complete | cut:
             distributed(folders.folder(root, iteration))
         for iteration in cut - complete:
             (folders.folder(root, iteration) / "common.pt").unlink()
         tracked(root, max(complete | cut))
-        folders.prune(root, number)
+        folders.prune(root, number, RUN)
         left = {each.iteration for each in folders.scan(root) if not each.problem}
         assert left == set(sorted(complete)[-number:])
         assert set(problems(root)) >= {folders.folder(root, n).name for n in cut - complete}
@@ -317,13 +329,14 @@ def test_retention_keeps_the_newest(complete: set[int], cut: set[int], keep: st.
 
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        folders.prune(tmp_path, 0)
+        folders.prune(tmp_path, 0, RUN)
 
 
 def test_publishing_on_a_full_disk_leaves_the_tracker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stand-in for a full disk: every write fails."""
+    claimed(tmp_path)
     distributed(folders.folder(tmp_path, 3))
     distributed(folders.partial(tmp_path, 6))
     tracked(tmp_path, 3)
@@ -341,6 +354,7 @@ def test_publishing_on_a_full_disk_leaves_the_tracker(
         "iter_0000003",
         "iter_0000006.partial",
         folders.TRACKER,
+        lineage.NOTE,
     ]
     assert folders.publish(tmp_path, 6) == tmp_path / "iter_0000006"
     assert problems(tmp_path) == {"iter_0000003": "", "iter_0000006": ""}

@@ -1,0 +1,172 @@
+"""Whose a checkpoint is: the line of runs that saved it, each going on from the one before.
+
+A line has the id of its first run. A checkpoint says its line in a file of its own, once it is
+complete. What says nothing is that of the run which has claimed the folder, by a file beside, but
+for what was there before; else it is somebody else's. It needs only the standard library.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher import files
+
+NOTE = "launcher-run.json"
+"""In a checkpoint, and beside checkpoints while they are saved."""
+
+LONGEST = 1 << 20
+VARIABLE = "LAUNCHER_CLAIM"
+"""Tells the runner which run it is, what it may find where it saves, and where: see `Wish`."""
+
+ANEW, ON, OVER = "anew", "on", "over"
+ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+FOLDER = re.compile(r"iter_\d+(\.partial)?")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a run wants of the folder that it saves to.
+
+    on: it goes on from the newest checkpoint there; overwrite: it may replace another line's
+    """
+
+    run: str
+    folder: str
+    on: bool = False
+    overwrite: bool = False
+
+    def __str__(self) -> str:
+        words = [ON if self.on else ANEW, *([OVER] if self.overwrite else [])]
+        return f"{self.run} {'+'.join(words)} {self.folder}"
+
+
+def wish(environ: Mapping[str, str | None]) -> Wish | None:
+    """What the launcher says by `VARIABLE`; None where it says nothing that can be read."""
+    told = re.fullmatch(rf"({ID}) ([a-z+]+) (.+)", environ.get(VARIABLE) or "", re.DOTALL)
+    if told is None:
+        return None
+    words = told[2].split("+")
+    return Wish(told[1], told[3], on=ON in words, overwrite=OVER in words)
+
+
+@dataclass(frozen=True)
+class Note:
+    """Which run of which line saves, or has saved; `before` are names that were there already."""
+
+    run: str
+    line: str
+    before: tuple[str, ...] = ()
+    overwrite: bool = False
+
+
+def owner(checkpoint: Path) -> str:
+    """The line that a checkpoint, complete or not, belongs to; "" where nothing says so."""
+    note = _owner(checkpoint)
+    return note.line if note else ""
+
+
+def said(checkpoint: Path) -> str:
+    """The line that a checkpoint says by itself; "" where it says nothing."""
+    note = None if checkpoint.is_symlink() else _read(checkpoint)
+    return note.line if note else ""
+
+
+def is_claimed(checkpoint: Path) -> bool:
+    """Whether it is of the line that has claimed the folder it lies in."""
+    held = _read(checkpoint.parent)
+    return held is not None and held.line == owner(checkpoint)
+
+
+def _owner(checkpoint: Path) -> Note | None:
+    if checkpoint.is_symlink():
+        return None
+    if os.path.lexists(checkpoint / NOTE):
+        return _read(checkpoint)
+    claim = _read(checkpoint.parent)
+    return None if claim is None or checkpoint.name in claim.before else claim
+
+
+def line(root: Path, run: str) -> str:
+    """The line that `run` saved for under `root`; "" where nothing says so."""
+    claim = _read(root)
+    notes = [claim, *(_owner(path) for path in _checkpoints(root))]
+    return next((note.line for note in notes if note and note.run == run), "")
+
+
+def claim(root: Path, run: str, of: str, *, overwrite: bool = False) -> None:
+    """Say that `run`, of the line `of`, saves under `root` from now on; what was there stays as is.
+
+    Raises `OSError` where that can't be written.
+    """
+    held = _read(root)
+    if held and held.line == of:  # one that was killed: what it left is its line's
+        before = held.before
+    else:
+        settle(root)
+        before = tuple(path.name for path in _checkpoints(root) if not owner(path))
+    _write(root, Note(run, of, before, overwrite))
+
+
+def settle(root: Path) -> None:
+    """End the claim: what it held says so itself from now on. Raises `OSError`."""
+    if not os.path.lexists(root / NOTE):
+        return
+    for path in _checkpoints(root):
+        sign(path)
+    files.remove_file(root.absolute() / NOTE, root.absolute(), missing_ok=True)
+
+
+def sign(checkpoint: Path) -> None:
+    """Let a checkpoint say whose it is, where the claim says so. Raises `OSError`."""
+    note = _owner(checkpoint)
+    if note and not os.path.lexists(checkpoint / NOTE):
+        _write(checkpoint, Note(note.run, note.line))
+
+
+def refuse_to_replace(checkpoint: Path) -> None:
+    """Raise `FileExistsError` where another line's checkpoint stands; the claim may allow it."""
+    held = _read(checkpoint.parent)
+    allowed = is_claimed(checkpoint) or (held is not None and held.overwrite)
+    if os.path.lexists(checkpoint) and not allowed:
+        raise FileExistsError(errno.EEXIST, f"{checkpoint.name} is there, of another run")
+
+
+def _checkpoints(root: Path) -> Iterator[Path]:
+    """The folders of checkpoints under `root`, complete or not."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(root) as entries:
+        for entry in entries:
+            if FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                yield Path(entry.path)
+
+
+def _write(folder: Path, note: Note) -> None:
+    files.write(folder / NOTE, json.dumps(asdict(note)) + "\n", 0o644)
+
+
+def _read(folder: Path) -> Note | None:
+    """What is noted in a folder; None where nothing is, or not by us."""
+    try:
+        handle = files.open_own(folder / NOTE, os.O_RDONLY)
+        with open(handle, "rb") as stream:
+            return _note(json.loads(stream.read(LONGEST)))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _note(found: Any) -> Note | None:
+    if not isinstance(found, dict):
+        return None
+    run, of, before = (found.get(key) for key in ("run", "line", "before"))
+    named = all(isinstance(one, str) and re.fullmatch(ID, one) for one in (run, of))
+    if not named or not isinstance(before, list):
+        return None
+    names = tuple(name for name in before if isinstance(name, str))
+    return Note(str(run), str(of), names, found.get("overwrite") is True)
