@@ -54,7 +54,8 @@ class Aside:
 
     def __init__(self, target: Path, mode: int = 0o666, token: str = "") -> None:
         self.target = target
-        self.path = aside_path(target, token or secrets.token_hex(8))
+        self.token = token or secrets.token_hex(8)
+        self.path = aside_path(target, self.token)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self.file: IO[bytes] = open(os.open(self.path, flags, mode), "w+b")  # noqa: SIM115
         try_lock(self.file.fileno())
@@ -115,7 +116,7 @@ def sweep(target: Path) -> bool:
     busy = False
     for path in asides(target).values():
         with suppress(FileNotFoundError):
-            handle = open_own(path, os.O_RDONLY)
+            handle = open_own(path, os.O_RDWR)  # of NFS, no lock else
             try:
                 locked = try_lock(handle)
                 busy = busy or locked is False
@@ -172,6 +173,21 @@ def try_lock(handle: int) -> bool | None:
             return None
         raise
     return True
+
+
+@contextmanager
+def folder_lock(path: Path) -> Iterator[None]:
+    """Let one process of ours at a time change what lies in a folder, where locks are to be had."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in UNLOCKABLE:
+                raise
+        yield
+    finally:
+        os.close(handle)
 
 
 def rename(source: Path, target: Path) -> Path:

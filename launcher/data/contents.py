@@ -108,6 +108,7 @@ def opened(prefix: Path) -> Data:
     """
     if prefix.suffix in (".bin", ".idx"):
         prefix = prefix.with_suffix("")
+    indexed.recover(prefix)
     for suffix in (".idx", ".bin"):
         if not Path(f"{prefix}{suffix}").is_file():
             raise UsageError(f"{prefix}{suffix}: no such file", "Give the name without .bin, .idx.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ import orjson
 from launcher.data import ledger, records, sources
 from launcher.data.faults import writing
 from launcher.data.ledger import Ledger, Leniency
-from launcher.data.output import locked, partial, publish
+from launcher.data.output import alone, publish
 from launcher.data.records import Documents
 from launcher.data.sources import Reading
 from launcher.data.tokenize import Done
@@ -30,14 +29,14 @@ def convert(
     sources.refuse_own(found, [target, ledger.path(target)])
     done = Done(size=sum(source.stop - source.start for source in found))
     with writing(target), ExitStack() as closed:
-        file = locked(target, closed)
+        (new,) = alone([target], closed)
         rejects = Ledger(found, target, leniency)
         closed.callback(rejects.close)
         for place, block in sources.blocks(found, reading):
             read = records.documents(block, reading.keys, leniency.limit)
             rejects.enter(place, block.numbers, read.faults, read.records)
             lines = _lines(read, reading.keys)
-            file.writelines(lines)
+            new.file.writelines(lines)
             done = Done(
                 read=place.read,
                 size=done.size,
@@ -46,12 +45,9 @@ def convert(
                 rejected=rejects.rejected,
             )
             report(done)
-        file.flush()
-        os.fsync(file.fileno())
+        new.complete()
         publish([rejects])
-        partial(target).replace(target)
-        closed.pop_all()  # the name may be another job's from now on
-        file.close()
+        new.publish()
     return done
 
 

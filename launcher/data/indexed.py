@@ -11,12 +11,15 @@ import os
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import IO
+
+from launcher import files
+from launcher.files import Aside
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -25,6 +28,9 @@ INT32_CODE = 4
 UINT16_VOCABULARY = 65500  # megatron's limit for two-byte tokens
 WIDTHS = {1: 1, 2: 1, 3: 2, INT32_CODE: 4, 5: 8, UINT16_CODE: 2}
 """Bytes of a token by its type code; 6 and 7 are floating point, which no token is."""
+
+READY = ".ready"
+"""How the name of a complete index ends until its .bin has its name."""
 
 HEADER = len(MAGIC) + struct.calcsize("<QBQQ")
 READ_WHOLE = 1 << 24
@@ -39,41 +45,75 @@ def write(prefix: Path, documents: Iterable[Sequence[int]], vocab_size: int) -> 
     """
     two_bytes = vocab_size < UINT16_VOCABULARY
     lengths, offsets, at = array("i"), array("q"), 0
-    with _complete(prefix, ".bin") as file:
+    with (
+        Aside(_named(prefix, ".bin")) as data,
+        Aside(_named(prefix, ".idx"), token=data.token) as index,
+    ):
         for document in documents:
             tokens = array("H" if two_bytes else "i", document)
             lengths.append(len(tokens))
             offsets.append(at)
             at += len(tokens) * tokens.itemsize
-            file.write(_little_endian(tokens))
-    starts = array("q", range(len(lengths) + 1))
-    code = UINT16_CODE if two_bytes else INT32_CODE
-    with _complete(prefix, ".idx") as file:
-        file.write(MAGIC + struct.pack("<QBQQ", VERSION, code, len(lengths), len(starts)))
+            data.file.write(_little_endian(tokens))
+        starts = array("q", range(len(lengths) + 1))
+        code = UINT16_CODE if two_bytes else INT32_CODE
+        index.file.write(MAGIC + struct.pack("<QBQQ", VERSION, code, len(lengths), len(starts)))
         for column in (lengths, offsets, starts):
-            file.write(_little_endian(column))
+            index.file.write(_little_endian(column))
+        data.complete()
+        index.complete()
+        publish(data, index)
     return sum(lengths)
+
+
+def publish(data: Aside, index: Aside) -> None:
+    """Name a .bin and .idx of one token that are complete, in place of older ones.
+
+    From the index's first new name on the pair is sure to get there: `recover` goes on with it
+    where this is killed.
+    """
+    prefix = data.target.with_suffix("")
+    with files.folder_lock(prefix.parent):
+        files.rename(index.path, _ready(index.target, index.token))
+        _name_pair(prefix, index.token)
+    data.file.close()
+    index.file.close()
+
+
+def recover(prefix: Path) -> None:
+    """Name a pair that was complete when the process that wrote it was killed, where we may."""
+    index = _named(prefix, ".idx")
+    with suppress(OSError):
+        if files.asides(index, READY):
+            with files.folder_lock(prefix.parent):
+                for token in files.asides(index, READY):
+                    _name_pair(prefix, token)
+
+
+def _name_pair(prefix: Path, token: str) -> None:
+    """Name a complete pair; the old index goes before its .bin does, and the new one comes last."""
+    data, index = _named(prefix, ".bin"), _named(prefix, ".idx")
+    new = files.aside_path(data, token)
+    if new.exists():
+        index.unlink(missing_ok=True)
+        os.replace(new, data)
+        files.sync(prefix.parent)
+    os.replace(_ready(index, token), index)
+    files.sync(prefix.parent)
+
+
+def _named(prefix: Path, suffix: str) -> Path:
+    return prefix.with_name(prefix.name + suffix)
+
+
+def _ready(index: Path, token: str) -> Path:
+    return index.with_name(f".{index.name}.{token}{READY}")
 
 
 def _little_endian(values: array[int]) -> bytes:
     if sys.byteorder == "big":
         values.byteswap()
     return values.tobytes()
-
-
-@contextmanager
-def _complete(prefix: Path, suffix: str) -> Iterator[IO[bytes]]:
-    """A file that takes its name only when the block that writes it ends without an error."""
-    path = prefix.with_name(prefix.name + suffix)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -97,6 +137,7 @@ def check(prefix: Path) -> Index:
     whole. Raises Damaged where the two can't be what Megatron wrote, OSError where one can't be
     read.
     """
+    recover(prefix)
     name, size = f"{prefix}.idx", os.path.getsize(f"{prefix}.bin")
     if not size:
         raise Damaged(f"{prefix}.bin: no tokens in it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 import orjson
 
 from launcher.data.faults import DataError, Fault
-from launcher.data.output import locked, partial
+from launcher.data.output import alone
 from launcher.data.sources import REJECTS, Place, Source, lines_before
 
 
@@ -44,7 +43,7 @@ def path(prefix: Path) -> Path:
 class Ledger:
     """The list PREFIX.rejects.jsonl, which is there only when a record was left out.
 
-    A job that may leave some out has it for itself: raises as `output.locked` does.
+    A job that may leave some out has it for itself: raises as `output.alone` does.
     """
 
     def __init__(self, sources: Sequence[Source], prefix: Path, leniency: Leniency) -> None:
@@ -53,7 +52,7 @@ class Ledger:
         self.rejected = 0
         self._path = path(prefix)
         self._files = ExitStack()
-        self._file = locked(self._path, self._files) if leniency.skip else None
+        self._list = alone([self._path], self._files)[0] if leniency.skip else None
         self._source, self._records = -1, 0
         self._before: int | None = None
 
@@ -79,8 +78,8 @@ class Ledger:
             raise self._ended(f"{source.told}:{line}: {fault.reason}", fault)
         record = {"file": source.told, "line": line, "reason": fault.reason}
         record["begins"] = fault.excerpt
-        assert self._file is not None
-        self._file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+        assert self._list is not None
+        self._list.file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
 
     def _ended(self, told: str, fault: Fault) -> DataError:
         if not self.leniency.skip:
@@ -93,20 +92,17 @@ class Ledger:
         )
 
     def complete(self) -> None:
-        """Bring the list to the disk, under its partial name."""
-        if self._file is not None and self.rejected:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        """Bring the list to the disk, where it stays aside."""
+        if self._list is not None and self.rejected:
+            self._list.complete()
 
     def publish(self) -> None:
         """Give the list its name; an older one goes in any case."""
-        if self._file is None or not self.rejected:
+        if self._list is None or not self.rejected:
             self._path.unlink(missing_ok=True)
-            self._files.close()
-            return
-        partial(self._path).replace(self._path)
-        self._files.pop_all()  # the name may be another job's from now on
-        self._file.close()
+        else:
+            self._list.publish()
+        self._files.close()
 
     def close(self) -> None:
         """Remove what is unfinished; nothing after `publish`."""

@@ -13,7 +13,8 @@ from glob import glob
 from pathlib import Path
 from typing import IO
 
-from launcher.data import output, tables
+from launcher import files
+from launcher.data import tables
 from launcher.data.faults import DataError, named
 from launcher.data.records import Block
 from launcher.errors import UsageError, nearest
@@ -137,18 +138,15 @@ def _expand(pattern: str) -> list[str]:
 
 
 def _is_meant(name: str, pattern: Path) -> bool:
-    """Whether a pattern's file is an input: no folder, no list of bad records, and complete."""
-    return not os.path.isdir(name) and not any(
-        name.endswith(own) and not pattern.name.endswith(own) for own in (REJECTS, output.PARTIAL)
-    )
+    """Whether a pattern's file is an input: no folder, and no list of bad records."""
+    listed = name.endswith(REJECTS) and not pattern.name.endswith(REJECTS)
+    return not listed and not os.path.isdir(name)
 
 
 def refuse_own(found: Sequence[Source], written: Sequence[Path]) -> None:
-    """Raises UsageError where an input is a file that is to be written, or what one is made of.
-
-    It has to be called before those are opened, as that empties them.
-    """
-    own = {_identity(path) for target in written for path in (target, output.partial(target))}
+    """Raises UsageError where an input is a file that is to be written, or what one is made of."""
+    asides = [path for target in written for path in files.asides(target).values()]
+    own = {_identity(path) for path in (*written, *asides)}
     own.discard(None)
     for source in found if own else ():
         if _identity("/dev/stdin" if source.name == STDIN else source.name) in own:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import files
 from launcher.data.convert import convert
 from launcher.data.faults import DataError
 from launcher.data.ledger import Leniency
@@ -35,29 +36,14 @@ def test_two_jobs_dont_write_the_same_file(tmp_path: Path) -> None:
     source, target = write(tmp_path / "a.jsonl", "a"), tmp_path / "out.jsonl"
 
     def second(done: Done) -> None:
-        with pytest.raises(UsageError, match=r"out\.jsonl\.partial: another job writes it"):
+        with pytest.raises(UsageError, match=r"out\.jsonl: another job writes it"):
             run(write(tmp_path / "b.jsonl", "b"), to=target)
 
     convert([str(source)], target, Reading(), SKIP, second)
     assert texts(target) == ["a"]
-    assert not [*tmp_path.glob("*.partial")]
+    assert not [*tmp_path.glob("*.aside")]
     run(tmp_path / "b.jsonl", to=target)
     assert texts(target) == ["b"]
-
-
-def test_a_complete_job_leaves_the_next_ones_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next one may begin as soon as the partial file has its own name."""
-    replace = Path.replace
-
-    def replace_and_begin(self: Path, target: Path) -> Path:
-        replace(self, target)
-        return write(self, "next")
-
-    monkeypatch.setattr(Path, "replace", replace_and_begin)
-    run(write(tmp_path / "a.jsonl", "a"), to=tmp_path / "out.jsonl")
-    assert texts(tmp_path / "out.jsonl.partial") == ["next"]
 
 
 def test_an_ended_job_leaves_the_older_file(tmp_path: Path) -> None:
@@ -87,11 +73,12 @@ def test_an_output_is_no_input(tmp_path: Path) -> None:
     assert run(pattern, to=tmp_path / "other").documents == 1
 
 
-@pytest.mark.parametrize("name", ["out.jsonl.partial", "out.jsonl.rejects.jsonl.partial"])
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.rejects.jsonl"])
 def test_what_an_ended_job_left_is_no_input(tmp_path: Path, name: str) -> None:
-    """It would be emptied before it is read."""
-    left, reading = write(tmp_path / name, "a"), Reading(format="jsonl")
-    with pytest.raises(UsageError, match=r"\.partial: it would be written while it is read"):
+    """It would be removed before it is read."""
+    left = write(files.aside_path(tmp_path / name, "0" * 16), "a")
+    reading = Reading(format="jsonl")
+    with pytest.raises(UsageError, match=r"\.aside: it would be written while it is read"):
         convert([str(left)], tmp_path / "out.jsonl", reading, SKIP, lambda done: None)
     assert texts(left) == ["a"]
 

@@ -13,8 +13,9 @@ from typing import NoReturn
 
 import pytest
 
+from launcher import files
 from launcher.data import output
-from launcher.data.output import Busy, locked
+from launcher.data.output import Busy, alone
 
 
 def fails(number: int) -> Callable[..., NoReturn]:
@@ -25,41 +26,70 @@ def fails(number: int) -> Callable[..., NoReturn]:
 
 
 def test_a_file_is_one_jobs(tmp_path: Path) -> None:
-    target, path = tmp_path / "a", tmp_path / "a.partial"
+    target = tmp_path / "a"
     with ExitStack() as first:
-        locked(target, first).write(b"ours")
+        (ours,) = alone([target], first)
+        ours.file.write(b"ours")
         with ExitStack() as second, pytest.raises(Busy, match="another job writes it"):
-            locked(target, second)
-        assert path.exists()
-    assert not path.exists()
-    path.write_bytes(b"left by a killed job")
+            alone([target], second)
+        assert ours.path.exists()
+    assert not os.listdir(tmp_path)
+    files.aside_path(target, "0" * 16).write_bytes(b"left by a killed job")
     with ExitStack() as third:
-        locked(target, third)
-        assert path.read_bytes() == b""
+        alone([target], third)
+        assert len(os.listdir(tmp_path)) == 1
+    assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("number", output.UNLOCKABLE)
+@pytest.mark.parametrize("link", ["symbolic", "hard"])
+@pytest.mark.parametrize("name", ["a.partial", f".a.{'0' * 16}.aside"])
+def test_a_link_where_a_job_writes_isnt_written_through(
+    tmp_path: Path, link: str, name: str
+) -> None:
+    """It was emptied, whatever it led to, as its name could be foretold."""
+    (tmp_path / "home").mkdir()
+    thesis = tmp_path / "home/thesis"
+    thesis.write_text("x")
+    at = tmp_path / name
+    (at.symlink_to if link == "symbolic" else at.hardlink_to)(thesis)
+    with ExitStack() as stack:
+        try:
+            (ours,) = alone([tmp_path / "a"], stack)
+            ours.file.write(b"tokens")
+            ours.publish()
+        except files.Refused:
+            assert link == "hard"
+    assert thesis.read_text() == "x"
+
+
+@pytest.mark.parametrize("number", files.UNLOCKABLE)
 def test_a_file_system_without_locks_is_written_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", fails(number))
-    with ExitStack() as files:
-        assert locked(tmp_path / "a", files).write(b"text") == 4
+    with ExitStack() as stack:
+        assert alone([tmp_path / "a"], stack)[0].file.write(b"text") == 4
 
 
 def test_another_fault_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", fails(errno.EIO))
-    with ExitStack() as files, pytest.raises(OSError, match=r"Input/output error: '.*/a\.partial'"):
-        locked(tmp_path / "a", files)
+    with ExitStack() as stack, pytest.raises(OSError, match="Input/output error"):
+        alone([tmp_path / "a"], stack)
 
 
 def test_who_waits_goes_on_when_the_file_is_free(tmp_path: Path) -> None:
     output.wait(tmp_path / "absent")
     waiting = threading.Thread(target=output.wait, args=(tmp_path / "a",))
-    with ExitStack() as files:
-        locked(tmp_path / "a.bin", files)
+    with ExitStack() as stack:
+        alone([tmp_path / "a.bin"], stack)
         waiting.start()
         waiting.join(0.3)
         assert waiting.is_alive()
     waiting.join(30)
     assert not waiting.is_alive()
+
+
+def test_another_users_folder_gets_no_output(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with ExitStack() as stack, pytest.raises(files.Refused, match="everybody"):
+        alone([tmp_path / "a"], stack)

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
+from launcher import files
 from launcher.data import sources, tokenize
 from launcher.data.faults import DataError
 from launcher.data.ledger import Leniency
@@ -258,17 +259,17 @@ def test_jobs_of_other_keys_dont_write_one_list(tmp_path: Path) -> None:
     """What a killed job left of it goes; a job that leaves nothing out needs none."""
     source = tmp_path / "in.jsonl"
     source.write_text('{"a": "1", "b": "2"}\n')
-    (tmp_path / "out.rejects.jsonl.partial").write_text("left")
+    files.aside_path(tmp_path / "out.rejects.jsonl", "0" * 16).write_text("left")
 
     def second(done: Done) -> None:
-        with pytest.raises(UsageError, match=r"out\.rejects\.jsonl\.partial: another job writes"):
+        with pytest.raises(UsageError, match=r"out\.rejects\.jsonl: another job writes"):
             run(job(source, to=tmp_path / "out", keys=("b",), leniency=SKIP))
         run(job(source, to=tmp_path / "out", keys=("b",)))
 
     first = job(source, to=tmp_path / "out", keys=("a",), leniency=SKIP)
     assert tokenize.run(first, second).documents == 1
     assert len(documents(tmp_path / "out_b_document")) == 1
-    assert not [*tmp_path.glob("*.rejects.jsonl*")]
+    assert not [*tmp_path.glob("*.rejects.jsonl*"), *tmp_path.glob(".*")]
 
 
 @contextmanager
@@ -343,15 +344,16 @@ def test_two_jobs_dont_write_the_same_files(tmp_path: Path) -> None:
 
     assert tokenize.run(job(source, to=tmp_path / "out"), second).documents == 1
     assert len(documents(tmp_path / "out_text_document")) == 1
-    assert not [*tmp_path.glob("*.partial")]
+    assert not [*tmp_path.glob("*.aside")]
 
 
 @pytest.mark.parametrize(
     "name", ["out_text_document.bin", "out_text_document.idx", "out.rejects.jsonl"]
 )
-@pytest.mark.parametrize("ending", ["", ".partial"])
-def test_an_output_is_no_input(tmp_path: Path, name: str, ending: str) -> None:
-    left = write(tmp_path / f"{name}{ending}", ["text"])
+@pytest.mark.parametrize("aside", [False, True])
+def test_an_output_is_no_input(tmp_path: Path, name: str, aside: bool) -> None:
+    path = tmp_path / name
+    left = write(files.aside_path(path, "0" * 16) if aside else path, ["text"])
     before = left.read_bytes()
     asked = job(left, to=tmp_path / "out", leniency=SKIP, reading={"format": "jsonl"})
     with pytest.raises(UsageError, match="it would be written while it is read"):
@@ -392,7 +394,7 @@ def test_an_ended_job_leaves_no_output_and_no_process(
         stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 60
-    while not any(path.stat().st_size for path in tmp_path.glob("*.bin.partial")):
+    while not any(path.stat().st_size for path in tmp_path.glob("*.bin.*.aside")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     workers = children(process.pid)
@@ -408,7 +410,7 @@ def test_an_ended_job_leaves_no_output_and_no_process(
         assert (process.returncode, os.listdir(tmp_path)) == (130, ["in.jsonl"])
     run(job(source, to=tmp_path / "out"))
     assert len(documents(tmp_path / "out_text_document")) == 700_000
-    assert not [*tmp_path.glob("*.partial")]
+    assert not [*tmp_path.glob("*.aside")]
 
 
 def children(process: int) -> list[int]:
