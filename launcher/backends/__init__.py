@@ -79,6 +79,9 @@ class Job(Protocol):
     def ended(self) -> Ended | None:
         """How it ended; None as long as it runs."""
 
+    def state(self) -> str:
+        """What it does as long as it hasn't ended: "running", "paused", or another word for it."""
+
     def stop(self, grace: int) -> None:
         """Ask it to stop, and after `grace` seconds kill it; returns when it has ended."""
 

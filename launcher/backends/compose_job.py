@@ -77,6 +77,7 @@ class State:
     at: float = 0.0
     refused: str = ""
     unhealthy: bool = False
+    paused: bool = False
 
 
 @dataclass
@@ -174,6 +175,10 @@ class ComposeJob:
     def ended(self) -> Ended | None:
         return self._decided(self._states())
 
+    def state(self) -> str:
+        """A node that is paused holds up all."""
+        return "paused" if any(state.paused for state in self._states()) else "running"
+
     def _states(self) -> list[State]:
         """The states of all nodes; those that wait for one that isn't ready in time never start."""
         states = [self._state(node) for node in self.nodes]
@@ -204,6 +209,7 @@ class ComposeJob:
             seconds(told["FinishedAt"]) if started else 0.0,
             "" if started else told.get("Error", ""),
             (told.get("Health") or {}).get("Status") == "unhealthy",
+            told["Status"] == "paused",
         )
         self._known[node.container] = state
         return state

@@ -103,8 +103,11 @@ def _bytes(size: str) -> int:
 
 
 def command(plan: Plan) -> list[str]:
-    """The `docker run` that creates the same container; secrets come from the environment."""
-    argv = ["docker", "run", "--name", container_name(plan), "--init"]
+    """The `docker run` that creates the same container; secrets come from the environment.
+
+    It is removed in the end, as the launcher does it, so that the line can be used again.
+    """
+    argv = ["docker", "run", "--rm", "--name", container_name(plan), "--init"]
     argv += ["--interactive"] if plan.tie else []
     if plan.gpus.count:
         argv += ["--gpus", _csv(str(plan.gpus)) if plan.gpus.devices else str(plan.gpus)]
@@ -145,7 +148,7 @@ def _csv(*fields: str) -> str:
 def shell_command(plan: Plan, *, terminal: bool) -> list[str]:
     """The `docker run` that opens a shell as the plan's user, with its files and GPUs."""
     argv = command(replace(plan, argv=(), tie=True))
-    attached = ["--rm", *(["--tty"] if terminal else [])]
+    attached = ["--tty"] if terminal else []
     return [*argv[:2], *attached, *argv[2:], *(plan.argv or ("bash",))]
 
 

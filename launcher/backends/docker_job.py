@@ -129,6 +129,12 @@ class DockerJob:
             return Ended(code or KILLED, Cause.REMOVED)
         return Ended(code, Cause.MEMORY if state.get("OOMKilled") else Cause.ITSELF)
 
+    def state(self) -> str:
+        try:
+            return str(self.api.inspect_container(self.container)["State"]["Status"])
+        except FAILURES as error:
+            raise Lost(words_of(error)) from error
+
     def stop(self, grace: int) -> None:
         with suppress(*FAILURES):  # it may have ended by itself
             self.api.stop(self.container, timeout=grace)

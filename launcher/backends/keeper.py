@@ -68,6 +68,13 @@ def alive(process: tuple[int, str]) -> bool:
     return False
 
 
+def held(process: tuple[int, str]) -> bool:
+    """Whether a signal, such as SIGSTOP, holds that process."""
+    with suppress(OSError):
+        return _stat(process[0])[STATE] in ("T", "t")
+    return False
+
+
 def _stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 

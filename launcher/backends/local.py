@@ -161,6 +161,9 @@ class LocalJob:
         except FileNotFoundError:
             return None
 
+    def state(self) -> str:
+        return "paused" if keeper.held(self.process) else "running"
+
     def stop(self, grace: int) -> None:
         self._signal(signal.SIGTERM)
         until = time.monotonic() + grace

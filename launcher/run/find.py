@@ -16,8 +16,6 @@ from launcher.settings import expanded
 from launcher.train import folders, lineage
 from launcher.train.folders import Checkpoint
 
-RUNNING = "running"
-
 
 @dataclass(frozen=True)
 class Silent:
@@ -92,7 +90,7 @@ def job(text: str) -> tuple[Backend, Job]:
 
 def resumable() -> list[str]:
     """The ids of this user's runs that have ended and left a complete checkpoint, newest first."""
-    going_on = {job.run for _, job in jobs() if _state(job) == RUNNING}
+    going_on = {job.run for _, job in jobs() if goes_on(job)}
     return [kept.run for kept in record.records() if kept.run not in going_on and _has_saved(kept)]
 
 
@@ -137,6 +135,14 @@ def _is_own(run: str) -> bool:
     return record.folder(run).is_dir()
 
 
+def goes_on(job: Job) -> bool:
+    """Whether it is known to."""
+    try:
+        return job.ended() is None
+    except Lost:
+        return False
+
+
 def rows(known: list[tuple[Backend, Job]]) -> list[tuple[str, ...]]:
     """What `launcher ps` tells of jobs, each asked at the same time."""
     with ThreadPoolExecutor() as pool:
@@ -170,6 +176,6 @@ def _saved(labels: Mapping[str, str]) -> str:
 def _state(job: Job) -> str:
     try:
         ended = job.ended()
+        return job.state() if ended is None else f"ended ({ended.code})"
     except Lost:
         return "unknown"
-    return RUNNING if ended is None else f"ended ({ended.code})"

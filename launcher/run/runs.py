@@ -12,9 +12,9 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from launcher.backends import Job, Lost
+from launcher.backends import Job
 from launcher.errors import UsageError
-from launcher.run import history, owner, provenance, record, watch
+from launcher.run import find, history, owner, provenance, record, watch
 from launcher.run.record import Record
 
 RUNNING, UNKNOWN = "running", "unknown"
@@ -46,15 +46,8 @@ class Run:
 
 def known(jobs: Iterable[Job]) -> list[Run]:
     """The runs that have a record, newest first; `jobs` are those that backends know of."""
-    alive = {job.run for job in jobs if _goes_on(job)}
+    alive = {job.run for job in jobs if find.goes_on(job)}
     return [_run(kept, alive) for kept in record.records()]
-
-
-def _goes_on(job: Job) -> bool:
-    try:
-        return job.ended() is None
-    except Lost:
-        return False
 
 
 def _run(kept: Record, alive: set[str]) -> Run:

@@ -273,6 +273,15 @@ def job(count: int) -> ComposeJob:
     return ComposeJob(None, "a", nodes, {})  # type: ignore[arg-type]
 
 
+def test_a_paused_node_holds_up_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were listed as running."""
+    states = [RUNS, replace(RUNS, paused=True)]
+    monkeypatch.setattr(ComposeJob, "_states", lambda self: states)
+    assert job(2).state() == "paused"
+    states.pop()
+    assert job(1).state() == "running"
+
+
 RUNS, WAITS = State(True, None), State(False, None)
 DONE, FAILED = State(True, Ended(0), AT), State(True, Ended(3), AT)
 

@@ -260,7 +260,6 @@ def test_a_shell_is_the_same_container_that_goes_when_it_is_left(
 ) -> None:
     argv = docker.shell_command(full, terminal=terminal)
     assert ("--tty" in argv) is terminal
-    without = [word for word in argv if word not in ("--rm", "--tty")]
-    assert argv[2] == "--rm"
-    assert without == docker.command(full)
+    assert "--rm" in argv
+    assert [word for word in argv if word != "--tty"] == docker.command(full)
     assert docker.shell_command(replace(full, argv=()), terminal=terminal)[-1] == "bash"

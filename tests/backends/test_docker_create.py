@@ -31,6 +31,9 @@ KINDS = ["bare", "full", "all", "number", "one device"]
 CLI_DEFAULTS = {"ConsoleSize", "MemorySwappiness", "RestartPolicy"}
 """What the docker command sends though nobody asked: it means the same as leaving it out."""
 
+OF_THE_LINE = {"AutoRemove"}
+"""What the line alone asks for: the launcher removes its container itself, once it has its log."""
+
 
 @contextmanager
 def created(client: DockerClient, plan: Plan) -> Iterator[dict[str, Any]]:
@@ -61,7 +64,9 @@ def pasted(client: DockerClient, plan: Plan) -> Iterator[dict[str, Any]]:
 def told(value: Any) -> Any:
     """A value without what says nothing: None, False, 0 and what is empty."""
     if isinstance(value, dict):
-        kept = {key: told(item) for key, item in value.items() if key not in CLI_DEFAULTS}
+        kept = {
+            key: told(item) for key, item in value.items() if key not in CLI_DEFAULTS | OF_THE_LINE
+        }
         return {key: item for key, item in kept.items() if item}
     return [told(item) for item in value] if isinstance(value, list) else value
 
@@ -117,6 +122,21 @@ def test_the_shown_line_makes_the_same_container(
 ) -> None:
     monkeypatch.setenv("TOKEN", "passed on by its name")
     assert_same(engine, replace(of_kind(kind, bare, full), image=python_image))
+
+
+def test_the_shown_line_can_be_used_again(
+    engine: DockerClient, python_image: str, bare: Plan
+) -> None:
+    """The first container was left, and the second could not have its name."""
+    from launcher.engine.connect import cli_environment, docker_cli
+
+    line = docker.show(replace(bare, image=python_image, network="none"))
+    folder = Path(docker_cli(engine) or "").parent
+    env = cli_environment(engine)
+    env["PATH"] = f"{folder}:{env['PATH']}"
+    for _ in range(2):
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=env)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 RUN_FILE = """\

@@ -120,6 +120,13 @@ def test_a_running_job_has_not_ended(bare: Plan) -> None:
     assert docker_job.start(api, bare, attach=False).ended() is None
 
 
+def test_a_paused_container_has_not_ended_and_does_not_run(bare: Plan) -> None:
+    api = Api()
+    api.state = {"Running": True, "Paused": True, "Status": "paused", "ExitCode": 0}
+    job = docker_job.start(api, bare, attach=False)
+    assert (job.ended(), job.state()) == (None, "paused")
+
+
 def test_without_memlock_it_goes_on_and_says_so_once(
     full: Plan, capsys: pytest.CaptureFixture[str]
 ) -> None:

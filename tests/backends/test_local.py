@@ -290,6 +290,17 @@ def test_another_launcher_finds_it_newest_first(start: Callable[..., Any]) -> No
     wait_for(found[0], b"ready")
 
 
+def test_one_that_a_signal_holds_is_paused(start: Callable[..., Any]) -> None:
+    """It was listed as running."""
+    job = start("import time; time.sleep(60)")
+    assert job.state() == "running"
+    os.kill(job.process[0], signal.SIGSTOP)
+    until = time.monotonic() + 10
+    while job.state() != "paused" and time.monotonic() < until:
+        time.sleep(0.01)
+    assert (job.state(), job.ended()) == ("paused", None)
+
+
 def test_one_whose_number_another_process_has_now_has_ended(start: Callable[..., Any]) -> None:
     job = start("pass")
     job.wait()

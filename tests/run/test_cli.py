@@ -27,7 +27,7 @@ def test_a_dry_run_needs_no_engine(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "--gpus", "2", "gpt2.yaml", "--dry-run")
     assert (code, err) == (0, "")
     assert f"/checkpoints <- {tmp_path}/checkpoints/gpt2 (read-write)" in out
-    assert out.splitlines()[-1].startswith("docker run --name gpt2-")
+    assert out.splitlines()[-1].startswith("docker run --rm --name gpt2-")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -22,6 +22,7 @@ class MadeUpJob:
     created: str
     end: Ended | Exception | None = None
     more: dict[str, str] = field(default_factory=dict)
+    doing: str = "running"
     backend = "made up"
 
     @property
@@ -33,6 +34,9 @@ class MadeUpJob:
         if isinstance(self.end, Exception):
             raise self.end
         return self.end
+
+    def state(self) -> str:
+        return self.doing
 
 
 @dataclass
@@ -150,3 +154,12 @@ def test_a_row(end: Any, state: str, tmp_path: Path) -> None:
     job: Any = MadeUpJob("aa11", "first", "2025", end, more)
     told = ("aa11", "first", state, "made up", "2", "some/image", "2025", "")
     assert find.row(job) == told
+
+
+def test_a_paused_run_goes_on_and_is_not_running(
+    backends: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was listed as running."""
+    paused: Any = MadeUpJob("aa11", "first", "2025", doing="paused")
+    assert find.row(paused)[2] == "paused"
+    assert find.goes_on(paused)
