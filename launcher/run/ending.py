@@ -125,15 +125,16 @@ def describe(ending: Ending, run: str, saved: Checkpoint | None, folder: str) ->
     told, reason = f"run {run} {ending.outcome.value}", ending.reason
     if not re.search(rf"\bcode {ending.code}\b", reason):
         told += f", exit code {ending.code}"
-    lines = [f"{told}: {reason}" if reason else told]
+    lines, sets = [f"{told}: {reason}" if reason else told], ""
     if ending.outcome is Outcome.FAILED:
         for failure in named(ending.tail, ending.ended)[:1]:  # the others follow from it
             lines += failure.lines
+            sets = f" --set {failure.sets}" if failure.sets else ""
     if ending.full and folder:
         lines.append(f"see what is free where it saves: {folder}")
     if saved:
         lines.append(f"newest complete checkpoint: {saved.folder} (iteration {saved.iteration})")
-        lines.append(f"to go on: python3 -m launcher resume {run}")
+        lines.append(f"to go on: python3 -m launcher resume {run}{sets}")
     elif folder:
         lines.append("it saved no complete checkpoint")
     return lines

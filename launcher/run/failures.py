@@ -13,11 +13,15 @@ LONGEST_QUOTE = 160
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure that is known: its cause and its cure, and what in the output it was told by."""
+    """A failure that is known: its cause and its cure, and what in the output it was told by.
+
+    `sets` is the key that `resume` has to set, with its value, so that it doesn't fail so again.
+    """
 
     name: str
     cure: str
     quote: str = ""
+    sets: str = ""
 
     @property
     def lines(self) -> list[str]:
@@ -36,10 +40,11 @@ class Known:
     cure: str
     says: re.Pattern[str]
     cause: Cause | None = None
+    sets: str = ""
 
 
-def _known(name: str, cure: str, *says: str, cause: Cause | None = None) -> Known:
-    return Known(name, cure, re.compile("|".join(says), re.MULTILINE), cause)
+def _known(name: str, cure: str, *says: str, cause: Cause | None = None, sets: str = "") -> Known:
+    return Known(name, cure, re.compile("|".join(says), re.MULTILINE), cause, sets)
 
 
 TABLE = (
@@ -136,6 +141,7 @@ TABLE = (
         "training.lr…, min_lr and train_iters as they were, or megatron_args: "
         "{override_opt_param_scheduler: true} to go on with the new ones",
         r"AssertionError: OptimizerParamScheduler: class input value .* do not match",
+        sets="megatron_args.override_opt_param_scheduler=true",
     ),
     _known(
         "a GPU is broken",
@@ -160,7 +166,7 @@ def named(tail: str, ended: Ended) -> list[Failure]:
     for known in TABLE:
         said = known.says.search(tail)
         if said:
-            found.append(Failure(known.name, known.cure, _quote(tail, said)))
+            found.append(Failure(known.name, known.cure, _quote(tail, said), known.sets))
         elif known.cause and known.cause is ended.cause:
             found.append(Failure(known.name, known.cure))
     return found

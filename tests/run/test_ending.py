@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.backends import Cause, Ended
+from launcher.run import resume, source
 from launcher.run.ending import Ending, Outcome, describe
 from launcher.train import runner
 from launcher.train.folders import Checkpoint
@@ -113,6 +114,20 @@ def test_the_newest_checkpoint_is_named_with_how_to_go_on() -> None:
         "newest complete checkpoint: /saves/iter_0000040 (iteration 40)",
         "to go on: python3 -m launcher resume 0a1b",
     ]
+
+
+def test_after_another_schedule_it_is_told_what_goes_on() -> None:
+    """The command that was told failed in the same way again."""
+    said = (
+        "AssertionError: OptimizerParamScheduler: class input value 5e-05 and checkpointvalue "
+        "0.0001 for learning rate do not match\nrunner: rank 0 exited with code 1\n"
+    )
+    saved = Checkpoint(40, Path("/saves/iter_0000040"))
+    *_, last = describe(Ending(Ended(1), False, said), "0a1b", saved, "/save")
+    command, _, setting = last.partition(" --set ")
+    assert command == "to go on: python3 -m launcher resume 0a1b"
+    config, _ = source.load("gpt2", [source.parse_set(setting)])
+    assert config.megatron_args[resume.OVERRIDE] is True
 
 
 @pytest.mark.parametrize(
