@@ -9,9 +9,10 @@ https://github.com/tree-sitter/tree-sitter-bash
 from __future__ import annotations
 
 import re
+from bisect import bisect, bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, zip_longest
+from itertools import count, pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,6 +33,12 @@ BLOCKS = {
     "ERROR": "what the reader doesn't understand",
 }
 MOST_PASSES = 20
+LONGEST = 2**15
+"""Characters that a script may have, twice as many as the longest of upstream's."""
+DEEPEST = 100
+"""Levels of the grammar's tree, far more than a person's script has; each takes several calls."""
+MOST_EXPANDED = 2**20
+"""Characters that come out of a script's variables in all, each piece of text counted as 64."""
 PLAIN = frozenset("word number extglob_pattern test_operator variable_name".split())
 SETTERS = frozenset("let mapfile read readarray".split())
 """Commands whose arguments name variables that they set."""
@@ -94,15 +101,22 @@ def read(
 ) -> Script:
     """The script `text`, called with the arguments `positional`. Nothing of it is run.
 
-    `given` are variables that are set from outside.
+    `given` are variables that are set from outside. A script past LONGEST or DEEPEST isn't
+    followed, and a variable that comes to more than MOST_EXPANDED has a value that can't be told.
     """
     import tree_sitter_bash
     from tree_sitter import Language, Parser
 
+    if len(text) > LONGEST:
+        line = text.count("\n", 0, LONGEST) + 1
+        return Script(left=[Left(line, f"more than {LONGEST} characters: not followed")])
     parser = Parser(Language(tree_sitter_bash.language()))
     plain, decoded = _in_ascii(text.replace("\r\n", "\n"), positional)
     source = TEMPLATE.sub(rb"\1'\2'", re.sub(rb"\\(\n\s*)?\Z", b"", plain) + b"\n")
-    source = _with_braces(source, parser.parse(source).root_node)
+    root = parser.parse(source).root_node
+    if deep := _too_deep(root):
+        return Script(left=[Left(deep, f"nested deeper than {DEEPEST} levels: not followed")])
+    source = _with_braces(source, root)
     for _ in range(MOST_PASSES):
         ends = _unseparated(source, parser.parse(source).root_node)
         for end in reversed(ends):
@@ -111,6 +125,8 @@ def read(
             break
     reader = _Reader(source, positional, given)
     reader.statements(parser.parse(source).root_node)
+    known = [name for name in reader.exports if name in reader.scalars]
+    reader.script.exported = {name: _joined(reader.scalars[name], 0) for name in known}
 
     def word(one: Word) -> Word:
         pieces = (replace(p, text=decoded(p.text), unknown=decoded(p.unknown)) for p in one.pieces)
@@ -124,9 +140,7 @@ def within(word: Word) -> Script:
 
     What isn't known of the word stays so, each part with its own reason.
     """
-    mark = "Zu"
-    while mark in word.text:
-        mark += "u"
+    mark = _unused("Zu", word.text)
     text, lines, reasons = "", [word.line], list[str]()
     for piece in word.pieces:
         if text.endswith("\n") or not text:
@@ -149,14 +163,18 @@ def within(word: Word) -> Script:
     return _mapped(read(text), told, marked, line)
 
 
+def _unused(start: str, *texts: str) -> str:
+    """A word that begins with `start` and is in none of the texts."""
+    words = (f"{start}{number}{start[-1]}" for number in count())
+    return next(word for word in words if not any(word in text for text in texts))
+
+
 def _in_ascii(text: str, positional: tuple[str, ...]) -> tuple[bytes, Callable[[str], str]]:
     """The text with other characters as words of ASCII, and the function that turns them back.
 
     The grammar's scanner asks C's isalnum of each character, which can crash above 255.
     """
-    mark = "Zq"
-    while any(mark in one for one in (text, *positional)):
-        mark += "q"
+    mark = _unused("Zq", text, *positional)
 
     def decoded(part: str) -> str:
         part = re.sub(f"{mark}([0-9a-f]{{6}})", lambda match: chr(int(match[1], 16)), part)
@@ -187,6 +205,20 @@ def _mapped(
     return Script(commands, exported, left)
 
 
+def _too_deep(root: Node) -> int | None:
+    """The line of the first node below DEEPEST, None where there's none."""
+    cursor = root.walk()
+    while cursor.depth <= DEEPEST:
+        if cursor.goto_first_child() or cursor.goto_next_sibling():
+            continue
+        while cursor.goto_parent():
+            if cursor.goto_next_sibling():
+                break
+        else:
+            return None
+    return int(cursor.node.start_point[0]) + 1 if cursor.node else None
+
+
 def _unseparated(source: bytes, root: Node) -> list[int]:
     """The ends of assignments that the grammar takes for part of the next line's command."""
     found = []
@@ -201,14 +233,12 @@ def _unseparated(source: bytes, root: Node) -> list[int]:
 
 def _with_braces(source: bytes, root: Node) -> bytes:
     """The source with `$X` as `${X}`, which the grammar never takes for two words."""
-    literal = [
-        (node.start_byte, node.end_byte)
-        for kind in ("raw_string", "ansi_c_string", "comment")
-        for node in _below(root, kind)
-    ]
+    kinds = ("raw_string", "ansi_c_string", "comment")
+    literal = [(node.start_byte, node.end_byte) for node in _below(root, *kinds)]
 
     def braced(match: re.Match[bytes]) -> bytes:
-        inside = any(start <= match.start() < end for start, end in literal)
+        last = bisect(literal, (match.start() + 1,)) - 1
+        inside = last >= 0 and match.start() < literal[last][1]
         return match[0] if inside else b"${" + match[1] + b"}"
 
     return re.sub(rb"(?<!\\)\$([A-Za-z_]\w*|\d|@)", braced, source)
@@ -233,11 +263,13 @@ def _touching(nodes: list[Node]) -> list[list[Node]]:
     return groups
 
 
-def _below(node: Node, kind: str) -> Iterator[Node]:
-    if node.type == kind:
-        yield node
-    for child in node.children:
-        yield from _below(child, kind)
+def _below(node: Node, *kinds: str) -> Iterator[Node]:
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        if one.type in kinds:
+            yield one
+        waiting += reversed(one.children)
 
 
 class _Reader:
@@ -247,11 +279,13 @@ class _Reader:
         self, source: bytes, positional: tuple[str, ...], given: tuple[tuple[str, str], ...]
     ) -> None:
         self.source = source
+        self.ends = [match.start() for match in re.finditer(b"\n", source)]
         self.script = Script()
+        self.expanded = 0
         known = [*DEFAULTS.items(), *given]
         self.scalars: dict[str, Pieces] = {name: (Piece(value, 0),) for name, value in known}
         self.arrays: dict[str, list[Pieces]] = {}
-        self.exports: set[str] = set()
+        self.exports: dict[str, None] = {}
         for number, value in enumerate(positional, 1):
             self.scalars[str(number)] = (Piece(value, 0),)
         self.scalars["0"] = (Piece("", 0, unknown="$0 is the script itself"),)
@@ -288,7 +322,7 @@ class _Reader:
             for name in (_text(child) for child in node.named_children):
                 self.scalars.pop(name, None)
                 self.arrays.pop(name, None)
-                self.script.exported.pop(name, None)
+                self.exports.pop(name, None)
         elif kind == "compound_statement" and _text(node).startswith("(("):
             self._forget([_text(name) for name in _below(node, "variable_name")], _line(node))
         elif kind in ("compound_statement", "subshell"):
@@ -331,8 +365,6 @@ class _Reader:
             unknown = f"what {name} is set to depends on what isn't followed"
             self.scalars[name] = (Piece("", line, unknown=unknown),)
             self.arrays.pop(name, None)
-            if name in self.exports:
-                self._export(name)
 
     def _assignments(self, node: Node) -> None:
         for assignment in _below(node, "variable_assignment"):
@@ -349,8 +381,7 @@ class _Reader:
                 name = _text(child.child_by_field_name("name") or child)
                 if child.end_byte in starts:  # what touches is one, and isn't read as one
                     self._forget([name], _line(child))
-                self.exports.add(name)
-                self._export(name)
+                self.exports[name] = None
 
     def _assign(self, node: Node) -> None:
         target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
@@ -380,17 +411,11 @@ class _Reader:
             self.arrays[name] = [pieces, *self.arrays[name][1:]]
             return
         self.scalars[name] = pieces
-        if name in self.exports:
-            self._export(name)
 
     def _as_array(self, name: str) -> list[Pieces]:
         if name in self.arrays:
             return self.arrays[name]
         return [self.scalars[name]] if name in self.scalars else []
-
-    def _export(self, name: str) -> None:
-        if name in self.scalars:
-            self.script.exported[name] = _joined(self.scalars[name], 0)
 
     def _command(self, node: Node, output: str) -> None:
         env: dict[str, Word] = {}
@@ -440,7 +465,7 @@ class _Reader:
             only = node.named_children[0]
             if only.end_byte - only.start_byte == node.end_byte - node.start_byte - 2:
                 inner, quoted = only, True
-        elements = self._elements(inner) if _text(inner) != "${@}" else self.arrays["@"]
+        elements = self._elements(inner)
         if elements is not None:
             if quoted:
                 return [_quoted(pieces) for pieces in elements]
@@ -448,7 +473,9 @@ class _Reader:
         return _split(self.pieces(node, quoted=False))
 
     def _elements(self, node: Node) -> list[Pieces] | None:
-        """The elements of `${ARRAY[@]}`; None for anything else."""
+        """The elements of `${ARRAY[@]}` or `$@`; None for anything else."""
+        if _text(node) == "${@}":
+            return self._bounded("@", self.arrays["@"], _line(node))
         subscript = next(iter(node.named_children), None) if node.type == "expansion" else None
         if subscript is None or subscript.type != "subscript" or len(node.named_children) > 1:
             return None
@@ -458,7 +485,7 @@ class _Reader:
         if not whole or not plain:
             return None
         if name in self.arrays or name in self.scalars:
-            return self._as_array(name)
+            return self._bounded(name, self._as_array(name), _line(node))
         return [self._variable(name, _line(node))]
 
     def pieces(self, node: Node, quoted: bool) -> Pieces:
@@ -507,7 +534,7 @@ class _Reader:
         return self.source[start:end].decode(errors="replace")
 
     def _line_at(self, offset: int) -> int:
-        return self.source.count(b"\n", 0, offset) + 1
+        return bisect_left(self.ends, offset) + 1
 
     def _expansion(self, node: Node) -> Pieces:
         """`$X`, `${X}`, `${X:-default}` and its like."""
@@ -536,7 +563,18 @@ class _Reader:
         pieces = self.pieces(node, quoted=False)
         return pieces if node.type in ("string", "raw_string") else _unquoted(pieces)
 
+    def _bounded(self, name: str, elements: list[Pieces], line: int) -> list[Pieces]:
+        """The values as they are, until variables have come to more than any script's do."""
+        self.expanded += sum(64 + len(piece.text) for pieces in elements for piece in pieces)
+        if self.expanded <= MOST_EXPANDED:
+            return elements
+        return [(Piece("", line, unknown=f"${name}: variables come to too many characters"),)]
+
     def _variable(self, name: str, line: int) -> Pieces:
+        """The value of `$name`, as it is not yet split."""
+        return self._bounded(name, [self._value(name, line)], line)[0]
+
+    def _value(self, name: str, line: int) -> Pieces:
         if name == "@":
             if len(self.arrays["@"]) > 1:
                 return (Piece("", line, unknown="$@ within a word isn't followed"),)

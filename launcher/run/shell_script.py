@@ -26,6 +26,8 @@ from launcher.run.slurm_lines import Batch, Count, batch
 from launcher.run.source import Origin
 
 NGC = re.compile(r"nvcr\.io[/#]nvidia/pytorch:(\d\d\.\d\d)-py3")
+MOST_WORDS = 1000
+"""Values of one option; a blend of data has two for each of its files."""
 NUMBER = re.compile(r"(?=.{1,18}$)[+-]?(?!0\d)(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 BUNDLE = re.compile(r"(\$|what )\w*(ARG|OPT|PARAM|FLAG|EXTRA)", re.IGNORECASE)
 """A variable of unknown value that by its name holds options, not one option's value."""
@@ -111,7 +113,7 @@ def imported(
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise UsageError(f"{name}:{line}: a null byte: this is no shell script")
-    asked = batch(text)
+    asked = batch(text[: shell.LONGEST])
     script = _unwrapped(shell.read(text, positional, asked.variables))
     starts = [start for command in script.commands if (start := _start(command))]
     if not starts:
@@ -387,7 +389,9 @@ def _set_options(
     own, given = render.own_keys(), dict[str, tuple[tuple[Word, ...], int]]()
     for name, values, line in _options(start.arguments):
         values = _without_bundles(sheet, values)
-        if not name:
+        if len(values) > MOST_WORDS:
+            sheet.tell(line, f"{name} with {len(values)} values: not carried over")
+        elif not name:
             for word in values:
                 sheet.tell(word.line, f"{word.unknown or word.text}: not carried over")
         elif not _goes_without_saying(name, values):

@@ -259,6 +259,40 @@ def test_a_script_that_starts_nothing_is_refused(text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("A=x\n" + "A=$A$A\n" * 40, "42: $A: variables come to too many characters"),
+        ("A=\n" + 'A="$A$A"\n' * 40, "42: $A: variables come to too many characters"),
+        ("A=(x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40, "42: $A: variables come to too many"),
+        ("A=(x)\n" + "A+=(${A[@]})\n" * 40, "42: $A: variables come to too many characters"),
+        ("set -e\nA=" + "${a:-" * 300 + "}" * 300 + "\n", "Line 2: nested deeper than 100 levels"),
+        ("true && " * 2000 + "A=1\n", "Line 1: nested deeper than 100 levels"),
+        ("A=$((" + "1+" * 3000 + "1))\n", "Line 1: nested deeper than 100 levels"),
+        ("#\n" * 20_000, "Line 16385: more than 32768 characters"),
+        ("A=Z" + "q" * 20_000 + "é" * 10_000 + "\n", ""),
+    ],
+)
+def test_what_no_person_wrote_is_told_with_its_line(lines: str, said: str) -> None:
+    """Forty lines took all memory, and the nested ones were a RecursionError."""
+    try:
+        found = told(f"{lines}torchrun pretrain_gpt.py --num-layers $A\n")
+    except UsageError as error:
+        found = [str(error)]
+    assert said in "\n".join(found)
+
+
+def test_a_number_that_yaml_takes_for_another_is_written_as_text() -> None:
+    """`00` was written as it stands, which YAML takes for an octal number."""
+    found = read("torchrun pretrain_gpt.py --seed 00 --wandb-exp-name 007 --lr 0.1")
+    assert 'wandb_exp_name: "007"' in found.text
+    assert "lr: 0.1\n" in found.text
+    assert "seed" not in found.text
+    assert "1: --seed 00: training.seed doesn't take it" in [
+        f"{x.line}: {x.what}" for x in found.told
+    ]
+
+
 def test_a_null_byte_is_refused_with_its_line() -> None:
     with pytest.raises(UsageError, match=r"script.sh:2: a null byte"):
         read("torchrun pretrain_gpt.py\n\0")
