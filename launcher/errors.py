@@ -79,9 +79,15 @@ class AbsentError(EngineError):
 
 def nearest(word: str, known: list[str]) -> str:
     """A "did you mean" remedy for `word`, or the list of what is known."""
-    from difflib import get_close_matches
+    from difflib import SequenceMatcher
+
+    def likeness(one: str) -> tuple[float, int]:
+        """How alike, then for how long: 0.13.1 is nearer to 0.13.0 than 0.19.0 is."""
+        differing = (at for at, (a, b) in enumerate(zip(one, word, strict=False)) if a != b)
+        return SequenceMatcher(None, one, word).ratio(), next(differing, len(word))
 
     begun = [one for one in known if word and one.startswith(word)]
-    close = begun[:1] or get_close_matches(word, known, n=1, cutoff=0.55)
+    alike = sorted((one for one in known if likeness(one)[0] >= 0.55), key=likeness)
+    close = begun[:1] or alike[-1:]
     listed = ", ".join(known if len(known) <= MOST_LISTED else [*known[:MOST_LISTED], "…"])
     return f"Did you mean {close[0]!r}? Known: {listed}" if close else f"Known: {listed}"

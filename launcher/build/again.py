@@ -117,7 +117,8 @@ def request(name: str, labels: dict[str, str], departures: Departures, matrix: M
     Raises BuildError for an image that says no row, or one that isn't in the matrix; UsageError
     where it was built from a checkout and none is given.
     """
-    tag, release = labels.get(f"{LABEL}row"), labels.get(f"{LABEL}megatron")
+    tag = labels.get(f"{LABEL}row")
+    release = labels.get(f"{LABEL}rules") or labels.get(f"{LABEL}megatron")
     if not tag or not release:
         raise BuildError(
             f"{name}: can't be rebuilt: it has no label {LABEL}row to say what it is",
@@ -221,9 +222,10 @@ class Verification:
         builds = Builds(self.client, self.site, self.progress, own)
         image = subject(self.client, images.find(self.client, name).id)
         wanted = request(name, image.labels, departures, builds.matrix)
-        said = {key: image.labels.get(LABEL + key, ABSENT) for key in ("source", "version")}
+        keys = ("megatron", "source", "version")
+        said = {key: image.labels.get(LABEL + key, ABSENT) for key in keys}
         self.tell(
-            f"{name}: row {wanted.tag}, Megatron {wanted.megatron} from {said['source']}, "
+            f"{name}: row {wanted.tag}, Megatron {said['megatron']} from {said['source']}, "
             f"built by launcher {said['version']}"
         )
         base_name, row = image.labels.get(f"{OCI}base.name"), builds.matrix.rows[wanted.tag]

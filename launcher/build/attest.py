@@ -77,6 +77,7 @@ def provenance(made: Made) -> dict[str, Any]:
                     "epoch": source.epoch,
                     "extension": inputs.extension,
                     "version": inputs.version,
+                    **({"rules": source.rules} if source.rules else {}),
                     **({"architectures": inputs.architectures} if inputs.architectures else {}),
                 },
                 "resolvedDependencies": _dependencies(made),

@@ -58,6 +58,7 @@ class Inputs:
         """source.json: what the wheel was made of, for the build stage and for build.json."""
         return {
             "release": self.source.release,
+            **({"rules": self.source.rules} if self.source.rules else {}),
             "version": self.version,
             "source": self.source.kind,
             "revision": self.source.revision,

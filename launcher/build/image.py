@@ -136,7 +136,7 @@ class Builds:
             if not beside.is_kept(found, self.site):
                 self._document(request, inputs, found)
             return Built(names, found, reused=True)
-        self._caution(request, inputs.source.release)
+        self._caution(request, inputs.source.treated_as)
         base = self._check_base(request, inputs)
         image = self._build(inputs, request, {**inputs.labels, f"{LABEL}key": key})
         try:
@@ -152,7 +152,7 @@ class Builds:
         """Resolve a request to exact inputs: image IDs, source, patches, pins, Dockerfile."""
         row = find_row(self.matrix, request.tag)
         at = self._source(request)
-        release = self.matrix.releases[at.release]
+        release = self.matrix.releases[at.treated_as]
         root = self.site.matrix.parent
         base = self._base(request)
         platform = self._platform(request)
@@ -174,7 +174,7 @@ class Builds:
             builder_digest=self._origin(request.builder, compiles, builder.id).digest,
             source=at,
             extension=release.extension,
-            version=release.version or at.release,
+            version=at.release if at.kind == "path" else release.version or at.release,
             patches=tuple(patch.patch_files(root / "patches" / release.patches)),
             pins=packages,
             platform=platform,
@@ -223,9 +223,13 @@ class Builds:
             }[kind]
         if (kind, version) not in self._sources:
             locked = self._locked("releases", version)
-            self.progress.step(f"source: Megatron {version} from {kind}")
-            self._sources[kind, version] = resolve(locked=locked)
+            what = f"Megatron {version} from {kind}" if request.checkout is None else kind
+            self.progress.step(f"source: {what}")
+            self._sources[kind, version] = found = resolve(locked=locked)
             self.progress.close()
+            if found.rules:
+                said = f"Megatron {found.release}, built by the rules of {found.rules}"
+                self.progress.note(f"{found.at}: {said}")
         return self._sources[kind, version]
 
     def _base(self, request: Request) -> pins.Image:
@@ -355,12 +359,13 @@ class Builds:
         return {
             f"{LABEL}row": request.tag,
             f"{LABEL}megatron": at.release,
+            **({f"{LABEL}rules": at.rules} if at.rules else {}),
             f"{LABEL}source": at.kind,
             f"{LABEL}whole": str(at.whole).lower(),
             f"{LABEL}version": __version__,
             f"{OCI}title": f"Megatron-LM {at.release} on {request.tag}",
             f"{OCI}version": at.release,
-            f"{OCI}source": self.matrix.releases[at.release].git.url,
+            f"{OCI}source": self.matrix.releases[at.treated_as].git.url,
             f"{OCI}revision": at.revision,
             f"{OCI}created": datetime.fromtimestamp(at.epoch, timezone.utc).isoformat(),
             f"{OCI}base.name": base.reference,
@@ -379,10 +384,10 @@ class Builds:
         """Write provenance and SBOM beside the image, the same whatever name it was built under."""
         row = self.matrix.rows[request.tag]
         made = attest.Made(
-            name=f"{REPOSITORY}:{request.tag}-{inputs.source.release}",
+            name=f"{REPOSITORY}:{_tag(request, inputs.source.release)}",
             id=image,
             row=request.tag,
-            url=self.matrix.releases[inputs.source.release].git.url,
+            url=self.matrix.releases[inputs.source.treated_as].git.url,
             base=self._origin(request.base, row.base, inputs.base),
             builder=self._origin(request.builder, self._compiles(request), inputs.builder),
             inputs=inputs,
@@ -392,7 +397,7 @@ class Builds:
 
     def _names(self, request: Request, release: str) -> list[str]:
         """The names an image gets: row and release, and the row alone for its default release."""
-        names = [f"{self.repository}:{request.tag}-{release}"]
+        names = [f"{self.repository}:{_tag(request, release)}"]
         if release == self.matrix.rows[request.tag].megatron:
             names.append(f"{self.repository}:{request.tag}")
         return names
@@ -470,6 +475,11 @@ def check_pins(tag: str, row: Row, pins: Sequence[str]) -> None:
             f"{tag}: the row says torch {row.torch}, and matrix.lock has {torch}",
             "Name the same torch in the row's `packages`, then run `make lock`.",
         )
+
+
+def _tag(request: Request, release: str) -> str:
+    """Row and release as a tag, in which a local version, 0.13.0+mine, has no plus."""
+    return f"{request.tag}-{release.replace('+', '-')}"
 
 
 def _is_named(names: list[str] | None) -> bool:

@@ -113,10 +113,11 @@ def _pedigree(made: Made) -> Pedigree:
         )
         for path in made.inputs.patches
     ]
+    rules = f", built by the rules of {source.rules}" if source.rules else ""
     return Pedigree(
         commits=[commit] if source.kind == "git" else [],
         patches=patches,
-        notes=f"a checkout: {source.revision}" if source.kind == "path" else None,
+        notes=f"a checkout: {source.revision}{rules}" if source.kind == "path" else None,
     )
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import IO, Literal
 from urllib.parse import unquote, urlsplit
 
+from packaging.version import InvalidVersion, Version
+
 from launcher.build import fetch, index
 from launcher.errors import BuildError, UsageError
 from launcher.matrix.schema import (
@@ -27,6 +29,7 @@ from launcher.matrix.schema import (
     MegatronRelease,
 )
 from launcher.settings import Settings
+from launcher.train import checkout
 
 DAMAGED = "The repository is damaged: remove it to have it fetched again."
 AS_COMMITTED = [
@@ -43,10 +46,12 @@ LEFT_OUT = {".git", "__pycache__", "build", "dist", ".venv"}
 class MegatronSource:
     """One Megatron source tree, named so exactly that the name can stand for its content.
 
+    release: of the matrix; of a checkout, the version that it says it is
     identity: git's tree hash, the sdist's sha256, or a hash over a checkout's files
     whole: it has megatron.training, pretrain_gpt.py, examples/ and tools/
     epoch: seconds since 1970, the time given to everything made from it
     at: the git directory, the archive or the checkout
+    rules: of a checkout, the release of the matrix that it is treated as, where that is another
     """
 
     kind: Literal["git", "sdist", "path"]
@@ -56,6 +61,12 @@ class MegatronSource:
     whole: bool
     epoch: int
     at: Path
+    rules: str = ""
+
+    @property
+    def treated_as(self) -> str:
+        """The release of the matrix whose patches and extension it has."""
+        return self.rules or self.release
 
     def unpack(self, folder: Path) -> None:
         """Write the tree to `folder`, which must not exist.
@@ -174,29 +185,32 @@ def from_sdist(version: str, locked: LockedRelease, site: Settings) -> MegatronS
 def from_path(path: Path, version: str, locked: LockedRelease) -> MegatronSource:
     """A checkout as it stands, edits and all; of a bare repository, the release's locked commit.
 
-    Raises UsageError where `path` isn't Megatron or lacks the commit.
+    version: the release of the matrix that it is treated as. Raises UsageError where `path` isn't
+    Megatron or lacks the commit.
     """
     if is_bare(path):
         if locked.git is None or not _has_commit(path, locked.git.commit):
             raise UsageError(f"{path}: a bare repository without the commit of {version}")
         return _git_source(version, locked.git, path)
     assert locked.git is not None
+    own = own_version(path)
     return MegatronSource(
         kind="path",
-        release=version,
+        release=own,
         identity=_digest(path, checkout_files(path)),
         revision=revision(path),
         whole=(path / "megatron/training").is_dir(),
         epoch=locked.git.epoch,
         at=path,
+        rules=version if version != own else "",
     )
 
 
 def release_of(path: Path, matrix: Matrix, wanted: str | None, default: str) -> str:
     """The matrix's release that a checkout is treated as: the one wanted, else by its own version.
 
-    Raises UsageError where `path` isn't Megatron, or of a minor version that isn't in the matrix
-    or isn't the one wanted.
+    wanted: a release of the matrix, or what the checkout says of itself. Raises UsageError where
+    `path` isn't Megatron, or of a minor version that isn't in the matrix or isn't the one wanted.
     """
     if is_bare(path):
         return wanted or default
@@ -208,12 +222,15 @@ def release_of(path: Path, matrix: Matrix, wanted: str | None, default: str) -> 
             f"{path}: is Megatron {own}, which the matrix doesn't have",
             f"Name the release to treat it as with MEGATRON=…: {known}",
         )
-    if wanted is not None and fitting and wanted not in fitting:
+    if fitting and wanted not in (None, own, *fitting):
         raise UsageError(
             f"{path}: is Megatron {own}, and {wanted} was asked for",
             f"Leave MEGATRON out, or check out core_v{wanted} there.",
         )
-    return wanted or fitting[-1]
+    if wanted in matrix.releases or not fitting:
+        assert wanted is not None
+        return wanted
+    return own if own in fitting else fitting[-1]
 
 
 def is_bare(path: Path) -> bool:
@@ -233,15 +250,18 @@ def checkout_files(path: Path) -> list[Path]:
 
 
 def own_version(path: Path) -> str:
-    """The version in the checkout's package_info.py."""
+    """The version in the checkout's package_info.py. Raises UsageError where there is none."""
     info = path / "megatron/core/package_info.py"
     if not info.is_file():
         raise UsageError(
             f"{path}: isn't a Megatron-LM source: no megatron/core/package_info.py",
             "SOURCE is the folder that has megatron/ and setup.py in it.",
         )
-    parts = dict(re.findall(r"^(MAJOR|MINOR|PATCH) = (\d+)", info.read_text(), re.MULTILINE))
-    return ".".join(parts.get(key, "0") for key in ("MAJOR", "MINOR", "PATCH"))
+    said = checkout.release(path)
+    try:
+        return str(Version(said))  # as its wheel has it
+    except InvalidVersion:
+        raise UsageError(f"{info}: {said!r} is no version", "As in 0.13.0 or 0.13.0rc2.") from None
 
 
 def _digest(folder: Path, files: Iterable[Path]) -> str:

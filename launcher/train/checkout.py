@@ -83,11 +83,12 @@ def release(folder: Path) -> str:
     Read as text: to import it would be to run it.
     """
     try:
-        text = (folder / "megatron/core/package_info.py").read_text(encoding="utf-8")
+        text = (folder / "megatron/core/package_info.py").read_text("utf-8", errors="replace")
     except OSError:
         return ""
     numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) *= *(\d+)", text, re.MULTILINE)
-    return ".".join(numbers)
+    before = re.search(r"^PRE_RELEASE *= *(['\"])(.*)\1", text, re.MULTILINE)  # rc0
+    return ".".join(numbers) + (before[2] if before else "")
 
 
 def install(checkout: str) -> None:

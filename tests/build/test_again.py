@@ -81,6 +81,13 @@ def test_a_checkout_is_built_from_the_one_that_is_named() -> None:
     assert found.checkout == Path("/m")
 
 
+def test_a_checkout_of_another_patch_release_is_built_by_the_same_rules() -> None:
+    labels = LABELS | {f"{LABEL}source": "path", f"{LABEL}megatron": "0.12.1"}
+    wanted = labels | {f"{LABEL}rules": "0.12.3"}
+    found = request("x", wanted, Departures(checkout=Path("/m")), load_matrix())
+    assert found.megatron == "0.12.3"
+
+
 def test_of_the_same_inputs_on_the_same_base_there_is_nothing_to_note() -> None:
     image = replace(built(), settings={"Labels": {**LABELS, f"{LABEL}key": "k"}})
     assert list(notes(image, BASE, {f"{OCI}base.name": "base:1"}, "k")) == []

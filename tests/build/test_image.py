@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,11 +16,14 @@ from docker.errors import APIError
 from requests.exceptions import ReadTimeout
 
 from launcher import cli
-from launcher.build import image, verify
+from launcher.build import attest, image, pins, sbom, verify
 from launcher.build.image import Builds, Request, build_all
 from launcher.errors import BuildError, EngineError, UsageError
+from launcher.matrix.load import find_release, load_matrix
 from launcher.progress import Progress
 from launcher.settings import Settings
+from tests.build.conftest import INFO
+from tests.build.made import made
 
 
 class FakeApi:
@@ -73,7 +77,7 @@ def test_an_image_whose_check_did_not_end_is_removed(
     def check(*_: object) -> None:
         raise end
 
-    source = SimpleNamespace(release="0.16.1")
+    source = SimpleNamespace(release="0.16.1", treated_as="0.16.1")
     inputs = SimpleNamespace(source=source, labels={}, key=lambda: "key")
     monkeypatch.setattr(building, "_inputs", lambda request: inputs)
     monkeypatch.setattr(building, "_check_base", lambda *_: None)
@@ -212,6 +216,54 @@ def test_a_release_that_is_none_is_told_so_of_a_checkout_too(
     building, _ = builds(empty_site, {})
     with pytest.raises(UsageError, match=r"no Megatron release '0\.9\.9' in the matrix"):
         building._source(Request("cpu", "0.9.9", tmp_path if bare else None))
+
+
+def test_a_checkout_of_another_patch_release_is_written_as_what_it_is(
+    empty_site: Settings, tmp_path: Path
+) -> None:
+    """Image, labels, build.json, provenance and SBOM said 0.13.1 of a checkout of 0.13.0."""
+    checkout = tmp_path / "Megatron-LM"
+    (checkout / "megatron/core").mkdir(parents=True)
+    (checkout / "megatron/core/package_info.py").write_text(INFO.format(minor=13, patch=0))
+    api = SimpleNamespace(inspect_image=lambda name: {"Os": "linux", "Architecture": "amd64"})
+    said = io.StringIO()
+    building = Builds(SimpleNamespace(api=api), empty_site, Progress(said))
+    here = pins.Image("base:1", "sha256:" + "b" * 64)
+    building.images = SimpleNamespace(find=lambda *_: here)
+    inputs = building.inputs(Request("cpu", checkout=checkout))
+    assert f"{checkout}: Megatron 0.13.0, built by the rules of 0.13.1" in said.getvalue()
+    assert [path.parent.name for path in inputs.patches] == ["0.13.1", "0.13.1"]
+    assert building._names(Request("cpu"), inputs.source.release) == ["megatron:cpu-0.13.0"]
+    assert building._names(Request("cpu"), "0.13.0+mine") == ["megatron:cpu-0.13.0-mine"]
+    told = {name.rpartition(".")[2]: value for name, value in inputs.labels.items()}
+    assert (told["megatron"], told["rules"], told["version"]) == ("0.13.0", "0.13.1", "0.13.0")
+    assert told["title"] == "Megatron-LM 0.13.0 on cpu"
+    record = inputs.record()
+    assert (record["release"], record["version"], record["rules"]) == ("0.13.0", "0.13.0", "0.13.1")
+    image = made("path", inputs=inputs, name="megatron:cpu-0.13.0")
+    documents = json.dumps(attest.provenance(image)), sbom.sbom(image)
+    for document in documents:
+        assert "0.13.0" in document
+        left = document.replace("patches/0.13.1/", "").replace("rules of 0.13.1", "")
+        assert "0.13.1" not in left.replace('"rules": "0.13.1"', "")
+
+
+def test_a_checkout_of_a_release_of_the_matrix_has_no_other_s_rules(
+    empty_site: Settings, checkout: Path
+) -> None:
+    building, _ = builds(empty_site, {})
+    found = building._source(Request("24.10", checkout=checkout))
+    assert (found.release, found.rules) == ("0.9.0", "")
+
+
+@pytest.mark.parametrize(
+    ("word", "nearest"), [("0.13.0", "0.13.1"), ("0.12.1", "0.12.3"), ("0.9.1", "0.9.0")]
+)
+def test_the_nearest_release_is_of_the_same_series(word: str, nearest: str) -> None:
+    """0.19.0 was offered in place of 0.13.0."""
+    matrix = load_matrix()
+    with pytest.raises(UsageError, match=f"Did you mean '{nearest}'"):
+        find_release(matrix, matrix.rows["cpu"], word)
 
 
 def test_a_relative_cache_is_one_folder_wherever_it_is_used(

@@ -51,6 +51,37 @@ def test_another_release_than_the_one_asked_for_is_refused(checkout: Path) -> No
         source.release_of(checkout, load_matrix(), "0.12.3", "0.9.0")
 
 
+@pytest.mark.parametrize(
+    ("pre_release", "own"), [("", "0.13.0"), ("rc2", "0.13.0rc2"), ("dev", "0.13.0.dev0")]
+)
+def test_a_checkout_is_what_it_says_and_built_by_the_rules_of_the_nearest(
+    checkout: Path, pre_release: str, own: str
+) -> None:
+    """0.13.0 was written as 0.13.1, the one of its series that the matrix has."""
+    info = INFO.format(minor=13, patch=0).replace("''", f"'{pre_release}'")
+    (checkout / "megatron/core/package_info.py").write_text(info)
+    for asked in (None, "0.13.1", own):  # by its own name, too
+        assert source.release_of(checkout, load_matrix(), asked, "0.9.0") == "0.13.1"
+    found = source.from_path(checkout, "0.13.1", ANY)
+    assert (found.release, found.rules, found.treated_as) == (own, "0.13.1", "0.13.1")
+    own_rules = source.from_path(checkout, own, ANY)
+    assert (own_rules.rules, own_rules.treated_as) == ("", own)
+
+
+def test_of_several_releases_of_a_series_a_checkout_is_its_own(checkout: Path) -> None:
+    matrix = load_matrix()
+    several = {"0.9.0": matrix.releases["0.9.0"], "0.9.1": matrix.releases["0.9.0"]}
+    two = matrix.model_copy(update={"releases": several})
+    assert source.release_of(checkout, two, None, "0.9.1") == "0.9.0"
+
+
+def test_a_version_that_is_none_is_refused(checkout: Path) -> None:
+    info = INFO.format(minor=13, patch=0).replace("''", "'-?'")
+    (checkout / "megatron/core/package_info.py").write_text(info)
+    with pytest.raises(UsageError, match=r"'0\.13\.0-\?' is no version"):
+        source.own_version(checkout)
+
+
 def test_a_minor_release_outside_the_matrix_names_those_inside(checkout: Path) -> None:
     (checkout / "megatron/core/package_info.py").write_text(INFO.format(minor=7, patch=0))
     with pytest.raises(UsageError, match=r"0\.7\.0, which the matrix doesn't have"):

@@ -70,14 +70,34 @@ def test_each_release_gives_a_wheel_of_all_of_megatron(
     assert "/opt/megatron/lib" in in_image(engine, name, "python3", "-c", CALL_HELPERS)
 
 
+def test_a_checkout_of_another_patch_release_is_named_as_what_it_is(
+    engine: DockerClient, cpu_images: CpuImages, tmp_path: Path
+) -> None:
+    """core_v0.13.0 gave an image that said 0.13.1, with the hash of 0.13.0's wheel."""
+    unpacked("core_v0.13.0", tmp_path)
+    name = cpu_images.build(None, tmp_path)
+    assert name.endswith(":cpu-0.13.0")
+    labels = engine.images.get(name).labels
+    assert labels["megatron-launchpad.megatron"] == "0.13.0"
+    assert labels["megatron-launchpad.rules"] == "0.13.1"
+    record = json.loads(in_image(engine, name, "cat", "/opt/megatron/build.json"))
+    assert (record["release"], record["version"], record["rules"]) == ("0.13.0", "0.13.0", "0.13.1")
+    assert record["wheel"]["name"].startswith("megatron_core-0.13.0-")
+
+
+def unpacked(commit: str, folder: Path) -> None:
+    """Write the tree of a commit of the repository to a folder."""
+    archive = subprocess.run(
+        ["git", "-C", CHECKOUT, "archive", commit], check=True, capture_output=True
+    )
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+
+
 def test_every_release_s_patches_apply_to_its_git_tag(tmp_path: Path) -> None:
     for version, release in MATRIX.releases.items():
         tree = tmp_path / version
         tree.mkdir()
-        archive = subprocess.run(
-            ["git", "-C", CHECKOUT, "archive", release.git.commit], check=True, capture_output=True
-        )
-        subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
+        unpacked(release.git.commit, tree)
         files = patch.patch_files(ROOT / "patches" / release.patches)
         assert bool(files) == bool(release.patches)
         assert patch.apply(files, tree) == [path.name for path in files]

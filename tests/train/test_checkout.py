@@ -23,14 +23,18 @@ def tree(root: Path, release: str = "0.16.1", extension: str = "helpers_cpp") ->
     datasets.mkdir(parents=True)
     numbers = zip(("MAJOR", "MINOR", "PATCH"), release.split("."), strict=True)
     lines = [f"{name} = {number}\n" for name, number in numbers]
-    (root / "megatron/core/package_info.py").write_text("".join([*lines, "PRE_RELEASE = 'rc1'\n"]))
+    (root / "megatron/core/package_info.py").write_text("".join([*lines, "PRE_RELEASE = ''\n"]))
     if extension:
         (datasets / f"{extension}{importlib.machinery.EXTENSION_SUFFIXES[0]}").touch()
     return root
 
 
 def test_the_release_is_read_as_text(tmp_path: Path) -> None:
-    assert checkout.release(tree(tmp_path / "image", "0.15.3")) == "0.15.3"
+    image = tree(tmp_path / "image", "0.15.3")
+    assert checkout.release(image) == "0.15.3"
+    info = image / "megatron/core/package_info.py"
+    info.write_text(info.read_text().replace("''", "'rc1'"))
+    assert checkout.release(image) == "0.15.3rc1"
     assert checkout.release(tmp_path) == ""
 
 
