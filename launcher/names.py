@@ -7,9 +7,8 @@ docker as a word, so none begins with a dash, which would make an option of it.
 from __future__ import annotations
 
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Callable
-
-from launcher.errors import UsageError
 
 Check = Callable[[str], str]
 
@@ -42,6 +41,7 @@ def matching(pattern: str, example: str) -> Check:
 
 
 image = matching(IMAGE, "an image's name: nvcr.io/nvidia/pytorch:24.10-py3")
+registry = matching(rf"{HOST}(?:/{PART})*/?", "a registry: registry.example/team")
 tag = matching(r"[A-Za-z0-9][\w.-]{0,99}", "an image tag: 24.10")
 folder = matching(
     r"(?!.*\.\.)\.?[\w+][\w.+-]*(?:/\.?[\w+][\w.+-]*)*", "a folder below: 3rdparty/cutlass"
@@ -67,9 +67,19 @@ def git_mirror(text: str) -> str:
     return text
 
 
-def given(option: str, text: str, check: Check) -> str:
-    """What was given for `option` on the command line. Raises UsageError for what isn't one."""
-    try:
-        return check(text)
-    except ValueError as error:
-        raise UsageError(f"{option} {text!r}: {error}") from None
+def image_for_tag(text: str) -> str:
+    """An image's name in which {tag} may stand for a row's tag. Raises ValueError."""
+    image(text.replace("{tag}", "tag"))
+    return text
+
+
+def argument(check: Check) -> Check:
+    """A check of a word of the command line, told as argparse wants it."""
+
+    def checked(text: str) -> str:
+        try:
+            return check(text)
+        except ValueError as error:
+            raise ArgumentTypeError(f"{text!r} {error}") from None
+
+    return checked

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 from launcher import names
-from launcher.errors import UsageError
 
 DIGEST = f"sha256:{'0a' * 32}"
 
@@ -96,9 +97,16 @@ def test_another_text_is_refused(check: names.Check, texts: list[str]) -> None:
             check(text)
 
 
-def test_a_wrong_argument_names_its_option_without_control_characters() -> None:
-    with pytest.raises(UsageError, match=r"^--base '-v\\x1b': doesn't look like an image's name"):
-        names.given("--base", "-v\x1b", names.image)
+def test_a_wrong_argument_names_its_option_without_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--base", type=names.argument(names.image_for_tag))
+    assert parser.parse_args(["--base=a.b/c:{tag}"]).base == "a.b/c:{tag}"
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--base=-v\x1b"])
+    told = "argument --base: '-v\\x1b' doesn't look like an image's name"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("check", [names.image, names.git_url, names.git_ref, names.folder])

@@ -130,7 +130,7 @@ def command(plan: Plan) -> list[str]:
         argv += ["--mount", _mount_option(mount)]
     for name, value in plan.labels:
         argv += ["--label", f"{name}={value}"]
-    return [*argv, plan.image, *redacted(plan.argv)]
+    return [*argv, "--", plan.image, *redacted(plan.argv)]
 
 
 def _mount_option(mount: Mount) -> str:
@@ -245,7 +245,7 @@ class DockerBackend:
 
     def inside(self, job: Job, argv: list[str], *, terminal: bool) -> list[str]:
         attached = ["--interactive", *(["--tty"] if terminal else [])]
-        return [self._program(), "exec", *attached, job.handle, *argv]
+        return [self._program(), "exec", *attached, "--", job.handle, *argv]
 
     def environment(self) -> dict[str, str]:
         from launcher.engine.connect import cli_environment

@@ -100,10 +100,10 @@ def show(plan: Plan, asked: Request) -> str:
     """The request of `plan` as commands that work when pasted into a shell; secrets aren't told."""
     folders = [mount.source for mount in plan.mounts if not mount.read_only]
     before = [["mkdir", "-p", "--", *folders]] if folders else []
-    before += [["cd", asked.cwd]] if asked.cwd else []
+    before += [["cd", "--", asked.cwd]] if asked.cwd else []
     known = {name: value for name, value in asked.env.items() if not is_secret(name, value)}
     words = ["env", *(shlex.quote(f"{name}={known[name]}") for name in sorted(known))]
-    words += [f'{name}="$(cat {shlex.quote(path)})"' for name, path in plan.secrets]
+    words += [f'{name}="$(cat -- {shlex.quote(path)})"' for name, path in plan.secrets]
     run = f"{' '.join(words)} {shlex.join(redacted(asked.argv))}\n"
     return shown.lines(before) + shown.wanted(plan.env) + run
 

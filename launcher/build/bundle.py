@@ -29,7 +29,15 @@ from launcher.build.image import Request
 from launcher.build.inputs import Commit, Fetched
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.matrix.load import load_lock, load_matrix
-from launcher.matrix.schema import AMD64
+from launcher.matrix.schema import (
+    AMD64,
+    Digest,
+    GitUrl,
+    Reference,
+    Release,
+    Sha256,
+    Tag,
+)
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -46,7 +54,6 @@ PART = 32 << 20
 """Bytes of an image in one member: what is held in memory."""
 READ = 1 << 20
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FilePath = Annotated[str, Field(pattern=r"^sha256/[0-9a-f]{64}/\w[\w.+!-]*$")]
 PackPath = Annotated[str, Field(pattern=r"^git/[0-9a-f]{40}\.pack$")]
 PartPath = Annotated[str, Field(pattern=r"^images/[0-9a-f]{64}/\d{5}$")]
@@ -62,15 +69,15 @@ class _Strict(BaseModel):
 class PackedRow(_Strict):
     """A row whose inputs are in the bundle."""
 
-    tag: str
-    megatron: str
+    tag: Tag
+    megatron: Release
     platform: str = AMD64
 
 
 class PackedCommit(_Strict):
     """A commit of the repository at `url`, as a pack without history."""
 
-    url: str
+    url: GitUrl
     commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
     path: PackPath
 
@@ -78,8 +85,8 @@ class PackedCommit(_Strict):
 class PackedImage(_Strict):
     """An image, by its ID in the engine that it was saved from, and the names it gets back."""
 
-    id: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-    names: list[str]
+    id: Digest
+    names: list[Reference]
     parts: list[PartPath]
 
 
@@ -348,7 +355,13 @@ def _pack_commit(write: _Writer, one: Commit, progress: Progress) -> PackedCommi
     """Add a commit and its tree as a pack, made anew: what a server sent is another each time."""
     progress.output(one.url)
     listed = source.git(
-        one.repository, "rev-list", "--objects", "--no-object-names", "--no-walk", one.commit
+        one.repository,
+        "rev-list",
+        "--objects",
+        "--no-object-names",
+        "--no-walk",
+        "--end-of-options",
+        one.commit,
     )
     command = ["git", "-C", str(one.repository), "pack-objects", "--stdout", "-q", "--threads=1"]
     command += ["--no-reuse-delta", "--no-reuse-object", "--window=0", "--compression=6"]

@@ -41,5 +41,5 @@ def apply(patches: list[Path], tree: Path) -> list[str]:
 def _git_apply(tree: Path, patch: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `git apply` as outside any repository, where it takes paths from the tree's top."""
     env = git_environment() | {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
-    command = ["git", *AS_WRITTEN, "apply", *options, str(patch.resolve())]
+    command = ["git", *AS_WRITTEN, "apply", *options, "--", str(patch.resolve())]
     return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, check=False)

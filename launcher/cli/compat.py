@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher import names
+
 if TYPE_CHECKING:
     from launcher.compat.result import Result
     from launcher.compat.series import Options
@@ -29,8 +31,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="not the rows' own; or all",
     )
     add("--source", metavar="PATH", type=Path, help="a Megatron-LM checkout to build")
-    add("--base", metavar="IMAGE", help="in place of the rows' bases: {tag} in it is the tag")
-    add("--builder", metavar="IMAGE", help="in place of the image that compiles")
+    add(
+        "--base",
+        metavar="IMAGE",
+        type=names.argument(names.image_for_tag),
+        help="in place of the rows' bases: {tag} in it is the tag",
+    )
+    add(
+        "--builder",
+        metavar="IMAGE",
+        type=names.argument(names.image),
+        help="in place of the image that compiles",
+    )
     add("--gpus", default="0", metavar="WHICH", help="N, all, device=0,1; without, the CPU")
     add("--no-train", action="store_true", help="build and ask only")
     minutes = partial(add, type=above_zero, metavar="MINUTES")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from launcher import names
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -24,9 +26,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     image = parser.add_mutually_exclusive_group()
     image.add_argument(
         "--tag",
+        type=names.argument(names.tag),
         help=f"a row of the matrix: its CUDA against the driver, and for --nccl ({DEFAULT})",
     )
-    image.add_argument("--image", metavar="NAME", help="any image, for --nccl")
+    image.add_argument(
+        "--image", metavar="NAME", type=names.argument(names.image), help="any image, for --nccl"
+    )
     add("--backend", default="docker", help="docker or local (default: docker)")
     add("--json", action="store_true", help="the same as JSON")
     add("--nccl", action="store_true", help="a short all-reduce over the GPUs, in the image")
@@ -117,13 +122,12 @@ def all_reduce_plan(args: argparse.Namespace, chosen: Backend) -> Plan:
 
     from launcher import train
     from launcher.run.assemble import Asked, assemble, new_stamp
-    from launcher.run.config import RunConfig
-    from launcher.run.source import Origin
+    from launcher.run.source import Origin, made
 
     script = Path(train.__file__).with_name("allreduce.py")
     image = {"name": args.image} if args.image else {"tag": args.tag or DEFAULT}
     values = {"name": "nccl", "image": image, "gpus": args.gpus or "all", "processes": 2}
-    config = RunConfig.model_validate(values | {"program": str(script)})
+    config = made(values | {"program": str(script)}, "doctor --nccl")
     asked = Asked(config, Origin("doctor --nccl", {}, {}), os.getcwd())
     plan = assemble(asked, chosen, new_stamp()).plan
     (seen,) = plan.mounts

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher import names
+
 if TYPE_CHECKING:
     from docker import DockerClient
 
@@ -28,9 +30,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--base",
         metavar="IMAGE",
+        type=names.argument(names.image_for_tag),
         help="in place of the row's base, such as a mirror's: {tag} in it is the tag",
     )
-    add("--builder", metavar="IMAGE", help="in place of the image that compiles")
+    add(
+        "--builder",
+        metavar="IMAGE",
+        type=names.argument(names.image),
+        help="in place of the image that compiles",
+    )
     add(
         "--platform", metavar="OS/ARCH", help="linux/arm64, of a row for several; else the engine's"
     )

@@ -29,7 +29,7 @@ def unpack(folder: Path, wanted: Sequence[str], optional: Sequence[str] = ()) ->
         root = Path(scratch, "root")
         root.mkdir()
         for package in _download(Path(scratch), wanted, optional):
-            _run(["dpkg-deb", "--extract", str(package), str(root)])
+            _run(["dpkg-deb", "--extract", "--", str(package), str(root)])
         _put(root, folder, " ".join(wanted))
     return folder
 
@@ -47,10 +47,10 @@ def unpack_newer(folder: Path, name: str, suite: str) -> Path:
         scratch = Path(made)
         options = [*_apt_options(scratch), *_suite_options(scratch, suite)]
         _run(["apt-get", *options, "update"])
-        _run(["apt-get", *options, "download", name], cwd=scratch)
+        _run(["apt-get", *options, "download", "--", name], cwd=scratch)
         root = scratch / "root"
         for package in scratch.glob("*.deb"):
-            _run(["dpkg-deb", "--extract", str(package), str(root)])
+            _run(["dpkg-deb", "--extract", "--", str(package), str(root)])
         _put(root, folder, name)
     return folder
 
@@ -148,13 +148,13 @@ def _install_only_downloads(
 ) -> list[Path]:
     known = [name for name in optional if _is_known(name, options)]
     install = ["install", "--yes", "--download-only", "--no-install-recommends"]
-    _run(["apt-get", *options, *install, *wanted, *known])
+    _run(["apt-get", *options, *install, "--", *wanted, *known])
     return sorted((scratch / "cache" / "archives").glob("*.deb"))
 
 
 def _is_known(name: str, options: list[str]) -> bool:
     """True when the package lists have `name`."""
-    argv = ["apt-cache", *options, "show", "--no-all-versions", name]
+    argv = ["apt-cache", *options, "show", "--no-all-versions", "--", name]
     return subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
 

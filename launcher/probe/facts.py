@@ -69,12 +69,11 @@ def _run(
 def plan(chosen: Backend, image: Mapping[str, str], gpus: str, argv: Sequence[str]) -> Plan:
     """The plan of a container that runs `argv` without a network or mounts."""
     from launcher.run.assemble import Asked, assemble, new_stamp
-    from launcher.run.config import RunConfig
-    from launcher.run.source import Origin
+    from launcher.run.source import Origin, made
     from launcher.run.start import NO_PROGRAM
 
     values = {"name": "probe", "image": image, "gpus": gpus, "program": NO_PROGRAM}
-    config = RunConfig.model_validate(values | {"resources": {"network": "none"}})
+    config = made(values | {"resources": {"network": "none"}}, "image probe")
     asked = Asked(config, Origin("image probe", {}, {}), os.getcwd())
     return replace(assemble(asked, chosen, new_stamp()).plan, argv=tuple(argv), mounts=())
 

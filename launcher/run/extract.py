@@ -50,7 +50,8 @@ class Checkout:
 
     def text(self, path: str) -> str | None:
         """The file at `path`, or None where the commit has none."""
-        command = ["git", "-C", str(self.git_dir), "show", f"{self.commit}:{path}"]
+        command = ["git", "-C", str(self.git_dir), "show"]
+        command += ["--end-of-options", f"{self.commit}:{path}"]
         shown = subprocess.run(command, capture_output=True, text=True)
         return shown.stdout if shown.returncode == 0 else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,13 +101,16 @@ def overridden(config: RunConfig, overrides: list[Override]) -> RunConfig:
     for override in overrides:
         for key, value in override.values.items():
             _put(data, key.split("."), value)
-        try:
-            config = RunConfig.model_validate(data)
-        except ValidationError as error:
-            raise UsageError(
-                yamlfile.describe(error, None, override.argument, RunConfig, holds_secret)
-            ) from error
+        config = made(data, override.argument)
     return config
+
+
+def made(values: Mapping[str, Any], told: str) -> RunConfig:
+    """The configuration of `values`. Raises UsageError, which calls where they stand `told`."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise UsageError(yamlfile.describe(error, None, told, RunConfig, holds_secret)) from error
 
 
 def _put(data: dict[str, Any], keys: list[str], value: Any) -> None:

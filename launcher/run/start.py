@@ -19,7 +19,7 @@ from launcher.run.image import LABEL
 from launcher.run.listen import listening
 from launcher.run.plan import Plan, Stamp, processes_of
 from launcher.run.program import CHECKOUT
-from launcher.run.source import Origin, Override, overridden
+from launcher.run.source import Origin, Override, made, overridden
 from launcher.run.supervise import supervise, tell
 from launcher.settings import expanded
 from launcher.train import folders, lineage
@@ -336,7 +336,7 @@ def shell(image: str, backend_name: str, gpus: str, source: str | None, argv: li
     values |= {"program": NO_PROGRAM, "resources": {"workdir": "."}}
     if source:
         values |= {"source": source, "env": {"PYTHONPATH": f"{CHECKOUT}:{PYTHONPATH}"}}
-    asked = Asked(RunConfig.model_validate(values), Origin("shell", {}, {}), os.getcwd())
+    asked = Asked(made(values, "shell"), Origin("shell", {}, {}), os.getcwd())
     plan = assemble(asked, chosen, new_stamp()).plan
     mounts = tuple(mount for mount in plan.mounts if mount.key != "program")
     plan = replace(plan, argv=tuple(argv), mounts=mounts)

@@ -92,7 +92,7 @@ def test_the_shown_lines_read_back_as_what_is_asked_for(
     asked = local.request(plan, {})
     shown = shlex.split(local.show(plan, asked))
     variables = [f"{name}={value}" for name, value in sorted(asked.env.items())]
-    before = ["mkdir", "-p", "--", folder, "cd", folder]
+    before = ["mkdir", "-p", "--", folder, "cd", "--", folder]
     assert shown == [*before, "env", *variables, *argv]
 
 

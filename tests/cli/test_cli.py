@@ -37,6 +37,35 @@ def test_it_is_one_line_and_a_documented_code(
     assert printed == (f"launcher: {said}\n" if said else "")
 
 
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        ("image build 24.10 --base=-v/:/host", "--base"),
+        ("image build 24.10 --builder=a/../b", "--builder"),
+        ("image save ../../containers/x -o a", "TAG"),
+        ("image push a --registry=-x", "--registry"),
+        ("image pull a?b", "NAME"),
+        ("matrix compat --base=--privileged", "--base"),
+        ("shell a#b", "TAG"),
+        ("doctor --nccl --tag ../a", "--tag"),
+    ],
+)
+def test_an_image_that_would_be_an_option_or_lead_elsewhere_is_refused(
+    capsys: pytest.CaptureFixture[str], words: str, wrong: str
+) -> None:
+    """It goes on to docker's command line, or into the path of what an engine is asked."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words.split())
+    assert caught.value.code == 2
+    assert f"error: argument {wrong}: " in capsys.readouterr().err
+
+
+def test_a_shell_s_wrong_gpus_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """They were a traceback."""
+    assert cli.main(["shell", "--gpus", "x", "cpu"]) == 2
+    assert "launcher: shell: gpus: 'x' isn't a request for GPUs" in capsys.readouterr().err
+
+
 def fail(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Have the next command raise the error."""
 

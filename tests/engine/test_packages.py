@@ -19,7 +19,7 @@ for word in "$@"; do
   case "$word" in Dir::Cache=*) touch "${{word#Dir::Cache=}}/archives/tool_1_all.deb";; esac
 done
 """
-DPKG_DEB = '#!/bin/sh\nmkdir -p "$3/usr/bin" && echo unpacked > "$3/usr/bin/tool"\n'
+DPKG_DEB = '#!/bin/sh\nmkdir -p "$4/usr/bin" && echo unpacked > "$4/usr/bin/tool"\n'
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_lists_are_fetched_privately_where_the_systems_fail(apt: Path, tmp_path:
     root = packages.unpack(tmp_path / "root", ["tool"], optional=["known", "absent"])
     assert (root / "usr/bin/tool").read_text() == "unpacked\n"
     first, update, second = apt.read_text().splitlines()
-    assert first.endswith("install --yes --download-only --no-install-recommends tool known")
+    assert first.endswith("install --yes --download-only --no-install-recommends -- tool known")
     assert update.endswith("update")
     assert "Dir::State::lists=" in second
     assert all("Dir::Cache=" in call and "NoLocking=true" in call for call in (first, second))
@@ -69,7 +69,7 @@ def test_a_newer_suite_is_that_of_the_systems_mirror(apt: Path, tmp_path: Path) 
     assert asked.startswith("indextargets")
     assert first == second == "deb http://mirror.example/debian trixie main"
     assert update.endswith(" update")
-    assert download.endswith(" download tool")
+    assert download.endswith(" download -- tool")
     for call in (update, download):
         assert "Dir::State::lists=" in call
         assert "Dir::Etc::SourceParts=/dev/null" in call

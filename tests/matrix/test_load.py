@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from launcher.errors import UsageError
-from launcher.matrix.load import find_release, find_row, load_matrix
+from launcher.matrix.load import find_release, find_row, load_lock, load_matrix
 from launcher.matrix.schema import caution, misfit
 from launcher.train.compat import SUPPORTED
 
 ROOT = Path(__file__).resolve().parents[2]
+MEGATRON = "url: https://github.com/NVIDIA/Megatron-LM.git"
 NGC = [f"24.{month:02}" for month in range(2, 11)]
 
 
@@ -103,6 +105,17 @@ def test_what_nobody_tried_is_built_only_where_it_is_named() -> None:
             "no address or condition",
         ),
         ("importlib-metadata, numpy<2", "'a @ https://b.c/a'", "packages.0", "no address"),
+        (MEGATRON, "url: '--upload-pack=x'", "releases.0.9.0.git.url", "a git address"),
+        (MEGATRON, "url: 'ext::sh -c x'", "releases.0.9.0.git.url", "a git address"),
+        ("cudnn-frontend: https", "cudnn-frontend: '-u' #", "submodules.3rdparty", "a git address"),
+        ("3rdparty/cudnn", "../cudnn", "submodules.../cudnn-frontend", "a folder below"),
+        ("patches: 0.9.0", "patches: ../../0.9.0", "releases.0.9.0.patches", "a folder below"),
+        ("base: nvcr.io/nvidia", "base: -v/:/nvidia", "rows.24.02.base", "an image's name"),
+        ("base: nvcr.io/nvidia", "base: a/../b", "rows.24.02.base", "an image's name"),
+        ("cp310: quay.io/pypa", "cp310: --x", "builders.cp310", "an image's name"),
+        ('  "24.02":', '  "../24.02":', "rows.../24.02", "an image tag"),
+        ("build: [packaging", "build: [--pre", "needs.build.0", "a requirement such as"),
+        ("runtime: [einops", "runtime: ['/srv/x'", "needs.runtime.0", "a requirement such as"),
     ],
 )
 def test_a_wrong_matrix_names_file_line_key_and_reason(
@@ -115,6 +128,23 @@ def test_a_wrong_matrix_names_file_line_key_and_reason(
     assert message.startswith(f"{path}:{line_of(path, new) if 'repeated' not in reason else ''}")
     assert key in message
     assert reason in message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ("- einops==", "- --einops==", "needs.cp310.runtime.0"),
+        ("images: {}", "images: {--x: {digest: x, platforms: {}}}", "images.--x"),
+        ("sha256: ", "sha256: ../", "releases.0.10.0.sdist.sha256"),
+    ],
+)
+def test_a_wrong_lock_names_file_line_and_key(tmp_path: Path, old: str, new: str, key: str) -> None:
+    """A pin goes into a file for pip, where --index-url== would be an option."""
+    path = tmp_path / "matrix.lock"
+    path.write_text((ROOT / "matrix.lock").read_text().replace(old, new, 1))
+    where = re.escape(f"{path}:{line_of(path, new)}: {key}")
+    with pytest.raises(UsageError, match=f"^{where}.* doesn't look like"):
+        load_lock(path)
 
 
 def test_no_status_is_expected_of_what_nobody_tried(tmp_path: Path) -> None:

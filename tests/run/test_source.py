@@ -73,6 +73,13 @@ def test_a_wrong_key_in_a_list_gives_line_and_nearest(write: Write) -> None:
     assert "run.yaml:5: mounts.1.source: must be given" in told
 
 
+@pytest.mark.parametrize("image", ["-v/:/host", "{name: --privileged}", "a.b/../c:1", "'a b:1'"])
+def test_an_image_that_would_be_an_option_is_refused(write: Write, image: str) -> None:
+    """In the `docker run` line to paste it would be one of docker's."""
+    told = refusal(write(f"name: a\nimage: {image}\n"))
+    assert "run.yaml:2: image.name: doesn't look like an image's name" in told
+
+
 def test_a_value_of_few_gives_those(write: Write) -> None:
     told = refusal(write("name: a\nimage: cpu\nresources: {ipc: hosst}\n"))
     assert "resources.ipc: takes 'host', 'private' or 'shareable' (it is 'hosst')" in told

@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from launcher import names
+
 HELP = "build one or more rows of the matrix"
 
 
@@ -19,9 +21,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--base",
         metavar="IMAGE",
+        type=names.argument(names.image_for_tag),
         help="in place of the row's base, such as a mirror's: {tag} in it is the tag",
     )
-    add("--builder", metavar="IMAGE", help="in place of the image that compiles")
+    add(
+        "--builder",
+        metavar="IMAGE",
+        type=names.argument(names.image),
+        help="in place of the image that compiles",
+    )
     add(
         "--architectures",
         metavar="LIST",

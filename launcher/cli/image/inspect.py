@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from launcher import names
+
 if TYPE_CHECKING:
     from launcher.build.beside import Documents
     from launcher.transfer.images import Image
@@ -14,7 +16,12 @@ HELP = "show an image's labels, what it was built from, its provenance and its c
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
-    parser.add_argument("image", metavar="IMAGE|TAG", help="24.10, megatron:24.10-0.9.0, an ID")
+    parser.add_argument(
+        "image",
+        metavar="IMAGE|TAG",
+        type=names.argument(names.image),
+        help="24.10, megatron:24.10-0.9.0, an ID",
+    )
     parser.add_argument("--json", action="store_true", help="all of it as one JSON object")
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher import names
 from launcher.cli.compat import above_zero
 
 if TYPE_CHECKING:
@@ -21,7 +22,13 @@ HELP = "ask an image what is in it, and what works there"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
     add = parser.add_argument
-    add("tag", metavar="TAG", nargs="?", help="a row of the matrix, or any image by its name")
+    add(
+        "tag",
+        metavar="TAG",
+        nargs="?",
+        type=names.argument(names.image),
+        help="a row of the matrix, or any image by its name",
+    )
     add("--gpus", default="0", metavar="WHICH", help="GPUs to try layers on: N, all, device=0,1")
     add("--base", action="store_true", help="the row's base in place of the image made from it")
     add("--facts", action="store_true", help="only the facts, no training")

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import argparse
 
+from launcher import names
+
 HELP = "pull an image from a registry, and check that it is the expected one"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
     add = parser.add_argument
-    add("image", metavar="NAME", help="24.10 of the matrix, or an image's name at a registry")
     add(
-        "--registry", metavar="PREFIX", help="registry.example/team, which is before the name there"
+        "image",
+        metavar="NAME",
+        type=names.argument(names.image),
+        help="24.10 of the matrix, or an image's name at a registry",
+    )
+    add(
+        "--registry",
+        metavar="PREFIX",
+        type=names.argument(names.registry),
+        help="registry.example/team, which is before the name there",
     )
     add("--digest", metavar="sha256:…", help="what `image push` said, or the image's ID")
 

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import argparse
 
+from launcher import names
+
 HELP = "push an image to a registry, and tell its digest"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
     add = parser.add_argument
-    add("image", metavar="NAME", help="24.10 of the matrix, or the name of any image")
-    add("--registry", metavar="PREFIX", help="registry.example/team, put before the image's names")
+    add(
+        "image",
+        metavar="NAME",
+        type=names.argument(names.image),
+        help="24.10 of the matrix, or the name of any image",
+    )
+    add(
+        "--registry",
+        metavar="PREFIX",
+        type=names.argument(names.registry),
+        help="registry.example/team, put before the image's names",
+    )
 
 
 def main(args: argparse.Namespace) -> int:

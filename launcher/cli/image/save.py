@@ -5,18 +5,26 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from launcher import names
+
 HELP = "write an image into a folder, to carry it to another machine"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
     add = parser.add_argument
-    add("image", metavar="TAG", help="24.10 of the matrix, or the name of any image")
+    add(
+        "image",
+        metavar="TAG",
+        type=names.argument(names.image),
+        help="24.10 of the matrix, or the name of any image",
+    )
     add("-o", "--output", metavar="DIR", type=Path, required=True, help="a folder for it alone")
     add("--thin", action="store_true", help="without the layers of its base")
     add(
         "--base",
         metavar="IMAGE",
+        type=names.argument(names.image),
         help="leave out the layers of this image, which the other side has, instead of the base's",
     )
     add(

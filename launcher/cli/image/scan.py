@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from launcher import names
+
 if TYPE_CHECKING:
     from launcher.build.scan import Finding, Package
 
@@ -15,7 +17,12 @@ HELP = "look up what an image adds among known vulnerabilities"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
     add = parser.add_argument
-    add("image", metavar="TAG|IMAGE", help="a row as matrix.lock has it, or an image's own SBOM")
+    add(
+        "image",
+        metavar="TAG|IMAGE",
+        type=names.argument(names.image),
+        help="a row as matrix.lock has it, or an image's own SBOM",
+    )
     add("--megatron", metavar="RELEASE", help="of a row, with another release than its own")
     add(
         "--database",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from launcher import names
+
 HELP = "build an image again from the lock, without cache, and compare: verify TAG|IMAGE"
 
 EPILOG = """\
@@ -22,10 +24,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("image", metavar="TAG|IMAGE", help="a row such as 24.10 or 24.10-0.9.0, or an image's name")
+    add(
+        "image",
+        metavar="TAG|IMAGE",
+        type=names.argument(names.image),
+        help="a row such as 24.10 or 24.10-0.9.0, or an image's name",
+    )
     add("--source", metavar="PATH", type=Path, help="the Megatron-LM checkout it was built from")
-    add("--base", metavar="IMAGE", help="in place of the row's base, as of `image build`")
-    add("--builder", metavar="IMAGE", help="in place of the image that compiles")
+    add(
+        "--base",
+        metavar="IMAGE",
+        type=names.argument(names.image),
+        help="in place of the row's base, as of `image build`",
+    )
+    add(
+        "--builder",
+        metavar="IMAGE",
+        type=names.argument(names.image),
+        help="in place of the image that compiles",
+    )
     add("--keep", action="store_true", help="keep what was built for this, and print its name")
     add(
         "--diffoscope",
