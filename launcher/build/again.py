@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import zip_longest
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.build import beside, compare
 from launcher.build.compare import ABSENT, Difference, printable
-from launcher.build.image import LABEL, OCI, Builds, Built, Request
+from launcher.build.image import LABEL, OCI, Builds, Built, Request, is_standin
 from launcher.build.layers import Entry, Layer, layers, unpack
 from launcher.errors import BuildError, UsageError
 from launcher.matrix.schema import Matrix
@@ -147,6 +147,18 @@ def request(name: str, labels: dict[str, str], departures: Departures, matrix: M
     )
 
 
+def _said(labels: dict[str, str]) -> dict[str, str]:
+    """The base and the builder that an image says it was made with; of the lock's builder, none."""
+    said = {"base": labels.get(f"{OCI}base.name"), "builder": labels.get(f"{LABEL}builder")}
+    return {key: name for key, name in said.items() if name}
+
+
+def unnamed(labels: dict[str, str], wanted: Request, base: str) -> dict[str, str]:
+    """Those of them that aren't the row's, whose base is `base`, and that nobody has named."""
+    said = {key: name for key, name in _said(labels).items() if name != base}
+    return {key: name for key, name in said.items() if getattr(wanted, key) is None}
+
+
 def notes(image: Subject, base: Subject, now: dict[str, str], key: str) -> Iterator[str]:
     """What is known to be different before anything is built.
 
@@ -221,16 +233,17 @@ class Verification:
         own = f"{REPOSITORY}-{secrets.token_hex(4)}"  # so that nobody's name is taken away
         builds = Builds(self.client, self.site, self.progress, own)
         image = subject(self.client, images.find(self.client, name).id)
-        wanted = request(name, image.labels, departures, builds.matrix)
+        wanted = request(name, image.labels, self._standins(image, departures), builds.matrix)
         keys = ("megatron", "source", "version")
         said = {key: image.labels.get(LABEL + key, ABSENT) for key in keys}
         self.tell(
             f"{name}: row {wanted.tag}, Megatron {said['megatron']} from {said['source']}, "
             f"built by launcher {said['version']}"
         )
-        base_name, row = image.labels.get(f"{OCI}base.name"), builds.matrix.rows[wanted.tag]
-        if base_name and wanted.base is None and base_name != row.base:
-            self.tell(f"note: it says that its base is {base_name}; for that: --base {base_name}")
+        if others := unnamed(image.labels, wanted, builds.matrix.rows[wanted.tag].base):
+            what = " and ".join(f"its {key} is {name}" for key, name in others.items())
+            options = " ".join(f"--{key} {name}" for key, name in others.items())
+            self.tell(f"note: it says that {what}; for that: {options}")
         inputs = builds.inputs(wanted)
         base = subject(self.client, inputs.base)
         for note in notes(image, base, inputs.labels, inputs.key()):
@@ -248,6 +261,23 @@ class Verification:
                 self.tell(f"kept: {built.names[0]}")
             else:
                 self._remove(built)
+
+    def _standins(self, image: Subject, departures: Departures) -> Departures:
+        """`departures`, with the stand-ins that the image was made with, where they are here.
+
+        They hold none but the distribution's packages, so the image is taken at its word.
+        """
+        found = dict[str, str]()
+        for key, name in _said(image.labels).items():
+            here = getattr(departures, key) is None and images.id_of(self.client, name)
+            if here and is_standin(self.client.api.inspect_image(here)):
+                self.tell(f"note: its {key} is {name}, which stands in for the row's")
+                found[key] = name
+        return replace(
+            departures,
+            base=found.get("base", departures.base),
+            builder=found.get("builder", departures.builder),
+        )
 
     def _remove(self, built: Built) -> None:
         """Take an image's names away; it goes with them, with its documents, if it has no other."""

@@ -308,8 +308,7 @@ class Builds:
 
     def _is_standin(self, base: str) -> bool:
         """Whether a base stands in for another in tests, without its torch."""
-        image = self.client.api.inspect_image(base)
-        return f"{LABEL}standin" in (image["Config"].get("Labels") or {})
+        return is_standin(self.client.api.inspect_image(base))
 
     def _build(self, inputs: context.Inputs, request: Request, labels: dict[str, str]) -> str:
         """Write the context and have the engine build it."""
@@ -356,6 +355,7 @@ class Builds:
         """Labels of ours, and of the OCI image specification; none has a clock or a host in it."""
         at = inputs.source
         base = self._origin(request.base, self.matrix.rows[request.tag].base, inputs.base)
+        builder = self._origin(request.builder, self._compiles(request), inputs.builder)
         return {
             f"{LABEL}row": request.tag,
             f"{LABEL}megatron": at.release,
@@ -370,6 +370,7 @@ class Builds:
             f"{OCI}created": datetime.fromtimestamp(at.epoch, timezone.utc).isoformat(),
             f"{OCI}base.name": base.reference,
             **({f"{OCI}base.digest": base.digest} if base.pinned else {}),
+            **({} if builder.pinned else {f"{LABEL}builder": builder.reference}),
             **({f"{LABEL}architectures": gpus} if (gpus := inputs.architectures) else {}),
         }
 
@@ -480,6 +481,11 @@ def check_pins(tag: str, row: Row, pins: Sequence[str]) -> None:
 def _tag(request: Request, release: str) -> str:
     """Row and release as a tag, in which a local version, 0.13.0+mine, has no plus."""
     return f"{request.tag}-{release.replace('+', '-')}"
+
+
+def is_standin(image: dict[str, Any]) -> bool:
+    """Whether an inspected image is one that stands in where no registry is in reach."""
+    return f"{LABEL}standin" in (image["Config"].get("Labels") or {})
 
 
 def _is_named(names: list[str] | None) -> bool:

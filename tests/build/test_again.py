@@ -6,6 +6,7 @@ import io
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from docker.errors import ImageNotFound
@@ -20,6 +21,7 @@ from launcher.build.again import (
     claims,
     notes,
     request,
+    unnamed,
     verdict,
 )
 from launcher.build.compare import Difference
@@ -86,6 +88,47 @@ def test_a_checkout_of_another_patch_release_is_built_by_the_same_rules() -> Non
     wanted = labels | {f"{LABEL}rules": "0.12.3"}
     found = request("x", wanted, Departures(checkout=Path("/m")), load_matrix())
     assert found.megatron == "0.12.3"
+
+
+MADE = LABELS | {f"{OCI}base.name": "standin:1", f"{LABEL}builder": "standin:2"}
+
+
+def test_base_and_builder_that_the_image_names_are_both_told() -> None:
+    """One of them was."""
+    wanted = request("x", MADE, Departures(), load_matrix())
+    assert unnamed(MADE, wanted, "row:1") == {"base": "standin:1", "builder": "standin:2"}
+    assert unnamed(MADE, replace(wanted, base="b"), "row:1") == {"builder": "standin:2"}
+    assert (
+        unnamed(MADE | {f"{OCI}base.name": "row:1", f"{LABEL}builder": ""}, wanted, "row:1") == {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("there", "taken"),
+    [
+        ({"standin:1": True, "standin:2": True}, ("standin:1", "standin:2")),
+        ({"standin:1": True, "standin:2": False}, ("standin:1", None)),
+        ({}, (None, None)),
+    ],
+)
+def test_stand_ins_that_are_here_need_no_option(
+    empty_site: Settings, there: dict[str, bool], taken: tuple[str | None, str | None]
+) -> None:
+    """After a demo without a registry, `make verify TAG=cpu` wanted both of them named."""
+
+    def inspect(name: str) -> dict[str, Any]:
+        if name not in there:
+            raise ImageNotFound(name)
+        return {"Id": name, "Config": {"Labels": {f"{LABEL}standin": "d"} if there[name] else None}}
+
+    client = SimpleNamespace(api=SimpleNamespace(inspect_image=inspect))
+    told = list[str]()
+    verification = Verification(client, empty_site, Progress(io.StringIO()), told.append)  # type: ignore[arg-type]
+    image = replace(built(), settings={"Labels": MADE})
+    found = verification._standins(image, Departures())
+    assert (found.base, found.builder) == taken
+    assert len(told) == len([name for name in taken if name])
+    assert verification._standins(image, Departures(base="a", builder="b")).base == "a"
 
 
 def test_of_the_same_inputs_on_the_same_base_there_is_nothing_to_note() -> None:
