@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.build.image import Builds, Request
 from launcher.data import indexed
 from launcher.engine import acquire
-from launcher.engine.connect import engine_host, is_private
+from launcher.engine.connect import engine_host, is_private, socket_fault
 from launcher.errors import LauncherError
 from launcher.progress import Progress
 from launcher.settings import Settings
@@ -53,13 +53,24 @@ def run(site: Settings) -> None:
         found = acquire.bases(client, builds.matrix, TAG, site, progress)
         built = builds.build(Request(TAG, base=found.base, builder=found.builder))
         progress.note(f"image {built.names[-1]} {'is there' if built.reused else 'is built'}")
-        os.environ["DOCKER_HOST"] = engine_host(client)
+        host, private = engine_host(client), is_private(client)
+        os.environ["DOCKER_HOST"] = host
         _train(site.cache / "demo")
-        if is_private(client):
-            print(
-                "\nThe image is in a private engine, which ends now. `python3 -m launcher engine` "
-                "keeps it up\nand prints the DOCKER_HOST with which other commands find it."
-            )
+    if private:
+        print(f"\n{whereabouts(host, site.answer_within)}")
+
+
+def whereabouts(host: str, within: float) -> str:
+    """Where the image is, once the demo has left a private engine: others may keep that up."""
+    if socket_fault(Path(host.removeprefix("unix://")), within):
+        return (
+            "The image is in a private engine, which has ended. `python3 -m launcher engine` "
+            "keeps it up\nand prints the DOCKER_HOST with which other commands find it."
+        )
+    return (
+        "The image is in a private engine, which others keep up. Commands find it with\n"
+        f"    export DOCKER_HOST={host}"
+    )
 
 
 def _train(folder: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,16 @@ def test_the_losses_are_read_from_upstream_s_lines(
 
 def test_the_entropy_of_two_equally_frequent_tokens_is_that_of_a_coin() -> None:
     assert demo.unigram_entropy([[1, 2], [2, 1]]) == pytest.approx(math.log(2))
+
+
+def test_a_private_engine_that_others_keep_up_is_not_said_to_end() -> None:
+    """It was said to, though DOCKER_HOST named the one of another terminal's `launcher engine`."""
+    with tempfile.TemporaryDirectory(prefix="lp-", dir="/tmp") as folder:
+        path = f"{folder}/docker.sock"
+        with socket.socket(socket.AF_UNIX) as engine:
+            engine.bind(path)
+            engine.listen()
+            assert demo.whereabouts(f"unix://{path}", 1.0).endswith(f"DOCKER_HOST=unix://{path}")
+        assert "which has ended" in demo.whereabouts(f"unix://{path}", 1.0)
+        Path(path).unlink()
+        assert "which has ended" in demo.whereabouts(f"unix://{path}", 1.0)

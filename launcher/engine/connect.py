@@ -57,7 +57,7 @@ def connect(timeout: float | None = None) -> DockerClient:
     failures: list[tuple[Endpoint, str]] = []
     within = settings().answer_within
     for endpoint in endpoints(os.environ):
-        reason = _socket_fault(endpoint.socket, within) if endpoint.socket else ""
+        reason = socket_fault(endpoint.socket, within) if endpoint.socket else ""
         client = None if reason else _client(endpoint, within)
         if client is not None and not isinstance(client, str):
             client.api.timeout = timeout or within
@@ -255,7 +255,7 @@ def _default_hosts(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     yield "unix:///run/podman/podman.sock", "podman"
 
 
-def _socket_fault(path: Path, within: float) -> str:
+def socket_fault(path: Path, within: float) -> str:
     """Why nothing answers at a socket, or an empty string: asked before docker is imported."""
     try:
         with socket.socket(socket.AF_UNIX) as probe:

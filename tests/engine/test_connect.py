@@ -192,7 +192,7 @@ def test_a_dead_socket_is_passed_over(
     hosts = [(f"unix://{sockets}/dead.sock", "first"), (alive, "second")]
     monkeypatch.setattr(module, "_default_hosts", lambda env: iter(hosts))
     assert engine_host(connect()) == alive
-    assert module._socket_fault(sockets / "dead.sock", 1.0).startswith("nobody listens")
+    assert module.socket_fault(sockets / "dead.sock", 1.0).startswith("nobody listens")
 
 
 def test_what_answers_but_is_no_engine(monkeypatch: pytest.MonkeyPatch, sockets: Path) -> None:
@@ -227,7 +227,7 @@ def test_permission_denied_has_its_own_remedy(monkeypatch: pytest.MonkeyPatch) -
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    reason = module._socket_fault(Path("/var/run/docker.sock"), 1.0)
+    reason = module.socket_fault(Path("/var/run/docker.sock"), 1.0)
     error = no_engine([(Endpoint("unix:///var/run/docker.sock", "default socket"), reason)])
     assert "default socket (unix:///var/run/docker.sock): permission denied" in error.problem
     assert "usermod -aG docker" in error.remedy
