@@ -19,6 +19,7 @@ from launcher.engine import acquire
 from launcher.engine.connect import engine_host, is_private, socket_fault
 from launcher.errors import LauncherError
 from launcher.progress import Progress
+from launcher.screen import bare
 from launcher.settings import Settings
 
 TAG = "cpu"
@@ -126,7 +127,7 @@ def launch(folder: Path, *settings: str) -> Seen:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            print(line, end="", flush=True)
+            print(line, end="", file=bare(sys.stdout), flush=True)
             if match := LOSS.search(line):
                 training[int(match[1])] = float(match[2])
             if match := HELD_OUT_LOSS.search(line):

@@ -8,6 +8,8 @@ import time
 from collections import deque
 from typing import TextIO
 
+from launcher.screen import bare, printable
+
 KEPT = 30
 
 
@@ -15,7 +17,7 @@ class Progress:
     """A step at a time; output within a step is kept, and shown only where the step fails."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = stream or sys.stderr
+        self.stream = bare(stream or sys.stderr)
         self.live = self.stream.isatty()
         self.tail: deque[str] = deque(maxlen=KEPT)
         self._started = time.monotonic()
@@ -43,11 +45,12 @@ class Progress:
         """A line that is gone with the next; nothing where piped."""
         if self.live:
             width = shutil.get_terminal_size().columns - 1
-            self.stream.write("\r\x1b[K" + text[:width])
+            self.stream.write("\r\x1b[K" + printable(text)[:width])
             self.stream.flush()
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """A line, or several, that stay."""
+        text = printable(text, kept="\n\t")
         self.stream.write(f"\r\x1b[K{text}\n" if self.live else f"{text}\n")
         self.stream.flush()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import yaml
 
+from launcher import screen
 from launcher.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -196,9 +197,9 @@ def describe(
 
 
 def printable(text: str) -> str:
-    """`text` on one line of a terminal: control characters as escapes, a long one cut."""
+    """`text` on one line of a terminal, a long one cut."""
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return screen.printable(text)
 
 
 def _where(fault: Any) -> tuple[Any, ...]:

@@ -17,12 +17,13 @@ from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
 from launcher.build import beside, compare
-from launcher.build.compare import ABSENT, Difference, printable
+from launcher.build.compare import ABSENT, Difference
 from launcher.build.image import LABEL, OCI, Builds, Built, Request, is_standin
 from launcher.build.layers import Entry, Layer, layers, unpack
 from launcher.errors import BuildError, UsageError
 from launcher.matrix.schema import Matrix
 from launcher.progress import Progress
+from launcher.screen import printable
 from launcher.settings import Settings
 from launcher.transfer import images
 

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from typing import IO, Any
 
 from launcher.build.layers import OPAQUE, Entry, Layer
+from launcher.screen import printable
 
 BLOCK = 1 << 16
 WIDTH = 96  # characters of a line of text that is shown
@@ -168,14 +169,6 @@ def parted(place: Place | None) -> Iterator[str]:
         yield f"{'line':10} {place.line}"
         yield f"{'':10} image    {place.lines[0]}"
         yield f"{'':10} rebuilt  {place.lines[1]}"
-
-
-def printable(text: str) -> str:
-    """Text in which what a terminal could take for a command is written out."""
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode()
-        for one in text
-    )
 
 
 def _takes_away(path: str, entry: Entry) -> bool:

@@ -12,6 +12,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from launcher import screen
 from launcher.errors import LauncherError, UsageError
 
 COMMANDS = {
@@ -58,6 +59,7 @@ exit codes:
 """
 
 
+@screen.guarded()
 def main(argv: list[str]) -> int:
     """Run one command and return its exit code; a user's mistake is told without a traceback."""
     if sys.stderr is None:  # closed by a shell's 2>&-: else a file that is opened takes its place
@@ -152,6 +154,7 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    vars(parser)["color"] = False  # of Python 3.14's: to our screen, colours are no text
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module_name in COMMANDS.items():
         module = import_module(module_name)

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from launcher.errors import EngineError
+from launcher.screen import printable
 
 if TYPE_CHECKING:
     from launcher.run.find import Silent
@@ -41,7 +42,8 @@ def unheard(silent: list[Silent]) -> int:
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """The rows in columns that are as wide as their widest cell."""
+    """The rows in columns that are as wide as their widest cell; a cell is one line."""
+    rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]  # noqa: B905 - all are as long
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     return "".join(f"{line}\n" for line in lines)

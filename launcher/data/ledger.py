@@ -12,6 +12,7 @@ import orjson
 from launcher.data.faults import DataError, Fault
 from launcher.data.output import alone
 from launcher.data.sources import REJECTS, Place, Source, lines_before
+from launcher.screen import printable
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class Ledger:
     def _ended(self, told: str, fault: Fault) -> DataError:
         if not self.leniency.skip:
             return DataError(
-                f"{told}\n  | {fault.excerpt}", f"Nothing was written. {self.leniency.remedy}"
+                f"{told}\n  | {printable(fault.excerpt)}",
+                f"Nothing was written. {self.leniency.remedy}",
             )
         return DataError(
             f"{told}\n  more than {self.leniency.most} such records",

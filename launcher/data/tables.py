@@ -10,6 +10,7 @@ from typing import IO, Any
 from launcher.data.faults import EXCERPT, DataError, Refused, excerpt
 from launcher.data.records import Block
 from launcher.errors import UsageError
+from launcher.screen import printable
 
 Row = list[Any] | Refused
 """The values of the keys, or why there are none."""
@@ -65,7 +66,7 @@ def csv_rows(
             open_ended = "end of data" in str(error)
             said = "a quotation begins here and has no end" if open_ended else f"not CSV: {error}"
             raise DataError(
-                f"{name}:{line}: {said}\n  | {excerpt(lines.begun)}",
+                f"{name}:{line}: {said}\n  | {printable(excerpt(lines.begun))}",
                 "Which rows follow can't be known, so --on-error skip doesn't leave it out.",
             ) from None
         if not row:

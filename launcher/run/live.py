@@ -15,6 +15,7 @@ from typing import TextIO
 
 from launcher.run.metrics import Found, Memory, Step
 from launcher.run.throughput import Rates
+from launcher.screen import bare
 
 INTERVAL = 0.1
 """Seconds between two drawings, at least."""
@@ -146,7 +147,7 @@ class LiveLine:
     """
 
     def __init__(self, stream: TextIO | None, width_of: Callable[[], int] = _columns) -> None:
-        self.stream = stream
+        self.stream = stream and bare(stream)
         self.width_of = width_of
         self._state = State()
         self._text = ""  # what stands there now

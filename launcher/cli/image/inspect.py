@@ -60,6 +60,7 @@ def main(args: argparse.Namespace) -> int:
 def _text(image: Image, names: list[str], record: dict[str, Any], documents: Documents) -> str:
     """The lines for a person; what isn't there is said."""
     from launcher.build.beside import PROVENANCE, SBOM
+    from launcher.screen import printable
 
     lines = [
         ("image", ", ".join(names) or "without a name"),
@@ -81,4 +82,4 @@ def _text(image: Image, names: list[str], record: dict[str, Any], documents: Doc
         count = len(documents.sbom["components"])
         lines.append(("sbom", f"{count} components: {documents.folder / SBOM}"))
     width = max(len(name) for name, _ in lines)
-    return "".join(f"{name:{width}}  {value}\n" for name, value in lines)
+    return "".join(f"{name:{width}}  {printable(value)}\n" for name, value in lines)

@@ -85,7 +85,7 @@ def _packages_of_image(name: str) -> list[Package]:
 
 
 def _line(one: Finding) -> str:
-    from launcher.build.compare import printable
+    from launcher.screen import printable
 
     names = " ".join((one.id, *one.aliases))
     fixed = f"fixed in {', '.join(one.fixed)}" if one.fixed else "no fix recorded"
