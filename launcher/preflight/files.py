@@ -25,6 +25,14 @@ def check(config: RunConfig, origin: Origin, where: Layout, machine: Machine) ->
                 "Make the two again from the text, or copy both anew.",
                 refuse=True,
             )
+    for key, path in machine.unseen:
+        yield Finding(
+            f"{origin.of(key)}: {path}: the engine sees something else there",
+            "It has mounts of its own, without those made after its start: what the run writes "
+            "there would be lost.",
+            "Start the engine again, once all is mounted.",
+            refuse=True,
+        )
     for folder in machine.folders:
         if folder.problem:
             yield Finding(

@@ -72,12 +72,14 @@ def gather(config: RunConfig, plan: Plan, api: APIClient | None) -> Machine:
     if found.engine is None and not plan.gpus.devices:
         found = replace(found, gpus=_visible(found.gpus))
     who = _identity(plan, found.engine)
+    root = _root(_socket_path(api)) if api else None
     nodes = config.nodes
     return replace(
         found,
         port=_is_free(nodes.master_port) if nodes.count > 1 and nodes.rank == 0 else None,
         resolves=_resolves(nodes.master_addr) if nodes.rank > 0 and nodes.master_addr else None,
         datasets=tuple(_datasets(plan, who)),
+        unseen=tuple(_unseen(plan, root)) if root else (),
         folders=tuple(_folder(mount, who) for mount in plan.mounts if not mount.read_only),
         load=_saved(_source(plan, "checkpoint.load", config.checkpoint.load)),
         save=_saved(_source(plan, "checkpoint.save", config.checkpoint.save)),
@@ -138,16 +140,48 @@ def _gives_gpus(info: Mapping[str, Any], devices: list[str], local: str | None) 
 def _path_of(listener: str) -> str:
     """PATH of the process that listens at a socket; "" where it can't be told."""
     try:
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(5)
-            probe.connect(listener)
-            told = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid = struct.unpack("3i", told)[0]
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        variables = (_process(listener) / "environ").read_bytes().split(b"\0")
     except OSError:
         return ""
     found = [one for one in variables if one.startswith(b"PATH=")]
     return os.fsdecode(found[0][5:]) if found else ""
+
+
+def _process(listener: str) -> Path:
+    """What the kernel tells of the process that listens at a socket. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(5)
+        probe.connect(listener)
+        told = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return Path("/proc", str(struct.unpack("3i", told)[0]))
+
+
+def _root(listener: str | None) -> Path | None:
+    """Where the files are as an engine sees them that has mounts of its own; None for ours."""
+    try:
+        process = _process(listener) if listener else None
+        if process is None or os.readlink(process / "ns/mnt") == os.readlink("/proc/self/ns/mnt"):
+            return None
+    except OSError:  # none of this machine's, or not for us to look at
+        return None
+    return process / "root"
+
+
+def _unseen(plan: Plan, root: Path) -> Iterator[tuple[str, str]]:
+    """The keys and paths of mounts of which the engine, whose files are at `root`, has others.
+
+    What isn't there yet is made in the nearest folder that is.
+    """
+    for mount in plan.mounts:
+        at = Path(os.path.realpath(mount.source))
+        while not os.path.exists(at):
+            at = at.parent
+        try:
+            same = os.path.samestat(at.stat(), (root / at.relative_to("/")).stat())
+        except OSError as error:
+            same = not isinstance(error, FileNotFoundError)  # else it isn't for us to look at
+        if not same:
+            yield mount.key, mount.source
 
 
 def _memlock(found: Engine | None) -> int | None:

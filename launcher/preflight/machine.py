@@ -91,6 +91,7 @@ class Machine:
     gpus: those of the driver, in its order; empty where the driver has none
     shm: bytes of /dev/shm; memlock: bytes that may be locked, UNLIMITED, or None
     port: whether the master port is free here; resolves: whether the master's address is known
+    unseen: keys and paths of the run's mounts that aren't the same file or folder to the engine
     load, save: the checkpoints in the folders that are read from and written to
     """
 
@@ -103,6 +104,7 @@ class Machine:
     resolves: bool | None = None
     datasets: tuple[Dataset, ...] = ()
     folders: tuple[Folder, ...] = ()
+    unseen: tuple[tuple[str, str], ...] = ()
     load: Saved | None = None
     save: Saved | None = None
 

@@ -31,6 +31,14 @@ def test_a_folder_that_cant_be_written_to_is_refused(asked: Asker) -> None:
     assert finding.refuse
 
 
+def test_a_folder_that_the_engine_does_not_see_is_refused(asked: Asker) -> None:
+    (finding,) = asked("gpt2").on(Machine(unseen=(("checkpoint.save", "/mnt/later"),)))
+    assert finding.what.endswith(
+        ": checkpoint.save: /mnt/later: the engine sees something else there"
+    )
+    assert finding.refuse
+
+
 def test_no_room_for_one_checkpoint_is_refused(asked: Asker) -> None:
     (finding,) = asked("gpt2").on(room(1.7))
     assert "1.7 GB free for /home/user/work/checkpoints/gpt2" in finding.what

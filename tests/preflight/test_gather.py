@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,3 +230,58 @@ def test_a_taken_port_and_a_strange_name(look: Callable[..., Machine]) -> None:
     strange = nodes.replace("localhost", "no.such.host.invalid")
     assert look(f"{strange[:-1]}, rank: 1}}").resolves is False
     assert look().port is None
+
+
+ENGINE = """\
+# Stands in for an engine with mounts of its own: it listens, and does nothing else.
+import socket, subprocess, sys
+place, hidden = sys.argv[1:]
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", hidden], check=True)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(place)
+listener.listen()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a process mounts of its own")
+def test_a_folder_that_the_engine_does_not_see_is_found(
+    look: Callable[..., Machine], tmp_path: Path
+) -> None:
+    """A run wrote into the empty folder below such a mount, and ended with 0."""
+    place = tmp_path / "engine.sock"
+    for name in ("hidden", "seen", "link"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link/to").symlink_to(tmp_path / "hidden")
+    argv = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", ENGINE]
+    with subprocess.Popen(
+        [*argv, str(place), str(tmp_path / "hidden")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as engine:
+        assert engine.stdin
+        assert engine.stdout
+        assert engine.stdout.readline() == b"ready\n"
+        api = Api({}, str(place))
+        for folder, unseen in {
+            "hidden": True,
+            "hidden/new/below": True,
+            "link/to": True,
+            "seen": False,
+            "new": False,
+        }.items():
+            path = str(tmp_path / folder)
+            found = look(f"checkpoint.save={path}", api=api).unseen
+            assert found == ((("checkpoint.save", path),) if unseen else ())
+        engine.stdin.close()
+    assert look(f"checkpoint.save={tmp_path}/hidden").unseen == ()
+
+
+def test_an_engine_without_mounts_of_its_own_sees_what_we_see(tmp_path: Path) -> None:
+    place = str(tmp_path / "engine.sock")
+    assert gather._root(place) is None
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(place)
+        listener.listen()
+        assert gather._root(place) is None
