@@ -121,4 +121,4 @@ def test_small_sizes_are_told_in_megabytes(asked: Asker) -> None:
         Machine(folders=(folder,))
     )
     assert finding.what.endswith("checkpoint.save: 1 MB free for /x")
-    assert finding.why == "One checkpoint takes about 5 MB: weights and optimizer."
+    assert finding.why == "One checkpoint takes about 6 MB: weights and optimizer."

@@ -260,7 +260,37 @@ def test_what_isnt_known_isnt_guessed(sets: tuple[str, ...]) -> None:
 def test_a_checkpoint_of_gpt2_is_about_what_was_measured() -> None:
     """The preset says 1.7 GB, from a run."""
     asked = config("gpt2")
-    assert memory.bytes_of_checkpoint(asked, layout(asked, 1)) == 124_082_688 * 14
+    found = memory.bytes_of_checkpoint(asked, layout(asked, 1))
+    assert found == pytest.approx(124_082_688 * 14, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "tensor", "measured"),
+    [
+        (2, 64, 1, 1_675_264),
+        (2, 64, 2, 1_781_760),
+        (2, 128, 1, 5_480_448),
+        (4, 256, 1, 39_272_448),
+        (12, 64, 1, 8_396_800),
+    ],
+)
+def test_a_small_checkpoint_is_no_larger_than_forecast(
+    layers: int, hidden: int, tensor: int, measured: int
+) -> None:
+    """By the values alone it was, by up to 23 %, so that the disk was full a save too early.
+
+    Measured with gpt2-tiny and 0.16.1: the blocks that one checkpoint takes on ext4.
+    """
+    asked = config(
+        "gpt2-tiny",
+        f"model.num_layers={layers}",
+        f"model.hidden_size={hidden}",
+        f"parallel.tensor_model_parallel_size={tensor}",
+        f"processes={tensor}",
+    )
+    forecast = memory.bytes_of_checkpoint(asked, layout(asked, tensor))
+    assert forecast is not None
+    assert measured <= forecast <= 1.05 * measured
 
 
 halving = st.sampled_from(
