@@ -34,6 +34,7 @@ SOCKETS = re.compile(r"launchpad-[a-z0-9_]{8}")
 """The name of a folder for what ends with an engine, as `tempfile.mkdtemp` makes it."""
 
 START_WITHIN = 60.0
+HELLO_WITHIN = 10.0
 LOG = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 ANSWER_WITHIN = 600  # a step of a build, a wait for a container
 Say = Callable[[str], None]
@@ -158,8 +159,10 @@ def _connect(place: Place) -> socket.socket | None:
     """A connection that counts as a user, or None when there's nobody to take it."""
     connection = socket.socket(socket.AF_UNIX)
     try:
+        connection.settimeout(HELLO_WITHIN)
         connection.connect(str(place.control))
         if connection.recv(1) == supervisor.HELLO:
+            connection.settimeout(None)
             return connection
     except OSError:
         pass

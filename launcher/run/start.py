@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.backends import Backend, Job, backend
-from launcher.errors import LauncherError, PreflightError, UsageError
+from launcher.errors import EngineError, LauncherError, PreflightError, UsageError
 from launcher.run import files, find, owner, provenance, record, repeat, resume
 from launcher.run.assemble import Asked, Assembled, assemble, counted, new_stamp
 from launcher.run.config import RunConfig
@@ -264,7 +264,12 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Aske
     """
     kept = record.find(text)
     with owner.following(kept.run) as nobody:
-        going_on = [job for _, job in find.jobs() if job.run == kept.run and job.ended() is None]
+        known, silent = find.everywhere()
+        for one in silent:
+            if kept.backend in one.names and one.may_have_jobs:
+                unknown = f"whether run {kept.run} still goes on can't be asked: {one}"
+                raise EngineError(unknown, one.why.remedy)
+        going_on = [job for _, job in known if job.run == kept.run and job.ended() is None]
         if going_on or not nobody:
             raise UsageError(
                 f"run {kept.run} still goes on",

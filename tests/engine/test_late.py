@@ -16,6 +16,7 @@ from launcher import cli
 from launcher.engine import registry
 from launcher.engine.connect import connect
 from launcher.errors import EngineError
+from launcher.run import record
 
 from .conftest import VERSION
 
@@ -147,6 +148,18 @@ def test_a_named_engine_that_is_not_there_fails_ps_and_runs(
         told = capfd.readouterr()
         assert told.out.startswith("RUN ")
         assert f"DOCKER_HOST (unix://{sockets}/engine.sock): there is no such socket" in told.err
+
+
+def test_a_run_that_may_still_go_on_is_not_resumed_elsewhere(
+    late: Serve, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The engine that may have it wasn't heard, and two would have saved to one folder."""
+    config = {"name": "a", "image": "cpu", "checkpoint": {"save": str(tmp_path / "saved")}}
+    record.write(
+        record.Record("0a1b2c3d", "a", "2025", "docker", str(tmp_path), "a.yaml", config, (), 1)
+    )
+    assert cli.main(["resume", "0a1b2c3d", "--backend", "local"]) == 125
+    assert "whether run 0a1b2c3d still goes on can't be asked" in capfd.readouterr().err
 
 
 def test_where_no_engine_was_ever_named_ps_lists_what_runs_without(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -124,6 +125,18 @@ def folder_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "thesis").touch()
     (tmp_path / "engine").mkdir()
     return tmp_path
+
+
+def test_an_engine_that_says_nothing_is_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was waited for without an end, and without a word."""
+    monkeypatch.setattr(private, "HELLO_WITHIN", 0.2)
+    place = private.Place(tmp_path, tmp_path)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(place.control))
+        silent.listen()
+        assert private._connect(place) is None
 
 
 def test_it_says_when_layers_are_copied(tmp_path: Path) -> None:
