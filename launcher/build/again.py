@@ -234,13 +234,16 @@ class Verification:
         own = f"{REPOSITORY}-{secrets.token_hex(4)}"  # so that nobody's name is taken away
         builds = Builds(self.client, self.site, self.progress, own)
         image = subject(self.client, images.find(self.client, name).id)
-        wanted = request(name, image.labels, self._standins(image, departures), builds.matrix)
+        standins = self._standins(image, departures)
+        wanted = request(name, image.labels, replace(departures, **standins), builds.matrix)
         keys = ("megatron", "source", "version")
         said = {key: image.labels.get(LABEL + key, ABSENT) for key in keys}
         self.tell(
             f"{name}: row {wanted.tag}, Megatron {said['megatron']} from {said['source']}, "
             f"built by launcher {said['version']}"
         )
+        for key, standin in standins.items():
+            self.tell(f"note: its {key} is {standin}, which stands in for the row's")
         if others := unnamed(image.labels, wanted, builds.matrix.rows[wanted.tag].base):
             what = " and ".join(f"its {key} is {name}" for key, name in others.items())
             options = " ".join(f"--{key} {name}" for key, name in others.items())
@@ -263,22 +266,17 @@ class Verification:
             else:
                 self._remove(built)
 
-    def _standins(self, image: Subject, departures: Departures) -> Departures:
-        """`departures`, with the stand-ins that the image was made with, where they are here.
+    def _standins(self, image: Subject, departures: Departures) -> dict[str, Any]:
+        """The stand-ins that the image was made with, where they are here and none was named.
 
         They hold none but the distribution's packages, so the image is taken at its word.
         """
-        found = dict[str, str]()
+        found = dict[str, Any]()
         for key, name in _said(image.labels).items():
             here = getattr(departures, key) is None and images.id_of(self.client, name)
             if here and is_standin(self.client.api.inspect_image(here)):
-                self.tell(f"note: its {key} is {name}, which stands in for the row's")
                 found[key] = name
-        return replace(
-            departures,
-            base=found.get("base", departures.base),
-            builder=found.get("builder", departures.builder),
-        )
+        return found
 
     def _remove(self, built: Built) -> None:
         """Take an image's names away; it goes with them, with its documents, if it has no other."""

@@ -17,6 +17,7 @@ from docker.errors import ImageNotFound
 from launcher.build import beside
 from launcher.build.again import REPOSITORY, Departures, Verification
 from launcher.build.image import Builds, Request
+from launcher.engine.acquire import STANDIN_NAME
 from launcher.progress import Progress
 from launcher.settings import Settings
 from tests.conftest import NAMES
@@ -45,7 +46,12 @@ class Made:
 
     def verify(self, name: str, *more: str, **env: str) -> tuple[int, list[str], str]:
         """Exit code, the report's lines and what stderr says of `image verify`."""
-        options = ["--base", self.bases.base, "--builder", self.bases.builder, *more]
+        return self.again(
+            name, "--base", self.bases.base, "--builder", self.bases.builder, *more, **env
+        )
+
+    def again(self, name: str, *options: str, **env: str) -> tuple[int, list[str], str]:
+        """The same without base and builder, which an image on a stand-in says by itself."""
         matrix = {"LAUNCHER_MATRIX": str(self.site.matrix), **env}
         done = launcher("image", "verify", name, *options, **matrix)
         assert "Traceback" not in done.stderr
@@ -100,7 +106,8 @@ def changed(engine: DockerClient, image: str, path: str, name: str) -> int:
 def test_an_image_of_the_lock_is_identical_and_nothing_is_left(
     engine: DockerClient, made: Made
 ) -> None:
-    code, lines, said = made.verify(made.name)
+    stands_in = made.bases.base.startswith(STANDIN_NAME)
+    code, lines, said = (made.again if stands_in else made.verify)(made.name)
     assert code == 0, (lines, said)
     assert lines[0].endswith("row 24.10, Megatron 0.10.0 from sdist, built by launcher 0.1.0")
     assert lines[-1] == "identical: wheel, added layers and image"
