@@ -124,7 +124,7 @@ def parquet(name: str, keys: Sequence[str]) -> Iterator[tuple[float, Block]]:
     if name == "-":
         raise UsageError("parquet can't be read from standard input", "Give the file.")
     try:
-        with pyarrow.parquet.ParquetFile(name) as file:
+        with pyarrow.parquet.ParquetFile(name, page_checksum_verification=True) as file:
             known = file.schema_arrow.names
             for key in keys:
                 if known.count(key) != 1:
