@@ -14,6 +14,8 @@ import orjson
 from launcher.data.faults import Fault, Refused, excerpt
 
 OTHER = "; --encoding names another, like gb18030"
+BLANK = " \t\r\n"
+"""An empty line has nothing else: the white space of JSON. Any other, like a form feed, is text."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def _parsed(line: object, keys: Sequence[str]) -> list[object]:
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
-        if not line.strip():
+        if not line.strip(BLANK.encode()):
             return []
         record, strict = _slowly(line), True
     try:
@@ -170,7 +172,7 @@ def _plain(line: object, keys: Sequence[str]) -> list[object]:
     """A line that is a document; none in an empty line."""
     assert isinstance(line, bytes)
     try:
-        return [line.decode()] if line.strip() else []
+        return [line.decode()] if line.strip(BLANK.encode()) else []
     except UnicodeDecodeError as error:
         said = f"not UTF-8: byte 0x{line[error.start]:02x} at {error.start}{OTHER}"
         raise Refused(said) from None

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 from launcher.data.faults import EXCERPT, DataError, Refused, excerpt
-from launcher.data.records import Block
+from launcher.data.records import BLANK, Block
 from launcher.errors import UsageError
 from launcher.screen import printable
 
@@ -24,16 +24,16 @@ def units(text: IO[str], unit: str) -> Iterator[tuple[int, Row]]:
     lines: list[str] = []
     begun = 1
     for number, line in enumerate(text, 1):
-        if unit == "line" or (unit == "paragraph" and not line.strip()):
+        if unit == "line" or (unit == "paragraph" and not line.strip(BLANK)):
             if unit == "line":
                 lines = [line.removesuffix("\n")]
                 begun = number
-            if "".join(lines).strip():
+            if "".join(lines).strip(BLANK):
                 yield begun, ["".join(lines).removesuffix("\n")]
             lines, begun = [], number + 1
         else:
             lines.append(line)
-    if "".join(lines).strip():
+    if "".join(lines).strip(BLANK):
         rest = "".join(lines)
         yield begun, [rest if unit == "file" else rest.removesuffix("\n")]
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher import cli
 from launcher.data import contents, tokenize
 from launcher.data.faults import DataError
 from launcher.data.output import Output, publish
@@ -164,6 +165,23 @@ def test_missing_and_disordered_shards_are_told(tmp_path: Path, names: list[str]
 def test_shards_of_two_jobs_are_joined(tmp_path: Path) -> None:
     both = [*_shards(tmp_path, "d", 2), *_shards(tmp_path, "e", 3)]
     assert contents.merge(both, tmp_path / "joined").documents == 5 * len(SOME)
+
+
+@pytest.mark.parametrize("pattern", ["d.*", "d.*-of-2_text_document", "d.?-*.bin", "d.[12]*.idx"])
+def test_a_pattern_in_quotes_means_each_once(tmp_path: Path, pattern: str) -> None:
+    """It was looked for as a file of that name."""
+    _shards(tmp_path, "d", 2)
+    (tmp_path / "d.1-of-2.rejects.jsonl").touch()
+    target = tmp_path / "joined"
+    assert cli.main(["data", "merge", str(tmp_path / pattern), "--output-prefix", str(target)]) == 0
+    assert contents.opened(target).documents == 2 * len(SOME)
+
+
+def test_a_pattern_that_means_nothing_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["data", "merge", f"{tmp_path}/d.*", "--output-prefix", f"{tmp_path}/o"]) == 2
+    assert f"{tmp_path}/d.*: no such file" in capsys.readouterr().err
 
 
 def _shards(folder: Path, name: str, parts: int) -> list[Path]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import tracemalloc
 
 import pytest
 
+from launcher.data import tables
 from launcher.data.records import Block, documents
 
 BLOCKS = [
@@ -41,3 +43,17 @@ def test_many_faults_take_little_memory() -> None:
     assert len(faults) == 20_000
     assert taken / len(faults) < 175
     assert len(pickle.dumps(faults)) / len(faults) < 20
+
+
+@pytest.mark.parametrize("other", [b"\f", b"\v", b" \x1c ", "\u00a0".encode(), "\u3000".encode()])
+def test_only_spaces_and_tabs_are_an_empty_line(other: bytes) -> None:
+    """A form feed alone was left out of jsonl, as if it were one, and upstream ends at it."""
+    assert documents(Block(lines=b"\n \t\r\n\n"), ("text",), None).blank == 3
+    (fault,) = documents(Block(lines=other + b"\n"), ("text",), None).faults
+    assert fault.reason.startswith("not JSON")
+    found = documents(Block(lines=b" \t\n" + other + b"\n", plain=True), ("text",), None)
+    assert (found.blank, found.texts) == (1, [[other.decode()]])
+    for unit in ("line", "paragraph", "file"):
+        text = io.StringIO(f" \t\n\n{other.decode()}\n")
+        rows = [row for _, row in tables.units(text, unit)]
+        assert rows == [[" \t\n\n" * (unit == "file") + other.decode() + "\n" * (unit == "file")]]
