@@ -18,7 +18,7 @@ from launcher.data.tokenize import Done, Job
 from launcher.data.tokenizers import Chosen
 from launcher.errors import UsageError
 
-VERSION = 3
+VERSION = 4
 """Goes up when the same input would give other files."""
 STRICT = Leniency(
     remedy="`launcher data tokenize` with --on-error skip leaves such records out: give what it "

@@ -6,7 +6,7 @@ import codecs
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from glob import glob
@@ -15,7 +15,7 @@ from typing import IO
 
 from launcher import files
 from launcher.data import tables
-from launcher.data.faults import DataError, named
+from launcher.data.faults import DataError, Refused, excerpt, named
 from launcher.data.records import Block
 from launcher.errors import UsageError, nearest
 from launcher.unpack import Counted, Unreadable, packing, unpacked
@@ -24,6 +24,10 @@ BLOCK = 1 << 21
 """Bytes of text that are read, carried and tokenized at a time; a record is never divided."""
 RECORDS = 1 << 16
 """Lines of a block, about: what is kept of each takes more than a short one's text."""
+LARGEST = 64 << 20
+"""Bytes of a record at most, unless another limit is given: twenty times War and Peace. A worker
+takes up to twelve times as much for it, and with no limit, a packed file of some megabytes that is
+one line takes all memory."""
 STDIN = "-"
 FORMATS = {
     ".jsonl": "jsonl",
@@ -53,6 +57,7 @@ class Reading:
     encoding: of csv and txt
     unit: what of a text file is a document: a line, a paragraph, the file
     shard: which part of how many, from 0: the records that begin in it, by bytes on the disk
+    largest: how many bytes a record may have, at least BLOCK; of decoded text, characters
     """
 
     keys: tuple[str, ...] = ("text",)
@@ -62,6 +67,7 @@ class Reading:
     encoding: str = "utf-8"
     unit: str = "line"
     shard: tuple[int, int] = (0, 1)
+    largest: int = LARGEST
 
 
 @dataclass(frozen=True)
@@ -216,7 +222,7 @@ def blocks(found: Sequence[Source], reading: Reading) -> Iterator[tuple[Place, B
             _stdin() if source.name == STDIN else open(source.name, "rb") as file,
         ):
             if source.format == "parquet":
-                for share, block in tables.parquet(source.name, reading.keys):
+                for share, block in tables.parquet(source.name, reading.keys, reading.largest):
                     yield Place(number, done + int(share * source.stop)), block
             else:
                 counted = Counted(file)
@@ -273,11 +279,11 @@ def _part(name: str, kind: str, first: int, last: int) -> list[Source]:
 
 
 def _divided(file: IO[bytes], counted: Counted, source: Source) -> Iterator[bytes]:
-    """The lines of a part."""
+    """A part, in pieces."""
     file.seek(source.start)
-    for lines in _whole_lines(_pieces(file, source.stop - source.start)):
-        counted.count += len(lines)
-        yield lines
+    for piece in _pieces(file, source.stop - source.start):
+        counted.count += len(piece)
+        yield piece
 
 
 def lines_before(source: Source) -> int:
@@ -292,29 +298,68 @@ def lines_before(source: Source) -> int:
     return found
 
 
-def _whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _whole_lines(pieces: Iterable[bytes], largest: int) -> Iterator[bytes | Refused]:
     """A file in pieces that end where a line does; a long line isn't read twice.
 
-    The end is LF, or CR where a piece has no LF: not the last CR, behind which an LF may follow.
+    The end is LF, or CR where a piece has no LF: the last CR not before it is seen that no LF
+    follows. In the place of a line of more than `largest` bytes is what is wrong with it; see
+    `_passed`.
     """
+    pieces = iter(pieces)
     begun: list[bytes] = []
+    size = 0
     for piece in pieces:
+        if begun and begun[-1].endswith(b"\r") and not piece.startswith(b"\n"):
+            yield b"".join(begun)
+            begun, size = [], 0
+        if size + len(piece) > largest and size + (_line_end(piece) or len(piece)) > largest:
+            yield Refused(tables.too_large(largest), excerpt(b"".join((*begun, piece)[:2])))
+            begun, size, piece = [], 0, (yield from _passed(pieces, piece))
         cut = piece.rfind(b"\n") + 1 or piece.rfind(b"\r", 0, -1) + 1
         if cut:
             yield b"".join((*begun, piece[:cut]))
-            begun = []
+            begun, size = [], 0
         begun.append(piece[cut:])
+        size += len(piece) - cut
     if rest := b"".join(begun):
         yield rest
 
 
+def _passed(pieces: Iterator[bytes], piece: bytes) -> Generator[bytes, None, bytes]:
+    """Read on to the line's end, with nothing for each piece, and return what is behind it.
+
+    So what was said of the line reaches the user at once, however long it is.
+    """
+    while not (end := _line_end(piece)):
+        yield b""
+        if not (more := next(pieces, b"")):
+            return b""
+        piece = piece[-1:] + more
+    return piece[end:]
+
+
+def _line_end(piece: bytes) -> int:
+    """How long the first line is, with its end; 0 where it goes on, as behind a CR that is last."""
+    end = piece.find(b"\n") + 1
+    cr = piece.find(b"\r", 0, (end or len(piece)) - 1) + 1
+    return cr if cr and cr + 1 != end else end
+
+
 def _lines(pieces: Iterator[bytes], source: Source, reading: Reading) -> Iterator[Block]:
-    at_start = source.start == 0
-    for piece in pieces:
-        lines = piece.removeprefix(BOM) if at_start else piece
-        at_start = False
-        for part in _whole_lines(_few(lines)):
-            yield Block(lines=part, plain=source.format == "txt")
+    mark = b"" if source.start else BOM
+    for lines in _whole_lines(pieces, reading.largest):
+        if lines and isinstance(lines, bytes):
+            for few in _whole_lines(_few(lines.removeprefix(mark)), reading.largest):
+                yield _block(few, source)
+        else:
+            yield _block(lines, source)
+        mark = b""
+
+
+def _block(lines: bytes | Refused, source: Source) -> Block:
+    if isinstance(lines, Refused):
+        return Block(rows=[lines])
+    return Block(lines=lines, plain=source.format == "txt")
 
 
 def _few(lines: bytes) -> Iterator[bytes]:
@@ -325,7 +370,7 @@ def _few(lines: bytes) -> Iterator[bytes]:
 
 
 def _jsonl(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:
-    return _lines(_whole_lines(_read(file)), source, reading)
+    return _lines(_read(file), source, reading)
 
 
 def _read(file: IO[bytes]) -> Iterator[bytes]:
@@ -337,15 +382,16 @@ def _text(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator
     if len(reading.keys) > 1:
         raise UsageError("plain text has one key", "--json-keys text")
     if _is_utf8(reading) and reading.unit == "line":
-        return _lines(_whole_lines(_read(file)), source, reading)
-    rows = tables.units(_decoded(file, reading, None), reading.unit)
+        return _lines(_read(file), source, reading)
+    text = tables.Lines(source.told, _decoded(file, reading, None), reading.largest)
+    rows = tables.units(text, reading.unit)
     return _gathered(rows, reading.encoding)
 
 
 def _csv(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:
     delimiter = reading.delimiter or (None if _suffix(source.name) == ".tsv" else ",")
-    text = _decoded(file, reading, "")
-    rows = tables.csv_rows(source.told, text, reading.keys, reading.columns, delimiter)
+    text = tables.Lines(source.told, _decoded(file, reading, ""), reading.largest)
+    rows = tables.csv_rows(text, reading.keys, reading.columns, delimiter)
     return _gathered(rows, reading.encoding)
 
 

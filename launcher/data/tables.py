@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from io import StringIO
 from typing import IO, Any
 
 from launcher.data.faults import EXCERPT, DataError, Refused, excerpt
@@ -16,30 +17,77 @@ Row = list[Any] | Refused
 """The values of the keys, or why there are none."""
 
 ROWS, BYTES = 256, 1 << 21
-"""Rows of a parquet file that are decoded at a time, at most, and about how many bytes of them."""
+"""Rows of a parquet file that are decoded at a time, at most, and about how many bytes of them; as
+many characters of a line are read at a time."""
 
 
-def units(text: IO[str], unit: str) -> Iterator[tuple[int, Row]]:
+class Lines:
+    """Lines of a text, in which a record may have so many characters: DataError where one has more.
+
+    line, begun: where the record begins, and the first of what was read of it.
+    """
+
+    def __init__(self, name: str, text: IO[str], largest: int) -> None:
+        self.name = name
+        self._text = text
+        self._largest = largest
+        self.begin(1)
+
+    def begin(self, line: int) -> None:
+        """A record begins with the next line, whose number it is."""
+        self.line, self.begun, self._size = line, "", 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        parts = [self._part()]
+        while len(parts[-1]) == BYTES and parts[-1][-1] not in "\r\n":
+            parts.append(self._part())
+        if not parts[0]:
+            raise StopIteration
+        return "".join(parts)
+
+    def _part(self) -> str:
+        """A line, or a part of one: a long one is refused before all of it is read."""
+        part = self._text.readline(BYTES)
+        if len(self.begun) < EXCERPT:
+            self.begun += part[:EXCERPT]
+        self._size += len(part)
+        if self._size > self._largest:
+            raise DataError(
+                f"{self.name}:{self.line}: {too_large(self._largest)}\n  | "
+                f"{printable(excerpt(self.begun))}",
+                "Where it ends isn't known, so --on-error skip doesn't leave it out.",
+            )
+        return part
+
+
+def too_large(largest: int) -> str:
+    """What is wrong with a record that is larger."""
+    return f"more than {largest >> 20} MB, which --max-record raises"
+
+
+def units(text: Lines, unit: str) -> Iterator[tuple[int, Row]]:
     """Documents of a text with the line at which each begins; empty ones are none."""
-    lines: list[str] = []
-    begun = 1
+    held = StringIO()  # a list of short lines takes ten times as much
     for number, line in enumerate(text, 1):
+        if unit != "paragraph" or line.strip(BLANK):
+            held.write(line)
         if unit == "line" or (unit == "paragraph" and not line.strip(BLANK)):
-            if unit == "line":
-                lines = [line.removesuffix("\n")]
-                begun = number
-            if "".join(lines).strip(BLANK):
-                yield begun, ["".join(lines).removesuffix("\n")]
-            lines, begun = [], number + 1
-        else:
-            lines.append(line)
-    if "".join(lines).strip(BLANK):
-        rest = "".join(lines)
-        yield begun, [rest if unit == "file" else rest.removesuffix("\n")]
+            yield from _unit(text.line, held.getvalue().removesuffix("\n"))
+            held = StringIO()
+            text.begin(number + 1)
+    rest = held.getvalue()
+    yield from _unit(text.line, rest if unit == "file" else rest.removesuffix("\n"))
+
+
+def _unit(line: int, document: str) -> list[tuple[int, Row]]:
+    return [(line, [document])] if document.strip(BLANK) else []
 
 
 def csv_rows(
-    name: str, text: IO[str], keys: Sequence[str], columns: Sequence[str], delimiter: str | None
+    lines: Lines, keys: Sequence[str], columns: Sequence[str], delimiter: str | None
 ) -> Iterator[tuple[int, Row]]:
     """The keys' values of each row, with the line at which it begins.
 
@@ -48,16 +96,14 @@ def csv_rows(
     DataError where a quotation is broken: nobody can say where the rows after it begin.
     """
     csv.field_size_limit(sys.maxsize)
-    lines = _Remembered(text)
     reader = (
         csv.reader(lines, delimiter=delimiter, strict=True)
         if delimiter
         else csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
     )
-    width, places = len(columns), _find(name, columns, keys) if columns else []
+    width, places = len(columns), _find(lines.name, columns, keys) if columns else []
     while True:
-        line = reader.line_num + 1
-        lines.begun = ""
+        lines.begin(reader.line_num + 1)
         try:
             row = next(reader)
         except StopIteration:
@@ -66,35 +112,18 @@ def csv_rows(
             open_ended = "end of data" in str(error)
             said = "a quotation begins here and has no end" if open_ended else f"not CSV: {error}"
             raise DataError(
-                f"{name}:{line}: {said}\n  | {printable(excerpt(lines.begun))}",
+                f"{lines.name}:{lines.line}: {said}\n  | {printable(excerpt(lines.begun))}",
                 "Which rows follow can't be known, so --on-error skip doesn't leave it out.",
             ) from None
         if not row:
             continue
         if not width:
-            width, places = len(row), _find(name, row, keys)
+            width, places = len(row), _find(lines.name, row, keys)
         elif len(row) == width:
-            yield line, [row[place] for place in places]
+            yield lines.line, [row[place] for place in places]
         else:
             fields = f"{len(row)} field{'s' * (len(row) != 1)}"
-            yield line, Refused(f"{fields}, and there are {width} columns", lines.begun)
-
-
-class _Remembered:
-    """Lines of a file, and the beginning of what was read since `begun` was emptied."""
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        self.begun = ""
-        self._lines = iter(lines)
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        if len(self.begun) < EXCERPT:
-            self.begun += line[:EXCERPT]
-        return line
+            yield lines.line, Refused(f"{fields}, and there are {width} columns", lines.begun)
 
 
 def _find(name: str, header: Sequence[str], keys: Sequence[str]) -> list[int]:
@@ -113,10 +142,11 @@ def _find(name: str, header: Sequence[str], keys: Sequence[str]) -> list[int]:
     return [header.index(key) for key in keys]
 
 
-def parquet(name: str, keys: Sequence[str]) -> Iterator[tuple[float, Block]]:
+def parquet(name: str, keys: Sequence[str], largest: int) -> Iterator[tuple[float, Block]]:
     """Rows of a parquet file, and after which share of it they end.
 
-    Raises UsageError where a key has no column, DataError where the file is damaged.
+    Raises UsageError where a key has no column, DataError where the file is damaged or so packed
+    that its rows have more than `largest` bytes on average.
     """
     import pyarrow
     import pyarrow.parquet
@@ -134,11 +164,13 @@ def parquet(name: str, keys: Sequence[str]) -> Iterator[tuple[float, Block]]:
                         "Name the column with text: --json-keys content",
                     )
             total, done = max(file.metadata.num_rows, 1), 0
-            for batch in _batches(file, keys):
+            for batch in _batches(name, file, keys, largest):
                 values = [_values(batch.column(key)) for key in keys]
                 numbers = range(done + 1, done + 1 + batch.num_rows)
                 done += batch.num_rows
-                rows = [list(row) for row in zip(*values, strict=True)]
+                rows: list[Row] = [list(row) for row in zip(*values, strict=True)]
+                if batch.nbytes > largest:
+                    rows = [_limited(row, largest) for row in rows]
                 yield done / total, Block(rows=rows, numbers=numbers)
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -147,8 +179,9 @@ def parquet(name: str, keys: Sequence[str]) -> Iterator[tuple[float, Block]]:
         raise DataError(f"{name}: it can't be read: {said}", "Is it a complete copy?") from None
 
 
-def _batches(file: Any, keys: Sequence[str]) -> Iterator[Any]:
+def _batches(name: str, file: Any, keys: Sequence[str], largest: int) -> Iterator[Any]:
     """The rows of the keys' columns, fewer at a time where they are long."""
+    done = 0
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)
         columns = [group.column(at) for at in range(group.num_columns)]
@@ -157,8 +190,23 @@ def _batches(file: Any, keys: Sequence[str]) -> Iterator[Any]:
             for column in columns
             if column.path_in_schema.startswith(tuple(keys))
         )
+        if size > largest * max(group.num_rows, 1):
+            raise DataError(
+                f"{name}:{done + 1}: {too_large(largest)}, in each row on average",
+                "Its group of rows isn't read, so --on-error skip doesn't leave it out.",
+            )
         rows = min(max(BYTES * group.num_rows // max(size, 1), 1), ROWS)
-        yield from file.iter_batches(rows, [number], list(keys))
+        for batch in file.iter_batches(rows, [number], list(keys)):
+            few = max(BYTES * batch.num_rows // max(batch.nbytes, 1), 1)
+            yield from (batch.slice(at, few) for at in range(0, batch.num_rows, few))
+        done += group.num_rows
+
+
+def _limited(row: Any, largest: int) -> Row:
+    """The row, or why there is none where its texts are too long."""
+    texts = (text for value in row for text in (value if isinstance(value, list) else [value]))
+    size = sum(len(text) for text in texts if isinstance(text, str))
+    return Refused(too_large(largest), excerpt(row)) if size > largest else row
 
 
 def _values(column: Any) -> list[object]:

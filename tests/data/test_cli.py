@@ -121,6 +121,7 @@ def test_standard_input_is_no_output(corpus: Path, tmp_path: Path) -> None:
         (["--workers", "0"], "--workers 0: at least one is needed"),
         (["--max-errors", "3"], "--max-errors without --on-error skip"),
         (["--max-errors", "-1", "--on-error", "skip"], "--max-errors -1: fewer than none"),
+        (["--max-record", "1"], "--max-record 1: at least 2 are read at a time"),
         (["--csv-delimiter", "||"], "not one character"),
         (["--output-prefix", ""], "--output-prefix '': no name of a file"),
         (["--output-prefix", "."], "--output-prefix .: no name of a file"),

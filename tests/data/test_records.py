@@ -54,6 +54,6 @@ def test_only_spaces_and_tabs_are_an_empty_line(other: bytes) -> None:
     found = documents(Block(lines=b" \t\n" + other + b"\n", plain=True), ("text",), None)
     assert (found.blank, found.texts) == (1, [[other.decode()]])
     for unit in ("line", "paragraph", "file"):
-        text = io.StringIO(f" \t\n\n{other.decode()}\n")
+        text = tables.Lines("", io.StringIO(f" \t\n\n{other.decode()}\n"), 99)
         rows = [row for _, row in tables.units(text, unit)]
         assert rows == [[" \t\n\n" * (unit == "file") + other.decode() + "\n" * (unit == "file")]]

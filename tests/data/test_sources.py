@@ -12,9 +12,11 @@ import lzma
 import os
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -48,11 +50,12 @@ def read(*inputs: Path | str, **how: object) -> list[list[str]]:
 def faults(path: Path, **how: object) -> list[tuple[int, str]]:
     """Where and why there are no documents."""
     reading = Reading(**how)
-    found = []
+    found, before = [], 1
     for _, block in sources.blocks(sources.sources([str(path)], reading), reading):
         read = records.documents(block, reading.keys, limit=None)
-        places = block.numbers or range(1, read.records + 1)
+        places = block.numbers or range(before, before + read.records)
         found += [(places[fault.at], fault.reason) for fault in read.faults]
+        before += read.records
     return found
 
 
@@ -480,3 +483,96 @@ def _check_lines(path: Path, parts: int) -> int:
                 found, size = found + read.records, place.read
             assert size == source.stop - source.start
     return found
+
+
+MB = 1 << 20
+
+
+def told(path: Path, **how: object) -> list[tuple[int, str]]:
+    """Faults, where a record may have 2 MB, in little memory."""
+    tracemalloc.start()
+    try:
+        return faults(path, largest=2 * MB, **how)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 32 * MB
+
+
+@pytest.mark.parametrize(
+    ("packing", "end"), [("gz", b"\n"), ("zst", b"\r\n"), ("bz2", b"\r"), ("xz", b"\n")]
+)
+def test_a_line_that_is_too_long_is_left_out(tmp_path: Path, packing: str, end: bytes) -> None:
+    """A packed file of some kilobytes took memory for all that was in it."""
+    lines = [b'{"text": "a"}', b'{"text": "' + b"x" * 48 * MB, b'{"text": "b"}', b"{", b""]
+    path = tmp_path / f"in.jsonl.{packing}"
+    path.write_bytes(PACK[packing](end.join(lines)))
+    first, second = told(path)
+    assert first == (2, "more than 2 MB, which --max-record raises")
+    assert second[0] == 4
+    assert told(path, format="txt") == [first]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r", b""])
+@pytest.mark.parametrize("more", [-1, 0, 1, 49, 50, 51, 500])
+def test_the_limit_of_a_line_is_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int, end: bytes
+) -> None:
+    """Wherever it lies in the pieces that are read, and in a shard as in the whole."""
+    monkeypatch.setattr(sources, "BLOCK", 50)
+    path = tmp_path / "in.txt"
+    for before in (0, 1, 2, 47, 48, 49, 50, 51, 99):
+        short = [b"-" * (before - len(end)) + end] if end and before > len(end) else []
+        long = b"x" * (100 + more - len(end)) + end
+        path.write_bytes(b"".join([*short, long, *([b"last"] if end else [])]))
+        wanted = [*map(len, short), len(long) if more <= 0 else -1, *([4] if end else [])]
+        assert lengths(path, end, 0, 1) == wanted
+        assert [*chain(*(lengths(path, end, part, 3) for part in range(3)))] == wanted
+
+
+def lengths(path: Path, end: bytes, part: int, parts: int) -> list[int]:
+    """Of each line with its end; -1 of one that is too long."""
+    reading = Reading(shard=(part, parts), largest=100)
+    found = []
+    for _, block in sources.blocks(sources.sources([str(path)], reading), reading):
+        read = records.documents(block, reading.keys, limit=None)
+        found += [-1] * len(read.faults)
+        found += [len(text) + (len(end) if text != "last" else 0) for text in read.texts[0]]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "line"),
+    [
+        ("in.csv", {}, 3),
+        ("in.tsv", {"columns": ("text",)}, 3),
+        ("in.txt", {"unit": "paragraph"}, 4),
+        ("in.txt", {"unit": "file"}, 1),
+        ("in.txt", {"encoding": "gb18030"}, 4),
+    ],
+)
+def test_rows_and_units_that_are_too_long_are_told(
+    tmp_path: Path, name: str, how: dict[str, Any], line: int
+) -> None:
+    """Where a line is, and where many are one record."""
+    begun = b'text,id\na,1\n"' if name == "in.csv" else b"text\na\n" + b"\n" * (line - 3)
+    path = tmp_path / f"{name}.gz"
+    said = rf"{name}\.gz:{line}: more than 2 MB, which --max-record raises\n  \| "
+    for part, size in [(b"no end " * 512, 40), (b"short\n", 8)]:
+        if size == 8 and name != "in.csv" and "unit" not in how:
+            continue  # each line is a record of its own
+        path.write_bytes(gzip.compress(begun + part * (size * MB // len(part))))
+        with pytest.raises(DataError, match=said):
+            told(path, **how)
+
+
+def test_rows_of_parquet_that_are_too_long_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "in.parquet"
+    long = "x" * (2 * MB + 1)
+    table = pyarrow.table({"text": [["a"], ["b", long], ["c"], [long[:-2]]]})
+    pyarrow.parquet.write_table(table, path)
+    assert faults(path, largest=2 * MB) == [(2, tables.too_large(2 * MB))]
+    table = pyarrow.table({"text": ["a", *["x" * (8 << 20)] * 3]})
+    pyarrow.parquet.write_table(table, path, row_group_size=1, use_dictionary=False)
+    with pytest.raises(DataError, match=r"in\.parquet:2: more than 2 MB"):
+        told(path)

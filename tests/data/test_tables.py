@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from launcher.data import tables
+from launcher.data import sources, tables
 from launcher.data.faults import DataError
 from launcher.data.records import documents
 
@@ -28,7 +28,7 @@ def read(path: Path, column: pyarrow.Array) -> tuple[list[list[str]], list[str]]
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), path)
     texts: list[list[str]] = []
     reasons: list[str] = []
-    for _, block in tables.parquet(str(path), ("text",)):
+    for _, block in tables.parquet(str(path), ("text",), sources.LARGEST):
         found = documents(block, ("text",), None)
         rest = iter(found.texts[0])
         texts += [[next(rest) for _ in range(count)] for count in found.counts[0]]
@@ -68,4 +68,4 @@ def test_a_flipped_byte_in_a_page_with_a_checksum_is_found(tmp_path: Path) -> No
         pyarrow.parquet.write_table(table, path, use_dictionary=dictionary, **plain)
         path.write_bytes(path.read_bytes().replace(b"Hello", b"Hallo"))
         with pytest.raises(DataError, match=r"a\.parquet: it can't be read: .*checksum"):
-            [*tables.parquet(str(path), ("text",))]
+            [*tables.parquet(str(path), ("text",), sources.LARGEST)]

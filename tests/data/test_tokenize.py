@@ -63,7 +63,7 @@ def expected(content: bytes) -> tuple[list[str | list[str]], list[int]]:
     bad: list[int] = []
     for number, line in enumerate(lines, 1):
         try:
-            if not line.strip():
+            if not line.strip(b" \t\r\n"):
                 continue
             text = json.loads(line.decode())["text"]
             texts = text if isinstance(text, list) else [text]

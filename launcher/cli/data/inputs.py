@@ -44,6 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="at a bad record: write nothing, or list it in *.rejects.jsonl (%(default)s)",
     )
     add("--max-errors", metavar="N", type=int, help="how many may be skipped (any number)")
+    add("--max-record", metavar="MB", type=int, help="how large a record may be (64)")
 
 
 def inputs(args: argparse.Namespace) -> tuple[str, ...]:
@@ -94,7 +95,18 @@ def reading(args: argparse.Namespace, shard: tuple[int, int] = (0, 1)) -> Readin
         encoding=args.encoding,
         unit=args.document,
         shard=shard,
+        largest=_largest(args.max_record),
     )
+
+
+def _largest(given: int | None) -> int:
+    """Bytes of a record at most. Raises UsageError for fewer than are read at a time."""
+    from launcher.data.sources import BLOCK, LARGEST
+    from launcher.errors import UsageError
+
+    if given is not None and given << 20 < BLOCK:
+        raise UsageError(f"--max-record {given}: at least {BLOCK >> 20} are read at a time")
+    return LARGEST if given is None else given << 20
 
 
 def leniency(args: argparse.Namespace) -> Leniency:
