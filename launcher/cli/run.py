@@ -61,17 +61,20 @@ def main(args: argparse.Namespace) -> int:
     """Carry the run out, or show it; the training program's exit code is passed on."""
     gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
     import os
+    from dataclasses import replace
+    from functools import partial
 
     from launcher.backends import backend
     from launcher.run import source, text
-    from launcher.run.assemble import Asked, assemble, new_stamp
+    from launcher.run.assemble import Asked, assemble, new_stamp, release
     from launcher.run.start import check, start
     from launcher.settings import settings
 
     config, origin = source.load(args.config, overrides(args))
-    data = text.tokenized(config, origin, settings().cache)
-    asked = Asked(data.config, origin, os.getcwd(), tuple(args.rest), tie=args.tie)
+    asked = Asked(config, origin, os.getcwd(), tuple(args.rest), tie=args.tie)
     chosen = backend(args.backend)
+    data = text.tokenized(config, origin, settings().cache, partial(release, asked, chosen))
+    asked = replace(asked, config=data.config)
     if args.dry_run:
         return _show(assemble(asked, chosen, new_stamp(), dry=True).plan, chosen, data)
     if data.text:  # which may take hours

@@ -20,6 +20,8 @@ from launcher.errors import UsageError
 
 VERSION = 4
 """Goes up when the same input would give other files."""
+ELSEWHERE = ("vocab_file", "merge_file", "model", "megatron")
+"""What of the tokenizer is told by what is in the files, and by the rule of the release."""
 STRICT = Leniency(
     remedy="`launcher data tokenize` with --on-error skip leaves such records out: give what it "
     "writes as data.path."
@@ -97,7 +99,8 @@ def _key(found: Sequence[Source], job: Job, end: int | None) -> str:
         "version": VERSION,
         "reading": asdict(job.reading),
         "texts": [(Path(source.name).suffixes, _digest(Path(source.name))) for source in found],
-        "tokenizer": {**asdict(job.tokenizer), "vocab_file": 0, "merge_file": 0, "model": 0},
+        "tokenizer": {**asdict(job.tokenizer), **dict.fromkeys(ELSEWHERE, 0)},
+        "rule": asdict(tokenizers.rule(job.tokenizer)),
         "vocabulary": [_digest(path) for path in tokenizers.files(job.tokenizer)],
         "end": end,
     }

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -28,12 +29,42 @@ CONTRACTION = re.compile("'[dlmrstv]")
 """How 's, 't, 're, 've, 'm, 'll and 'd begin."""
 
 
+RELEASE = "0.9.0"
+"""The Megatron release whose rules hold where none is named."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a release of Megatron does with special tokens, without options of its own for them.
+
+    begins: a text gets those that the model puts around it, such as the begin token
+    named: the name of one in a text is that token; else it is ordinary text
+    """
+
+    begins: bool = False
+    named: bool = False
+
+
+RULES = {
+    "GPT2BPETokenizer": {(0, 0): Rule(), (0, 15): Rule(named=True)},
+    "HuggingFaceTokenizer": {(0, 0): Rule(True), (0, 15): Rule(), (0, 17): Rule(True)},
+    "Llama2Tokenizer": {(0, 0): Rule(begins=True), (0, 15): Rule()},
+    "GPTSentencePieceTokenizer": {(0, 0): Rule()},
+    "TikTokenizer": {(0, 0): Rule(), (0, 15): Rule(named=True)},
+}
+"""Of each tokenizer, the series of releases from which a rule holds, oldest first.
+
+Read in megatron/training/tokenizer/tokenizer.py up to 0.14, and in megatron/core/tokenizers, which
+tools/preprocess_data.py takes from 0.15 on, of 0.9.0 to 0.19.0.
+"""
+
+
 @dataclass(frozen=True)
 class Chosen:
     """Which tokenizer, by the options that upstream's tools have for it; None where not given.
 
-    `model` is the file of any but GPT-2's, `end` of HuggingFaceTokenizer, the last three of
-    TikTokenizer.
+    `model` is the file of any but GPT-2's, `end` of HuggingFaceTokenizer, the next three of
+    TikTokenizer; `megatron` is the release whose rules hold.
     """
 
     type: str = "GPT2BPETokenizer"
@@ -44,6 +75,16 @@ class Chosen:
     vocab_size: int | None = None
     pattern: str | None = None
     special_tokens: int | None = None
+    megatron: str = RELEASE
+
+
+def rule(chosen: Chosen) -> Rule:
+    """What the release does. Raises UsageError for what is no release."""
+    found = re.fullmatch(r"(\d+)\.(\d+)(\D.*)?", chosen.megatron)
+    if not found:
+        raise UsageError(f"--megatron {chosen.megatron}: no release", "--megatron 0.16.1")
+    series = int(found[1]), int(found[2])
+    return [held for first, held in RULES[chosen.type].items() if first <= series][-1]
 
 
 class Tokenizer(Protocol):
@@ -81,6 +122,7 @@ class Gpt2:
 
         found = vocabulary.load(*vocabulary.files(chosen.vocab_file, chosen.merge_file))
         self.size, self.end, self.genuine = len(found.ids), found.end, found.genuine
+        self._named = rule(chosen).named
         level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
         model = {"type": "BPE", "vocab": found.ids, "merges": found.merges}
         self._encoder = load_hf_json(
@@ -100,7 +142,13 @@ class Gpt2:
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of each text."""
-        return [*map(self._in_pieces, texts)]
+        return [*map(self._with_ends if self._named else self._in_pieces, texts)]
+
+    def _with_ends(self, text: str) -> Tokens:
+        """The tokens of a text in which the name of the end-of-document token stands for it."""
+        first, *rest = map(self._in_pieces, text.split(vocabulary.END))
+        end = np.array([self.end], first.dtype)
+        return np.concatenate([first, *(part for one in rest for part in (end, one))])
 
     def _in_pieces(self, text: str) -> Tokens:
         """The tokens of a text; encoded at once, a long word's time would outgrow its length.
@@ -147,7 +195,7 @@ class Gpt2:
 
 
 class HuggingFace:
-    """Any tokenizer.json, with the special tokens that it puts around a text."""
+    """Any tokenizer.json, with the special tokens that it puts around a text or without."""
 
     def __init__(self, chosen: Chosen) -> None:
         import tokenizers
@@ -161,10 +209,11 @@ class HuggingFace:
         self._encoder.no_padding()
         self.size = 1 + max(self._encoder.get_vocab().values(), default=-1)  # there may be gaps
         self.end = _end_of(path, chosen.end, self._encoder.token_to_id)
+        self._begins = rule(chosen).begins
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of each text."""
-        found = self._encoder.encode_batch_fast([*texts])
+        found = self._encoder.encode_batch_fast([*texts], add_special_tokens=self._begins)
         return [np.array(one.ids, np.uint32) for one in found]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -173,7 +222,7 @@ class HuggingFace:
 
 
 class SentencePiece:
-    """A tokenizer.model, with the begin token before each text (Llama 2) or without."""
+    """A tokenizer.model, with the begin token before each text or without."""
 
     def __init__(self, chosen: Chosen) -> None:
         import sentencepiece
@@ -186,7 +235,7 @@ class SentencePiece:
             raise UsageError(f"{path}: no SentencePiece model: {error}") from None
         self.size = self._encoder.get_piece_size()
         self.end = self._encoder.eos_id() if self._encoder.eos_id() >= 0 else None
-        self._begins = chosen.type == "Llama2Tokenizer"
+        self._begins = rule(chosen).begins
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of each text."""
@@ -207,13 +256,15 @@ class Tiktoken:
         path = _model(chosen)
         self.size = 1 << 17 if chosen.vocab_size is None else chosen.vocab_size
         special = 1000 if chosen.special_tokens is None else chosen.special_tokens
-        if not len(SPECIAL) <= special < self.size:
+        self._named = rule(chosen).named
+        first = SPECIAL + MORE_SPECIAL if self._named else SPECIAL
+        if not len(first) <= special < self.size:
             raise UsageError(
-                f"--tiktoken-num-special-tokens {special}: there are at least {len(SPECIAL)}, "
-                f"{', '.join(SPECIAL)}, and fewer than the {self.size} of --vocab-size"
+                f"--tiktoken-num-special-tokens {special}: there are at least {len(first)}, "
+                f"{', '.join(first)}, and fewer than the {self.size} of --vocab-size"
             )
         merges = _ranks(path, self.size - special)
-        names = [*SPECIAL, *(f"<SPECIAL_{n}>" for n in range(len(SPECIAL), special))]
+        names = [*first, *(f"<SPECIAL_{n}>" for n in range(len(first), special))]
         if len(merges) != self.size - special:
             raise UsageError(
                 f"{path}: {len(merges)} ranks, and {self.size - special} of {self.size} are wanted",
@@ -229,7 +280,10 @@ class Tiktoken:
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of each text."""
-        return [np.array(self._encoder.encode_ordinary(text), np.int32) for text in texts]
+        read = self._encoder.encode_ordinary
+        if self._named:
+            read = partial(self._encoder.encode, allowed_special="all")
+        return [np.array(read(text), np.int32) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""
@@ -258,6 +312,8 @@ def _ranks(path: Path, most: int) -> list[bytes]:
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 """TikTokenizer's first tokens, which upstream wants to be there."""
+MORE_SPECIAL = ("<mask>", "<pad>", "<cls>", "<sep>")
+"""Those behind them where names stand for tokens."""
 
 PATTERNS = {
     "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
@@ -314,6 +370,7 @@ def _require_known(chosen: Chosen) -> None:
                 f"{option}: {chosen.type} doesn't read it",
                 f"Leave it out, or say which does: --tokenizer-type {' or '.join(readers)}",
             )
+    rule(chosen)
 
 
 def files(chosen: Chosen) -> Sequence[Path]:

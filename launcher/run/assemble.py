@@ -87,6 +87,14 @@ def _check_alone(asked: Asked, chosen: Backend, stamp: Stamp) -> None:
     make_plan(config, origin, facts, host, stamp, gpus=gpus, rest=asked.rest)
 
 
+def release(asked: Asked, chosen: Backend) -> str | None:
+    """The Megatron release of the run, whether or not its image is there; None is unknown.
+
+    Raises UsageError and EngineError, as `assemble` does.
+    """
+    return _known(asked, _ask(asked.config, asked.origin, chosen, dry=True)[0]).release
+
+
 def _known(asked: Asked, facts: Facts) -> Facts:
     """The facts, with those of a checkout that takes the place of the image's Megatron."""
     if not asked.config.source:

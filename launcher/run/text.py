@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,10 +37,13 @@ class Tokenized:
                 bar.end(done, [f"{self.text.prefix}.bin"])
 
 
-def tokenized(config: RunConfig, origin: Origin, cache: Path) -> Tokenized:
+def tokenized(
+    config: RunConfig, origin: Origin, cache: Path, release: Callable[[], str | None]
+) -> Tokenized:
     """What a run is given for its text: files in `data` in the launcher's cache, by its content.
 
-    A preset's data.path and data.vocab_size are of the preset's own data, and give way. Raises
+    The tokens are those of the image's `release`, which is asked for where there is a text. A
+    preset's data.path and data.vocab_size are of the preset's own data, and give way. Raises
     UsageError for what can't be read, ModuleNotFoundError where a package for it is missing.
     """
     data = config.data
@@ -56,7 +60,7 @@ def tokenized(config: RunConfig, origin: Origin, cache: Path) -> Tokenized:
     from launcher.data.prepared import prepared
     from launcher.data.sources import Reading
 
-    chosen = _chosen(data)
+    chosen = _chosen(data, release())
     reading = Reading(keys=(data.text_key or "text",))
     found = prepared(data.text, cache / "data", reading, chosen, workers.usual())
     size = _vocabulary(data, origin, found)
@@ -78,7 +82,7 @@ def _vocabulary(data: Data, origin: Origin, found: Prepared) -> int:
     return data.vocab_size
 
 
-def _chosen(data: Data) -> Chosen:
+def _chosen(data: Data, release: str | None) -> Chosen:
     from launcher.data.tokenizers import Chosen
 
     def path(name: str | None) -> Path | None:
@@ -89,4 +93,5 @@ def _chosen(data: Data) -> Chosen:
         vocab_file=path(data.vocab_file),
         merge_file=path(data.merge_file),
         model=path(data.tokenizer_model),
+        megatron=release or Chosen.megatron,
     )

@@ -193,6 +193,44 @@ def test_the_others(models: Path, text: str) -> None:
     assert made.end == own.token_to_id("<end>")
 
 
+RELEASES = ["0.9.0", "0.14.0", "0.15.0", "0.16.1+ab", "0.17.1", "0.19.0", "0.20.0"]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_special_tokens_are_those_of_the_release(models: Path, release: str) -> None:
+    """All had 0.9.0's, and a newer release's own tool wrote other tokens."""
+    model = sentencepiece.SentencePieceProcessor(model_file=str(models / "spm.model"))
+    own = huggingface.Tokenizer.from_file(str(models / "tokenizer.json"))
+    own.post_processor = huggingface.processors.TemplateProcessing(
+        single="<end> $A", special_tokens=[("<end>", own.token_to_id("<end>"))]
+    )
+    own.no_truncation()
+    own.save(str(models / "begins.json"))
+    text, old, between = "one text", release in RELEASES[:2], release in RELEASES[2:4]
+
+    def encoded(kind: str, name: str, text: str, **more: object) -> list[int]:
+        chosen = Chosen(kind, model=models / name, megatron=release, **more)  # type: ignore[arg-type]
+        return tokenizers.load(chosen).encode([text])[0].tolist()
+
+    first = [model.bos_id()] if old else []
+    assert encoded("Llama2Tokenizer", "spm.model", text) == first + model.encode(text)
+    assert encoded("GPTSentencePieceTokenizer", "spm.model", text) == model.encode(text)
+    wanted = own.encode(text, add_special_tokens=not between).ids
+    assert encoded("HuggingFaceTokenizer", "begins.json", text) == wanted
+    sizes = {"vocab_size": 269, "special_tokens": 10}
+    named = encoded("TikTokenizer", "ranks.json", "text</s><sep>", **sizes)
+    assert (named == [268, 2, 6]) != old
+    gpt2 = tokenizers.load(Chosen(megatron=release))
+    (found,) = gpt2.encode(["<|endoftext|>Hello world<|endoftext|>"])
+    assert (found.tolist() == [50256, 15496, 995, 50256]) != old
+
+
+def test_what_is_no_release_is_refused() -> None:
+    for release in ("16", "new", "", "0.x", "core_v0.16.1"):
+        with pytest.raises(UsageError, match=f"--megatron {release}: no release"):
+            tokenizers.files(Chosen(megatron=release))
+
+
 def test_ranks_come_after_special_tokens(models: Path) -> None:
     chosen = Chosen("TikTokenizer", model=models / "ranks.json", vocab_size=269, special_tokens=10)
     made = tokenizers.load(chosen)

@@ -23,10 +23,10 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def given(name: str, text: Path, *settings: str) -> Tokenized:
+def given(name: str, text: Path, *settings: str, release: str | None = None) -> Tokenized:
     overrides = [source.parse_set(one) for one in (f"data.text={text}", *settings)]
     config, origin = source.load(name, overrides)
-    return tokenized(config, origin, text.parent / "cache")
+    return tokenized(config, origin, text.parent / "cache", lambda: release)
 
 
 def data(name: str, text: Path, *settings: str) -> Data:
@@ -54,6 +54,14 @@ def test_a_smaller_vocabulary_of_the_users_is_refused(text: Path) -> None:
     assert data(str(own), text, "data.vocab_size=50304").vocab_size == 50304
 
 
+def test_the_image_says_whose_tokens_they_are(text: Path) -> None:
+    """Other tokens lie elsewhere; the same, of another release, are taken."""
+    releases = (None, "0.9.0", "0.14.0", "0.16.1", "0.19.0")
+    found = [given("gpt2-tiny.yaml", text, release=release) for release in releases]
+    prefixes = [one.config.data.path for one in found]
+    assert [prefixes.index(one) for one in prefixes] == [0, 0, 0, 3, 3]
+
+
 def test_a_path_of_the_users_is_refused(text: Path) -> None:
     with pytest.raises(UsageError, match=r"data\.text and data\.path"):
         data("demo.yaml", text, "data.path=a")
@@ -67,7 +75,7 @@ def test_a_tokenizer_without_its_type_is_refused(text: Path) -> None:
 def test_a_dry_run_says_that_the_text_will_be_tokenized(text: Path, tmp_path: Path) -> None:
     command = ["run", "gpt2-tiny.yaml", "--dry-run", "--set", f"data.text={text}"]
     cache = {"LAUNCHER_CACHE": str(tmp_path / "cache"), "DOCKER_HOST": "unix:///nowhere.sock"}
-    prefix = given("gpt2-tiny.yaml", text).text
+    prefix = given("gpt2-tiny.yaml", text, release="0.16.1").text  # the release of the image
     assert prefix
     shown = launcher(*command, **cache)
     assert shown.returncode == 0, shown.stderr

@@ -26,6 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--vocab-size", metavar="N", type=int, help="of TikTokenizer (131072)")
     add("--tiktoken-pattern", choices=("v1", "v2"), help="of TikTokenizer (v2)")
     add("--tiktoken-num-special-tokens", metavar="N", type=int, help="of TikTokenizer (1000)")
+    add("--megatron", metavar="RELEASE", default="0.9.0", help="whose rules hold (%(default)s)")
 
 
 def chosen(args: argparse.Namespace) -> Chosen:
@@ -41,4 +42,5 @@ def chosen(args: argparse.Namespace) -> Chosen:
         vocab_size=args.vocab_size,
         pattern=args.tiktoken_pattern,
         special_tokens=args.tiktoken_num_special_tokens,
+        megatron=args.megatron,
     )
