@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from launcher.backends import shown
-from launcher.backends.docker import DockerBackend, container_name
+from launcher.backends.docker import NO_NEW_PRIVILEGES, DockerBackend, container_name
 from launcher.errors import UsageError
 from launcher.run.image import LABEL
 from launcher.run.plan import Mount, Plan
@@ -136,6 +136,8 @@ def _service(plan: Plan, rank: int) -> dict[str, Any]:
         "shm_size": plan.shm_size,
         "mem_limit": plan.memory,
         "user": plan.user,
+        "group_add": [str(group) for group in plan.groups],
+        "security_opt": [NO_NEW_PRIVILEGES] if plan.no_new_privileges else [],
         "working_dir": plan.workdir,
         "volumes": [_mount(mount) for mount in plan.mounts],
         "labels": dict(plan.labels),
@@ -247,10 +249,12 @@ def _tensorboard(plan: Plan) -> dict[str, Any] | None:
         "command": ["python3", "-m", "tensorboard.main", *options],
         "init": True,
         "user": plan.user,
+        "group_add": [str(group) for group in plan.groups],
+        "security_opt": [NO_NEW_PRIVILEGES],
         "volumes": [_mount(replace(folder, read_only=True))],
         "ports": [port],
     }
-    return {key: _escaped(value) for key, value in service.items() if value is not None}
+    return {key: _escaped(value) for key, value in service.items() if value not in (None, [])}
 
 
 def command(plan: Plan, file: str) -> list[str]:

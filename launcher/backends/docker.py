@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 LOCAL = "http+docker://localhost"
 """How docker's SDK addresses a socket of this machine; over ssh it has another host there."""
 
+NO_NEW_PRIVILEGES = "no-new-privileges"
+"""Of a process in the container, and of all that it starts: by no setuid program either."""
+
 EVERY_GPU = "nvidia.com/gpu=all"
 UNITS = {"b": 0, "k": 1, "m": 2, "g": 3}
 
@@ -72,6 +75,10 @@ def _host_config(plan: Plan) -> dict[str, Any]:
         "Mounts": [_mount(mount) for mount in plan.mounts],
         "Ulimits": [{"Name": name, "Soft": n, "Hard": n} for name, n in plan.ulimits],
     }
+    if plan.no_new_privileges:
+        config["SecurityOpt"] = [NO_NEW_PRIVILEGES]
+    if plan.groups:
+        config["GroupAdd"] = [str(group) for group in plan.groups]
     if plan.network:
         config["NetworkMode"] = plan.network
     if plan.shm_size:
@@ -120,6 +127,9 @@ def command(plan: Plan) -> list[str]:
         ("--workdir", plan.workdir),
     ):
         argv += [flag, value] if value else []
+    argv += ["--security-opt", NO_NEW_PRIVILEGES] if plan.no_new_privileges else []
+    for group in plan.groups:
+        argv += ["--group-add", str(group)]
     for name, limit in plan.ulimits:
         argv += ["--ulimit", f"{name}={limit}"]
     argv += ["--stop-timeout", str(plan.stop_grace)]

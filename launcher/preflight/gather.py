@@ -226,7 +226,7 @@ def _resolves(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Identity:
-    """As whom the run reads and writes: a container's user is in no group but its own."""
+    """As whom the run reads and writes."""
 
     uid: int
     groups: tuple[int, ...]
@@ -242,7 +242,7 @@ def _identity(plan: Plan, found: Engine | None) -> Identity | None:
     if found.rootless or plan.user is None:
         return None
     uid, _, gid = plan.user.partition(":")
-    return Identity(int(uid), (int(gid or 0),))
+    return Identity(int(uid), (int(gid or 0), *plan.groups))
 
 
 def may(path: str, who: Identity | None, access: int) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.backends import Backend
 from launcher.errors import EngineError
-from launcher.run import image
+from launcher.run import caller, image
 from launcher.run.config import RunConfig
 from launcher.run.gpus import Gpus, parse_gpus, split
 from launcher.run.image import Facts
@@ -113,7 +113,9 @@ def _ask(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> tu
     """What is known of the image, and whether its root is this user; a dry run does without."""
     try:
         found = chosen.facts(image.reference(config.image))
-        rootless = bool(os.getuid()) and chosen.rootless()  # for root it makes no difference
+        rootless = (
+            bool(caller.caller().uid) and chosen.rootless()
+        )  # for root it makes no difference
     except EngineError:
         if not dry:
             raise
@@ -168,13 +170,19 @@ def counted(config: RunConfig, chosen: Backend) -> Gpus:
 
 
 def _host(chosen: Backend, cwd: str, *, rootless: bool) -> Host:
+    who, cache = caller.caller(), settings().cache
+    if (
+        chosen.contained and os.getuid() != who.uid
+    ):  # sudo: root's cache may be that of several users
+        cache /= f"of-{who.uid}"
     return Host(
-        os.getuid(),
-        os.getgid(),
+        who.uid,
+        who.gid,
         str(Path.home()),
         cwd,
-        str(settings().cache),
+        str(cache),
         contained=chosen.contained,
         rootless=rootless,
         every_node=chosen.every_node,
+        groups=who.groups,
     )

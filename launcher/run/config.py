@@ -293,20 +293,24 @@ class MountSpec(Strict):
 
 
 class Resources(Strict):
-    """What the container is given; the defaults are what NVIDIA's images ask for."""
+    """What the container is given; the defaults are what NVIDIA's images ask for.
 
-    ipc: Literal["host", "private", "shareable"] = "host"
+    `ipc` not given is the host's for several processes with GPUs, and else private, with room.
+    """
+
+    ipc: Literal["host", "private", "shareable"] | None = None
     shm_size: Size | None = None
     memory: Size | None = None
     ulimits: dict[Text, Annotated[int, Field(strict=True, ge=-1)]] | None = None
     network: Text | None = None
     user: Annotated[Text, _matching(r"\d+(:\d+)?|auto|image", "auto, image or 1000:1000")] = "auto"
+    no_new_privileges: Flag = True
     workdir: Text | None = None
     stop_grace: Whole = 600
 
     @model_validator(mode="after")
     def _shared_memory(self) -> Resources:
-        if self.shm_size and self.ipc == "host":
+        if self.shm_size and self.ipc in (None, "host"):
             raise ValueError("shm_size has no effect with ipc: host; write ipc: private with it")
         return self
 

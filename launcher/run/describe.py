@@ -18,6 +18,7 @@ def describe(plan: Plan) -> str:
         if plan.nodes > 1
         else str(plan.processes_per_node),
         "user": plan.user,
+        "groups": " ".join(map(str, plan.groups)),
         "workdir": plan.workdir,
         "network": plan.network,
         "ipc": plan.ipc,

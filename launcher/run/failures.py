@@ -68,7 +68,7 @@ TABLE = (
     ),
     _known(
         "shared memory, /dev/shm, is too small",
-        "resources.ipc: host, which is the default, or a larger resources.shm_size",
+        "resources.ipc: host, or, with ipc: private, a larger resources.shm_size",
         r"is killed by signal: Bus error\.",
         r"unable to (?:allocate shared memory\(shm\) for|write to) file </torch_",
         r"unable to mmap \d+ bytes from file </torch_",

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from launcher.errors import UsageError
+from launcher.run.caller import make_folder
 from launcher.run.plan import Mount, Plan
 
 
@@ -37,7 +38,7 @@ def prepare(plan: Plan) -> None:
 def _make_folder(mount: Mount) -> None:
     try:
         if not os.path.exists(mount.source):  # a mount of the user's own may be a file
-            Path(mount.source).mkdir(parents=True, exist_ok=True)
+            make_folder(Path(mount.source))
     except OSError as error:
         raise UsageError(
             f"{mount.key}: can't make the folder {mount.source}: {error.strerror}",

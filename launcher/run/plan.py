@@ -23,13 +23,16 @@ BANNER_ULIMITS = {"memlock": -1, "stack": 67108864}
 FIRST_NODE = "node-0"
 """What the first node is called where all nodes are on one machine."""
 
+PRIVATE_SHM = "8g"
+"""A container's own /dev/shm where nothing is said of it: a bound, of which what is used counts."""
+
 AFTER_GRACE = 10
 """Seconds the engine waits longer than the runner, so that it is the runner that ends the ranks."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """What a plan takes from the machine and the user that start it.
+    """What a plan takes from the machine and the user that start it, with `groups` beside `gid`.
 
     `contained` is False where the run sees this machine's own files under their own names;
     `rootless` is True where a container's root is the calling user outside; `every_node` where
@@ -44,6 +47,7 @@ class Host:
     contained: bool = True
     rootless: bool = False
     every_node: bool = False
+    groups: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ class Plan:
     secrets: tuple[tuple[str, str], ...] = ()
     checkpoints: str | None = None
     tie: bool = False
+    groups: tuple[int, ...] = ()
+    no_new_privileges: bool = True
 
 
 def processes_of(config: RunConfig, gpus: Gpus) -> int:
@@ -154,6 +160,7 @@ def make_plan(
     with faults.collected():
         _check_mounts(mounts, origin)
     image = reference(config.image) if host.contained else HERE
+    ipc, shm_size = _shared_memory(config, gpus, processes)
     options = render.options(config, started, where, facts.release)
     with faults.collected():
         render.check(options, rest, started, facts, origin)
@@ -173,8 +180,8 @@ def make_plan(
         gpus=gpus,
         nodes=config.nodes.count,
         processes_per_node=processes,
-        ipc=config.resources.ipc,
-        shm_size=config.resources.shm_size,
+        ipc=ipc,
+        shm_size=shm_size,
         memory=config.resources.memory,
         ulimits=_ulimits(config, gpus),
         network=config.resources.network or _network(config, host),
@@ -186,6 +193,8 @@ def make_plan(
         secrets=tuple((name, _path(text, host)) for name, text in sorted(config.secrets.items())),
         checkpoints=save,
         tie=tie,
+        groups=host.groups if _is_caller(config, host) else (),
+        no_new_privileges=config.resources.no_new_privileges,
     )
 
 
@@ -243,7 +252,26 @@ def _user(config: RunConfig, host: Host) -> str | None:
         return None
     if config.resources.user != "auto":
         return None if config.resources.user == "image" else config.resources.user
-    return f"{host.uid}:{host.gid}" if host.uid and not host.rootless else None
+    return f"{host.uid}:{host.gid}" if _is_caller(config, host) else None
+
+
+def _is_caller(config: RunConfig, host: Host) -> bool:
+    """Whether a container runs as the calling user."""
+    named = config.resources.user != "auto"
+    return host.contained and bool(host.uid) and not (named or host.rootless)
+
+
+def _shared_memory(config: RunConfig, gpus: Gpus, processes: int) -> tuple[str, str | None]:
+    """The container's IPC namespace, and the size of its own /dev/shm.
+
+    NCCL and CUDA pass data between processes through the host's, as NVIDIA's images ask for.
+    """
+    asked = config.resources
+    if asked.ipc:
+        return asked.ipc, asked.shm_size
+    if gpus.count and processes * config.nodes.count > 1:
+        return "host", None
+    return "private", PRIVATE_SHM
 
 
 def _network(config: RunConfig, host: Host) -> str | None:

@@ -153,7 +153,7 @@ def _short_forms(parts: dict[str, JsonSchemaValue]) -> None:
     parts["Nodes"] = {"anyOf": [{"type": "integer", "minimum": 1}, parts["Nodes"]]}
     resources = parts["Resources"]
     resources |= _where("shm_size", {"not": {"type": "null"}}, needs="ipc")
-    resources["then"]["properties"] = {"ipc": {"not": {"const": "host"}}}
+    resources["then"]["properties"] = {"ipc": {"not": {"enum": ["host", None]}}}
 
 
 def _where(key: str, value: JsonSchemaValue, *, needs: str) -> JsonSchemaValue:

@@ -81,6 +81,10 @@ def _prepared(root: Path, checkpoint: str) -> Path:
     except OSError:
         new.unlink(missing_ok=True)
         raise
+    if os.geteuid() == 0:  # under sudo the run is the caller's, and writes the next one
+        told = root.stat()
+        with suppress(PermissionError):  # of a file system that takes no orders from root
+            os.chown(new, told.st_uid, told.st_gid)
     return new
 
 

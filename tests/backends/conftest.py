@@ -46,6 +46,7 @@ FULL: dict[str, Any] = {
     "ulimits": (("memlock", -1), ("stack", 67108864)),
     "network": "none",
     "user": "12345:100",
+    "groups": (44, 110),
     "workdir": "/tmp",  # noqa: S108
 }
 

@@ -190,14 +190,16 @@ def test_a_shell_takes_no_value_for_a_command(
 
 ALLOWED = {
     *("Init", "IpcMode", "Mounts", "Ulimits", "NetworkMode", "ShmSize", "Memory"),
-    "DeviceRequests",
+    *("DeviceRequests", "SecurityOpt", "GroupAdd"),
 }
 
 
 def test_nothing_is_asked_for_that_opens_the_host(bare: Plan, full: Plan) -> None:
-    """No Privileged, CapAdd, Devices, PidMode, SecurityOpt: neither for these nor by name."""
+    """No Privileged, CapAdd, Devices, PidMode: neither for these nor by name."""
     for plan in (bare, full):
-        assert set(docker.request(plan).body["HostConfig"]) <= ALLOWED
+        asked = docker.request(plan).body["HostConfig"]
+        assert set(asked) <= ALLOWED
+        assert asked["SecurityOpt"] == ["no-new-privileges"]
         assert {"--privileged", "--cap-add", "--device", "--pid"}.isdisjoint(docker.command(plan))
     assert "NetworkMode" not in docker.request(bare).body["HostConfig"]
 
@@ -225,6 +227,12 @@ def test_the_hosts_network_is_for_several_nodes(
 ) -> None:
     host = docker.request(plan_of(tmp_path, text)).body["HostConfig"]
     assert host.get("NetworkMode") == network
+
+
+def test_a_run_file_may_allow_new_privileges(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "resources: {no_new_privileges: false}\n")
+    assert "SecurityOpt" not in docker.request(plan).body["HostConfig"]
+    assert "--security-opt" not in docker.command(plan)
 
 
 def test_no_socket_of_an_engine_is_in_a_container(tmp_path: Path) -> None:

@@ -208,6 +208,36 @@ def test_what_the_run_writes_belongs_to_its_user(launch: Launch, tmp_path: Path)
     assert (folder / "made").read_text() == "launcher"
 
 
+SEEN = """\
+import os
+from pathlib import Path
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+shm = os.statvfs("/dev/shm")
+Path("made").touch()
+print(status["NoNewPrivs"].strip(), shm.f_blocks * shm.f_frsize >> 30, os.getuid(), os.getgid())
+"""
+
+
+def test_a_run_gets_no_new_privileges_and_memory_of_its_own_to_share(launch: Launch) -> None:
+    """A setuid program made it root, and it shared memory with all of the host's processes."""
+    program = SEEN.replace('Path("made").touch()', "")
+    process = launch(program, "--set", "resources.ipc=null", "--set", 'resources.user="12345:100"')
+    assert finish(process) == (0, b"1 8 12345 100\n", b"")
+
+
+def test_under_sudo_what_the_run_writes_belongs_to_who_called(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.getuid():
+        pytest.skip("needs root, as sudo gives it")
+    monkeypatch.setenv("SUDO_UID", "12345")
+    monkeypatch.setenv("SUDO_GID", "23456")
+    code, out, err = finish(launch(SEEN))
+    assert (code, out.split()[2:], err) == (0, [b"12345", b"23456"], b"")
+    for path in (tmp_path / "out put", tmp_path / "out put/made"):
+        assert (path.stat().st_uid, path.stat().st_gid) == (12345, 23456)
+
+
 def test_a_missing_image_is_told_with_how_to_make_it(launch: Launch) -> None:
     code, out, err = finish(launch("", "--tag", "24.02"))
     assert (code, out) == (125, b"")

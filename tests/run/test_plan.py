@@ -77,11 +77,38 @@ def test_the_number_of_all_must_be_found_first(plan: Planner) -> None:
 
 
 def test_what_nvidias_images_ask_for(plan: Planner) -> None:
-    made = plan("gpt2")
-    assert (made.ipc, made.init) == ("host", True)
+    made = plan("gpt2", "gpus=2")
+    assert (made.ipc, made.shm_size, made.init) == ("host", None, True)
     assert made.ulimits == (("memlock", -1), ("stack", 67108864))
     assert without_memlock(made) == replace(made, ulimits=(("stack", 67108864),))
     assert plan("gpt2-tiny").ulimits == (("stack", 67108864),)
+
+
+@pytest.mark.parametrize(
+    ("sets", "ipc", "shm_size"),
+    [
+        (("gpus=1",), "private", "8g"),
+        (("gpus=0", "processes=4", "training.fp16=false"), "private", "8g"),
+        (("gpus=1", "nodes={count: 2, master_addr: a}"), "host", None),
+        (("gpus=1", "resources.ipc=host"), "host", None),
+        (("gpus=2", "resources={ipc: private, shm_size: 1g}"), "private", "1g"),
+        (("gpus=2", "resources.ipc=private"), "private", None),
+    ],
+)
+def test_the_hosts_memory_is_shared_by_several_processes_with_gpus_alone(
+    plan: Planner, sets: tuple[str, ...], ipc: str, shm_size: str | None
+) -> None:
+    """A run on the CPU saw, and could change, what the host's processes share."""
+    made = plan("gpt2", *sets)
+    assert (made.ipc, made.shm_size) == (ipc, shm_size)
+
+
+def test_the_calling_users_groups_go_with_them(plan: Planner) -> None:
+    """Data that a group may read was not the run's to read."""
+    host = replace(HOST, groups=(44, 110))
+    assert plan("gpt2", host=host).groups == (44, 110)
+    assert plan("gpt2", 'resources.user="12345:5"', host=host).groups == ()
+    assert plan("gpt2", host=replace(host, rootless=True)).groups == ()
 
 
 def test_the_calling_user_owns_what_the_run_writes(plan: Planner) -> None:
