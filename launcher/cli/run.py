@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from launcher.backends import Backend
-    from launcher.run.plan import Plan
+    from launcher.run.assemble import Assembled
     from launcher.run.source import Override
     from launcher.run.text import Tokenized
 
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     data = text.tokenized(config, origin, settings().cache, partial(release, asked, chosen))
     asked = replace(asked, config=data.config)
     if args.dry_run:
-        return _show(assemble(asked, chosen, new_stamp(), dry=True).plan, chosen, data)
+        return _show(assemble(asked, chosen, new_stamp(), dry=True), chosen, data)
     if data.text:  # which may take hours
         check(asked, chosen, preflight=not args.no_preflight)
         data.make()
@@ -105,15 +105,17 @@ def options(args: argparse.Namespace, *keys: str) -> list[Override]:
     ]
 
 
-def _show(plan: Plan, chosen: Backend, data: Tokenized) -> int:
+def _show(assembled: Assembled, chosen: Backend, data: Tokenized) -> int:
     """Print the plan and the command; files that aren't there are told, as they may come."""
     import sys
 
     from launcher.run.describe import describe
     from launcher.run.files import missing
 
+    plan = assembled.plan
     print(f"{describe(plan)}\n{chosen.show(plan)}", end="")
     lines = missing(plan)
+    lines += [f"warning: {line}" for line in assembled.ignored]
     if data.text:  # data.path is where its tokens will be
         lines = [line for line in lines if not line.startswith("data.path:")]
         if not data.text.is_made:

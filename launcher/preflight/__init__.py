@@ -41,7 +41,7 @@ def preflight(
 
 def _with_rest(config: RunConfig, plan: Plan) -> RunConfig:
     """The configuration with what was given after `--` among its megatron_args."""
-    from launcher.run.render import own_keys
+    from launcher.run.keys import own_keys
 
     given: dict[str, str | bool] = {}
     name = ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.errors import UsageError
 from launcher.preflight import gpus, memory
 from launcher.preflight.finding import Finding
 from launcher.preflight.machine import Gpu, Use
@@ -91,16 +90,15 @@ def _advice(change: Change, processes: int, card: Gpu) -> str:
 
 def smallest(config: RunConfig, origin: Origin, processes: int, card: Gpu) -> Change | None:
     """The first change, alone or on top of those before it, with which the model fits."""
+    already = layout.faults(config, processes)  # which the image's Megatron allows
     for change in (*_single(config, processes), *_together(config, processes)):
-        if _holds(change.config, origin, processes, card):
+        if _holds(change.config, processes, card, already):
             return change
     return None
 
 
-def _holds(config: RunConfig, origin: Origin, processes: int, card: Gpu) -> bool:
-    try:
-        layout.check(config, origin, processes)
-    except UsageError:
+def _holds(config: RunConfig, processes: int, card: Gpu, already: Sequence[layout.Fault]) -> bool:
+    if any(fault not in already for fault in layout.faults(config, processes)):
         return False
     found = memory.estimate(config, layout.layout(config, processes), card.capability)
     return found is not None and found.total <= card.total * (1 - MARGIN)

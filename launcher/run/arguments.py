@@ -100,6 +100,12 @@ class Table:
         several = [self.gpt_choices.get(option, ()), *self.choices.get(option, ())]
         return tuple(sorted({value for allowed in several for value in allowed}))
 
+    def spans(self, text: str, release: str | None) -> bool:
+        """Whether `release` is in the spans '0.9-0.12,0.15-'; for one that isn't known, all are."""
+        known = release and series(release) in self.releases
+        order = [series(str(release))] if known else self.releases
+        return all(self._has(_spans(text), self.releases.index(one)) for one in order)
+
     def _has(self, spans: Spans, at: int) -> bool:
         order = self.releases
         return any(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from launcher.backends import Backend
 from launcher.errors import EngineError
-from launcher.run import caller, image
+from launcher.run import arguments, caller, image, rules
 from launcher.run.config import RunConfig
 from launcher.run.gpus import Gpus, parse_gpus, split
 from launcher.run.image import Facts
+from launcher.run.layout import layout
 from launcher.run.plan import Host, Plan, Stamp, make_plan
-from launcher.run.program import fewest, program
+from launcher.run.program import Kind, fewest, program
+from launcher.run.render import place
 from launcher.run.source import Origin
 from launcher.settings import expanded, settings
 
@@ -35,10 +38,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Assembled:
-    """A plan, and what is known of its image."""
+    """A plan, what is known of its image, and what the program will go on without."""
 
     plan: Plan
     facts: Facts
+    ignored: tuple[str, ...] = ()
 
 
 def assemble(
@@ -59,7 +63,18 @@ def assemble(
         _check_alone(asked, chosen, stamp)  # what is wrong with the file is told first
         raise
     plan = make_plan(config, origin, facts, host, stamp, gpus=gpus, rest=asked.rest, tie=asked.tie)
-    return Assembled(plan, facts)
+    return Assembled(plan, facts, tuple(_ignored(asked, plan, facts)))
+
+
+def _ignored(asked: Asked, plan: Plan, facts: Facts) -> Iterator[str]:
+    """What the program doesn't heed of what it is given, as warnings."""
+    if program(asked.config.program).kind is Kind.SCRIPT:
+        return
+    words = arguments.given(plan.argv[plan.argv.index("--") + 1 :])
+    where = layout(asked.config, plan.processes_per_node)
+    told = rules.Options({word.name: word.values for word in words}, where)
+    for problem, mend in rules.broken(rules.IGNORED, told, facts.release, place({}, asked.origin)):
+        yield f"{problem}\n  {mend}"
 
 
 def _one_folder(config: RunConfig, cwd: str) -> RunConfig:

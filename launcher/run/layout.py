@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import gcd, isqrt
+from math import gcd, isqrt, lcm
 
 from launcher.errors import UsageError
+from launcher.run.arguments import table
 from launcher.run.config import RunConfig
 from launcher.run.source import Origin
 
 LARGEST_AUTO = 16
 """The largest micro-batch that `auto` chooses; larger ones gain little and need much memory."""
 
+SHARED_GROUPS = "0.16-"
+"""The releases in which tensor-parallel processes may share a query group."""
 
 EXCLUSIVE = (
     ("fp16", "bf16"),
     ("train_iters", "train_samples"),
-    ("train_iters", "rampup_batch_size"),
     ("lr_warmup_fraction", "lr_warmup_iters"),
     ("lr_warmup_fraction", "lr_warmup_samples"),
     ("train_iters", "lr_decay_samples"),
@@ -78,18 +80,18 @@ def micro_batch(config: RunConfig, where: Layout) -> int | None:
     return max((n for n in range(1, LARGEST_AUTO + 1) if share % n == 0), default=1)
 
 
-def check(config: RunConfig, origin: Origin, processes: int) -> None:
+def check(config: RunConfig, origin: Origin, processes: int, release: str | None = None) -> None:
     """Raise UsageError with every rule that `config` breaks with `processes` on each node."""
-    found = faults(config, processes)
+    found = faults(config, processes, release)
     if found:
         told = [f"{origin.of(f.key)}: {f.problem}\n  {f.remedy}" for f in found]
         raise UsageError("\n".join(told))
 
 
-def faults(config: RunConfig, processes: int) -> list[Fault]:
-    """Every rule that `config` breaks with `processes` on each node."""
+def faults(config: RunConfig, processes: int, release: str | None = None) -> list[Fault]:
+    """Every rule that `config` breaks with `processes` on each node, and Megatron `release`."""
     where = layout(config, processes)
-    found = [*_world(config, where), *_model(config, where), *_training(config)]
+    found = [*_world(config, where), *_model(config, where, release), *_training(config)]
     if not found:  # the replicas' number means nothing before the world size fits
         found = list(_batches(config, where))
     return found
@@ -107,20 +109,15 @@ def _world(config: RunConfig, where: Layout) -> Iterator[Fault]:
             f"{where.world} processes aren't divisible by {product} = {where.model}",
             f"Nearest that work: {listed(near)} processes in all.",
         )
-    if config.parallel.sequence_parallel and where.tensor == 1:
-        yield Fault(
-            "parallel.sequence_parallel",
-            "sequence parallelism needs tensor parallelism",
-            "Set parallel.tensor_model_parallel_size to 2 or more, or leave it out.",
-        )
 
 
-def _model(config: RunConfig, where: Layout) -> Iterator[Fault]:
+def _model(config: RunConfig, where: Layout, release: str | None) -> Iterator[Fault]:
     model = config.model
     heads, groups, layers = model.num_attention_heads, model.num_query_groups, model.num_layers
     if heads and heads % where.tensor:
         yield _indivisible("parallel.tensor_model_parallel_size", where.tensor, "heads", heads)
-    if groups and groups % where.tensor:
+    shared = config.program != "gpt" and table().spans(SHARED_GROUPS, release)
+    if groups and groups % where.tensor and not (shared and where.tensor % groups == 0):
         key = "parallel.tensor_model_parallel_size"
         yield _indivisible(key, where.tensor, "query groups", groups)
     if heads and groups and heads % groups:
@@ -158,7 +155,7 @@ def _sequence(config: RunConfig, where: Layout) -> Iterator[Fault]:
         )
     parts = 2 * where.context if where.context > 1 else 1
     if config.parallel.sequence_parallel:
-        parts *= where.tensor
+        parts = lcm(parts, where.context * where.tensor)
     if length and length % parts:
         yield Fault(
             "model.seq_length",

@@ -153,7 +153,7 @@ def make_plan(
     with faults.collected():
         _check_processes(config, origin, gpus)
     with faults.collected():
-        layout.check(config, origin, processes)
+        layout.check(config, origin, processes, facts.release)
     where = layout.layout(config, processes)
     save = _path(config.checkpoint.save, host) if config.checkpoint.save else None
     config, mounts = _mounted(_saving_when_stopped(config, started), started, host)
@@ -162,8 +162,9 @@ def make_plan(
     image = reference(config.image) if host.contained else HERE
     ipc, shm_size = _shared_memory(config, gpus, processes)
     options = render.options(config, started, where, facts.release)
+    given = render.told(options, rest, where, config)
     with faults.collected():
-        render.check(options, rest, started, facts, origin)
+        render.check(options, rest, started, facts, origin, given)
     faults.refuse()
     return Plan(
         run=stamp.run,

@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from pydantic import BaseModel
-
 from launcher.errors import Faults, UsageError
-from launcher.run import arguments
-from launcher.run.config import (
-    Checkpoint,
-    Data,
-    Logging,
-    Model,
-    Parallel,
-    RunConfig,
-    Scalar,
-    Training,
-)
+from launcher.run import arguments, rules
+from launcher.run.config import RunConfig, Scalar
 from launcher.run.image import Facts
+from launcher.run.keys import SECTIONS, THE_RUNNERS, key, option_name, own_keys
 from launcher.run.layout import Layout, micro_batch
 from launcher.run.program import Kind, Program
 from launcher.run.secrets import redacted
 from launcher.run.source import Origin
 
-SECTIONS: dict[str, type[BaseModel]] = {
-    "model": Model,
-    "training": Training,
-    "parallel": Parallel,
-    "data": Data,
-    "checkpoint": Checkpoint,
-    "logging": Logging,
-}
-THE_RUNNERS = {"checkpoint.keep", "checkpoint.save_overwrite"}
-"""Keys of the sections that the runner takes, and the program doesn't."""
-
 NULL_TOKENIZER = "NullTokenizer"
-RENAMED = {
-    "data.path": "--data-path",
-    "data.mock": "--mock-data",
-    "data.cache": "--data-cache-path",
-}
 
 
 @dataclass(frozen=True)
@@ -51,19 +25,6 @@ class Option:
     name: str
     values: tuple[str, ...]
     key: str
-
-
-def option_name(key: str) -> str:
-    """The option of a section's key: '--num-layers' of model.num_layers."""
-    return RENAMED.get(key, "--" + key.partition(".")[2].replace("_", "-"))
-
-
-def own_keys() -> dict[str, str]:
-    """The key of every option that has one in a section."""
-    keys = [
-        f"{section}.{field}" for section, model in SECTIONS.items() for field in model.model_fields
-    ]
-    return {option_name(key): key for key in keys if key not in THE_RUNNERS}
 
 
 def options(
@@ -128,10 +89,29 @@ def _spelled(name: str, release: str | None) -> str:
     return next((known for known in there if known.replace("_", "-") == wanted), wanted)
 
 
+def told(
+    found: list[Option], rest: tuple[str, ...], where: Layout, config: RunConfig
+) -> rules.Options:
+    """All that the program is told: the options, those after `--`, and what is around it."""
+    values = {option.name: option.values for option in found}
+    values |= {option.name: option.values for option in arguments.given(rest)}
+    if config.program == "pretrain_gpt.py":
+        values.setdefault("--tokenizer-type", ("GPT2BPETokenizer",))
+    return rules.Options(values, where, config.env)
+
+
 def check(
-    found: list[Option], rest: tuple[str, ...], program: Program, facts: Facts, origin: Origin
+    found: list[Option],
+    rest: tuple[str, ...],
+    program: Program,
+    facts: Facts,
+    origin: Origin,
+    options: rules.Options,
 ) -> None:
-    """Refuse an option that the program doesn't take, or that has a key and is given past it."""
+    """Refuse an option that the program doesn't take, or that has a key and is given past it.
+
+    So is what Megatron would end at by its own rules between `options`.
+    """
     if program.kind is Kind.SCRIPT:
         return
     given = {option.name: origin.of(option.key) for option in found}
@@ -160,7 +140,17 @@ def check(
             release = None if program.kind is Kind.OURS else facts.release
             values = [arguments.Given(o.name, o.values, origin.of(o.key)) for o in found]
             arguments.check_values([*values, *arguments.given(rest)], release)
+    if program.kind is Kind.UPSTREAM:
+        for problem, mend in rules.broken(
+            rules.RULES, options, facts.release, place(given, origin)
+        ):
+            faults.add(problem, mend)
     faults.refuse()
+
+
+def place(given: Mapping[str, str], origin: Origin) -> Callable[[str], str]:
+    """Tells where an option stands, or where its key would."""
+    return lambda option: given.get(option) or origin.of(key(option))
 
 
 def _check_complete(given: Iterable[str], origin: Origin) -> None:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from launcher import yamlfile
 from launcher.errors import UsageError
-from launcher.run import arguments, render, shell
+from launcher.run import arguments, keys, shell
 from launcher.run.config import RunConfig
 from launcher.run.container_line import Container, container
 from launcher.run.gpus import parse_gpus
@@ -386,7 +386,7 @@ def _set_options(
     tag: str,
 ) -> None:
     """The program's options under their keys, the rest under megatron_args; and the image."""
-    own, given = render.own_keys(), dict[str, tuple[tuple[Word, ...], int]]()
+    own, given = keys.own_keys(), dict[str, tuple[tuple[Word, ...], int]]()
     for name, values, line in _options(start.arguments):
         values = _without_bundles(sheet, values)
         if len(values) > MOST_WORDS:
@@ -480,7 +480,7 @@ def _same(value: Any, texts: list[str], *, exact: bool) -> bool:
 
 def _fits(section: str, key: str, value: object) -> bool:
     try:
-        render.SECTIONS[section].model_validate({key: value})
+        keys.SECTIONS[section].model_validate({key: value})
     except ValidationError:
         return False
     return True
@@ -565,7 +565,7 @@ def _written(sheet: _Sheet, name: str) -> str:
     """The run file: sections in the models' order, keys in the script's."""
     blocks = [[f"# From {yamlfile.printable(name.rpartition('/')[2])}, by `launcher import`."]]
     blocks[0] += [f"{key}: {sheet.keys[key]}" for key in ORDER if key in sheet.keys]
-    for section in render.SECTIONS:
+    for section in keys.SECTIONS:
         own = {k: v for k, v in sheet.keys.items() if k.startswith(f"{section}.")}
         if own:
             lines = [f"  {key.partition('.')[2]}: {value}" for key, value in own.items()]

@@ -106,6 +106,8 @@ def prepare(
     The machine, where it was looked at.
     """
     plan = assembled.plan
+    for line in assembled.ignored:
+        tell(f"warning: {line}")
     if plan.checkpoints:
         _refuse_sharing(plan)
     files.require(plan)

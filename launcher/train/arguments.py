@@ -221,6 +221,8 @@ def layout(arguments: argparse.Namespace, world_size: int) -> Layout:
     tensor = arguments.tensor_model_parallel_size
     pipeline = arguments.pipeline_model_parallel_size
     _positive(arguments)
+    if tensor == 1:
+        arguments.sequence_parallel = False  # as upstream's programs do
     _divides(tensor * pipeline, world_size, "TP × PP", "the world size")
     data = world_size // (tensor * pipeline)
     step = arguments.micro_batch_size * data
@@ -268,8 +270,6 @@ def _check_data_files(data_path: list[str]) -> None:
 
 def _check_choices(arguments: argparse.Namespace, tensor: int) -> None:
     if arguments.sequence_parallel:
-        if tensor == 1:
-            raise UsageError("--sequence-parallel needs --tensor-model-parallel-size above 1")
         size = "--tensor-model-parallel-size"
         _divides(tensor, arguments.seq_length, size, "--seq-length")
     if arguments.fp16 and arguments.bf16:

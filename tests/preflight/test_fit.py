@@ -157,6 +157,7 @@ def test_a_gpu_that_tells_no_memory_isnt_judged(asked: Asker) -> None:
 def test_recomputing_that_is_on_isnt_advised(asked: Asker) -> None:
     sets = ("program=pretrain_gpt.py", "training.micro_batch_size=1", "model.seq_length=8192",
             "model.max_position_embeddings=8192", "megatron_args.recompute-granularity=full",
-            "megatron_args.recompute-method=uniform")  # fmt: skip
+            "megatron_args.recompute-method=uniform",
+            "megatron_args.recompute-num-layers=1")  # fmt: skip
     (finding,) = asked("gpt2", *sets).on(Machine(gpus=(card(total=2 * GB),)))
     assert "recompute" not in finding.mend

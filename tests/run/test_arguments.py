@@ -18,7 +18,7 @@ from launcher.train.arguments import parser
 
 Planner = Callable[..., Plan]
 UPSTREAM = (
-    "name: a\nimage: cpu\ngpus: 0\nprogram: pretrain_gpt.py\ndata: {mock: true}\n"
+    "name: a\nimage: cpu\ngpus: 0\nprogram: pretrain_gpt.py\ndata: {mock: true, vocab_size: 100}\n"
     "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 64,"
     " max_position_embeddings: 64}\n"
     "training: {micro_batch_size: 1, train_iters: 10, lr: 0.1}\n"
@@ -166,7 +166,8 @@ def test_the_rest_is_checked_too(plan: Planner) -> None:
     told = refusal(plan, UPSTREAM, rest=("--recompute-granularty=full",))
     assert "-- --recompute-granularty=full: " in told
     assert "--recompute-granularity" in told
-    assert plan(UPSTREAM, rest=("--recompute-granularity=full",)).argv[-1].endswith("=full")
+    rest = ("--recompute-granularity=selective",)
+    assert plan(UPSTREAM, rest=rest).argv[-1].endswith("=selective")
 
 
 def test_what_has_a_key_must_stand_there(plan: Planner) -> None:

@@ -144,7 +144,6 @@ def test_every_broken_rule_is_told_at_once() -> None:
     ("training", "key"),
     [
         ({"fp16": True, "bf16": True}, "training.bf16"),
-        ({"train_iters": 1, "rampup_batch_size": [1, 1, 1]}, "training.rampup_batch_size"),
         ({"train_iters": 1, "train_samples": 1}, "training.train_samples"),
         ({"train_samples": 1, "lr_decay_iters": 1}, "training.lr_decay_iters"),
         ({"lr_warmup_fraction": 0.1, "lr_warmup_iters": 1}, "training.lr_warmup_iters"),
@@ -162,9 +161,37 @@ def test_a_ramp_reaches_the_global_batch(start: int, increment: int, whole: int)
     assert works(ramp, 1) == reached
 
 
-def test_sequence_parallel_needs_tensor_parallel() -> None:
-    wrong = config().model_copy(update={"parallel": Parallel(sequence_parallel=True)})
-    assert "needs tensor parallelism" in refusal(wrong, 1)
+def test_sequence_parallel_without_tensor_parallel_is_let_through() -> None:
+    """Megatron turns it off, and upstream's own scripts for Mixtral and Llama say it."""
+    alone = config().model_copy(update={"parallel": Parallel(sequence_parallel=True)})
+    assert works(alone, 1)
+
+
+def test_a_sequence_is_divided_by_context_first() -> None:
+    """1000 at TP4 CP2 with sequence parallelism was refused: 1000 / 4, then 500 / 4."""
+    sizes = {"tensor_model_parallel_size": 4, "context_parallel_size": 2, "sequence_parallel": True}
+    changes = {"parallel": Parallel(**sizes), "model": Model(seq_length=1000)}
+    assert works(config().model_copy(update=changes), 8)
+    changes["model"] = Model(seq_length=1004)
+    assert not works(config().model_copy(update=changes), 8)
+
+
+@pytest.mark.parametrize(
+    ("groups", "release", "program", "taken"),
+    [
+        (2, "0.16.1", "pretrain_gpt.py", True),
+        (3, "0.16.1", "pretrain_gpt.py", False),
+        (2, "0.15.3", "pretrain_gpt.py", False),
+        (2, None, "pretrain_gpt.py", False),
+        (2, "0.16.1", "gpt", False),
+    ],
+)
+def test_query_groups_below_tensor_parallel_are_shared_from_0_16_on(
+    groups: int, release: str | None, program: str, taken: bool
+) -> None:
+    model = Model(num_attention_heads=12, num_query_groups=groups)
+    few = config(4).model_copy(update={"model": model, "program": program})
+    assert (not layout.faults(few, 4, release)) == taken
 
 
 def test_layers_that_the_file_deals_out_itself_are_left_to_it() -> None:

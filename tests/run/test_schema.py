@@ -12,8 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from launcher.run import arguments, config, render, source
+from launcher.run import arguments, config, source
 from launcher.run.config import RunConfig
+from launcher.run.keys import option_name
 from launcher.run.schema import schema
 
 SCHEMA = schema()
@@ -70,7 +71,7 @@ def sections(draw: st.DrawFn, model: type[Any], section: str) -> dict[str, Any]:
     keys = draw(st.lists(st.sampled_from(sorted(hints)), unique=True, max_size=6))
     found = {}
     for key in keys:
-        choices = arguments.table().any_choices(render.option_name(f"{section}.{key}"))
+        choices = arguments.table().any_choices(option_name(f"{section}.{key}"))
         found[key] = draw(st.sampled_from(choices) if choices else values_of(hints[key]))
     return found
 

@@ -34,6 +34,12 @@ def test_global_batch_defaults_to_one_micro_batch_per_rank() -> None:
     assert arguments.global_batch_size == 8
 
 
+def test_sequence_parallelism_alone_is_turned_off_as_upstream_does() -> None:
+    arguments = command_line.parse([*MOCK, "--sequence-parallel"])
+    command_line.layout(arguments, 1)
+    assert not arguments.sequence_parallel
+
+
 @pytest.mark.parametrize(
     ("size", "divisible_by", "tensor", "padded"),
     [(50257, 128, 1, 50304), (50257, 128, 2, 50432), (50304, 128, 1, 50304), (100, 64, 2, 128)],
@@ -51,7 +57,6 @@ def test_vocabulary_padding_is_upstreams(
         (["--tensor-model-parallel-size", "2"], 3, r"world size \(3\) is not divisible by TP"),
         (["--pipeline-model-parallel-size", "4"], 4, r"--num-layers \(2\)"),
         (["--global-batch-size", "6"], 2, r"--global-batch-size \(6\)"),
-        (["--sequence-parallel"], 1, "needs --tensor-model-parallel-size above 1"),
         (["--hidden-size", "33"], 1, r"--hidden-size \(33\)"),
         (["--num-query-groups", "3"], 1, r"--num-query-groups \(3\)"),
         (["--fp16", "--bf16"], 1, "exclude each other"),

@@ -123,7 +123,6 @@ def test_any_batch_on_any_number_of_replicas(
         ("--num-attention-heads=6 --tensor-model-parallel-size=4", r"heads \(6\) is not divisible"),
         ("--tensor-model-parallel-size=3", r"world size \(4\) is not divisible by TP × PP \(3\)"),
         ("--fp16 --bf16", "exclude each other"),
-        ("--sequence-parallel", "needs --tensor-model-parallel-size above 1"),
         ("--memory-monitor-interval=0", "--memory-interval must be above 0"),
     ],
 )
