@@ -39,6 +39,7 @@ PACKAGES = STAGE / "opt/packages"
 EXTENSIONS = STAGE / "opt/extensions"
 EXAMPLE = "megatron_core_training_example.py"
 EPOCH_OF_PACKAGES = 315532800  # 1980-01-01, the earliest time a zip file can carry
+LEFT_OUT = ("*.py[co]", "*.so", "*.o")  # what an earlier build left in a checkout
 SHARES = 4  # that a folder is byte-compiled in, whatever the number of processors
 
 # Optimised, without debug information, symbols, or the build folder's path in assertions.
@@ -65,19 +66,30 @@ def tools() -> None:
 
 
 def wheel() -> None:
-    """Compile the wheel and assert that the extension, and of git all of Megatron, is in it."""
+    """Compile the wheel and assert that it is all of the source's packages, and the extension."""
     print("stage: compiling megatron_core", flush=True)
-    normalise(BUILD / "source", int(os.environ["SOURCE_DATE_EPOCH"]))  # a wheel keeps modes
-    pip_wheel = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir"]
-    run([*pip_command(), *pip_wheel, str(DIST), str(BUILD / "source")], **FLAGS)
-    built = next(DIST.glob("*.whl"))
+    built = compile_wheel()
     source = json.loads((BUILD / "source.json").read_text())
     names = zipfile.ZipFile(built).namelist()
     check_version(built, source)
     check_extension(built, names, source["extension"])
     if source["whole"] and "megatron/training/__init__.py" not in names:
         fail(f"{built.name} holds no megatron.training: the packaging patch did not take effect")
+    check_files(built, names)
     print(f"stage: {built.name} {sha256(built)}", flush=True)
+
+
+def compile_wheel() -> Path:
+    """The wheel of source/, with all that lies beside its modules: a web page, a CUDA kernel.
+
+    Upstream names next to none of it as package data, so the released wheels lack it.
+    """
+    with (BUILD / "source/MANIFEST.in").open("a") as file:
+        file.write(f"\ngraft megatron\nglobal-exclude {' '.join(LEFT_OUT)}\n")
+    normalise(BUILD / "source", int(os.environ["SOURCE_DATE_EPOCH"]))  # a wheel keeps modes
+    pip_wheel = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir"]
+    run([*pip_command(), *pip_wheel, str(DIST), str(BUILD / "source")], **FLAGS)
+    return next(DIST.glob("*.whl"))
 
 
 def check_version(built: Path, source: dict[str, str]) -> None:
@@ -105,6 +117,20 @@ def check_extension(built: Path, names: list[str], extension: str) -> None:
         fail(f"{found[0]} does not import: {error}")
 
 
+def check_files(built: Path, names: list[str]) -> None:
+    """Fail unless every file of the source's packages is in the wheel, but for LEFT_OUT."""
+    packages = BUILD / "source/megatron"
+    there = [path for path in packages.rglob("*") if path.is_file()]
+    wanted = {
+        path.relative_to(BUILD / "source").as_posix()
+        for path in there
+        if not any(path.match(pattern) for pattern in LEFT_OUT)
+    }
+    if missing := sorted(wanted - {*names}):
+        listed = ", ".join(missing[:5]) + (", …" if missing[5:] else "")
+        fail(f"{built.name} lacks {len(missing)} files that the source has: {listed}")
+
+
 def folder() -> None:
     """Lay out what is added to a base: wheel, needs, launcher.train, the source's scripts."""
     lib = MEGATRON / "lib"
@@ -112,7 +138,6 @@ def folder() -> None:
     built = next(DIST.glob("*.whl"))
     pip_install = ["install", "--no-index", "--no-deps", "--no-compile", "--target", str(lib)]
     run([*pip_command(), *pip_install, str(built)])
-    add_makefile(lib)
     shutil.copytree(BUILD / "launcher", lib / "launcher")
     (lib / "launcher/train" / EXAMPLE).rename(MEGATRON / EXAMPLE)
     shutil.copytree(
@@ -204,19 +229,6 @@ def check_modules(built: Path, modules: list[str]) -> None:
     compiled = {name.partition(".")[0] for name in names if name.endswith(".so")}
     if missing := [name for name in modules if name not in compiled]:
         fail(f"{built.name} holds no compiled {', '.join(missing)}: see the messages above")
-
-
-def add_makefile(lib: Path) -> None:
-    """Put beside the compiled module what upstream's compile_helpers runs `make` for.
-
-    No wheel has it, and without it an unpatched release ends there. With it make finds the module
-    as new as its source, since all files get one time, and compiles nothing.
-    """
-    datasets = Path("megatron/core/datasets")
-    for name in ("Makefile", "helpers.cpp"):
-        source = BUILD / "source" / datasets / name
-        if source.is_file():
-            shutil.copyfile(source, lib / datasets / name)
 
 
 def set_apart(lib: Path) -> None:

@@ -273,22 +273,6 @@ def test_a_wheel_without_its_modules_is_refused(tmp_path: Path) -> None:
         stage.check_modules(wheel, ["apex_C", "amp_C"])
 
 
-def test_the_makefile_is_put_beside_the_module_where_the_source_has_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    datasets = Path("megatron/core/datasets")
-    monkeypatch.setattr(stage, "BUILD", tmp_path)
-    for folder in (tmp_path / "source" / datasets, tmp_path / "lib" / datasets):
-        folder.mkdir(parents=True)
-    stage.add_makefile(tmp_path / "lib")  # an sdist has none
-    assert not [*(tmp_path / "lib" / datasets).iterdir()]
-    for name in ("Makefile", "helpers.cpp", "readme.md"):
-        (tmp_path / "source" / datasets / name).write_text(name)
-    stage.add_makefile(tmp_path / "lib")
-    there = sorted(path.name for path in (tmp_path / "lib" / datasets).iterdir())
-    assert there == ["Makefile", "helpers.cpp"]
-
-
 def test_make_compiles_nothing_where_the_module_is_as_new_as_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

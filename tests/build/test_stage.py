@@ -7,13 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from launcher.build import stage
+from launcher.build import fetch, stage
+from launcher.matrix.load import load_lock
+from launcher.settings import Settings
 
 # What a .pyc of Python 3.10 keeps in the order of the seed: a frozenset, and names in one.
 SOURCE = "def known(name):\n    return name in {names}\n"
@@ -102,3 +105,51 @@ def test_no_folders_name_begins_that_of_its_metadata(tmp_path: Path) -> None:
     ]
     (found,) = metadata.distributions(name="einops", path=[str(tmp_path)])
     assert found.version == "0.8.2"
+
+
+@pytest.fixture
+def building(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: Settings) -> Path:
+    """A build's folder on this machine, with the locked tools, in place of /build in a builder."""
+    pins = load_lock().needs["cp311"].build
+    tools = tmp_path / "wheels/build"
+    tools.mkdir(parents=True)
+    for one in fetch.wheels(pins, "3.11", site):
+        shutil.copy(one, tools)
+    (tools / "requirements.txt").write_text("\n".join(pins) + "\n")
+    monkeypatch.setattr(stage, "BUILD", tmp_path)
+    monkeypatch.setattr(stage, "TOOLS", tmp_path / "tools")
+    monkeypatch.setattr(stage, "DIST", tmp_path / "dist")
+    monkeypatch.setattr(stage.os, "chown", lambda *_, **__: None)  # which root alone may
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    stage.tools()
+    return tmp_path
+
+
+def test_what_lies_beside_modules_is_in_the_wheel(building: Path) -> None:
+    """The text server's page was 404; a CUDA kernel that is compiled at run time was missing."""
+    source = building / "source"
+    files = (
+        "core/__init__.py",
+        "core/k/a.cu",
+        "inference/server.py",
+        "inference/static/index.html",
+    )
+    for name in (*files, "core/left.so", "core/left.o", "core/left.pyc"):
+        path = source / "megatron" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (source / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "megatron-core"\nversion = "1"\n'
+        '[tool.setuptools.packages.find]\ninclude = ["megatron.*"]\n'
+    )
+    built = stage.compile_wheel()
+    names = zipfile.ZipFile(built).namelist()
+    assert {name for name in names if "dist-info" not in name} == {f"megatron/{n}" for n in files}
+    stage.check_files(built, names)
+    (source / "megatron/rl").mkdir()
+    for number in range(7):
+        (source / f"megatron/rl/{number}.py").touch()
+    told = r"lacks 7 files that the source has: megatron/rl/0\.py, .*megatron/rl/4\.py, …$"
+    with pytest.raises(SystemExit, match=told):
+        stage.check_files(built, names)
