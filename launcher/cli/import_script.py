@@ -38,6 +38,7 @@ def main(args: argparse.Namespace) -> int:
         name,
         _images(matrix),
         tag=args.tag,
+        bare={tag for tag, row in matrix.rows.items() if row.source != "git"},
         positional=tuple(args.rest),
     )
     if args.output is None:

@@ -2,6 +2,8 @@
 
 `python3 -m launcher.run.extract GITDIR core_v0.9.0 core_v0.10.0 …` rewrites arguments.json; without
 arguments, only the part on our own program, after its parser has changed.
+`python3 -m launcher.run.extract --programs GITDIR core_v0.9.0 …` rewrites programs.json: which
+series have which of upstream's programs, the scripts that run what they hold.
 
 Nothing of Megatron is imported: names and choices are read from the syntax tree, and where a
 release makes options of a dataclass (ArgumentGroupFactory, from 0.16 on) the fields of the class
@@ -25,6 +27,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from launcher.run.arguments import DATA, series
+from launcher.run.program import PROGRAMS
 from launcher.train.arguments import parser
 
 ARGUMENTS = "megatron.training.arguments"
@@ -406,8 +409,27 @@ def _spans(present: list[bool], order: list[str]) -> str:
     return ",".join(spans)
 
 
+def programs(git_dir: Path, tags: list[str]) -> dict[str, str]:
+    """Upstream's programs by their paths, with the series that have each, oldest first."""
+    folders = ["pretrain_*.py", "train_*.py", "examples/*.py", "tools/*.py"]
+    found: dict[str, list[str]] = {}
+    for tag in tags:
+        command = ["git", "-C", str(git_dir), "grep", "-l", "__main__", tag, "--", *folders]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for line in listed.splitlines():
+            found.setdefault(line.partition(":")[2], []).append(series(tag.removeprefix("core_v")))
+    return {path: " ".join(there) for path, there in found.items()}
+
+
 def main(argv: list[str]) -> int:
-    """Rewrite arguments.json: our part, and Megatron's from the tags given, oldest first."""
+    """Rewrite arguments.json: our part, and Megatron's from the tags given, oldest first.
+
+    With --programs, rewrite programs.json.
+    """
+    if argv[:1] == ["--programs"]:
+        text = json.dumps(programs(Path(argv[1]), argv[2:]), indent=0, sort_keys=True)
+        PROGRAMS.write_text(f"{text}\n", encoding="utf-8")
+        return 0
     data = json.loads(DATA.read_text(encoding="utf-8"))
     if argv:
         git_dir, *tags = argv

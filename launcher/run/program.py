@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from itertools import count
+from pathlib import Path
 
 from launcher.errors import Faults
 from launcher.run.config import RunConfig
@@ -17,6 +20,7 @@ CHECKOUT = "/opt/megatron/checkout"
 HOST_SCRIPTS = "/program"
 QUICKSTART = "run_simple_mcore_train_loop.py"
 EXAMPLE = "megatron_core_training_example.py"
+PROGRAMS = Path(__file__).parent / "programs.json"
 
 
 class Kind(Enum):
@@ -35,6 +39,13 @@ class Program:
     name: str
     argv: tuple[str, ...]
     host: str = ""
+
+
+@cache
+def upstreams() -> dict[str, tuple[str, ...]]:
+    """Upstream's programs by their paths, with the series of releases that have each (0.9)."""
+    data: dict[str, str] = json.loads(PROGRAMS.read_text(encoding="utf-8"))
+    return {path: tuple(text.split()) for path, text in data.items()}
 
 
 def program(text: str, scripts: str = SOURCE) -> Program:

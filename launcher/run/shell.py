@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect, bisect_left
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise, zip_longest
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ BLOCKS = {
     "ERROR": "what the reader doesn't understand",
 }
 MOST_PASSES = 20
+NOT_TAKEN = "stands in what isn't followed, and is left out"
 LONGEST = 2**15
 """Characters that a script may have, twice as many as the longest of upstream's."""
 DEEPEST = 100
@@ -89,11 +91,23 @@ class Left:
 
 @dataclass
 class Script:
-    """What a script comes to: its commands in order, what it exports, and what isn't followed."""
+    """What a script comes to: its commands in order, what it exports, and what isn't followed.
+
+    Of that, `branches` are what it would come to where it is entered.
+    """
 
     commands: list[Command] = field(default_factory=list)
     exported: dict[str, Word] = field(default_factory=dict)
     left: list[Left] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A part of what `left` says isn't followed, read with the variables as they are before it."""
+
+    left: Left
+    script: Script
 
 
 def read(
@@ -125,8 +139,7 @@ def read(
             break
     reader = _Reader(source, positional, given)
     reader.statements(parser.parse(source).root_node)
-    known = [name for name in reader.exports if name in reader.scalars]
-    reader.script.exported = {name: _joined(reader.scalars[name], 0) for name in known}
+    reader.end()
 
     def word(one: Word) -> Word:
         pieces = (replace(p, text=decoded(p.text), unknown=decoded(p.unknown)) for p in one.pieces)
@@ -202,7 +215,14 @@ def _mapped(
     ]
     exported = {change(name): word(value) for name, value in script.exported.items()}
     left = [Left(line(one.line), change(one.what)) for one in script.left]
-    return Script(commands, exported, left)
+    branches = [
+        Branch(
+            Left(line(one.left.line), change(one.left.what)),
+            _mapped(one.script, change, word, line),
+        )
+        for one in script.branches
+    ]
+    return Script(commands, exported, left, branches)
 
 
 def _too_deep(root: Node) -> int | None:
@@ -252,6 +272,36 @@ def _text(node: Node | None) -> str:
     return (node.text or b"").decode(errors="replace") if node is not None else ""
 
 
+def _parts(node: Node) -> Iterator[list[Node]]:
+    """The statements of each part of a condition, a loop or a function; else the node itself."""
+    if node.type == "ERROR":
+        return
+    if node.type == "case_statement":
+        items = [child for child in node.named_children if child.type == "case_item"]
+        yield from ([c for c in one.named_children if c not in _values(one)] for one in items)
+    elif node.type in ("if_statement", "elif_clause", "else_clause"):
+        tests = node.children_by_field_name("condition")
+        clauses = [c for c in node.named_children if c.type in ("elif_clause", "else_clause")]
+        yield [c for c in node.named_children if c not in tests and c not in clauses]
+        for clause in clauses:
+            yield from _parts(clause)
+    elif body := node.child_by_field_name("body"):
+        yield body.named_children
+    else:
+        yield [node]
+
+
+def _values(item: Node) -> list[Node]:
+    """The patterns of one `a|b)` of a case."""
+    return item.children_by_field_name("value")
+
+
+def _options_in(node: Node) -> list[tuple[str, int]]:
+    """The options that an assignment's text names, each with its line."""
+    found = re.finditer(r"(?<![^\s\"'(=])--[A-Za-z][\w-]*", _text(node))
+    return [(one[0], _line(node) + _text(node).count("\n", 0, one.start())) for one in found]
+
+
 def _touching(nodes: list[Node]) -> list[list[Node]]:
     """The nodes in groups without a byte between them."""
     groups: list[list[Node]] = []
@@ -295,13 +345,23 @@ class _Reader:
 
     def statements(self, node: Node) -> None:
         """Follow what stands in a program, a group or a subshell."""
-        for group in _touching(node.named_children):
+        self.sequence(node.named_children)
+
+    def sequence(self, nodes: list[Node]) -> None:
+        """Follow one statement after the other."""
+        for group in _touching(nodes):
             for child in group:
                 self.statement(child)
             if len(group) > 1:  # what touches is one, and isn't read as one
                 sets = [one for child in group for one in _below(child, "variable_assignment")]
                 names = [_text(one.child_by_field_name("name")) for one in sets]
                 self._forget(names, _line(group[0]))
+
+    def end(self) -> None:
+        """Say what is exported, as it stands in the end."""
+        for name in self.exports:
+            if name in self.scalars:
+                self.script.exported[name] = _joined(self.scalars[name], 0)
 
     def statement(self, node: Node, output: str = "") -> None:
         """Follow one statement; `output` is what stands behind it in a pipeline."""
@@ -342,6 +402,7 @@ class _Reader:
 
     def _uncertain(self, node: Node, what: str) -> None:
         """Tell what depends on something; variables set there are no longer known."""
+        branches = list(self._branches(node, what))
         names = [_text(c.child_by_field_name("name")) for c in _below(node, "command")]
         sets = list(_below(node, "variable_assignment"))
         added = list[str]()
@@ -357,7 +418,30 @@ class _Reader:
             last = int(node.end_point[0]) + 1
             span = f" up to line {last}" if last > _line(node) else ""
             adds = "".join(f", what it adds to {name} is left out" for name in dict.fromkeys(added))
-            self.script.left.append(Left(_line(node), f"{what}{span}: not followed{adds}"))
+            left = Left(_line(node), f"{what}{span}: not followed{adds}")
+            options = [one for assignment in sets for one in _options_in(assignment)]
+            self.script.left += [
+                left,
+                *(Left(line, f"{name}: {NOT_TAKEN}") for name, line in options),
+            ]
+            self.script.branches += [Branch(left, script) for script in branches]
+
+    def _branches(self, node: Node, what: str) -> Iterator[Script]:
+        """What each part of a statement comes to where it is entered, if it has any command."""
+        for nodes in _parts(node):
+            inner = copy(self)
+            inner.script, inner.exports = Script(), {**self.exports}
+            inner.scalars, inner.arrays = {**self.scalars}, {**self.arrays}
+            if loop := node.child_by_field_name("variable"):
+                inner._forget([_text(loop)], _line(node))
+            if what == BLOCKS["function_definition"]:
+                inner.scalars = {k: v for k, v in self.scalars.items() if not k.isdigit()}
+                inner.arrays["@"] = [(Piece("", _line(node), unknown="$@ of a function"),)]
+            inner.sequence(nodes)
+            inner.end()
+            self.expanded = inner.expanded
+            if inner.script.commands or inner.script.branches:
+                yield inner.script
 
     def _forget(self, names: list[str], line: int) -> None:
         """From here on the variables have values that can't be told."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -19,9 +19,9 @@ from launcher.run.container_line import Container, container
 from launcher.run.gpus import parse_gpus
 from launcher.run.image import Facts
 from launcher.run.plan import Host, Stamp, make_plan
-from launcher.run.program import fewest
+from launcher.run.program import fewest, upstreams
 from launcher.run.secrets import is_secret, is_secret_option
-from launcher.run.shell import HARMLESS, PLACEHOLDER, Command, Left, Script, Word
+from launcher.run.shell import HARMLESS, PLACEHOLDER, Branch, Command, Left, Script, Word
 from launcher.run.slurm_lines import Batch, Count, batch
 from launcher.run.source import Origin
 
@@ -100,13 +100,14 @@ def imported(
     images: Mapping[str, tuple[str, ...]],
     *,
     tag: str,
+    bare: Collection[str] = (),
     positional: tuple[str, ...] = (),
 ) -> Imported:
     """The run file of the script `text`; nothing of it is run.
 
     `images` has the releases of each tag, the default first; `tag` is taken where the script names
-    no other. `positional` are the script's own arguments, $1 and on.
-    Raises UsageError where the script has no command that starts training.
+    no other. Images of the tags in `bare` have no programs of upstream's. `positional` are the
+    script's own arguments, $1 and on. Raises UsageError where the script starts no program.
     """
     if any("\udc80" <= char <= "\udcff" for argument in positional for char in argument):
         raise UsageError(f"{name}: an argument behind -- isn't UTF-8 text")
@@ -115,23 +116,25 @@ def imported(
         raise UsageError(f"{name}:{line}: a null byte: this is no shell script")
     asked = batch(text[: shell.LONGEST])
     script = _unwrapped(shell.read(text, positional, asked.variables))
-    starts = [start for command in script.commands if (start := _start(command))]
+    starts = list(_starts(script))
     if not starts:
-        raise UsageError(f"{name}: no command that starts a pretrain_*.py", _hint(script))
-    start = _best(starts)
+        raise UsageError(f"{name}: no command that starts a program of Megatron's", _hint(script))
+    start, branches = max(starts, key=lambda one: _rank(*one))
+    script = _entered(script, branches, start)
     sheet = _Sheet(told=[*asked.left, *script.left])
     around = _around(script, start, sheet)
     sheet.keys["name"] = _yaml_text(_run_name(name))
     _set_program(sheet, start, around)
     _set_processes(sheet, start, around, asked)
-    _set_options(sheet, start, around, images, tag)
+    upstream = {t: releases for t, releases in images.items() if t not in bare}
+    _set_options(sheet, start, around, images, upstream, tag)
     _set_env(sheet, script, start, around)
-    for other in starts:
+    for other, _ in starts:
         if other is not start:
             sheet.tell(other.line, "another command that starts a program: not carried over")
     written = _written(sheet, name)
     told = sorted(dict.fromkeys(sheet.told), key=lambda left: left.line)
-    return Imported(written, tuple(told), _wrong(written, images))
+    return Imported(written, tuple(told), _wrong(written, images, bare))
 
 
 # What starts training
@@ -151,7 +154,45 @@ def _unwrapped(script: Script) -> Script:
             env = command.env | one.env
             commands.append(Command((*before, *one.words), env, one.line, command.output))
         script.left += inner.left
-    return replace(script, commands=commands)
+    branches = [replace(one, script=_unwrapped(one.script)) for one in script.branches]
+    return replace(script, commands=commands, branches=branches)
+
+
+def _starts(
+    script: Script, branches: tuple[Branch, ...] = ()
+) -> Iterator[tuple[Start, tuple[Branch, ...]]]:
+    """The commands that start a program, each with the branches that lead to it."""
+    for command in script.commands:
+        if start := _start(command):
+            yield start, branches
+    for branch in script.branches:
+        yield from _starts(branch.script, (*branches, branch))
+
+
+def _rank(start: Start, branches: tuple[Branch, ...]) -> tuple[bool, bool, bool, int]:
+    """The best is a pretrain_*.py, then what is started on several GPUs, then what is followed.
+
+    Of several others, it is the one with most arguments.
+    """
+    trains = _program_name(start).startswith("pretrain_")
+    several = start.torchrun is not None or any(word.text == "srun" for word in start.before)
+    return trains, several, not branches, 0 if trains else len(start.arguments)
+
+
+def _entered(script: Script, branches: tuple[Branch, ...], start: Start) -> Script:
+    """The script with these branches followed, which is told."""
+    for branch in branches:
+        what = (
+            f"{branch.left.what.partition(':')[0]}: followed to line {start.line}, where it starts"
+        )
+        inner = branch.script
+        script = Script(
+            [*script.commands, *inner.commands],
+            script.exported | inner.exported,
+            [one for one in script.left if one != branch.left]
+            + [Left(branch.left.line, f"{what} {_program_name(start)}"), *inner.left],
+        )
+    return script
 
 
 def _shell_text(command: Command) -> int | None:
@@ -175,12 +216,15 @@ def _start(command: Command) -> Start | None:
             rest = words[at + 1 :]
             while rest and re.fullmatch(r"-[uOBsSEI]+", rest[0].text):
                 rest = rest[1:]
-            if [w.text for w in rest[:1]] == ["-m"] and len(rest) > 1:
-                module = rest[1].text
-                if module not in ("torch.distributed.launch", "torch.distributed.run"):
-                    return None
-                return _taken_apart(command, at, rest[2:])
-            return _taken_apart(command, at, rest, launched=False)
+            modules = ("torch.distributed.launch", "torch.distributed.run")
+            launched = (
+                [w.text for w in rest[:1]] == ["-m"] and rest[1:2] and rest[1].text in modules
+            )
+            return _taken_apart(
+                command, at, rest[2:] if launched else rest, launched=bool(launched)
+            )
+        if word.unknown and words[at + 1 : at + 2] and _named_in_part(words[at + 1]):
+            return _taken_apart(command, at + 1, words[at + 1 :], launched=False)
         if re.fullmatch(r"pretrain_\w+\.py", called):
             return _taken_apart(command, at, words[at:], launched=False)
     return None
@@ -194,12 +238,18 @@ def _taken_apart(
     while position < len(words) and words[position].text.startswith("-"):
         name = words[position].text.lstrip("-").replace("-", "_")
         position += 2 if name in OF_TORCHRUN else 1
-    if position >= len(words) or not words[position].text.endswith(".py"):
+    if position >= len(words):
+        return None
+    program = words[position]
+    if words[:position] and words[position - 1].text in ("-m", "--module"):
+        path = f"{program.text.replace('.', '/')}.py"
+        program = replace(program, text=path if path in upstreams() else "")
+    if not program.text.endswith(".py"):
         return None
     return Start(
         line=command.line,
         torchrun=words[:position] if launched else None,
-        program=words[position],
+        program=program,
         arguments=words[position + 1 :],
         env=command.env,
         before=command.words[:at],
@@ -207,14 +257,12 @@ def _taken_apart(
     )
 
 
-def _best(starts: list[Start]) -> Start:
-    """Of several, the first that starts a pretrain_*.py, else the one with most arguments."""
-    upstream = [one for one in starts if _program_name(one).startswith("pretrain_")]
-    return upstream[0] if upstream else max(starts, key=lambda one: len(one.arguments))
-
-
 def _program_name(start: Start) -> str:
-    return start.program.text.rpartition("/")[2]
+    return _last(start.program)
+
+
+def _last(word: Word) -> str:
+    return word.text.rpartition("/")[2]
 
 
 def _hint(script: Script) -> str:
@@ -252,6 +300,9 @@ def _around(script: Script, start: Start, sheet: _Sheet) -> Container:
             sheet.tell(command.line, "cd: relative paths start where the launcher is started")
         elif (mine or not contained) and called not in HARMLESS and not _start(command):
             sheet.tell(command.line, f"{_told_words(words)}: not carried over")
+    if start.before and start.before[0].unknown:
+        why = start.before[0].unknown
+        sheet.tell(start.line, f"{why}: how it starts the program isn't carried over")
     wrapper = start.before[0].text if start.before else ""
     if wrapper and wrapper not in ("docker", "sudo", "exec", "nohup", "time", "env"):
         sheet.tell(start.line, f"{wrapper}: how it starts the program isn't carried over")
@@ -276,15 +327,24 @@ def _run_name(name: str) -> str:
 def _set_program(sheet: _Sheet, start: Start, around: Container) -> None:
     """One of the image's programs by its name; any other is a script of this machine."""
     text = start.program.text
-    inside = re.search(r"(?:^|/)((?:pretrain_\w+|(?:examples|tools)/.+)\.py)$", text)
-    if inside:
-        sheet.keys["program"] = _yaml_text(inside[1])
+    inside = re.search(r"(?:^|/)((?:pretrain_\w+|train_rl|(?:examples|tools)/.+)\.py)$", text)
+    own = inside[1] if inside else _named_in_part(start.program)
+    if own:
+        sheet.keys["program"] = _yaml_text(own)
         if text.startswith("/"):
-            sheet.tell(start.program.line, f"{text}: the image's own {inside[1]} is taken")
+            sheet.tell(start.program.line, f"{text}: the image's own {own} is taken")
         return
     text = around.outside(text)
     own = text if text.startswith(("/", "./", "../", "~")) else f"./{text}"
     sheet.keys["program"] = _yaml_text(own)
+
+
+def _named_in_part(program: Word) -> str:
+    """Of a path that isn't known wholly, the one program of upstream's that ends as it does."""
+    if not program.unknown:
+        return ""
+    found = [path for path in upstreams() if f"/{path}".endswith(f"/{_last(program)}")]
+    return found[0] if len(found) == 1 else ""
 
 
 def _set_processes(sheet: _Sheet, start: Start, around: Container, asked: Batch) -> None:
@@ -383,6 +443,7 @@ def _set_options(
     start: Start,
     around: Container,
     images: Mapping[str, tuple[str, ...]],
+    upstream: Mapping[str, tuple[str, ...]],
     tag: str,
 ) -> None:
     """The program's options under their keys, the rest under megatron_args; and the image."""
@@ -398,13 +459,13 @@ def _set_options(
             if name in given:
                 sheet.tell(given[name][1], f"{name}: given again on line {line}, which counts")
             given[name] = (values, line)
-    release = _set_image(sheet, start, around, images, tag, list(given))
+    release = _set_image(sheet, start, around, images, upstream, tag, list(given))
     known = arguments.table().of(release) if release else None
-    upstream = sheet.keys["program"] == "pretrain_gpt.py" and known is not None
+    checked = sheet.keys["program"] == "pretrain_gpt.py" and known is not None
     for name, (values, line) in given.items():
         if name == "--group-query-attention" and "--num-query-groups" in given:
             continue  # the key num_query_groups says it too
-        if upstream and name not in (known or ()):
+        if checked and name not in (known or ()):
             sheet.tell(line, f"{name}: Megatron {release} has no such option")
             continue
         unknown = next((w for w in values if w.unknown or PLACEHOLDER.search(w.text)), None)
@@ -491,25 +552,46 @@ def _set_image(
     start: Start,
     around: Container,
     images: Mapping[str, tuple[str, ...]],
+    upstream: Mapping[str, tuple[str, ...]],
     tag: str,
     options: list[str],
 ) -> str | None:
-    """The image by its tag, with the release of those it may have that knows most options."""
+    """The image by its tag, with the release of those it may have that knows most options.
+
+    `upstream` are the images with upstream's programs: one that lacks the script's is told, and
+    another taken.
+    """
     named = NGC.search(around.image)
     if named and named[1] in images:
         tag = named[1]
     elif around.image:
         sheet.tell(around.line, f"{around.image}: isn't of the matrix; {tag} is taken")
-    releases = images[tag]
+    program = sheet.keys["program"]
+    series = upstreams().get(program)
+    having = {
+        one: tuple(r for r in releases if series is None or arguments.series(r) in series)
+        for one, releases in (upstream if series else images).items()
+    }
+    if not having.get(tag):
+        other = next((one for one in having if images[one][0] in having[one]), tag)
+        what = program if tag in upstream else "programs of upstream's"
+        there = f"{program}: Megatron has it in {', '.join(series or ())}"
+        sheet.tell(start.line, f"{tag} has no {what}, so {other} is taken ({there})")
+        tag = other
+    releases = having.get(tag) or images[tag]
     table = arguments.table()
     known = {release: table.of(release) or set() for release in releases}
     release = max(releases, key=lambda one: sum(name in known[one] for name in options))
+    if table.of(releases[0]) is None:  # it may have them all
+        release = releases[0]
     sheet.keys["image"] = f'"{tag}"' if NUMBER.fullmatch(tag) else tag
-    if release != releases[0]:
+    usual = images[tag][0]
+    if release != usual:
         sheet.keys["image"] = f'{{tag: "{tag}", megatron: "{release}"}}'
-        lacking = [name for name in options if name not in known[releases[0]]]
+        lacking = [name for name in options if name not in (table.of(usual) or options)]
         some = ", ".join([name for name in lacking if name in known[release]][:3])
-        sheet.tell(start.line, f"{some}: not in Megatron {releases[0]}, so {release} is taken")
+        asked = program if usual not in releases else some
+        sheet.tell(start.line, f"{asked}: not in Megatron {usual}, so {release} is taken")
     return release
 
 
@@ -579,7 +661,7 @@ def _written(sheet: _Sheet, name: str) -> str:
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
-def _wrong(text: str, images: Mapping[str, tuple[str, ...]]) -> str:
+def _wrong(text: str, images: Mapping[str, tuple[str, ...]], bare: Collection[str]) -> str:
     """What the launcher would say to the run file, "" where it would start it."""
     name = "the run file"
     root = yamlfile.tree(text, name)
@@ -590,7 +672,14 @@ def _wrong(text: str, images: Mapping[str, tuple[str, ...]]) -> str:
     gpus = replace(gpus, count=fewest(config)) if gpus.count is None else gpus
     host = Host(uid=1, gid=1, home="/", cwd="/", cache="/")
     try:
-        make_plan(config, origin, Facts(release, True), host, Stamp("", ""), gpus=gpus)
+        make_plan(
+            config,
+            origin,
+            Facts(release, config.image.tag not in bare),
+            host,
+            Stamp("", ""),
+            gpus=gpus,
+        )
     except UsageError as error:
         return str(error)
     return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -248,15 +249,113 @@ def test_what_is_known_of_an_inner_script_is_read_and_the_rest_told_where_it_sta
         ("echo hello\n", "It takes torchrun"),
         ('srun bash -c "$RUN"\n', "Line 1 starts what isn't known: $RUN isn't set"),
         ("$LAUNCH pretrain.py\n", "Line 1 starts what isn't known: $LAUNCH isn't set"),
-        ("\nif true; then torchrun pretrain_gpt.py; fi\n", "Line 2: if: not followed"),
+        ("\nif true; then A=1; fi\n", "Line 2: if: not followed"),
         ("python -m pip install x\n", "It takes torchrun"),
     ],
 )
 def test_a_script_that_starts_nothing_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(text)
-    assert str(caught.value).startswith("script.sh: no command that starts a pretrain_*.py\n")
+    assert str(caught.value).startswith(
+        "script.sh: no command that starts a program of Megatron's\n"
+    )
     assert said in str(caught.value)
+
+
+HYBRID = {**IMAGES, "26.06": ("0.19.0", "0.9.0"), "25.12": ("0.16.1", "0.19.0")}
+
+
+@pytest.mark.parametrize(
+    ("program", "image", "said"),
+    [
+        (
+            "pretrain_hybrid.py",
+            '"26.06"',
+            "24.10 has no pretrain_hybrid.py, so 26.06 is taken (pretrain_hybrid.py: ",
+        ),
+        ("pretrain_mamba.py", '"24.10"', ""),
+        ("examples/mimo/train.py", '"26.06"', "24.10 has no examples/mimo/train.py"),
+        (
+            "examples/export/knowledge_distillation/pretrain_gpt_modelopt.py",
+            '{tag: "24.10", megatron: "0.11.0"}',
+            "pretrain_gpt_modelopt.py: not in Megatron 0.9.0, so 0.11.0 is taken",
+        ),
+        ("./mine.py", '"24.10"', ""),
+    ],
+)
+def test_the_image_has_the_program(program: str, image: str, said: str) -> None:
+    """Every script was given 24.10, without a word."""
+    done = imported(f"torchrun {program} --seed 1", "a.sh", HYBRID, tag="24.10", bare={"cpu"})
+    assert f"image: {image}\n" in done.text
+    assert said in "\n".join(left.what for left in done.told)
+    assert bool(said) == bool(done.told)
+
+
+def test_an_image_without_programs_of_upstreams_is_not_taken_for_one() -> None:
+    done = imported("torchrun pretrain_gpt.py", "a.sh", HYBRID, tag="cpu", bare={"cpu"})
+    assert 'image: "24.10"\n' in done.text
+    assert "cpu has no programs of upstream's" in done.told[0].what
+    mine = imported("torchrun ./mine.py", "a.sh", HYBRID, tag="cpu", bare={"cpu"})
+    assert "image: cpu\n" in mine.text
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "if [ $B -eq 0 ]; then\n{}\nelse\n  srun python train.py\nfi",
+        "if a; then\n:\nelif b; then\n{}\nfi",
+        "while true; do\n{}\ndone",
+        "for i in 1 2; do\n{}\ndone",
+        "f() {{\n{}\n}}\nf",
+        "case $1 in\na|b)\n{};;\nesac",
+        "[ -n $B ] &&\n{}",
+        "if a; then if b; then\n{}\nfi; fi",
+    ],
+)
+def test_what_starts_the_program_is_found_where_it_depends_on_something(lines: str) -> None:
+    """Such scripts were refused: 102 of upstream's 156."""
+    started = "torchrun --nproc_per_node 4 examples/multimodal/train.py --num-layers $N --lr 1.0"
+    done = read(f"N=12\n{lines.format(started)}\n")
+    assert "program: examples/multimodal/train.py\ngpus: 4\n" in done.text
+    assert "num_layers: 12\n" in done.text
+    assert re.match(
+        r"(if|a function|for|while|case|what stands)\b.*: followed to line \d, where it",
+        done.told[0].what,
+    )
+
+
+def test_in_a_function_the_scripts_arguments_are_not_its_own() -> None:
+    done = told("f() { torchrun pretrain_gpt.py --num-layers $1 $@; }\nf 3\n", "5")
+    assert "1: $1 is given on the command line: model.num_layers is left out (--num-layers)" in done
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun python tools/retro/text_generation/retro_text_generation.py --seed 1",
+        "uv run --no-sync python -m torch.distributed.run tools/retro/text_generation/"
+        "retro_text_generation.py --seed 1",
+        "torchrun --nproc-per-node 1 -m tools.retro.text_generation.retro_text_generation --seed 1",
+        "python -m tools.retro.text_generation.retro_text_generation --seed 1",
+        "$LAUNCH $HERE/retro_text_generation.py --seed 1",
+    ],
+)
+def test_any_of_upstreams_programs_is_taken(line: str) -> None:
+    found = config(line)
+    assert found.program == "tools/retro/text_generation/retro_text_generation.py"
+    assert found.training.seed == 1 or found.megatron_args == {"seed": 1}
+
+
+def test_options_of_what_is_not_followed_are_named_one_by_one() -> None:
+    """Only the name of the array that they are added to was told."""
+    lines = ["A=()", "if a; then", "A+=(--swiglu", "--seed 3)", "else B='x--y M*--M-M --bf16'"]
+    lines += ["git --version", "fi", "torchrun pretrain_gpt.py ${A[@]}"]
+    assert told("\n".join(lines)) == [
+        "2: if up to line 7: not followed, what it adds to A is left out",
+        "3: --swiglu: stands in what isn't followed, and is left out",
+        "4: --seed: stands in what isn't followed, and is left out",
+        "5: --bf16: stands in what isn't followed, and is left out",
+    ]
 
 
 @pytest.mark.parametrize(
