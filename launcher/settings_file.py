@@ -68,7 +68,7 @@ def _read(path: Path, changed: int) -> SettingsFile:
     root = yamlfile.tree(yamlfile.read(path, name), name)
     if root is None:
         return SettingsFile()
-    read = yamlfile.validate(root, SettingsFile, name, secret=SECRET.__contains__)
+    read = yamlfile.validate(root, SettingsFile, name, secret=lambda key, value: key in SECRET)
     beside = {
         key: str(path.parent / expanded(folder))
         for key in ("cache", "matrix", "runs")

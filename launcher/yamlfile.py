@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     Model = TypeVar("Model", bound=BaseModel)
-    Secret = Callable[[str], bool]
+    Secret = Callable[[str, object], bool]
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DEEPEST = 50
@@ -92,11 +92,11 @@ def parse(text: str, model: type[Model], name: str) -> Model:
 
 
 def validate(
-    root: yaml.Node | None, model: type[Model], name: str, secret: Secret = lambda key: False
+    root: yaml.Node | None, model: type[Model], name: str, secret: Secret = lambda key, value: False
 ) -> Model:
     """The model of the tree of a file. Raises UsageError with a line for each fault.
 
-    Values under a dotted key that is `secret` aren't told.
+    A value that is `secret`, by its dotted key or itself, isn't told.
     """
     from pydantic import ValidationError
 
@@ -176,7 +176,7 @@ def describe(
     root: yaml.Node | None,
     name: str,
     model: type[BaseModel] | None = None,
-    secret: Secret = lambda key: False,
+    secret: Secret = lambda key, value: False,
 ) -> str:
     """One line per fault of a pydantic ValidationError: file, line, key and reason.
 
@@ -189,7 +189,7 @@ def describe(
         dotted = ".".join(str(part) for part in where)
         place = f"{name}:{_line_of(root, where)}" if root is not None else name
         reason = _reason(fault, where, model)
-        given = "" if secret(dotted) else _shown(fault)
+        given = "" if secret(dotted, fault["input"]) else _shown(fault)
         told.append(f"{place}: {printable(dotted) or '(the file)'}: {reason}{given}")
     if len(faults) > MOST_FAULTS:
         told.append(f"{name}: {len(faults) - MOST_FAULTS} more like these")

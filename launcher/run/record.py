@@ -14,7 +14,7 @@ from launcher.errors import UsageError
 from launcher.run.assemble import Asked
 from launcher.run.config import RunConfig
 from launcher.run.plan import Plan
-from launcher.run.secrets import HIDDEN, has_password, is_secret, is_secret_option, redacted
+from launcher.run.secrets import HIDDEN, has_credential, is_secret, is_secret_option, redacted
 from launcher.run.source import Origin
 from launcher.settings import settings
 
@@ -91,10 +91,25 @@ def without_secrets(
     args = kept.get("megatron_args", {})
     for name, value in args.items():
         secret = is_secret_option(name) and not isinstance(value, bool | None)
-        if secret or has_password(str(value)):
+        if secret or has_credential(str(value)):
             args[name] = HIDDEN
             hidden.append(f"megatron_args.{name}")
-    return kept, hidden
+    return _without_credentials(kept, "", hidden), hidden
+
+
+def _without_credentials(value: Any, key: str, hidden: list[str]) -> Any:
+    """`value` less the texts in it that look like credentials; their dotted keys join `hidden`."""
+    if isinstance(value, dict):
+        return {
+            name: _without_credentials(inner, f"{key}.{name}".lstrip("."), hidden)
+            for name, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_without_credentials(one, f"{key}.{at}", hidden) for at, one in enumerate(value)]
+    if has_credential(value):
+        hidden.append(key)
+        return HIDDEN
+    return value
 
 
 def check_secrets(record: Record, config: RunConfig, environ: Mapping[str, str]) -> None:
@@ -112,11 +127,21 @@ def check_secrets(record: Record, config: RunConfig, environ: Mapping[str, str])
 
 
 def _supplied(key: str, config: RunConfig, environ: Mapping[str, str]) -> bool:
+    if key.startswith("--"):
+        return False
     section, _, name = key.partition(".")
     if section == "env":
         literal = config.env.get(name) is not None
         return literal or name in config.secrets or name in environ or name not in config.env
-    return section == "megatron_args" and config.megatron_args.get(name) != HIDDEN
+    if section == "megatron_args":
+        return config.megatron_args.get(name) != HIDDEN
+    value: Any = config.model_dump()
+    for part in key.split("."):
+        there = dict(enumerate(value)) if isinstance(value, list) else value
+        value = (
+            there.get(int(part) if part.isdigit() else part) if isinstance(there, dict) else None
+        )
+    return bool(value != HIDDEN)
 
 
 def folder(run: str) -> Path:

@@ -20,7 +20,7 @@ from launcher.run.gpus import parse_gpus
 from launcher.run.image import Facts
 from launcher.run.plan import Host, Stamp, make_plan
 from launcher.run.program import fewest, upstreams
-from launcher.run.secrets import is_secret, is_secret_option
+from launcher.run.secrets import has_credential, is_secret, is_secret_option
 from launcher.run.shell import HARMLESS, PLACEHOLDER, Branch, Command, Left, Script, Word
 from launcher.run.slurm_lines import Batch, Count, batch
 from launcher.run.source import Origin
@@ -470,7 +470,7 @@ def _set_options(
             continue
         unknown = next((w for w in values if w.unknown or PLACEHOLDER.search(w.text)), None)
         key = own.get(name, f"megatron_args.{name[2:].replace('-', '_')}")
-        if is_secret_option(name):
+        if is_secret_option(name) or any(has_credential(word.text) for word in values):
             sheet.tell(line, f"{name}: a secret isn't written down")
             continue
         if unknown:
@@ -609,7 +609,7 @@ def _set_env(sheet: _Sheet, script: Script, start: Start, around: Container) -> 
             continue  # the launcher sets it itself
         if name in OF_THE_HOST:
             sheet.tell(word.line, f"{name}: belongs to the image, and isn't carried over")
-        elif is_secret(name):
+        elif is_secret(name, word.text):
             sheet.env[name] = "null"
             sheet.tell(word.line, f"{name}: a secret isn't written down; yours is passed on")
         elif word.unknown:

@@ -89,7 +89,7 @@ def parse_set(argument: str) -> Override:
         root = yamlfile.tree(text, told)
         value = None if root is None else yamlfile.value(root, told)
     except UsageError as error:
-        told = hidden if key in FREE or holds_secret(key) else told
+        told = hidden if key in FREE or holds_secret(key, text) else told
         what = error.what if isinstance(error, yamlfile.SurpriseError) else "the value isn't YAML"
         raise UsageError(f"{told}: {what}", error.remedy) from error
     return Override(hidden if holds_secret(key, value) else told, {key: value})

@@ -99,6 +99,30 @@ def test_an_address_with_a_password_in_it_is_a_secret(
         record.check_secrets(kept, kept.asked().config, {"PROXY": address})
 
 
+def test_what_looks_like_a_credential_is_kept_under_no_key(
+    keep: Callable[..., Record], runs: Path
+) -> None:
+    """Only variables and Megatron's further options were looked at, by few names."""
+    sections: dict[str, Any] = {
+        "data": {"text": ["a.jsonl", "https://se-cret@host/b.jsonl"], "vocab_size": 9},
+        "logging": {"wandb_project": "hf_" + "secret1" * 5},
+        "mounts": [{"source": "/a;AccountKey=se-cret", "target": "/b"}],
+        "env": {"dbPassword": "se-cret", "PLAIN": "--token se-cret"},
+    }
+    keep(asked(**sections))
+    text = (runs / "0a1b2c3d" / record.FILE).read_text()
+    assert "se-cret" not in text
+    assert "secret1" not in text
+    kept = record.find("a")
+    keys = ["data.text.1", "logging.wandb_project", "mounts.0.source"]
+    assert set(kept.hidden) == {"env.dbPassword", "env.PLAIN", *keys}
+    with pytest.raises(UsageError, match=f"lacks .*{', '.join(keys)}"):
+        record.check_secrets(kept, kept.asked().config, {"dbPassword": "x", "PLAIN": "x"})
+    now = kept.asked().config.model_dump(exclude_unset=True)
+    config = RunConfig.model_validate(now | {key: sections[key] for key in sections})
+    record.check_secrets(kept, config, {})
+
+
 @pytest.mark.parametrize(
     ("changes", "environ", "lacking"),
     [

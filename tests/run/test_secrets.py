@@ -35,6 +35,9 @@ SECRETS = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=20, max_size=
         "DB_PASSWORD_2",
         "SECRET_SAUCE",
         "NETRC_AUTH",
+        *("HF_TOKEN_2", "HFTOKEN", "MY_TOKEN_PROD", "api_key_backup", "dbPassword"),
+        *("AUTHORIZATION", "hfToken", "APIKey", "MYSQL_PWD", "SSHPASS", "PGPASSWORD", "authToken1"),
+        *("AccountKey", "AWS_SECRET_ACCESS_KEY_OLD", "WANDBAPIKEY", "API_KEYS", "BEARER_2"),
     ],
 )
 def test_a_secrets_name(name: str) -> None:
@@ -56,6 +59,10 @@ def test_a_secrets_name(name: str) -> None:
         "AWS_SHARED_CREDENTIALS_FILE",
         "SECRETS_DIR",
         "TOKEN_PATH",
+        *("num_tokens", "EOS_TOKEN_ID", "AWS_ACCESS_KEY_ID", "PAD_TOKEN", "MAX_TOKEN_LENGTH"),
+        *("text_key", "SORT_KEY", "FORWARD_PASS", "BYPASS", "COMPASS", "HOTKEY", "PATCH_SIZE"),
+        *("NCCL_IB_HCA", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_DEVICE_MAX_CONNECTIONS"),
+        *("NVTE_FUSED_ATTN", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "SSH_AUTH_SOCK"),
         "",
         "_",
     ],
@@ -70,6 +77,14 @@ def test_another_name(name: str) -> None:
         ("--wandb-api-key", True),
         ("--hf-token", True),
         ("--db-password", True),
+        ("--token", True),
+        ("--auth", True),
+        ("--hf_token_2", True),
+        ("--tokenizer-type", False),
+        ("--seq-length", False),
+        ("--eod-mask-loss", False),
+        ("--untie-embeddings-and-output-weights", False),
+        ("--text-key", False),
         ("--fim-eod-token", False),
         ("--tokenizer-model", False),
         ("--linear-key-head-dim", False),
@@ -85,7 +100,64 @@ def test_options(option: str, secret: bool) -> None:
 def test_no_option_of_megatron_is_hidden() -> None:
     from launcher.run import arguments
 
-    assert [name for name in arguments.table().megatron if secrets.is_secret_option(name)] == []
+    table = arguments.table()
+    options = [*table.megatron, *table.gpt]
+    assert len(options) > 900
+    assert [name for name in options if secrets.is_secret_option(name)] == []
+
+
+def test_no_key_of_a_run_file_is_hidden() -> None:
+    from launcher.run.config import RunConfig
+
+    for section, field in RunConfig.model_fields.items():
+        keys = getattr(field.annotation, "model_fields", {})
+        assert not any(secrets.is_secret(key) for key in (section, *keys))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "http://me:pw@proxy",
+            "https://token@host/x",
+            "redis://:pw@cache:6379/0",
+            "a:b@db.example",
+        ),
+        *("user:pw@10.0.0.1:5432/db", "Server=x;AccountKey=abcd;", "x?sig=a&access_token=b"),
+        *("DefaultEndpoints;SharedAccessKey=abc", "password=abc", "--token abc", "-x --auth=abc"),
+        *(f"hf_{'a1' * 17}", f"ghp_{'a1' * 18}", f"github_pat_{'a1' * 18}", f"glpat-{'a1' * 10}"),
+        *(f"sk-proj-{'a1' * 20}", f"AKIA{'A1' * 8}", f"nvapi-{'a1' * 20}", f"xoxb-{'1' * 12}-abc"),
+        *("Authorization: Bearer abcdefgh", "bearer abcdefgh12", f"Basic {'YWxh' * 5}=="),
+        *(f"eyJ{'a' * 20}.eyJ{'b' * 20}.{'c' * 20}", "-----BEGIN RSA PRIVATE KEY-----\nx"),
+    ],
+)
+def test_what_looks_like_a_credential_is_hidden_whatever_its_name(value: str) -> None:
+    assert secrets.is_secret("NCCL_DEBUG", value)
+    assert secrets.redact({"SOME": value}) == {"SOME": HIDDEN}
+    assert secrets.redacted(("--x", value))[1] in (HIDDEN, f"{value.partition('=')[0]}={HIDDEN}")
+    assert secrets.redacted((f"--x={value}",)) == (f"--x={HIDDEN}",)
+    assert secrets.holds_secret("env.SOME", value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "1", "INFO", "expandable_segments:True", "mlx5_0:1,mlx5_1:1", "^lo,docker0", "1e-4"),
+        *("https://host/a@b:c", "ssh://user@machine", "git@host.example:a/b.git", "a.b/c:1"),
+        *(f"megatron:24.10@sha256:{'0a' * 32}", "0a" * 20, "gpt2 --num-tokens 5", "--seq-length 5"),
+        *("/data/token/passwords", "--xla_gpu_x=true --xla_y", "Basic training of a model", "a=b"),
+        *("node0:29500", "12:30", "100*M", "NullTokenizer", "sk-learn", "me@example.org", "x: y@z"),
+    ],
+)
+def test_an_ordinary_value_is_shown(value: str) -> None:
+    assert not secrets.is_secret("NCCL_DEBUG", value)
+    assert secrets.redacted(("--x", value)) == ("--x", value)
+
+
+def test_a_long_value_is_looked_at_at_once() -> None:
+    """A pattern that goes back and forth takes minutes for such a text."""
+    for text in ("a" * 100_000, "a:" * 50_000, "a=" * 50_000, "--a " * 25_000, "://" * 30_000):
+        assert not secrets.is_secret("A", text)
 
 
 def test_values_are_hidden_and_names_stay() -> None:
@@ -102,7 +174,12 @@ def test_values_are_hidden_and_names_stay() -> None:
         (("--lr", "1", "a"), ("--lr", "1", "a")),
         (("--proxy", "http://a:b@c:1"), ("--proxy", HIDDEN)),
         (("--proxy=http://a:b@c",), (f"--proxy={HIDDEN}",)),
-        (("--url=http://c:80/a@b", "http://a@c"), ("--url=http://c:80/a@b", "http://a@c")),
+        (("--url=http://c:80/a@b", "c@d"), ("--url=http://c:80/a@b", "c@d")),
+        (("--token", "-a", "b", "--lr", "1"), ("--token", HIDDEN, HIDDEN, "--lr", "1")),
+        (("--auth=X", "--hf_token_2=Y"), (f"--auth={HIDDEN}", f"--hf_token_2={HIDDEN}")),
+        (("-token", "a", "-x", "-1"), ("-token", HIDDEN, HIDDEN, HIDDEN)),
+        (("https://a@b/?c=d:e@f", "--a b=c:d@e"), (HIDDEN, HIDDEN)),
+        (("wandb.api_key=a", "lr=1"), (f"wandb.api_key={HIDDEN}", "lr=1")),
         ((), ()),
     ],
 )
