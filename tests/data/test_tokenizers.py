@@ -19,6 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher import cli
+from launcher.build.source import own_version
 from launcher.data import tokenize, tokenizers, vocabulary
 from launcher.data.faults import DataError
 from launcher.data.ledger import Leniency
@@ -395,14 +396,19 @@ def test_another_end_of_a_document_is_another_prepared_text(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif("MEGATRON_CHECKOUT" not in os.environ, reason="MEGATRON_CHECKOUT isn't set")
-def test_upstream_writes_the_same_bytes(tmp_path: Path) -> None:
-    """Its own program, of a checkout, run by MEGATRON_PYTHON, which has torch and regex."""
-    source = tmp_path / "in.jsonl"
+@pytest.mark.parametrize("kind", ["GPT2BPETokenizer", "Llama2Tokenizer"])
+def test_upstream_writes_the_same_bytes(tmp_path: Path, models: Path, kind: str) -> None:
+    """Its own program, of a checkout of any release, which gets GPT-2's from a hub from 0.15 on."""
+    source, checkout = tmp_path / "in.jsonl", Path(os.environ["MEGATRON_CHECKOUT"])
     texts = [*SCRIPTS, "", [], ["a", "", "b"], "x" * 9000, "<|endoftext|>", "word " * 9000]
     source.write_text("".join(json.dumps({"text": text}) + "\r\n" for text in texts))
-    upstream.tokenize(Path(os.environ["MEGATRON_CHECKOUT"]), source, tmp_path / "theirs")
-    job = Job((str(source),), tmp_path / "ours", Reading(), Chosen(), append_eod=True)
-    tokenize.run(job, lambda done: None)
+    model = models / "spm.model" if kind == "Llama2Tokenizer" else None
+    upstream.tokenize(checkout, source, tmp_path / "theirs", model)
+    chosen = Chosen(kind, model=model, megatron=own_version(checkout))
+    tokenize.run(
+        Job((str(source),), tmp_path / "ours", Reading(), chosen, append_eod=True),
+        lambda done: None,
+    )
     for suffix in (".bin", ".idx"):
         ours, theirs = (tmp_path / f"{one}_text_document{suffix}" for one in ("ours", "theirs"))
         assert ours.read_bytes() == theirs.read_bytes()
