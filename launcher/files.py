@@ -49,7 +49,8 @@ class Aside:
     """A new file that will be `target`; until then nobody finds or sees it.
 
     Its name has `token` in it: files that belong together have one. It is locked while it is open,
-    so that one that was left by a process that was killed can be told, and goes.
+    so that one that was left by a process that was killed can be told, and goes. What root writes
+    in another user's folder, as under sudo, is that user's.
     """
 
     def __init__(self, target: Path, mode: int = 0o666, token: str = "") -> None:
@@ -59,6 +60,10 @@ class Aside:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self.file: IO[bytes] = open(os.open(self.path, flags, mode), "w+b")  # noqa: SIM115
         try_lock(self.file.fileno())
+        folder = os.stat(target.parent)
+        if os.geteuid() == 0 and folder.st_uid != 0:
+            with suppress(PermissionError):  # of a file system that takes no orders from root
+                os.chown(self.file.fileno(), folder.st_uid, folder.st_gid)
 
     def complete(self) -> None:
         """Bring it to the disk; it keeps its name."""
@@ -286,13 +291,14 @@ def is_ours(path: Path) -> bool:
         os.close(handle)
 
 
-def _marked(folder: int) -> bool:
+def _marked(folder: int, proof: str = MARKER) -> bool:
     try:
-        marker = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        marker = os.open(proof, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
         return False
     try:
-        return stat.S_ISREG(os.fstat(marker).st_mode) and os.read(marker, len(MADE)) == MADE
+        regular = stat.S_ISREG(os.fstat(marker).st_mode)
+        return regular and (proof != MARKER or os.read(marker, len(MADE)) == MADE)
     finally:
         os.close(marker)
 
@@ -316,23 +322,26 @@ def real_folder(path: Path, below: Path, *, make: bool = True) -> Path:
 # Removed
 
 
-def remove_folder(path: Path, below: Path) -> None:
+def remove_folder(path: Path, below: Path, proof: str = MARKER) -> None:
     """Remove a folder of ours that lies `below` another one, which the user named or we made.
 
-    It is taken out of its place first: nothing that looks whole is left of one whose removal was
-    cut off, and the next removal there takes what is. Links to `below` are followed, and none after
-    it. Raises FileNotFoundError, and Refused for a folder without our marker, reached by a link,
-    with something mounted in it, or in which this process or its user lives.
+    `proof` is the file in it by which it is known as ours, and which goes last: our marker, another
+    one that the caller has read, or "" where the caller knows it by what lies beside. It is taken
+    out of its place first: nothing that looks whole is left of one whose removal was cut off, and
+    the next removal there takes what is. Links to `below` are followed, and none after it. Raises
+    FileNotFoundError, and Refused for a folder without that file, reached by a link, with something
+    mounted in it, or in which this process or its user lives.
     """
     with _parent(path, below) as (parent, name):
         doomed = f".{name}.{secrets.token_hex(8)}{REMOVED}"
-        _refuse_foreign(parent, name, path)
+        _refuse_foreign(parent, name, path, proof)
         os.rename(name, doomed, src_dir_fd=parent, dst_dir_fd=parent)
+        _remove_tree(parent, doomed, proof)
         shape = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}{re.escape(REMOVED)}")
-        for left in filter(shape.fullmatch, os.listdir(parent)):
+        for left in filter(shape.fullmatch, os.listdir(parent) if proof else ()):
             with suppress(FileNotFoundError):
-                _refuse_foreign(parent, left, path.with_name(left))
-                _remove_tree(parent, left)
+                _refuse_foreign(parent, left, path.with_name(left), proof)
+                _remove_tree(parent, left, proof)
 
 
 def remove_file(path: Path, below: Path, *, missing_ok: bool = False) -> None:
@@ -382,7 +391,7 @@ def _parent(path: Path, below: Path) -> Iterator[tuple[int, str]]:
         os.close(folder)
 
 
-def _refuse_foreign(parent: int, name: str, path: Path) -> None:
+def _refuse_foreign(parent: int, name: str, path: Path, proof: str) -> None:
     """Raise Refused unless `name` is a folder that we may remove."""
     try:
         folder = os.open(name, _FOLDER, dir_fd=parent)
@@ -393,14 +402,14 @@ def _refuse_foreign(parent: int, name: str, path: Path) -> None:
     try:
         mine = os.fstat(folder)
         real = os.path.realpath(f"/proc/self/fd/{folder}")
-        marked = _marked(folder)
+        known = not proof or _marked(folder, proof)
     finally:
         os.close(folder)
     for lived in (Path("/"), Path.cwd(), Path(os.path.expanduser("~"))):
         if any(_is(each, mine) for each in (lived, *lived.parents)):
             raise Refused(path, f"isn't removed: {lived} is, or lies in, it")
-    if not marked:
-        raise Refused(path, f"isn't removed: we didn't make it, as there is no {MARKER} in it")
+    if not known:
+        raise Refused(path, f"isn't removed: we didn't make it, as there is no {proof} in it")
     if mounted := [at for at in _mounts() if f"{at}/".startswith(f"{real}/")]:
         raise Refused(path, f"isn't removed: something is mounted at {mounted[0]}")
 
@@ -422,21 +431,22 @@ def _mounts() -> list[str]:
     return [re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), at) for at in places]
 
 
-def _remove_tree(parent: int, name: str) -> None:
-    """Remove a folder with all in it, following no link; its marker goes last."""
+def _remove_tree(parent: int, name: str, proof: str) -> None:
+    """Remove a folder with all in it, following no link; what shows that it is ours goes last."""
     top = os.open(name, _FOLDER, dir_fd=parent)
     try:
-        # Each folder is empty when its turn comes, but for the marker in the topmost.
+        # Each folder is empty when its turn comes, but for the proof in the topmost.
         for root, folders, names, at in os.fwalk(".", topdown=False, dir_fd=top):
             for each in names:
-                if root != "." or each != MARKER:
+                if root != "." or each != proof:
                     os.unlink(each, dir_fd=at)
             for each in folders:
                 if stat.S_ISLNK(os.stat(each, dir_fd=at, follow_symlinks=False).st_mode):
                     os.unlink(each, dir_fd=at)
                 else:
                     os.rmdir(each, dir_fd=at)
-        os.unlink(MARKER, dir_fd=top)
+        if proof:
+            os.unlink(proof, dir_fd=top)
     finally:
         os.close(top)
     os.rmdir(name, dir_fd=parent)

@@ -5,14 +5,13 @@ It needs only the standard library, so that the launcher can look at a folder fr
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher import files
 from launcher.train import contents, lineage
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -22,8 +21,16 @@ model in the folder of that name."""
 PARTIAL = ".partial"
 """Ends a folder's name while `launcher.train.gpt` writes it."""
 
+READY = ".ready"
+"""Ends its name when it is whole, until it has its own."""
+
+SHAPE = re.compile(rf"iter_(\d+)(\{PARTIAL}|\{READY})?")
+"""The name of a checkpoint's folder, of one that is written, and of one that is to be named."""
+
+REPLACED = ".replaced"
+"""Ends the name of an older one of the same iteration, until it is removed."""
+
 INCOMPLETE = ".incomplete"
-REMOVED = ".removed"
 RELEASE = "release"
 
 
@@ -60,32 +67,46 @@ def noted(root: Path) -> str:
 def publish(root: Path, iteration: int) -> Path:
     """Give a checkpoint written under its partial name its own, and note it as the newest.
 
-    It says whose it is, where a run has claimed `root`. Raises `OSError` on a full disk, and
-    `FileExistsError` where another line's checkpoint has that name: then neither is done.
+    It says whose it is, where a run has claimed `root`. All of it is on the disk before an older
+    one of this iteration gives way, which goes last: killed at any moment, this leaves one of the
+    two whole, and `recover` puts it where it belongs. Raises `OSError` on a full disk, and
+    `FileExistsError` where another line's checkpoint has that name: then nothing is done.
     """
-    final = folder(root, iteration)
+    final, new = folder(root, iteration), partial(root, iteration)
     lineage.refuse_to_replace(final)
-    prepared = _prepared(root, str(iteration))
-    lineage.sign(partial(root, iteration))
-    shutil.rmtree(final, ignore_errors=True)
-    partial(root, iteration).rename(final)
-    os.replace(prepared, root / TRACKER)
+    with files.Aside(root / TRACKER) as tracker:
+        tracker.file.write(str(iteration).encode())
+        tracker.complete()
+        lineage.sign(new)
+        files.sync_tree(new)
+        _take_place(files.rename(new, final.with_suffix(READY)))
+        tracker.publish()
+    files.sweep(root / TRACKER)
+    _remove_replaced(final)
     return final
 
 
-def _prepared(root: Path, checkpoint: str) -> Path:
-    """A tracker to put in the place of the one that is there."""
-    new = root / f"{TRACKER}.new"
-    try:
-        new.write_text(checkpoint, encoding="utf-8")
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
-    if os.geteuid() == 0:  # under sudo the run is the caller's, and writes the next one
-        told = root.stat()
-        with suppress(PermissionError):  # of a file system that takes no orders from root
-            os.chown(new, told.st_uid, told.st_gid)
-    return new
+def recover(root: Path, mine: Callable[[Path], bool]) -> None:
+    """Go on with the publishing of checkpoints of `mine` where it was killed. Raises `OSError`."""
+    for ready in sorted(root.glob(f"iter_*{READY}")):
+        if mine(ready):
+            _take_place(ready)
+    for replaced in root.glob(f"iter_*{REPLACED}"):
+        if mine(replaced) and replaced.with_suffix("").exists():
+            remove(replaced)
+
+
+def _take_place(ready: Path) -> None:
+    """Name a checkpoint that is whole; one that has its name goes aside before."""
+    final = ready.with_suffix("")
+    if final.exists() and not final.with_suffix(REPLACED).exists():
+        files.rename(final, final.with_suffix(REPLACED))
+    files.rename(ready, final)
+
+
+def _remove_replaced(final: Path) -> None:
+    if final.with_suffix(REPLACED).exists():
+        remove(final.with_suffix(REPLACED))
 
 
 def scan(root: Path) -> list[Checkpoint]:
@@ -119,8 +140,7 @@ def _newest_first(root: Path) -> Iterator[Checkpoint]:
     found = [
         (int(match[1]), path)
         for path in (root.iterdir() if root.is_dir() else ())
-        if (match := re.fullmatch(rf"iter_(\d+)({re.escape(PARTIAL)})?", path.name))
-        and path.is_dir()
+        if (match := SHAPE.fullmatch(path.name)) and path.is_dir()
     ]
     for iteration, path in sorted(found, reverse=True):
         yield Checkpoint(iteration, path, _unfinished(path, iteration, newest))
@@ -131,6 +151,8 @@ def _newest_first(root: Path) -> Iterator[Checkpoint]:
 def _unfinished(path: Path, iteration: int, newest: str) -> str:
     if path.name.endswith(PARTIAL):
         return "its saving was interrupted"
+    if path.name.endswith(READY):
+        return contents.problem(path)
     if newest == RELEASE or (newest.isdecimal() and iteration > int(newest)):
         return f"its saving was interrupted: {TRACKER} names {newest}"
     if not newest and not (path.parent / TRACKER).exists():
@@ -197,6 +219,7 @@ def set_aside(root: Path, line: str) -> list[Path]:
     there. Where it names another line's it stays. Raises `OSError` where that isn't allowed.
     """
     root, broken, newest = Path(root), list[Checkpoint](), None
+    recover(root, lambda path: lineage.said(path) == line)
     for each in _newest_of(root, line):
         if not each.problem:
             newest = each
@@ -208,9 +231,9 @@ def set_aside(root: Path, line: str) -> list[Path]:
     if _names_another(root, line):
         return moved
     if newest and noted(root) != _name(newest):
-        os.replace(_prepared(root, _name(newest)), root / TRACKER)
+        files.write(root / TRACKER, _name(newest))
     elif moved and not newest:
-        (root / TRACKER).unlink(missing_ok=True)
+        files.remove_file(root.absolute() / TRACKER, root.absolute(), missing_ok=True)
     return moved
 
 
@@ -232,7 +255,7 @@ def _move_aside(path: Path) -> Path:
     while target.exists():
         number += 1
         target = path.with_name(f"{base}.{number}")
-    return path.rename(target)
+    return files.rename(path, target)
 
 
 def sign(root: Path) -> None:
@@ -259,7 +282,11 @@ def prune(root: Path, keep: int, line: str) -> list[Path]:
     complete = [each for each in _newest_of(root, line) if not each.problem][::-1]
     named = noted(root)
     old = [each.folder for each in complete[:-keep] if _name(each) != named]
-    left = [path for path in root.glob(f"iter_*{REMOVED}") if lineage.said(path) == line]
+    left = [path for path in root.glob(f".iter_*{files.REMOVED}") if lineage.said(path) == line]
+    if old:  # what stays has to be on the disk before
+        files.sync_tree(complete[-1].folder)
+        files.sync(root / TRACKER)
+        files.sync(root)
     for path in [*left, *old]:
         remove(path)
     return old
@@ -276,14 +303,12 @@ def remove_partial(root: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint under a name of its own: interrupted, it leaves nothing that looks whole.
+    """Remove a checkpoint that its note, or the claim beside it, says is ours.
 
-    What says whose it is goes last.
+    Interrupted, it leaves nothing that looks whole. Raises `OSError`.
     """
-    doomed = path if path.suffix == REMOVED else path.with_suffix(REMOVED)
+    with suppress(OSError):  # on a full disk it is known by the claim alone
+        lineage.sign(path)
+    proof = lineage.NOTE if lineage.said(path) else ""
     with suppress(FileNotFoundError):
-        if path != doomed:
-            path.rename(doomed)
-        for each in [one for one in doomed.iterdir() if one.name != lineage.NOTE]:
-            shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
-        shutil.rmtree(doomed)
+        files.remove_folder(path.absolute(), path.parent.absolute(), proof)

@@ -341,12 +341,11 @@ def test_publishing_on_a_full_disk_leaves_the_tracker(
     distributed(folders.partial(tmp_path, 6))
     tracked(tmp_path, 3)
 
-    def full(self: Path, *args: Any, **kwargs: Any) -> int:
-        self.touch()
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
+        patched.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
             folders.publish(tmp_path, 6)
     assert folders.noted(tmp_path) == "3"

@@ -138,14 +138,18 @@ def test_without_a_claim_nothing_is_replaced_or_removed(tmp_path: Path) -> None:
 
 def test_others_partial_and_removed_ones_stay(tmp_path: Path) -> None:
     saved(tmp_path, A, 3)
-    (tmp_path / "iter_0000003").rename(tmp_path / "iter_0000003.removed")
-    distributed(tmp_path / "iter_0000006.removed")
+    (tmp_path / "iter_0000003").rename(tmp_path / ".iter_0000003.0123456789abcdef.removed")
+    distributed(tmp_path / ".iter_0000006.0123456789abcdef.removed")
     distributed(folders.partial(tmp_path, 9))
     lineage.claim(tmp_path, B, B)
     distributed(folders.partial(tmp_path, 12))
     folders.remove_partial(tmp_path)
     assert folders.prune(tmp_path, 1, B) == []
-    left = ["iter_0000003.removed", "iter_0000006.removed", "iter_0000009.partial"]
+    left = [
+        ".iter_0000003.0123456789abcdef.removed",
+        ".iter_0000006.0123456789abcdef.removed",
+        "iter_0000009.partial",
+    ]
     assert names(tmp_path) == [*left, folders.TRACKER, lineage.NOTE]
 
 
@@ -192,7 +196,7 @@ def test_upstreams_checkpoints_are_signed_when_the_tracker_names_them(tmp_path: 
 def test_a_removal_that_was_cut_off_is_taken_up(tmp_path: Path) -> None:
     """What says whose it is goes last."""
     saved(tmp_path, A, 3, 6)
-    left = tmp_path / "iter_0000003.removed"
+    left = tmp_path / f".iter_0000003.{'0' * 16}.removed"
     (tmp_path / "iter_0000003").rename(left)
     for path in left.iterdir():
         if path.name != lineage.NOTE:
