@@ -6,13 +6,14 @@ import math
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher import files
 from launcher.build.image import Builds, Request
 from launcher.data import indexed
 from launcher.engine import acquire
@@ -76,9 +77,10 @@ def whereabouts(host: str, within: float) -> str:
 
 def _train(folder: Path) -> None:
     """Train on the text, then load the checkpoint and go on; check what the losses say."""
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError):
+        files.remove_folder(folder, folder.parent)
+    files.make_folder(folder)
     documents = text()
     tokens = indexed.write(folder / "text", documents, VOCABULARY)
     entropy = unigram_entropy(documents[round(len(documents) * (1 - HELD_OUT)) :])

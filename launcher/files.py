@@ -27,6 +27,7 @@ MARKER = ".megatron-launchpad"
 
 MADE = b"Made by Megatron Launchpad, which may remove this folder with all that is in it.\n"
 ASIDE = ".aside"
+SCRATCH = "scratch-"
 REMOVED = ".removed"
 UNLOCKABLE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.EBADF)
 """What a file system answers that has no locks: there nobody can tell that another one writes."""
@@ -270,6 +271,17 @@ def make_folder(path: Path, mode: int = 0o777) -> Path:
         raise
 
 
+@contextmanager
+def scratch(below: Path) -> Iterator[Path]:
+    """A folder of ours while this lasts, in `below`, which is made where it isn't there."""
+    below.mkdir(parents=True, exist_ok=True)
+    path = make_folder(below / f"{SCRATCH}{secrets.token_hex(8)}", 0o700)
+    try:
+        yield path
+    finally:
+        remove_folder(path.absolute(), below.absolute())
+
+
 def mark(path: Path) -> None:
     """Say that an empty folder, or one that this process has made, is ours."""
     handle = open_own(path / MARKER, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -339,9 +351,11 @@ def remove_folder(path: Path, below: Path, proof: str = MARKER) -> None:
         _remove_tree(parent, doomed, proof)
         shape = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}{re.escape(REMOVED)}")
         for left in filter(shape.fullmatch, os.listdir(parent) if proof else ()):
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, Refused):
                 _refuse_foreign(parent, left, path.with_name(left), proof)
                 _remove_tree(parent, left, proof)
+            with suppress(OSError):  # it was cut off when nothing but itself was left
+                os.rmdir(left, dir_fd=parent)
 
 
 def remove_file(path: Path, below: Path, *, missing_ok: bool = False) -> None:

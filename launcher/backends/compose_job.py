@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import re
 import subprocess
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from docker.api import APIClient
 from docker.errors import DockerException, NotFound
 
+from launcher import files
 from launcher.backends import Cause, Ended, Lost
 from launcher.backends.compose import UP, node_name, request
 from launcher.backends.docker_job import (
@@ -425,14 +427,13 @@ def start(client: DockerClient, plan: Plan) -> ComposeJob:
 
 def _start(client: DockerClient, plan: Plan) -> ComposeJob:
     wanted = request(plan)
-    folder = record.folder(plan.run)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = record.make(plan.run)
     file, log = folder / FILE, folder / LOG
-    file.write_text(wanted.text, encoding="utf-8")
+    files.write(file, wanted.text, 0o600)
     argv = [*compose(client), "--project-name", wanted.name, "--file", str(file), *UP]
     settings = {k: v for k, v in cli_environment(client).items() if not k.startswith("COMPOSE_")}
     try:
-        with log.open("wb") as out:
+        with open(files.open_own(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as out:
             up = subprocess.Popen(
                 argv,
                 env=settings | wanted.secrets,

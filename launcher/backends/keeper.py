@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from launcher import files
+
 PROCESS, STDOUT, STDERR, CODE = "process.json", "stdout", "stderr", "code"
 FILES = (PROCESS, STDOUT, STDERR, CODE)
-PARTIAL = ".partial"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PARENT, STATE, STARTED = 1, 0, 19
 """Where these stand in /proc/PID/stat behind the command's name (man 5 proc_pid_stat)."""
@@ -34,7 +35,9 @@ def keep(folder: Path, labels: Mapping[str, str], argv: list[str]) -> None:
     for signum in SIGNALS:  # where a whole group is asked to stop, the run is as well
         signal.signal(signum, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a launcher holds them as it starts a run
-    with (folder / STDOUT).open("wb") as out, (folder / STDERR).open("wb") as err:
+    new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    out, err = (files.open_own(folder / name, new) for name in (STDOUT, STDERR))
+    with open(out, "wb"), open(err, "wb"):
         process = subprocess.Popen(
             argv,
             stdout=out,
@@ -43,11 +46,11 @@ def keep(folder: Path, labels: Mapping[str, str], argv: list[str]) -> None:
         )
     here = {"machine": machine(), "keeper": identity(os.getpid())}
     told = {**here, "process": identity(process.pid), "labels": labels}
-    _write(folder / PROCESS, json.dumps(told))
+    files.write(folder / PROCESS, json.dumps(told), 0o600)
     code = process.wait()
     while left := _children():
         _end(left)
-    _write(folder / CODE, str(128 - code if code < 0 else code))
+    files.write(folder / CODE, str(128 - code if code < 0 else code), 0o600)
 
 
 def machine() -> str:
@@ -94,13 +97,6 @@ def _end(children: list[int]) -> None:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file that nobody sees half of."""
-    partial = path.with_name(path.name + PARTIAL)
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def main(argv: list[str]) -> None:

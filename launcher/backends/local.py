@@ -18,8 +18,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
+from launcher import files
 from launcher.backends import Cause, Ended, Job, host, keeper, shown
 from launcher.errors import EngineError, UsageError
+from launcher.run import record
 from launcher.run.image import LABEL, Facts
 from launcher.run.plan import Plan
 from launcher.run.program import SOURCE
@@ -200,11 +202,12 @@ class LocalJob:
 
 def _remove_files(folder: Path) -> None:
     """Remove what the keeper wrote, and the folder where nothing else is in it."""
-    for name in keeper.FILES:
-        (folder / name).unlink(missing_ok=True)
-        (folder / f"{name}{keeper.PARTIAL}").unlink(missing_ok=True)
     with suppress(OSError):
-        folder.rmdir()
+        for name in keeper.FILES:
+            files.remove_file(folder / name, folder, missing_ok=True)
+            files.sweep(folder / name)
+        if os.listdir(folder) == [files.MARKER]:
+            files.remove_folder(folder, folder.parent)
 
 
 def _start(plan: Plan, asked: Request) -> LocalJob:
@@ -212,8 +215,7 @@ def _start(plan: Plan, asked: Request) -> LocalJob:
     python = shutil.which(asked.argv[0], path=environment.get("PATH"))
     if python is None:
         raise EngineError(f"there is no {asked.argv[0]} here", "Install Python 3.10 or later.")
-    folder = settings().runs / plan.run
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = record.make(plan.run)
     labels = json.dumps(dict(plan.labels))
     keep = [sys.executable, "-m", "launcher.backends.keeper", str(folder), labels]
     try:

@@ -286,7 +286,7 @@ class Verification:
             with suppress(ImageNotFound):
                 self.client.api.remove_image(name)
         if images.id_of(self.client, built.id) is None:
-            shutil.rmtree(beside.folder(built.id, self.site), ignore_errors=True)
+            beside.remove(built.id, self.site)
 
 
 @dataclass(frozen=True)

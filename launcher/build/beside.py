@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from packaging.version import Version
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from launcher import files
 from launcher.build import attest
 from launcher.build.attest import Made
 from launcher.errors import BuildError, UsageError
@@ -123,6 +123,12 @@ def texts(image: str, site: Settings) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
+def remove(image: str, site: Settings) -> None:
+    """Remove what lies beside the image with this ID, if it can be removed."""
+    with suppress(OSError):
+        files.remove_folder(folder(image, site), site.cache)
+
+
 def is_kept(image: str, site: Settings) -> bool:
     """True where both documents lie beside the image with this ID."""
     return all((folder(image, site) / name).is_file() for name in (PROVENANCE, SBOM))
@@ -228,11 +234,11 @@ def _limited(stream: Iterator[bytes]) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Put a file in place whole, by a partial one of this process's own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    """Put a file in place whole, in a folder of ours."""
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        files.make_folder(path.parent)
+    files.write(path, content)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -7,11 +7,9 @@ sha256 of all bytes before it. The same inputs give the same bytes: names are so
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
-import os
 import re
 import subprocess
 import tarfile
@@ -24,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from launcher import files
 from launcher.build import fetch, inputs, source
 from launcher.build.image import Request
 from launcher.build.inputs import Commit, Fetched
@@ -213,20 +212,19 @@ def check(path: Path) -> Index:
 
 def take(path: Path, index: Index, site: Settings, progress: Progress) -> None:
     """Put a checked bundle's files and commits into the cache."""
-    site.cache.mkdir(parents=True, exist_ok=True)
-    with path.open("rb") as file, tempfile.TemporaryDirectory(dir=site.cache) as scratch:
+    with path.open("rb") as file, files.scratch(site.cache) as scratch:
         places = _places(index)
         for name in index.files:
             _, digest, own = name.split("/")
             progress.output(own)
             if fetch.cached(digest, site) is None:
-                at = Path(scratch) / own
+                at = scratch / own
                 with at.open("wb") as target:
                     target.writelines(_blocks(file, *places[name]))
                 fetch.store(at, site)
         for packed in index.commits:
             progress.output(packed.url)
-            _take_commit(packed, _blocks(file, *places[packed.path]), Path(scratch), site)
+            _take_commit(packed, _blocks(file, *places[packed.path]), scratch, site)
 
 
 def load(path: Path, index: Index, client: DockerClient, progress: Progress) -> None:
@@ -272,34 +270,24 @@ def unmet(index: Index, site: Settings) -> list[tuple[str, str]]:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of `path` when the block ends well, and is gone when it doesn't.
 
-    What a killed launcher left of it is overwritten by the next. Raises UsageError while another
+    What a killed launcher left of it goes with the next. Raises UsageError while another
     one writes it, and for a folder.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a folder", "Name a file: it is made, or replaced.")
-    part = path.with_name(f"{path.name}.part")
-    with part.open("ab") as file:
-        if not _held(file, part):
-            raise UsageError(f"{part}: another launcher is writing it", "Wait for it.")
+    files.require_trusted(path.parent)
+    with files.folder_lock(path.parent):
+        if files.sweep(path):
+            raise UsageError(f"{path}: another launcher is writing it", "Wait for it.")
+        new = files.Aside(path)
+    with new:
         try:
-            file.truncate(0)
-            yield file
-            file.flush()
-            part.replace(path)
-        except BaseException as error:
-            part.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.errno and error.filename is None:
-                error.filename = str(part)  # a full disk, and which one
+            yield new.file
+            new.publish()
+        except OSError as error:
+            if error.errno and error.filename is None:
+                error.filename = str(path)  # a full disk, and which one
             raise
-
-
-def _held(file: IO[bytes], path: Path) -> bool:
-    """Whether nobody else writes the file, which is still the one at `path`."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except (BlockingIOError, FileNotFoundError):
-        return False
 
 
 class _Writer:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from launcher import files
 from launcher.errors import BuildError
 from launcher.matrix.schema import AMD64, Interpreter
 from launcher.settings import Settings
@@ -68,9 +68,8 @@ def archive(wanted: Interpreter, site: Settings) -> Path:
 
     if not cached(wanted.sha256, site):
         url = mirrored(wanted.url, site)
-        site.cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=site.cache) as folder:
-            path = Path(folder) / url.rpartition("/")[2]
+        with files.scratch(site.cache) as folder:
+            path = folder / url.rpartition("/")[2]
             try:
                 with requests.get(url, stream=True, timeout=ANSWER_WITHIN) as answer:
                     answer.raise_for_status()
@@ -113,7 +112,7 @@ def name_of_pin(pin: str) -> str:
 
 def cached(digest: str, site: Settings) -> Path | None:
     """The cached file with this sha256, unverified, or None; an empty one is what a crash left."""
-    found = (site.cache / "sha256" / digest).glob("*")
+    found = (site.cache / "sha256" / digest).glob("[!.]*")
     return next((path for path in found if path.stat().st_size), None)
 
 
@@ -149,15 +148,17 @@ def sha256(path: Path) -> str:
 def store(path: Path, site: Settings) -> Path:
     """Move a file into the cache under the hash of its bytes."""
     target = site.cache / "sha256" / sha256(path) / path.name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.move(path, target))
+    target.parent.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        files.make_folder(target.parent)
+    files.sync(path)
+    return files.rename(path, target)
 
 
 def _download(pins: list[str], options: list[str], site: Settings) -> None:
     """Have pip download `pins` into the cache."""
-    site.cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=site.cache) as folder:
-        target = Path(folder) / "files"
+    with files.scratch(site.cache) as folder:
+        target = folder / "files"
         command = ["download", "--no-deps", "--require-hashes", "--dest", str(target), *options]
         done = pip_for(pins, command, site)
         if done.returncode:
@@ -178,8 +179,8 @@ def pip_for(
     They stand in a file, and so does that index: it may have a password, which all users of the
     machine would see on a command line.
     """
-    with tempfile.TemporaryDirectory(dir=site.cache) as folder:
-        file = Path(folder) / "requirements.txt"
+    with files.scratch(site.cache) as folder:
+        file = folder / "requirements.txt"
         for index in dict.fromkeys(("", site.torch_index)):
             lines = [*([f"--extra-index-url {index}"] if index else []), *requirements]
             file.write_text("\n".join(lines) + "\n", encoding="utf-8")

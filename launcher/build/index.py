@@ -23,6 +23,7 @@ from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ValidationError
 
+from launcher import files
 from launcher.build import fetch
 from launcher.errors import BuildError
 from launcher.settings import Settings
@@ -63,10 +64,9 @@ def sdist(pin: str, site: Settings) -> Path:
     """
     digest = fetch.sha256_of_pin(pin)
     if not fetch.cached(digest, site):
-        site.cache.mkdir(parents=True, exist_ok=True)
         project, _, version = pin.partition(" ")[0].partition("==")
-        with tempfile.TemporaryDirectory(dir=site.cache) as folder:
-            fetch.store(download(project, version, site, Path(folder), digest), site)
+        with files.scratch(site.cache) as folder:
+            fetch.store(download(project, version, site, folder, digest), site)
     return fetch.checked(digest, pin, site)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher import files
 from launcher.build import beside
 from launcher.build.image import LABEL, OCI
 from launcher.build.source import folder_of
@@ -118,7 +118,7 @@ def remove(client: DockerClient, image: Image, site: Settings) -> str:
             continue  # its last tag took the digests with it, or somebody else did
         except APIError as error:
             return str(error.explanation or error)
-    shutil.rmtree(beside.folder(image.id, site), ignore_errors=True)
+    beside.remove(image.id, site)
     return ""
 
 
@@ -131,7 +131,8 @@ def downloads(site: Settings, locked: Iterable[str], urls: Iterable[str]) -> lis
     kept |= {folder_of(url, site) for url in urls}
     there = [*(site.cache / "sha256").glob("*"), *(site.cache / "git").glob("*")]
     yesterday = time.time() - 24 * 3600
-    left = [path for path in site.cache.glob("tmp*") if path.stat().st_mtime < yesterday]
+    scratch = site.cache.glob(f"{files.SCRATCH}*")
+    left = [path for path in scratch if path.stat().st_mtime < yesterday]
     return sorted({*there, *left} - kept)
 
 
@@ -139,7 +140,8 @@ def title(folder: Path) -> str:
     """What a folder of the cache has: the name of a download, else the folder's own."""
     if folder.parent.name != "sha256":
         return folder.name
-    return next((path.name for path in folder.iterdir()), folder.name)
+    names = (path.name for path in folder.iterdir() if path.name != files.MARKER)
+    return next(names, folder.name)
 
 
 def bytes_in(folder: Path) -> int:

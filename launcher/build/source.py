@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.version import InvalidVersion, Version
 
+from launcher import files
 from launcher.build import fetch, index
 from launcher.errors import BuildError, UsageError
 from launcher.matrix.schema import (
@@ -361,12 +362,14 @@ def _has_commit(repository: Path, commit: str) -> bool:
 
 def _fetch_commit(url: str, commit: str, repository: Path) -> None:
     """Fetch one commit, without history, into a bare repository, while no other launcher does."""
-    repository.mkdir(parents=True, exist_ok=True)
+    repository.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        files.make_folder(repository)
     command = ["git", "-C", str(repository), *WITHOUT_CLEANING, "fetch", "--quiet", "--depth=1"]
     at, env = remote(url)
     with _alone(repository):
         for left in repository.glob("*.lock"):  # of a fetch that was killed
-            left.unlink()
+            files.remove_file(left, repository)
         git(repository, "init", "--bare", "--quiet")
         done = subprocess.run(
             [*command, "--", at, commit], env=env, capture_output=True, text=True, check=False

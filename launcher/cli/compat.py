@@ -112,6 +112,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _report(results: Sequence[Result], folder: Path) -> None:
+    from launcher import files
     from launcher.compat import html, report
 
     for name, text in (
@@ -120,7 +121,7 @@ def _report(results: Sequence[Result], folder: Path) -> None:
         ("report.md", report.as_markdown(results)),
         ("report.html", html.as_html(results)),
     ):
-        (folder / name).write_text(text, encoding="utf-8")
+        files.write(folder / name, text)
 
 
 def _options(args: argparse.Namespace) -> Options:

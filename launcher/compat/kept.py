@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launcher.compat import html, report
 from launcher.compat.result import Result
+from launcher.files import write as write_file
 from launcher.matrix.render import between_markers
 
 RESULTS = "docs/compat.json"
@@ -44,7 +45,7 @@ def write(results: Iterable[Result], root: Path) -> Path:
     """Put results among those that are committed; the file."""
     path = root / RESULTS
     path.parent.mkdir(exist_ok=True)
-    path.write_text(report.as_json(merged(load(root), results)), encoding="utf-8")
+    write_file(path, report.as_json(merged(load(root), results)))
     return path
 
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import probe
+from launcher import files, probe
 from launcher.build import fetch, inputs, patch, source
 from launcher.build.context import inside_digest
 from launcher.build.image import Request
@@ -139,7 +139,7 @@ class Series:
         base, _ = self._images(cell)
         pulled = self._file(cell).with_suffix(".pulled")
         if self._inspected(base) is None:  # for the next series as well, where this one is killed
-            pulled.write_text("\n".join(_names(self.client.api.images())), encoding="utf-8")
+            files.write(pulled, "\n".join(_names(self.client.api.images())))
         held = disk.held(self.client)
         before = time.monotonic()
         found = self._in_process(cell)
@@ -149,7 +149,7 @@ class Series:
                 there = pulled.read_text(encoding="utf-8").split()
                 self._remove(*self._names_of(base, there))
             self._let_go(held)
-        pulled.unlink(missing_ok=True)
+        files.remove_file(pulled.absolute(), self.folder.absolute(), missing_ok=True)
         key = self._digest(tried_with, found.get("stage", ""))
         result = Result(cell.tag, cell.megatron, key, expected=expected, **found)
         self.say(f"{cell}: {result.told} ({time.monotonic() - before:.0f} s)")
@@ -160,9 +160,7 @@ class Series:
         return result
 
     def _keep(self, result: Result) -> None:
-        partial = self._file(result.cell).with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
-        partial.rename(self._file(result.cell))
+        files.write(self._file(result.cell), json.dumps(asdict(result), indent=2) + "\n")
 
     def _in_process(self, cell: Cell) -> dict[str, Any]:
         """The fields of a cell's result, from a process of its own."""

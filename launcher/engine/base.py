@@ -9,12 +9,12 @@ import re
 import shutil
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher import files
 from launcher.engine import archive, packages
 from launcher.errors import EngineError, nearest
 from launcher.settings import settings
@@ -138,12 +138,13 @@ def _make(made: Path, recipe: Recipe, say: Say) -> None:
         )
     say(f"making a Debian base ({recipe.suite}) from the distribution's packages")
     made.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".base-", dir=made.parent) as scratch:
+    with files.scratch(made.parent) as scratch:
         layer, whole = Path(scratch, "layer.tar"), Path(scratch, "image.tar")
         _bootstrap(layer, recipe, made.parent)
         architecture = GO_NAMES.get(recipe.architecture, recipe.architecture)
         archive.write(whole, layer, recipe.epoch, recipe.labels, architecture)
-        whole.rename(made)
+        files.sync(whole)
+        files.rename(whole, made)
 
 
 def _bootstrap(layer: Path, recipe: Recipe, cache: Path) -> None:

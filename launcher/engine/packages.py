@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,10 +24,10 @@ def unpack(folder: Path, wanted: Sequence[str], optional: Sequence[str] = ()) ->
         return folder
     _require_apt(wanted)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unpack-", dir=folder.parent) as scratch:
-        root = Path(scratch, "root")
+    with files.scratch(folder.parent) as scratch:
+        root = scratch / "root"
         root.mkdir()
-        for package in _download(Path(scratch), wanted, optional):
+        for package in _download(scratch, wanted, optional):
             _run(["dpkg-deb", "--extract", "--", str(package), str(root)])
         _put(root, folder, " ".join(wanted))
     return folder
@@ -43,8 +42,7 @@ def unpack_newer(folder: Path, name: str, suite: str) -> Path:
         return folder
     _require_apt([name])
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unpack-", dir=folder.parent) as made:
-        scratch = Path(made)
+    with files.scratch(folder.parent) as scratch:
         options = [*_apt_options(scratch), *_suite_options(scratch, suite)]
         _run(["apt-get", *options, "update"])
         _run(["apt-get", *options, "download", "--", name], cwd=scratch)

@@ -7,8 +7,6 @@ bytes, and a site's mirrors don't show in it. What can't be reached keeps its ol
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,6 +16,7 @@ from typing import Any, TypeVar
 import yaml
 from packaging.utils import canonicalize_name
 
+from launcher import files
 from launcher.build import extensions, fetch, index, source
 from launcher.engine import registry
 from launcher.errors import BuildError, EngineError
@@ -140,9 +139,7 @@ def write(locked: Lock, path: Path) -> None:
 
     So it is where two write at once: the last one's lock stays.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(dump(locked), encoding="utf-8")
-    beside.replace(path)
+    files.write(path, dump(locked))
 
 
 def _old_needs(old: Lock | None, abi: str, needs: Needs) -> LockedNeeds | None:
@@ -240,7 +237,6 @@ def _pip_report(
 ) -> dict[str, Any]:
     """What pip would install, by its own report, which says by which markers as well."""
     command = ["install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", *args]
-    site.cache.mkdir(parents=True, exist_ok=True)
     done = fetch.pip_for(requirements, command, site, ["-c", PIP, json.dumps(markers)])
     if done.returncode:
         raise BuildError(f"pip can't resolve it:\n{fetch.last_errors(done.stderr)}")
@@ -306,9 +302,8 @@ def _lock_images(
 
 def _lock_sdist(version: str, site: Settings) -> LockedSdist:
     """Fetch the sdist once, for its hash and for the newest time in it; none of it is run."""
-    site.cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=site.cache) as folder:
-        archive = index.download("megatron-core", version, site, Path(folder))
+    with files.scratch(site.cache) as folder:
+        archive = index.download("megatron-core", version, site, folder)
         found = index.described(archive)
         if (canonicalize_name(found.name), found.version) != ("megatron-core", version):
             raise BuildError(

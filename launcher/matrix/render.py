@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import jinja2
 
+from launcher import files
 from launcher.errors import UsageError
 from launcher.matrix.schema import Matrix
 
+HEADER = b"# Generated from Dockerfile.template"
 BEGIN = "<!-- images: written by `make render` -->"
 END = "<!-- /images -->"
 
@@ -48,20 +50,24 @@ def between_markers(text: str, content: str, begin: str = BEGIN, end: str = END)
     return f"{before}{begin}\n\n{content}\n{end}{after}"
 
 
-def write(files: dict[Path, str], root: Path) -> None:
-    """Write the rendered files; images/ is removed first, so that no row that went stays."""
-    shutil.rmtree(root / "images", ignore_errors=True)
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+def write(rendered: dict[Path, str], root: Path) -> None:
+    """Write the rendered files; in images/ what was rendered for a row that went is removed."""
+    for path in drift(rendered, root):
+        if path in rendered:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.write(path, rendered[path])
+        elif path.read_bytes().startswith(HEADER):
+            files.remove_file(path.absolute(), root.absolute())
+            with suppress(OSError):  # something else is in there
+                path.parent.rmdir()
 
 
-def drift(files: dict[Path, str], root: Path) -> list[Path]:
+def drift(rendered: dict[Path, str], root: Path) -> list[Path]:
     """The paths whose text differs from what would be rendered, and the orphans in images/."""
-    orphans = {path for path in (root / "images").rglob("*") if path.is_file()} - files.keys()
+    orphans = {path for path in (root / "images").rglob("*") if path.is_file()} - rendered.keys()
     changed = {
         path
-        for path, text in files.items()
+        for path, text in rendered.items()
         if not path.is_file() or path.read_text(encoding="utf-8") != text
     }
     return sorted(changed | orphans)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any
 
+from launcher import files
 from launcher.backends import Cause
 from launcher.run import record
 from launcher.run.ending import Ending, Outcome
@@ -36,8 +38,13 @@ def add(
         "checkpoint": str(saved.folder) if saved else None,
         "iteration": saved.iteration if saved else None,
     }
-    with suppress(OSError), (record.folder(run) / ENDINGS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(told) + "\n")
+    with suppress(OSError):
+        path = record.folder(run) / ENDINGS
+        handle = files.open_own(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with open(handle, "a", encoding="utf-8") as file:
+            file.write(json.dumps(told) + "\n")
+            file.flush()
+            os.fsync(handle)
 
 
 def by(ending: Ending, signals: Sequence[str]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from launcher import files
 from launcher.run import record
 from launcher.settings import settings
 
@@ -24,24 +24,14 @@ def following(run: str) -> Iterator[bool]:
     a record, as of another user's run, nobody else is known of.
     """
     try:
-        handle = os.open(record.folder(run) / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = files.open_own(record.folder(run) / LOCK, os.O_RDWR | os.O_CREAT)
     except OSError:
         yield True
         return
     try:
-        yield _locked(handle)
+        yield files.try_lock(handle) is not False
     finally:
         os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
 
 
 @contextmanager
@@ -54,13 +44,13 @@ def alone() -> Iterator[None]:
     try:
         runs = settings().runs
         runs.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(runs / STARTING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = files.open_own(runs / STARTING, os.O_RDWR | os.O_CREAT)
     except OSError:
         yield
         return
     try:
         until = time.monotonic() + PATIENCE
-        while not _locked(handle) and time.monotonic() < until:
+        while files.try_lock(handle) is False and time.monotonic() < until:
             time.sleep(0.05)
         yield
     finally:
@@ -70,7 +60,7 @@ def alone() -> Iterator[None]:
 def ask_to_stop(run: str) -> None:
     """Note that the run was asked to stop, so that whoever follows it doesn't start it again."""
     with suppress(OSError):
-        (record.folder(run) / STOP).touch()
+        os.close(files.open_own(record.folder(run) / STOP, os.O_WRONLY | os.O_CREAT))
 
 
 def asked_to_stop(run: str) -> bool:

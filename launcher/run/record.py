@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher import files
 from launcher.errors import UsageError
 from launcher.run.assemble import Asked
 from launcher.run.config import RunConfig
@@ -149,6 +149,15 @@ def folder(run: str) -> Path:
     return settings().runs / run
 
 
+def make(run: str) -> Path:
+    """The folder of a run's record, made where it isn't there. Raises `OSError`."""
+    at = folder(run)
+    at.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(FileExistsError):
+        files.make_folder(at, 0o700)
+    return at
+
+
 def write(record: Record) -> None:
     """Keep the record, readable by its user alone. Raises UsageError where it can't be kept."""
     put(record.run, FILE, asdict(record))
@@ -157,7 +166,7 @@ def write(record: Record) -> None:
 def put(run: str, name: str, value: object) -> None:
     """Keep `value` as JSON under `name` in the run's folder. Raises UsageError where it can't."""
     try:
-        folder(run).mkdir(parents=True, exist_ok=True, mode=0o700)
+        make(run)
         put_bytes(run, name, f"{json.dumps(value, indent=1)}\n".encode())
     except OSError as error:
         raise UsageError(
@@ -168,9 +177,7 @@ def put(run: str, name: str, value: object) -> None:
 
 def put_bytes(run: str, name: str, content: bytes) -> None:
     """Write a file of the run's folder, which is there, so that nobody sees half of it."""
-    partial = folder(run) / f"{name}.partial"
-    partial.write_bytes(content)
-    os.replace(partial, folder(run) / name)
+    files.write(folder(run) / name, content, 0o600)
 
 
 def records() -> list[Record]:
@@ -178,15 +185,18 @@ def records() -> list[Record]:
     found = []
     for path in settings().runs.glob(f"*/{FILE}"):
         try:
-            found.append(Record(**json.loads(path.read_text(encoding="utf-8"))))
+            kept = Record(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             continue
+        if kept.run == path.parent.name:  # what it says becomes a path
+            found.append(kept)
     return sorted(found, key=lambda record: record.created, reverse=True)
 
 
 def forget(run: str) -> None:
     """Remove the record of a run that never started."""
-    shutil.rmtree(folder(run), ignore_errors=True)
+    with suppress(OSError):
+        files.remove_folder(folder(run), settings().runs)
 
 
 def find(text: str) -> Record:

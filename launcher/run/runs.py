@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from launcher import files
 from launcher.backends import Job
 from launcher.errors import UsageError
 from launcher.run import find, history, owner, provenance, record, watch
@@ -151,7 +151,7 @@ def prune(run: Run) -> int | None:
             return None
         size = sum(path.lstat().st_size for path in folder.rglob("*"))
         try:
-            shutil.rmtree(folder)
+            files.remove_folder(folder, record.folder(run.run).parent)
         except OSError as error:
             raise UsageError(f"{folder} can't be removed: {error.strerror}") from error
     return size

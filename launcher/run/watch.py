@@ -9,12 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from launcher import files
 from launcher.run import metrics
 from launcher.run.metrics import Found, Step
 from launcher.run.throughput import Rates
 
 LOG, METRICS = "log", "metrics.jsonl"
-APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 LONGEST_LINE = 1 << 16
 """Bytes of a line that hasn't ended yet, after which it is no line of metrics."""
 
@@ -59,7 +60,7 @@ class Watch:
         self.begun = {False: b"", True: b""}
         for name in (log_name(attempt), METRICS):
             with suppress(OSError):  # a run without a word has them, too
-                os.close(os.open(folder / name, APPEND, 0o600))
+                os.close(files.open_own(folder / name, APPEND))
 
     def __enter__(self) -> Watch:
         return self
@@ -90,8 +91,8 @@ class Watch:
         self.opened = True
         try:
             _forget(self.folder / METRICS, self.attempt)
-            log = os.open(self.folder / log_name(self.attempt), APPEND | os.O_TRUNC, 0o600)
-            self.files = log, os.open(self.folder / METRICS, APPEND, 0o600)
+            log = files.open_own(self.folder / log_name(self.attempt), APPEND | os.O_TRUNC)
+            self.files = log, files.open_own(self.folder / METRICS, APPEND)
         except OSError as error:
             self._lost(error)
 
@@ -146,9 +147,7 @@ def _forget(path: Path, attempt: int) -> None:
         return
     kept = [line for line in lines if _attempt_of(line) not in (attempt, None)]
     if kept != lines:
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text("".join(kept), encoding="utf-8")
-        os.replace(partial, path)
+        files.write(path, "".join(kept), 0o600)
 
 
 def _attempt_of(line: str) -> object:

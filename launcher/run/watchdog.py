@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher import files
 from launcher.backends import Job, Lost
 from launcher.run import config, owner, record
 from launcher.train.words import CONCLUSION, REPORT, REPORTS, SAYS
@@ -153,14 +154,14 @@ def conclusion(files: Mapping[str, bytes]) -> str:
     return found[-1].removeprefix(CONCLUSION) if found else "the report says nothing"
 
 
-def keep(folder: Path, files: Mapping[str, bytes]) -> Path | None:
+def keep(folder: Path, found: Mapping[str, bytes]) -> Path | None:
     """Keep a report in a new folder of the run's; None where it can't be written."""
     number = 1 + len([*folder.glob(f"{REPORTS}*")])
     at = folder / f"{REPORTS}{number}"
     try:
         at.mkdir(parents=True, mode=0o700)
-        for name, content in files.items():
-            (at / name).write_bytes(content)
+        for name, content in found.items():
+            files.write(at / name, content, 0o600)
     except OSError:
         return None
     return at

@@ -90,18 +90,18 @@ def recover(root: Path, mine: Callable[[Path], bool]) -> None:
     """Go on with the publishing of checkpoints of `mine` where it was killed. Raises `OSError`."""
     for ready in sorted(root.glob(f"iter_*{READY}")):
         if mine(ready):
-            _take_place(ready)
+            files.write(root / TRACKER, str(int(_take_place(ready).name.removeprefix("iter_"))))
     for replaced in root.glob(f"iter_*{REPLACED}"):
         if mine(replaced) and replaced.with_suffix("").exists():
             remove(replaced)
 
 
-def _take_place(ready: Path) -> None:
+def _take_place(ready: Path) -> Path:
     """Name a checkpoint that is whole; one that has its name goes aside before."""
     final = ready.with_suffix("")
     if final.exists() and not final.with_suffix(REPLACED).exists():
         files.rename(final, final.with_suffix(REPLACED))
-    files.rename(ready, final)
+    return files.rename(ready, final)
 
 
 def _remove_replaced(final: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from launcher import files
 from launcher.build import bundle, fetch, source
 from launcher.build.bundle import PackedRow
 from launcher.build.inputs import Commit
@@ -169,7 +170,7 @@ def test_two_that_write_the_same_file_do_not_mix(tmp_path: Path) -> None:
             second.__enter__()
         out.write(b"first")
     assert path.read_bytes() == b"first"
-    (tmp_path / "inputs.tar.part").write_bytes(b"left by one that was killed")
+    files.aside_path(path, "0" * 16).write_bytes(b"left by one that was killed")
     with bundle.replacing(path) as out:
         out.write(b"second")
     assert path.read_bytes() == b"second"

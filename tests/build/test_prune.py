@@ -166,10 +166,10 @@ def test_other_folders_of_the_cache_are_left_alone(empty_site: Settings) -> None
 
 
 def test_what_a_killed_launcher_left_goes_a_day_later(empty_site: Settings) -> None:
-    left = empty_site.cache / "tmpab12cd34"
+    left = empty_site.cache / "scratch-ab12cd34"
     left.mkdir(parents=True)
     (left / "half.whl").write_bytes(b"x" * 7)
     assert prune.downloads(empty_site, [], []) == []
     os.utime(left, (1, 1))
     assert prune.downloads(empty_site, [], []) == [left]
-    assert (prune.title(left), prune.bytes_in(left)) == ("tmpab12cd34", 7)
+    assert (prune.title(left), prune.bytes_in(left)) == ("scratch-ab12cd34", 7)

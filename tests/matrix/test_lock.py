@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import io
 import zipfile
 from dataclasses import replace
@@ -352,6 +353,11 @@ def test_a_lock_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "matrix.lock"
     path.write_text("old")
     monkeypatch.setattr(lock, "dump", lambda locked: "new")
-    monkeypatch.setattr(Path, "replace", lambda *_: None)  # killed just before
-    lock.write(load_lock(), path)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        lock.write(load_lock(), path)
     assert path.read_text() == "old"

@@ -38,11 +38,13 @@ def test_drift_finds_an_edit_and_an_orphan(tmp_path: Path) -> None:
     assert render.drift(files, tmp_path) == []
     (tmp_path / "images/a/Dockerfile").write_text("edited\n")
     (tmp_path / "images/old").mkdir()
-    (tmp_path / "images/old/Dockerfile").write_text("left over\n")
+    (tmp_path / "images/old/Dockerfile").write_bytes(render.HEADER + b"\nleft over\n")
     found = [path.relative_to(tmp_path).as_posix() for path in render.drift(files, tmp_path)]
     assert found == ["images/a/Dockerfile", "images/old/Dockerfile"]
+    (tmp_path / "images/notes.txt").write_text("mine")  # of the user's, who hears of it
     render.write(files, tmp_path)
-    assert render.drift(files, tmp_path) == []
+    assert render.drift(files, tmp_path) == [tmp_path / "images/notes.txt"]
+    assert not (tmp_path / "images/old").exists()
 
 
 @pytest.mark.parametrize("tag", TAGS)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launcher import files
 from launcher.errors import UsageError
 from launcher.run import record
 from launcher.run.assemble import Asked
@@ -64,7 +65,7 @@ def test_what_was_asked_for_comes_back(keep: Callable[..., Record]) -> None:
 
 def test_no_secret_is_in_it_and_each_is_named(keep: Callable[..., Record], runs: Path) -> None:
     keep(asked(REST, **SECRETS))
-    texts = [path.read_text() for path in runs.rglob("*") if path.is_file()]
+    texts = [path.read_text() for path in runs.rglob("*.json")]
     assert len(texts) == 1
     assert "se cret" not in texts[0]
     kept = record.find("a")
@@ -161,7 +162,17 @@ def test_what_stood_after_the_dashes_cannot_come_from_elsewhere(
 def test_it_is_its_users_alone(keep: Callable[..., Record], runs: Path) -> None:
     keep(asked())
     assert (runs / "0a1b2c3d").stat().st_mode & 0o777 == 0o700
-    assert [path.name for path in (runs / "0a1b2c3d").iterdir()] == [record.FILE]
+    held = sorted(path.name for path in (runs / "0a1b2c3d").iterdir())
+    assert held == [files.MARKER, record.FILE]
+
+
+def test_a_record_of_another_folder_is_none(keep: Callable[..., Record], runs: Path) -> None:
+    """Its run becomes a path, of which all is removed that lies there."""
+    kept = keep(asked())
+    (runs / "0a1b2c3d").rename(runs / "other")
+    assert record.records() == []
+    record.put("other", record.FILE, vars(kept) | {"run": "../../home"})
+    assert record.records() == []
 
 
 def test_records_are_newest_first_and_broken_ones_are_passed_over(

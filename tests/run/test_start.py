@@ -101,7 +101,7 @@ def test_checkpoints_of_another_machine_are_left_to_the_program(
 
 
 def test_a_run_that_does_not_start_leaves_no_record(save: Path, plan: Callable[..., Plan]) -> None:
-    record.folder(RUN).mkdir(parents=True)
+    record.make(RUN)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise EngineError("no")

@@ -73,9 +73,11 @@ def main(args: argparse.Namespace) -> int:
     for line in wrong:
         print(f"launcher: {line}", file=sys.stderr)
     if args.write and row:
+        from launcher import files
+
         path = settings().matrix
         new = facts.unstated(row, found)
-        path.write_text(write.into(path.read_text(encoding="utf-8"), args.tag, new), "utf-8")
+        files.write(path, write.into(path.read_text(encoding="utf-8"), args.tag, new))
         print(f"launcher: {path.name}: {_told(new)}", file=sys.stderr)
     failed = any(fact.error for fact in found.values())
     return 1 if wrong or failed or any(one.failed for one in verdicts.values()) else 0

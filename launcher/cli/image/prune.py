@@ -61,8 +61,7 @@ def _images(args: argparse.Namespace) -> int:
 
 
 def _cache(args: argparse.Namespace) -> int:
-    import shutil
-
+    from launcher import files
     from launcher.build import prune
     from launcher.build.inputs import locked_hashes
     from launcher.matrix.load import load_lock, load_matrix
@@ -77,7 +76,7 @@ def _cache(args: argparse.Namespace) -> int:
     if not _agreed(args, len(chosen), "downloads", size):
         return 0
     for folder in chosen:
-        shutil.rmtree(folder)
+        files.remove_folder(folder, site.cache)
     print(f"freed {size / 1e6:.1f} MB")
     return 0
 
