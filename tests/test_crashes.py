@@ -31,7 +31,6 @@ NAMING = {"rename"}
 """What is removed is taken out of its place by renameat before."""
 
 
-
 def crash(
     folder: Path, work: Callable[[], object], holds: Callable[[], None], least: int
 ) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import io
+import os
 import zipfile
 from dataclasses import replace
 from pathlib import Path
