@@ -170,7 +170,12 @@ class Engine:
         self.pulled_by = pulled_by
 
     def inspect_image(self, image: str) -> dict[str, Any]:
-        return {"Id": image, "RepoDigests": self.pulled_by}
+        return {
+            "Id": image,
+            "RepoDigests": self.pulled_by,
+            "Os": "linux",
+            "Architecture": "amd64",
+        }
 
 
 def labels(site: Settings, pulled_by: list[str], locked: bool, base: str | None) -> dict[str, str]:

@@ -43,7 +43,7 @@ def test_an_empty_file_in_the_cache_is_fetched_again(
     assert path is not None
     path.write_bytes(b"")
 
-    def pip(args: list[str], site: Settings) -> subprocess.CompletedProcess[str]:
+    def pip(args: list[str], *_: object) -> subprocess.CompletedProcess[str]:
         target = Path(args[args.index("--dest") + 1])
         target.mkdir()
         (target / "a-1.whl").write_bytes(b"wheel")
