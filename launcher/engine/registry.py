@@ -16,8 +16,10 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urljoin, urlsplit
+
+from pydantic import BaseModel, ValidationError
 
 from launcher.deadline import within
 from launcher.engine.pull import Fault, refusal, registry_of
@@ -58,6 +60,32 @@ _STATUS = {
     429: Fault.RATE_LIMIT,
 }
 _NAMED = {"service", "scope"}  # of a challenge, what the token is asked for
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Platform(BaseModel):
+    os: str = ""
+    architecture: str = ""
+
+
+class _Descriptor(BaseModel):
+    digest: str = ""
+    platform: _Platform | None = None
+
+
+class _Index(BaseModel):
+    manifests: list[_Descriptor]
+
+
+class _Manifest(BaseModel):
+    config: _Descriptor = _Descriptor()
+
+
+class _Token(BaseModel):
+    token: str = ""
+    access_token: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,8 +155,8 @@ def parse(reference: str) -> Reference:
 
 def is_loopback(host: str) -> bool:
     """Whether a host, with or without a port, is this very machine."""
-    name = urlsplit(f"//{host}").hostname or ""
     try:
+        name = urlsplit(f"//{host}").hostname or ""
         return name == "localhost" or ip_address(name).is_loopback
     except ValueError:
         return False
@@ -147,23 +175,25 @@ def resolve(reference: str, platform: str = PLATFORM) -> Resolved:
             manifest = asked.document("manifests", entry)
         if manifest.media_type not in MANIFESTS:
             raise asked.wrong(f"answers with {manifest.media_type or 'something else'}")
-        config = asked.digest_in(manifest.value.get("config"))
-        settings = asked.document("blobs", config).value
-        found = f"{settings.get('os')}/{settings.get('architecture')}"
-        if found != platform:
-            raise EngineError(f"{reference}: is for {found}, and not for {platform}")
+        config = asked.digest_in(asked.fitting(_Manifest, manifest.value).config)
+        found = asked.fitting(_Platform, asked.document("blobs", config).value)
+        if _named(found) != platform:
+            raise EngineError(f"{reference}: is for {_named(found)}, and not for {platform}")
         return Resolved(named.digest, manifest.digest, config)
 
 
 def _of_platform(asked: Conversation, index: Mapping[str, Any], platform: str) -> str:
     """The digest of the platform's manifest in an index."""
-    names = []
-    for entry in index.get("manifests") or []:
-        of = entry.get("platform") or {}
-        names.append(f"{of.get('os')}/{of.get('architecture')}")
-        if names[-1] == platform:
-            return asked.digest_in(entry)
+    entries = asked.fitting(_Index, index).manifests
+    names = [_named(entry.platform or _Platform()) for entry in entries]
+    if platform in names:
+        return asked.digest_in(entries[names.index(platform)])
     raise EngineError(f"{asked.where.text}: has no {platform}, only {', '.join(names)}")
+
+
+def _named(platform: _Platform) -> str:
+    """As engines name it: linux/amd64."""
+    return f"{platform.os}/{platform.architecture}"
 
 
 @contextmanager
@@ -254,12 +284,20 @@ class Conversation:
         of_type = str(document.get("mediaType") or "") or _type_of(answer)
         return Document(digest_of(content), len(content), of_type, document)
 
-    def digest_in(self, descriptor: Any) -> str:
+    def fitting(self, model: type[Model], value: Any) -> Model:
+        """What came, in what is read of it."""
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            where = ".".join(map(str, fault["loc"]))
+            raise self.wrong(f"sends something else: {where}: {fault['msg']}") from error
+
+    def digest_in(self, descriptor: _Descriptor) -> str:
         """The digest that a descriptor names."""
-        digest = descriptor.get("digest") if isinstance(descriptor, dict) else None
-        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-            raise self.wrong(f"names no sha256 digest: {digest}")
-        return digest
+        if not DIGEST.fullmatch(descriptor.digest):
+            raise self.wrong(f"names no sha256 digest: {descriptor.digest}")
+        return descriptor.digest
 
     def _checked(self, answer: Answer, target: str) -> bytes:
         """What came; its digest is that by which it was asked for, and that it is called by."""
@@ -301,12 +339,19 @@ class Conversation:
         return answer
 
     def _whole(self, method: str, url: str, **how: Any) -> Answer:
-        """A whole answer. Raises requests' ReadTimeout where it takes too long."""
+        """A whole answer. Raises requests' errors: ReadTimeout where it takes too long."""
+        from requests.exceptions import RequestException
+
         sent, seconds = how.get("data"), self.seconds
         if isinstance(sent, bytes):
             seconds += len(sent) / SLOWEST
         ask = partial(self.session.request, method, url, stream=True, timeout=seconds, **how)
-        return within(seconds, lambda: _read(ask()))
+        try:
+            return within(seconds, lambda: _read(ask()))
+        except RequestException:
+            raise
+        except ValueError as error:  # of a redirection, or a header
+            raise self.wrong(f"names something that can't be asked: {error}") from error
 
     def _authorization(self, challenge: str) -> str:
         """What the registry asks for: a token of the service it names, or name and password."""
@@ -322,10 +367,13 @@ class Conversation:
         return f"Bearer {self._token(asked, own)}"
 
     def _token(self, asked: dict[str, str], own: dict[str, str]) -> str:
-        realm = urlsplit(asked.get("realm", ""))
+        url, fields = asked.get("realm", ""), {key: asked[key] for key in _NAMED & asked.keys()}
+        try:
+            realm = urlsplit(url)
+        except ValueError as error:
+            raise self.wrong(f"sends to {url!r} for a token: {error}") from error
         if realm.scheme != "https" and not (realm.scheme == "http" and is_loopback(realm.netloc)):
-            raise self.wrong(f"sends to {asked.get('realm')!r} for a token, which isn't HTTPS")
-        url, fields = realm.geturl(), {key: asked[key] for key in _NAMED & asked.keys()}
+            raise self.wrong(f"sends to {url!r} for a token, which isn't HTTPS")
         if "token" in own:
             grant = {"grant_type": "refresh_token", "client_id": CLIENT}
             fields |= grant | {"refresh_token": own["token"]}
@@ -335,12 +383,11 @@ class Conversation:
             answer = self._whole("GET", url, params=fields, auth=login)
         if answer.status != 200:
             raise self._refused(answer)
-        try:
-            found = json.loads(answer.content)
-            token = found.get("token") or found["access_token"]
-        except (ValueError, LookupError, AttributeError) as error:
-            raise self.wrong(f"{realm.netloc} gives no token") from error
-        return str(token)
+        found = self.fitting(_Token, self._parsed(answer, self._limited(answer)).value)
+        token = found.token or found.access_token
+        if not re.fullmatch(r"[ -~]+", token):
+            raise self.wrong(f"sends to {realm.netloc}, which gives no token")
+        return token
 
     def _refused(self, answer: Answer) -> EngineError:
         """The error for a status that isn't good."""

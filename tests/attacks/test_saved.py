@@ -1,0 +1,314 @@
+"""A hundred saved folders that somebody made up: each is refused in words, or loaded as it is.
+
+Their hashes are right, so nothing but their contents can tell; or what lies there is no file.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import LauncherError
+from launcher.transfer import layout
+from launcher.transfer.load import load
+from tests.transfer.conftest import BASE_LAYERS, Engine, filled
+from tests.transfer.test_save import QUIET, contents, saved
+
+from .conftest import bounded
+
+DEEP = b"[" * 100_000
+ODD = [
+    *(None, True, 0, -1, 1e400, 10**30, "", "x", "\x1b]0;x\x07", "\ud800", "../../etc/passwd", "/"),
+    *([], {}, [None], {"": None}, ["a"] * 3000, "x" * 100_000, f"sha256:{'0' * 64}", "sha256:../x"),
+]
+OTHERS = [
+    "-v/:/host",
+    "a;reboot",
+    "$(reboot)",
+    "\x1b[2J:1",
+    "a:1\nb:1",
+    "A:1",
+    "a",
+    "a:",
+    ":a",
+    "/",
+]
+
+
+@dataclass
+class Stick:
+    """A saved image in memory: its files, and its list as JSON."""
+
+    files: dict[str, bytes]
+    listing: dict[str, Any]
+
+    def blob(self, which: str) -> Any:
+        """The JSON of the blob that the list names as its `image` or `manifest`."""
+        return json.loads(self.files[layout.blob_path(self.listing[which])])
+
+    def replace(self, which: str, content: bytes) -> None:
+        """Another one in its place, named by its sha256, in the list and in the manifest."""
+        old, new = self.listing[which], layout.sha256(content)
+        del self.files[layout.blob_path(old)]
+        self.files[layout.blob_path(new)] = content
+        self.listing[which] = new
+        if which == "image":
+            manifest = self.files[layout.blob_path(self.listing["manifest"])]
+            self.replace("manifest", manifest.replace(old.encode(), new.encode()))
+
+    def edit(self, which: str, change: Callable[[Any], Any]) -> None:
+        """The same, of which one value was changed."""
+        self.replace(which, json.dumps(change(self.blob(which))).encode())
+
+    def write(self, folder: Path) -> None:
+        """Put it into a folder, with the right sizes and hashes where none were made up."""
+        for path, content in self.files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        if self.listing.get("files") is None:
+            digests = {path: layout.sha256(self.files[path])[7:] for path in sorted(self.files)}
+            self.listing["files"] = [
+                {"path": path, "size": len(self.files[path]), "sha256": digest}
+                for path, digest in digests.items()
+            ]
+        self.sign(folder)
+
+    def sign(self, folder: Path) -> None:
+        """Write the list with its own sha256, and the hashes of all."""
+        own = layout.sha256(_text(self.listing | {"sha256": ""}))[7:]
+        text = _text(self.listing | {"sha256": own})
+        (folder / layout.LISTING).write_bytes(text)
+        listing = layout.parse(text)
+        if listing is not None:
+            (folder / layout.SUMS).write_bytes(layout.sums(listing))
+
+
+def _text(listing: dict[str, Any]) -> bytes:
+    return (json.dumps(listing, indent=1, sort_keys=True) + "\n").encode()
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Stick:
+    """A whole image, as `image save` writes it."""
+    folder = tmp_path_factory.mktemp("original")
+    saved(filled(), folder, part_size=1_000_000)
+    files = contents(folder)
+    listing = json.loads(files.pop(layout.LISTING))
+    del files[layout.SUMS], listing["sha256"]
+    return Stick(files, listing | {"files": None})
+
+
+@pytest.fixture
+def stick(original: Stick) -> Stick:
+    """One to be changed."""
+    return copy.deepcopy(original)
+
+
+def attack(folder: Path, all_tags: bool = False) -> None:
+    """Load it into an engine that has the base and an image of somebody else."""
+    engine = Engine()
+    engine.add("base:1", BASE_LAYERS)
+    other = engine.add("docker.io/library/python:3", (b"other",))
+    with bounded():
+        try:
+            load(engine, folder, QUIET, all_tags=all_tags)
+        except LauncherError as error:
+            assert str(error)
+    assert other.id in engine.images
+    assert all_tags or other.names == ["docker.io/library/python:3"]
+
+
+def test_what_is_attacked_is_loaded_unless_it_was_changed(stick: Stick, tmp_path: Path) -> None:
+    stick.write(tmp_path)
+    engine = Engine()
+    assert load(engine, tmp_path, QUIET).names == ("megatron:24.10", "megatron:24.10-0.9.0")
+
+
+def _places(value: Any, where: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value below one."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, below in inner:
+        yield (*where, key)
+        if isinstance(below, dict | list):
+            yield from _places(below, (*where, key))
+
+
+def changed(value: Any, dice: random.Random) -> Any:
+    """A value of JSON in which one is another, or is gone."""
+    *where, last = dice.choice(list(_places(value)))
+    at = value
+    for key in where:
+        at = at[key]
+    if dice.random() < 0.2:
+        del at[last]
+    else:
+        at[last] = dice.choice(ODD)
+    return value
+
+
+@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("which", ["manifest", "image"])
+def test_a_manifest_and_a_configuration_with_an_odd_value(
+    stick: Stick, tmp_path: Path, which: str, number: int
+) -> None:
+    """json.loads(…)["rootfs"]["diff_ids"] of it was a traceback in 17 of 45."""
+    dice = random.Random(13 + number)  # noqa: S311
+    stick.edit(which, lambda value: changed(value, dice))
+    stick.write(tmp_path)
+    attack(tmp_path)
+
+
+@pytest.mark.parametrize("which", ["manifest", "image"])
+@pytest.mark.parametrize("content", [b"", b"null", b"[]", b"\xff", DEEP, b"1" * 5000, b'"\\ud800"'])
+def test_a_manifest_and_a_configuration_that_are_none(
+    stick: Stick, tmp_path: Path, which: str, content: bytes
+) -> None:
+    stick.replace(which, content)
+    stick.write(tmp_path)
+    attack(tmp_path)
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_a_list_with_an_odd_value(stick: Stick, tmp_path: Path, number: int) -> None:
+    dice = random.Random(13 + number)  # noqa: S311
+    stick.write(tmp_path)
+    stick.listing = changed(stick.listing, dice)
+    stick.sign(tmp_path)
+    attack(tmp_path, all_tags=number % 2 == 0)
+
+
+@pytest.mark.parametrize("text", [b"", b"null", b"[]", b"\xff", DEEP, b'{"sha256": null}'])
+def test_a_list_that_is_none(stick: Stick, tmp_path: Path, text: bytes) -> None:
+    stick.write(tmp_path)
+    (tmp_path / layout.LISTING).write_bytes(text)
+    attack(tmp_path)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_name_that_is_no_image_s(stick: Stick, tmp_path: Path, name: str) -> None:
+    """It becomes a tag, a line on the terminal, and a command to paste."""
+    stick.listing["names"] = [name]
+    stick.write(tmp_path)
+    attack(tmp_path, all_tags=True)
+    base = {"name": name, "id": f"sha256:{'0' * 64}", "digests": [name], "layers": []}
+    stick.listing |= {"names": ["megatron:1"], "base": base}
+    stick.sign(tmp_path)
+    attack(tmp_path)
+
+
+KINDS = ("pipe", "endless", "elsewhere", "folder", "sparse", "socket")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("of", [layout.LISTING, layout.SUMS, "blobs", "documents", layout.INDEX])
+def test_what_lies_there_is_no_file(stick: Stick, tmp_path: Path, of: str, kind: str) -> None:
+    """Pipes were waited for; what has no end, or a terabyte of nothing, was read for ever."""
+    folder, elsewhere = tmp_path / "stick", tmp_path / "elsewhere"
+    folder.mkdir()
+    stick.write(folder)
+    found = folder / of
+    path = next(iter(sorted(found.iterdir()))) if found.is_dir() else found
+    path = next(iter(sorted(path.iterdir()))) if path.is_dir() else path
+    path.rename(elsewhere)
+    _put(path, kind, elsewhere)
+    attack(folder)
+    if of != layout.LISTING:
+        (folder / layout.LISTING).write_bytes(b"damaged")
+        attack(folder)  # by SHA256SUMS
+
+
+def _put(path: Path, kind: str, elsewhere: Path) -> None:
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    elif kind == "elsewhere":
+        path.symlink_to(elsewhere)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "sparse":
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    else:
+        here = os.getcwd()
+        os.chdir(path.parent)  # a socket's path has 107 bytes at most
+        try:
+            with socket.socket(socket.AF_UNIX) as one:
+                one.bind(path.name)
+        finally:
+            os.chdir(here)
+
+
+@pytest.mark.parametrize("of", ["blobs", "blobs/sha256", "documents"])
+def test_a_folder_that_is_a_link_is_not_followed(stick: Stick, tmp_path: Path, of: str) -> None:
+    folder = tmp_path / "stick"
+    folder.mkdir()
+    stick.write(folder)
+    (folder / of).rename(tmp_path / "elsewhere")
+    (folder / of).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LauncherError, match="a link leads there"):
+        load(Engine(), folder, QUIET)
+
+
+@pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "blobs/../../secret", "dev/zero"])
+def test_sums_name_no_file_elsewhere(stick: Stick, tmp_path: Path, path: str) -> None:
+    """A damaged list is made up for by SHA256SUMS: of any file its sha256 was shown."""
+    folder = tmp_path / "stick"
+    folder.mkdir()
+    stick.write(folder)
+    (tmp_path / "secret").write_bytes(b"secret")
+    (folder / layout.LISTING).write_bytes(b"damaged")
+    with (folder / layout.SUMS).open("a") as sums:
+        sums.write(f"{'0' * 64}  {path}\n")
+    with pytest.raises(LauncherError) as caught:
+        load(Engine(), folder, QUIET)
+    assert path not in str(caught.value)
+
+
+def test_more_layers_than_any_image_has(stick: Stick, tmp_path: Path) -> None:
+    def many(value: Any) -> Any:
+        return value | {"layers": value["layers"] * 5000}
+
+    stick.edit("manifest", many)
+    stick.write(tmp_path)
+    attack(tmp_path)
+
+
+@pytest.mark.parametrize("of", ["documents/provenance.json", "manifest", "image"])
+def test_what_is_small_is_not_large(stick: Stick, tmp_path: Path, of: str) -> None:
+    """It was read into memory, however large it was."""
+    much = layout.LARGEST + 1
+    if of in stick.files:
+        stick.files[of] = bytes(much)
+    else:
+        stick.replace(of, json.dumps(stick.blob(of)).encode() + b" " * much)
+    stick.write(tmp_path)
+    engine = Engine()
+    with pytest.raises(LauncherError, match=f"more than {layout.LARGEST} bytes"):
+        load(engine, tmp_path, QUIET)
+    assert not engine.images
+
+
+def test_an_image_of_this_machine_is_not_removed(stick: Stick, tmp_path: Path) -> None:
+    """The engine said that it was loaded; since it wasn't what was listed, it was removed."""
+    engine = Engine()
+    mine = engine.add("mine:1", (b"mine",))
+
+    def loads(archive: Iterator[bytes], quiet: bool) -> Iterator[dict[str, str]]:
+        assert b"".join(archive)
+        yield {"stream": f"Loaded image ID: {mine.id}\n"}
+
+    engine.api.load_image = loads
+    stick.write(tmp_path)
+    with pytest.raises(LauncherError, match="the engine made another image"):
+        load(engine, tmp_path, QUIET)
+    assert mine.id in engine.images
