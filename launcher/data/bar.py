@@ -10,6 +10,7 @@ from typing import TextIO
 
 from launcher.data.tokenize import Done
 from launcher.progress import Progress
+from launcher.screen import printable
 
 WIDTH = 24
 """Columns of the bar."""
@@ -48,6 +49,8 @@ class Bar:
     def end(self, done: Done, made: list[str]) -> None:
         """Say what was made of what."""
         seconds = time.monotonic() - self._started
+        for name in done.without:
+            self._progress.note(f"launcher: no document in {printable(name)}")
         if self._progress.live:
             self._progress.note(summary(done, seconds, made))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -28,6 +29,7 @@ def convert(
     found = sources.sources(inputs, reading)
     sources.refuse_own(found, [target, ledger.path(target)])
     done = Done(size=sum(source.stop - source.start for source in found))
+    gave: set[int] = set()
     with writing(target), ExitStack() as closed:
         (new,) = alone([target], closed)
         rejects = Ledger(found, target, leniency)
@@ -37,6 +39,7 @@ def convert(
             rejects.enter(place, block.numbers, read.faults, read.records)
             lines = _lines(read, reading.keys)
             new.file.writelines(lines)
+            gave |= {place.source} if lines else set()
             done = Done(
                 read=place.read,
                 size=done.size,
@@ -48,7 +51,7 @@ def convert(
         new.complete()
         publish([rejects])
         new.publish()
-    return done
+    return replace(done, without=sources.without(found, gave))
 
 
 def _lines(found: Documents, keys: Sequence[str]) -> list[bytes]:

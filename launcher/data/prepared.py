@@ -53,7 +53,8 @@ class Prepared:
     def make(self, report: Callable[[Done], None]) -> Done | None:
         """Tokenize, unless that is done, by another launcher perhaps; then None.
 
-        Raises as `tokenize.run` does, and DataError where a text was changed meanwhile.
+        Raises as `tokenize.run` does, and DataError where there is no document, or a text was
+        changed meanwhile.
         """
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
         while not self.is_made:
@@ -64,9 +65,13 @@ class Prepared:
                 output.wait(self.prefix)
         return None
 
-    def _check(self) -> None:
+    def _check(self, done: Done) -> None:
         """The files are named by what was in the texts, and must not be of something else."""
         job = self.job
+        if not done.documents:
+            raise DataError(
+                "the text of the run has no document", f"Read were {', '.join(done.without)}"
+            )
         end = tokenizers.load(job.tokenizer).end
         if _key(sources.sources(job.inputs, job.reading), job, end) != job.prefix.name:
             raise DataError(

@@ -6,7 +6,7 @@ import codecs
 import io
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from glob import glob
@@ -128,6 +128,11 @@ def sources(inputs: Sequence[str], reading: Reading) -> list[Source]:
             found += _part(name, kind, max(first - at, 0), min(last, end) - at)
         at = end
     return found
+
+
+def without(found: Sequence[Source], gave: Container[int]) -> tuple[str, ...]:
+    """The names of those that gave nothing; a part of a file may do so."""
+    return tuple(source.told for at, source in enumerate(found) if source.whole and at not in gave)
 
 
 def _expand(pattern: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -49,6 +49,7 @@ class Done:
     documents, empty: of all keys the first; those of them that have no tokens
     tokens: of all keys
     blank, rejected: records that were empty lines, and those that gave no document
+    without: the inputs without any document, at the end
     """
 
     read: int = 0
@@ -58,6 +59,7 @@ class Done:
     tokens: int = 0
     blank: int = 0
     rejected: int = 0
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,9 @@ def outputs(job: Job) -> list[Path]:
     return [Path(f"{job.prefix}_{key}_document") for key in job.reading.keys]
 
 
-def run(job: Job, report: Callable[[Done], None], check: Callable[[], None] = lambda: None) -> Done:
+def run(
+    job: Job, report: Callable[[Done], None], check: Callable[[Done], None] = lambda done: None
+) -> Done:
     """Tokenize, reporting after each block; the outputs appear when all of it is written.
 
     `check` is called before they do, and keeps them away by what it raises.
@@ -97,7 +101,7 @@ def run(job: Job, report: Callable[[Done], None], check: Callable[[], None] = la
         rejects = Ledger(found, job.prefix, job.leniency)
         closed.callback(rejects.close)
         done = _write(job, found, tokenizer, written, rejects, report)
-        check()
+        check(done)
         publish([rejects, *written])
     return done
 
@@ -119,6 +123,7 @@ def _write(
             yield block
 
     done = Done(size=sum(source.stop - source.start for source in found))
+    gave: set[int] = set()
     workers: Workers[Block, Encoded] = Workers(partial(_encode, job, tokenizer), job.workers)
     for encoded in workers.map(blocks()):
         place, numbers = sent.popleft()
@@ -126,6 +131,7 @@ def _write(
         for one, part in zip(written, encoded.columns, strict=True):
             one.add(part)
         first = encoded.columns[0].counts
+        gave |= {place.source} if len(first) else set()
         done = Done(
             read=place.read,
             size=done.size,
@@ -136,7 +142,7 @@ def _write(
             rejected=rejects.rejected,
         )
         report(done)
-    return done
+    return replace(done, without=sources.without(found, gave))
 
 
 def _encode(job: Job, tokenizer: Tokenizer, block: Block) -> Encoded:

@@ -133,3 +133,11 @@ def test_the_ending_of_a_file_says_how_it_is_read(jobs: Jobs, tmp_path: Path) ->
         (tmp_path / name).write_text("text\nHello\n")
     prefixes = {jobs.prepare(tmp_path / name) for name in ("a.csv", "a.tsv", "a.txt")}
     assert len(prefixes) == 3
+
+
+def test_a_text_without_documents_trains_nothing(jobs: Jobs, text: Path) -> None:
+    """It would end the run minutes later."""
+    text.write_text("\n")
+    with pytest.raises(DataError, match="the text of the run has no document"):
+        jobs.prepare(text)
+    assert [*jobs.folder.iterdir()] == []

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from launcher import files
+from launcher import cli, files
 from launcher.data import sources, tokenize
 from launcher.data.faults import DataError
 from launcher.data.ledger import Leniency
@@ -438,3 +438,19 @@ def test_a_killed_worker_ends_the_job(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a worker ended with -9"):
         tokenize.run(job(source, to=tmp_path / "out", workers=2), kill)
     assert os.listdir(tmp_path) == ["in.jsonl"]
+
+
+def test_an_input_without_documents_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty file gave an empty .bin, and not a word."""
+    contents = {"full.txt": "a\n", "empty.txt": "", "blank.txt": "\n \n", "head.csv": "text,id\n"}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    inputs = [str(tmp_path / name) for name in contents]
+    for command in (["tokenize", "--output-prefix"], ["convert", "-o"]):
+        made = [command[0], *inputs, command[1], str(tmp_path / f"{command[0]}.out")]
+        assert cli.main(["data", *made]) == 0
+        *told, last = capsys.readouterr().err.splitlines()
+        assert told == [f"launcher: no document in {name}" for name in inputs[1:]]
+        assert json.loads(last)["without"] == inputs[1:]
