@@ -148,7 +148,7 @@ def _pairs(text: str) -> dict[str, str]:
         fault = repository_fault(prefix) or repository_fault(mirror) if equals else "takes a=b"
         if fault:
             raise UsageError(
-                f"LAUNCHER_IMAGE_MIRRORS: {pair}: {fault}",
+                f"LAUNCHER_IMAGE_MIRRORS: {pair.rpartition('@')[2]}: {fault}",
                 "LAUNCHER_IMAGE_MIRRORS=nvcr.io=mirror.example/nvcr,docker.io=mirror.example/hub",
             )
         mirrors[prefix] = mirror

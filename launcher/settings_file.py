@@ -22,6 +22,11 @@ def _repository(value: str) -> str:
     return value
 
 
+def _is_secret(key: str, value: object) -> bool:
+    """Whether a value may have a password in it, by its key or, before a host, wherever it is."""
+    return key in SECRET or "@" in str(value)
+
+
 Text = Annotated[str, Field(min_length=1)]
 Folder = Annotated[Text, AfterValidator(names.matching(r"[^\0-\x1f\x7f]+", "a path"))]
 Repository = Annotated[Text, AfterValidator(_repository)]
@@ -68,7 +73,7 @@ def _read(path: Path, changed: int) -> SettingsFile:
     root = yamlfile.tree(yamlfile.read(path, name), name)
     if root is None:
         return SettingsFile()
-    read = yamlfile.validate(root, SettingsFile, name, secret=lambda key, value: key in SECRET)
+    read = yamlfile.validate(root, SettingsFile, name, _is_secret)
     beside = {
         key: str(path.parent / expanded(folder))
         for key in ("cache", "matrix", "runs")

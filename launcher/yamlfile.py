@@ -190,7 +190,8 @@ def describe(
         place = f"{name}:{_line_of(root, where)}" if root is not None else name
         reason = _reason(fault, where, model)
         given = "" if secret(dotted, fault["input"]) else _shown(fault)
-        told.append(f"{place}: {printable(dotted) or '(the file)'}: {reason}{given}")
+        key = ".".join("(hidden)" if secret("", str(part)) else str(part) for part in where)
+        told.append(f"{place}: {printable(key) or '(the file)'}: {reason}{given}")
     if len(faults) > MOST_FAULTS:
         told.append(f"{name}: {len(faults) - MOST_FAULTS} more like these")
     return "\n".join(told)
