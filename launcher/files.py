@@ -497,7 +497,8 @@ def _distrust(path: Path, leads: bool) -> str:
         ours.add(int(os.environ["SUDO_UID"]))
     if status.st_uid not in ours:
         return f"belongs to {_user(status.st_uid)}"
-    if stat.S_ISLNK(status.st_mode) or (leads and status.st_mode & stat.S_ISVTX):
+    kept = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)  # /dev/null keeps nothing
+    if not kept or (leads and status.st_mode & stat.S_ISVTX):
         return ""
     if status.st_mode & stat.S_IWOTH:
         return "can be written by everybody"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher import names
+from launcher import files, names
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class Settings:
 def settings() -> Settings:
     """The settings of this process: variables, then the settings file, then what is usual.
 
-    Raises UsageError for a file that is wrong, or a variable.
+    Raises UsageError for a file that is wrong, or a variable, and files.Refused for a file or a
+    folder that other users could change.
     """
     env, file = os.environ, _file()
     home_cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -73,6 +74,11 @@ def settings() -> Settings:
 
     def folder(variable: str, key: str, usual: Path) -> Path:
         return _path(env.get(variable) or getattr(file, key, None) or usual)
+
+    def own_folder(variable: str, key: str, usual: Path) -> Path:
+        path = folder(variable, key, usual)
+        files.require_trusted(path)
+        return path
 
     def text(variable: str, key: str, usual: str, check: names.Check) -> str:
         in_file = getattr(file, key, None)
@@ -84,13 +90,13 @@ def settings() -> Settings:
             raise UsageError(f"{variable}: {error}") from None
 
     return Settings(
-        cache=folder("LAUNCHER_CACHE", "cache", home_cache / "megatron-launchpad"),
+        cache=own_folder("LAUNCHER_CACHE", "cache", home_cache / "megatron-launchpad"),
         matrix=folder("LAUNCHER_MATRIX", "matrix", ROOT / "matrix.yaml"),
         torch_index=text("LAUNCHER_TORCH_INDEX", "torch_index", TORCH_INDEX, names.index),
         git_mirror=_ended(
             text("LAUNCHER_GIT_MIRROR", "git_mirror", GITHUB, names.git_mirror) or GITHUB
         ),
-        runs=folder("LAUNCHER_RUNS", "runs", state / "megatron-launchpad/runs"),
+        runs=own_folder("LAUNCHER_RUNS", "runs", state / "megatron-launchpad/runs"),
         index_url=text("PIP_INDEX_URL", "index_url", "", names.index),
         image_mirrors=(file.image_mirrors if file else {}) if mirrors is None else _pairs(mirrors),
         answer_within=_seconds(within) if within else file.answer_within if file else ANSWER_WITHIN,
@@ -132,6 +138,7 @@ def _file() -> SettingsFile | None:
         return None
     from launcher.settings_file import read
 
+    files.require_trusted(path)
     return read(path)
 
 

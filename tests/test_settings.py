@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher import files
 from launcher.errors import UsageError
 from launcher.settings import GITHUB, ROOT, TORCH_INDEX, Settings, settings
 
@@ -251,3 +252,24 @@ def test_an_address_that_would_be_an_option_or_a_command_is_refused(
     with pytest.raises(UsageError, match=f"{variable}: doesn't look like") as caught:
         settings()
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
+@pytest.mark.parametrize("variable", ["LAUNCHER_CACHE", "LAUNCHER_RUNS", "LAUNCHER_SETTINGS"])
+@pytest.mark.parametrize("above", [False, True])
+def test_what_another_user_could_change_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, above: bool
+) -> None:
+    """root ran an engine that another user had put into a shared cache."""
+    path = tmp_path / "shared/mine"
+    path.parent.mkdir()
+    path.write_text("") if variable == "LAUNCHER_SETTINGS" else path.mkdir()
+    monkeypatch.setenv(variable, str(path))
+    settings()
+    theirs = path.parent if above else path
+    os.chown(theirs, 4711, 4711)
+    with pytest.raises(files.Refused, match="belongs to user id 4711") as caught:
+        settings()
+    assert caught.value.filename == str(theirs)
+    monkeypatch.setenv("LAUNCHER_TRUSTED", str(theirs))
+    settings()

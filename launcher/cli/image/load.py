@@ -22,6 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Check and load; one line on stdout."""
+    from launcher import files
     from launcher.engine.connect import connect
     from launcher.progress import Progress
     from launcher.settings import expanded, settings
@@ -31,6 +32,8 @@ def main(args: argparse.Namespace) -> int:
 
     progress, folder = Progress(), expanded(args.folder).absolute()
     expected = images.digest(args.digest) if args.digest else None
+    if not expected:  # what is expected can't be changed by whoever can write there
+        files.require_trusted(folder)
     client = connect(timeout=3600)
     loaded = load(client, folder, progress, expected, all_tags=args.all_tags)
     put_beside(client, loaded, settings(), progress)
