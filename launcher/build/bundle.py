@@ -52,6 +52,7 @@ TAIL = 4 * BLOCK
 PART = 32 << 20
 """Bytes of an image in one member: what is held in memory."""
 READ = 1 << 20
+LARGEST_INDEX = 64 << 20
 
 FilePath = Annotated[str, Field(pattern=r"^sha256/[0-9a-f]{64}/\w[\w.+!-]*$")]
 PackPath = Annotated[str, Field(pattern=r"^git/[0-9a-f]{40}\.pack$")]
@@ -198,13 +199,15 @@ def check(path: Path) -> Index:
 
     Raises UsageError, which names what is damaged.
     """
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path}: is not a bundle of `launcher fetch`: it is no regular file")
     with path.open("rb") as file:
         seal = _read_seal(file, path)
-        file.seek(0)
-        whole = _hash(file, path.stat().st_size - TAIL)
         index = _read_index(file, seal)
         if index is None:
             raise _damaged(path, [f"{INDEX}, the list of what is in it"])
+        file.seek(0)
+        whole = _hash(file, path.stat().st_size - TAIL)
         if whole != seal.sha256:
             raise _damaged(path, _find_damage(file, index) or [SEAL])
     return index
@@ -507,7 +510,7 @@ def _read_index(file: IO[bytes], seal: Seal) -> Index | None:
     """The index that the seal names, or None where it isn't what it was."""
     file.seek(0, io.SEEK_END)
     size = file.tell() - TAIL - seal.offset
-    if size < BLOCK:
+    if not BLOCK <= size <= LARGEST_INDEX:
         return None
     file.seek(seal.offset)
     text = file.read(size)[BLOCK:].rstrip(b"\0")

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from launcher.build import bundle
 from launcher.errors import LauncherError
 from launcher.transfer import layout
 from launcher.transfer.load import load
@@ -312,3 +313,22 @@ def test_an_image_of_this_machine_is_not_removed(stick: Stick, tmp_path: Path) -
     with pytest.raises(LauncherError, match="the engine made another image"):
         load(engine, tmp_path, QUIET)
     assert mine.id in engine.images
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "folder", "sparse", "socket"])
+def test_a_bundle_that_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
+    """`fetch --from` waited for a pipe."""
+    _put(tmp_path / "bundle.tar", kind, tmp_path)
+    with bounded(), pytest.raises(LauncherError, match="is not a bundle"):
+        bundle.check(tmp_path / "bundle.tar")
+
+
+def test_a_bundle_whose_index_is_all_of_it_is_refused(tmp_path: Path) -> None:
+    """A seal that is right can say so of a terabyte of nothing, which was read to its end."""
+    path = tmp_path / "bundle.tar"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(0, os.SEEK_END)
+        file.write(bytes(bundle.Seal("0" * 64, "0" * 64, 0)))
+    with bounded(), pytest.raises(LauncherError, match=r"damaged.*\n  bundle\.json"):
+        bundle.check(path)
