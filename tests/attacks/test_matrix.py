@@ -91,9 +91,9 @@ def words(found: Matrix | Lock) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "files"), [("matrix.yaml", 2 * FILES // 3), ("matrix.lock", 100)])
-def test_mutated_files(work: Path, name: str, files: int) -> None:
+def test_mutated_files(tmp_path: Path, name: str, files: int) -> None:
     """No other error than one of ours, none slow or large, and nothing but the file written."""
-    chance, path, taken = random.Random(13), work / name, 0  # noqa: S311 - the same every time
+    chance, path, taken = random.Random(13), tmp_path / name, 0  # noqa: S311 - the same every time
     original = (ROOT / name).read_text("utf-8")
     for number in range(files):
         content = mutated(chance, original)
@@ -102,7 +102,7 @@ def test_mutated_files(work: Path, name: str, files: int) -> None:
             with bounded():
                 taken += not refused(path)
         except BaseException as error:
-            (work / f"{number}").write_text(content, "utf-8", "surrogatepass")
-            raise AssertionError(f"file {number}, kept in {work}: {error!r}") from error
-    assert [one.name for one in work.iterdir()] == [name]
+            (tmp_path / f"{number}").write_text(content, "utf-8", "surrogatepass")
+            raise AssertionError(f"file {number}, kept in {tmp_path}: {error!r}") from error
+    assert [one.name for one in tmp_path.iterdir()] == [name]
     assert 0 < taken < files / 2  # some are taken still, and not most

@@ -92,9 +92,9 @@ def check(found: Settings) -> None:
         assert not found.mirrored(image).startswith("-")
 
 
-def test_mutated_settings(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutated_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other error than one of ours, no password in any, and nothing but the file written."""
-    chance, path, taken = random.Random(13), work / "settings.yaml", 0  # noqa: S311
+    chance, path, taken = random.Random(13), tmp_path / "settings.yaml", 0  # noqa: S311
     monkeypatch.setenv("LAUNCHER_SETTINGS", str(path))
     for number in range(SETTINGS):
         content = mutated(chance) if chance.randrange(3) else ORIGINAL
@@ -112,5 +112,5 @@ def test_mutated_settings(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert "hunter2" not in str(error), (number, given, content)
             except BaseException as error:
                 raise AssertionError(f"{number}: {error!r}\n{given}\n{content}") from error
-    assert [one.name for one in work.iterdir()] == ["settings.yaml"]
+    assert [one.name for one in tmp_path.iterdir()] == ["settings.yaml"]
     assert SETTINGS / 20 < taken < SETTINGS / 2  # some are taken still, and not most
