@@ -62,17 +62,20 @@ def quoted(text: str) -> str:
     return '"' + "".join(f"\\U{ord(one):08x}" for one in text) + '"'
 
 
+WRITTEN = [*VALUES, *map(quoted, TEXTS)]
+
+
 def mutated(chance: random.Random) -> str:
     """The file with one or two changes."""
     lines = ORIGINAL.splitlines()
     for _ in range(chance.randint(1, 2)):
         at = chance.randrange(len(lines))
-        value = chance.choice([*VALUES, *map(quoted, TEXTS)])
+        value = chance.choice(WRITTEN)
         match chance.randrange(6):
             case 0 | 1 | 2:
                 lines[at] = f"{lines[at].partition(':')[0]}: {value}"
             case 3:
-                lines[at] = f"{chance.choice([*VALUES, *map(quoted, TEXTS)])}: x"
+                lines[at] = f"{chance.choice(WRITTEN)}: x"
             case 4:
                 lines.insert(at, lines[at])
             case _:
