@@ -126,6 +126,19 @@ TABLE = (
         r"The helpers are compiled into the wheel, and none load in this Python",
     ),
     _known(
+        "the image has no Transformer Engine, whose layers Megatron takes unless told otherwise",
+        "model: {transformer_impl: local} and megatron_args: {no_persist_layer_norm: true}, or an "
+        "image that has it, as NVIDIA's have",
+        r"NameError: name 'TE\w+' is not defined",
+        r"persist_layer_norm not supported by torch LayerNorm",
+    ),
+    _known(
+        "Megatron's quickstart and torch don't fit: torch.utils.data has no Iterator",
+        "program: gpt, or another release of Megatron: 0.15.3's imports what no torch from 2.2 to "
+        "2.5, nor 2.13, has",
+        r"cannot import name 'Iterator' from 'torch\.utils\.data'",
+    ),
+    _known(
         "the vocabulary file is wrong, or not the one that the data was made with",
         "data.vocab_file and data.merge_file (or data.tokenizer_model) are those that made the "
         "data, and data.vocab_size counts all of their tokens",

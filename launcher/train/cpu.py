@@ -132,6 +132,10 @@ def _redirect_device_queries(torch: Any) -> None:
     cuda.current_device = lambda: int(os.environ.get("LOCAL_RANK", 0))
     cuda.get_device_capability = lambda *args, **kwargs: (0, 0)
     cuda.get_device_name = lambda *args, **kwargs: "CPU"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cuda.get_device_properties = lambda *args, **kwargs: types.SimpleNamespace(
+        name="CPU", major=0, minor=0, total_memory=memory, multi_processor_count=1
+    )
     for name in ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"):
         setattr(cuda, name, _no_operation())
     for name in ("range_push", "range_pop", "mark"):

@@ -76,6 +76,15 @@ REAL = {
         "ImportError: cannot import name 'helpers' from 'megatron.core.datasets' (/x/__init__.py)",
         "ModuleNotFoundError: No module named 'transformer_engine.pytorch'",
     ],
+    "the image has no Transformer Engine, whose layers Megatron takes unless told otherwise": [
+        "NameError: name 'TELayerNormColumnParallelLinear' is not defined",  # seen
+        "NameError: name 'TESpecProvider' is not defined. Did you mean: 'LocalSpecProvider'?",  # seen
+        "AssertionError: persist_layer_norm not supported by torch LayerNorm when instantiating "
+        "WrappedTorchLayerNorm when instantiating TransformerLayer",  # seen
+    ],
+    "Megatron's quickstart and torch don't fit: torch.utils.data has no Iterator": [
+        "ImportError: cannot import name 'Iterator' from 'torch.utils.data' (/x/__init__.py)",
+    ],
     "the vocabulary file is wrong, or not the one that the data was made with": [
         "KeyError: '<|endoftext|>'",  # upstream's tokenizer reads it from the vocabulary
         'File "/m/megatron/training/tokenizer/gpt2_tokenization.py", line 151, in __init__\n'
