@@ -78,7 +78,8 @@ REAL = {
     ],
     "the image has no Transformer Engine, whose layers Megatron takes unless told otherwise": [
         "NameError: name 'TELayerNormColumnParallelLinear' is not defined",  # seen
-        "NameError: name 'TESpecProvider' is not defined. Did you mean: 'LocalSpecProvider'?",  # seen
+        "NameError: name 'TESpecProvider' is not defined. Did you mean: "
+        "'LocalSpecProvider'?",  # seen
         "AssertionError: persist_layer_norm not supported by torch LayerNorm when instantiating "
         "WrappedTorchLayerNorm when instantiating TransformerLayer",  # seen
     ],
