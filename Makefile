@@ -6,11 +6,11 @@ COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 
   --no-emit-index-url --no-emit-package future --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dev demo test image images render check lint drift verify lock compat requirements
+.PHONY: help venv dev demo test test-long image images render check lint drift verify lock compat requirements
 .PHONY: bench clean
 
 help:  ## these targets
-	@sed -n 's/^\([a-z]*\):.*  ## /\1: /p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1: /p' Makefile
 
 venv:
 	@$(PYTHON) tools/bootstrap.py requirements.txt
@@ -22,7 +22,10 @@ demo: venv  ## the CPU image from Megatron's source, and a tiny GPT trained in i
 	@$(RUN) demo
 
 test: dev  ## unit, golden-file and end-to-end tests, with a real engine
-	@$(VENV)/bin/python -m pytest $(ARGS)
+	@$(VENV)/bin/python -m pytest -m 'not long' $(ARGS)
+
+test-long: dev  ## repetitions, other releases, other builders, the browser
+	@$(VENV)/bin/python -m pytest -m long $(ARGS)
 
 image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=path] [BASE=image]
 	@$(RUN) image build $(if $(TAG),$(TAG),$(error TAG is missing: make image TAG=24.10)) \
@@ -72,4 +75,5 @@ bench: dev  ## times and ratios beside their goals, from one run
 	@$(VENV)/bin/python -m bench $(ARGS)
 
 clean:  ## remove what these targets made here; the download cache stays
-	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@test ! -e .venv/.bootstrap || rm -rf .venv
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

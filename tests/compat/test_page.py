@@ -12,7 +12,7 @@ from launcher.settings import settings
 from tests import browser
 from tests.compat.samples import HOSTILE, RESULTS
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 SHOWN = "[...document.querySelectorAll('details.cell')].filter(c => !c.hidden).map(c => c.id)"
 OPEN = "[...document.querySelectorAll('details.cell[open]')].map(c => c.id)"

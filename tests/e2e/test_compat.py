@@ -213,6 +213,7 @@ def test_a_pulled_base_counts_and_leaves_nothing_on_the_disk(
         assert disk.held(engine) <= held
 
 
+@pytest.mark.long
 def test_one_that_is_killed_goes_on_and_tells_the_same(matrix: Path) -> None:
     asked = ("24.07", "24.05", "24.02", "--no-train")
     folder = matrix.parent / "compat"

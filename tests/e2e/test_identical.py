@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from launcher.engine.acquire import Bases
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(3600)]
 
 UID, GID = 12345, 23456
 BUILD = """

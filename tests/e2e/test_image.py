@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engine
 
 SDISTS = [version for version, release in load_matrix().releases.items() if release.sdist]
+DEFAULT = load_matrix().rows["cpu"].megatron
 # Imports what the patch changed and calls it: with the extension there, no make is run.
 CALL_HELPERS = "from launcher.train import cpu; cpu.install(); \
 from megatron.core.datasets.utils import compile_helpers; compile_helpers(); \
@@ -46,7 +47,10 @@ def layers(client: DockerClient, name: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("megatron", SDISTS)
+@pytest.mark.parametrize(
+    "megatron",
+    [pytest.param(one, marks=[pytest.mark.long] if one != DEFAULT else []) for one in SDISTS],
+)
 def test_each_release_gives_a_wheel_with_its_extension(
     engine: DockerClient, cpu_images: CpuImages, megatron: str
 ) -> None:
@@ -132,6 +136,7 @@ def standin(client: DockerClient, python_image: str, name: str) -> str:
     return f"launchpad-test:{name}"
 
 
+@pytest.mark.long
 def test_the_classic_builder_makes_the_same_wheel_and_folder(
     engine: DockerClient,
     site: Settings,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from launcher.settings import Settings
     from tests.conftest import CpuImages
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1800)]
 
 # `image build`, under the names that tests give their images.
 BUILD = """

@@ -14,6 +14,7 @@ import pytest
 from docker import DockerClient
 from docker.errors import ImageNotFound
 
+from launcher import files
 from launcher.build import prune
 from launcher.engine.acquire import Bases
 from launcher.engine.connect import engine_host
@@ -203,6 +204,7 @@ def test_downloads_that_no_lock_names_are_told_and_removed(tmp_path: Path) -> No
     for digest in (wanted, "0" * 64):
         folder = tmp_path / "sha256" / digest
         folder.mkdir(parents=True)
+        files.mark(folder)
         (folder / "some-1.whl").write_bytes(b"x" * 1000)
     env = {"LAUNCHER_CACHE": str(tmp_path), "DOCKER_HOST": "unix:///nowhere"}
     told = launcher("image", "prune", "--cache", "--dry-run", **env)

@@ -149,6 +149,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in names}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_killed_ten_times_it_ends_as_if_it_had_not_been(runs: Runs, tmp_path: Path) -> None:
     """The same layout with dropout: every loss of every leg, and the weights' bytes at the end."""

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("megatron", ["0.10.0", "0.16.1"])
+@pytest.mark.parametrize("megatron", [pytest.param("0.10.0", marks=pytest.mark.long), "0.16.1"])
 def test_launcher_train_passes_its_tests_in_the_image(
     engine: DockerClient, cpu_images: CpuImages, megatron: str
 ) -> None:

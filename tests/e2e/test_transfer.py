@@ -203,6 +203,7 @@ def test_damage_in_each_file_is_told_and_nothing_is_loaded(
     done(on(there, "image", "load", "--all-tags", str(tmp_path)))
 
 
+@pytest.mark.long
 def test_saves_that_are_killed_leave_nothing_that_is_loaded_and_the_next_completes_it(
     engine: DockerClient, there: DockerClient, image: str, tmp_path: Path
 ) -> None:

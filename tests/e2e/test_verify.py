@@ -154,6 +154,7 @@ def test_one_changed_byte_is_named_by_file_place_and_line(
     assert engine.images.get(made.name).id == made.id
 
 
+@pytest.mark.long
 def test_with_the_classic_builder_wheel_and_files_are_claimed_and_no_more(
     engine: DockerClient, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
