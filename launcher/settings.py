@@ -77,7 +77,12 @@ def settings() -> Settings:
 
     def own_folder(variable: str, key: str, usual: Path) -> Path:
         path = folder(variable, key, usual)
-        files.require_trusted(path)
+        try:
+            files.require_trusted(path)
+        except files.Refused:
+            raise
+        except OSError as error:  # too long a name, or one below a file
+            raise UsageError(f"{variable}, or {key}: is no folder: {error.strerror}") from error
         return path
 
     def text(variable: str, key: str, usual: str, check: names.Check) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LauncherError
+from launcher.files import Refused
 from launcher.settings import Settings, settings
 from tests.attacks.conftest import bounded
 
@@ -111,7 +112,7 @@ def test_mutated_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                 with bounded():
                     check(settings())
                     taken += 1
-            except LauncherError as error:
+            except (LauncherError, Refused) as error:
                 assert "hunter2" not in str(error), (number, given, content)
             except BaseException as error:
                 raise AssertionError(f"{number}: {error!r}\n{given}\n{content}") from error
