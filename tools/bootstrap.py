@@ -138,7 +138,7 @@ def create(venv: Path) -> None:
                 f"{venv} wasn't made by this program, so it is left alone.\n"
                 "  Remove it, or name another folder: --venv FOLDER"
             )
-        shutil.rmtree(venv)
+        remove(venv)
     venv.mkdir()
     write_stamp(venv, {})  # now it is ours, and unfinished
     print(f"creating {venv} with Python {sys.version.split()[0]}", flush=True)
@@ -149,6 +149,17 @@ def create(venv: Path) -> None:
     run([sys.executable, "-m", "venv", *option, str(venv)], "the virtual environment")
     if not with_pip:
         add_pip(venv)
+
+
+def remove(venv: Path) -> None:
+    """Remove an environment of ours, as the launcher removes: following no link, nothing else."""
+    sys.path.insert(0, str(ROOT))
+    from launcher import files
+
+    try:
+        files.remove_folder(venv, venv.parent, proof=".bootstrap")
+    except OSError as error:
+        raise SetupError(f"{error.filename}: {error.strerror}") from error
 
 
 def add_pip(venv: Path) -> None:
