@@ -378,6 +378,15 @@ RULES = (
         "full needs megatron_args.recompute_method and recompute_num_layers",
         "Set recompute_method: uniform and recompute_num_layers: 1.",
     ),
+    Rule(
+        "--use-tp-pp-dp-mapping",
+        lambda given: (
+            given.has("--use-tp-pp-dp-mapping") and (_experts(given) or given.where.context > 1)
+        ),
+        "goes with neither context nor expert parallelism",
+        "Leave it out.",
+        "0.9-0.10",
+    ),
     # Precision, kernels and positions.
     needs("--fp16-lm-cross-entropy", "--fp16"),
     needs("--fp32-residual-connection", "--bf16", "--fp16"),

@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from launcher.backends import backend
 from launcher.build import patch
+from launcher.errors import PreflightError
 from launcher.matrix.load import load_matrix
 from launcher.matrix.schema import misfit
+from launcher.preflight import ask
+from launcher.preflight.machine import Machine
+from launcher.run import source
+from launcher.run.assemble import Asked, assemble, new_stamp
 from launcher.settings import ROOT
 from tests.e2e.command import launcher
 from tests.e2e.test_image import CALL_HELPERS, in_image
@@ -56,6 +62,24 @@ def test_the_quickstart_trains_unchanged_on_the_cpu(whole_image: str, tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("Losses reduced") >= 5
     assert "Successfully loaded the model" in done.stdout
+
+
+def test_the_image_is_asked_for_what_no_rule_here_knows(whole_image: str, tmp_path: Path) -> None:
+    """It ended in validate_args, once every process had imported torch and Megatron."""
+    upstreams = ("program=pretrain_gpt.py", "logging.check_replicas_interval=null")
+    wrong = (
+        "megatron_args.moe_extended_tp=true",
+        "megatron_args.moe_token_dispatcher_type=alltoall",
+    )
+    sets = [f"--set={one}" for one in (f"image={whole_image}", *upstreams, *wrong)]
+    done = launcher("run", "gpt2-tiny.yaml", *sets)
+    assert done.returncode == PreflightError.exit_code, done.stdout + done.stderr
+    assert "Moe extended TP parallelism only applies to allgather based" in done.stderr
+    sets = [f"image={whole_image}", *upstreams]
+    config, origin = source.load("gpt2-tiny.yaml", [source.parse_set(one) for one in sets])
+    plan = assemble(Asked(config, origin, str(tmp_path)), backend("docker"), new_stamp()).plan
+    assert [*ask.check(plan, Machine(), backend("docker"), tmp_path)] == []
+    assert [one.read_text("utf-8") for one in (tmp_path / "asked").iterdir()] == ["{}"]
 
 
 @pytest.mark.parametrize("megatron", FITTING)
