@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from io import StringIO
 from typing import IO, Any
 
 from launcher.data.faults import EXCERPT, DataError, Refused, excerpt
 from launcher.data.records import BLANK, Block
+from launcher.data.workers import Workers
 from launcher.errors import UsageError
 from launcher.screen import printable
 
@@ -142,6 +145,9 @@ def _find(name: str, header: Sequence[str], keys: Sequence[str]) -> list[int]:
     return [header.index(key) for key in keys]
 
 
+COMPLETE = "Is it a complete copy?"
+
+
 def parquet(name: str, keys: Sequence[str], largest: int) -> Iterator[tuple[float, Block]]:
     """Rows of a parquet file, and after which share of it they end.
 
@@ -172,34 +178,63 @@ def parquet(name: str, keys: Sequence[str], largest: int) -> Iterator[tuple[floa
                 if batch.nbytes > largest:
                     rows = [_limited(row, largest) for row in rows]
                 yield done / total, Block(rows=rows, numbers=numbers)
-    except (pyarrow.ArrowException, OSError) as error:
+            if done != file.metadata.num_rows:
+                said = f"it has {done} rows, and says that it has {file.metadata.num_rows}"
+                raise DataError(f"{name}: {said}", COMPLETE)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        said = str(error).splitlines()[0]
-        raise DataError(f"{name}: it can't be read: {said}", "Is it a complete copy?") from None
+        said = str(error).partition("\n")[0]
+        raise DataError(f"{name}: it can't be read: {said}", COMPLETE) from None
 
 
 def _batches(name: str, file: Any, keys: Sequence[str], largest: int) -> Iterator[Any]:
     """The rows of the keys' columns, fewer at a time where they are long."""
     done = 0
-    for number in range(file.num_row_groups):
-        group = file.metadata.row_group(number)
-        columns = [group.column(at) for at in range(group.num_columns)]
-        size = sum(
-            column.total_uncompressed_size
-            for column in columns
-            if column.path_in_schema.startswith(tuple(keys))
-        )
-        if size > largest * max(group.num_rows, 1):
+    for number, (count, size) in enumerate(_groups(name, keys)):
+        if size > largest * max(count, 1):
             raise DataError(
                 f"{name}:{done + 1}: {too_large(largest)}, in each row on average",
                 "Its group of rows isn't read, so --on-error skip doesn't leave it out.",
             )
-        rows = min(max(BYTES * group.num_rows // max(size, 1), 1), ROWS)
+        rows = min(max(BYTES * count // max(size, 1), 1), ROWS)
         for batch in file.iter_batches(rows, [number], list(keys)):
             few = max(BYTES * batch.num_rows // max(batch.nbytes, 1), 1)
             yield from (batch.slice(at, few) for at in range(0, batch.num_rows, few))
-        done += group.num_rows
+        done += count
+
+
+def _groups(name: str, keys: Sequence[str]) -> list[tuple[int, int]]:
+    """Of each group, its rows and the bytes of the keys' columns.
+
+    Asked for in a process of its own: where a file is damaged, Arrow's answer may be an abort.
+    """
+    try:
+        workers: Workers[str, list[tuple[int, int]]] = Workers(partial(_sizes, keys), 1)
+        (found,) = workers.map([name])
+    except DataError:
+        raise DataError(
+            f"{name}: it can't be read: what it says of its columns is damaged", COMPLETE
+        ) from None
+    return found
+
+
+def _sizes(keys: Sequence[str], name: str) -> list[tuple[int, int]]:
+    import pyarrow.parquet
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an abort has words of its own
+    with pyarrow.parquet.ParquetFile(name) as file:
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+        found = []
+        for group in groups:
+            columns = [group.column(at) for at in range(group.num_columns)]
+            sizes = (
+                column.total_uncompressed_size
+                for column in columns
+                if column.path_in_schema.startswith(tuple(keys))
+            )
+            found.append((group.num_rows, sum(sizes)))
+    return found
 
 
 def _limited(row: Any, largest: int) -> Row:
