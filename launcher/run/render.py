@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from launcher.errors import Faults, UsageError
 from launcher.run import arguments, rules
 from launcher.run.config import RunConfig, Scalar
+from launcher.run.gpus import parse_gpus
 from launcher.run.image import Facts
 from launcher.run.keys import SECTIONS, THE_RUNNERS, key, option_name, own_keys
 from launcher.run.layout import Layout, micro_batch
@@ -95,9 +96,11 @@ def told(
     """All that the program is told: the options, those after `--`, and what is around it."""
     values = {option.name: option.values for option in found}
     values |= {option.name: option.values for option in arguments.given(rest)}
-    if config.program == "pretrain_gpt.py":
+    upstreams_gpt = config.program == "pretrain_gpt.py"
+    if upstreams_gpt:
         values.setdefault("--tokenizer-type", ("GPT2BPETokenizer",))
-    return rules.Options(values, where, config.env)
+    cpu = upstreams_gpt and parse_gpus(config.gpus).count == 0
+    return rules.Options(values, where, config.env, cpu)
 
 
 def check(

@@ -26,11 +26,15 @@ UNEVEN = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-la
 
 @dataclass(frozen=True)
 class Options:
-    """What a program is given: each option's values, the layout, and the variables around it."""
+    """What a program is given: each option's values, the layout, and the variables around it.
+
+    cpu: it runs without a GPU, and so without Transformer Engine and Apex
+    """
 
     values: Mapping[str, tuple[str, ...]]
     where: Layout
     env: Mapping[str, object] = field(default_factory=dict)
+    cpu: bool = False
 
     def has(self, *options: str) -> bool:
         """Whether one of them is given."""
@@ -169,6 +173,23 @@ def _lacks(option: str, *kinds: str) -> Callable[[Options], bool]:
 NULL = "Set data.tokenizer_type: NullTokenizer for tokens that are made, or data."
 
 RULES = (
+    # The CPU: Transformer Engine's layers, and Apex's normalisation, are of GPUs alone.
+    Rule(
+        "--transformer-impl",
+        lambda given: given.cpu and given.text("--transformer-impl") != "local",
+        "without a GPU there is no Transformer Engine, whose layers Megatron takes",
+        "Set model.transformer_impl to local.",
+    ),
+    Rule(
+        "--no-persist-layer-norm",
+        lambda given: (
+            given.cpu
+            and not given.has("--no-persist-layer-norm")
+            and given.text("--normalization", "LayerNorm") == "LayerNorm"
+        ),
+        "without a GPU there is no Apex, whose layer norm Megatron takes",
+        "Set megatron_args.no_persist_layer_norm to true.",
+    ),
     # Pipelines.
     _piped(VIRTUAL[0], lambda given: True, "0.9-0.12"),
     *(_piped(option, lambda given: not _one_chunk(given), "0.13-") for option in VIRTUAL),

@@ -18,7 +18,7 @@ from launcher.train.arguments import parser
 
 Planner = Callable[..., Plan]
 UPSTREAM = (
-    "name: a\nimage: cpu\ngpus: 0\nprogram: pretrain_gpt.py\ndata: {mock: true, vocab_size: 100}\n"
+    "name: a\nimage: cpu\ngpus: 1\nprogram: pretrain_gpt.py\ndata: {mock: true, vocab_size: 100}\n"
     "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 64,"
     " max_position_embeddings: 64}\n"
     "training: {micro_batch_size: 1, train_iters: 10, lr: 0.1}\n"

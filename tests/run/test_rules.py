@@ -107,6 +107,21 @@ def test_what_a_release_takes_is_taken(plan: Planner, release: str, sets: tuple[
     assert plan(FILE, *sets, facts=Facts(release, True))
 
 
+ON_CPU = FILE.replace("gpus: 8", "gpus: 0")
+LOCAL = ("model.transformer_impl=local", "megatron_args.no_persist_layer_norm=true")
+
+
+def test_without_a_gpu_there_is_no_transformer_engine_and_no_apex(plan: Planner) -> None:
+    """pretrain_gpt.py died with a NameError, and then by its layer norm."""
+    with pytest.raises(UsageError, match="there is no Transformer Engine") as caught:
+        plan(ON_CPU, facts=Facts("0.9.0", True))
+    assert "model.transformer_impl to local" in str(caught.value)
+    assert "no_persist_layer_norm to true" in str(caught.value)
+    with pytest.raises(UsageError, match="there is no Apex"):
+        plan(ON_CPU, LOCAL[0], facts=Facts("0.13.1", True))
+    assert plan(ON_CPU, *LOCAL, facts=Facts("0.13.1", True))
+
+
 def test_a_rule_holds_for_what_is_behind_dashes_too(plan: Planner) -> None:
     with pytest.raises(UsageError, match="-- --recompute-granularity: full needs"):
         plan(FILE, rest=("--recompute-granularity", "full"), facts=Facts("0.9.0", True))
