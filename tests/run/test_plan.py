@@ -22,7 +22,7 @@ Planner = Callable[..., Plan]
 Write = Callable[[str], str]
 HOST = Host(uid=1000, gid=100, home="/home/user", cwd="/home/user/work", cache="/cache")
 STAMP = Stamp(run="0a1b2c3d", created="2025-01-02T03:04:05+00:00")
-UPSTREAM = ("gpus=1", "program=pretrain_gpt.py", "logging.check_replicas_interval=null")
+UPSTREAM = ("gpus=2", "program=pretrain_gpt.py", "logging.check_replicas_interval=null")
 
 
 def value(plan: Plan, option: str) -> str:
