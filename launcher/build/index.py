@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import email
+import re
 import shutil
 import tarfile
 import tempfile
@@ -117,6 +118,12 @@ def described(archive: Path) -> Described:
     return Described(str(said["Name"]), str(said["Version"]), newest)
 
 
+def _pips_own(site: Settings) -> list[str]:
+    """The index that pip asks where nobody says otherwise, as its help has it."""
+    said = " ".join(fetch.pip(["download", "--help"], site).stdout.split())
+    return re.findall(r"Base URL of the Python Package Index \(default (\S+)\)", said)
+
+
 @dataclass(frozen=True)
 class Pip:
     """Where pip would look for a file, and how it would ask, by its own options' names."""
@@ -136,6 +143,8 @@ class Pip:
             for key, _, value in lines
             if key.startswith(f"{section}.") and (words := ast.literal_eval(value).split())
         }
+        if "index-url" not in options:
+            options["index-url"] = _pips_own(site)
         return cls(options)
 
     @property
@@ -143,8 +152,7 @@ class Pip:
         """The indexes, with their logins."""
         if self._first("no-index").lower() in ("1", "true", "yes", "on"):
             return []
-        usual = ["https://pypi.org/simple"]
-        return self.options.get("index-url", usual) + self.options.get("extra-index-url", [])
+        return self.options.get("index-url", []) + self.options.get("extra-index-url", [])
 
     def pages(self, project: str) -> Iterator[str]:
         """The addresses where a project's files are listed, those on this machine first."""

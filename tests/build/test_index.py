@@ -6,6 +6,8 @@ import base64
 import hashlib
 import io
 import json
+import os
+import re
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -250,3 +252,13 @@ def test_variables_go_before_pip_s_files_and_a_command_s_section_before_all(
     options = index.Pip.configured(site).options
     wanted = {"index-url": ["h"], "proxy": ["d"], "cert": ["e"], "extra-index-url": ["f", "g"]}
     assert {name: options[name] for name in wanted} == wanted
+
+
+def test_where_nobody_says_otherwise_pips_own_index_is_asked(
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in no file of pip's, and pip's help alone tells it."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_INDEX_URL", raising=False)
+    (found,) = index.Pip.configured(empty_site).options["index-url"]
+    assert re.fullmatch(r"https://[a-z.]+/simple/?", found)
