@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
+from launcher import files
 from launcher.engine import packages, private
 from launcher.engine.connect import engine_host
 from launcher.settings import ROOT, Settings
@@ -707,6 +708,7 @@ def mortal(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     packages.unpack(unpacked, private.WANTED, private.OPTIONAL)
     (folder / "packages").symlink_to(unpacked)
     sockets = Path(tempfile.mkdtemp(prefix="launchpad-", dir=private._short_folder()))
+    files.mark(sockets)
     place = private.Place(folder, sockets)
     (sockets / "packages").symlink_to(unpacked)
     place.settings.write_text("{}")
