@@ -111,6 +111,7 @@ def test_builds_that_no_tag_names_go_and_all_else_stays(
     container = client.containers.create(used, ["/file"])
     beside = tmp_path / "cache/images" / old.removeprefix("sha256:")
     beside.mkdir(parents=True)
+    files.mark(beside)
     (beside / "provenance.json").write_text("{}")
 
     listed = launcher("image", "ls", **env)
