@@ -152,7 +152,7 @@ def save(root: str, model: Any, optimizer: Any, progress: Progress) -> Path:
 def _make(partial: Path) -> None:
     folders.recover(partial.parent, lineage.is_claimed)
     folders.remove_partial(partial.parent)
-    lineage.refuse_to_replace(partial)
+    folders.make_room(partial)
     partial.mkdir(parents=True)
 
 

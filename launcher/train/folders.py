@@ -73,7 +73,7 @@ def publish(root: Path, iteration: int) -> Path:
     `FileExistsError` where another line's checkpoint has that name: then nothing is done.
     """
     final, new = folder(root, iteration), partial(root, iteration)
-    lineage.refuse_to_replace(final)
+    make_room(final)
     with files.Aside(root / TRACKER) as tracker:
         tracker.file.write(str(iteration).encode())
         tracker.complete()
@@ -84,6 +84,17 @@ def publish(root: Path, iteration: int) -> Path:
     files.sweep(root / TRACKER)
     _remove_replaced(final)
     return final
+
+
+def make_room(path: Path) -> None:
+    """See that a checkpoint's name is free, or its own line's.
+
+    One that nobody is known to have made, as a program that was started by hand leaves it, is set
+    aside. Raises `FileExistsError` for another line's.
+    """
+    if lineage.is_nobodys(path):
+        _move_aside(path)
+    lineage.refuse_to_replace(path)
 
 
 def recover(root: Path, mine: Callable[[Path], bool]) -> None:

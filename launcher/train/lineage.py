@@ -131,6 +131,12 @@ def sign(checkpoint: Path) -> None:
         _write(checkpoint, Note(note.run, note.line))
 
 
+def is_nobodys(checkpoint: Path) -> bool:
+    """Whether nothing says whose it is: the program was started by hand, and nothing is claimed."""
+    notes = (checkpoint / NOTE, checkpoint.parent / NOTE)
+    return os.path.lexists(checkpoint) and not any(map(os.path.lexists, notes))
+
+
 def refuse_to_replace(checkpoint: Path) -> None:
     """Raise `FileExistsError` where another line's checkpoint stands; the claim may allow it."""
     held = _read(checkpoint.parent)

@@ -127,13 +127,16 @@ def test_an_equal_iteration_of_another_run_is_replaced_where_that_is_said(
 
 
 def test_without_a_claim_nothing_is_replaced_or_removed(tmp_path: Path) -> None:
-    """A program that was started without a runner proves nothing."""
+    """A program that was started without a runner proves nothing; killed in a save, it goes on."""
     for at in (folders.folder(tmp_path, 3), folders.partial(tmp_path, 3)):
         distributed(at)
     folders.remove_partial(tmp_path)
-    with pytest.raises(FileExistsError):
-        folders.publish(tmp_path, 3)
     assert names(tmp_path) == ["iter_0000003", "iter_0000003.partial"]
+    folders.make_room(folders.partial(tmp_path, 3))
+    distributed(folders.partial(tmp_path, 3))
+    folders.publish(tmp_path, 3)
+    aside = ["iter_0000003.incomplete", "iter_0000003.incomplete.2"]
+    assert names(tmp_path) == ["iter_0000003", *aside, folders.TRACKER]
 
 
 def test_others_partial_and_removed_ones_stay(tmp_path: Path) -> None:
