@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.measure import ROOT, Figure, timed
 from launcher.data import vocabulary
-from launcher.engine import packages
+from launcher.engine.private import packages
 from launcher.errors import UsageError
 
 CORPORA = {"10k documents of 8 kB": (10_000, 8200), "60k documents of 1 kB": (60_000, 1000)}

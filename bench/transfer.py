@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from bench.measure import Figure, timed
 from launcher.build.image import Builds, Request
-from launcher.engine import private
 from launcher.engine.connect import cli_environment, docker_cli, engine_host
+from launcher.engine.private import private
 from launcher.errors import EngineError
 from launcher.progress import Progress
 from launcher.settings import Settings

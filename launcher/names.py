@@ -10,6 +10,9 @@ import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 
+LABEL = "megatron-launchpad."
+"""What the names of all our labels begin with."""
+
 Check = Callable[[str], str]
 
 HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::\d{1,5})?"

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from launcher.engine import packages
+from launcher.engine.private import packages
 
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome-stable", "google-chrome")
 """What is used of a system that has it; else Debian's first of them is unpacked."""

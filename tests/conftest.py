@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from launcher.engine.acquire import Bases
     from tests.registry import Registry
 
+pytest_plugins = ["tests.plans"]
+
 # The same examples every time, so that what fails there fails here; search looks further.
 hypothesis_settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis_settings.register_profile("search", deadline=None)

@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from launcher.engine import registry
-from launcher.engine.registry import Resolved, digest_of
+from launcher.oci import registry
+from launcher.oci.registry import Resolved, digest_of
 
 OCI_INDEX, LIST = registry.INDEXES
 OCI_MANIFEST, MANIFEST = registry.MANIFESTS

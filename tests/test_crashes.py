@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from launcher import files
+from launcher.build import lock
 from launcher.data import indexed
 from launcher.data.output import Output, publish
 from launcher.data.sequences import Columns
-from launcher.matrix import lock
 from launcher.matrix.load import load_lock
-from launcher.run import record
+from launcher.records import record
 from launcher.settings import settings
-from launcher.train import folders, lineage
+from launcher.train.checkpoints import folders, lineage
 from tests import cut
 
 pytestmark = pytest.mark.skipif(bool(cut.unsupported), reason=cut.unsupported)

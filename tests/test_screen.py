@@ -13,8 +13,8 @@ import pytest
 from launcher.cli import main
 from launcher.cli.ps import table
 from launcher.progress import Progress
-from launcher.run import record, watch
-from launcher.run.record import Record
+from launcher.records import record, watch
+from launcher.records.record import Record
 from launcher.screen import bare, guarded, printable
 from launcher.settings import ROOT
 

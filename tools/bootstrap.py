@@ -185,7 +185,7 @@ def pip_wheel(scratch: Path) -> Path:
 def download_pip(root: Path) -> None:
     """Unpack the distribution's pip under `root`; no privilege is needed."""
     sys.path.insert(0, str(ROOT))
-    from launcher.engine import packages
+    from launcher.engine.private import packages
     from launcher.errors import LauncherError
 
     try:

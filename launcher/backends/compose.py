@@ -12,12 +12,12 @@ import yaml
 from launcher.backends import shown
 from launcher.backends.docker import NO_NEW_PRIVILEGES, DockerBackend, container_name
 from launcher.errors import UsageError
-from launcher.run.image import LABEL
-from launcher.run.plan import Mount, Plan
-from launcher.run.secrets import HIDDEN, is_secret, redacted
+from launcher.names import LABEL
+from launcher.plan.plan import Mount, Plan
+from launcher.plan.secrets import HIDDEN, is_secret, redacted
 
 if TYPE_CHECKING:
-    from launcher.backends import Job
+    from launcher.plan.job import Job
 
 NETWORK = "nodes"
 TENSORBOARD, TENSORBOARD_PORT = "tensorboard", 6006

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from launcher.backends.compose import request
 from launcher.matrix.schema import Matrix
-from launcher.run import image, source
-from launcher.run.gpus import parse_gpus, split
-from launcher.run.plan import Host, Mount, Plan, Stamp, make_plan
-from launcher.run.source import Override
+from launcher.plan import image, source
+from launcher.plan.gpus import parse_gpus, split
+from launcher.plan.plan import Host, Mount, Plan, Stamp, make_plan
+from launcher.plan.source import Override
 
 HERE = Host(uid=1000, gid=1000, home=".", cwd=".", cache="cache", every_node=True)
 """A user and folders that mean something on every machine: compose starts paths at its file."""

@@ -21,7 +21,6 @@ from docker.api import APIClient
 from docker.errors import DockerException, NotFound
 
 from launcher import files
-from launcher.backends import Cause, Ended, Lost
 from launcher.backends.compose import UP, node_name, request
 from launcher.backends.docker_job import (
     FAILURES,
@@ -36,10 +35,11 @@ from launcher.backends.docker_job import (
 )
 from launcher.engine.compose import compose
 from launcher.engine.connect import cli_environment
-from launcher.run import record
-from launcher.run.ending import RANK_LINE, Ending
-from launcher.run.image import LABEL
-from launcher.run.plan import Plan, without_memlock
+from launcher.names import LABEL
+from launcher.plan.job import Cause, Ended, Lost
+from launcher.plan.plan import Plan, without_memlock
+from launcher.records import record
+from launcher.records.ending import RANK_LINE, Ending
 from launcher.train.words import CONCLUSION, REPORT
 
 if TYPE_CHECKING:

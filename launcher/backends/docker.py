@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.backends import host, shown
 from launcher.errors import EngineError
-from launcher.run.image import Facts, labelled
-from launcher.run.plan import Mount, Plan
-from launcher.run.secrets import is_secret, redacted
+from launcher.plan.image import Facts, labelled
+from launcher.plan.plan import Mount, Plan
+from launcher.plan.secrets import is_secret, redacted
 
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.api import APIClient
 
-    from launcher.backends import Job
+    from launcher.plan.job import Job
 
 LOCAL = "http+docker://localhost"
 """How docker's SDK addresses a socket of this machine; over ssh it has another host there."""

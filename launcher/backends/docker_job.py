@@ -20,11 +20,11 @@ from docker.utils.socket import STDERR, frames_iter
 from requests.exceptions import RequestException
 from urllib3.exceptions import HTTPError
 
-from launcher.backends import Cause, Ended, Lost
 from launcher.backends.docker import request
 from launcher.errors import EngineError
-from launcher.run.image import LABEL
-from launcher.run.plan import Plan, without_memlock
+from launcher.names import LABEL
+from launcher.plan.job import Cause, Ended, Lost
+from launcher.plan.plan import Plan, without_memlock
 
 FAILURES = (DockerException, RequestException, HTTPError, OSError)
 OUTPUT = {"stdout": 1, "stderr": 1, "stream": 1}
@@ -32,7 +32,7 @@ FRAME = struct.Struct(">BxxxL")
 """What stands before each piece of output: the stream it is of, and its length in bytes."""
 
 KILLED = 137
-DIAGNOSE = ["python3", "-m", "launcher.train.stall"]
+DIAGNOSE = ["python3", "-m", "launcher.train.stall.stall"]
 NO_LOG = 501
 PROJECT = "com.docker.compose.project"
 """The label of what compose made, which is a run of the backend of that name."""

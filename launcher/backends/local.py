@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import IO, Any
 
 from launcher import files
-from launcher.backends import Cause, Ended, Job, host, keeper, shown
+from launcher.backends import host, keeper, shown
 from launcher.errors import EngineError, UsageError
-from launcher.run import record
-from launcher.run.image import LABEL, Facts
-from launcher.run.plan import Plan
-from launcher.run.program import SOURCE
-from launcher.run.secrets import is_secret, redacted
+from launcher.names import LABEL
+from launcher.plan.image import Facts
+from launcher.plan.job import Cause, Ended, Job
+from launcher.plan.plan import Plan
+from launcher.plan.program import SOURCE
+from launcher.plan.secrets import is_secret, redacted
+from launcher.records import record
 from launcher.settings import ROOT, settings
-from launcher.train import checkout, stall
+from launcher.train.ranks import checkout
+from launcher.train.stall import stall
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 KILLED = 137

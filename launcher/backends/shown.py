@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from launcher.run.secrets import is_secret
+from launcher.plan.secrets import is_secret
 
 
 def lines(commands: list[list[str]]) -> str:

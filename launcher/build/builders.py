@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from launcher.build.settle import has, settle
 from launcher.errors import BuildError
+from launcher.oci.settle import has, settle
 from launcher.progress import KEPT, Progress
 
 if TYPE_CHECKING:

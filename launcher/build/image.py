@@ -42,6 +42,7 @@ from launcher.matrix.schema import (
     outdated,
     pinned_versions,
 )
+from launcher.names import LABEL
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 REPOSITORY = "megatron"
-LABEL = "megatron-launchpad."
 OCI = "org.opencontainers.image."  # its annotations: the OCI image specification
 ARCHITECTURE = re.compile(r"\d{2,3}[af]?")  # 90 is compute capability 9.0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.engine import registry
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.matrix.schema import LockedImage
+from launcher.oci import registry
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -121,7 +121,7 @@ class Images:
     def _pull(self, reference: str) -> dict[str, Any]:
         from docker.errors import APIError
 
-        from launcher.engine.pull import describe_pull_failure
+        from launcher.oci.pull import describe_pull_failure
 
         self.progress.step(f"pull {reference}")
         try:
@@ -166,7 +166,7 @@ def digest_at(client: DockerClient, reference: str, *platform: str) -> str:
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 
-    from launcher.engine.pull import describe_pull_failure
+    from launcher.oci.pull import describe_pull_failure
 
     patience, client.api.timeout = client.api.timeout, ASK_WITHIN
     try:

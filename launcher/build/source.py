@@ -30,7 +30,7 @@ from launcher.matrix.schema import (
     MegatronRelease,
 )
 from launcher.settings import Settings
-from launcher.train import checkout
+from launcher.train.ranks import checkout
 
 DAMAGED = "The repository is damaged: remove it to have it fetched again."
 AS_COMMITTED = [

@@ -14,6 +14,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Pass its output on; its exit code."""
-    from launcher.run.start import attach
+    from launcher.follow.start import attach
 
     return attach(args.run)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from launcher import names
 
 if TYPE_CHECKING:
-    from launcher.compat.result import Result
-    from launcher.compat.series import Options
+    from launcher.trials.result import Result
+    from launcher.trials.series import Options
 
 HELP = "build, ask and train in each row with each release, and report what works"
 
@@ -69,12 +69,12 @@ def main(args: argparse.Namespace) -> int:
     """Try the cells and write the reports; 1 where one is worse than expected."""
     import signal
 
-    from launcher.compat import kept, report, series
     from launcher.engine.connect import connect
     from launcher.errors import UsageError
     from launcher.matrix.load import load_lock, load_matrix
-    from launcher.run.gpus import parse_gpus
+    from launcher.plan.gpus import parse_gpus
     from launcher.settings import settings
+    from launcher.trials import kept, report, series
 
     matrix = load_matrix()
     if args.kept:
@@ -113,7 +113,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _report(results: Sequence[Result], folder: Path) -> None:
     from launcher import files
-    from launcher.compat import html, report
+    from launcher.trials import html, report
 
     for name, text in (
         ("report.json", report.as_json(results)),
@@ -125,8 +125,8 @@ def _report(results: Sequence[Result], folder: Path) -> None:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    from launcher.compat.series import Limits, Options
     from launcher.settings import expanded
+    from launcher.trials.series import Limits, Options
 
     disk = None if args.disk is None else round(args.disk * 1e9)
     return Options(

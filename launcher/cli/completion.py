@@ -37,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print the script, or the ids of runs."""
-    from launcher.run import find
+    from launcher.follow import find
 
     if args.what == RESUMABLE:
         print("".join(f"{run}\n" for run in find.resumable()), end="")
@@ -51,7 +51,7 @@ def script(shell: str) -> str:
     import shtab
 
     from launcher import cli
-    from launcher.run.source import PRESETS
+    from launcher.plan.source import PRESETS
 
     parser = cli._parser([*cli.COMMANDS])
     parser.prog = NAME

@@ -10,9 +10,9 @@ from launcher import names
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from launcher.backends import Backend
-    from launcher.preflight.report import Line
-    from launcher.run.plan import Plan
+    from launcher.machine.report import Line
+    from launcher.plan.job import Backend
+    from launcher.plan.plan import Plan
 
 DEFAULT = "24.10"
 HELP = "look whether this machine can train: engine, GPUs, driver, memory, disk"
@@ -49,9 +49,9 @@ def main(args: argparse.Namespace) -> int:
 
 def _lines(args: argparse.Namespace, chosen: Backend) -> list[Line]:
     from launcher.errors import EngineError
+    from launcher.machine import gather, report
     from launcher.matrix.load import find_row, load_matrix
-    from launcher.preflight import gather, report
-    from launcher.run.gpus import parse_gpus
+    from launcher.plan.gpus import parse_gpus
     from launcher.settings import settings
 
     cuda = find_row(load_matrix(), args.tag).cuda if args.tag else None
@@ -71,7 +71,7 @@ def _lines(args: argparse.Namespace, chosen: Backend) -> list[Line]:
 def _environment(chosen: Backend) -> Iterator[Line]:
     """What runs without a container need of this environment: torch, and Megatron for most."""
     from launcher.errors import EngineError
-    from launcher.preflight import report
+    from launcher.machine import report
 
     if chosen.contained:
         return
@@ -92,7 +92,7 @@ def _print(found: list[Line], *, as_json: bool) -> int:
     from dataclasses import asdict
 
     from launcher.errors import PreflightError
-    from launcher.preflight import report
+    from launcher.machine import report
 
     if as_json:
         print(json.dumps([asdict(line) for line in found], indent=2))
@@ -106,7 +106,7 @@ def _all_reduce(args: argparse.Namespace, chosen: Backend) -> int:
     """Run the all-reduce as a run of its own; its exit code."""
     from dataclasses import replace
 
-    from launcher.run.supervise import supervise
+    from launcher.follow.supervise import supervise
 
     plan = all_reduce_plan(args, chosen)
     if args.json:
@@ -121,8 +121,8 @@ def all_reduce_plan(args: argparse.Namespace, chosen: Backend) -> Plan:
     from pathlib import Path
 
     from launcher import train
-    from launcher.run.assemble import Asked, assemble, new_stamp
-    from launcher.run.source import Origin, made
+    from launcher.follow.assemble import assemble, new_stamp
+    from launcher.plan.source import Asked, Origin, made
 
     script = Path(train.__file__).with_name("allreduce.py")
     image = {"name": args.image} if args.image else {"tag": args.tag or DEFAULT}

@@ -23,7 +23,7 @@ def main(args: argparse.Namespace) -> int:
     """Start the engine and wait for Ctrl-C."""
     from functools import partial
 
-    from launcher.engine.private import keep_up
+    from launcher.engine.private.private import keep_up
     from launcher.settings import settings
 
     keep_up(args.folder or settings().cache / "engine", partial(print, flush=True))

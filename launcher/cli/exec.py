@@ -21,7 +21,7 @@ def main(args: argparse.Namespace) -> int:
     import sys
 
     from launcher.errors import UsageError
-    from launcher.run import find
+    from launcher.follow import find
 
     if args.words:
         raise UsageError(

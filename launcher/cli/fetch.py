@@ -67,10 +67,11 @@ def main(args: argparse.Namespace) -> int:
 
 def _fetch(args: argparse.Namespace, site: Settings, progress: Progress) -> int:
     """Fetch the rows' inputs and, where asked to, pack them; what can't be had is told last."""
-    from launcher.build import bundle, inputs
+    from launcher.build import inputs
     from launcher.build.image import Request
     from launcher.build.pins import Images
     from launcher.errors import UsageError
+    from launcher.images import bundle
     from launcher.matrix.load import find_row, load_lock, load_matrix
 
     matrix = load_matrix(site.matrix)
@@ -138,8 +139,8 @@ def _platform(client: DockerClient, asked: str | None) -> str:
 
 def _take(args: argparse.Namespace, site: Settings, progress: Progress) -> int:
     """Check a bundle and take all of it; a row that needs more here is told."""
-    from launcher.build import bundle
     from launcher.errors import UsageError
+    from launcher.images import bundle
 
     if args.tags or args.all:
         raise UsageError("--from takes all that is in the bundle", "Leave the tags out.")

@@ -26,8 +26,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print or write the run file; what isn't in it goes to stderr, each with its line."""
     from launcher.errors import UsageError
+    from launcher.importing.shell_script import imported
     from launcher.matrix.load import find_row, load_matrix
-    from launcher.run.shell_script import imported
     from launcher.yamlfile import read
 
     matrix = load_matrix()

@@ -17,8 +17,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print it; the run itself is left alone."""
     from launcher.errors import EngineError, LauncherError
-    from launcher.run import find
-    from launcher.run.supervise import tell, write
+    from launcher.follow import find
+    from launcher.follow.supervise import tell, write
 
     try:
         _, job = find.job(args.run)
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
 def _kept(text: str) -> list[Path]:
     """The logs beside the record of the run that `text` names, if there is one."""
     from launcher.errors import UsageError
-    from launcher.run import record, watch
+    from launcher.records import record, watch
 
     try:
         return watch.logs(record.folder(record.find(text).run))

@@ -55,10 +55,10 @@ def _list(args: argparse.Namespace) -> int:
 
 def _render(args: argparse.Namespace) -> int:
     from launcher.backends import compose_examples
-    from launcher.compat import kept
     from launcher.matrix import render
     from launcher.matrix.load import load_matrix
     from launcher.settings import settings
+    from launcher.trials import kept
 
     root, matrix = settings().matrix.parent, load_matrix()
     files = render.render_all(matrix, root) | compose_examples.files(matrix, root)
@@ -73,7 +73,7 @@ def _render(args: argparse.Namespace) -> int:
 
 
 def _lock(args: argparse.Namespace) -> int:
-    from launcher.matrix import lock
+    from launcher.build import lock
     from launcher.matrix.load import load_lock, load_matrix, lock_path
     from launcher.progress import Progress
     from launcher.settings import settings
@@ -90,9 +90,9 @@ def _github(args: argparse.Namespace) -> int:
     import json
     import re
 
-    from launcher.compat.series import cells
     from launcher.matrix import github
     from launcher.matrix.load import load_matrix
+    from launcher.trials.series import cells
 
     matrix = load_matrix()
     tags = args.tags or [tag for tag, row in matrix.rows.items() if not row.untried]

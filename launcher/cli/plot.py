@@ -18,8 +18,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Draw it, and say where it is."""
-    from launcher.run import plot
-    from launcher.run.supervise import tell
+    from launcher.follow.supervise import tell
+    from launcher.records import plot
     from launcher.settings import expanded
 
     output = expanded(args.output)

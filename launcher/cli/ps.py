@@ -9,7 +9,7 @@ from launcher.errors import EngineError
 from launcher.screen import printable
 
 if TYPE_CHECKING:
-    from launcher.run.find import Silent
+    from launcher.follow.find import Silent
 
 HELP = "list the runs that go on, or have ended with nobody watching"
 COLUMNS = ("RUN", "NAME", "STATE", "BACKEND", "GPUS", "IMAGE", "CREATED", "CHECKPOINT")
@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print a table; 125 where an engine that is there, or was named, couldn't be asked."""
-    from launcher.run import find
+    from launcher.follow import find
 
     known, silent = find.everywhere()
     if args.quiet:
@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
 
 def unheard(silent: list[Silent]) -> int:
     """Tell who couldn't be asked, and why; the exit code, 0 where there was nobody to ask."""
-    from launcher.run.supervise import tell
+    from launcher.follow.supervise import tell
 
     for one in silent:
         tell(str(one) if one.may_have_jobs else str(one).partition(";")[0])

@@ -22,9 +22,9 @@ def main(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from launcher.backends import backend
-    from launcher.run import record
-    from launcher.run.start import repeated, start
-    from launcher.run.supervise import tell
+    from launcher.follow.start import repeated, start
+    from launcher.follow.supervise import tell
+    from launcher.records import record
 
     chosen = backend(record.find(args.run).backend)
     asked, notes = repeated(args.run, chosen, force=args.force)

@@ -25,10 +25,10 @@ def main(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from launcher.backends import backend
-    from launcher.run import record
-    from launcher.run.source import parse_set
-    from launcher.run.start import resumed, start
-    from launcher.run.supervise import tell
+    from launcher.follow.start import resumed, start
+    from launcher.follow.supervise import tell
+    from launcher.plan.source import parse_set
+    from launcher.records import record
 
     chosen = backend(args.backend or record.find(args.run).backend)
     overrides = [parse_set(argument) for argument in args.set]

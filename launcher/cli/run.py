@@ -7,10 +7,10 @@ import gc
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launcher.backends import Backend
-    from launcher.run.assemble import Assembled
-    from launcher.run.source import Override
-    from launcher.run.text import Tokenized
+    from launcher.follow.assemble import Assembled
+    from launcher.plan.job import Backend
+    from launcher.plan.source import Override
+    from launcher.plan.text import Tokenized
 
 HELP = "train as a run file says"
 
@@ -65,9 +65,10 @@ def main(args: argparse.Namespace) -> int:
     from functools import partial
 
     from launcher.backends import backend
-    from launcher.run import source, text
-    from launcher.run.assemble import Asked, assemble, new_stamp, release
-    from launcher.run.start import check, start
+    from launcher.follow.assemble import assemble, new_stamp, release
+    from launcher.follow.start import check, start
+    from launcher.plan import source, text
+    from launcher.plan.source import Asked
     from launcher.settings import settings
 
     config, origin = source.load(args.config, overrides(args))
@@ -85,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
 
 def overrides(args: argparse.Namespace) -> list[Override]:
     """The arguments that set keys of the run file; the options win over --set."""
-    from launcher.run.source import Override, parse_set
+    from launcher.plan.source import Override, parse_set
 
     found = [parse_set(argument) for argument in args.set]
     if args.tag is not None:
@@ -97,7 +98,7 @@ def overrides(args: argparse.Namespace) -> list[Override]:
 
 def options(args: argparse.Namespace, *keys: str) -> list[Override]:
     """The overrides of those options that set the key of their own name."""
-    from launcher.run.source import Override
+    from launcher.plan.source import Override
 
     given = {key: getattr(args, key) for key in keys if getattr(args, key) is not None}
     return [
@@ -109,8 +110,8 @@ def _show(assembled: Assembled, chosen: Backend, data: Tokenized) -> int:
     """Print the plan and the command; files that aren't there are told, as they may come."""
     import sys
 
-    from launcher.run.describe import describe
-    from launcher.run.files import missing
+    from launcher.follow.files import missing
+    from launcher.plan.describe import describe
 
     plan = assembled.plan
     print(f"{describe(plan)}\n{chosen.show(plan)}", end="")

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launcher.run.runs import Filter, Run
+    from launcher.records.runs import Filter, Run
 
 HELP = "list the runs that there were; show one whole; prune their records"
 COLUMNS = ("RUN", "NAME", "STATE", "CODE", "ITERATION", "LOSS", "BACKEND", "IMAGE", "CREATED")
@@ -48,7 +48,8 @@ def _list(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from launcher.cli.ps import table, unheard
-    from launcher.run import find, runs
+    from launcher.follow import find
+    from launcher.records import runs
 
     wanted = _filter(args)
     jobs, silent = find.everywhere()
@@ -82,7 +83,7 @@ def _row(run: Run) -> tuple[str, ...]:
 def _show(args: argparse.Namespace) -> int:
     import json
 
-    from launcher.run.runs import shown
+    from launcher.records.runs import shown
 
     print(json.dumps(shown(args.run), indent=1))
     return 0
@@ -90,7 +91,8 @@ def _show(args: argparse.Namespace) -> int:
 
 def _prune(args: argparse.Namespace) -> int:
     from launcher.errors import UsageError
-    from launcher.run import find, runs
+    from launcher.follow import find
+    from launcher.records import runs
 
     if not (args.state or args.name or args.older_than or args.since or args.keep):
         raise UsageError(
@@ -111,7 +113,7 @@ def _prune(args: argparse.Namespace) -> int:
 
 def _filter(args: argparse.Namespace) -> Filter:
     from launcher.errors import UsageError, nearest
-    from launcher.run import runs
+    from launcher.records import runs
 
     for state in args.state:
         if state not in runs.STATES:

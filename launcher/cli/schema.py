@@ -19,7 +19,7 @@ def main(args: argparse.Namespace) -> int:
     """Print the schema."""
     import json
 
-    from launcher.run.schema import schema
+    from launcher.plan.schema import schema
 
     print(json.dumps(schema(), indent=2, ensure_ascii=False))
     return 0

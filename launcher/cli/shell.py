@@ -28,6 +28,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Open it; its exit code is passed on. This folder is the working folder, at /work."""
-    from launcher.run.start import shell
+    from launcher.follow.start import shell
 
     return shell(args.tag, args.backend, args.gpus, args.source, args.rest)

@@ -15,8 +15,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print the report and keep the stacks; the run itself goes on."""
     from launcher.errors import UsageError
-    from launcher.run import find, record, watchdog
-    from launcher.run.supervise import tell
+    from launcher.follow import find, watchdog
+    from launcher.follow.supervise import tell
+    from launcher.records import record
 
     _, job = find.job(args.run)
     found = job.diagnose()

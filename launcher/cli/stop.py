@@ -26,8 +26,9 @@ def _seconds(text: str) -> int:
 def main(args: argparse.Namespace) -> int:
     """Stop them one after the other; 0 also where one had ended before."""
     from launcher.errors import UsageError
-    from launcher.run import find, owner, record
-    from launcher.run.supervise import stop, tell
+    from launcher.follow import find
+    from launcher.follow.supervise import stop, tell
+    from launcher.records import owner, record
 
     for text in args.runs:
         try:

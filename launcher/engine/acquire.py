@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.engine import base, connect, private, pull
+from launcher.engine import connect
+from launcher.engine.private import base, private
 from launcher.errors import EngineError
+from launcher.oci import pull
 from launcher.progress import Progress
 from launcher.settings import Settings
 

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.engine import packages
 from launcher.engine.connect import ask, private_file
+from launcher.engine.private import packages
 from launcher.errors import EngineError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import inspect
 import os
 from typing import Any
 
-from launcher.train.arguments import UsageError
+from launcher.train.gpt.arguments import UsageError
 
 SUPPORTED = ("0.9.0", "0.10.0", "0.11.0", "0.12.3", "0.13.1", "0.14.0", "0.15.3", "0.16.1")
 """The releases that `launcher.train.gpt` has trained, saved and loaded with.

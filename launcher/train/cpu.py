@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.train import compat, program
+from launcher.train import compat
+from launcher.train.ranks import program
 
 MARK = "redirected_to_cpu"
 """An attribute of torch.cuda: this module itself may be loaded twice, once as `__main__`."""

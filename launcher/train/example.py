@@ -11,9 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
-from launcher.train import arguments as command_line
-from launcher.train import ending, gpt
-from launcher.train.arguments import UsageError
+from launcher.train.gpt import __main__ as gpt
+from launcher.train.gpt import arguments as command_line
+from launcher.train.gpt.arguments import UsageError
+from launcher.train.ranks import ending
 
 NAME = "megatron_core_training_example"
 SUMMARY = "performance_summary.json"

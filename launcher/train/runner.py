@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher.train import devices, folders, lineage, oom, rank, signals, stacks, stall
-from launcher.train.retention import Retention
+from launcher.train.checkpoints import folders, lineage
+from launcher.train.checkpoints.retention import Retention
+from launcher.train.ranks import devices, oom, rank, signals, stacks
+from launcher.train.stall import stall
 from launcher.train.words import SAYS, STOPPED
 
 USAGE = 2
@@ -232,8 +234,8 @@ def read_secrets(folder: Path) -> dict[str, str]:
 def command(job: Job) -> list[str]:
     """What each rank runs: this Python, unbuffered so that logs don't lag."""
     redirection = ["-m", "launcher.train.cpu"] if job.cpu else []
-    checkout = ["-m", "launcher.train.checkout", job.checkout] if job.checkout else []
-    telling = ["-m", "launcher.train.stacks"]
+    checkout = ["-m", "launcher.train.ranks.checkout", job.checkout] if job.checkout else []
+    telling = ["-m", "launcher.train.ranks.stacks"]
     return [sys.executable, "-u", *telling, *redirection, *checkout, *job.program]
 
 

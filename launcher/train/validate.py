@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from launcher.train import compat, cpu, program
+from launcher.train import compat, cpu
+from launcher.train.ranks import program
 
 REFUSALS = (AssertionError, ValueError, TypeError, RuntimeError, ArithmeticError)
 """What Megatron raises of arguments that can't work; anything else is no answer."""
@@ -74,7 +75,7 @@ def _judged(error: Exception) -> dict[str, str]:
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1]
     _, found, place = last.filename.rpartition("/megatron/")
-    ours = type(error).__module__ == "launcher.train.arguments"
+    ours = type(error).__module__ == "launcher.train.gpt.arguments"
     plain = isinstance(error, REFUSALS) or type(error) is Exception
     if ours:
         return {"refused": str(error), "where": "its options"}
@@ -106,8 +107,8 @@ def _describe(world_size: int, capability: tuple[int, int]) -> None:
 
 
 def _ask_ours(argv: Sequence[str]) -> None:
-    from launcher.train import arguments as command_line
-    from launcher.train import model
+    from launcher.train.gpt import arguments as command_line
+    from launcher.train.gpt import model
 
     arguments = command_line.parse(argv)
     command_line.layout(arguments, int(os.environ["WORLD_SIZE"]))

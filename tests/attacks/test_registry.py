@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 from launcher.build import beside
-from launcher.engine import registry
-from launcher.engine.registry import digest_of, resolve
 from launcher.errors import LauncherError
+from launcher.images import referrers
+from launcher.images.remote import Carried
+from launcher.oci import registry
+from launcher.oci.registry import digest_of, resolve
 from launcher.progress import Progress
 from launcher.settings import Settings
-from launcher.transfer import referrers
-from launcher.transfer.remote import Carried
 from tests.build.made import IMAGE, WHEEL, made
 
 from .conftest import bounded

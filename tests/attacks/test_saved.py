@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from launcher.build import bundle
 from launcher.errors import LauncherError
-from launcher.transfer import layout
-from launcher.transfer.load import load
-from tests.transfer.conftest import BASE_LAYERS, Engine, filled
-from tests.transfer.test_save import QUIET, contents, saved
+from launcher.images import bundle
+from launcher.images.load import load
+from launcher.oci import layout
+from tests.images.conftest import BASE_LAYERS, Engine, filled
+from tests.images.test_save import QUIET, contents, saved
 
 from .conftest import bounded
 

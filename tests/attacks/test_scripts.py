@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LauncherError
-from launcher.run.shell_script import imported
+from launcher.importing.shell_script import imported
 
 from .conftest import bounded
 
-SCRIPTS = sorted((Path(__file__).parents[1] / "run/golden").glob("import-*.sh"))
+SCRIPTS = sorted((Path(__file__).parents[1] / "importing/golden").glob("import-*.sh"))
 IMAGES = {"24.10": ("0.9.0", "0.11.0"), "26.06": ("0.19.0",), "cpu": ("0.16.1",)}
 ODD = [
     *("$A", "${A:-", "}", "$(", "$((", "))", "`", "'", '"', "\\", "<<E", "(", ")", "{", "&&", ";;"),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.run.gpus import Gpus
-from launcher.run.plan import Mount, Plan
+from launcher.plan.gpus import Gpus
+from launcher.plan.plan import Mount, Plan
 
 BARE = Plan(
     run="0a1b2c3d",

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.backends import Cause, Ended, compose, compose_examples, compose_job, docker
+from launcher.backends import compose, compose_examples, compose_job, docker
 from launcher.backends.compose_job import (
     ComposeJob,
     Lines,
@@ -26,8 +26,9 @@ from launcher.backends.docker_job import DockerJob
 from launcher.errors import UsageError
 from launcher.matrix import render
 from launcher.matrix.load import load_matrix
-from launcher.run.gpus import Gpus, parse_gpus, split
-from launcher.run.plan import Mount, Plan
+from launcher.plan.gpus import Gpus, parse_gpus, split
+from launcher.plan.job import Cause, Ended
+from launcher.plan.plan import Mount, Plan
 from launcher.train.words import CONCLUSION, REPORT
 
 from .test_docker import SECRET, WORDS, kept, with_secrets

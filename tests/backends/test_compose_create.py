@@ -15,7 +15,7 @@ import yaml
 from launcher.backends import compose, compose_job
 from launcher.engine.compose import compose as program
 from launcher.engine.connect import cli_environment
-from launcher.run.plan import Plan
+from launcher.plan.plan import Plan
 
 from .test_docker import SECRET, with_secrets
 from .test_docker_create import KINDS, comparable, created, of_kind

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.backends import docker
-from launcher.run import source
-from launcher.run.gpus import Gpus, parse_gpus
-from launcher.run.image import Facts
-from launcher.run.plan import Host, Mount, Plan, Stamp, make_plan
-from launcher.run.secrets import is_secret
+from launcher.plan import source
+from launcher.plan.gpus import Gpus, parse_gpus
+from launcher.plan.image import Facts
+from launcher.plan.plan import Host, Mount, Plan, Stamp, make_plan
+from launcher.plan.secrets import is_secret
 
 GOLDEN = Path(__file__).parent / "golden"
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)

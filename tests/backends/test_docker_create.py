@@ -15,10 +15,11 @@ import pytest
 
 from launcher.backends import docker, docker_job
 from launcher.errors import EngineError
-from launcher.run import files, source
-from launcher.run.gpus import parse_gpus
-from launcher.run.image import Facts
-from launcher.run.plan import Host, Plan, Stamp, make_plan
+from launcher.follow import files
+from launcher.plan import source
+from launcher.plan.gpus import parse_gpus
+from launcher.plan.image import Facts
+from launcher.plan.plan import Host, Plan, Stamp, make_plan
 
 if TYPE_CHECKING:
     from docker import DockerClient

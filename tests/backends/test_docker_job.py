@@ -17,9 +17,10 @@ from docker.errors import APIError, ImageNotFound, NotFound
 from requests.exceptions import ConnectionError as Reset
 from urllib3.exceptions import ProtocolError
 
-from launcher.backends import Cause, Ended, Lost, docker, docker_job
+from launcher.backends import docker, docker_job
 from launcher.errors import EngineError
-from launcher.run.plan import Plan
+from launcher.plan.job import Cause, Ended, Lost
+from launcher.plan.plan import Plan
 
 
 def stream(*frames: tuple[int, bytes]) -> socket.socket:

@@ -18,11 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.backends import Cause, Ended, keeper, local
+from launcher.backends import keeper, local
 from launcher.errors import EngineError, UsageError
-from launcher.run.gpus import Gpus, parse_gpus
-from launcher.run.plan import Mount, Plan
-from launcher.run.secrets import is_secret
+from launcher.plan.gpus import Gpus, parse_gpus
+from launcher.plan.job import Cause, Ended
+from launcher.plan.plan import Mount, Plan
+from launcher.plan.secrets import is_secret
 from launcher.settings import ROOT, settings
 
 from .conftest import BARE

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.build import fetch, index
+from launcher.build import fetch, index, lock
 from launcher.errors import BuildError
-from launcher.matrix import lock
 from launcher.settings import Settings
 
 NAME = "megatron_core-0.16.1.tar.gz"

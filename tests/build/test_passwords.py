@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.build import fetch, source
+from launcher.build import fetch, lock, source
 from launcher.errors import BuildError
-from launcher.matrix import lock
 from launcher.settings import Settings
 
 from .conftest import commit_all

@@ -11,13 +11,13 @@ import pytest
 from docker.errors import APIError, ImageNotFound, NotFound
 
 from launcher.build import pins
-from launcher.compat.cell import Stages
-from launcher.engine import registry
-from launcher.engine.registry import Resolved
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.schema import LockedImage, LockedPlatform
+from launcher.oci import registry
+from launcher.oci.registry import Resolved
 from launcher.progress import Progress
 from launcher.settings import Settings
+from launcher.trials.cell import Stages
 
 BASE = "nvcr.io/nvidia/pytorch:24.10-py3"
 REPOSITORY = "nvcr.io/nvidia/pytorch"

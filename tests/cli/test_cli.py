@@ -10,7 +10,7 @@ import pytest
 from docker.errors import APIError
 
 from launcher import cli
-from launcher.backends import Lost
+from launcher.plan.job import Lost
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 from launcher import cli
 from launcher.cli import completion
-from launcher.run import find
-from launcher.run.source import PRESETS
+from launcher.follow import find
+from launcher.plan.source import PRESETS
 
 DRIVER = """\
 launcher() {{

@@ -12,9 +12,9 @@ from launcher import backends
 from launcher.backends import local
 from launcher.cli import doctor
 from launcher.errors import EngineError, UsageError
-from launcher.preflight import nvidia
-from launcher.preflight.machine import Gpu
-from launcher.run.image import Facts
+from launcher.machine import nvidia
+from launcher.machine.machine import Gpu
+from launcher.plan.image import Facts
 
 OLD = Gpu(0, "GPU-0", "NVIDIA GeForce RTX 3090", 24 << 30, 0, (8, 6), "470.57.02")
 

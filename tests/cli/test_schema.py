@@ -8,7 +8,7 @@ import json
 import pytest
 
 from launcher.cli import schema as command
-from launcher.run.schema import schema
+from launcher.plan.schema import schema
 
 
 def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:

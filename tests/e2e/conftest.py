@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from launcher.engine import packages, private
+from launcher.engine.private import packages, private
 from launcher.settings import Settings
 from tests.conftest import tidy
 

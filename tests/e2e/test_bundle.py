@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from launcher.build import bundle
 from launcher.build.fetch import sha256
 from launcher.engine.acquire import Bases
 from launcher.engine.connect import engine_host
+from launcher.images import bundle
 from launcher.settings import ROOT, Settings
 from tests.conftest import CpuImages
 

@@ -19,10 +19,10 @@ import pytest
 import yaml
 
 from launcher.build import index
-from launcher.compat.cell import REPOSITORY
 from launcher.engine import disk
 from launcher.matrix.load import load_lock
 from launcher.settings import ROOT
+from launcher.trials.cell import REPOSITORY
 from tests.e2e.command import launcher, random_file
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from launcher.build import fetch
+from launcher.build import fetch, lock
 from launcher.build.image import Builds, Request
 from launcher.errors import BuildError, UsageError
-from launcher.matrix import lock
 from launcher.matrix.load import load_lock
 from launcher.matrix.schema import Extension, GitSource
 from launcher.progress import Progress

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.engine import packages
+from launcher.engine.private import packages
 from tests.data.upstream import tokenize as upstream_tokenizes
 from tests.e2e.command import launcher, refused
 
@@ -122,7 +122,7 @@ import hashlib, json, numpy, sys
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from megatron.core.datasets.utils import Split
-from launcher.train.data import Tokenizer
+from launcher.train.gpt.data import Tokenizer
 length, ours, built = 64, *sys.argv[1:3]
 
 found = IndexedDataset(ours)

@@ -25,10 +25,10 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 
 from launcher import files
-from launcher.engine import packages, private
 from launcher.engine.connect import engine_host
+from launcher.engine.private import packages, private
 from launcher.settings import ROOT, Settings
-from launcher.train import folders
+from launcher.train.checkpoints import folders
 
 if TYPE_CHECKING:
     from docker import DockerClient

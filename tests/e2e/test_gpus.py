@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.engine import private
 from launcher.engine.acquire import STANDIN_EPOCH
-from launcher.engine.base import debian_base
 from launcher.engine.connect import engine_host
+from launcher.engine.private import private
+from launcher.engine.private.base import debian_base
 from launcher.settings import Settings
 from tests.e2e.command import launcher
 

@@ -18,8 +18,9 @@ import pytest
 
 from launcher.build.fetch import cached, sha256_of_pin
 from launcher.build.image import Builds, Request
-from launcher.engine import acquire, packages, private
-from launcher.engine.base import debian_base
+from launcher.engine import acquire
+from launcher.engine.private import packages, private
+from launcher.engine.private.base import debian_base
 from launcher.errors import EngineError
 from launcher.progress import Progress
 from launcher.settings import ROOT, Settings

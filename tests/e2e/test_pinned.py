@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from launcher.build import fetch, source
+from launcher.build import fetch, lock, source
 from launcher.build.image import REPOSITORY, Builds, Request
-from launcher.engine import registry as registries
-from launcher.matrix import lock
 from launcher.matrix.load import load_lock
 from launcher.matrix.schema import Lock, LockedImage, LockedPlatform
+from launcher.oci import registry as registries
 from launcher.progress import Progress
 from launcher.settings import ROOT, Settings
 from tests.e2e.command import launcher, refused

@@ -15,9 +15,9 @@ from docker import DockerClient
 from docker.errors import ImageNotFound
 
 from launcher import files
-from launcher.build import prune
 from launcher.engine.acquire import Bases
 from launcher.engine.connect import engine_host
+from launcher.images import prune
 from launcher.settings import ROOT, Settings
 from tests.conftest import CpuImages
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.train import folders
+from launcher.train.checkpoints import folders
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -13,12 +13,13 @@ import pytest
 from launcher.backends import backend
 from launcher.build import patch
 from launcher.errors import PreflightError
+from launcher.follow import ask
+from launcher.follow.assemble import assemble, new_stamp
+from launcher.machine.machine import Machine
 from launcher.matrix.load import load_matrix
 from launcher.matrix.schema import misfit
-from launcher.preflight import ask
-from launcher.preflight.machine import Machine
-from launcher.run import source
-from launcher.run.assemble import Asked, assemble, new_stamp
+from launcher.plan import source
+from launcher.plan.source import Asked
 from launcher.settings import ROOT
 from tests.e2e.command import launcher
 from tests.e2e.test_image import CALL_HELPERS, in_image

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launcher.build.beside import PROVENANCE, SBOM
-from launcher.engine import private
 from launcher.engine.connect import engine_host
+from launcher.engine.private import private
+from launcher.oci import saved
 from launcher.settings import ROOT, Settings
-from launcher.transfer import saved
 from tests.e2e.command import launcher, random_file, refused
 from tests.registry import Registry, serving
 
@@ -160,9 +160,9 @@ def test_an_engine_that_wants_the_bases_layers_too_gets_them_from_itself(
     engine: DockerClient, there: DockerClient, image: str, tmp_path: Path
 ) -> None:
     """The way in which thin images are loaded where the first is refused, on a real engine."""
+    from launcher.images import load
+    from launcher.images.images import having
     from launcher.progress import Progress
-    from launcher.transfer import load
-    from launcher.transfer.images import having
 
     done(on(engine, "image", "save", image, "--thin", "--base", BASE, "-o", str(tmp_path)))
     carry_base(engine, there)

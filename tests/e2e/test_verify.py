@@ -15,9 +15,9 @@ import pytest
 from docker.errors import ImageNotFound
 
 from launcher.build import beside
-from launcher.build.again import REPOSITORY, Departures, Verification
 from launcher.build.image import Builds, Request
 from launcher.engine.acquire import STANDIN_NAME
+from launcher.images.again import REPOSITORY, Departures, Verification
 from launcher.progress import Progress
 from launcher.settings import Settings
 from tests.conftest import NAMES

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from docker.errors import ImageLoadError, ImageNotFound
 
-from launcher.engine import archive, base
+from launcher.engine.private import base
 from launcher.errors import EngineError
+from launcher.oci import archive
 
 EPOCH = 1_730_000_000
 

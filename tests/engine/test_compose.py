@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launcher.engine import compose, packages, private
+from launcher.engine import compose
+from launcher.engine.private import packages, private
 from launcher.errors import EngineError
 
 if TYPE_CHECKING:

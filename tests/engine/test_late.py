@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from launcher import cli
-from launcher.engine import registry
 from launcher.engine.connect import connect
 from launcher.errors import EngineError
-from launcher.run import record
+from launcher.oci import registry
+from launcher.records import record
 
 from .conftest import VERSION
 

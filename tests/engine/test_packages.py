@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher import files
-from launcher.engine import packages
+from launcher.engine.private import packages
 from launcher.errors import EngineError
 
 APT = """#!/bin/sh

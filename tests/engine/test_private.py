@@ -16,11 +16,11 @@ import pytest
 from docker import DockerClient
 
 from launcher import files
-from launcher.engine import private
 from launcher.engine.acquire import STANDIN_EPOCH
-from launcher.engine.base import debian_base
 from launcher.engine.connect import buildkit, cli_environment, engine_host
-from launcher.engine.private import private_engine
+from launcher.engine.private import private
+from launcher.engine.private.base import debian_base
+from launcher.engine.private.private import private_engine
 from launcher.errors import EngineError
 from launcher.settings import settings
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.engine import supervisor
+from launcher.engine.private import supervisor
 
 
 @pytest.fixture

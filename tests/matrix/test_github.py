@@ -180,7 +180,7 @@ def test_a_row_has_a_job_on_each_platform_that_a_runner_takes(
 def test_a_job_is_a_cell_that_fits_on_a_runner_that_can_take_it(
     tags: list[str], releases: list[str], labels: list[str]
 ) -> None:
-    from launcher.compat.series import cells
+    from launcher.trials.series import cells
 
     wanted = [(cell.tag, cell.megatron) for cell in cells(MATRIX, tags, releases)]
     jobs = github.jobs(MATRIX, wanted, {"linux/amd64": labels})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.train import arguments as command_line
-from launcher.train.gpt import main
+from launcher.train.gpt import arguments as command_line
+from launcher.train.gpt.__main__ import main
 
 from .conftest import TINY
 

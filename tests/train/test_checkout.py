@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.data import indexed
-from launcher.train import checkout
+from launcher.train.ranks import checkout
 
 from .conftest import TINY, Run, environment, runner_command
 
@@ -60,7 +60,7 @@ def test_a_python_module_is_no_extension(tmp_path: Path) -> None:
 
 INSTALL = """
 import os, sys
-from launcher.train import checkout
+from launcher.train.ranks import checkout
 checkout.install(sys.argv[1])
 print(sys.path.index(sys.argv[1]), os.environ["PYTHONPATH"].split(":")[0] == sys.argv[1])
 """
@@ -85,7 +85,7 @@ def test_the_checkout_comes_first(tmp_path: Path, image: str, first: bool) -> No
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "launcher.train.checkout", str(tmp_path), "x.py"]
+    command = [sys.executable, "-m", "launcher.train.ranks.checkout", str(tmp_path), "x.py"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.train.devices import Device, able, problem
+from launcher.train.ranks.devices import Device, able, problem
 
 VOLTA, AMPERE, ADA, HOPPER, BLACKWELL = (7, 0), (8, 0), (8, 9), (9, 0), (12, 0)
 

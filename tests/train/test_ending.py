@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from launcher.train import ending
-from launcher.train.arguments import UsageError
+from launcher.train.gpt.arguments import UsageError
+from launcher.train.ranks import ending
 
 from .conftest import environment
 
@@ -58,7 +58,7 @@ def test_what_rank_1_says(
 
 ABORTS_AT_EXIT = """
 import atexit, os
-from launcher.train import ending
+from launcher.train.ranks import ending
 atexit.register(os.abort)
 print("said", end="")
 ending.leave({code})

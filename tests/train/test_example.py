@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.train import arguments as command_line
 from launcher.train import example
-from launcher.train.arguments import Layout, UsageError
+from launcher.train.gpt import arguments as command_line
+from launcher.train.gpt.arguments import Layout, UsageError
 
 TORCHRUN = {
     "RANK": "1",

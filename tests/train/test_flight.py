@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.train import flight
+from launcher.train.stall import flight
 
 from .conftest import environment
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.train import contents, folders, lineage
+from launcher.train.checkpoints import contents, folders, lineage
 
 Make = Callable[[Path], None]
 RUN = "0a1b2c3d"

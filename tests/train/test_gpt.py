@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.data import indexed
-from launcher.train import contents, folders
+from launcher.train.checkpoints import contents, folders
 
 from .conftest import TINY, Run, going_on, runner_command, start
 

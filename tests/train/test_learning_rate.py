@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.train import arguments as command_line
-from launcher.train.learning_rate import LearningRate, from_arguments
+from launcher.train.gpt import arguments as command_line
+from launcher.train.gpt.learning_rate import LearningRate, from_arguments
 
 from .conftest import TINY
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.train import folders, lineage, retention
-from launcher.train.lineage import Wish
+from launcher.train.checkpoints import folders, lineage, retention
+from launcher.train.checkpoints.lineage import Wish
 
 from .test_folders import distributed, tracked
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.train.log import Interval, training_line, validation_line
+from launcher.train.gpt.log import Interval, training_line, validation_line
 
 INTERVAL = Interval(
     iteration=20,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.train import arguments as command_line
-from launcher.train import performance
-from launcher.train.arguments import UsageError
+from launcher.train.gpt import arguments as command_line
+from launcher.train.gpt import performance
+from launcher.train.gpt.arguments import UsageError
 
 from .conftest import TINY, Run, start
 
@@ -19,7 +19,7 @@ Train = Callable[..., Run]
 
 @pytest.mark.megatron
 def test_upstreams_line() -> None:
-    from launcher.train import memory
+    from launcher.train.gpt import memory
 
     megabyte = 1024 * 1024
     now = {"allocated": 1464 * megabyte + megabyte // 3, "reserved": 1576 * megabyte}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.train import oom
-from launcher.train.oom import LIMIT, MACHINE, Counters
+from launcher.train.ranks import oom
+from launcher.train.ranks.oom import LIMIT, MACHINE, Counters
 
 EVENTS = "low 0\nhigh 0\nmax 12\noom {oom}\noom_kill {oom_kill}\noom_group_kill 0\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {oom_kill}\n"

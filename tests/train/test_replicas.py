@@ -13,7 +13,9 @@ pytestmark = pytest.mark.megatron
 PERTURB = """
 import sys
 import torch
-from launcher.train import arguments, compat, ending, training
+from launcher.train import compat
+from launcher.train.gpt import arguments, training
+from launcher.train.ranks import ending
 
 
 def check() -> None:
@@ -49,7 +51,7 @@ def test_smallest_change_is_found(tmp_path: Path, layout: list[str]) -> None:
 def test_checksum_tells_order_and_sign() -> None:
     import torch
 
-    from launcher.train.replicas import checksum
+    from launcher.train.checkpoints.replicas import checksum
 
     tensor = torch.tensor([1.0, 2.0, 3.0])
     assert checksum(tensor) == checksum(tensor.clone())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.train import folders, retention
+from launcher.train.checkpoints import folders, retention
 
 from .test_folders import RUN, claimed, distributed
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.train import devices, folders, lineage, oom, runner
+from launcher.train import runner
+from launcher.train.checkpoints import folders, lineage
+from launcher.train.ranks import devices, oom
 
 from .conftest import environment, going_on, runner_command, start
 from .test_folders import distributed
@@ -123,9 +125,9 @@ def test_cuda_that_does_not_start_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_checkout_comes_before_the_program_and_behind_the_redirection() -> None:
     assert runner.command(job("--cpu", "--checkout", "/c", "--", "-m", "x"))[2:] == [
-        *("-m", "launcher.train.stacks"),
+        *("-m", "launcher.train.ranks.stacks"),
         *("-m", "launcher.train.cpu"),
-        *("-m", "launcher.train.checkout", "/c"),
+        *("-m", "launcher.train.ranks.checkout", "/c"),
         *("-m", "x"),
     ]
 
@@ -380,7 +382,7 @@ def test_secrets_reach_the_ranks_and_no_log(tmp_path: Path) -> None:
 SAVER = """
 import shutil, sys, time
 from pathlib import Path
-from launcher.train import folders
+from launcher.train.checkpoints import folders
 
 root, source = Path(sys.argv[1]), Path(sys.argv[2])
 for iteration in range(1, 6):
@@ -453,6 +455,6 @@ def test_old_torch_is_started_with_its_own_arguments(
     assert seen["entrypoint"] == sys.executable
     isolated, _, becomes, parent, *command = seen["args"][1]
     assert (isolated, Path(becomes).name, parent) == ("-I", "rank.py", str(os.getpid()))
-    assert command == [sys.executable, "-u", "-m", "launcher.train.stacks", "train.py", "x"]
+    assert command == [sys.executable, "-u", "-m", "launcher.train.ranks.stacks", "train.py", "x"]
     assert [(env["RANK"], env["MORE"]) for env in seen["envs"].values()] == [("0", "1"), ("1", "1")]
     assert seen["log_dir"] == str(tmp_path)

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from launcher.train import signals
+from launcher.train.ranks import signals
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.train import stacks
-from launcher.train.stacks import Frame, Stack
+from launcher.train.ranks import stacks
+from launcher.train.ranks.stacks import Frame, Stack
 
 from .conftest import environment
 
@@ -100,7 +100,7 @@ def start_rank(folder: Path, number: int, program: str) -> subprocess.Popen[byte
         f"{before}\ndef hang():\n    open({str(there)!r}, 'w')\n    {program}\nhang()\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "launcher.train.stacks", str(script), "--an", "option"],
+        [sys.executable, "-m", "launcher.train.ranks.stacks", str(script), "--an", "option"],
         env={**environment(), stacks.FOLDER: str(folder), "RANK": str(number)},
     )
     until = time.monotonic() + 60
@@ -139,7 +139,7 @@ def test_a_program_is_run_as_it_would_be_without(tmp_path: Path) -> None:
         "import sys, beside\nprint(__name__, __file__ == sys.argv[0], sys.argv[1:])\n"
         "sys.exit(beside.FOUND)\n"
     )
-    for before in ([], ["-m", "launcher.train.stacks"]):
+    for before in ([], ["-m", "launcher.train.ranks.stacks"]):
         done = subprocess.run(
             [sys.executable, *before, str(script), "-x", "--", "y"],
             env=environment(),
@@ -159,7 +159,7 @@ def test_spawned_processes_import_the_program_and_write_nothing(tmp_path: Path) 
         "        print(pool.map(double, [1, 2]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "launcher.train.stacks", str(script)],
+        [sys.executable, "-m", "launcher.train.ranks.stacks", str(script)],
         env={**environment(), stacks.FOLDER: str(tmp_path), "RANK": "0"},
         capture_output=True,
         text=True,
@@ -174,7 +174,7 @@ def test_a_crash_shows_its_stack(tmp_path: Path) -> None:
         "import os, signal\ndef crash():\n    os.kill(os.getpid(), signal.SIGBUS)\ncrash()"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "launcher.train.stacks", str(script)],
+        [sys.executable, "-m", "launcher.train.ranks.stacks", str(script)],
         env=environment(),
         capture_output=True,
         text=True,

@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.train import flight, stacks, stall
-from launcher.train.stacks import Frame, Stack
-from launcher.train.stall import Kind, Place, Rank
+from launcher.train.ranks import stacks
+from launcher.train.ranks.stacks import Frame, Stack
+from launcher.train.stall import flight, stall
+from launcher.train.stall.stall import Kind, Place, Rank
 
 from .conftest import environment, runner_command
 from .test_flight import entry, operations, record
@@ -270,7 +271,9 @@ def test_the_runner_says_who_waits_where_and_goes_on(tmp_path: Path) -> None:
                 "time.sleep(600), while ranks 0, 2 wait in barrier, from hang.py:8"
             )
         done = subprocess.run(  # as it is asked from outside of the container
-            [sys.executable, "-m", "launcher.train.stall"], env=environment(), capture_output=True
+            [sys.executable, "-m", "launcher.train.stall.stall"],
+            env=environment(),
+            capture_output=True,
         )
         with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
             names = sorted(archive.getnames())

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.train import arguments as command_line
-from launcher.train import writers
-from launcher.train.arguments import UsageError
+from launcher.train.gpt import arguments as command_line
+from launcher.train.gpt import writers
+from launcher.train.gpt.arguments import UsageError
 
 from .conftest import TINY, Run, start
 

@@ -9,7 +9,7 @@ from launcher import names
 
 if TYPE_CHECKING:
     from launcher.build.beside import Documents
-    from launcher.transfer.images import Image
+    from launcher.images.images import Image
 
 HELP = "show an image's labels, what it was built from, its provenance and its contents"
 
@@ -31,9 +31,9 @@ def main(args: argparse.Namespace) -> int:
 
     from launcher.build import beside
     from launcher.engine.connect import connect
+    from launcher.images.images import find, reference
     from launcher.matrix.load import load_matrix
     from launcher.settings import settings
-    from launcher.transfer.images import find, reference
 
     client = connect()
     image = find(client, reference(args.image, load_matrix().rows))

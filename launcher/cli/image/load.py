@@ -24,11 +24,11 @@ def main(args: argparse.Namespace) -> int:
     """Check and load; one line on stdout."""
     from launcher import files
     from launcher.engine.connect import connect
+    from launcher.images import images
+    from launcher.images.load import load, put_beside
+    from launcher.oci.saved import hex_of
     from launcher.progress import Progress
     from launcher.settings import expanded, settings
-    from launcher.transfer import images
-    from launcher.transfer.load import load, put_beside
-    from launcher.transfer.saved import hex_of
 
     progress, folder = Progress(), expanded(args.folder).absolute()
     expected = images.digest(args.digest) if args.digest else None

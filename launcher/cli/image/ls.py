@@ -15,9 +15,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print a table, a line for each name of an image."""
-    from launcher.build.prune import ours
     from launcher.cli.ps import table
     from launcher.engine.connect import connect
+    from launcher.images.prune import ours
 
     images = ours(connect())
     if args.quiet:

@@ -13,8 +13,8 @@ from launcher.cli.compat import above_zero
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from launcher.probe.facts import Fact
-    from launcher.probe.trials import Verdict
+    from launcher.trials.facts import Fact
+    from launcher.trials.trials import Verdict
 
 HELP = "ask an image what is in it, and what works there"
 
@@ -45,9 +45,9 @@ def main(args: argparse.Namespace) -> int:
     from launcher.backends import backend
     from launcher.errors import UsageError
     from launcher.matrix.load import find_row, load_matrix
-    from launcher.probe import facts, trials, write
-    from launcher.run.gpus import parse_gpus
+    from launcher.plan.gpus import parse_gpus
     from launcher.settings import expanded, settings
+    from launcher.trials import facts, trials, write
 
     if (args.backend == "local") == bool(args.tag):
         raise UsageError(

@@ -31,10 +31,10 @@ def main(args: argparse.Namespace) -> int:
 def _images(args: argparse.Namespace) -> int:
     import sys
 
-    from launcher.build import prune
     from launcher.cli.ps import table
     from launcher.engine import disk
     from launcher.engine.connect import connect
+    from launcher.images import prune
     from launcher.settings import settings
 
     client = connect(timeout=600)
@@ -62,8 +62,8 @@ def _images(args: argparse.Namespace) -> int:
 
 def _cache(args: argparse.Namespace) -> int:
     from launcher import files
-    from launcher.build import prune
     from launcher.build.inputs import locked_hashes
+    from launcher.images import prune
     from launcher.matrix.load import load_lock, load_matrix
     from launcher.settings import settings
 

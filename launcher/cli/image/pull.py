@@ -30,10 +30,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Pull, check and name it; one line on stdout."""
     from launcher.engine.connect import connect
+    from launcher.images import images, referrers, remote
     from launcher.matrix.load import load_lock, load_matrix
     from launcher.progress import Progress
     from launcher.settings import settings
-    from launcher.transfer import images, referrers, remote
 
     site = settings()
     matrix, lock = load_matrix(), load_lock(site.matrix.with_suffix(".lock"))

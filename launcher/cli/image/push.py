@@ -30,10 +30,10 @@ def main(args: argparse.Namespace) -> int:
     """Push all names that the image has; one line for each on stdout."""
     from launcher.build import beside
     from launcher.engine.connect import connect
+    from launcher.images import images, referrers, remote
     from launcher.matrix.load import load_matrix
     from launcher.progress import Progress
     from launcher.settings import settings
-    from launcher.transfer import images, referrers, remote
 
     name = images.reference(args.image, load_matrix().rows)
     remote.remote_name(name, args.registry)

@@ -39,12 +39,12 @@ def main(args: argparse.Namespace) -> int:
     """Save the image; one line on stdout."""
     from launcher.build import beside
     from launcher.engine.connect import connect
+    from launcher.images import images
+    from launcher.images.save import save
+    from launcher.images.shown import bytes_of, size
     from launcher.matrix.load import load_matrix
     from launcher.progress import Progress
     from launcher.settings import expanded, settings
-    from launcher.transfer import images
-    from launcher.transfer.save import save
-    from launcher.transfer.shown import bytes_of, size
 
     part_size = bytes_of(args.part_size)
     rows = load_matrix().rows

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from launcher import names
 
 if TYPE_CHECKING:
-    from launcher.build.scan import Finding, Package
+    from launcher.images.scan import Finding, Package
 
 HELP = "look up what an image adds among known vulnerabilities"
 
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """One line for each vulnerability; 0 where there is none, 1 where there are any."""
-    from launcher.build.scan import API, scan
+    from launcher.images.scan import API, scan
 
     packages = _packages(args.image, args.megatron)
     database = args.database or API
@@ -47,8 +47,8 @@ def main(args: argparse.Namespace) -> int:
 
 def _packages(name: str, megatron: str | None) -> list[Package]:
     """What a row would add, by the lock; what an image adds, by the SBOM beside it."""
-    from launcher.build import scan
     from launcher.errors import UsageError
+    from launcher.images import scan
     from launcher.matrix.load import find_release, load_lock, load_matrix
 
     matrix = load_matrix()
@@ -65,12 +65,13 @@ def _packages(name: str, megatron: str | None) -> list[Package]:
 
 
 def _packages_of_image(name: str) -> list[Package]:
-    from launcher.build import beside, scan
+    from launcher.build import beside
     from launcher.engine.connect import connect
     from launcher.errors import UsageError
+    from launcher.images import scan
+    from launcher.images.images import find, reference
     from launcher.matrix.load import load_matrix
     from launcher.settings import settings
-    from launcher.transfer.images import find, reference
 
     client = connect()
     image = find(client, reference(name, load_matrix().rows))

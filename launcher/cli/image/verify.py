@@ -53,12 +53,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print how the two compare; 1 where they differ."""
-    from launcher.build.again import Departures, Verification
     from launcher.engine.connect import connect
+    from launcher.images import images
+    from launcher.images.again import Departures, Verification
     from launcher.matrix.load import load_matrix
     from launcher.progress import Progress
     from launcher.settings import expanded, settings
-    from launcher.transfer import images
 
     site = settings()
     client = connect(timeout=3600)  # an engine writes 20 GB before it gives the first byte of them

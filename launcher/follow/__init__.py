@@ -1,0 +1,1 @@
+"""A run followed from its start to its end: preflight, record, attempts, ending."""

@@ -1,0 +1,115 @@
+"""Asks the image's own Megatron whether it takes a run's options, before anything is started."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from threading import Timer
+from typing import TYPE_CHECKING, Any
+
+from launcher import files
+from launcher.errors import LauncherError
+from launcher.follow.assemble import bare_plan
+from launcher.machine.finding import Finding
+
+if TYPE_CHECKING:
+    from launcher.machine.machine import Machine
+    from launcher.plan.job import Backend
+    from launcher.plan.plan import Plan
+
+DEADLINE = 60
+"""Seconds that the answer may take; importing torch and Megatron takes most of them."""
+
+ASKABLE = re.compile(r"/opt/megatron/src/pretrain_\w+\.py")
+"""Upstream's programs in an image. Ours checks its options itself, before it imports anything."""
+
+
+def check(plan: Plan, machine: Machine, chosen: Backend, cache: Path) -> Iterator[Finding]:
+    """A refusal where Megatron's own checks end at this plan's options; a note where it isn't told.
+
+    The answer is kept in `cache`, by the image and by all that is asked of it.
+    """
+    argv = plan.argv[plan.argv.index("--") + 1 :] if "--" in plan.argv else ()
+    if not (chosen.name == "docker" and argv and ASKABLE.fullmatch(argv[0])):
+        return
+    try:
+        answer = _kept(plan, argv, machine, chosen, cache)
+    except (LauncherError, OSError, ValueError) as error:
+        answer = {"unasked": str(error).partition("\n")[0]}
+    except Exception as error:
+        # An engine's own errors are many; none of them is a reason not to start.
+        answer = {"unasked": f"{type(error).__name__}: {error}"}
+    if "refused" in answer:
+        yield Finding(
+            f"{plan.image}: its Megatron doesn't take these options: {answer['refused']}",
+            f"{answer['where']} would end the run once all its processes have started.",
+            "Change what it names: each option is the key of the run file of the same name.",
+            refuse=True,
+        )
+    elif "unasked" in answer:
+        yield Finding(
+            f"{plan.image} couldn't be asked whether its Megatron takes these options",
+            f"{answer['unasked']}.",
+            "The run is started all the same.",
+            refuse=False,
+        )
+
+
+def _kept(
+    plan: Plan, argv: tuple[str, ...], machine: Machine, chosen: Backend, cache: Path
+) -> Mapping[str, str]:
+    """The answer, from the cache where the same was asked before."""
+    from launcher.train import validate
+
+    words = ["--world-size", str(plan.nodes * plan.processes_per_node)]
+    words += ["--capability", _capability(plan, machine), *argv]
+    text = Path(validate.__file__).read_text(encoding="utf-8")
+    image = str(chosen.identity(plan.image)["id"])
+    asked = json.dumps([image, text, words, plan.env], sort_keys=True)
+    path = cache / "asked" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
+    if path.is_file():
+        return _answer(path.read_text(encoding="utf-8"))
+    said = _said(replace(plan, image=image), ["python3", "-c", text, *words], chosen)
+    answer = _answer(said)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, json.dumps(answer), mode=0o600)
+    return answer
+
+
+def _capability(plan: Plan, machine: Machine) -> str:
+    """Of the first GPU, as far as that is known; Hopper's where it isn't, 0.0 on the CPU."""
+    if not plan.gpus.count:
+        return "0.0"
+    known = next((gpu.capability for gpu in machine.gpus or () if gpu.capability), (9, 0))
+    return ".".join(map(str, known))
+
+
+def _said(plan: Plan, argv: list[str], chosen: Backend) -> str:
+    """What a container says that has no GPU, no network, no mounts and no secrets.
+
+    Raises EngineError, and ValueError where it says nothing in time.
+    """
+    asking = replace(bare_plan(chosen, {"name": plan.image}, "0", argv), env=plan.env)
+    job = chosen.start(asking, attach=True)
+    deadline = Timer(DEADLINE, job.kill)
+    deadline.start()
+    try:
+        return b"".join(piece for is_error, piece in job.output() if not is_error).decode()
+    finally:
+        deadline.cancel()
+        job.remove()
+
+
+def _answer(said: str) -> Mapping[str, str]:
+    """The last line as {"refused", "where"}, {"unasked"} or {}. Raises ValueError."""
+    lines = said.strip().splitlines()
+    told: Any = json.loads(lines[-1]) if lines else None
+    if not isinstance(told, dict) or not all(isinstance(one, str) for one in told.values()):
+        raise ValueError(f"it gave no answer within {DEADLINE} s")
+    if "refused" in told and "where" not in told:
+        raise ValueError("it gave an answer that means nothing here")
+    return told

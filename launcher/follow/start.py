@@ -1,0 +1,356 @@
+"""Starts a run and follows it: preflight, record, attempts, ending."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.backends import backend
+from launcher.errors import EngineError, LauncherError, PreflightError, UsageError
+from launcher.follow import files, find
+from launcher.follow.assemble import NO_PROGRAM, Assembled, assemble, counted, new_stamp
+from launcher.follow.listen import listening
+from launcher.follow.supervise import supervise, tell
+from launcher.names import LABEL
+from launcher.plan.config import RunConfig
+from launcher.plan.job import Backend, Job
+from launcher.plan.plan import Plan, Stamp, processes_of
+from launcher.plan.program import CHECKOUT
+from launcher.plan.source import Asked, Origin, Override, made, overridden
+from launcher.records import owner, provenance, record, repeat, resume
+from launcher.settings import expanded
+from launcher.train.checkpoints import folders, lineage
+
+if TYPE_CHECKING:
+    from launcher.machine.machine import Machine
+
+PYTHONPATH = "/opt/megatron/lib:/opt/packages/lib"
+"""As images have it."""
+
+
+def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> int:
+    """Start the run and follow it to its end; the program's exit code, or 0 once detached.
+
+    Raises UsageError, EngineError and PreflightError before anything is started.
+    """
+    if detach and asked.tie:
+        raise UsageError("--detach leaves the run on its own, and --tie ends it with the launcher")
+    if detach and asked.config.max_restarts:
+        raise UsageError(
+            "--detach leaves nobody to start the run again",
+            "Leave --detach out and put the launcher itself in the background, or set "
+            "max_restarts: 0; `launcher attach` takes the watch over, restarts and all.",
+        )
+    stamp = new_stamp()
+    assembled = assemble(asked, chosen, stamp)
+    with ExitStack() as starting:
+        starting.enter_context(owner.alone())
+        assembled = replace(assembled, plan=of_line(assembled.plan, asked, chosen))
+        machine = prepare(assembled, asked, chosen, preflight=preflight)
+        record.write(record.of(assembled.plan, asked, chosen.name))
+        facts = provenance.of(assembled.plan, asked, chosen, machine)
+        provenance.keep(assembled.plan, facts)
+        gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
+        gc.enable()
+        if detach:
+            print(_begin(chosen, assembled.plan, attach=False).run)
+            return 0
+        attempts = Attempts(asked, chosen, stamp, First(assembled.plan, starting))
+        restarts = asked.config.max_restarts
+        return supervise(chosen, attempts, restarts=restarts, listening=listening).code
+
+
+def check(asked: Asked, chosen: Backend, *, preflight: bool) -> None:
+    """Refuse what `start` would, as far as it can be told without the data. Raises as that does."""
+    plan = assemble(asked, chosen, new_stamp()).plan
+    of_line(plan, asked, chosen)
+    if preflight:
+        _preflight(plan, asked, chosen)
+
+
+def attach(text: str) -> int:
+    """Follow a run that goes on, or went on, from its first line; its exit code."""
+    chosen, job = find.job(text)
+    try:
+        kept = record.find(job.run)
+    except UsageError:  # another user's or another cache's: it can be followed all the same
+        tell(f"run {job.run} has no record here: it is only looked at, not stopped or removed")
+        return supervise(chosen, lambda attempt: job, job=job, guest=True).code
+    asked = kept.asked()
+    restarts = asked.config.max_restarts
+    try:
+        record.check_secrets(kept, asked.config, os.environ)
+    except UsageError as error:
+        if restarts:
+            tell(f"{error.problem}: it won't be started again")
+        restarts = 0
+    attempts = Attempts(asked, chosen, _stamp(job), None)
+    return supervise(chosen, attempts, restarts=restarts, job=job, listening=listening).code
+
+
+def _stamp(job: Job) -> Stamp:
+    return Stamp(job.run, job.labels.get(f"{LABEL}created", ""))
+
+
+def prepare(
+    assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: bool
+) -> Machine | None:
+    """See that the run can work, and make and tidy the folders that it writes to.
+
+    The machine, where it was looked at.
+    """
+    plan = assembled.plan
+    for line in assembled.ignored:
+        tell(f"warning: {line}")
+    if plan.checkpoints:
+        _refuse_sharing(plan)
+    files.require(plan)
+    machine = _preflight(plan, asked, chosen) if preflight else None
+    files.prepare(plan)
+    if plan.checkpoints:
+        tidy(plan, asked.config)
+    return machine
+
+
+def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> Machine:
+    """Look at the machine, warn of what is doubtful, refuse what can't work: PreflightError."""
+    from launcher.follow import ask
+    from launcher.machine import enforce, gather
+    from launcher.machine import preflight as check
+    from launcher.matrix.load import load_matrix
+    from launcher.settings import settings
+
+    tag = asked.config.image.tag if chosen.contained and plan.gpus.count else None
+    row = load_matrix().rows.get(tag) if tag else None
+    machine = gather.gather(asked.config, plan, gather.engine_of(chosen))
+    found = check(asked.config, asked.origin, plan, machine, row.cuda if row else None)
+    if not any(finding.refuse for finding in found):
+        found += ask.check(plan, machine, chosen, settings().cache)
+    enforce(found)
+    return machine
+
+
+def _refuse_sharing(plan: Plan) -> None:
+    """Two runs that save to one folder would overwrite each other's checkpoints."""
+    for _, job in find.jobs():
+        taken = job.labels.get(f"{LABEL}checkpoints")
+        same = taken and os.path.realpath(taken) == os.path.realpath(plan.checkpoints or "")
+        if same and job.run != plan.run and job.ended() is None:
+            raise UsageError(
+                f"checkpoint.save: {plan.checkpoints} is being saved to by run {job.run}",
+                f"Stop that one first (python3 -m launcher stop {job.run}), or set another folder.",
+            )
+
+
+def of_line(plan: Plan, asked: Asked, chosen: Backend) -> Plan:
+    """The plan, with a label that says in which line of runs it saves, where that isn't its own.
+
+    Raises UsageError where it would come upon another run's checkpoints. Of several nodes the
+    first one's launcher looks.
+    """
+    wish = lineage.wish(dict(plan.env))
+    if not (wish and plan.checkpoints and chosen.shares_files) or asked.config.nodes.rank:
+        return plan
+    root = Path(plan.checkpoints)
+    try:
+        line = folders.line_of(root, plan.run, on=wish.on)
+        why = "" if wish.overwrite else folders.refusal(root, line, on=wish.on)
+    except OSError:  # another user's: told by preflight, or by the run
+        return plan
+    if why:
+        raise UsageError(
+            f"{asked.origin.of('checkpoint.save')}: {why}", _remedy(asked.config, wish.on)
+        )
+    more = [(f"{LABEL}line", line)] if line != plan.run else []
+    return replace(plan, labels=tuple(sorted([*plan.labels, *more])))
+
+
+def _remedy(config: RunConfig, on: bool) -> str:
+    """What to do about another run's checkpoints, for one that goes `on` from what is there."""
+    over = "checkpoint.save_overwrite: true saves among them, over those of an equal iteration."
+    checkpoint = config.checkpoint
+    if checkpoint.finetune and checkpoint.load:
+        return f"To finetune, which begins at iteration 0, save to another folder; {over}"
+    if on:
+        return f"Move it away, or save to another folder; {over}"
+    return (
+        f"To go on with them, --set checkpoint.load={checkpoint.save}; to begin anew, save to "
+        f"another folder; {over}"
+    )
+
+
+def tidy(plan: Plan, config: RunConfig) -> None:
+    """Set the run's checkpoints aside that aren't complete: Megatron 0.9 won't save where one lies.
+
+    Several nodes share the folder, so the first one's launcher does it.
+    """
+    if config.nodes.rank or not plan.checkpoints:
+        return
+    for path in folders.set_aside(Path(plan.checkpoints), find.line(dict(plan.labels))):
+        tell(f"an incomplete checkpoint was set aside: {path}")
+
+
+def _begin(chosen: Backend, plan: Plan, *, attach: bool) -> Job:
+    """Start a run's first attempt; one that doesn't start leaves no record."""
+    try:
+        return chosen.start(plan, attach=attach)
+    except LauncherError:
+        record.forget(plan.run)
+        raise
+
+
+@dataclass(frozen=True)
+class First:
+    """The first attempt's plan, and what is held until it has started."""
+
+    plan: Plan
+    starting: ExitStack
+
+
+class Attempts:
+    """Starts a run's attempts: the first as it was asked for, the others from what it saved."""
+
+    def __init__(self, asked: Asked, chosen: Backend, stamp: Stamp, first: First | None) -> None:
+        self.asked = asked
+        self.chosen = chosen
+        self.stamp = stamp
+        self.first = first
+
+    def __call__(self, attempt: int) -> Job:
+        if attempt == 0 and self.first:
+            with self.first.starting:
+                return _begin(self.chosen, self.first.plan, attach=True)
+        with owner.alone():
+            plan = self._again()
+            labels = sorted([*plan.labels, (f"{LABEL}attempt", str(attempt))])
+            return self.chosen.start(replace(plan, labels=tuple(labels)), attach=True)
+
+    def _again(self) -> Plan:
+        """The plan that goes on from the newest complete checkpoint; from the start without one."""
+        config, save = self.asked.config, self.asked.config.checkpoint.save
+        asked = self.asked
+        if save and not self.chosen.shares_files:
+            asked = self._unseen()
+        elif save:
+            plan = assemble(asked, self.chosen, self.stamp).plan
+            assert plan.checkpoints
+            _refuse_sharing(plan)
+            plan = of_line(plan, asked, self.chosen)
+            tidy(plan, config)
+            if newest := find.newest(dict(plan.labels)):
+                tell(f"going on from {newest.folder}")
+                asked = replace(asked, config=resume.from_newest(config))
+        return of_line(assemble(asked, self.chosen, self.stamp).plan, asked, self.chosen)
+
+    def _unseen(self) -> Asked:
+        """What goes on where the engine's machine has the checkpoints: the program finds them.
+
+        Raises UsageError where the run began from another folder, which it would begin from again.
+        """
+        checkpoint = self.asked.config.checkpoint
+        if checkpoint.load not in (None, checkpoint.save):
+            raise UsageError(
+                "checkpoint.load: what the run saved on the engine's machine can't be seen from "
+                "here, so it isn't started again",
+                "When it has saved, set checkpoint.load to the folder that it saves to.",
+            )
+        return replace(self.asked, config=resume.from_newest(self.asked.config))
+
+
+def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Asked, list[str]]:
+    """What to ask for to go on with the run that `text` names, and what to tell of it.
+
+    `overrides` may set the number of GPUs, or of processes on the CPU; the layout then follows.
+    Raises UsageError where the run saved nothing, still goes on, or fits no such number.
+    """
+    kept = record.find(text)
+    with owner.following(kept.run) as nobody:
+        known, silent = find.everywhere()
+        for one in silent:
+            if kept.backend in one.names and one.may_have_jobs:
+                unknown = f"whether run {kept.run} still goes on can't be asked: {one}"
+                raise EngineError(unknown, one.why.remedy)
+        going_on = [job for _, job in known if job.run == kept.run and job.ended() is None]
+        if going_on or not nobody:
+            raise UsageError(
+                f"run {kept.run} still goes on",
+                f"Follow it with `python3 -m launcher attach {kept.run}`, or stop it first.",
+            )
+    asked = kept.asked()
+    _refuse_overwritten(kept, asked.config)
+    config = overridden(resume.from_newest(asked.config), overrides)
+    processes = processes_of(config, counted(config, chosen))
+    record.check_secrets(kept, config, os.environ)
+    found = resume.on(config, kept.processes, processes, was=asked.config)
+    again = resume.upstreams(found.config, asked.config)
+    return replace(asked, config=again.config), [*found.notes, *again.notes]
+
+
+def _refuse_overwritten(kept: record.Record, config: RunConfig) -> None:
+    """Raise UsageError where another line's checkpoint is the newest where the run has saved."""
+    if config.nodes.rank or not config.checkpoint.save:
+        return
+    root = Path(kept.cwd, expanded(config.checkpoint.save))
+    try:
+        newest, own = folders.newest_complete(root), lineage.line(root, kept.run)
+    except OSError:  # another user's: told by preflight, or by the run
+        return
+    owner = lineage.owner(newest.folder) if newest else ""
+    if newest and owner and own and owner != own:
+        raise UsageError(
+            f"run {kept.run}: {newest.folder} is run {owner}'s, and would be gone on from",
+            f"Move run {owner}'s checkpoints away, and let {root / folders.TRACKER} name the "
+            "iteration to go on from.",
+        )
+
+
+def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[Asked, list[str]]:
+    """What to ask for to repeat the run that `text` names exactly, and what to tell of it.
+
+    It saves into a folder of its own, and begins where that run began. Raises PreflightError,
+    with all that is no longer the same, unless told to go on all the same by `force`.
+    """
+    from launcher.machine import gather
+
+    kept = record.find(text)
+    asked = kept.asked()
+    record.check_secrets(kept, asked.config, os.environ)
+    then, plan = provenance.read(kept.run), provenance.read(kept.run, provenance.PLAN)
+    if then is None or plan is None:
+        raise UsageError(f"run {kept.run}: an older launcher kept no facts to compare with")
+    pinned = repeat.pinned(asked.config, then["image"], chosen)
+    config, notes = repeat.aside(pinned, asked.cwd, began=bool(then["began"]))
+    if pinned is not asked.config:
+        notes.append(f"{then['image']['name']} is no longer the image of then, which is used")
+    same = replace(asked, config=pinned, origin=Origin(f"run {kept.run}", {}, {}), tie=plan["tie"])
+    unmoved = assemble(same, chosen, new_stamp()).plan
+    asked = replace(same, config=config)
+    again = assemble(asked, chosen, new_stamp()).plan
+    machine = gather.machine(gather.engine_of(chosen), gpus=bool(again.gpus.count))
+    lines = provenance.changed(then, provenance.of(again, asked, chosen, machine))
+    lines += repeat.differences(plan, provenance.shown(unmoved))
+    if lines and not force:
+        told = [f"run {kept.run} can't be repeated exactly:", *(f"  {line}" for line in lines)]
+        raise PreflightError("\n".join(told), "--force runs it all the same.")
+    return asked, [*notes, *lines]
+
+
+def shell(image: str, backend_name: str, gpus: str, source: str | None, argv: list[str]) -> int:
+    """Open a shell, or run `argv`, in an image; the working folder is seen at /work."""
+    chosen = backend(backend_name)
+    values: dict[str, object] = {"name": "shell", "image": image, "gpus": gpus}
+    values |= {"program": NO_PROGRAM, "resources": {"workdir": "."}}
+    if source:
+        values |= {"source": source, "env": {"PYTHONPATH": f"{CHECKOUT}:{PYTHONPATH}"}}
+    asked = Asked(made(values, "shell"), Origin("shell", {}, {}), os.getcwd())
+    plan = assemble(asked, chosen, new_stamp()).plan
+    mounts = tuple(mount for mount in plan.mounts if mount.key != "program")
+    plan = replace(plan, argv=tuple(argv), mounts=mounts)
+    files.require(plan)
+    files.prepare(plan)
+    return subprocess.run(chosen.shell(plan), env=chosen.environment()).returncode

@@ -1,0 +1,362 @@
+"""Gives a saved image to an engine: checked first, joined on the fly, named last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from launcher.build import beside
+from launcher.build.verify import is_ours
+from launcher.errors import EngineError, UsageError
+from launcher.images import images
+from launcher.images.check import Fault, check, damaged, read_listing, unreadable
+from launcher.images.images import Image
+from launcher.images.remote import OtherImageError
+from launcher.images.shown import counted
+from launcher.oci import layout, packed, parts, saved
+from launcher.oci.layout import Base, Config, File, Listing, Manifest
+from launcher.oci.saved import Saved, hex_of
+from launcher.progress import Progress
+from launcher.settings import Settings
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+MANIFEST = "manifest.json"
+OURS = f"{images.REPOSITORY}:"
+"""How names begin that an image is given without being asked to."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An image that is in the engine now, and its names there.
+
+    moved: those of its names that another image had before; left: those that it wasn't given
+    documents: what was saved with it, by name; none where the engine gave it another ID
+    """
+
+    id: str
+    names: tuple[str, ...]
+    moved: tuple[str, ...]
+    left: tuple[str, ...]
+    documents: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class _Content:
+    """A checked layout: its list, the configuration, and the layers, lowest first.
+
+    layers: the digests of their blobs; packed: those that `save` packed; diff_ids: as unpacked
+    """
+
+    folder: Path
+    listing: Listing
+    config: bytes
+    layers: tuple[str, ...]
+    packed: frozenset[str]
+    diff_ids: tuple[str, ...]
+    documents: Mapping[str, bytes]
+
+
+def load(
+    client: DockerClient,
+    folder: Path,
+    progress: Progress,
+    expected: str | None = None,
+    all_tags: bool = False,
+) -> Loaded:
+    """Load the image saved in `folder` and give it its names: those of OURS, or `all_tags`.
+
+    Raises UsageError or DamagedError where files are damaged or no image's, or where it would get
+    no name; OtherImageError where neither the image nor its manifest is the `expected` digest;
+    EngineError where the base of a thin image is missing or the engine refuses; then nothing is
+    loaded and no name is moved.
+    """
+    listing = read_listing(folder) or check(folder, progress)  # which tells what is damaged
+    _refuse_other(folder, listing, expected)
+    names = _names(folder, listing, all_tags)
+    base = _base(client, listing.base, listing) if listing.base else None
+    content = _content(folder, check(folder, progress))
+    before = {image["Id"] for image in client.api.images(all=True)}
+    loaded = _give(client, content, base, progress)
+    _check(client, content, loaded, new=loaded not in before)
+    documents = content.documents if loaded == listing.image else {}
+    left = tuple(name for name in listing.names if name not in names)
+    return Loaded(loaded, names, _name(client, loaded, names), left, documents)
+
+
+def put_beside(client: DockerClient, loaded: Loaded, site: Settings, progress: Progress) -> None:
+    """Put beside an image of ours, of what was saved with it, what is about that very image.
+
+    What lies there stays: this machine may have written it.
+    """
+    if not loaded.documents or not is_ours(client.api.history(loaded.id)):
+        return
+    try:
+        record = beside.record(client, loaded.id, (*loaded.names, loaded.id)[0])
+        beside.accept(loaded.documents.items(), loaded.id, record, site)
+    except UsageError as error:
+        progress.note(f"  {error}")
+
+
+def _refuse_other(folder: Path, listing: Listing, expected: str | None) -> None:
+    if expected not in (None, listing.image, listing.manifest):
+        raise OtherImageError(
+            f"{folder}: isn't the expected image; nothing was loaded\n"
+            f"  expected: {expected}\n"
+            f"  there:    {listing.image}, manifest {listing.manifest}",
+            "Compare the digest with what `image save` said.",
+        )
+
+
+def _names(folder: Path, listing: Listing, all_tags: bool) -> tuple[str, ...]:
+    """Those of its names that an image is given. Raises UsageError where none is left."""
+    names = tuple(name for name in listing.names if all_tags or name.startswith(OURS))
+    if listing.names and not names:
+        raise UsageError(
+            f"{folder}: its image is named {', '.join(listing.names)}, and not {OURS}…",
+            "Give it that name with --all-tags, which takes it from an image that has it here.",
+        )
+    return names
+
+
+def _base(client: DockerClient, wanted: Base, listing: Listing) -> Image:
+    """An image with the layers that are left out. Raises EngineError where the engine has none."""
+    found = images.having(client, wanted)
+    if found is None and (wanted.id == listing.image or wanted.name in listing.names):
+        raise EngineError(
+            f"{wanted.name} was saved without the layers that it shares with other images of its "
+            "row, and the engine has none with them",
+            "Save it without --thin there; after that, thin ones of the row can be loaded here.",
+        )
+    if found is None:
+        registry = wanted.digests[0] if wanted.digests else wanted.name
+        raise EngineError(
+            f"this image was saved without the layers of its base, and the engine has no image "
+            f"with them: {wanted.name} ({wanted.id})",
+            f"Get it first: docker pull {registry}\n  or carry it over: python3 -m launcher image "
+            f"save {wanted.name} -o FOLDER there, image load --all-tags FOLDER here.",
+        )
+    return found
+
+
+def _content(folder: Path, listing: Listing) -> _Content:
+    """What is in a folder, each file of which is as it is listed.
+
+    Raises UsageError where that makes no image, or another than is listed.
+    """
+    manifest = _document(folder, listing, listing.manifest, Manifest)
+    diff_ids = _document(folder, listing, listing.image, Config).rootfs.diff_ids
+    layers = tuple(layer.digest for layer in manifest.layers)
+    unpacked = manifest.unpacked()
+    below = listing.base.layers if listing.base else ()
+    if manifest.config.digest != listing.image:
+        raise _no_image(folder, "its manifest is of another image")
+    if len(layers) != len(diff_ids) or below != diff_ids[: len(below)]:
+        raise _no_image(folder, "its layers aren't those of its configuration")
+    if any(unpacked.get(one, of) != of for one, of in zip(layers, diff_ids, strict=True)):
+        raise _no_image(folder, "a layer isn't the one of its configuration")
+    return _Content(
+        folder=folder,
+        listing=listing,
+        config=_blob(folder, listing, listing.image),
+        layers=layers,
+        packed=frozenset(unpacked),
+        diff_ids=diff_ids,
+        documents=_documents(folder, listing),
+    )
+
+
+def _document(folder: Path, listing: Listing, digest: str, model: type[Model]) -> Model:
+    """A blob of JSON. Raises UsageError for what doesn't fit."""
+    try:
+        return model.model_validate_json(_blob(folder, listing, digest))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise _no_image(folder, f"{digest}: {where}: {fault['msg']}") from error
+
+
+def _blob(folder: Path, listing: Listing, digest: str) -> bytes:
+    """The bytes of a small blob. Raises UsageError where it isn't carried, or isn't small."""
+    files = [listing.listed[path] for path in listing.paths(digest)]
+    if not files:
+        raise _no_image(folder, f"{digest} isn't in it")
+    content = _small(folder, files)
+    if layout.sha256(content) != digest:
+        raise _no_image(folder, f"{digest} is put together of something else")
+    return content
+
+
+def _small(folder: Path, files: Sequence[File]) -> bytes:
+    """The bytes of files of LARGEST in all. Raises UsageError where they are larger."""
+    if sum(file.size for file in files) > layout.LARGEST:
+        raise _no_image(folder, f"{files[0].path} has more than {layout.LARGEST} bytes")
+    return b"".join(block for file in files for block in _read(folder, file))
+
+
+def _no_image(folder: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{folder}: isn't an image as `image save` writes it: {why}; nothing was loaded",
+        "Save it again where it came from.",
+    )
+
+
+def _give(client: DockerClient, content: _Content, base: Image | None, progress: Progress) -> str:
+    """Stream the image to the engine; the ID that it got there.
+
+    An engine with the overlay2 store takes a stream without the layers that it has. One that
+    doesn't is given the base's again, as it gives them itself.
+    """
+    try:
+        return _stream(client, content, _archive(content, progress), progress)
+    except EngineError as refused:
+        if base is None or "no space left" in str(refused):
+            raise
+        progress.note("this engine wants the base's layers as well: they are read from it")
+        return _stream(client, content, _whole_archive(client, content, base, progress), progress)
+
+
+def _stream(
+    client: DockerClient, content: _Content, archive: Iterator[bytes], progress: Progress
+) -> str:
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    said = []
+    try:
+        for event in client.api.load_image(archive, quiet=True):
+            if "error" in event:
+                raise _refused(event["error"])
+            said.append(str(event.get("stream", "")))
+    except (DockerException, RequestException) as error:
+        raise _refused(getattr(error, "explanation", None) or error) from error
+    finally:
+        progress.close()
+    named = re.search(rf"Loaded image ID: ({layout.DIGEST})", "".join(said))
+    return named[1] if named else content.listing.image
+
+
+def _refused(reason: object) -> EngineError:
+    full = "no space left" in str(reason)
+    return EngineError(
+        f"the engine refused the image: {reason}",
+        "Free some of the engine's disk: docker system df." if full else "",
+    )
+
+
+def _archive(content: _Content, progress: Progress) -> Iterator[bytes]:
+    """What `docker load` reads, with the layers that the folder has."""
+    yield from _layers(content, progress)
+    names = [_member(digest) for digest in content.layers]
+    yield from _end(content, names, progress)
+
+
+def _whole_archive(
+    client: DockerClient, content: _Content, base: Image, progress: Progress
+) -> Iterator[bytes]:
+    """The same, with the base's layers out of the engine's own stream of the base."""
+    count = len(content.listing.base.layers) if content.listing.base else 0
+    with saved.told((*base.names, base.id)[0], "Load it again. The engine's own disk may be full."):
+        stream = Saved(client.api.get_image(base.id, chunk_size=parts.BLOCK), base.layers)
+        for member, file in stream.members():
+            with counted(progress, f"read {member.name[:12]} of the base", member.size) as seen:
+                yield saved.header(member.name, member.size)
+                while block := file.read(parts.BLOCK):
+                    seen(len(block))
+                    yield block
+                yield saved.padding(member.size)
+        below = stream.layers()[:count]
+    yield from _layers(content, progress)
+    names = below + [_member(digest) for digest in content.layers[count:]]
+    yield from _end(content, names, progress)
+
+
+def _layers(content: _Content, progress: Progress) -> Iterator[bytes]:
+    listed = content.listing.listed
+    for digest in dict.fromkeys(content.layers):
+        files = [listed[path] for path in content.listing.paths(digest)]
+        if not files:
+            continue
+        size = sum(file.size for file in files)
+        with counted(progress, f"load layer {hex_of(digest)[:12]}", size) as seen:
+            read = (_read(content.folder, file, seen) for file in files)
+            blocks: Iterator[bytes] = chain.from_iterable(read)
+            if digest in content.packed:
+                size, blocks = packed.unpack(digest, blocks)
+            yield saved.header(_member(digest), size)
+            yield from blocks
+            yield saved.padding(size)
+
+
+def _read(folder: Path, file: File, seen: parts.Seen = lambda _: None) -> Iterator[bytes]:
+    """The bytes of a file that was checked; DamagedError where it can't be read any more.
+
+    An OSError would be taken for the engine's, to which these bytes are on their way.
+    """
+    try:
+        yield from parts.listed(folder, file.path, file.size, seen)
+    except OSError as error:
+        raise damaged(folder, [Fault(file.path, file.sha256, unreadable(error))]) from error
+
+
+def _end(content: _Content, layers: list[str], progress: Progress) -> Iterator[bytes]:
+    config = f"{hex_of(content.listing.image)}.json"
+    yield saved.file(config, content.config)
+    yield saved.file(MANIFEST, saved.load_manifest(config, layers))
+    yield saved.END
+    progress.step("the engine unpacks it")
+
+
+def _member(digest: str) -> str:
+    return f"{hex_of(digest)}/layer.tar"
+
+
+def _check(client: DockerClient, content: _Content, loaded: str, new: bool) -> None:
+    """The engine has the image that was saved. A `new` one that is another is removed again."""
+    from docker.errors import APIError
+
+    found = client.api.inspect_image(loaded)
+    same = tuple(found["RootFS"].get("Layers") or ()) == content.diff_ids
+    if same and (found["Id"] == content.listing.image or _names_by_manifest(client)):
+        return
+    if new:
+        with suppress(APIError):
+            client.api.remove_image(loaded)
+    raise EngineError(
+        f"the engine made another image of it: {found['Id']}, and {content.listing.image} was saved"
+    )
+
+
+def _names_by_manifest(client: DockerClient) -> bool:
+    """True for containerd's store, whose IDs are digests of manifests that it makes itself."""
+    status: list[list[Any]] = client.info().get("DriverStatus") or []
+    return ["driver-type", "io.containerd.snapshotter.v1"] in status
+
+
+def _name(client: DockerClient, loaded: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Give the image its names; those that another image had."""
+    moved = []
+    for name in names:
+        before = images.id_of(client, name)
+        if before not in (None, loaded):
+            moved.append(name)
+        repository, _, tag = name.rpartition(":")
+        client.api.tag(loaded, repository, tag)
+    return tuple(moved)
+
+
+def _documents(folder: Path, listing: Listing) -> dict[str, bytes]:
+    """What was beside the image when it was saved, by name."""
+    paths = {name: f"{layout.DOCUMENTS}/{name}" for name in (beside.PROVENANCE, beside.SBOM)}
+    there = {name: listing.listed[path] for name, path in paths.items() if path in listing.listed}
+    return {name: _small(folder, [file]) for name, file in there.items()}

@@ -1,0 +1,186 @@
+"""Carries an image through a registry: layer by layer, and its digest compared at both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from launcher.build.pins import digest_at
+from launcher.errors import LauncherError, UsageError
+from launcher.images import shown
+from launcher.oci import registry
+from launcher.oci.pull import describe_pull_failure
+from launcher.progress import Progress
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+_DONE = {"Pushed", "Layer already exists", "Pull complete", "Already exists"}
+_MOVING = {"Pushing", "Downloading"}
+
+
+class OtherImageError(LauncherError):
+    """A registry's name stands for another image than the expected one."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Carried:
+    """An image on both sides: its name at the registry, its digest there, its ID here."""
+
+    name: str
+    digest: str
+    id: str
+
+
+def remote_name(name: str, prefix: str | None) -> str:
+    """The name at a registry: `PREFIX/name`, or the name itself where it names a registry.
+
+    Raises UsageError for a name that would mean Docker Hub by default.
+    """
+    if prefix:
+        return f"{prefix.rstrip('/')}/{name}"
+    host, slash, _ = name.partition("/")
+    if not slash or not ("." in host or ":" in host or host == "localhost"):
+        raise UsageError(
+            f"{name} names no registry",
+            f"Say where it is: --registry registry.example/team, or registry.example/team/{name}",
+        )
+    return name
+
+
+def push(client: DockerClient, image: str, remote: str, progress: Progress) -> Carried:
+    """Push the image `image` as `remote`, and ask the registry for what it has under that name.
+
+    Raises EngineError where it can't be pushed, OtherImageError where the registry then has
+    another image there.
+    """
+    repository, tag = split(remote)
+    client.api.tag(image, repository, tag)
+    here = client.api.inspect_image(image)
+    with _told(remote):
+        events = client.api.push(repository, tag, stream=True, decode=True)
+        digest = _follow(events, f"push {remote}", progress)
+    found = digest_at(client, remote, f"{here['Os']}/{here['Architecture']}")
+    if digest not in ("", found):
+        raise OtherImageError(
+            f"{remote}: the registry has another image than was pushed\n"
+            f"  pushed:   {digest}\n  registry: {found}",
+            "Somebody may push to the same name: push again, or use another name.",
+        )
+    return Carried(remote, found, here["Id"])
+
+
+def pull(
+    client: DockerClient,
+    remote: str,
+    progress: Progress,
+    expected: Sequence[str] = (),
+    name: str | None = None,
+) -> Carried:
+    """Pull `remote` by the digest that the registry has for it; give it its names at the end.
+
+    expected: digests that it may have: the manifest's, the index's, or the image's ID; first the
+    one to pull it by; none to take what there is. name: another name that it gets here. Raises
+    OtherImageError where the registry has something else, before any layer comes; EngineError
+    where it can't be pulled.
+    """
+    repository, tag = split(remote)
+    with _told(remote):
+        engine = client.version()
+    platform = f"{engine['Os']}/{engine['Arch']}"
+    digest = digest_at(client, remote, platform)
+    if expected and digest not in expected:
+        there = registry.resolve(f"{repository}@{digest}", platform)
+        if not {there.manifest, there.config} & {*expected}:
+            raise _other(remote, expected, digest)
+    with _told(remote):
+        by_digest = f"{repository}@{digest}"
+        events = client.api.pull(repository, digest, stream=True, decode=True)
+        _follow(events, f"pull {remote}", progress)
+        found = client.api.inspect_image(by_digest)["Id"]
+    if "@" not in remote:
+        client.api.tag(found, repository, tag)
+    if name is not None:
+        client.api.tag(found, *split(name))
+    return Carried(remote, digest, found)
+
+
+def split(reference: str) -> tuple[str, str]:
+    """Repository and tag, or digest; a colon before a slash is a port's."""
+    repository, at, digest = reference.partition("@")
+    if at:
+        return repository, digest
+    head, colon, tag = reference.rpartition(":")
+    return (head, tag) if colon and "/" not in tag else (reference, "latest")
+
+
+def _other(remote: str, expected: Sequence[str], found: str) -> OtherImageError:
+    repository, _ = split(remote)
+    return OtherImageError(
+        f"{remote}: isn't the expected image; nothing was pulled\n"
+        f"  expected: {' or '.join(expected)}\n  registry: {found}",
+        "The name was given to another image since. The expected one may still be there as "
+        f"{repository}@{expected[0]}, unless that is an image's ID.",
+    )
+
+
+@contextmanager
+def _told(reference: str) -> Iterator[None]:
+    """What the engine or the registry refuses, as our error."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except (DockerException, RequestException) as error:
+        raise describe_pull_failure(reference, error) from error
+
+
+@dataclass
+class _Layers:
+    """The layers under way: bytes done and in all, by the engine's short ID of each."""
+
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
+
+    def see(self, event: Mapping[str, Any]) -> str:
+        """A line where a layer has come to its end, else nothing."""
+        layer, status = str(event.get("id", "")), str(event.get("status", ""))
+        detail = event.get("progressDetail") or {}
+        if status in _MOVING and detail.get("current"):
+            done, total = int(detail["current"]), int(detail.get("total") or 0)
+            self.counts[layer] = done, max(done, total)
+        ends = status in _DONE or status.startswith("Mounted from")
+        if not layer or not ends or layer in self.ended:
+            return ""
+        self.ended.add(layer)
+        size = self.counts.get(layer, (0, 0))[1]
+        return f"{layer}: {status.lower()}" + (f", {shown.size(size)}" if size else "")
+
+    def summary(self) -> str:
+        """How far all of them are."""
+        done = sum(count for count, _ in self.counts.values())
+        total = sum(count for _, count in self.counts.values())
+        return f"{shown.size(done)} of {shown.size(total)}" if total else ""
+
+
+def _follow(events: Iterable[Mapping[str, Any]], what: str, progress: Progress) -> str:
+    """Show a push or pull layer by layer; the digest that the engine says of it, or nothing."""
+    from docker.errors import APIError
+
+    layers, digest = _Layers(), ""
+    progress.step(what)
+    for event in events:
+        if "error" in event:
+            progress.fail()
+            raise APIError(event["error"], explanation=event["error"])
+        digest = str((event.get("aux") or {}).get("Digest") or digest)
+        if line := layers.see(event):
+            progress.note(f"  {line}")
+        progress.show(f"{what} · {layers.summary()}")
+    progress.close()
+    return digest

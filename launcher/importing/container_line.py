@@ -1,0 +1,86 @@
+"""Takes a `docker run` line apart: image, GPUs, mounts, variables, and what isn't carried over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from launcher.errors import UsageError
+from launcher.importing.shell import Left, Word
+from launcher.plan.gpus import parse_gpus
+
+WITHOUT_VALUE = frozenset("detach d init interactive i privileged rm tty t it ti itd".split())
+OF_THE_LAUNCHER = (WITHOUT_VALUE - {"privileged"}) | {"name", "ipc", "ulimit", "shm-size"}
+"""Options that the launcher decides itself, by the run file or as NVIDIA's images ask for."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """What a `docker run` line asks for; mounts are host path, container path, read-only."""
+
+    image: str = ""
+    line: int = 0
+    gpus: str = ""
+    mounts: tuple[tuple[str, str, bool], ...] = ()
+    env: dict[str, Word] = field(default_factory=dict)
+    left: tuple[Left, ...] = ()
+
+    def outside(self, path: str) -> str:
+        """The host's path of one in the container; one that isn't mounted stays as it is."""
+        for outer, inner, _ in sorted(self.mounts, key=lambda mount: -len(mount[1])):
+            if path == inner or path.startswith(f"{inner}/"):
+                return outer + path[len(inner) :]
+        return path
+
+
+def container(words: tuple[Word, ...]) -> Container:
+    """What stands behind `docker run`, up to the image."""
+    mounts, env, left = list[tuple[str, str, bool]](), dict[str, Word](), list[Left]()
+    gpus, image, line = "", "", 0
+    for name, value in _options(words):
+        if not name:
+            image, line = value.text, value.line
+            if value.unknown:
+                left.append(Left(value.line, f"{value.unknown}: the image isn't known"))
+        elif value.unknown:
+            left.append(Left(value.line, f"{value.unknown}: docker's {name} isn't carried over"))
+        elif name in ("v", "volume") and ":" in value.text:
+            outer, _, rest = value.text.partition(":")
+            inner, _, mode = rest.partition(":")
+            mounts.append((outer.rstrip("/"), inner.rstrip("/") or "/", mode == "ro"))
+        elif name in ("e", "env"):
+            key, _, text = value.text.partition("=")
+            env[key] = Word(text, value.line)
+        elif name == "gpus" and _is_gpus(value.text.strip("\"'")):
+            gpus = value.text.strip("\"'")
+        elif name not in OF_THE_LAUNCHER and (name, value.text) != ("network", "host"):
+            asked = f"docker's {name} {value.text}".rstrip()
+            left.append(Left(value.line, f"{asked}: not carried over"))
+    return Container(image, line, gpus, tuple(mounts), env, tuple(left))
+
+
+def _is_gpus(text: str) -> bool:
+    try:
+        parse_gpus(text)
+    except UsageError:
+        return False
+    return True
+
+
+def _options(words: tuple[Word, ...]) -> Iterator[tuple[str, Word]]:
+    """Each option with its value; the image last, under the name ""."""
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if not word.text.startswith("-"):
+            yield "", word
+            return
+        name, equals, value = word.text.lstrip("-").partition("=")
+        if equals:
+            yield name, Word(value, word.line, word.unknown)
+        elif name in WITHOUT_VALUE:
+            yield name, Word("", word.line)
+        elif at + 1 < len(words):
+            at += 1
+            yield name, words[at]
+        at += 1

@@ -1,0 +1,95 @@
+"""Takes the #SBATCH lines of a script apart: nodes, GPUs and tasks of each, and what is left."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from launcher.importing.shell import Left
+from launcher.yamlfile import printable
+
+SHORT = {"N": "nodes", "c": "cpus-per-task"}
+"""Short options, as far as they count here: https://slurm.schedmd.com/sbatch.html"""
+COUNTS = {
+    "nodes": r"(\d+)",
+    "ntasks-per-node": r"(\d+)",
+    "cpus-per-task": r"(\d+)",
+    "gpus-per-node": r"(?:\w+:)?(\d+)",
+    "gres": r"gpu(?::[A-Za-z]\w*)?(?::(\d+))?",
+}
+"""What is read of an option's value: a whole number; `gres=gpu` alone asks for one."""
+VARIABLES = {
+    "SLURM_NNODES": "nodes",
+    "SLURM_JOB_NUM_NODES": "nodes",
+    "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+    "SLURM_CPUS_PER_TASK": "cpus-per-task",
+    "SLURM_GPUS_PER_NODE": "gpus-per-node",
+    "SLURM_GPUS_ON_NODE": "gpus-per-node",
+}
+"""What Slurm sets in a job to what the option asks for (the same page, output variables)."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many a line asks for."""
+
+    number: int
+    line: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the #SBATCH lines ask for; None for what none of them names."""
+
+    nodes: Count | None = None
+    gpus: Count | None = None
+    tasks: Count | None = None
+    variables: tuple[tuple[str, str], ...] = ()
+    left: tuple[Left, ...] = ()
+
+
+def batch(text: str) -> Batch:
+    """What the #SBATCH lines of the script `text` ask for; the last of several counts."""
+    counts, left = dict[str, Count](), list[Left]()
+    for line, told, name, value in _options(text):
+        found = re.fullmatch(COUNTS[name], value) if name in COUNTS else None
+        if found:
+            key = "gpus-per-node" if name == "gres" else name
+            counts[key] = Count(int(found[1] or 1), line)
+        if not found or name == "cpus-per-task":
+            left.append(Left(line, f"#SBATCH {told}: not carried over"))
+    return Batch(
+        counts.get("nodes"),
+        counts.get("gpus-per-node"),
+        counts.get("ntasks-per-node"),
+        tuple((n, str(counts[key].number)) for n, key in VARIABLES.items() if key in counts),
+        tuple(left),
+    )
+
+
+def _options(text: str) -> Iterator[tuple[int, str, str, str]]:
+    """The line, the text, the long name and the value of each option, up to the first command."""
+    for line, row in enumerate(text.splitlines(), 1):
+        if row.strip() and not row.startswith("#"):
+            return
+        words = _words(row[len("#SBATCH") :]) if re.match(r"#SBATCH\s", row) else []
+        for word, following in zip_longest(words, words[1:], fillvalue=""):
+            value = "" if following.startswith("-") else following
+            name, equals, own = word.lstrip("-").partition("=")
+            if word.startswith("--"):
+                told = word if equals or not value else f"{word}={value}"
+                yield line, printable(told), name, own if equals else value
+            elif word.startswith("-"):
+                own = word[2:]
+                told = word if own else f"{word} {value}".rstrip()
+                yield line, printable(told), SHORT.get(word[1:2], ""), own or value
+
+
+def _words(row: str) -> list[str]:
+    try:
+        return shlex.split(row, comments=True)
+    except ValueError:  # a quote that isn't closed
+        return row.split()

@@ -1,0 +1,1 @@
+"""Images as bytes: archives, layouts, layers, and registries."""

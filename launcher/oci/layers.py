@@ -1,0 +1,156 @@
+"""Reads what is in an image's layers from what an engine saves, as it passes; unpacks nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from launcher.errors import EngineError
+from launcher.oci.parts import Stream
+from launcher.oci.saved import Saved
+from launcher.unpack import Unreadable, unpacked
+
+BLOCK = 1 << 16
+WHITEOUT = ".wh."
+OPAQUE = ".wh..wh..opq"
+EXTENDED = "SCHILY.xattr."
+IN_FIELDS = {"path", "linkpath", "size", "mtime", "uid", "gid", "uname", "gname"}
+
+KINDS = {
+    tarfile.REGTYPE: "file",
+    tarfile.AREGTYPE: "file",
+    tarfile.DIRTYPE: "folder",
+    tarfile.SYMTYPE: "symbolic link",
+    tarfile.LNKTYPE: "hard link",
+    tarfile.CHRTYPE: "character device",
+    tarfile.BLKTYPE: "block device",
+    tarfile.FIFOTYPE: "pipe",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a layer says of one path.
+
+    kind: one of KINDS, or `removed` for what a layer takes away from those below it
+    mode: permission bits; owner: uid:gid; size: bytes; mtime: seconds since 1970
+    target: of a link, or a device's numbers; sha256: of a file's content, in hex
+    attributes: the extended ones; header: the rest of its tar header: names, PAX records
+    """
+
+    kind: str
+    mode: int
+    owner: str
+    size: int
+    mtime: float
+    target: str = ""
+    sha256: str = ""
+    attributes: tuple[tuple[str, str], ...] = ()
+    header: tuple[tuple[str, str], ...] = ()
+
+
+Layer = tuple[tuple[str, Entry], ...]
+"""A layer's entries in their order, by absolute path."""
+
+
+def layers(
+    chunks: Iterator[bytes], diff_ids: Sequence[str], known: Collection[str]
+) -> dict[str, Layer]:
+    """The layers in a stream of `docker save`, by diff ID, but for those that are `known`.
+
+    diff_ids: the image's, lowest first. A known layer is passed over where the stream tells which
+    one it is before it comes; else it is read like the others, packed or not. One that is packed as
+    Python can't read it isn't among those returned.
+
+    Raises EngineError where the stream isn't a whole image.
+    """
+    found: dict[str, Layer] = {}
+    try:
+        for member, content in Saved(chunks, diff_ids).members():
+            if member.diff_id in known or content.peek(1)[:1] == b"{":
+                continue
+            with suppress(tarfile.ReadError):  # packed as Python can't read it
+                diff_id, layer = read(content)
+                found[diff_id] = layer
+    except (tarfile.TarError, EOFError, Unreadable, ValueError) as error:
+        raise EngineError(f"what the engine saves of the image can't be read: {error}") from error
+    return found
+
+
+def read(file: io.BufferedReader) -> tuple[str, Layer]:
+    """The diff ID and the entries of a layer's tar, which may be packed.
+
+    Raises tarfile.ReadError for anything else, Unreadable where what is packed is damaged.
+    """
+    hashed = _Hashed(unpacked(file))
+    entries: list[tuple[str, Entry]] = []
+    with tarfile.open(fileobj=cast(IO[bytes], hashed), mode="r|", bufsize=BLOCK) as tar:
+        for member in tar:
+            sha256 = _sha256(tar.extractfile(member)) if member.isreg() else ""
+            entries.append(_described(member, sha256))
+    while hashed.read(BLOCK):  # what stands behind the tar's end is part of the layer
+        pass
+    return f"sha256:{hashed.sha256.hexdigest()}", tuple(entries)
+
+
+def unpack(archive: Iterable[bytes], target: Path) -> Entry:
+    """The first entry in a tar that an engine made of a path; a file's content goes to `target`."""
+    with tarfile.open(fileobj=cast(IO[bytes], Stream(iter(archive))), mode="r|") as tar:
+        member = tar.next()
+        if member is None:
+            raise EngineError("the engine gave an empty tar in place of a file")
+        if not member.isreg():
+            return _described(member, "")[1]
+        with target.open("wb") as file:
+            return _described(member, _sha256(tar.extractfile(member), file))[1]
+
+
+def _sha256(content: IO[bytes] | None, copy: IO[bytes] | None = None) -> str:
+    """The sha256 of a file in a tar, in hex; what is read is written to `copy` as well."""
+    assert content is not None
+    sha256 = hashlib.sha256()
+    while block := content.read(BLOCK):
+        sha256.update(block)
+        if copy is not None:
+            copy.write(block)
+    return sha256.hexdigest()
+
+
+def _described(member: tarfile.TarInfo, sha256: str) -> tuple[str, Entry]:
+    """A tar header as path and Entry."""
+    pax = {key: str(value) for key, value in member.pax_headers.items()}
+    rest = {k: v for k, v in pax.items() if k not in IN_FIELDS and not k.startswith(EXTENDED)}
+    attributes = {k.removeprefix(EXTENDED): v for k, v in pax.items() if k.startswith(EXTENDED)}
+    devices = f"{member.devmajor}:{member.devminor}" if member.ischr() or member.isblk() else ""
+    folder, _, name = f"/{member.name.removeprefix('./').strip('/')}".rpartition("/")
+    gone = name.startswith(WHITEOUT) and name != OPAQUE
+    return f"{folder}/{name.removeprefix(WHITEOUT) if gone else name}", Entry(
+        kind="removed" if gone else KINDS.get(member.type, f"type {member.type!r}"),
+        mode=member.mode & 0o7777,
+        owner=f"{member.uid}:{member.gid}",
+        size=member.size,
+        mtime=member.mtime,
+        target=member.linkname or devices,
+        sha256=sha256,
+        attributes=tuple(sorted(attributes.items())),
+        header=tuple(sorted({**rest, "user": member.uname, "group": member.gname}.items())),
+    )
+
+
+class _Hashed:
+    """A file that is read once, and the sha256 of all that was read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.sha256 = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        block = self.file.read(size)
+        self.sha256.update(block)
+        return block

@@ -1,0 +1,475 @@
+"""Talks to an image's registry over HTTP, with the user's own credentials: what has a name there.
+
+What is asked and answered is the OCI distribution specification and, for the tokens, the
+authentication that Docker's registry documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urljoin, urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from launcher.deadline import within
+from launcher.errors import EngineError
+from launcher.oci.pull import Fault, refusal, registry_of
+from launcher.settings import settings
+
+if TYPE_CHECKING:
+    from requests import Response, Session
+
+PLATFORM = "linux/amd64"
+LARGEST = 4 << 20
+"""Bytes of a manifest: the distribution specification asks registries to take that much."""
+
+SLOWEST = 1 << 16
+"""Bytes a second that an upload may be as slow as."""
+
+INDEXES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+BLOB = "application/octet-stream"
+TAKEN = (201, 202)
+"""The statuses of an answer to what was put: by the specification, and by some older registry."""
+
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+HERE = "this machine"
+CLIENT = "megatron-launchpad"
+HUB = "docker.io"
+HUB_HOST = "registry-1.docker.io"
+_STATUS = {
+    401: Fault.UNAUTHORIZED,
+    403: Fault.UNAUTHORIZED,
+    404: Fault.MISSING,
+    429: Fault.RATE_LIMIT,
+}
+_NAMED = {"service", "scope"}  # of a challenge, what the token is asked for
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Platform(BaseModel):
+    os: str = ""
+    architecture: str = ""
+
+
+class _Descriptor(BaseModel):
+    digest: str = ""
+    platform: _Platform | None = None
+
+
+class _Index(BaseModel):
+    manifests: list[_Descriptor]
+
+
+class _Manifest(BaseModel):
+    config: _Descriptor = _Descriptor()
+
+
+class _Token(BaseModel):
+    token: str = ""
+    access_token: str = ""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An image's name in its parts.
+
+    registry: as in the name, docker.io where it has none
+    repository: the path at the registry; target: a tag or a digest
+    """
+
+    text: str
+    registry: str
+    repository: str
+    target: str
+
+    @property
+    def url(self) -> str:
+        """The repository's address. Plain HTTP is for loopback alone, as engines have it."""
+        host = HUB_HOST if self.registry == HUB else self.registry
+        return f"{'http' if is_loopback(host) else 'https'}://{host}/v2/{self.repository}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A registry's answer, whole; `content` is cut where it is larger than LARGEST."""
+
+    url: str
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Document:
+    """A JSON object that came: the digest and size of its bytes, its media type, and itself."""
+
+    digest: str
+    size: int
+    media_type: str
+    value: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a reference names at its registry, as digests: sha256:….
+
+    digest: of the index or, where there's no index, of the manifest
+    manifest, config: of one platform's image
+    """
+
+    digest: str
+    manifest: str
+    config: str
+
+
+def parse(reference: str) -> Reference:
+    """The parts of an image's name; `python` is docker.io/library/python:latest."""
+    registry = registry_of(reference)
+    rest = reference.removeprefix(f"{registry}/")
+    name, at, digest = rest.partition("@")
+    repository, _, tag = name.partition(":")
+    if registry == HUB and "/" not in repository:
+        repository = f"library/{repository}"
+    return Reference(reference, registry, repository, digest if at else tag or "latest")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, with or without a port, is this very machine."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def resolve(reference: str, platform: str = PLATFORM) -> Resolved:
+    """What `reference` names at its registry just now, for `platform`.
+
+    Every digest is computed from the bytes that came, and compared with what they were asked by
+    and with what the registry calls them. Raises EngineError.
+    """
+    with talking(reference) as asked:
+        named = manifest = asked.document("manifests", asked.where.target)
+        if named.media_type in INDEXES:
+            entry = _of_platform(asked, named.value, platform)
+            manifest = asked.document("manifests", entry)
+        if manifest.media_type not in MANIFESTS:
+            raise asked.wrong(f"answers with {manifest.media_type or 'something else'}")
+        config = asked.digest_in(asked.fitting(_Manifest, manifest.value).config)
+        found = asked.fitting(_Platform, asked.document("blobs", config).value)
+        if _named(found) != platform:
+            raise EngineError(f"{reference}: is for {_named(found)}, and not for {platform}")
+        return Resolved(named.digest, manifest.digest, config)
+
+
+def _of_platform(asked: Conversation, index: Mapping[str, Any], platform: str) -> str:
+    """The digest of the platform's manifest in an index."""
+    entries = asked.fitting(_Index, index).manifests
+    names = [_named(entry.platform or _Platform()) for entry in entries]
+    if platform in names:
+        return asked.digest_in(entries[names.index(platform)])
+    raise EngineError(f"{asked.where.text}: has no {platform}, only {', '.join(names)}")
+
+
+def _named(platform: _Platform) -> str:
+    """As engines name it: linux/amd64."""
+    return f"{platform.os}/{platform.architecture}"
+
+
+@contextmanager
+def talking(reference: str) -> Iterator[Conversation]:
+    """Talk to the registry of `reference`; what goes wrong on the way is told as EngineError."""
+    import requests
+
+    where = parse(reference)
+    with requests.Session() as session:
+        session.auth = _unchanged
+        session.verify = _authority(where.registry)
+        try:
+            yield Conversation(where, session)
+        except requests.exceptions.SSLError as error:
+            raise refusal(reference, Fault.CERTIFICATE, _innermost(error), HERE) from error
+        except requests.exceptions.RequestException as error:
+            raise refusal(reference, Fault.UNREACHABLE, _innermost(error), HERE) from error
+
+
+class Conversation:
+    """What is asked of a registry, and told to it, about one reference's repository.
+
+    Each method raises EngineError for an answer that no registry should give, and for a refusal.
+    """
+
+    def __init__(self, where: Reference, session: Session) -> None:
+        self.where = where
+        self.session = session
+        self.seconds = settings().answer_within
+
+    def document(self, kind: str, target: str) -> Document:
+        """The JSON object of a manifest or a blob (`kind`, in the plural)."""
+        answer = self._ask("GET", f"{kind}/{target}")
+        return self._parsed(answer, self._checked(answer, target))
+
+    def blob(self, digest: str) -> bytes:
+        """The bytes of a blob, LARGEST at most."""
+        return self._checked(self._ask("GET", f"blobs/{digest}"), digest)
+
+    def index(self, path: str) -> dict[str, Any] | None:
+        """The index that the registry has just now at a path, or None where it has nothing."""
+        answer = self._ask("GET", path, good=(200, 404))
+        if answer.status == 404:
+            return None
+        found = self._parsed(answer, self._limited(answer))
+        if found.media_type not in INDEXES or not isinstance(found.value.get("manifests"), list):
+            raise self.wrong(f"has no index at {path}")
+        return dict(found.value)
+
+    def put_blob(self, content: bytes) -> None:
+        """Put a blob into the repository, where it has none of these bytes."""
+        digest = digest_of(content)
+        if self._ask("HEAD", f"blobs/{digest}", good=range(200, 500)).status != 200:
+            begun = self._ask("POST", "blobs/uploads/", good=(202,))
+            there = self._upload(begun.url, begun.headers.get("Location", ""))
+            there += f"{'&' if urlsplit(there).query else '?'}digest={digest}"
+            self._request("PUT", there, good=TAKEN, data=content, headers=_typed(BLOB))
+
+    def put_manifest(self, content: bytes, of_type: str, target: str) -> Answer:
+        """Put a manifest, by its digest or under a tag; the answer."""
+        headers = _typed(of_type)
+        return self._ask("PUT", f"manifests/{target}", good=TAKEN, data=content, headers=headers)
+
+    def _upload(self, asked: str, location: str) -> str:
+        """Where the registry wants an upload: what it is let in by is for itself alone."""
+        try:
+            there = urljoin(asked, location)
+            same = urlsplit(there)[:2] == urlsplit(self.where.url)[:2]
+        except ValueError as error:
+            raise self.wrong(f"wants an upload to {location!r}: {error}") from error
+        if not same:
+            raise self.wrong(f"wants an upload to another place: {there.partition('?')[0]}")
+        return there
+
+    def _ask(self, method: str, path: str, **more: Any) -> Answer:
+        """An answer about the repository; `good` statuses are 200 unless told."""
+        return self._request(method, f"{self.where.url}/{path}", **more)
+
+    def _parsed(self, answer: Answer, content: bytes) -> Document:
+        """The JSON object in an answer."""
+        what = _last_part(answer.url)
+        try:
+            document = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise self.wrong(f"sends no JSON for {what}: {error}") from error
+        if not isinstance(document, dict):
+            raise self.wrong(f"sends no object for {what}")
+        of_type = str(document.get("mediaType") or "") or _type_of(answer)
+        return Document(digest_of(content), len(content), of_type, document)
+
+    def fitting(self, model: type[Model], value: Any) -> Model:
+        """What came, in what is read of it."""
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            where = ".".join(map(str, fault["loc"]))
+            raise self.wrong(f"sends something else: {where}: {fault['msg']}") from error
+
+    def digest_in(self, descriptor: _Descriptor) -> str:
+        """The digest that a descriptor names."""
+        if not DIGEST.fullmatch(descriptor.digest):
+            raise self.wrong(f"names no sha256 digest: {descriptor.digest}")
+        return descriptor.digest
+
+    def _checked(self, answer: Answer, target: str) -> bytes:
+        """What came; its digest is that by which it was asked for, and that it is called by."""
+        content = self._limited(answer)
+        digest = digest_of(content)
+        called = answer.headers.get("Docker-Content-Digest", digest)
+        for expected in {called, target if DIGEST.fullmatch(target) else digest}:
+            if expected != digest:
+                raise self.wrong(
+                    f"sends other bytes than it says\n  said: {expected}\n  sent: {digest}"
+                )
+        return content
+
+    def _limited(self, answer: Answer) -> bytes:
+        if len(answer.content) > LARGEST:
+            raise self.wrong(f"sends more than {LARGEST} bytes for {_last_part(answer.url)}")
+        return answer.content
+
+    def _request(
+        self,
+        method: str,
+        url: str,
+        *,
+        good: Collection[int] = (200,),
+        headers: Mapping[str, str] = MappingProxyType({}),
+        data: bytes | None = None,
+    ) -> Answer:
+        """An answer; the registry is asked again with a token where it wants one, or another."""
+        headers = {"Accept": ", ".join((*INDEXES, *MANIFESTS)), **headers}
+        send = partial(self._whole, method, url, headers=headers, data=data)
+        answer = send()
+        if answer.status == 401:
+            challenge = answer.headers.get("WWW-Authenticate", "")
+            self.session.headers.pop("Authorization", None)  # not for who gives the next one
+            self.session.headers["Authorization"] = self._authorization(challenge)
+            answer = send()
+        if answer.status not in good:
+            raise self._refused(answer)
+        return answer
+
+    def _whole(self, method: str, url: str, **how: Any) -> Answer:
+        """A whole answer. Raises requests' errors: ReadTimeout where it takes too long."""
+        from requests.exceptions import RequestException
+
+        sent, seconds = how.get("data"), self.seconds
+        if isinstance(sent, bytes):
+            seconds += len(sent) / SLOWEST
+        ask = partial(self.session.request, method, url, stream=True, timeout=seconds, **how)
+        try:
+            return within(seconds, lambda: _read(ask()))
+        except RequestException:
+            raise
+        except ValueError as error:  # of a redirection, or a header
+            raise self.wrong(f"names something that can't be asked: {error}") from error
+
+    def _authorization(self, challenge: str) -> str:
+        """What the registry asks for: a token of the service it names, or name and password."""
+        from requests.auth import _basic_auth_str
+
+        scheme, _, rest = challenge.partition(" ")
+        own = _credentials(self.where)
+        if scheme.lower() == "basic" and "username" in own:
+            return _basic_auth_str(own["username"], own["password"])
+        if scheme.lower() != "bearer":
+            raise refusal(self.where.text, Fault.UNAUTHORIZED, "it takes a name and a password")
+        asked = dict(re.findall(r'(\w+)="([^"]*)"', rest))
+        return f"Bearer {self._token(asked, own)}"
+
+    def _token(self, asked: dict[str, str], own: dict[str, str]) -> str:
+        url, fields = asked.get("realm", ""), {key: asked[key] for key in _NAMED & asked.keys()}
+        try:
+            realm = urlsplit(url)
+        except ValueError as error:
+            raise self.wrong(f"sends to {url!r} for a token: {error}") from error
+        if realm.scheme != "https" and not (realm.scheme == "http" and is_loopback(realm.netloc)):
+            raise self.wrong(f"sends to {url!r} for a token, which isn't HTTPS")
+        if "token" in own:
+            grant = {"grant_type": "refresh_token", "client_id": CLIENT}
+            fields |= grant | {"refresh_token": own["token"]}
+            answer = self._whole("POST", url, data=fields)
+        else:
+            login = (own["username"], own["password"]) if own else _unchanged
+            answer = self._whole("GET", url, params=fields, auth=login)
+        if answer.status != 200:
+            raise self._refused(answer)
+        found = self.fitting(_Token, self._parsed(answer, self._limited(answer)).value)
+        token = found.token or found.access_token
+        if not re.fullmatch(r"[ -~]+", token):
+            raise self.wrong(f"sends to {realm.netloc}, which gives no token")
+        return token
+
+    def _refused(self, answer: Answer) -> EngineError:
+        """The error for a status that isn't good."""
+        said = f"{answer.status} {answer.reason}"
+        if message := re.search(rb'"message": ?"([^"]+)"', answer.content):
+            said += f": {message[1].decode(errors='replace')}"
+        return refusal(self.where.text, _STATUS.get(answer.status, Fault.OTHER), said)
+
+    def wrong(self, what: str) -> EngineError:
+        """The error for an answer that no registry should give."""
+        return EngineError(
+            f"{self.where.text}: the registry {what}",
+            "A proxy or a mirror on the way may have changed it; nothing was taken from it.",
+        )
+
+
+def _unchanged(request: Any) -> Any:
+    """Requests as they are: without this, ~/.netrc would take the place of a token."""
+    return request
+
+
+def _authority(registry: str) -> str | bool:
+    """The certificate of the registry's own authority where engines look for it, too."""
+    path = Path("/etc/docker/certs.d", registry, "ca.crt")
+    return str(path) if path.is_file() else True
+
+
+def _credentials(where: Reference) -> dict[str, str]:
+    """The user's name and password, or token, as `docker login` or its helpers keep them."""
+    from docker.auth import load_config
+    from docker.errors import DockerException
+
+    try:
+        found = load_config().resolve_authconfig(where.registry) or {}
+    except (DockerException, ValueError) as error:
+        raise EngineError(
+            f"{where.text}: the credentials for {where.registry} can't be read: {error}",
+            f"Try it by hand: docker login {where.registry}",
+        ) from error
+    found = {key.lower(): value for key, value in found.items()}
+    if found.get("identitytoken"):
+        return {"token": found["identitytoken"]}
+    if found.get("username"):
+        return {"username": found["username"], "password": found["password"]}
+    return {}
+
+
+def digest_of(content: bytes) -> str:
+    """As registries name bytes."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _last_part(url: str) -> str:
+    """The tag or digest that was asked for."""
+    return urlsplit(url).path.rpartition("/")[2]
+
+
+def _typed(of_type: str) -> dict[str, str]:
+    return {"Content-Type": of_type}
+
+
+def _read(response: Response) -> Answer:
+    """All of an answer, or LARGEST and a few bytes more of a larger one."""
+    content = b""
+    with response:
+        for block in response.iter_content(1 << 16):
+            content += block
+            if len(content) > LARGEST:
+                break
+    told = response.status_code, response.reason, response.headers
+    return Answer(response.url, *told, content)
+
+
+def _type_of(answer: Answer) -> str:
+    """The type in an answer's header: OCI documents needn't name their own."""
+    return str(answer.headers.get("Content-Type", "").partition(";")[0].strip())
+
+
+def _innermost(error: BaseException) -> str:
+    """The reason at the bottom of requests' and urllib3's layers of errors."""
+    while (inner := getattr(error, "reason", None) or error.__context__) is not None:
+        if not isinstance(inner, BaseException):
+            break
+        error = inner
+    return str(error)

@@ -1,0 +1,280 @@
+"""Which options a program takes: our own, or those of an image's Megatron release."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from launcher.errors import Faults, nearest
+from launcher.plan.secrets import redacted
+from launcher.yamlfile import printable
+
+T = TypeVar("T")
+
+DATA = Path(__file__).parent / "arguments.json"
+
+REQUIRED = (
+    ("--num-layers", "--encoder-num-layers", "--hybrid-layer-pattern", "--hybrid-override-pattern"),
+    ("--hidden-size",),
+    ("--num-attention-heads",),
+    ("--seq-length", "--encoder-seq-length"),
+    ("--max-position-embeddings",),
+    ("--micro-batch-size",),
+    ("--train-iters", "--train-samples", "--skip-train"),
+    ("--lr", "--skip-train"),
+)
+"""What pretrain_gpt.py of every series here asks for, one of each: validate_args in
+megatron/training/arguments.py, get_optimizer_param_scheduler in training.py.
+"""
+NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
+"""What argparse takes for a number, and not for an option."""
+
+OF_A_CHECKPOINT = 5
+"""As many of these --use-checkpoint-args takes from the checkpoint (load_args_from_checkpoint)."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The releases that have an option, as [first, last] pairs; "" for a last still to come."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        told = []
+        for first, last in self.pairs:
+            told.append(f"from {first} to {last}" if last else f"from {first} on")
+        return " and ".join(told)
+
+
+@dataclass(frozen=True)
+class Table:
+    """arguments.json: the series of releases, oldest first, our options, and Megatron's.
+
+    The choices are of the options that take only some values; a kind says what one takes: "flag",
+    "int", "str +" (see extract.py).
+    """
+
+    releases: tuple[str, ...]
+    gpt: frozenset[str]
+    gpt_required: tuple[str, ...]
+    gpt_choices: dict[str, tuple[str, ...]]
+    gpt_kinds: dict[str, str]
+    megatron: dict[str, Spans]
+    choices: dict[str, dict[tuple[str, ...], Spans]]
+    kinds: dict[str, dict[str, Spans]]
+
+    def of(self, release: str) -> set[str] | None:
+        """Megatron's options in `release`; None for a series that the table doesn't know."""
+        if series(release) not in self.releases:
+            return None
+        at = self.releases.index(series(release))
+        return {name for name, spans in self.megatron.items() if self._has(spans, at)}
+
+    def choices_of(self, release: str | None) -> dict[str, tuple[str, ...]]:
+        """The values of Megatron's options in `release`; None means our own program's."""
+        return self.gpt_choices if release is None else self._said(self.choices, release)
+
+    def kinds_of(self, release: str | None) -> dict[str, str]:
+        """What Megatron's options in `release` take; None means our own program's."""
+        return self.gpt_kinds if release is None else self._said(self.kinds, release)
+
+    def _said(self, of: Mapping[str, Mapping[T, Spans]], release: str) -> dict[str, T]:
+        """What is said of each option in `release`; nothing of a series that isn't known."""
+        if series(release) not in self.releases:
+            return {}
+        at = self.releases.index(series(release))
+        return {
+            option: said
+            for option, several in of.items()
+            for said, spans in several.items()
+            if self._has(spans, at)
+        }
+
+    def any_choices(self, option: str) -> tuple[str, ...]:
+        """The values that some program takes for an option, sorted; () where none has choices."""
+        several = [self.gpt_choices.get(option, ()), *self.choices.get(option, ())]
+        return tuple(sorted({value for allowed in several for value in allowed}))
+
+    def spans(self, text: str, release: str | None) -> bool:
+        """Whether `release` is in the spans '0.9-0.12,0.15-'; for one that isn't known, all are."""
+        known = release and series(release) in self.releases
+        order = [series(str(release))] if known else self.releases
+        return all(self._has(_spans(text), self.releases.index(one)) for one in order)
+
+    def _has(self, spans: Spans, at: int) -> bool:
+        order = self.releases
+        return any(
+            order.index(first) <= at and (not last or at <= order.index(last))
+            for first, last in spans.pairs
+        )
+
+
+def series(release: str) -> str:
+    """'0.16' for '0.16.1' and '0.16.1+abc': options change between series, hardly within one."""
+    return ".".join(release.split(".")[:2])
+
+
+@cache
+def table() -> Table:
+    """The table that ships with the launcher."""
+    data = json.loads(DATA.read_text(encoding="utf-8"))
+    return Table(
+        releases=tuple(data["releases"]),
+        gpt=frozenset(data["gpt"]),
+        gpt_required=tuple(data["gpt_required"]),
+        gpt_choices={name: tuple(text.split()) for name, text in data["gpt_choices"].items()},
+        gpt_kinds=data["gpt_kinds"],
+        megatron={name: _spans(text) for name, text in data["megatron"].items()},
+        kinds={
+            name: {kind: _spans(spans) for kind, spans in several.items()}
+            for name, several in data["kinds"].items()
+        },
+        choices={
+            name: {tuple(text.split()): _spans(spans) for text, spans in several.items()}
+            for name, several in data["choices"].items()
+        },
+    )
+
+
+def _spans(text: str) -> Spans:
+    pairs = (span.partition("-") for span in text.split(","))
+    return Spans(tuple((first, last) for first, _, last in pairs))
+
+
+def check_ours(options: dict[str, str]) -> None:
+    """Refuse an option that our own program doesn't take; the values say where each comes from."""
+    faults = Faults()
+    for option, where in options.items():
+        if option not in table().gpt:
+            remedy = nearest(option, sorted(table().gpt))
+            if option in table().megatron:
+                remedy = "Megatron's pretrain_gpt.py does: program: pretrain_gpt.py"
+            faults.add(f"{where}: the program gpt takes no {printable(option)}", remedy)
+    faults.refuse()
+
+
+def lacking(options: Iterable[str]) -> list[str]:
+    """What our own program needs and isn't given."""
+    return [option for option in table().gpt_required if option not in set(options)]
+
+
+def lacking_upstream(options: Iterable[str], release: str) -> list[tuple[str, ...]]:
+    """What pretrain_gpt.py of `release` needs and isn't given: one of each tuple.
+
+    Nothing of a release that the table doesn't know, or where another file has the arguments.
+    """
+    there, names = table().of(release), set(options)
+    if there is None or "--yaml-cfg" in names:
+        return []
+    needed = REQUIRED[OF_A_CHECKPOINT:] if "--use-checkpoint-args" in names else REQUIRED
+    if "--save" in names:
+        needed = (*needed, ("--save-interval", "--persistent-save-interval"))
+    several = (tuple(name for name in one if name in there) for one in needed)
+    return [one for one in several if not names & set(one)]
+
+
+def check_megatron(options: dict[str, str], release: str, *, own: bool = False) -> None:
+    """Refuse an option that `release` doesn't have; the values say where each comes from.
+
+    With `own`, the script may have options of its own: only those pass that no release knows.
+    A release that the table doesn't know isn't checked.
+    """
+    there, faults = table().of(release), Faults()
+    if there is None:
+        return
+    for option, where in options.items():
+        if option in there or (own and option not in table().megatron):
+            continue
+        known = table().megatron.get(option)
+        since = f"; Megatron has it {known}" if known else ""
+        faults.add(
+            f"{where}: Megatron {release} has no {printable(option)}{since}",
+            _closest(option, there),
+        )
+    faults.refuse()
+
+
+@dataclass(frozen=True)
+class Given:
+    """An option with the values it is given, and where that stands."""
+
+    name: str
+    values: tuple[str, ...]
+    where: str
+
+
+def given(words: tuple[str, ...]) -> list[Given]:
+    """The options among a command line's words: `--name value …` and `--name=value`."""
+    found: list[Given] = []
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            found.append(Given(name, (value,) if equals else (), f"-- {redacted((word,))[0]}"))
+        elif found:
+            last = found[-1]
+            found[-1] = Given(last.name, (*last.values, word), last.where)
+    return found
+
+
+def check_values(options: Iterable[Given], release: str | None) -> None:
+    """Refuse what an option doesn't take in `release`, values of its choices, type and number.
+
+    None means our own program. A release that the table doesn't know isn't checked.
+    """
+    choices, kinds = table().choices_of(release), table().kinds_of(release)
+    program = f"Megatron {release}" if release else "the program gpt"
+    faults = Faults()
+    for option in options:
+        if (kind := kinds.get(option.name)) is None:
+            continue
+        problem, remedy = _misfit(option, kind)
+        if problem:
+            faults.add(f"{option.where}: {option.name} of {program} {problem}", remedy)
+        allowed = choices.get(option.name, option.values)
+        for value in () if problem else option.values:
+            if value not in allowed:
+                faults.add(
+                    f"{option.where}: {program} takes no {option.name} {value!r}",
+                    nearest(value, list(allowed)),
+                )
+    faults.refuse()
+
+
+NUMBERS = {"int": ("a whole number", int), "float": ("a number", float)}
+
+
+def _misfit(option: Given, kind: str) -> tuple[str, str]:
+    """Why an option can't be given these values, and the mend; ("", "") where it can."""
+    told = printable(" ".join(redacted((option.name, *option.values))[1:]))
+    if kind == "flag":
+        remedy = "Write true, or false to leave it out."
+        return ("", "") if not option.values else (f"takes no value, and is given {told}", remedy)
+    word, _, many = kind.partition(" ")
+    what, read = NUMBERS.get(word, ("a value", str))
+    count = len(option.values)
+    if not (many == "*" or (many == "+" and count) or count == int(many if many.isdigit() else 1)):
+        wanted = {"": f"takes {what}", "+": "takes one value or more"}.get(many, f"takes {many}")
+        return f"{wanted}, and is given {told or 'none'}", f"Set it to {what}."
+    for value in option.values:
+        if value.startswith("-") and " " not in value and not NEGATIVE.fullmatch(value):
+            return f"can't be given {told}, which looks like an option", "Leave out the dash."
+        try:
+            read(value)
+        except ValueError:
+            return f"takes {what}, and is given {told}", f"Set it to {what}."
+    return "", ""
+
+
+def _closest(option: str, there: set[str]) -> str:
+    """The nearest few option names: all of them would be hundreds."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(option, sorted(there), n=3, cutoff=0.5)
+    if not close:
+        return "The options are those of megatron/training/arguments.py."
+    return f"Did you mean {' or '.join(close)}?"

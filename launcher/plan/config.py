@@ -1,0 +1,379 @@
+"""The models of a run file: strict, so that a typo is a message and not a wasted night.
+
+Keys of the sections model, training, parallel, data, checkpoint and logging are the training
+program's argument names, with underscores. What has no field here goes under megatron_args.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+
+from launcher import names
+from launcher.errors import LauncherError
+from launcher.plan.gpus import parse_gpus
+
+
+def _number(value: object) -> object:
+    """A YAML number; PyYAML reads 1e-4 as text, for want of a dot."""
+    if isinstance(value, bool):
+        raise ValueError("not a number")
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            raise ValueError("not a number") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return value
+
+
+def _tag(value: object) -> object:
+    """A tag written without quotes: YAML reads 24.10 as 24.1, and months have two digits."""
+    return f"{value:.2f}" if isinstance(value, float) and math.isfinite(value) else value
+
+
+def _no_null_byte(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("holds a null byte")
+    if re.search(r"[\x01-\x08\x0b-\x1f\x7f-\x9f]", value):
+        raise ValueError("holds a control character")
+    return value
+
+
+def _gpus(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("not a request for GPUs: a number, all, 0 (the CPU) or device=0,1")
+    try:
+        return str(parse_gpus(value))
+    except LauncherError as error:
+        reason = error.problem.removeprefix("gpus: ")
+        raise ValueError(f"{reason}. {error.remedy}".rstrip(". ")) from error
+
+
+def _batch(value: object) -> object:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if whole or value == "auto":
+        return value
+    raise ValueError("neither a whole number above 0 nor auto")
+
+
+def _scalar(value: object) -> object:
+    if isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return _no_null_byte(value) if isinstance(value, str) else value
+    raise ValueError("not text, a number, true or false")
+
+
+def _scalars(value: object) -> object:
+    return [_scalar(item) for item in value] if isinstance(value, list) else _scalar(value)
+
+
+def _prefixes(value: object) -> object:
+    """A path prefix, or prefixes with or without a weight before each."""
+    if isinstance(value, str) and value:
+        return _no_null_byte(value)
+    if not isinstance(value, list) or not value:
+        raise ValueError("neither a path prefix nor a list of weights and path prefixes")
+    parts = [_scalar(part) for part in value]
+    if any(isinstance(part, bool) for part in parts):
+        raise ValueError("a list takes weights and path prefixes")
+    if not any(isinstance(part, str) for part in parts):
+        raise ValueError("a list needs at least one path prefix")
+    return parts
+
+
+def _size(value: object) -> str:
+    if isinstance(value, bool) or not re.fullmatch(r"\d+[bkmgBKMG]?", str(value), re.ASCII):
+        raise ValueError("doesn't look like a size: 512m")
+    return str(value)
+
+
+def _matching(pattern: str, example: str) -> AfterValidator:
+    return AfterValidator(names.matching(pattern, example))
+
+
+LARGEST = 10**12  # far above any size, and still quick to factor for a suggestion
+
+Text = Annotated[str, Field(min_length=1, strict=True), AfterValidator(_no_null_byte)]
+Whole = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
+Positive = Annotated[int, Field(strict=True, gt=0, le=LARGEST)]
+Flag = Annotated[bool, Field(strict=True)]
+Number = Annotated[float, BeforeValidator(_number)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Name = Annotated[Text, _matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}", "a name: gpt2-small")]
+Tag = Annotated[Text, BeforeValidator(_tag), AfterValidator(names.tag)]
+Reference = Annotated[Text, AfterValidator(names.image)]
+Variable = Annotated[Text, _matching(r"[A-Za-z_]\w*", "a variable's name")]
+Size = Annotated[str, BeforeValidator(_size)]
+GpuRequest = Annotated[str, BeforeValidator(_gpus)]
+MicroBatch = Annotated[int | str, BeforeValidator(_batch)]
+Prefixes = Annotated[str | list[str | int | float], BeforeValidator(_prefixes)]
+Texts = Annotated[
+    list[Text], Field(min_length=1), BeforeValidator(lambda v: [v] if isinstance(v, str) else v)
+]
+Scalar = str | bool | int | float
+OneScalar = Annotated[Scalar, BeforeValidator(_scalar)]
+Scalars = Annotated[Scalar | list[Scalar], BeforeValidator(_scalars)]
+
+
+class Strict(BaseModel):
+    """Refuses unknown keys."""
+
+    # A part needs a validator of its own only where it is made on its own: built when needed.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+
+class Image(Strict):
+    """The image: a row of the matrix by its tag, or any image by its full name."""
+
+    tag: Tag | None = None
+    name: Reference | None = None
+    megatron: Annotated[Text, _matching(r"\d+\.\d+\.\d+[\w.+-]*", 'a release: "0.9.0"')] | None = (
+        None
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        """`image: "24.10"` for `image: {tag: "24.10"}`, and a name where it has a / or a :."""
+        if isinstance(value, str) and re.search("[/:@]", value):
+            return {"name": value}
+        return {"tag": value} if isinstance(value, str | float) else value
+
+    @model_validator(mode="after")
+    def _one(self) -> Image:
+        if (self.tag is None) == (self.name is None):
+            raise ValueError("give a tag of the matrix or the full name of an image, one of both")
+        return self
+
+
+class Model(Strict):
+    """The shape of the model."""
+
+    num_layers: Positive | None = None
+    hidden_size: Positive | None = None
+    ffn_hidden_size: Positive | None = None
+    num_attention_heads: Positive | None = None
+    num_query_groups: Positive | None = None
+    kv_channels: Positive | None = None
+    seq_length: Positive | None = None
+    max_position_embeddings: Positive | None = None
+    position_embedding_type: Text | None = None
+    rotary_base: Positive | None = None
+    normalization: Text | None = None
+    norm_epsilon: NotNegative | None = None
+    swiglu: Flag | None = None
+    disable_bias_linear: Flag | None = None
+    untie_embeddings_and_output_weights: Flag | None = None
+    init_method_std: NotNegative | None = None
+    hidden_dropout: Fraction | None = None
+    attention_dropout: Fraction | None = None
+    make_vocab_size_divisible_by: Positive | None = None
+    attention_backend: Text | None = None
+    transformer_impl: Text | None = None
+
+
+class Training(Strict):
+    """Batches, steps, optimizer and precision."""
+
+    micro_batch_size: MicroBatch | None = None
+    global_batch_size: Positive | None = None
+    rampup_batch_size: Annotated[list[Positive], Field(min_length=3, max_length=3)] | None = None
+    train_iters: Positive | None = None
+    train_samples: Positive | None = None
+    optimizer: Text | None = None
+    lr: NotNegative | None = None
+    min_lr: NotNegative | None = None
+    lr_decay_style: Text | None = None
+    lr_decay_iters: Positive | None = None
+    lr_decay_samples: Positive | None = None
+    lr_warmup_fraction: Fraction | None = None
+    lr_warmup_iters: Whole | None = None
+    lr_warmup_samples: Whole | None = None
+    weight_decay: NotNegative | None = None
+    adam_beta1: Fraction | None = None
+    adam_beta2: Fraction | None = None
+    adam_eps: NotNegative | None = None
+    clip_grad: NotNegative | None = None
+    fp16: Flag | None = None
+    bf16: Flag | None = None
+    seed: Whole | None = None
+
+
+class Parallel(Strict):
+    """How the model is spread over the processes."""
+
+    tensor_model_parallel_size: Positive | None = None
+    pipeline_model_parallel_size: Positive | None = None
+    context_parallel_size: Positive | None = None
+    expert_model_parallel_size: Positive | None = None
+    num_layers_per_virtual_pipeline_stage: Positive | None = None
+    sequence_parallel: Flag | None = None
+    use_distributed_optimizer: Flag | None = None
+    overlap_grad_reduce: Flag | None = None
+    overlap_param_gather: Flag | None = None
+
+
+class Data(Strict):
+    """What is trained on: `path` is the prefix of a .bin and .idx, or weights and prefixes.
+
+    `text` are files to make them of before the start, `text_key` the key or column with the text.
+    `mock` asks for made-up tokens where no path is given; `vocab_size` counts the end-of-document
+    token; `cache` is a folder for Megatron's index of the data.
+    """
+
+    path: Prefixes | None = None
+    text: Texts | None = None
+    text_key: Text | None = None
+    mock: Flag = False
+    split: Text | None = None
+    cache: Text | None = None
+    vocab_size: Positive | None = None
+    vocab_file: Text | None = None
+    merge_file: Text | None = None
+    tokenizer_type: Text | None = None
+    tokenizer_model: Text | None = None
+    num_workers: Whole | None = None
+
+
+class Checkpoint(Strict):
+    """Where checkpoints go and come from: folders, from where the launcher is started.
+
+    `keep` is how many complete ones stay, the newest; with `save_overwrite` the run may save
+    among another run's, over those of an equal iteration; `exit_signal_handler` saves when the run
+    is asked to stop, as it does unless told otherwise wherever there is a folder to save to.
+    """
+
+    save: Text | None = None
+    load: Text | None = None
+    save_interval: Positive | None = None
+    keep: Positive | None = None
+    save_overwrite: Flag | None = None
+    exit_signal_handler: Flag | None = None
+    no_load_optim: Flag | None = None
+    no_load_rng: Flag | None = None
+    finetune: Flag | None = None
+
+
+class Logging(Strict):
+    """What is told during the run, to whom, and how often.
+
+    A project of Weights & Biases gets the run under `wandb_exp_name`, or else the run's name.
+    """
+
+    log_interval: Positive | None = None
+    eval_interval: Positive | None = None
+    eval_iters: Whole | None = None
+    tensorboard_dir: Text | None = None
+    tensorboard_log_interval: Positive | None = None
+    wandb_project: Text | None = None
+    wandb_exp_name: Text | None = None
+    wandb_save_dir: Text | None = None
+    log_throughput: Flag | None = None
+    check_replicas_interval: Positive | None = None
+
+
+class MountSpec(Strict):
+    """A folder or file of the host that the program sees at `target`."""
+
+    source: Text
+    target: Annotated[Text, _matching(r"/.+", "an absolute path: /data")]
+    read_only: Flag = True
+
+
+class Resources(Strict):
+    """What the container is given; the defaults are what NVIDIA's images ask for.
+
+    `ipc` not given is the host's for several processes with GPUs, and else private, with room.
+    """
+
+    ipc: Literal["host", "private", "shareable"] | None = None
+    shm_size: Size | None = None
+    memory: Size | None = None
+    ulimits: dict[Text, Annotated[int, Field(strict=True, ge=-1)]] | None = None
+    network: Text | None = None
+    user: Annotated[Text, _matching(r"\d+(:\d+)?|auto|image", "auto, image or 1000:1000")] = "auto"
+    no_new_privileges: Flag = True
+    workdir: Text | None = None
+    stop_grace: Whole = 600
+
+    @model_validator(mode="after")
+    def _shared_memory(self) -> Resources:
+        if self.shm_size and self.ipc in (None, "host"):
+            raise ValueError("shm_size has no effect with ipc: host; write ipc: private with it")
+        return self
+
+
+class Nodes(Strict):
+    """Several machines: this one's number, and where the first one is reached.
+
+    Where one launcher starts all of them, the count says it all.
+    """
+
+    count: Positive = 1
+    rank: Whole = 0
+    master_addr: Text | None = None
+    master_port: Annotated[int, Field(strict=True, gt=0, lt=65536)] = 29500
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        """`nodes: 16` for `nodes: {count: 16}`."""
+        return {"count": value} if isinstance(value, int) else value
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Nodes:
+        if self.rank >= self.count:
+            raise ValueError(f"rank {self.rank} isn't one of {self.count} nodes, 0 the first")
+        return self
+
+
+class Watchdog(Strict):
+    """What is done about a run that writes nothing for `timeout` seconds; 0 is for nothing.
+
+    It is told which rank waits where; then the run is kept as it is, or ended.
+    """
+
+    timeout: Whole = 1800
+    action: Literal["keep", "end"] = "keep"
+
+
+class RunConfig(Strict):
+    """A run file.
+
+    `source` is a Megatron-LM checkout of this machine, used in place of the image's Megatron;
+    `secrets` maps variables to files that hold their values; `max_restarts` is how often a run
+    that failed is started again from its newest complete checkpoint.
+    """
+
+    name: Name
+    image: Image
+    program: Text = "gpt"
+    source: Text | None = None
+    model: Model = Field(default_factory=Model)
+    training: Training = Field(default_factory=Training)
+    parallel: Parallel = Field(default_factory=Parallel)
+    data: Data = Field(default_factory=Data)
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    logging: Logging = Field(default_factory=Logging)
+    megatron_args: dict[Text, Scalars | None] = {}
+    gpus: GpuRequest = "1"
+    processes: Positive = 1
+    nodes: Nodes = Field(default_factory=Nodes)
+    env: dict[Variable, OneScalar | None] = {}
+    secrets: dict[Variable, Text] = {}
+    mounts: list[MountSpec] = []
+    max_restarts: Whole = 0
+    watchdog: Watchdog = Field(default_factory=Watchdog)
+    resources: Resources = Field(default_factory=Resources)

@@ -1,0 +1,248 @@
+"""How a run is spread over its processes: the field's rules, and the nearest values that work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd, isqrt, lcm
+
+from launcher.errors import UsageError
+from launcher.plan.arguments import table
+from launcher.plan.config import RunConfig
+from launcher.plan.source import Origin
+
+LARGEST_AUTO = 16
+"""The largest micro-batch that `auto` chooses; larger ones gain little and need much memory."""
+
+SHARED_GROUPS = "0.16-"
+"""The releases in which tensor-parallel processes may share a query group."""
+
+EXCLUSIVE = (
+    ("fp16", "bf16"),
+    ("train_iters", "train_samples"),
+    ("lr_warmup_fraction", "lr_warmup_iters"),
+    ("lr_warmup_fraction", "lr_warmup_samples"),
+    ("train_iters", "lr_decay_samples"),
+    ("train_iters", "lr_warmup_samples"),
+    ("train_samples", "lr_decay_iters"),
+    ("train_samples", "lr_warmup_iters"),
+)
+"""Settings of the training section of which Megatron takes one."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Process counts: tensor, pipeline, context and data parallel; world is all processes."""
+
+    world: int
+    tensor: int
+    pipeline: int
+    context: int
+
+    @property
+    def model(self) -> int:
+        """The processes that hold one replica of the model."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def data(self) -> int:
+        """The replicas of the model."""
+        return self.world // self.model
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A rule that a configuration breaks: the key, what is wrong, and what would work."""
+
+    key: str
+    problem: str
+    remedy: str
+
+
+def layout(config: RunConfig, processes: int) -> Layout:
+    """The layout of `config` with `processes` on each node."""
+    parallel = config.parallel
+    return Layout(
+        world=processes * config.nodes.count,
+        tensor=parallel.tensor_model_parallel_size or 1,
+        pipeline=parallel.pipeline_model_parallel_size or 1,
+        context=parallel.context_parallel_size or 1,
+    )
+
+
+def micro_batch(config: RunConfig, where: Layout) -> int | None:
+    """The micro-batch size, `auto` resolved: the largest up to 16 that fits the global batch."""
+    size, whole = config.training.micro_batch_size, config.training.global_batch_size
+    if size != "auto":
+        return int(size) if size is not None else None
+    batches = [whole or LARGEST_AUTO, *(config.training.rampup_batch_size or [])[:2]]
+    share = gcd(*batches) // max(1, where.data)
+    return max((n for n in range(1, LARGEST_AUTO + 1) if share % n == 0), default=1)
+
+
+def check(config: RunConfig, origin: Origin, processes: int, release: str | None = None) -> None:
+    """Raise UsageError with every rule that `config` breaks with `processes` on each node."""
+    found = faults(config, processes, release)
+    if found:
+        told = [f"{origin.of(f.key)}: {f.problem}\n  {f.remedy}" for f in found]
+        raise UsageError("\n".join(told))
+
+
+def faults(config: RunConfig, processes: int, release: str | None = None) -> list[Fault]:
+    """Every rule that `config` breaks with `processes` on each node, and Megatron `release`."""
+    where = layout(config, processes)
+    found = [*_world(config, where), *_model(config, where, release), *_training(config)]
+    if not found:  # the replicas' number means nothing before the world size fits
+        found = list(_batches(config, where))
+    return found
+
+
+def _world(config: RunConfig, where: Layout) -> Iterator[Fault]:
+    if where.world % where.model:
+        near = neighbours(where.world, where.model)
+        product = f"tensor {where.tensor} × pipeline {where.pipeline}"
+        if where.context > 1:
+            product += f" × context {where.context}"
+        key = "gpus" if config.gpus != "0" else "processes"
+        yield Fault(
+            key,
+            f"{where.world} processes aren't divisible by {product} = {where.model}",
+            f"Nearest that work: {listed(near)} processes in all.",
+        )
+
+
+def _model(config: RunConfig, where: Layout, release: str | None) -> Iterator[Fault]:
+    model = config.model
+    heads, groups, layers = model.num_attention_heads, model.num_query_groups, model.num_layers
+    if heads and heads % where.tensor:
+        yield _indivisible("parallel.tensor_model_parallel_size", where.tensor, "heads", heads)
+    shared = config.program != "gpt" and table().spans(SHARED_GROUPS, release)
+    if groups and groups % where.tensor and not (shared and where.tensor % groups == 0):
+        key = "parallel.tensor_model_parallel_size"
+        yield _indivisible(key, where.tensor, "query groups", groups)
+    if heads and groups and heads % groups:
+        yield _indivisible("model.num_query_groups", groups, "heads", heads)
+    ffn = model.ffn_hidden_size
+    if ffn and ffn % where.tensor:
+        key = "parallel.tensor_model_parallel_size"
+        yield _indivisible(key, where.tensor, "hidden units of the MLP", ffn)
+    if model.hidden_size and heads and not model.kv_channels and model.hidden_size % heads:
+        yield _indivisible("model.num_attention_heads", heads, "hidden units", model.hidden_size)
+    if layers and layers % where.pipeline and not _uneven(config):
+        yield _indivisible(
+            "parallel.pipeline_model_parallel_size", where.pipeline, "layers", layers
+        )
+    virtual = config.parallel.num_layers_per_virtual_pipeline_stage
+    if layers and virtual and layers % where.pipeline == 0 and layers // where.pipeline % virtual:
+        key = "parallel.num_layers_per_virtual_pipeline_stage"
+        yield _indivisible(key, virtual, "layers of a stage", layers // where.pipeline)
+    yield from _sequence(config, where)
+
+
+def _uneven(config: RunConfig) -> bool:
+    """True where the file says itself how many layers a stage has."""
+    names = {name.replace("-", "_") for name in config.megatron_args}
+    return any("pipeline_num_layers" in n or "pipeline_model_parallel_layout" in n for n in names)
+
+
+def _sequence(config: RunConfig, where: Layout) -> Iterator[Fault]:
+    length, positions = config.model.seq_length, config.model.max_position_embeddings
+    if length and positions and positions < length:
+        yield Fault(
+            "model.max_position_embeddings",
+            f"{positions} positions are fewer than the sequence's {length}",
+            f"Set it to {length} or more.",
+        )
+    parts = 2 * where.context if where.context > 1 else 1
+    if config.parallel.sequence_parallel:
+        parts = lcm(parts, where.context * where.tensor)
+    if length and length % parts:
+        yield Fault(
+            "model.seq_length",
+            f"{length} isn't divisible by {parts}, the parts that the processes take",
+            f"Nearest that work: {listed(neighbours(length, parts))}.",
+        )
+
+
+def _training(config: RunConfig) -> Iterator[Fault]:
+    training = config.training
+    for one, other in EXCLUSIVE:
+        if getattr(training, one) and getattr(training, other):
+            yield Fault(f"training.{other}", f"{one} is set too", "Keep one of the two.")
+    if training.lr is not None and training.min_lr is not None and training.min_lr > training.lr:
+        yield Fault(
+            "training.min_lr",
+            f"{training.min_lr} is above the learning rate, {training.lr}",
+            "Set it to lr or less.",
+        )
+
+
+def _batches(config: RunConfig, where: Layout) -> Iterator[Fault]:
+    training = config.training
+    micro = micro_batch(config, where)
+    if training.micro_batch_size == "auto":
+        if not training.global_batch_size:
+            problem = "auto needs a global batch to divide"
+            yield Fault("training.micro_batch_size", problem, "Set training.global_batch_size.")
+            return
+        micro = 1
+    if not micro:
+        return
+    step = micro * where.data
+    sizes = [("training.global_batch_size", training.global_batch_size)]
+    if training.rampup_batch_size and training.global_batch_size:
+        start, increment, _ = training.rampup_batch_size
+        key = "training.rampup_batch_size"
+        sizes += [(key, start), (key, increment)]
+        if (training.global_batch_size - start) % increment:
+            problem = f"{training.global_batch_size} isn't reached from {start} by {increment}s"
+            near = neighbours(training.global_batch_size - start, increment)
+            remedy = f"Nearest global batches that work: {listed([start + n for n in near])}."
+            yield Fault(key, problem, remedy)
+    for key, size in sizes:
+        if size and size % step:
+            yield Fault(key, *_no_share(size, micro, where))
+
+
+def _no_share(size: int, micro: int, where: Layout) -> tuple[str, str]:
+    """What to say of a batch that micro-batches can't fill evenly, and what would work."""
+    replicas = where.data
+    problem = (
+        f"a batch of {size} isn't divisible by micro-batch {micro} × {replicas} replicas"
+        f" = {micro * replicas}"
+    )
+    remedy = f"Nearest batches that work: {listed(neighbours(size, micro * replicas))}"
+    if size % replicas == 0:
+        remedy += f"; or micro-batch {listed(divisors_near(size // replicas, micro))}"
+    elif size % micro == 0:
+        worlds = [n * where.model for n in divisors_near(size // micro, replicas)]
+        remedy += f"; or {listed(worlds)} processes in all"
+    return problem, f"{remedy}."
+
+
+def _indivisible(key: str, parts: int, what: str, whole: int) -> Fault:
+    return Fault(
+        key,
+        f"{whole} {what} aren't divisible by {parts}",
+        f"Nearest that work: {listed(divisors_near(whole, parts))}.",
+    )
+
+
+def neighbours(value: int, step: int) -> list[int]:
+    """The multiples of `step` next to `value`, above 0."""
+    below = value // step * step
+    return [n for n in (below, below + step) if n > 0]
+
+
+def divisors_near(whole: int, value: int) -> list[int]:
+    """The divisors of `whole` next to `value`."""
+    small = [n for n in range(1, isqrt(whole) + 1) if whole % n == 0]
+    divisors = {*small, *(whole // n for n in small)}
+    below = [n for n in divisors if n < value]
+    above = [n for n in divisors if n > value]
+    return ([max(below)] if below else []) + ([min(above)] if above else [])
+
+
+def listed(values: list[int]) -> str:
+    """'8 or 16'."""
+    return " or ".join(str(value) for value in values)

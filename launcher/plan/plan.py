@@ -1,0 +1,493 @@
+"""The plan of a run: all a backend needs to know, and nothing of any one backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from os.path import join, normpath
+from typing import Any
+
+from launcher.errors import Faults, UsageError
+from launcher.names import LABEL
+from launcher.plan import layout, program, render
+from launcher.plan.config import RunConfig
+from launcher.plan.gpus import Gpus, parse_gpus
+from launcher.plan.image import Facts, reference
+from launcher.plan.program import Kind, Program
+from launcher.plan.source import Origin
+from launcher.train.checkpoints import lineage
+from launcher.yamlfile import printable
+
+RUNNER = ("python3", "-m", "launcher.train.runner")
+SECRETS = "/run/secrets"
+HERE = "none: this environment"
+BANNER_ULIMITS = {"memlock": -1, "stack": 67108864}
+FIRST_NODE = "node-0"
+"""What the first node is called where all nodes are on one machine."""
+
+PRIVATE_SHM = "8g"
+"""A container's own /dev/shm where nothing is said of it: a bound, of which what is used counts."""
+
+AFTER_GRACE = 10
+"""Seconds the engine waits longer than the runner, so that it is the runner that ends the ranks."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a plan takes from the machine and the user that start it, with `groups` beside `gid`.
+
+    `contained` is False where the run sees this machine's own files under their own names;
+    `rootless` is True where a container's root is the calling user outside; `every_node` where
+    all nodes of a run are started here, on one machine.
+    """
+
+    uid: int
+    gid: int
+    home: str
+    cwd: str
+    cache: str
+    contained: bool = True
+    rootless: bool = False
+    every_node: bool = False
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What makes one run different from the next: its id and when it was asked for (ISO 8601)."""
+
+    run: str
+    created: str
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file or folder of the host, seen at `target`; `key` is what in the run file asked for it.
+
+    A folder that is written to is made where it is missing; the rest must be there.
+    """
+
+    source: str
+    target: str
+    read_only: bool
+    key: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One node's part of a run. `env` maps a name to None to pass on the launcher's own value.
+
+    Of several nodes the variables alone say which one it is, so `argv` is the same on all.
+    `secrets` maps variables to the files of the host that hold their values. `checkpoints` is the
+    folder of the host that is saved to. A run with `tie` stops when its standard input is closed.
+    """
+
+    run: str
+    name: str
+    image: str
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str | None], ...]
+    mounts: tuple[Mount, ...]
+    gpus: Gpus
+    nodes: int
+    processes_per_node: int
+    ipc: str
+    shm_size: str | None
+    memory: str | None
+    ulimits: tuple[tuple[str, int], ...]
+    network: str | None
+    user: str | None
+    workdir: str | None
+    init: bool
+    stop_grace: int
+    labels: tuple[tuple[str, str], ...]
+    secrets: tuple[tuple[str, str], ...] = ()
+    checkpoints: str | None = None
+    tie: bool = False
+    groups: tuple[int, ...] = ()
+    no_new_privileges: bool = True
+
+
+def processes_of(config: RunConfig, gpus: Gpus) -> int:
+    """As many processes as GPUs made visible; on the CPU, what the run file asks for."""
+    if gpus.count is None:
+        raise UsageError("gpus: how many GPUs all means isn't known here", "Give their number.")
+    return gpus.count or config.processes
+
+
+def _check_processes(config: RunConfig, origin: Origin, gpus: Gpus) -> None:
+    """Refuse another number of processes than GPUs that was given for these GPUs.
+
+    One for the CPU stands in a file whose `gpus` the command line has set since.
+    """
+    given = "processes" in origin.overrides or (
+        "processes" in origin.lines and "gpus" in origin.lines and "gpus" not in origin.overrides
+    )
+    if gpus.count and given and config.processes != gpus.count:
+        raise UsageError(
+            f"{origin.of('processes')}: {config.processes} on {gpus.count} GPUs of a node, and "
+            "each GPU takes one process",
+            f"Leave processes out, or ask for --gpus {config.processes}.",
+        )
+
+
+def make_plan(
+    config: RunConfig,
+    origin: Origin,
+    facts: Facts,
+    host: Host,
+    stamp: Stamp,
+    *,
+    gpus: Gpus | None = None,
+    rest: tuple[str, ...] = (),
+    tie: bool = False,
+) -> Plan:
+    """The plan of `config`. Raises UsageError for a run that can't work on any machine.
+
+    `gpus` is the configuration's request with its count found out; `rest` goes to the program
+    as it is, after everything else; with `tie` the run ends with the launcher.
+    """
+    gpus = gpus or parse_gpus(config.gpus)
+    processes = processes_of(config, gpus)
+    started, faults = _program(config, host), Faults()
+    with faults.collected():
+        program.check(started, config, facts, origin, processes * config.nodes.count)
+    with faults.collected():
+        _check_processes(config, origin, gpus)
+    with faults.collected():
+        layout.check(config, origin, processes, facts.release)
+    where = layout.layout(config, processes)
+    save = _path(config.checkpoint.save, host) if config.checkpoint.save else None
+    config, mounts = _mounted(_saving_when_stopped(config, started), started, host)
+    with faults.collected():
+        _check_mounts(mounts, origin)
+    image = reference(config.image) if host.contained else HERE
+    ipc, shm_size = _shared_memory(config, gpus, processes)
+    options = render.options(config, started, where, facts.release)
+    given = render.told(options, rest, where, config)
+    with faults.collected():
+        render.check(options, rest, started, facts, origin, given)
+    faults.refuse()
+    return Plan(
+        run=stamp.run,
+        name=config.name,
+        image=image,
+        argv=(
+            *_runner(config, processes, cpu=gpus.count == 0),
+            *_checkout(config, host),
+            *(["--tie"] if tie else []),
+            *("--", *started.argv, *render.words(options), *rest),
+        ),
+        env=_env(config, origin, host, where, gpus, stamp),
+        mounts=mounts,
+        gpus=gpus,
+        nodes=config.nodes.count,
+        processes_per_node=processes,
+        ipc=ipc,
+        shm_size=shm_size,
+        memory=config.resources.memory,
+        ulimits=_ulimits(config, gpus),
+        network=config.resources.network or _network(config, host),
+        user=_user(config, host),
+        workdir=_workdir(config, host),
+        init=True,
+        stop_grace=config.resources.stop_grace + AFTER_GRACE,
+        labels=_labels(config, image, stamp, processes, save),
+        secrets=tuple((name, _path(text, host)) for name, text in sorted(config.secrets.items())),
+        checkpoints=save,
+        tie=tie,
+        groups=host.groups if _is_caller(config, host) else (),
+        no_new_privileges=config.resources.no_new_privileges,
+    )
+
+
+def _program(config: RunConfig, host: Host) -> Program:
+    """The program, by its path as the run sees it."""
+    started = program.program(config.program, _scripts(config, host))
+    if started.host and not host.contained:
+        return replace(started, argv=(_path(started.host, host),))
+    return started
+
+
+def _scripts(config: RunConfig, host: Host) -> str:
+    """The folder of upstream's programs, as the run sees it."""
+    if not config.source:
+        return program.SOURCE
+    return program.CHECKOUT if host.contained else _path(config.source, host)
+
+
+def _saving_when_stopped(config: RunConfig, started: Program) -> RunConfig:
+    """Megatron's programs save when asked to stop only where told to: here, where they can."""
+    checkpoint = config.checkpoint
+    if started.kind is Kind.SCRIPT or not checkpoint.save:
+        return config
+    if checkpoint.exit_signal_handler is not None:
+        return config
+    update = {"checkpoint": checkpoint.model_copy(update={"exit_signal_handler": True})}
+    return config.model_copy(update=update)
+
+
+def _workdir(config: RunConfig, host: Host) -> str | None:
+    if not host.contained:
+        return _path(config.resources.workdir, host) if config.resources.workdir else host.cwd
+    return "/work" if config.resources.workdir else "/tmp"  # noqa: S108 - the container's
+
+
+def _runner(config: RunConfig, processes: int, *, cpu: bool) -> list[str]:
+    """The runner's own part of the command line."""
+    argv = [*RUNNER, "--processes-per-node", str(processes)]
+    argv += ["--grace", str(config.resources.stop_grace)]
+    if config.checkpoint.keep and config.checkpoint.save:
+        argv += ["--checkpoints", config.checkpoint.save, "--keep", str(config.checkpoint.keep)]
+    return [*argv, "--cpu"] if cpu else argv
+
+
+def _checkout(config: RunConfig, host: Host) -> list[str]:
+    return ["--checkout", _scripts(config, host)] if config.source else []
+
+
+def _user(config: RunConfig, host: Host) -> str | None:
+    """The calling user, so that what the run writes is theirs; root and `image` leave it be.
+
+    So does an engine without root of its own, for which the container's root is the caller.
+    """
+    if not host.contained:
+        return None
+    if config.resources.user != "auto":
+        return None if config.resources.user == "image" else config.resources.user
+    return f"{host.uid}:{host.gid}" if _is_caller(config, host) else None
+
+
+def _is_caller(config: RunConfig, host: Host) -> bool:
+    """Whether a container runs as the calling user."""
+    named = config.resources.user != "auto"
+    return host.contained and bool(host.uid) and not (named or host.rootless)
+
+
+def _shared_memory(config: RunConfig, gpus: Gpus, processes: int) -> tuple[str, str | None]:
+    """The container's IPC namespace, and the size of its own /dev/shm.
+
+    NCCL and CUDA pass data between processes through the host's, as NVIDIA's images ask for.
+    """
+    asked = config.resources
+    if asked.ipc:
+        return asked.ipc, asked.shm_size
+    if gpus.count and processes * config.nodes.count > 1:
+        return "host", None
+    return "private", PRIVATE_SHM
+
+
+def _network(config: RunConfig, host: Host) -> str | None:
+    """The host's for nodes on several machines: the engine's own one ends with its machine."""
+    return "host" if config.nodes.count > 1 and not host.every_node else None
+
+
+def _rendezvous(config: RunConfig, origin: Origin, host: Host) -> dict[str, str]:
+    """The variables that tell a node which of how many it is, and where the first one listens.
+
+    They are torchrun's own (`PET_` and an option's name; torch/distributed/argparse_util.py), and
+    what Kubeflow sets (kubeflow/trainer, pkg/constants). Raises UsageError.
+    """
+    nodes = config.nodes
+    if nodes.count == 1:
+        return {}
+    if host.every_node and nodes.rank:
+        raise UsageError(
+            f"{origin.of('nodes.rank')}: every node is started here, so none is numbered by hand",
+            "Leave nodes.rank out.",
+        )
+    address = FIRST_NODE if host.every_node else nodes.master_addr
+    if address is None:
+        raise UsageError(
+            f"{origin.of('nodes')}: several nodes need master_addr, the first one's address",
+            "--set nodes.master_addr=ADDRESS; for all nodes on this machine, --backend compose.",
+        )
+    return {
+        "PET_NNODES": str(nodes.count),
+        "PET_NODE_RANK": str(nodes.rank),
+        "PET_MASTER_ADDR": address,
+        "PET_MASTER_PORT": str(nodes.master_port),
+    }
+
+
+def _env(
+    config: RunConfig, origin: Origin, host: Host, where: layout.Layout, gpus: Gpus, stamp: Stamp
+) -> tuple[tuple[str, str | None], ...]:
+    """The variables of the container, sorted; the run file's come last and so win."""
+    env: dict[str, str | None] = {"PYTHONUNBUFFERED": "1"}
+    if wish := wish_of(config, stamp.run):
+        env[lineage.VARIABLE] = str(wish)
+    env |= _rendezvous(config, origin, host)
+    if gpus.count and where.tensor * where.context > 1:
+        env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron refuses to start without it
+    if _user(config, host):
+        # A uid that the image doesn't know has no home, and torch asks for a user's name.
+        env |= {"HOME": "/tmp", "USER": "launcher"}  # noqa: S108 - the container's
+    for name, value in config.env.items():
+        env[name] = None if value is None else _text(value)
+    return tuple(sorted(env.items()))
+
+
+def wish_of(config: RunConfig, run: str) -> lineage.Wish | None:
+    """What a run wants of the folder that it saves to; finetuning begins at iteration 0 again."""
+    checkpoint = config.checkpoint
+    if not checkpoint.save:
+        return None
+    on = checkpoint.load == checkpoint.save and not checkpoint.finetune
+    return lineage.Wish(run, checkpoint.save, on, bool(checkpoint.save_overwrite))
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _ulimits(config: RunConfig, gpus: Gpus) -> tuple[tuple[str, int], ...]:
+    """What NVIDIA's images ask for; locked memory is of use to GPUs alone."""
+    limits = config.resources.ulimits
+    if limits is None:
+        limits = {k: v for k, v in BANNER_ULIMITS.items() if gpus.count or k != "memlock"}
+    return tuple(sorted(limits.items()))
+
+
+def _labels(
+    config: RunConfig, image: str, stamp: Stamp, processes: int, save: str | None
+) -> tuple[tuple[str, str], ...]:
+    labels = {
+        "run": stamp.run,
+        "name": config.name,
+        "image": image,
+        "created": stamp.created,
+        "nodes": str(config.nodes.count),
+        "processes": str(processes),
+        "gpus": config.gpus,
+        "stop_grace": str(config.resources.stop_grace + AFTER_GRACE),
+    }
+    if config.nodes.count > 1:
+        labels["node"] = str(config.nodes.rank)
+    if save:
+        labels["checkpoints"] = save
+    return tuple(sorted((LABEL + key, value) for key, value in labels.items()))
+
+
+def _mounted(
+    config: RunConfig, started: Program, host: Host
+) -> tuple[RunConfig, tuple[Mount, ...]]:
+    """The configuration with its paths as in the container, and the mounts."""
+    data, mounts = _data(config, host)
+    checkpoint, folders = _folders(config, host)
+    mounts += folders
+    logging: dict[str, Any] = {}
+    for field, target in (("tensorboard_dir", "/tensorboard"), ("wandb_save_dir", "/wandb")):
+        if folder := getattr(config.logging, field):
+            mounts.append(_mount(folder, target, f"logging.{field}", host, writable=True))
+            logging[field] = mounts[-1].target
+    if config.resources.workdir:
+        folder = config.resources.workdir
+        mounts.append(_mount(folder, "/work", "resources.workdir", host, writable=True))
+    if started.host:
+        mounts.append(_mount(started.host, started.argv[0], "program", host))
+    if config.source:
+        mounts.append(_mount(config.source, program.CHECKOUT, "source", host))
+    for name, text in sorted(config.secrets.items()):
+        mounts.append(_mount(text, f"{SECRETS}/{name}", f"secrets.{name}", host))
+    for spec in config.mounts:
+        mounts.append(Mount(_path(spec.source, host), spec.target, spec.read_only, "mounts"))
+    inside = config.model_copy(
+        update={
+            "data": config.data.model_copy(update=data),
+            "checkpoint": config.checkpoint.model_copy(update=checkpoint),
+            "logging": config.logging.model_copy(update=logging),
+        }
+    )
+    distinct = dict[tuple[str, str], Mount]()
+    for mount in mounts:
+        distinct.setdefault((mount.target, mount.source), mount)
+    return inside, tuple(distinct.values())
+
+
+def _check_mounts(mounts: tuple[Mount, ...], origin: Origin) -> None:
+    """Raise UsageError where two sources want the same place."""
+    faults, by_target = Faults(), dict[str, Mount]()
+    for mount in mounts:
+        other = by_target.setdefault(mount.target, mount)
+        if other.source != mount.source:
+            faults.add(
+                f"{origin.of(mount.key)}: {printable(mount.target)} is taken by {other.source} "
+                f"({other.key})",
+                "Give the mount another target.",
+            )
+    faults.refuse()
+
+
+def _mount(text: str, target: str, key: str, host: Host, *, writable: bool = False) -> Mount:
+    """A mount at `target`, or at its own name where the run sees this machine's files."""
+    source = _path(text, host)
+    return Mount(source, target if host.contained else source, not writable, key)
+
+
+def _data(config: RunConfig, host: Host) -> tuple[dict[str, Any], list[Mount]]:
+    """The data section's paths in the container, and the mounts that put them there.
+
+    Files are mounted one by one: a folder would show more than is asked for, and a link in it
+    would lead nowhere.
+    """
+    data, mounts = config.data, list[Mount]()
+    inside: dict[str, Any] = {}
+    if data.path is not None:
+        parts = data.path if isinstance(data.path, list) else [data.path]
+        seen: list[str | int | float] = []
+        for index, part in enumerate(parts):
+            if isinstance(part, str):
+                prefix, files = _prefix(part, f"/data/{index}", host)
+                mounts += files
+                part = prefix
+            seen.append(part)
+        inside["path"] = seen
+        cache = data.cache or join(host.cache, "data-index")
+        mounts.append(_mount(cache, "/data-cache", "data.cache", host, writable=True))
+        inside["cache"] = mounts[-1].target
+    for field in ("vocab_file", "merge_file", "tokenizer_model"):
+        text = getattr(data, field)
+        if text and (field != "tokenizer_model" or text.startswith((".", "/", "~"))):
+            target = f"/data/{field}/{_path(text, host).rpartition('/')[2]}"
+            mounts.append(_mount(text, target, f"data.{field}", host))
+            inside[field] = mounts[-1].target
+    return inside, mounts
+
+
+def _prefix(text: str, folder: str, host: Host) -> tuple[str, list[Mount]]:
+    """The prefix in the container of a .bin and .idx, and the mounts of the two."""
+    source = _path(text, host).removesuffix(".bin").removesuffix(".idx")
+    target = f"{folder}/{source.rpartition('/')[2]}" if host.contained else source
+    files = [Mount(source + end, target + end, True, "data.path") for end in (".bin", ".idx")]
+    return target, files
+
+
+def _folders(config: RunConfig, host: Host) -> tuple[dict[str, Any], list[Mount]]:
+    """The checkpoint section's folders in the container, and their mounts."""
+    checkpoint, mounts = config.checkpoint, list[Mount]()
+    inside: dict[str, Any] = {}
+    save = _path(checkpoint.save, host) if checkpoint.save else None
+    if checkpoint.save:
+        folder = checkpoint.save
+        mounts.append(_mount(folder, "/checkpoints", "checkpoint.save", host, writable=True))
+        inside["save"] = mounts[-1].target
+    if checkpoint.load:
+        if _path(checkpoint.load, host) != save:
+            mounts.append(_mount(checkpoint.load, "/checkpoints-from", "checkpoint.load", host))
+        inside["load"] = mounts[-1].target
+    return inside, mounts
+
+
+def _path(text: str, host: Host) -> str:
+    """An absolute path of the host; a relative one starts where the launcher was started."""
+    user, slash, rest = text.partition("/")
+    if user == "~":
+        text = host.home + slash + rest
+    elif user.startswith("~"):
+        raise UsageError(f"{text}: of ~ only your own folder is known", "Write the folder out.")
+    return normpath(join(host.cwd, text))
+
+
+def without_memlock(plan: Plan) -> Plan:
+    """The plan for an engine that may not raise the limit of locked memory."""
+    return replace(plan, ulimits=tuple(limit for limit in plan.ulimits if limit[0] != "memlock"))

@@ -1,0 +1,111 @@
+"""What a run starts: our own program, a script of the image's Megatron, or one of the host."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+from launcher.errors import Faults
+from launcher.plan.config import RunConfig
+from launcher.plan.image import Facts
+from launcher.plan.layout import layout, listed, neighbours
+from launcher.plan.source import Origin
+
+SOURCE = "/opt/megatron/src"
+CHECKOUT = "/opt/megatron/checkout"
+HOST_SCRIPTS = "/program"
+QUICKSTART = "run_simple_mcore_train_loop.py"
+EXAMPLE = "megatron_core_training_example.py"
+PROGRAMS = Path(__file__).parent / "programs.json"
+
+
+class Kind(Enum):
+    """OURS is launcher.train.gpt; UPSTREAM a pretrain_*.py; SCRIPT parses what it likes."""
+
+    OURS = "ours"
+    UPSTREAM = "upstream"
+    SCRIPT = "script"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the runner starts; `host` is the script's path on the host, "" for one of the image."""
+
+    kind: Kind
+    name: str
+    argv: tuple[str, ...]
+    host: str = ""
+
+
+@cache
+def upstreams() -> dict[str, tuple[str, ...]]:
+    """Upstream's programs by their paths, with the series of releases that have each (0.9)."""
+    data: dict[str, str] = json.loads(PROGRAMS.read_text(encoding="utf-8"))
+    return {path: tuple(text.split()) for path, text in data.items()}
+
+
+def program(text: str, scripts: str = SOURCE) -> Program:
+    """The program a run file names; a path of the host starts with ./, ../, / or ~.
+
+    `scripts` is the folder, as the run sees it, that holds upstream's programs.
+    """
+    name = text.rpartition("/")[2]
+    if text == "gpt":
+        return Program(Kind.OURS, "gpt", ("-m", "launcher.train.gpt"))
+    if text == EXAMPLE:  # a front on gpt, in every image, with a command line of its own
+        return Program(Kind.SCRIPT, name, ("-m", "launcher.train.example"))
+    if text.startswith(("./", "../", "/", "~")):
+        return Program(Kind.SCRIPT, name, (f"{HOST_SCRIPTS}/{name}",), host=text)
+    kind = Kind.UPSTREAM if name.startswith("pretrain_") else Kind.SCRIPT
+    return Program(kind, name, (f"{scripts}/{text}",))
+
+
+def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, world: int) -> None:
+    """Raise UsageError where the image or the run file doesn't suit the program."""
+    where, faults = origin.of("program"), Faults()
+    if started.kind is Kind.SCRIPT and not started.host and not started.name.endswith(".py"):
+        faults.add(
+            f"{where}: no program {config.program!r}",
+            "gpt, pretrain_gpt.py or another script of the image, or ./mine.py.",
+        )
+    elif started.argv[0] != "-m" and not started.host and facts.scripts is False:
+        faults.add(
+            f"{where}: {config.program} isn't there: this Megatron, an sdist or a package, has no "
+            "scripts",
+            "Use program: gpt, give --source PATH, a Megatron-LM checkout, or build with SOURCE=.",
+        )
+    if started.name == QUICKSTART:
+        _check_quickstart(config, origin, world, faults)
+    elif started.kind is not Kind.SCRIPT and not (config.data.path or config.data.mock):
+        faults.add(
+            f"{origin.of('data')}: no data to train on", "Set data.path, or data.mock: true."
+        )
+    faults.refuse()
+
+
+def fewest(config: RunConfig) -> int:
+    """The fewest processes on each node that can work, for where their number isn't known."""
+    if program(config.program).name == QUICKSTART:
+        return 2
+    model = layout(config, 1).model
+    return next(n for n in count(1) if n * config.nodes.count % model == 0)
+
+
+def _check_quickstart(config: RunConfig, origin: Origin, world: int, faults: Faults) -> None:
+    """Upstream's quickstart reads no arguments and always splits the model in two."""
+    for section in ("model", "training", "parallel", "data", "checkpoint", "logging"):
+        if getattr(config, section).model_fields_set:
+            faults.add(
+                f"{origin.of(section)}: {QUICKSTART} reads no arguments, so this would do nothing",
+                "Leave the section out, or use program: gpt.",
+            )
+    if world % 2 or config.nodes.count > 1:
+        faults.add(
+            f"{origin.of('program')}: {QUICKSTART} needs an even number of processes on one node; "
+            f"this is {world} on {config.nodes.count}",
+            f"Nearest that work: {listed(neighbours(world, 2))}.",
+        )

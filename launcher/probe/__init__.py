@@ -1,1 +1,0 @@
-"""What is in an image and what works there, one fact at a time."""

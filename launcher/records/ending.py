@@ -1,0 +1,140 @@
+"""What became of a run, from its exit code, its last words, and who asked it to end."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from launcher.plan.job import Cause, Ended
+from launcher.records.failures import named
+from launcher.train.checkpoints.folders import Checkpoint
+from launcher.train.words import STOPPED
+
+KILLED = 137
+ENGINE_FAILED = 125
+NEVER_BETTER = (2, 121)
+"""Exit codes of a refusal: starting again would end the same way."""
+
+FINISHED_LINE = re.compile(r"^(node-\d+ \| )?finished after iteration ", re.MULTILINE)
+FULL = re.compile(r"^(?!.*(?:shm|shared memory|posix_fallocate)).*No space left on device", re.M)
+"""A disk is full, and not /dev/shm, whose cure is another."""
+
+ASKED_LINE = re.compile(r"runner: .+: asked \d+ ranks to stop")
+RANK_LINE = re.compile(r"runner: ((?:killing )?rank .+)$", re.MULTILINE)
+"""The runner's own lines; what it follows may be a line that a killed rank didn't end."""
+
+OUT_OF_MEMORY = "out of memory"
+
+
+class Outcome(Enum):
+    """A stopped run was asked to end before it was done; a finished one was done."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended; `asked` is whether a launcher asked it to, `tail` its last output.
+
+    `stalled` is what the watchdog ended it for, "" where it didn't.
+    """
+
+    ended: Ended
+    asked: bool
+    tail: str
+    stalled: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether it was done, was stopped, or failed."""
+        undisturbed = not (self._stopped or self._hung)
+        if self.ended.code == 0 and (undisturbed or FINISHED_LINE.search(self.tail)):
+            return Outcome.FINISHED
+        if self._hung:
+            return Outcome.FAILED
+        if self.ended.cause is Cause.ENGINE and not self.asked:
+            return Outcome.FAILED  # an engine that ends asks its containers to stop
+        return Outcome.STOPPED if self._stopped else Outcome.FAILED
+
+    @property
+    def _stopped(self) -> bool:
+        return self.asked or STOPPED in self.tail or bool(ASKED_LINE.search(self.tail))
+
+    @property
+    def _hung(self) -> bool:
+        return bool(self.stalled) and not self.asked
+
+    @property
+    def code(self) -> int:
+        """The launcher's exit code: the run's own, but no 0 for one that was cut short."""
+        if self.ended.code == 0 and self.outcome is Outcome.FAILED:
+            return KILLED if self.stalled else ENGINE_FAILED
+        return self.ended.code
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether starting it again could help; one that somebody removed stays away."""
+        if self.ended.code in NEVER_BETTER or self.ended.cause is Cause.REMOVED:
+            return False
+        return self.outcome is Outcome.FAILED
+
+    @property
+    def _forced(self) -> bool:
+        """Whether it was asked a second time, which no rank's end is the reason for."""
+        return self.asked and self.ended.code == KILLED
+
+    @property
+    def full(self) -> bool:
+        """Whether a disk is."""
+        return bool(FULL.search(self.tail))
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, in a few words; "" where its exit code says all there is to say."""
+        if self._hung:
+            return self.stalled
+        if self.ended.why and not self._forced:
+            return self.ended.why
+        if self.ended.cause is Cause.REMOVED:
+            return "it was removed from outside"
+        if self.ended.cause is Cause.ENGINE:
+            return "the engine was restarted under it"
+        said = RANK_LINE.search(self.tail)
+        if self.ended.cause is Cause.MEMORY and not (said and OUT_OF_MEMORY in said[1]):
+            return "out of memory (the container's limit, resources.memory)"
+        if self.full:
+            return "a disk is full"
+        if said and not (self._forced and "SIGTERM" in said[1]):
+            return said[1]
+        if self.ended.code == KILLED and not self._stopped:
+            return "killed from outside, by SIGKILL"
+        return ""
+
+
+def describe(ending: Ending, run: str, saved: Checkpoint | None, folder: str) -> list[str]:
+    """What to tell of the end, line by line; nothing of a run that finished.
+
+    `saved` is its newest complete checkpoint, and `folder` where it saves any, or "". The exit
+    code is told once: a rank's own line has it.
+    """
+    if ending.outcome is Outcome.FINISHED:
+        return []
+    told, reason = f"run {run} {ending.outcome.value}", ending.reason
+    if not re.search(rf"\bcode {ending.code}\b", reason):
+        told += f", exit code {ending.code}"
+    lines, sets = [f"{told}: {reason}" if reason else told], ""
+    if ending.outcome is Outcome.FAILED:
+        for failure in named(ending.tail, ending.ended)[:1]:  # the others follow from it
+            lines += failure.lines
+            sets = f" --set {failure.sets}" if failure.sets else ""
+    if ending.full and folder:
+        lines.append(f"see what is free where it saves: {folder}")
+    if saved:
+        lines.append(f"newest complete checkpoint: {saved.folder} (iteration {saved.iteration})")
+        lines.append(f"to go on: python3 -m launcher resume {run}{sets}")
+    elif folder:
+        lines.append("it saved no complete checkpoint")
+    return lines

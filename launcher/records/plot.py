@@ -1,0 +1,163 @@
+"""The curves of runs, from what is kept of their metrics, and a picture that compares them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from launcher.errors import UsageError
+from launcher.records import record
+from launcher.records.metrics import KINDS, Step, Validation
+from launcher.records.watch import METRICS
+
+WHOLE = ("attempt", "iteration")
+STEP, VALIDATION = KINDS[Step], KINDS[Validation]
+
+Points = list[tuple[int, float]]
+"""Iterations and values, by iteration."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What is drawn of a run: losses in nats a token, and its speed at each step.
+
+    `tokens` are tokens a second, `samples` samples a second; a run whose shape isn't known has no
+    tokens.
+    """
+
+    name: str
+    train: Points
+    validation: Points
+    tokens: Points
+    samples: Points
+
+
+def plot(names: Sequence[str], output: Path) -> list[str]:
+    """Draw the runs that `names` name into a PNG file; what couldn't be drawn of which run.
+
+    Raises UsageError where there is no such run, no metrics, no matplotlib, or no such folder.
+    """
+    known = {run.run: run.name for run in map(record.find, names)}
+    runs = [curves(f"{name} ({run})", read(run)) for run, name in known.items()]
+    empty = [run.name for run in runs if not (run.train or run.validation or run.samples)]
+    if len(empty) == len(runs):
+        raise UsageError(
+            f"no metrics of {', '.join(empty)}",
+            "They are kept once a run logs its iterations: logging.log_interval in the run file.",
+        )
+    _draw([run for run in runs if run.name not in empty], output)
+    return [f"{name} has no metrics yet, and isn't drawn" for name in empty]
+
+
+def read(run: str) -> list[dict[str, Any]]:
+    """What is kept of a run's metrics; a line that isn't whole is passed over."""
+    path = record.folder(run) / METRICS
+    try:
+        return list(_records(path.read_text(encoding="utf-8", errors="replace").splitlines()))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(f"{path} can't be read: {error.strerror}") from error
+
+
+def _records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            found = json.loads(line)
+        except ValueError:  # a launcher that was killed as it wrote
+            continue
+        if isinstance(found, dict) and all(isinstance(found.get(key), int) for key in WHOLE):
+            yield found
+
+
+def curves(name: str, records: Sequence[dict[str, Any]]) -> Curves:
+    """The curves of a run, its attempts put together."""
+    kept = continued([each for each in records if _is_drawn(each)])
+    steps = [each for each in kept if each["kind"] == STEP]
+    return Curves(
+        name=name,
+        train=_points((each["iteration"], each.get("loss")) for each in steps),
+        validation=_points(
+            (each["iteration"], each.get("loss")) for each in kept if each["kind"] == VALIDATION
+        ),
+        tokens=_points((each["iteration"], each.get("tokens_per_s")) for each in steps),
+        samples=_points((each["iteration"], _samples_per_s(each)) for each in steps),
+    )
+
+
+def _is_drawn(found: dict[str, Any]) -> bool:
+    """Whether it is a step, or an evaluation of the first validation set."""
+    if found.get("kind") == VALIDATION:
+        return found.get("split") == VALIDATION and not found.get("dataset")
+    return found.get("kind") == STEP
+
+
+def continued(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of all attempts as one run: from where an attempt begins, it alone counts.
+
+    What an earlier attempt did from there on was lost with it, as this one began at a checkpoint.
+    """
+    attempts: dict[int, dict[tuple[int, str], dict[str, Any]]] = {}
+    for each in records:
+        mine = attempts.setdefault(each["attempt"], {})
+        mine[each["iteration"], each["kind"]] = each
+    kept: dict[tuple[int, str], dict[str, Any]] = {}
+    for _, mine in sorted(attempts.items()):
+        begun = min(mine)[0]
+        kept = {key: each for key, each in kept.items() if key[0] < begun} | mine
+    return [each for _, each in sorted(kept.items(), key=lambda item: item[0])]
+
+
+def _samples_per_s(step: dict[str, Any]) -> float | None:
+    batch, ms = step.get("global_batch_size"), step.get("ms_per_step")
+    return batch * 1000 / ms if _is_number(batch) and _is_number(ms) and ms else None
+
+
+def _points(pairs: Iterable[tuple[int, object]]) -> Points:
+    return [(iteration, value) for iteration, value in pairs if _is_number(value)]
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float))
+
+
+def _draw(runs: Sequence[Curves], output: Path) -> None:
+    """One picture: losses above, speed below, a colour for each run."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"plot needs {str(error.name).partition('.')[0]}, which this Python doesn't have",
+            f"{sys.executable} -m pip install matplotlib",
+        ) from None
+    figure = Figure(figsize=(9, 8), dpi=120, layout="constrained")
+    losses, speeds = figure.subplots(2, 1, sharex=True)
+    in_tokens = all(run.tokens for run in runs)
+    for number, run in enumerate(runs):
+        line: dict[str, Any] = {"color": f"C{number % 10}", "marker": ".", "markersize": 2}
+        losses.plot(*_axes(run.train), label=f"{run.name}, training", **line)
+        if run.validation:
+            dashed = {**line, "linestyle": "--", "markersize": 8}
+            losses.plot(*_axes(run.validation), label=f"{run.name}, validation", **dashed)
+        speeds.plot(*_axes(run.tokens if in_tokens else run.samples), **line)
+    losses.set_ylabel("loss (nats/token)")
+    speeds.set_ylabel("throughput (tokens/s)" if in_tokens else "throughput (samples/s)")
+    speeds.set_xlabel("iteration")
+    speeds.set_ylim(bottom=0)
+    for axes in (losses, speeds):
+        axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=2)
+    try:
+        figure.savefig(output, format="png")
+    except OSError as error:
+        raise UsageError(
+            f"{output} can't be written: {error.strerror}", "Name another file: -o FILE.png"
+        ) from error
+
+
+def _axes(points: Points) -> tuple[list[int], list[float]]:
+    return [iteration for iteration, _ in points], [value for _, value in points]

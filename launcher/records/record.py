@@ -1,0 +1,227 @@
+"""What is kept of a run beside its container: what was asked for, to go on with it later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher import files
+from launcher.errors import UsageError
+from launcher.plan.config import RunConfig
+from launcher.plan.plan import Plan
+from launcher.plan.secrets import HIDDEN, has_credential, is_secret, is_secret_option, redacted
+from launcher.plan.source import Asked, Origin
+from launcher.settings import settings
+
+FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as it was asked for; `config` is the run file with all that was laid over it.
+
+    `processes` is the number on each node. The values of secrets aren't in it; `hidden` are the
+    keys that they were left out of; of `rest`, "--" and the option.
+    """
+
+    run: str
+    name: str
+    created: str
+    backend: str
+    cwd: str
+    file: str
+    config: dict[str, Any]
+    rest: tuple[str, ...]
+    processes: int
+    hidden: tuple[str, ...] = ()
+
+    def asked(self) -> Asked:
+        """What was asked for, to be assembled into a plan again.
+
+        Raises UsageError for a record of another launcher, whose keys this one doesn't know.
+        """
+        try:
+            config = RunConfig.model_validate(self.config)
+        except ValueError as error:
+            raise UsageError(
+                f"run {self.run}: this launcher can't read its record: {folder(self.run)}",
+                "Take the launcher that started it.",
+            ) from error
+        origin = Origin(f"run {self.run} ({self.file})", {}, {})
+        return Asked(config, origin, self.cwd, tuple(self.rest))
+
+
+def of(plan: Plan, asked: Asked, backend: str) -> Record:
+    """The record of a run that is about to start."""
+    config, hidden = without_secrets(asked.config, exclude_unset=True)
+    rest, option = redacted(asked.rest), ""
+    for word, safe in zip(asked.rest, rest, strict=True):
+        option = word.partition("=")[0] if word.startswith("--") else option
+        if word != safe:
+            hidden.append(f"-- {option}")
+    return Record(
+        run=plan.run,
+        name=plan.name,
+        created=dict(plan.labels).get("megatron-launchpad.created", ""),
+        backend=backend,
+        cwd=asked.cwd,
+        file=asked.origin.name,
+        config=config,
+        rest=rest,
+        processes=plan.processes_per_node,
+        hidden=tuple(hidden),
+    )
+
+
+def without_secrets(
+    config: RunConfig, *, exclude_unset: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """The configuration as it is kept, and the keys whose values were left out of it."""
+    kept = config.model_dump(mode="json", exclude_unset=exclude_unset)
+    hidden = list[str]()
+    for name, value in kept.get("env", {}).items():
+        if is_secret(name, value):
+            kept["env"][name] = None
+            hidden.append(f"env.{name}")
+    args = kept.get("megatron_args", {})
+    for name, value in args.items():
+        secret = is_secret_option(name) and not isinstance(value, bool | None)
+        if secret or has_credential(str(value)):
+            args[name] = HIDDEN
+            hidden.append(f"megatron_args.{name}")
+    return _without_credentials(kept, "", hidden), hidden
+
+
+def _without_credentials(value: Any, key: str, hidden: list[str]) -> Any:
+    """`value` less the texts in it that look like credentials; their dotted keys join `hidden`."""
+    if isinstance(value, dict):
+        return {
+            name: _without_credentials(inner, f"{key}.{name}".lstrip("."), hidden)
+            for name, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_without_credentials(one, f"{key}.{at}", hidden) for at, one in enumerate(value)]
+    if has_credential(value):
+        hidden.append(key)
+        return HIDDEN
+    return value
+
+
+def check_secrets(record: Record, config: RunConfig, environ: Mapping[str, str]) -> None:
+    """See that each secret that the record left out is there for `config`, which goes on with it.
+
+    Raises UsageError that names those that aren't.
+    """
+    lacking = [key for key in record.hidden if not _supplied(key, config, environ)]
+    if lacking:
+        raise UsageError(
+            f"run {record.run}: the record keeps no secrets, and lacks {', '.join(lacking)}",
+            "Export a variable of env by its name, or set the key: --set KEY=VALUE. "
+            "What stood after -- needs a new run.",
+        )
+
+
+def _supplied(key: str, config: RunConfig, environ: Mapping[str, str]) -> bool:
+    if key.startswith("--"):
+        return False
+    section, _, name = key.partition(".")
+    if section == "env":
+        literal = config.env.get(name) is not None
+        return literal or name in config.secrets or name in environ or name not in config.env
+    if section == "megatron_args":
+        return config.megatron_args.get(name) != HIDDEN
+    value: Any = config.model_dump()
+    for part in key.split("."):
+        there = dict(enumerate(value)) if isinstance(value, list) else value
+        value = (
+            there.get(int(part) if part.isdigit() else part) if isinstance(there, dict) else None
+        )
+    return bool(value != HIDDEN)
+
+
+def folder(run: str) -> Path:
+    """The folder of a run's record and files."""
+    return settings().runs / run
+
+
+def make(run: str) -> Path:
+    """The folder of a run's record, made where it isn't there. Raises `OSError`."""
+    at = folder(run)
+    at.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(FileExistsError):
+        files.make_folder(at, 0o700)
+    return at
+
+
+def write(record: Record) -> None:
+    """Keep the record, readable by its user alone. Raises UsageError where it can't be kept."""
+    put(record.run, FILE, asdict(record))
+
+
+def put(run: str, name: str, value: object) -> None:
+    """Keep `value` as JSON under `name` in the run's folder. Raises UsageError where it can't."""
+    try:
+        make(run)
+        put_bytes(run, name, f"{json.dumps(value, indent=1)}\n".encode())
+    except OSError as error:
+        raise UsageError(
+            f"the run's record can't be kept in {folder(run)}: {error.strerror}",
+            "export LAUNCHER_RUNS=FOLDER, one you may write to.",
+        ) from error
+
+
+def put_bytes(run: str, name: str, content: bytes) -> None:
+    """Write a file of the run's folder, which is there, so that nobody sees half of it."""
+    files.write(folder(run) / name, content, 0o600)
+
+
+def records() -> list[Record]:
+    """All that are kept, newest first; a folder without a readable record is passed over."""
+    found = []
+    for path in settings().runs.glob(f"*/{FILE}"):
+        try:
+            kept = Record(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            continue
+        if kept.run == path.parent.name:  # what it says becomes a path
+            found.append(kept)
+    return sorted(found, key=lambda record: record.created, reverse=True)
+
+
+def forget(run: str) -> None:
+    """Remove the record of a run that never started."""
+    with suppress(OSError):
+        files.remove_folder(folder(run), settings().runs)
+
+
+def find(text: str) -> Record:
+    """The record of the run that `text` names: an id, the beginning of one, or a run's name.
+
+    Of several of one name it is the newest. Raises UsageError where there is none.
+    """
+    known = records()
+    run = match(text, [(record.run, record.name) for record in known], "None was started yet.")
+    return next(record for record in known if record.run == run)
+
+
+def match(text: str, known: list[tuple[str, str]], none: str) -> str:
+    """The id that `text` names among (id, name), the newest first.
+
+    Raises UsageError, which says `none` where there is nothing to choose from.
+    """
+    begun = [run for run, _ in known if text and run.startswith(text)]
+    named = [run for run, name in known if name == text]
+    if text in begun:
+        return text
+    if named:
+        return named[0]
+    if len(set(begun)) == 1:
+        return begun[0]
+    if begun:
+        raise UsageError(f"{text!r} begins several runs: {', '.join(sorted(set(begun)))}")
+    listed = ", ".join(f"{run} ({name})" for run, name in known[:8])
+    raise UsageError(f"no run {text!r}", f"Known: {listed}" if listed else none)

@@ -1,0 +1,177 @@
+"""The runs that there were: listed, filtered, shown whole, and pruned."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from launcher import files
+from launcher.errors import UsageError
+from launcher.plan.job import Job, goes_on
+from launcher.records import history, owner, provenance, record, watch
+from launcher.records.record import Record
+
+RUNNING, UNKNOWN = "running", "unknown"
+STATES = (RUNNING, "finished", "stopped", "failed", UNKNOWN)
+"""Unknown is a run that ended with nobody following it, or that an engine, one that doesn't answer
+or isn't asked, may still have."""
+
+UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+TAIL = 1 << 16
+"""Bytes at the end of the metrics in which the last step is looked for."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is told of a run in a list; `loss` is the last one logged, at `iteration`."""
+
+    run: str
+    name: str
+    state: str
+    code: int | None
+    created: str
+    ended: str
+    backend: str
+    image: str
+    iteration: int | None
+    loss: float | None
+    folder: str
+
+
+def known(jobs: Iterable[Job]) -> list[Run]:
+    """The runs that have a record, newest first; `jobs` are those that backends know of."""
+    alive = {job.run for job in jobs if goes_on(job)}
+    return [_run(kept, alive) for kept in record.records()]
+
+
+def _run(kept: Record, alive: set[str]) -> Run:
+    ending = _last_ending(kept.run)
+    last = _last_step(record.folder(kept.run) / watch.METRICS)
+    image = (provenance.read(kept.run) or {}).get("image", {})
+    over = ending if kept.run not in alive else None
+    state = RUNNING if kept.run in alive else ending["outcome"] if ending else UNKNOWN
+    return Run(
+        run=kept.run,
+        name=kept.name,
+        state=state,
+        code=over["code"] if over else None,
+        created=kept.created,
+        ended=over["ended"] if over else "",
+        backend=kept.backend,
+        image=image.get("name", ""),
+        iteration=last.get("iteration"),
+        loss=last.get("loss"),
+        folder=str(record.folder(kept.run)),
+    )
+
+
+def _last_ending(run: str) -> dict[str, Any] | None:
+    """How the last attempt ended; None where it isn't known, as of one that goes on."""
+    ending = next(reversed(history.endings(run)), None)
+    begun = watch.log_name(ending["attempt"] + 1) if ending else ""
+    return None if begun and (record.folder(run) / begun).exists() else ending
+
+
+def _last_step(path: Path) -> Mapping[str, Any]:
+    """The newest step among the metrics' last lines."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        for line in reversed(file.read().splitlines()):
+            with suppress(ValueError, AttributeError):  # half a line, or none of ours
+                found = json.loads(line)
+                if found.get("kind") == "step":
+                    return dict(found)
+    return {}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which runs are meant: each that is given has to fit.
+
+    since, before: those that were created after or before that time.
+    """
+
+    states: tuple[str, ...] = ()
+    name: str | None = None
+    since: datetime | None = None
+    before: datetime | None = None
+
+    def takes(self, run: Run) -> bool:
+        """Whether the run is one of them."""
+        created = _time(run.created)
+        return (
+            (not self.states or run.state in self.states)
+            and (self.name is None or run.name == self.name)
+            and (self.since is None or (created is not None and created >= self.since))
+            and (self.before is None or (created is not None and created < self.before))
+        )
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+
+
+def ago(text: str, now: datetime | None = None) -> datetime:
+    """The time that lies an age like 30m, 12h, 7d or 2w back. Raises UsageError."""
+    told = re.fullmatch(r"(\d{1,5})([mhdw])", text)
+    if not told:
+        raise UsageError(f"{text!r} is no age", "For example 30m, 12h, 7d or 2w.")
+    back = timedelta(**{UNITS[told[2]]: int(told[1])})
+    return (now or datetime.now(timezone.utc)) - back
+
+
+def to_prune(found: Iterable[Run], wanted: Filter, keep: int) -> list[Run]:
+    """The runs whose records may go: ended, taken by `wanted`, and not the newest `keep` of them.
+
+    Those of which it isn't known whether they ended only where `wanted` says so.
+    """
+    stays = {RUNNING, UNKNOWN} - {state for state in wanted.states if state == UNKNOWN}
+    taken = [run for run in found if wanted.takes(run)]
+    return [run for run in taken[keep:] if run.state not in stays]
+
+
+def prune(run: Run) -> int | None:
+    """Remove a run's record, log and metrics; the bytes that it freed, None where it is followed.
+
+    Checkpoints are the user's own, and stay. Raises UsageError where it can't be removed.
+    """
+    folder = record.folder(run.run)
+    with owner.following(run.run) as nobody:
+        if not nobody:
+            return None
+        size = sum(path.lstat().st_size for path in folder.rglob("*"))
+        try:
+            files.remove_folder(folder, record.folder(run.run).parent)
+        except OSError as error:
+            raise UsageError(f"{folder} can't be removed: {error.strerror}") from error
+    return size
+
+
+def shown(text: str) -> dict[str, Any]:
+    """All that is kept of the run that `text` names. Raises UsageError where there is none."""
+    kept = record.find(text)
+    facts = provenance.read(kept.run) or {}
+    return {
+        "run": kept.run,
+        "name": kept.name,
+        "created": kept.created,
+        "backend": kept.backend,
+        "file": kept.file,
+        "folder": str(record.folder(kept.run)),
+        "given": kept.config,
+        "resolved": facts.pop("config", None),
+        "plan": provenance.read(kept.run, provenance.PLAN),
+        "build": provenance.read(kept.run, provenance.BUILD),
+        **facts,
+        "endings": history.endings(kept.run),
+    }

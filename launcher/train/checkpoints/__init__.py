@@ -1,0 +1,1 @@
+"""Checkpoints: written, judged by their files, kept, and whose they are."""

@@ -1,0 +1,244 @@
+"""Distributed checkpoints: SAVE/iter_0000020/ and SAVE/latest_checkpointed_iteration.txt."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import os
+import re
+import shutil
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+
+from launcher.train import compat
+from launcher.train.checkpoints import folders, lineage
+from launcher.train.gpt.arguments import UsageError
+from launcher.train.ranks.ending import RunError, has_lost_another
+
+CUT_SHORT = "inline_container.cc"
+"""Where torch finds that the system wrote less of an archive than it was given."""
+
+FULL = 1 << 16
+"""Bytes free on a disk that is as good as full."""
+
+PATIENCE = datetime.timedelta(seconds=2)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is; `steps` are those the optimizer took, `iterations` those it tried."""
+
+    iteration: int = 0
+    consumed_samples: int = 0
+    steps: int = 0
+
+
+def newest(root: str) -> Path | None:
+    """The folder of the newest complete checkpoint under `root`, or None where there is none.
+
+    All ranks call this together: rank 0 looks, and says which newer ones it leaves out. Raises
+    `UsageError` where none is complete though the tracker names one.
+    """
+    found: list[Any] = [_look(Path(root)) if torch.distributed.get_rank() == 0 else None]
+    torch.distributed.broadcast_object_list(found)
+    if isinstance(found[0], UsageError):
+        raise found[0]
+    return found[0]
+
+
+def _look(root: Path) -> Path | UsageError | None:
+    try:
+        every, named = folders.since_complete(root), folders.noted(root)
+    except OSError as error:
+        return UsageError(f"--load {root} can't be read: {error.strerror}")
+    complete = [each for each in every if not each.problem]
+    if named and not complete:
+        told = f"{root / folders.TRACKER} names iteration {named!r}, whose checkpoint isn't "
+        reason = "there" if not every else f"complete: {every[-1].problem}"
+        return UsageError(told + reason)
+    for each in every[every.index(complete[-1]) + 1 :] if complete else every:
+        print(f"{each.folder} is left out: {each.problem}", flush=True)
+    return complete[-1].folder if complete else None
+
+
+def _common(source: Path) -> dict[str, Any]:
+    """What isn't divided among ranks; raises `UsageError` if another program saved it."""
+    common: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(source))
+    if "vocabulary" not in common:
+        raise UsageError(f"{source} was not saved by launcher.train.gpt")
+    return common
+
+
+def saved_vocabulary(source: Path) -> int:
+    """The padded vocabulary of a checkpoint.
+
+    The padding takes part in the softmax, so a run that goes on in another layout has to
+    keep it.
+    """
+    return int(_common(source)["vocabulary"])
+
+
+def _layout() -> dict[str, int]:
+    return {
+        "tensor": parallel_state.get_tensor_model_parallel_world_size(),
+        "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
+    }
+
+
+def _random_state() -> ShardedObject:
+    """This rank's random state; data-parallel ranks have the same, so one of them writes it."""
+    state = {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(),
+        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+    layout = _layout()
+    ranks = (
+        parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_tensor_model_parallel_rank(),
+    )
+    replica = parallel_state.get_data_parallel_rank()
+    shape = (layout["pipeline"], layout["tensor"])
+    return ShardedObject("rng_state", state, shape, ranks, replica_id=replica)
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"])
+    torch.cuda.set_rng_state(state["cuda"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
+
+
+def _sharded(model: Any, optimizer: Any, is_loading: bool) -> dict[str, Any]:
+    state: dict[str, Any] = {"model": model.sharded_state_dict(prefix="")}
+    state["optimizer"] = compat.sharded_optimizer_state(optimizer, dict(state), is_loading)
+    return state
+
+
+def save(root: str, model: Any, optimizer: Any, progress: Progress) -> Path:
+    """Write a checkpoint under a temporary name, then give it its own and note it as newest.
+
+    All ranks call this together. Raises `RunError` on a full or read-only disk; then nothing
+    of it stays.
+    """
+    partial = folders.partial(root, progress.iteration)
+    state = _sharded(model, optimizer, is_loading=False)
+    state.update(
+        progress=vars(progress),
+        layout=_layout(),
+        vocabulary=model.vocab_size,
+        rng_state=_random_state(),
+    )
+    try:
+        _on_rank_0(lambda: _make(partial))
+        dist_checkpointing.save(state, str(partial))
+        _on_rank_0(lambda: folders.publish(Path(root), progress.iteration))
+    except BaseException as error:  # torch's CheckpointException isn't an Exception
+        reason = _reason(error, root)
+        made = None if isinstance(error, FileExistsError) else partial
+        speaks = _clear_up(Path(root), made, bool(reason))
+        if reason is None:
+            raise
+        raise RunError(f"can't save to {root}: {reason}" if speaks else "") from error
+    return folders.folder(root, progress.iteration)
+
+
+def _make(partial: Path) -> None:
+    folders.recover(partial.parent, lineage.is_claimed)
+    folders.remove_partial(partial.parent)
+    folders.make_room(partial)
+    partial.mkdir(parents=True)
+
+
+def _on_rank_0(work: Callable[[], Any]) -> None:
+    """Do it on rank 0 while the others wait; its `OSError` is a silent `RunError` on them."""
+    problem: list[OSError | None] = [None]
+    if torch.distributed.get_rank() == 0:
+        try:
+            work()
+        except OSError as error:
+            problem = [error]
+    mine = problem[0]
+    torch.distributed.broadcast_object_list(problem)
+    if mine:
+        raise mine
+    if problem[0]:
+        raise RunError("")
+
+
+def _reason(error: BaseException, root: str) -> str | None:
+    """Why the system let no checkpoint be written, as far as this rank knows.
+
+    "" where another rank knows, None where it isn't the system's doing. Errors come from other
+    processes and ranks, some as text alone. torch's archives don't give the system's reason: a
+    write that was cut short is taken for a full disk, even if there is room again by now.
+    """
+    if isinstance(error, FileExistsError):
+        return error.strerror or os.strerror(errno.EEXIST)
+    text = "".join(traceback.format_exception(error))
+    if code := re.search(r"\[Errno (\d+)\]", text):
+        return os.strerror(int(code[1]))
+    if CUT_SHORT in text:
+        return os.strerror(errno.ENOSPC)
+    if isinstance(error, RunError) or type(error).__name__ == "CheckpointException":
+        return ""
+    if not has_lost_another(error) and shutil.disk_usage(root).free < FULL:
+        return os.strerror(errno.ENOSPC)
+    return None
+
+
+def _clear_up(root: Path, made: Path | None, knows: bool) -> bool:
+    """Remove what was `made`; whether this rank is the first that knows why, and so says it.
+
+    Ranks fail each for itself, and one that waits for another in a collective only when that
+    one has left: so they wait for each other, but not for long. The process group is of no
+    more use here; its store is. Rank 0 removes, when no other is writing any more.
+    """
+    store = torch.distributed.distributed_c10d._get_default_store()
+    rank, ranks = torch.distributed.get_rank(), range(torch.distributed.get_world_size())
+    first = False
+    with suppress(RuntimeError):
+        first = knows and store.add("save/known", 1) == 1
+        store.set(f"save/failed/{rank}", "")
+        awaited = ["save/removed"] if rank else [f"save/failed/{each}" for each in ranks]
+        store.wait(awaited, PATIENCE)
+    if rank == 0:
+        if made:
+            folders.remove(made)
+        with suppress(RuntimeError):
+            store.set("save/removed", "")
+    return first
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a checkpoint gave; `saved_layout` is set where it was another than this run's."""
+
+    progress: Progress
+    saved_layout: dict[str, int] | None
+
+
+def load(source: Path, model: Any, optimizer: Any) -> Loaded:
+    """Load a checkpoint, saved with any layout.
+
+    All ranks call this together. Random states are those of ranks, so they are carried over
+    only into the layout that they were saved with.
+    """
+    common = _common(source)
+    same = common["layout"] == _layout()
+    state = _sharded(model, optimizer, is_loading=True)
+    if same:
+        state["rng_state"] = _random_state()
+    loaded = dist_checkpointing.load(state, str(source))
+    model.load_state_dict(loaded["model"])
+    optimizer.load_state_dict(loaded["optimizer"])
+    if same:
+        _set_random_state(loaded["rng_state"])
+    return Loaded(Progress(**common["progress"]), None if same else common["layout"])

@@ -1,0 +1,325 @@
+"""The folders of checkpoints: which are complete, which to set aside, which to remove.
+
+It needs only the standard library, so that the launcher can look at a folder from outside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher import files
+from launcher.train.checkpoints import contents, lineage
+
+TRACKER = "latest_checkpointed_iteration.txt"
+"""Upstream's and ours: the newest complete checkpoint's iteration, or "release" for a converted
+model in the folder of that name."""
+
+PARTIAL = ".partial"
+"""Ends a folder's name while `launcher.train.gpt` writes it."""
+
+READY = ".ready"
+"""Ends its name when it is whole, until it has its own."""
+
+SHAPE = re.compile(rf"iter_(\d+)(\{PARTIAL}|\{READY})?")
+"""The name of a checkpoint's folder, of one that is written, and of one that is to be named."""
+
+REPLACED = ".replaced"
+"""Ends the name of an older one of the same iteration, until it is removed."""
+
+INCOMPLETE = ".incomplete"
+RELEASE = "release"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's folder; `problem` is "" where it is complete, else what it lacks."""
+
+    iteration: int
+    folder: Path
+    problem: str = ""
+
+
+def folder(root: str | Path, iteration: int) -> Path:
+    """The folder of an iteration's checkpoint."""
+    return Path(root) / f"iter_{iteration:07d}"
+
+
+def partial(root: str | Path, iteration: int) -> Path:
+    """The same while it is written."""
+    return folder(root, iteration).with_suffix(PARTIAL)
+
+
+def noted(root: Path) -> str:
+    """What the tracker says: an iteration, "release", or "" where there is nothing to read.
+
+    Raises `OSError` where it is there and can't be read.
+    """
+    try:
+        return (root / TRACKER).read_text(encoding="utf-8", errors="replace").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def publish(root: Path, iteration: int) -> Path:
+    """Give a checkpoint written under its partial name its own, and note it as the newest.
+
+    It says whose it is, where a run has claimed `root`. All of it is on the disk before an older
+    one of this iteration gives way, which goes last: killed at any moment, this leaves one of the
+    two whole, and `recover` puts it where it belongs. Raises `OSError` on a full disk, and
+    `FileExistsError` where another line's checkpoint has that name: then nothing is done.
+    """
+    final, new = folder(root, iteration), partial(root, iteration)
+    make_room(final)
+    with files.Aside(root / TRACKER) as tracker:
+        tracker.file.write(str(iteration).encode())
+        tracker.complete()
+        lineage.sign(new)
+        files.sync_tree(new)
+        _take_place(files.rename(new, final.with_suffix(READY)))
+        tracker.publish()
+    files.sweep(root / TRACKER)
+    _remove_replaced(final)
+    return final
+
+
+def make_room(path: Path) -> None:
+    """See that a checkpoint's name is free, or its own line's.
+
+    One that nobody is known to have made, as a program that was started by hand leaves it, is set
+    aside. Raises `FileExistsError` for another line's.
+    """
+    if lineage.is_nobodys(path):
+        _move_aside(path)
+    lineage.refuse_to_replace(path)
+
+
+def recover(root: Path, mine: Callable[[Path], bool]) -> None:
+    """Go on with the publishing of checkpoints of `mine` where it was killed. Raises `OSError`."""
+    for ready in sorted(root.glob(f"iter_*{READY}")):
+        if mine(ready):
+            files.write(root / TRACKER, str(int(_take_place(ready).name.removeprefix("iter_"))))
+    for replaced in root.glob(f"iter_*{REPLACED}"):
+        if mine(replaced) and replaced.with_suffix("").exists():
+            remove(replaced)
+
+
+def _take_place(ready: Path) -> Path:
+    """Name a checkpoint that is whole; one that has its name goes aside before."""
+    final = ready.with_suffix("")
+    if final.exists() and not final.with_suffix(REPLACED).exists():
+        files.rename(final, final.with_suffix(REPLACED))
+    return files.rename(ready, final)
+
+
+def _remove_replaced(final: Path) -> None:
+    if final.with_suffix(REPLACED).exists():
+        remove(final.with_suffix(REPLACED))
+
+
+def scan(root: Path) -> list[Checkpoint]:
+    """All checkpoints under `root`, complete or not, the oldest first; [] where there is none.
+
+    A complete one has a name of its own, isn't newer than what the tracker names, and its files
+    are there in their length. A full disk can empty the tracker of a run that saved well before:
+    then files alone decide. A "release" is listed, as iteration 0, where the tracker names it.
+    Raises `OSError` where `root` can't be read.
+    """
+    return [*_newest_first(root)][::-1]
+
+
+def since_complete(root: Path) -> list[Checkpoint]:
+    """The newest complete checkpoint and all that are newer, the oldest first; raises as `scan`.
+
+    All of them where none is complete. The older ones' files, which may be many, aren't read.
+    """
+    found = list[Checkpoint]()
+    for each in _newest_first(root):
+        found.append(each)
+        if not each.problem:
+            break
+    return found[::-1]
+
+
+def _newest_first(root: Path) -> Iterator[Checkpoint]:
+    """As `scan` has them, but the newest first, each looked into only when it is asked for."""
+    root = Path(root)
+    newest = noted(root)
+    found = [
+        (int(match[1]), path)
+        for path in (root.iterdir() if root.is_dir() else ())
+        if (match := SHAPE.fullmatch(path.name)) and path.is_dir()
+    ]
+    for iteration, path in sorted(found, reverse=True):
+        yield Checkpoint(iteration, path, _unfinished(path, iteration, newest))
+    if newest == RELEASE and (root / RELEASE).is_dir():
+        yield Checkpoint(0, root / RELEASE, contents.problem(root / RELEASE))
+
+
+def _unfinished(path: Path, iteration: int, newest: str) -> str:
+    if path.name.endswith(PARTIAL):
+        return "its saving was interrupted"
+    if path.name.endswith(READY):
+        return contents.problem(path)
+    if newest == RELEASE or (newest.isdecimal() and iteration > int(newest)):
+        return f"its saving was interrupted: {TRACKER} names {newest}"
+    if not newest and not (path.parent / TRACKER).exists():
+        return f"its saving was interrupted: there is no {TRACKER}"
+    return contents.problem(path)
+
+
+def newest_complete(root: Path, line: str = "") -> Checkpoint | None:
+    """The checkpoint to go on from, or None where there is none; raises as `scan`.
+
+    Of a `line`'s own alone, where one is given.
+    """
+    return next((each for each in _newest_of(Path(root), line) if not each.problem), None)
+
+
+def _newest_of(root: Path, line: str) -> Iterator[Checkpoint]:
+    """As `_newest_first`, of a `line` where one is given."""
+    return (each for each in _newest_first(root) if line in ("", lineage.owner(each.folder)))
+
+
+def line_of(root: Path, run: str, *, on: bool) -> str:
+    """The line of a run that saves under `root`: that of what it goes `on` from, or its own.
+
+    Raises as `scan`.
+    """
+    found = lineage.line(root, run)
+    if on and not found:
+        newest = newest_complete(root) or next(_newest_first(root), None)
+        found = lineage.owner(newest.folder) if newest else ""
+    return found or run
+
+
+def foreign(root: Path, line: str, *, on: bool) -> list[Checkpoint]:
+    """Those of others that a run of `line` would come upon, the oldest first; raises as `scan`.
+
+    One that goes `on` from the newest complete one meets only what is newer.
+    """
+    found = since_complete(root) if on else scan(root)
+    met = found[1:] if on and found and not found[0].problem else found
+    return [each for each in met if lineage.owner(each.folder) != line]
+
+
+def refusal(root: Path, line: str, *, on: bool) -> str:
+    """Why a run of `line` may not save under `root`, for others' checkpoints; "" where it may.
+
+    Raises as `scan`.
+    """
+    found = foreign(root, line, on=on)
+    if not found:
+        return ""
+    newest = found[-1].folder
+    owner = lineage.owner(newest)
+    whose = f"run {owner}'s" if owner else "not known to be this run's"
+    if on:
+        return f"{newest} is newer than what the run goes on from, and is {whose}"
+    return f"{root} holds checkpoints that aren't this run's: {newest.name} is {whose}"
+
+
+def set_aside(root: Path, line: str) -> list[Path]:
+    """Rename what of `line` is newer than its newest complete one, to iter_0000100.incomplete.
+
+    The new paths. The tracker then names the newest complete one, and is removed where there is
+    none: upstream would load what it names, and up to 0.9 refuses to save into a folder that is
+    there. Where it names another line's it stays. Raises `OSError` where that isn't allowed.
+    """
+    root, broken, newest = Path(root), list[Checkpoint](), None
+    recover(root, lambda path: lineage.said(path) == line)
+    for each in _newest_of(root, line):
+        if not each.problem:
+            newest = each
+            break
+        broken.append(each)
+    moved = [_move_aside(each.folder) for each in reversed(broken)]
+    if moved and not newest:
+        newest = newest_complete(root)
+    if _names_another(root, line):
+        return moved
+    if newest and noted(root) != _name(newest):
+        files.write(root / TRACKER, _name(newest))
+    elif moved and not newest:
+        files.remove_file(root.absolute() / TRACKER, root.absolute(), missing_ok=True)
+    return moved
+
+
+def _names_another(root: Path, line: str) -> bool:
+    """Whether the tracker names a checkpoint that is there and isn't of `line`."""
+    named = noted(root)
+    path = folder(root, int(named)) if named.isdecimal() else root / RELEASE
+    return bool(named) and path.is_dir() and lineage.owner(path) != line
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    """How the tracker names it."""
+    return RELEASE if checkpoint.folder.name == RELEASE else str(checkpoint.iteration)
+
+
+def _move_aside(path: Path) -> Path:
+    base = path.name.removesuffix(PARTIAL) + INCOMPLETE
+    target, number = path.with_name(base), 1
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{base}.{number}")
+    return files.rename(path, target)
+
+
+def sign(root: Path) -> None:
+    """Let what is newly complete under `root` say whose it is, as far as that is known.
+
+    Raises `OSError` where that isn't allowed.
+    """
+    for each in _newest_first(root):
+        if lineage.said(each.folder):
+            return
+        if not each.problem:
+            lineage.sign(each.folder)
+
+
+def prune(root: Path, keep: int, line: str) -> list[Path]:
+    """Remove the complete checkpoints of `line` that are older than its newest `keep`; their paths.
+
+    Neither the one that the tracker names nor an incomplete one is counted out or removed.
+    Raises `ValueError` for `keep` under 1, and `OSError` where removing isn't allowed.
+    """
+    if keep < 1:
+        raise ValueError(f"keep is {keep}, and has to be at least 1")
+    root = Path(root)
+    complete = [each for each in _newest_of(root, line) if not each.problem][::-1]
+    named = noted(root)
+    old = [each.folder for each in complete[:-keep] if _name(each) != named]
+    left = [path for path in root.glob(f".iter_*{files.REMOVED}") if lineage.said(path) == line]
+    if old:  # what stays has to be on the disk before
+        files.sync_tree(complete[-1].folder)
+        files.sync(root / TRACKER)
+        files.sync(root)
+    for path in [*left, *old]:
+        remove(path)
+    return old
+
+
+def remove_partial(root: Path) -> None:
+    """Remove what interrupted saves of the line that has claimed `root` left there.
+
+    Several ranks may call this at the same time.
+    """
+    for path in root.glob(f"iter_*{PARTIAL}"):
+        if lineage.is_claimed(path):
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint that its note, or the claim beside it, says is ours.
+
+    Interrupted, it leaves nothing that looks whole. Raises `OSError`.
+    """
+    with suppress(OSError):  # on a full disk it is known by the claim alone
+        lineage.sign(path)
+    proof = lineage.NOTE if lineage.said(path) else ""
+    with suppress(FileNotFoundError):
+        files.remove_folder(path.absolute(), path.parent.absolute(), proof)

@@ -1,0 +1,62 @@
+"""Train a GPT with Megatron-Core, on GPUs or, started with the redirection, on the CPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from launcher.train.ranks import ending
+
+if TYPE_CHECKING:
+    from launcher.train.gpt.arguments import Layout
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train; the process's exit code, 2 for arguments that can't work together."""
+    return ending.code(lambda: train(*check(argv)))
+
+
+def check(argv: Sequence[str]) -> tuple[Namespace, Layout]:
+    """The arguments and the layout of the ranks, without importing what is heavy.
+
+    Raises `UsageError`.
+    """
+    from launcher.train.gpt import arguments as command_line
+    from launcher.train.gpt import performance, writers
+
+    arguments = command_line.parse(argv)
+    layout = command_line.layout(arguments, int(os.environ.get("WORLD_SIZE", 1)))
+    if "RANK" not in os.environ:
+        raise command_line.UsageError("start its ranks with python3 -m launcher.train.runner")
+    writers.check(arguments)
+    if arguments.performance_summary and os.environ["RANK"] == "0":
+        performance.check(arguments.performance_summary)
+    return arguments, layout
+
+
+def train(arguments: Namespace, layout: Layout) -> None:
+    """Import what is heavy, and train.
+
+    Megatron starts processes that import the main module, so that has to be light.
+    Raises `UsageError` and `RunError`.
+    """
+    from launcher.train import compat, cpu
+
+    cpu.write_whole_lines()
+    compat.prepare()
+    arguments.on_cpu = cpu.is_installed()
+    import torch
+
+    from launcher.train.gpt import memory, training
+
+    training.initialise(arguments, layout)
+    with memory.sampled(arguments):
+        training.Trainer(arguments, layout).run()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    ending.leave(main(sys.argv[1:]))

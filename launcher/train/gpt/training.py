@@ -1,0 +1,460 @@
+"""The training run: set up the ranks, step, log, evaluate, save, stop."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+
+from launcher.train import compat
+from launcher.train.checkpoints import checkpoint, replicas
+from launcher.train.checkpoints.checkpoint import Progress
+from launcher.train.gpt import data, learning_rate, log, memory, model, performance, writers
+from launcher.train.gpt.arguments import Layout, UsageError, padded_vocabulary
+from launcher.train.ranks.ending import RunError
+
+
+def say(text: str) -> None:
+    """Print on rank 0 only."""
+    if torch.distributed.get_rank() == 0:
+        print(text, flush=True)
+
+
+def _is_last() -> bool:
+    """Whether this is the last rank: in a pipeline, the loss is known there."""
+    return bool(torch.distributed.get_rank() == torch.distributed.get_world_size() - 1)
+
+
+def _say_last(text: str) -> None:
+    """Print on the last rank only."""
+    if _is_last():
+        print(text, flush=True)
+
+
+def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
+    """Join the process group, divide it by `layout`, and seed every random generator."""
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    torch.distributed.init_process_group(
+        backend="nccl", timeout=datetime.timedelta(minutes=arguments.distributed_timeout_minutes)
+    )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        distributed_timeout_minutes=arguments.distributed_timeout_minutes,
+    )
+    # Stages of a pipeline hold different layers, and must not start from the same numbers.
+    seed = arguments.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def build_optimizer(arguments: argparse.Namespace, wrapped: Any) -> Any:
+    """Megatron's own optimizer for a model that its data parallelism wraps."""
+    if arguments.use_distributed_optimizer:
+        compat.check_distributed_optimizer()
+    config = OptimizerConfig(
+        lr=arguments.lr,
+        min_lr=arguments.min_lr,
+        weight_decay=arguments.weight_decay,
+        adam_beta1=arguments.adam_beta1,
+        adam_beta2=arguments.adam_beta2,
+        adam_eps=arguments.adam_eps,
+        clip_grad=arguments.clip_grad,
+        fp16=arguments.fp16,
+        bf16=arguments.bf16,
+        params_dtype=model.dtype(arguments),
+        loss_scale=arguments.loss_scale,
+        initial_loss_scale=arguments.initial_loss_scale,
+        min_loss_scale=arguments.min_loss_scale,
+        loss_scale_window=arguments.loss_scale_window,
+        hysteresis=arguments.hysteresis,
+        use_distributed_optimizer=arguments.use_distributed_optimizer,
+    )
+    return get_megatron_optimizer(config, [wrapped])
+
+
+def fuse_adam(optimizer: Any) -> None:
+    """Update all parameters in few kernels where the optimizer is torch's Adam on a GPU.
+
+    To be called after loading too, which brings the flags and step counts of the device
+    that saved.
+    """
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if not isinstance(part.optimizer, torch.optim.AdamW):
+            continue
+        for group in part.optimizer.param_groups:
+            device = group["params"][0].device
+            group.update(fused=device.type == "cuda", foreach=False)
+            for parameter in group["params"]:
+                state = part.optimizer.state.get(parameter, {})
+                if "step" in state and device.type == "cuda":
+                    state["step"] = state["step"].to(device)
+
+
+def _vocabulary(arguments: argparse.Namespace, layout: Layout, source: Path | None) -> int:
+    """The padded vocabulary: the checkpoint's, where one is loaded.
+
+    Raises `UsageError` where that doesn't fit the arguments.
+    """
+    if source is None:
+        divisible_by = arguments.make_vocab_size_divisible_by
+        return padded_vocabulary(arguments.vocab_size, divisible_by, layout.tensor)
+    saved = checkpoint.saved_vocabulary(source)
+    if saved < arguments.vocab_size or saved % layout.tensor:
+        raise UsageError(
+            f"the checkpoint in {arguments.load} has a padded vocabulary of {saved}, which "
+            f"doesn't fit --vocab-size {arguments.vocab_size} and TP={layout.tensor}"
+        )
+    return saved
+
+
+def wrap(arguments: argparse.Namespace, gpt: Any) -> Any:
+    """The model in its precision, under Megatron's data parallelism; gradients are fp32."""
+    gpt.cuda(torch.cuda.current_device())
+    precise = Float16Module(gpt.config, gpt) if arguments.fp16 or arguments.bf16 else gpt
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=arguments.overlap_grad_reduce,
+        use_distributed_optimizer=arguments.use_distributed_optimizer,
+    )
+    return DistributedDataParallel(gpt.config, config, precise)
+
+
+def _loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Mean over the tokens that count; losses and loss_mask are [micro-batch, sequence]."""
+    mask = loss_mask.view(-1)
+    loss = torch.sum(losses.float().view(-1) * mask) / mask.sum()
+    # The schedules divide the loss in place, so what is logged has to be a copy.
+    return loss, {"lm loss": loss.detach().clone()}
+
+
+def forward_step(batches: Iterator[dict[str, torch.Tensor]] | None, gpt: Any) -> Any:
+    """One micro-batch through this rank's layers, and how to make its output a loss."""
+    if batches is None:
+        return gpt(None, None, None), None
+    batch = {name: x.cuda(non_blocking=True) for name, x in next(batches).items()}
+    output = gpt(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
+    return output, partial(_loss, batch["loss_mask"])
+
+
+@dataclass
+class Meter:
+    """Sums since the last line of the log; the loss stays on the device until then."""
+
+    started: float = field(default_factory=time.perf_counter)
+    iterations: int = 0
+    advanced: int = 0
+    loss: torch.Tensor | float = 0.0
+    nan: torch.Tensor | int = 0
+
+    def add(self, loss: torch.Tensor | None, advanced: bool) -> None:
+        self.iterations += 1
+        self.advanced += advanced
+        if loss is not None:
+            self.nan = self.nan + torch.isnan(loss)
+            if advanced:
+                self.loss = self.loss + loss
+
+    @property
+    def milliseconds(self) -> float:
+        """Mean time of an iteration."""
+        return 1000.0 * (time.perf_counter() - self.started) / self.iterations
+
+
+def _mean_of(losses: list[dict[str, torch.Tensor]]) -> torch.Tensor | None:
+    """The mean over a step's micro-batches; None where this rank has no losses."""
+    return torch.stack([each["lm loss"] for each in losses]).mean() if losses else None
+
+
+def _mean_over_data(value: torch.Tensor) -> float:
+    group = parallel_state.get_data_parallel_group()
+    torch.distributed.all_reduce(value, group=group)
+    ranks: int = torch.distributed.get_world_size(group)
+    return float(value.item()) / ranks
+
+
+class StopRequest:
+    """Whether any rank was asked to stop; signals reach the ranks at different iterations."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self.group = torch.distributed.new_group(backend="gloo")
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._receive)
+
+    def _receive(self, *_: Any) -> None:
+        self.received = True
+
+    def agreed(self) -> bool:
+        """All ranks call this together, and get the same answer."""
+        flag = torch.tensor([int(self.received)], device="cpu")
+        torch.distributed.all_reduce(flag, group=self.group, op=torch.distributed.ReduceOp.MAX)
+        return bool(flag.item())
+
+
+class Trainer:
+    """A run in progress: the model, its optimizer, its data, and where it is."""
+
+    def __init__(self, arguments: argparse.Namespace, layout: Layout) -> None:
+        self.arguments = arguments
+        self.layout = layout
+        source = checkpoint.newest(arguments.load) if arguments.load else None
+        self.gpt = model.build(arguments, _vocabulary(arguments, layout, source))
+        self.wrapped = wrap(arguments, self.gpt)
+        self.optimizer = build_optimizer(arguments, self.wrapped)
+        self.config = self.gpt.config
+        self.config.grad_scale_func = self.optimizer.scale_loss
+        self.config.finalize_model_grads_func = finalize_model_grads
+        if arguments.overlap_grad_reduce:
+            self.config.no_sync_func = self.wrapped.no_sync
+        self.schedule = learning_rate.from_arguments(arguments)
+        self.forward_backward = get_forward_backward_func()
+        self.progress = self._load(source)
+        fuse_adam(self.optimizer)
+        self.loss: torch.Tensor | None = None  # the last step's, on the last stage
+        self.seconds: list[float] = []  # each step's, where they are asked for
+        self.writes = writers.asked_for(arguments)
+        self.writers = None
+        if self.writes and _is_last():
+            self.writers = writers.start(arguments, self.progress.iteration)
+        self.memory_told = bool(arguments.on_cpu)  # upstream tells a GPU's
+        self.stop = StopRequest() if arguments.exit_signal_handler else None
+        self.training_set, self.validation_set = data.datasets(arguments)
+
+    def _load(self, source: Path | None) -> Progress:
+        if source is None:
+            if self.arguments.load:
+                say(f"no checkpoint in {self.arguments.load}: starting from the beginning")
+            return Progress()
+        loaded = checkpoint.load(source, self.gpt, self.optimizer)
+        say(f"loaded {source}: going on after iteration {loaded.progress.iteration}")
+        if loaded.saved_layout:
+            saved = "TP={tensor} PP={pipeline}".format(**loaded.saved_layout)
+            say(f"it was saved with {saved}: random states are not carried over")
+        return loaded.progress
+
+    def run(self) -> None:
+        """Train to the last iteration, or to where the run is asked to stop."""
+        batches = data.batches(self.arguments, self.training_set, self.progress.consumed_samples)
+        self._set_learning_rate()
+        meter = Meter()
+        saved = self.progress.iteration
+        while self.progress.iteration < self.arguments.train_iters:
+            meter = self._iteration(batches, meter)
+            saved = self._after_iteration(saved)
+            if self._must_stop(saved):
+                break
+        else:
+            self._finish(saved)
+        if self.writers:
+            self.writers.close()
+        if self.arguments.performance_summary:
+            self._summarise()
+
+    def _iteration(self, batches: Any, meter: Meter) -> Meter:
+        started = time.perf_counter()
+        losses, advanced, grad_norm = self.step(batches)
+        if self.arguments.performance_summary:
+            torch.cuda.synchronize()
+            self.seconds.append(time.perf_counter() - started)
+        self.loss = _mean_of(losses)
+        meter.add(self.loss, advanced)
+        self.progress = replace(
+            self.progress,
+            iteration=self.progress.iteration + 1,
+            consumed_samples=self.progress.consumed_samples + self.arguments.global_batch_size,
+            steps=self.progress.steps + advanced,
+        )
+        self._set_learning_rate()
+        if self.writes and self.progress.iteration % self.arguments.tensorboard_log_interval == 0:
+            self._write(grad_norm)
+        if self.progress.iteration % self.arguments.log_interval == 0:
+            self._log(meter, grad_norm)
+            return Meter()
+        return meter
+
+    def step(self, batches: Any) -> tuple[list[dict[str, torch.Tensor]], bool, float | None]:
+        """One step: its losses (on the last stage), whether it was taken, the gradient's norm."""
+        self.wrapped.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        losses = self._forward_backward(batches, forward_only=False)
+        advanced, grad_norm, _ = self.optimizer.step()
+        return losses, bool(advanced), grad_norm
+
+    def _forward_backward(self, batches: Any, forward_only: bool) -> list[dict[str, torch.Tensor]]:
+        losses: list[dict[str, torch.Tensor]] = self.forward_backward(
+            forward_step_func=forward_step,
+            data_iterator=batches,
+            model=[self.wrapped],
+            num_microbatches=self.layout.micro_batches,
+            seq_length=self.arguments.seq_length,
+            micro_batch_size=self.arguments.micro_batch_size,
+            decoder_seq_length=self.arguments.seq_length,
+            forward_only=forward_only,
+        )
+        return losses
+
+    def _set_learning_rate(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule.at(self.progress.steps) * group.get("lr_mult", 1.0)
+
+    def _write(self, grad_norm: float | None) -> None:
+        """This iteration's numbers; all ranks call this, since the loss is a mean over them."""
+        loss = None if self.loss is None else _mean_over_data(self.loss.clone())
+        if self.writers:
+            values = {
+                "learning-rate": self.schedule.at(self.progress.steps),
+                "batch-size": self.arguments.global_batch_size,
+                "lm loss": loss,
+                "loss-scale": float(self.optimizer.get_loss_scale()),
+                "grad-norm": grad_norm,
+            }
+            self.writers.write(values, self.progress.iteration, self.progress.consumed_samples)
+
+    def _log(self, meter: Meter, grad_norm: float | None) -> None:
+        loss, nan = None, 0
+        if parallel_state.is_pipeline_last_stage():
+            nan = int(meter.nan)
+            if meter.advanced:
+                loss = _mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced
+        interval = log.Interval(
+            iteration=self.progress.iteration,
+            train_iters=self.arguments.train_iters,
+            consumed_samples=self.progress.consumed_samples,
+            milliseconds=meter.milliseconds,
+            learning_rate=self.schedule.at(self.progress.steps),
+            global_batch_size=self.arguments.global_batch_size,
+            loss=loss,
+            loss_scale=float(self.optimizer.get_loss_scale()),
+            grad_norm=grad_norm,
+            skipped=meter.iterations - meter.advanced,
+            nan=nan,
+        )
+        _say_last(log.training_line(interval, time.strftime("%Y-%m-%d %H:%M:%S")))
+        if self.writers:  # upstream's is in seconds
+            seconds = interval.milliseconds / 1000.0
+            self.writers.write({"iteration-time": seconds}, interval.iteration)
+        if not self.memory_told and self.progress.steps:  # the optimizer has made its state
+            self.memory_told = True
+            self._tell_memory()
+
+    def _tell_memory(self) -> None:
+        """Each rank of the first replica tells, as upstream has it."""
+        if parallel_state.get_data_parallel_rank() == 0:
+            rank = torch.distributed.get_rank()
+            now, peak = memory.current(on_cpu=False), memory.peak(on_cpu=False)
+            print(memory.line(rank, self.progress.iteration, now, peak), flush=True)
+
+    def _summarise(self) -> None:
+        """Write the summary on rank 0, from what all ranks know."""
+        device = torch.cuda.current_device()
+        loss = float("nan") if self.loss is None else _mean_over_data(self.loss.clone())
+        last = torch.tensor([loss], device=device, dtype=torch.float64)
+        torch.distributed.broadcast(last, src=torch.distributed.get_world_size() - 1)
+        peak = memory.peak(self.arguments.on_cpu)
+        most = torch.tensor(list(peak.values()), device=device, dtype=torch.float64)
+        torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+        if torch.distributed.get_rank() == 0:
+            made = performance.summary(
+                self.arguments,
+                self.layout,
+                self.seconds,
+                loss=float(last.item()),
+                memory={kind: int(most[at].item()) for at, kind in enumerate(peak)},
+            )
+            say(performance.write(made, Path(self.arguments.performance_summary)))
+
+    def _after_iteration(self, saved: int) -> int:
+        iteration, arguments = self.progress.iteration, self.arguments
+        if arguments.check_replicas_interval and iteration % arguments.check_replicas_interval == 0:
+            self._check_replicas()
+        if iteration % arguments.eval_interval == 0 and iteration < arguments.train_iters:
+            self._evaluate()
+        if arguments.save_interval and iteration % arguments.save_interval == 0:
+            return self._save()
+        return saved
+
+    def _must_stop(self, saved: int) -> bool:
+        iteration, arguments = self.progress.iteration, self.arguments
+        reason = ""
+        if self.stop and self.stop.agreed():
+            reason = "asked to by a signal"
+        elif arguments.exit_interval and iteration % arguments.exit_interval == 0:
+            reason = "--exit-interval"
+        if reason:
+            self._save_unless(saved)
+            say(f"stopped after iteration {iteration}: {reason}")
+        return bool(reason)
+
+    def _finish(self, saved: int) -> None:
+        self._check_replicas()
+        self._save_unless(saved)
+        evaluated = self._evaluate()
+        end = f"after iteration {self.progress.iteration}"
+        say(f"finished {end}" if evaluated else f"stopped {end}: asked to by a signal")
+
+    def _save_unless(self, saved: int) -> None:
+        if self.arguments.save and saved != self.progress.iteration:
+            self._save()
+
+    def _save(self) -> int:
+        self._check_replicas()
+        folder = checkpoint.save(self.arguments.save, self.gpt, self.optimizer, self.progress)
+        say(f"saved {folder}")
+        return self.progress.iteration
+
+    def _check_replicas(self) -> None:
+        """Raises `RunError` on every rank when any rank's replicas disagree."""
+        found = replicas.model_disagreements(self.gpt)
+        flag = torch.tensor([len(found)], device=torch.cuda.current_device())
+        torch.distributed.all_reduce(flag)
+        if not int(flag.item()):
+            return
+        for disagreement in found:
+            if torch.distributed.get_rank() == disagreement.ranks[0]:
+                print(f"replicas disagree: {disagreement}", flush=True)
+        raise RunError("")  # said by those ranks
+
+    def _evaluate(self) -> bool:
+        """Evaluate, unless it is asked to stop meanwhile: then False, and nothing is said."""
+        if not self.arguments.eval_iters or self.validation_set is None:
+            return True
+        batches = data.batches(self.arguments, self.validation_set, 0)
+        self.wrapped.eval()
+        meter = Meter()
+        with torch.no_grad():
+            for _ in range(self.arguments.eval_iters):
+                losses = self._forward_backward(batches, forward_only=True)
+                meter.add(_mean_of(losses), advanced=True)
+                if self.stop and self.stop.agreed():
+                    return False
+        self.wrapped.train()
+        if parallel_state.is_pipeline_last_stage():
+            loss = _mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced
+            _say_last(log.validation_line(self.progress.iteration, loss))
+            if self.writers:
+                where = (self.progress.iteration, self.progress.consumed_samples)
+                self.writers.write({"lm loss validation": loss}, *where)
+        return True

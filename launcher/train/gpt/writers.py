@@ -1,0 +1,108 @@
+"""A run's numbers for TensorBoard and Weights & Biases, under upstream's names."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.train.gpt.arguments import UsageError
+from launcher.train.ranks.ending import RunError
+
+FLUSH_SECONDS = 10
+"""How long TensorBoard's writer keeps a number at most."""
+
+
+def asked_for(arguments: argparse.Namespace) -> bool:
+    """Whether anything is to be written."""
+    return bool(arguments.tensorboard_dir or arguments.wandb_project)
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raises `UsageError` where the package isn't there that would write."""
+    for option, value, package in (
+        ("--tensorboard-dir", arguments.tensorboard_dir, "tensorboard"),
+        ("--wandb-project", arguments.wandb_project, "wandb"),
+    ):
+        if value and importlib.util.find_spec(package) is None:
+            raise UsageError(
+                f"{option} needs the Python package {package}, which isn't here: leave the option "
+                "out, or put the package on PYTHONPATH"
+            )
+
+
+def start(arguments: argparse.Namespace, iteration: int) -> Writers:
+    """What writes for a run that begins after `iteration`; for one rank.
+
+    Raises `RunError` where the folder can't be written, or W&B doesn't start.
+    """
+    return Writers(
+        _tensorboard(arguments, iteration) if arguments.tensorboard_dir else None,
+        _wandb(arguments) if arguments.wandb_project else None,
+    )
+
+
+def _tensorboard(arguments: argparse.Namespace, iteration: int) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = arguments.tensorboard_dir
+    # What an interrupted run wrote after its last checkpoint gives way to what comes now.
+    purge = iteration + 1 if iteration else None
+    try:
+        return SummaryWriter(folder, purge_step=purge, flush_secs=FLUSH_SECONDS)
+    except OSError as error:
+        raise RunError(f"can't write to {folder}: {error.strerror}") from error
+
+
+def _wandb(arguments: argparse.Namespace) -> Any:
+    folder = arguments.wandb_save_dir
+    if not folder and arguments.save:
+        folder = os.path.join(arguments.save, "wandb")
+    try:
+        wandb: Any = importlib.import_module("wandb")
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+        wandb.init(
+            dir=folder,
+            project=arguments.wandb_project,
+            name=arguments.wandb_exp_name,
+            config=vars(arguments),
+        )
+    except Exception as error:  # it has errors of many kinds, most of them the user's
+        reason = str(error).strip().partition("\n")[0]
+        raise RunError(f"W&B doesn't start: {reason}") from error
+    return wandb
+
+
+class Writers:
+    """Writes to a SummaryWriter, to a module wandb whose run has begun, to both or to neither."""
+
+    def __init__(self, tensorboard: Any, wandb: Any) -> None:
+        self.tensorboard = tensorboard
+        self.wandb = wandb
+
+    def write(
+        self, values: Mapping[str, float | None], iteration: int, samples: int | None = None
+    ) -> None:
+        """The numbers of an iteration, by tag; those that are None are left out.
+
+        With `samples`, TensorBoard has each a second time, over the samples consumed.
+        """
+        known = {tag: value for tag, value in values.items() if value is not None}
+        for tag, value in known.items() if self.tensorboard else ():
+            self.tensorboard.add_scalar(tag, value, iteration)
+            if samples is not None:
+                self.tensorboard.add_scalar(f"{tag} vs samples", value, samples)
+        if self.wandb:
+            over = {} if samples is None else {"samples vs steps": samples}
+            self.wandb.log({**over, **known}, iteration)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self.tensorboard:
+            self.tensorboard.close()
+        if self.wandb:
+            self.wandb.finish()

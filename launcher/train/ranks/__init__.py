@@ -1,0 +1,1 @@
+"""Processes on a node: started, prepared, signalled, and how they end."""

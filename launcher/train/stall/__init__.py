@@ -1,0 +1,1 @@
+"""A run that stands still: which rank waits where."""

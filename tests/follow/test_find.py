@@ -1,0 +1,166 @@
+"""Runs are found on every backend that answers; one that doesn't is told where it matters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import EngineError, UsageError
+from launcher.follow import find
+from launcher.plan.job import Ended, Lost, goes_on
+from launcher.records import record
+
+
+@dataclass
+class MadeUpJob:
+    """Stands in for a backend's job."""
+
+    run: str
+    name: str
+    created: str
+    end: Ended | Exception | None = None
+    more: dict[str, str] = field(default_factory=dict)
+    doing: str = "running"
+    backend = "made up"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        told = {"name": self.name, "created": self.created, **self.more}
+        return {f"megatron-launchpad.{key}": value for key, value in told.items()}
+
+    def ended(self) -> Ended | None:
+        if isinstance(self.end, Exception):
+            raise self.end
+        return self.end
+
+    def state(self) -> str:
+        return self.doing
+
+
+@dataclass
+class MadeUp:
+    """Stands in for a backend; with an error it doesn't answer."""
+
+    known: list[MadeUpJob] = field(default_factory=list)
+    error: Exception | None = None
+
+    def jobs(self) -> list[MadeUpJob]:
+        if self.error:
+            raise self.error
+        return self.known
+
+
+FIRST = MadeUpJob("aa11", "first", "2025-01-01")
+SECOND = MadeUpJob("bb22", "second", "2025-01-02")
+THIRD = MadeUpJob("cc33", "third", "2025-01-03")
+
+
+@pytest.fixture
+def backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two backends, in place of the real ones, and the records of their runs."""
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
+    for one in (FIRST, SECOND, THIRD):
+        (tmp_path / one.run).mkdir()
+    found: dict[str, Any] = {"docker": MadeUp([FIRST, THIRD]), "local": MadeUp([SECOND])}
+    monkeypatch.setattr(find, "BACKENDS", found)
+    monkeypatch.setattr(find, "backend", found.__getitem__)
+    return found
+
+
+def test_the_jobs_of_all_backends_are_newest_first(backends: dict[str, Any]) -> None:
+    assert find.jobs() == [
+        (backends["docker"], THIRD),
+        (backends["local"], SECOND),
+        (backends["docker"], FIRST),
+    ]
+
+
+@pytest.mark.parametrize("error", [EngineError("no engine", "Start one."), Lost("gone")])
+def test_a_backend_that_does_not_answer_has_none(
+    backends: dict[str, Any], error: Exception
+) -> None:
+    backends["docker"].error = error
+    assert find.jobs() == [(backends["local"], SECOND)]
+    assert find.job("second") == (backends["local"], SECOND)
+    with pytest.raises(EngineError) as caught:
+        find.job("third")
+    assert caught.value.problem == f"no run 'third', and not all was asked: docker: {error.args[0]}"
+    assert [*map(str, find.everywhere()[1])] == [f"docker: {error.args[0]}"]
+    backends["local"].error = error
+    found, silent = find.everywhere()
+    assert (found, [*map(str, silent)]) == ([], [f"docker, local: {error.args[0]}"])
+
+
+def test_where_all_answer_an_unknown_run_is_a_wrong_argument(backends: dict[str, Any]) -> None:
+    assert find.job("third") == (backends["docker"], THIRD)
+    with pytest.raises(UsageError, match="no run 'fourth'"):
+        find.job("fourth")
+
+
+def test_a_name_is_that_of_an_own_run_and_another_users_has_its_id(
+    backends: dict[str, Any],
+) -> None:
+    theirs = MadeUpJob("dd44", "first", "2025-01-04")
+    backends["docker"].known += [theirs, MadeUpJob("ee55", "fifth", "2025-01-05")]
+    assert find.job("first") == (backends["docker"], FIRST)
+    assert find.job("dd") == (backends["docker"], theirs)
+    with pytest.raises(UsageError, match="run ee55, called fifth, was started by somebody else"):
+        find.job("fifth")
+
+
+def test_checkpoints_that_this_user_may_not_see_are_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(root: Path, line: str = "") -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(find.folders, "newest_complete", refuse)
+    job: Any = MadeUpJob("aa11", "first", "2025", None, {"checkpoints": "/theirs"})
+    assert find.row(job)[-1] == "unknown"
+
+
+def test_what_can_be_resumed_has_ended_and_left_a_complete_checkpoint(
+    backends: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kept(run: str, save: str | None) -> None:
+        config = {"name": "a", "image": "cpu", "checkpoint": {"save": save}}
+        record.write(record.Record(run, "a", run, "docker", str(tmp_path), "a.yaml", config, (), 1))
+
+    def newest(root: Path, line: str) -> bool:
+        if root.name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return (root / "whole").is_dir()
+
+    monkeypatch.setattr(find.folders, "newest_complete", newest)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "saved/whole").mkdir(parents=True)
+    (tmp_path / "half").mkdir()
+    saves = {"10": "saved", "11": "half", "12": None, "13": "locked", "14": "gone", "15": "~/saved"}
+    for run, save in saves.items():
+        kept(run, save)
+    kept("bb22", "saved")
+    assert find.job("bb22") == (backends["local"], SECOND)  # goes on
+    assert find.resumable() == ["15", "10"]
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [(None, "running"), (Ended(3), "ended (3)"), (Lost("gone"), "unknown")],
+)
+def test_a_row(end: Any, state: str, tmp_path: Path) -> None:
+    more = {"gpus": "2", "image": "some/image", "checkpoints": str(tmp_path)}
+    job: Any = MadeUpJob("aa11", "first", "2025", end, more)
+    told = ("aa11", "first", state, "made up", "2", "some/image", "2025", "")
+    assert find.row(job) == told
+
+
+def test_a_paused_run_goes_on_and_is_not_running(
+    backends: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was listed as running."""
+    paused: Any = MadeUpJob("aa11", "first", "2025", doing="paused")
+    assert find.row(paused)[2] == "paused"
+    assert goes_on(paused)

@@ -1,0 +1,356 @@
+"""The live line says where a run is, fits, and leaves nothing of itself in the terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.follow.live import LiveLine, State, line, terminal
+from launcher.records.metrics import Memory, Step, Validation
+from launcher.records.throughput import Rates
+from launcher.settings import ROOT
+
+STEP = Step(120, 1000, 82.1, loss=2.635)
+RATES = Rates(tokens_per_s=99_780, tflops_per_gpu=61.0, mfu=0.0617)
+WHOLE = (
+    "iteration 120/1000  loss 2.635  82.1 ms/step  99.8k tokens/s  61.0 TFLOP/s (6.2%)  "
+    "ETA 72 s  mem 34.1 GB"
+)
+FULL = State().after(Memory(0, 2, max_reserved_mib=32520.0)).after(STEP, RATES)
+
+
+def test_the_whole_line() -> None:
+    assert line(FULL, len(WHOLE)) == WHOLE
+
+
+def test_what_matters_least_goes_first() -> None:
+    shown = [set(re.split("  +", line(FULL, width))) for width in range(len(WHOLE), 17, -1)]
+    assert all(later <= earlier for earlier, later in pairwise(shown))
+    assert shown[-1] == {"iteration 120/1000"}
+    order = [(one - other).pop() for one, other in pairwise(shown) if one - other]
+    names = ["mem", "TFLOP/s", "tokens/s", "ETA", "ms/step", "loss"]
+    assert [name in text for name, text in zip(names, order, strict=True)] == [True] * 6
+
+
+@given(st.integers(0, 300), st.floats(), st.floats(), st.integers(0, 10**12), st.floats(0, 1e9))
+def test_it_fits_any_width(
+    width: int, loss: float, ms: float, iteration: int, memory: float
+) -> None:
+    step = Step(iteration, 10**6, ms, loss=loss)
+    state = State().after(Memory(0, max_reserved_mib=memory)).after(step, RATES)
+    text = line(state, width)
+    assert len(text) <= width
+    assert text.isprintable()
+    assert text.isascii()
+
+
+def test_nothing_before_the_first_step() -> None:
+    assert line(State(), 80) == ""
+    assert line(State().after(Validation(1, loss=2.0)), 80) == ""
+
+
+@pytest.mark.parametrize(
+    ("times", "left", "told"),
+    [
+        ([100, 100, 9000, 100, 100], 10, "ETA 1 s"),
+        ([1000], 89, "ETA 89 s"),
+        ([1000], 720, "ETA 12 min"),
+        ([1000], 12_000, "ETA 3 h 20 min"),
+        ([1000], 187_200, "ETA 2 d 4 h"),
+        ([1000, 1000, 1000, 9, 9, 9, 9, 9], 1000, "ETA 9 s"),
+    ],
+)
+def test_the_time_left_goes_by_the_middle_of_the_last_few(
+    times: list[float], left: int, told: str
+) -> None:
+    state = State()
+    for number, ms in enumerate(times):
+        state = state.after(Step(number, number + left, ms))
+    assert line(state, 200).endswith(told)
+
+
+def test_no_time_is_left_at_the_end() -> None:
+    assert "ETA" not in line(State().after(Step(10, 10, 5.0)), 200)
+
+
+def test_a_loss_that_is_none() -> None:
+    assert "loss nan" in line(State().after(Step(1, 2, 5.0, loss=math.nan)), 80)
+    assert "loss nan" in line(State().after(Step(1, 2, 5.0, nan=3)), 80)
+    assert "loss" not in line(State().after(Step(1, 2, 5.0, skipped=10)), 80)
+
+
+def test_without_a_shape_the_logs_own_throughput_is_shown() -> None:
+    text = line(State().after(Step(1, 2, 12_345.0, reported_tflops_per_gpu=8.7)), 80)
+    assert "12.3 s/step  8.7 TFLOP/s  ETA" in text
+
+
+def test_a_slow_run_has_a_speed_too() -> None:
+    text = line(State().after(Step(1, 2, 5.0), Rates(123.4, 0.00123)), 80)
+    assert "123 tokens/s  0.0012 TFLOP/s" in text
+
+
+def test_memory_is_that_of_the_gpu_that_takes_most() -> None:
+    state = State()
+    for rank, size in enumerate((1000.0, 3000.0, 2000.0)):
+        state = state.after(Memory(rank, max_reserved_mib=size))
+    assert "mem 3.1 GB" in line(state.after(STEP), 200)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_where_it_is_drawn() -> None:
+    both, pipe = Terminal(), io.StringIO()
+    assert terminal(both, both, {"TERM": "xterm"}) is both
+    assert terminal(pipe, both, {"TERM": "xterm"}) is None
+    assert terminal(both, pipe, {"TERM": "xterm"}) is None
+    assert terminal(both, both, {"TERM": "dumb"}) is None
+    assert terminal(both, both, {}) is None
+
+
+@dataclass
+class Screen:
+    """What a terminal of `width` columns shows, scrolled lines included."""
+
+    width: int
+    rows: list[list[str]] = field(default_factory=lambda: [[]])
+    row: int = 0
+    column: int = 0
+
+    def feed(self, text: str) -> Screen:
+        for sign in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|.", text, re.DOTALL):
+            if sign == "\r":
+                self.column = 0
+            elif sign == "\n":
+                self._down()
+            elif sign == "\x1b[K":
+                del self.rows[self.row][self.column :]
+            elif not sign.startswith("\x1b"):
+                self._print(sign)
+        return self
+
+    def _down(self) -> None:
+        self.row += 1
+        if self.row == len(self.rows):
+            self.rows.append([])
+
+    def _print(self, sign: str) -> None:
+        if self.column == self.width:
+            self.column = 0
+            self._down()
+        cells = self.rows[self.row]
+        cells.extend(" " * (self.column + 1 - len(cells)))
+        cells[self.column] = sign
+        self.column += 1
+
+    @property
+    def lines(self) -> list[str]:
+        return ["".join(row).rstrip() for row in self.rows]
+
+
+@dataclass
+class Tty:
+    """A terminal, as a program has it, and all that the program wrote to it."""
+
+    out: TextIO
+    seen: bytearray
+
+    def write(self, live: LiveLine, data: bytes) -> None:
+        with live.passing(data):
+            self.out.buffer.write(data)
+            self.out.buffer.flush()
+
+    def until(self, condition: Callable[[], bool]) -> bool:
+        end = time.monotonic() + 10
+        while not condition() and time.monotonic() < end:
+            time.sleep(0.01)
+        return condition()
+
+
+@contextmanager
+def tty() -> Iterator[Tty]:
+    """A pty that passes bytes on as they are, read to its end."""
+    ours, theirs = pty.openpty()
+    mode = termios.tcgetattr(theirs)
+    mode[1] &= ~termios.OPOST
+    termios.tcsetattr(theirs, termios.TCSANOW, mode)
+    seen = bytearray()
+
+    def read() -> None:
+        try:
+            while data := os.read(ours, 65536):
+                seen.extend(data)
+        except OSError:
+            return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(theirs, "w", encoding="utf-8") as out:
+        yield Tty(out, seen)
+    reader.join()
+    os.close(ours)
+
+
+def lines_of(written: bytes, width: int) -> list[str]:
+    return Screen(width).feed(written.decode(errors="replace")).lines
+
+
+def without_live_line(seen: bytes) -> bytes:
+    return re.sub(rb"\r\x1b\[K(iteration [^\r\n]*)?", b"", seen)
+
+
+OUTPUT = [
+    b"loading\r\n",
+    b"one line\r\nand two\r\n",
+    b"a bar  10%",
+    b"\ra bar 100%",
+    b"\r\n",
+    "colour \x1b[31mred\x1b[0m, ünïcode\r\n".encode(),
+    b"half of a li",
+    b"ne\r\n",
+    b"x" * 95 + b"\r\n",
+    b"\xff\xfe broken\r\n",
+    b"",
+]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(OUTPUT), st.booleans(), st.sampled_from([0.0, 0.0, 0.12])),
+        max_size=12,
+    )
+)
+@settings(max_examples=15)
+def test_output_is_untouched_and_nothing_of_the_line_remains(
+    pieces: list[tuple[bytes, bool, float]],
+) -> None:
+    with tty() as terminal, LiveLine(terminal.out, lambda: 80) as live:
+        for number, (data, step, pause) in enumerate(pieces):
+            if step:
+                live.show(Step(number, 10**6, 10.0, loss=2.0), RATES)
+            terminal.write(live, data)
+            time.sleep(pause)
+    written = b"".join(data for data, _, _ in pieces)
+    assert without_live_line(bytes(terminal.seen)) == written
+    assert lines_of(bytes(terminal.seen), 80) == lines_of(written, 80)
+
+
+def test_it_stands_below_the_output_and_only_there() -> None:
+    with tty() as terminal, LiveLine(terminal.out, lambda: 40) as live:
+
+        def shown() -> list[str]:
+            return lines_of(bytes(terminal.seen), 40)
+
+        live.show(STEP, RATES)
+        assert terminal.until(lambda: shown() == ["iteration 120/1000  loss 2.635"])
+        terminal.write(live, b"half")
+        assert terminal.until(lambda: shown() == ["half"])
+        time.sleep(0.25)
+        assert shown() == ["half"]
+        terminal.write(live, b" and half\r\n")
+        told = ["half and half", "iteration 120/1000  loss 2.635"]
+        assert terminal.until(lambda: shown() == told)
+        live.show(Step(121, 1000, 82.1, loss=2.5))
+        assert terminal.until(lambda: "121/1000" in shown()[-1])
+        assert len(shown()) == 2
+    assert shown() == ["half and half", ""]
+
+
+def test_it_is_drawn_ten_times_a_second_at_most() -> None:
+    started = time.monotonic()
+    with tty() as terminal, LiveLine(terminal.out, lambda: 80) as live:
+        for number in range(2000):
+            live.show(Step(number, 2000, 1.0))
+            terminal.write(live, b"a line\r\n")
+    drawn = bytes(terminal.seen).count(b"\r\x1b[Kiteration")
+    assert 1 <= drawn <= 2 + 10 * (time.monotonic() - started)
+    assert without_live_line(bytes(terminal.seen)) == b"a line\r\n" * 2000
+
+
+def test_two_threads_write_whole_lines() -> None:
+    with tty() as terminal, LiveLine(terminal.out, lambda: 80) as live:
+        live.show(STEP)
+
+        def write(name: bytes) -> None:
+            for _ in range(200):
+                terminal.write(live, name * 9 + b"\r\n")
+                time.sleep(0.001)
+
+        threads = [threading.Thread(target=write, args=(name,)) for name in (b"a", b"b")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(lines_of(bytes(terminal.seen), 80)) == ["", *["a" * 9] * 200, *["b" * 9] * 200]
+
+
+def test_nothing_is_drawn_where_piped(tmp_path: Path) -> None:
+    threads = threading.active_count()
+    with open(tmp_path / "out", "wb") as out, LiveLine(None) as live:
+        live.show(STEP)
+        for data in OUTPUT:
+            with live.passing(data):
+                out.write(data)
+        assert threading.active_count() <= threads
+    assert (tmp_path / "out").read_bytes() == b"".join(OUTPUT)
+
+
+def test_a_terminal_that_is_lost_is_nothing_to_the_run() -> None:
+    class Lost(Terminal):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    with LiveLine(Lost(), lambda: 80) as live:
+        live.show(STEP)
+        for _ in range(5):
+            with live.passing(b"x\n"):
+                time.sleep(0.03)
+
+
+def test_an_error_of_the_write_is_passed_on() -> None:
+    with LiveLine(Terminal(), lambda: 80) as live:
+        live.show(STEP)
+        with pytest.raises(BrokenPipeError), live.passing(b"x\n"):
+            raise BrokenPipeError
+
+
+IN_BACKGROUND = """
+import os, pty, sys
+from launcher.follow.live import _columns
+pid, terminal = pty.fork()
+if pid == 0:  # leads a session of its own, in the terminal's foreground
+    front, other = _columns(), os.fork()
+    if other == 0:
+        os.setpgid(0, 0)
+        os._exit(_columns())
+    os._exit(front if os.waitpid(other, 0)[1] == 0 else 0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_run_in_the_background_has_no_line_over_what_is_typed() -> None:
+    env = os.environ | {"COLUMNS": "72"}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_BACKGROUND], env=env, cwd=ROOT, capture_output=True, check=True
+    )
+    assert done.stdout == b"72\n"

@@ -1,0 +1,244 @@
+"""What is built again for an image, what is told before, and what two builders let be claimed."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from docker.errors import ImageNotFound
+
+from launcher.build import beside
+from launcher.build.image import OCI, Built
+from launcher.errors import BuildError, UsageError
+from launcher.images import again
+from launcher.images.again import (
+    Claims,
+    Comparison,
+    Departures,
+    Subject,
+    Verification,
+    claims,
+    notes,
+    request,
+    unnamed,
+    verdict,
+)
+from launcher.images.compare import Difference
+from launcher.matrix.load import load_matrix
+from launcher.names import LABEL
+from launcher.progress import Progress
+from launcher.settings import Settings
+
+LABELS = {f"{LABEL}row": "24.10", f"{LABEL}megatron": "0.12.3", f"{LABEL}source": "git"}
+EPOCH = 1735689600  # 2025-01-01
+BUILDKIT, CLASSIC = "buildkit.dockerfile.v0", ""
+BASE = Subject("sha256:b", (), ("b1", "b2"), "", {}, [{"CreatedBy": "x", "Comment": BUILDKIT}], [1])
+
+
+def built(by: str = BUILDKIT, created: str = "2025-01-01T00:00:00Z", top: str = "1") -> Subject:
+    step = {"CreatedBy": "COPY /stage/ /", "Comment": by}
+    settings = {"Labels": LABELS}
+    layers = (*BASE.layers, f"m{top}")
+    return Subject("sha256:i", (), layers, created, settings, [*BASE.history, step], [1, EPOCH])
+
+
+def test_row_and_release_are_those_of_the_labels() -> None:
+    departures = Departures(base="mirror/pytorch:{tag}-py3", builder="b")
+    found = request("x", LABELS, departures, load_matrix())
+    assert (found.tag, found.megatron, found.no_cache) == ("24.10", "0.12.3", True)
+    assert (found.base, found.builder) == ("mirror/pytorch:24.10-py3", "b")
+
+
+def test_extensions_are_compiled_again_for_the_gpus_that_they_were() -> None:
+    labels = LABELS | {f"{LABEL}row": "cuda-12.4", f"{LABEL}architectures": "90a"}
+    assert request("x", labels, Departures(), load_matrix()).architectures == "90a"
+    assert request("x", LABELS, Departures(), load_matrix()).architectures is None
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        ({f"{LABEL}row": ""}, BuildError, "has no label megatron-launchpad.row"),
+        ({f"{LABEL}row": "\x1b1"}, BuildError, r"row '\\x1b1', which the matrix doesn't have"),
+        ({f"{LABEL}megatron": "9.9.9"}, BuildError, "release '9.9.9'"),
+        (
+            {f"{LABEL}source": "path", f"{OCI}revision": "abc+edited"},
+            UsageError,
+            r"from a checkout \(revision 'abc\+edited'\)",
+        ),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_refused(
+    change: dict[str, str], kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind, match=said):
+        request("x", LABELS | change, Departures(), load_matrix())
+
+
+def test_a_checkout_is_built_from_the_one_that_is_named() -> None:
+    labels = LABELS | {f"{LABEL}source": "path"}
+    found = request("x", labels, Departures(checkout=Path("/m")), load_matrix())
+    assert found.checkout == Path("/m")
+
+
+def test_a_checkout_of_another_patch_release_is_built_by_the_same_rules() -> None:
+    labels = LABELS | {f"{LABEL}source": "path", f"{LABEL}megatron": "0.12.1"}
+    wanted = labels | {f"{LABEL}rules": "0.12.3"}
+    found = request("x", wanted, Departures(checkout=Path("/m")), load_matrix())
+    assert found.megatron == "0.12.3"
+
+
+MADE = LABELS | {f"{OCI}base.name": "standin:1", f"{LABEL}builder": "standin:2"}
+
+
+def test_base_and_builder_that_the_image_names_are_both_told() -> None:
+    """One of them was."""
+    wanted = request("x", MADE, Departures(), load_matrix())
+    assert unnamed(MADE, wanted, "row:1") == {"base": "standin:1", "builder": "standin:2"}
+    assert unnamed(MADE, replace(wanted, base="b"), "row:1") == {"builder": "standin:2"}
+    assert (
+        unnamed(MADE | {f"{OCI}base.name": "row:1", f"{LABEL}builder": ""}, wanted, "row:1") == {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("there", "taken"),
+    [
+        ({"standin:1": True, "standin:2": True}, ("standin:1", "standin:2")),
+        ({"standin:1": True, "standin:2": False}, ("standin:1", None)),
+        ({}, (None, None)),
+    ],
+)
+def test_stand_ins_that_are_here_need_no_option(
+    empty_site: Settings, there: dict[str, bool], taken: tuple[str | None, str | None]
+) -> None:
+    """After a demo without a registry, `make verify TAG=cpu` wanted both of them named."""
+
+    def inspect(name: str) -> dict[str, Any]:
+        if name not in there:
+            raise ImageNotFound(name)
+        return {"Id": name, "Config": {"Labels": {f"{LABEL}standin": "d"} if there[name] else None}}
+
+    client = SimpleNamespace(api=SimpleNamespace(inspect_image=inspect))
+    verification = Verification(client, empty_site, Progress(io.StringIO()))  # type: ignore[arg-type]
+    image = replace(built(), settings={"Labels": MADE})
+    found = verification._standins(image, Departures())
+    assert (found.get("base"), found.get("builder")) == taken
+    assert verification._standins(image, Departures(base="a", builder="b")) == {}
+
+
+def test_of_the_same_inputs_on_the_same_base_there_is_nothing_to_note() -> None:
+    image = replace(built(), settings={"Labels": {**LABELS, f"{LABEL}key": "k"}})
+    assert list(notes(image, BASE, {f"{OCI}base.name": "base:1"}, "k")) == []
+
+
+def test_another_base_and_other_inputs_are_noted_with_what_the_labels_say() -> None:
+    image = replace(built(), settings={"Labels": {**LABELS, f"{LABEL}version": "0.1"}})
+    now = {f"{OCI}base.name": "base:1", f"{LABEL}version": "0.2"}
+    base = replace(BASE, layers=("b1", "other", "b3"))
+    first, second, *rest = notes(image, base, now, "k")
+    assert first == "it lies on another base than base:1 sha256:b: it has 1 of that one's 3 layers"
+    assert "other inputs" in second
+    assert rest == [f"{LABEL}version: 0.1, now 0.2", f"{OCI}base.name: none, now base:1"]
+
+
+LATE = "2026-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("image", "rebuilt", "layers", "whole"),
+    [
+        (built(), built(), True, True),
+        (built(created=LATE), built(), True, True),  # it was changed, or made by something else
+        (built(), built(created=LATE), True, False),
+        (built(CLASSIC), built(), False, False),
+        (built(CLASSIC, LATE), built(CLASSIC, LATE), False, False),
+        (built(CLASSIC, LATE), built(CLASSIC), False, False),
+        (built(CLASSIC), built(CLASSIC), True, True),  # Podman with its --timestamp
+    ],
+)
+def test_claims_are_what_the_builders_allow(
+    image: Subject, rebuilt: Subject, layers: bool, whole: bool
+) -> None:
+    found = claims(image, rebuilt, BASE, EPOCH)
+    assert (found.layers, found.image) == (layers, whole)
+    assert bool(found.because) == (not whole)
+
+
+def test_on_another_base_as_many_layers_are_compared_as_are_added() -> None:
+    image = replace(built(), layers=("o1", "o2", "o3", "m1"))
+    pair = Comparison(image, built(), BASE, Claims(), (None, None), None, print)  # type: ignore[arg-type]
+    assert pair._added() == (("m1",), ("m1",))
+    changed = replace(pair, image=replace(image, layers=(*BASE.layers, "m1", "extra")))
+    assert changed._added() == (("m1", "extra"), ("m1",))
+
+
+def test_the_last_line_says_what_was_compared_and_why_no_more() -> None:
+    assert verdict(True, Claims()) == "identical: wheel, added layers and image"
+    less = Claims(False, False, "the two were made by different builders")
+    assert verdict(True, less) == (
+        "identical: wheel and added files (content, modes, owners); no more is claimed: "
+        "the two were made by different builders"
+    )
+    assert verdict(False, Claims()).startswith("differs from what the lock gives")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "within", "said"),
+    [
+        (0, 5, "  a and b differ"),
+        (9, 1, "diffoscope takes more than 1 s: --diffoscope waits for it"),
+        (1, None, "  a and b differ"),
+    ],
+)
+def test_diffoscope_is_used_where_it_is_installed_and_takes_long_only_where_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, within: int | None, said: str
+) -> None:
+    program = tmp_path / "diffoscope"
+    program.write_text(f"#!/bin/sh\nsleep {seconds}\necho a and b differ\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(again, "_fetch", lambda *_: None)
+    lines: list[str] = []
+    out = Progress(io.StringIO())
+    pair = Comparison(built(), built(), BASE, Claims(), (None, None), out, lines.append)  # type: ignore[arg-type]
+    pair._look_inside([Difference("/a", None, None)], within)
+    assert lines == [said]
+
+
+def test_what_is_built_again_goes_with_its_documents_unless_it_was_there(
+    empty_site: Settings,
+) -> None:
+    names = {"sha256:new": {"verify-1:cpu"}, "sha256:there": {"verify-1:old", "megatron:cpu"}}
+
+    def inspect(image: str) -> dict[str, str]:
+        if not names[image]:
+            raise ImageNotFound(image)
+        return {"Id": image}
+
+    def remove(name: str) -> None:
+        for own in names.values():
+            own.discard(name)
+
+    api = SimpleNamespace(inspect_image=inspect, remove_image=remove)
+    client, out = SimpleNamespace(api=api), Progress(io.StringIO())
+    verification = Verification(client, empty_site, out)  # type: ignore[arg-type]
+    for id, name in (("sha256:new", "verify-1:cpu"), ("sha256:there", "verify-1:old")):
+        beside.put({beside.SBOM: b""}, id, empty_site)
+        verification._remove(Built([name], id, reused=False))
+    assert names == {"sha256:new": set(), "sha256:there": {"megatron:cpu"}}
+    assert not beside.texts("sha256:new", empty_site)
+    assert beside.texts("sha256:there", empty_site)
+
+
+def test_without_diffoscope_nothing_is_built_for_it(
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    verification = Verification(None, empty_site, Progress(io.StringIO()))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no diffoscope"):
+        verification.verify("x", Departures(), diffoscope=True)

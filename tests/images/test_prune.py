@@ -1,0 +1,176 @@
+"""What of our images is pruned, and what that frees: decided without an engine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from docker.errors import ImageNotFound
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.build import beside
+from launcher.images import prune
+from launcher.images.prune import Image, Layers
+from launcher.settings import Settings
+
+ONE = Image(
+    id="sha256:1",
+    names=("megatron:cpu",),
+    row="cpu",
+    release="0.16.1",
+    created="2026-01-01T00:00:00Z",
+    named="2026-02-01T00:00:00Z",
+    layers=("base", "added"),
+    added=(20,),
+    size=120,
+    pinned=True,
+    used=False,
+)
+
+
+def unnamed(id: str, **other: object) -> Image:
+    return replace(ONE, id=id, names=(), **other)
+
+
+def test_what_has_a_tag_or_a_container_stays() -> None:
+    by_digest = replace(ONE, id="d", names=("r.example/megatron@sha256:ab",))
+    images = [ONE, unnamed("a"), unnamed("b", used=True), by_digest]
+    assert [one.id for one in prune.to_prune(images, False, 0)] == ["a", "d"]
+    assert [one.id for one in prune.to_prune(images, True, 0)] == ["sha256:1", "a", "d"]
+    assert [one.id for one in prune.to_prune([replace(ONE, used=True)], True, 0)] == []
+
+
+def test_the_last_of_each_row_and_release_can_be_kept() -> None:
+    images = [ONE, unnamed("a"), unnamed("b"), unnamed("c", release="0.9.0")]
+    assert [one.id for one in prune.to_prune(images, False, 2)] == ["b"]
+    assert [one.id for one in prune.to_prune(images, True, 1)] == ["a", "b"]
+    assert prune.to_prune(images, True, 3) == []
+
+
+def test_a_layer_that_another_image_has_is_not_freed() -> None:
+    other = unnamed("b", layers=("base", "new"), added=(30,), size=130)
+    assert prune.freed([ONE], [("base",)]) == 20
+    assert prune.freed([ONE], [("base", "added", "users")]) == 0
+    assert prune.freed([ONE], []) == 120
+    assert prune.freed([ONE], [("added",), ("other", "base")]) == 120
+    assert prune.freed([ONE, other], [("base",)]) == 50
+    assert prune.freed([ONE, other], []) == 150
+    assert prune.freed([ONE, replace(ONE, id="same")], [("base",)]) == 20
+    assert prune.freed([], []) == 0
+
+
+BASES = [("a",), ("a", "b"), ("c", "b", "a")]
+ADDED = st.lists(st.sampled_from("xyz"), max_size=3).map(tuple)
+
+
+def stored(images: list[Layers]) -> set[Layers]:
+    """What an engine stores: a layer once for all images that have it on top of the same ones."""
+    return {layers[:depth] for layers in images for depth in range(1, len(layers) + 1)}
+
+
+def own(chain: Layers) -> int:
+    """A layer's bytes, another number for each chain."""
+    return sum(7**depth * ord(layer) for depth, layer in enumerate(chain))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(BASES), ADDED), max_size=5),
+    st.lists(st.tuples(st.sampled_from(BASES), ADDED), max_size=3),
+)
+def test_freed_is_what_an_engine_that_shares_layers_would_free(
+    ours: list[tuple[Layers, Layers]], others: list[tuple[Layers, Layers]]
+) -> None:
+    images = [
+        replace(
+            ONE,
+            layers=base + added,
+            added=tuple(own(base + added[:n]) for n in range(1, len(added) + 1)),
+            size=sum(map(own, stored([base + added]))),
+        )
+        for base, added in ours
+    ]
+    kept = [*BASES, *(base + added for base, added in others)]
+    gone = stored([image.layers for image in images]) - stored(kept)
+    assert prune.freed(images, kept) == sum(map(own, gone))
+
+
+class Engine:
+    """An engine's images, their names by their IDs; a name goes, and with the last the image."""
+
+    def __init__(self, **names: list[str]) -> None:
+        self.names = names
+
+    def inspect_image(self, name: str) -> dict[str, Any]:
+        return {"Id": self.find(name), "RepoTags": self.names[self.find(name)]}
+
+    def remove_image(self, name: str) -> None:
+        found = self.find(name)
+        self.names[found] = [one for one in self.names[found] if name not in (one, found)]
+        if not self.names[found]:
+            del self.names[found]
+
+    def find(self, name: str) -> str:
+        for id, names in self.names.items():
+            if name in (id, *names):
+                return id
+        raise ImageNotFound(name)
+
+
+def test_an_image_goes_by_its_names_and_one_without_by_its_id(empty_site: Settings) -> None:
+    engine = Engine(a=[], b=["m:1", "m:2"])
+    client = SimpleNamespace(api=engine)
+    assert prune.remove(client, unnamed("a"), empty_site) == ""
+    assert prune.remove(client, replace(ONE, id="b", names=("m:1", "m:2")), empty_site) == ""
+    assert prune.remove(client, unnamed("gone"), empty_site) == ""
+    assert engine.names == {}
+
+
+def test_what_was_named_while_somebody_was_asked_stays(empty_site: Settings) -> None:
+    """A build that ends meanwhile: its image had no name yet, or takes that of an older one."""
+    engine = Engine(new=["m:1"], old=[])
+    client = SimpleNamespace(api=engine)
+    for image in (unnamed("new"), replace(ONE, id="old", names=("m:1",))):
+        beside.put({beside.SBOM: b""}, image.id, empty_site)
+        assert prune.remove(client, image, empty_site) == "names were given meanwhile"
+        assert beside.texts(image.id, empty_site)
+    assert engine.names == {"new": ["m:1"], "old": []}
+
+
+def test_downloads_that_no_lock_mentions(empty_site: Settings) -> None:
+    sha256 = empty_site.cache / "sha256"
+    for digest in ("aa", "bb"):
+        (sha256 / digest).mkdir(parents=True)
+        (sha256 / digest / f"{digest}.whl").write_bytes(b"x" * 10)
+    known = empty_site.cache / "git/https-github-com-NVIDIA-Megatron-LM-git"
+    stale = empty_site.cache / "git/https-example-org-old"
+    for repository in (known, stale):
+        (repository / "objects").mkdir(parents=True)
+        (repository / "HEAD").write_bytes(b"x" * 5)
+    url = "https://github.com/NVIDIA/Megatron-LM.git"
+    found = prune.downloads(empty_site, ["aa"], [url])
+    assert found == [stale, sha256 / "bb"]
+    assert [prune.title(folder) for folder in found] == ["https-example-org-old", "bb.whl"]
+    assert [prune.bytes_in(folder) for folder in found] == [5, 10]
+
+
+def test_an_empty_cache_has_nothing_to_prune(empty_site: Settings) -> None:
+    assert prune.downloads(empty_site, [], []) == []
+
+
+def test_other_folders_of_the_cache_are_left_alone(empty_site: Settings) -> None:
+    (empty_site.cache / "engine").mkdir(parents=True)
+    (empty_site.cache / "images/ab").mkdir(parents=True)
+    assert prune.downloads(empty_site, [], []) == []
+
+
+def test_what_a_killed_launcher_left_goes_a_day_later(empty_site: Settings) -> None:
+    left = empty_site.cache / "scratch-ab12cd34"
+    left.mkdir(parents=True)
+    (left / "half.whl").write_bytes(b"x" * 7)
+    assert prune.downloads(empty_site, [], []) == []
+    os.utime(left, (1, 1))
+    assert prune.downloads(empty_site, [], []) == [left]
+    assert (prune.title(left), prune.bytes_in(left)) == ("scratch-ab12cd34", 7)

@@ -1,0 +1,530 @@
+"""Saving: the same layout from every engine's format, and whatever stopped an earlier attempt."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launcher import files
+from launcher.errors import EngineError, UsageError
+from launcher.images import images
+from launcher.images.images import Image
+from launcher.images.save import INCOMING, NAMES, Outcome, save
+from launcher.oci import layout
+from launcher.oci.saved import chain_ids
+from launcher.progress import Progress
+from launcher.zstd import zstd
+
+from .conftest import BASE_LAYERS, FORMS, OWN_LAYERS, Engine, filled, sha256
+
+PART = 10_000
+DOCUMENTS = {"provenance.json": b"{}\n", "sbom.cdx.json": b'{"components": []}\n'}
+QUIET = Progress(open("/dev/null", "w"))  # noqa: SIM115
+
+
+def saved(engine: Engine, folder: Path, thin: bool = False, part_size: int = PART) -> Outcome:
+    image = images.find(engine, "megatron:24.10")
+    base = images.base_of(engine, image, {}) if thin else None
+    return save(engine, image, folder, part_size, QUIET, base, DOCUMENTS)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder but for our marker."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != files.MARKER
+    }
+
+
+@pytest.mark.parametrize("form", ["oci", "podman"])
+def test_every_format_gives_the_same_files(tmp_path: Path, form: str) -> None:
+    saved(filled("legacy"), tmp_path / "legacy")
+    saved(filled(form), tmp_path / form)
+    assert contents(tmp_path / "legacy") == contents(tmp_path / form)
+
+
+@pytest.mark.parametrize("thin", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_it_is_an_oci_layout(tmp_path: Path, form: str, thin: bool) -> None:
+    listing = saved(filled(form), tmp_path, thin, part_size=1_000_000).listing
+    held = contents(tmp_path)
+    assert json.loads(held["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
+    (first, second) = json.loads(held["index.json"])["manifests"]
+    assert first["digest"] == second["digest"] == listing.manifest
+    assert [one["annotations"]["org.opencontainers.image.ref.name"] for one in (first, second)] == [
+        "24.10",
+        "24.10-0.9.0",
+    ]
+    manifest = json.loads(held[layout.blob_path(listing.manifest)])
+    assert len(held[layout.blob_path(listing.manifest)]) == first["size"]
+    image = filled(form).find("megatron:24.10")
+    assert listing.image == manifest["config"]["digest"] == image.id
+    for number, (one, diff_id) in enumerate(zip(manifest["layers"], image.diff_ids, strict=True)):
+        there = held.get(layout.blob_path(one["digest"]))
+        if thin and number in (0, 2):
+            assert there is None
+            if form != "packed":
+                assert (one["mediaType"], one["digest"]) == (layout.LAYER_TYPE, diff_id)
+            continue
+        assert there is not None
+        assert (len(there), sha256(there)) == (one["size"], one["digest"])
+        if form == "packed":
+            assert one["mediaType"] == f"{layout.LAYER_TYPE}+gzip"
+            assert sha256(gzip.decompress(there)) == diff_id
+            assert "annotations" not in one
+        else:
+            assert one["mediaType"] == f"{layout.LAYER_TYPE}+zstd"
+            assert sha256(zstd.decompress(there)) == diff_id
+            assert one["annotations"] == {layout.UNPACKED: diff_id}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_thin_one_has_only_what_the_base_lacks(tmp_path: Path, form: str) -> None:
+    listing = saved(filled(form), tmp_path, thin=True).listing
+    assert listing.base is not None
+    assert listing.base.name == "base:1"
+    assert listing.base.layers == tuple(map(sha256, BASE_LAYERS))
+    carried = sum(file.size for file in listing.files)
+    assert carried < sum(map(len, OWN_LAYERS)) + 5000
+
+
+def test_all_files_but_the_list_are_listed(tmp_path: Path) -> None:
+    outcome = saved(filled(), tmp_path)
+    held = contents(tmp_path)
+    assert set(held) == {file.path for file in outcome.listing.files} | {
+        "transfer.json",
+        "SHA256SUMS",
+    }
+    assert held["transfer.json"] == layout.render(outcome.listing)
+    assert held["SHA256SUMS"] == layout.sums(outcome.listing)
+    assert all(len(content) <= PART for path, content in held.items() if path.startswith("parts"))
+    assert [path for path in held if path.startswith("parts")]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 100_000), st.sampled_from(FORMS), st.booleans())
+def test_a_save_that_is_cut_off_is_not_taken_for_a_whole_one_and_the_next_completes_it(
+    tmp_path_factory: pytest.TempPathFactory, ends: int, form: str, thin: bool
+) -> None:
+    folder, whole = tmp_path_factory.mktemp("cut"), tmp_path_factory.mktemp("whole")
+    engine = filled(form)
+    engine.ends = ends
+    try:
+        saved(engine, folder, thin)
+    except EngineError as error:
+        assert "ended its stream early" in error.problem
+        assert not (folder / layout.LISTING).exists()
+    engine.ends = None
+    saved(engine, folder, thin)
+    saved(engine, whole, thin)
+    assert contents(folder) == contents(whole)
+
+
+def test_what_is_right_is_not_written_again_and_what_is_wrong_is(tmp_path: Path) -> None:
+    engine = filled()
+    saved(engine, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    wrong = next(iter((tmp_path / "parts").iterdir()))
+    wrong.write_bytes(b"wrong")
+    outcome = saved(engine, tmp_path)
+    assert outcome.kept > outcome.size - PART - 5000
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    changed = {path.name for path in after if after[path] != before[path]}
+    assert changed == {wrong.name, "transfer.json"}
+
+
+def test_layers_are_found_again_whenever_a_save_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any of the renames, of each file out of its place and back: none is written anew."""
+    engine = filled()
+    listing = saved(engine, tmp_path).listing
+    blobs = [file for file in listing.files if file.path.startswith(("blobs", "parts"))]
+    carried = sum(file.size for file in blobs)
+    replace, step = Path.replace, 0
+
+    def killing(path: Path, target: Path) -> Path:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    while True:
+        left = step = step + 1
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "replace", killing)
+            try:
+                saved(engine, tmp_path)
+            except KeyboardInterrupt:
+                assert not (tmp_path / layout.LISTING).exists() or step == 1
+            else:
+                break
+        assert saved(engine, tmp_path).kept > 0.9 * carried
+    assert step >= 2 * (len(blobs) - 1)  # but for the manifest
+
+
+@pytest.mark.parametrize("digest", ["sha256:../../../thesis.doc", None, 5, []])
+def test_a_manifest_that_names_other_files_moves_none(tmp_path: Path, digest: object) -> None:
+    folder, thesis = tmp_path / "folder", tmp_path / "thesis.doc"
+    listing = saved(filled(), folder).listing
+    thesis.write_bytes(b"")
+    path = folder / layout.blob_path(listing.manifest)
+    manifest = json.loads(path.read_bytes())
+    manifest["layers"][0]["digest"] = digest
+    path.write_text(json.dumps(manifest))
+    saved(filled(), folder)
+    assert thesis.exists()
+    assert json.loads(path.read_bytes()) != manifest
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"layers": 1}', '{"layers": [1]}'])
+def test_where_the_manifest_is_damaged_the_layers_make_room_and_are_written_again(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = saved(filled(), tmp_path).listing
+    whole = contents(tmp_path)
+    (tmp_path / layout.blob_path(listing.manifest)).write_text(text)
+    engine, left = filled(), []
+
+    def save_image(name: str, chunk_size: int) -> Any:
+        for folder in (layout.BLOBS, layout.PARTS):
+            left.extend((tmp_path / folder).iterdir())
+        return engine.save(name, chunk_size)
+
+    engine.api.get_image = save_image
+    assert saved(engine, tmp_path).kept == 0
+    assert not left
+    assert contents(tmp_path) == whole
+
+
+def test_layers_are_found_without_the_index(tmp_path: Path) -> None:
+    outcome = saved(filled(), tmp_path)
+    whole = contents(tmp_path)
+    (tmp_path / layout.INDEX).write_text("damaged")
+    (tmp_path / layout.LISTING).write_text("damaged")
+    assert saved(filled(), tmp_path).kept > 0.9 * outcome.size
+    assert contents(tmp_path) == whole
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_configuration_may_begin_with_a_blank(tmp_path: Path, form: str) -> None:
+    engine = filled(form)
+    held = engine.images.pop(engine.find("megatron:24.10").id)
+    held.config = b"\n " + held.config
+    engine.images[held.id] = held
+    listing = saved(engine, tmp_path, part_size=1_000_000).listing
+    assert (tmp_path / layout.blob_path(listing.image)).read_bytes() == held.config
+
+
+def test_another_part_size_leaves_no_file_of_the_first(tmp_path: Path) -> None:
+    saved(filled(), tmp_path / "a", part_size=PART)
+    saved(filled(), tmp_path / "a", part_size=1_000_000)
+    saved(filled(), tmp_path / "b", part_size=1_000_000)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_configuration_in_parts_is_read_whole(tmp_path: Path) -> None:
+    listing = saved(filled(), tmp_path, part_size=100).listing
+    parts = [(tmp_path / path).read_bytes() for path in listing.paths(listing.image)]
+    assert len(parts) > 1
+    assert sha256(b"".join(parts)) == listing.image
+
+
+def cut_off(engine: Engine, image: Image, folder: Path) -> None:
+    """A save that gets no further than some layers."""
+    engine.ends = 120_000
+    with pytest.raises(EngineError):
+        save(engine, image, folder, PART, QUIET)
+    engine.ends = None
+    assert not (folder / layout.LISTING).exists()
+
+
+def write_names(folder: Path, content: bytes | None) -> None:
+    names = folder / INCOMING / NAMES
+    names.unlink()
+    if content is not None:
+        names.write_bytes(content)
+
+
+@pytest.mark.parametrize("left", [None, b"", b'["megatron:24'])
+def test_a_save_whose_names_were_not_written_is_gone_on_with(
+    tmp_path: Path, left: bytes | None
+) -> None:
+    engine = filled()
+    cut_off(engine, images.find(engine, "megatron:24.10"), tmp_path)
+    write_names(tmp_path, left)
+    assert saved(engine, tmp_path).kept
+
+
+def test_names_are_whole_whenever_a_save_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = filled()
+    cut_off(engine, images.find(engine, "megatron:24.10"), tmp_path)
+    before = (tmp_path / INCOMING / NAMES).read_bytes()
+
+    def killed(descriptor: int) -> None:
+        os.ftruncate(descriptor, 5)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            saved(engine, tmp_path)
+    assert (tmp_path / INCOMING / NAMES).read_bytes() == before
+    assert saved(engine, tmp_path).kept
+
+
+def test_somebody_elses_incoming_folder_is_refused_and_left(tmp_path: Path) -> None:
+    theirs = tmp_path / INCOMING / "thesis.doc"
+    theirs.parent.mkdir()
+    theirs.write_bytes(b"")
+    with pytest.raises(UsageError, match="something like an image"):
+        saved(filled(), tmp_path)
+    assert theirs.exists()
+
+
+@pytest.mark.parametrize("inner", ["blobs", "blobs/sha256", "parts", "documents", INCOMING])
+def test_what_a_link_among_the_folders_leads_to_stays(tmp_path: Path, inner: str) -> None:
+    """A stick's list of our shape, and a link: files that the list didn't name were removed."""
+    stick, home = tmp_path / "stick", tmp_path / "home"
+    home.mkdir()
+    (home / "thesis").write_text("x")
+    saved(filled(), stick)
+    folder = stick / inner
+    if folder.exists():
+        folder.rename(home / "moved")
+    folder.parent.mkdir(exist_ok=True)
+    folder.symlink_to(home)
+    before = contents(home)
+    with pytest.raises((files.Refused, UsageError)):
+        saved(filled(), stick)
+    assert contents(home) == before
+
+
+@pytest.mark.parametrize("link", ["symbolic", "hard"])
+def test_a_piece_that_is_a_link_isnt_written_through(tmp_path: Path, link: str) -> None:
+    stick, thesis = tmp_path / "stick", tmp_path / "thesis"
+    thesis.write_text("x")
+    cut_off(filled(), images.find(filled(), "megatron:24.10"), stick)
+    for path in (stick / INCOMING).glob("*.0001"):
+        path.unlink()
+        (path.symlink_to if link == "symbolic" else path.hardlink_to)(thesis)
+    with pytest.raises(files.Refused):
+        saved(filled(), stick)
+    assert thesis.read_text() == "x"
+
+
+def test_a_folder_of_our_shape_that_no_save_made_is_refused(tmp_path: Path) -> None:
+    saved(filled(), tmp_path)
+    (tmp_path / files.MARKER).unlink()
+    with pytest.raises(UsageError, match="no save of this launcher has made it"):
+        saved(filled(), tmp_path)
+    assert (tmp_path / layout.LISTING).exists()
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_an_image_is_the_same_under_other_names(tmp_path: Path, complete: bool) -> None:
+    """Another of its names, one that it got since, and none but its ID."""
+    engine = filled()
+    first = images.find(engine, "megatron:24.10-0.9.0")
+    if complete:
+        save(engine, first, tmp_path, PART, QUIET)
+    else:
+        cut_off(engine, first, tmp_path)
+    engine.find("megatron:24.10").names += ["megatron:newest", "other:1"]
+    for name in ("megatron:24.10", "other:1", first.id):
+        image = images.find(engine, name)
+        assert save(engine, image, tmp_path, PART, QUIET).listing.names == image.names
+
+
+def test_an_image_that_was_built_again_takes_the_place_of_its_name(tmp_path: Path) -> None:
+    engine = filled()
+    saved(engine, tmp_path)
+    engine.find("megatron:24.10").names.clear()
+    again = engine.add("megatron:24.10", (*BASE_LAYERS, *OWN_LAYERS[:-1], b"again"))
+    outcome = saved(engine, tmp_path)
+    assert outcome.listing.image == again.id
+    assert outcome.kept > 43_000  # what is in the files of the base's layers
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_images_without_names_are_told_apart(tmp_path: Path, complete: bool) -> None:
+    engine = filled()
+    other = engine.add("other:1", (*BASE_LAYERS, b"other"))
+    first, second = (images.find(engine, one.id) for one in (engine.find("megatron:24.10"), other))
+    if complete:
+        save(engine, first, tmp_path, PART, QUIET)
+    else:
+        cut_off(engine, first, tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(UsageError, match=f"holds another image: {first.id}"):
+        save(engine, second, tmp_path, PART, QUIET)
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.doc").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"isn't empty: it has thesis\.doc"):
+        saved(filled(), tmp_path)
+
+
+def test_a_folder_with_another_image_is_refused_and_left(tmp_path: Path) -> None:
+    engine = filled()
+    saved(engine, tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(UsageError, match=r"holds another image: megatron:24\.10"):
+        save(engine, images.find(engine, "base:1"), tmp_path, PART, QUIET)
+    assert contents(tmp_path) == before
+
+
+def test_what_systems_leave_on_sticks_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "System Volume Information").mkdir()
+    (tmp_path / ".Trashes").mkdir()
+    assert saved(filled(), tmp_path).listing.files
+
+
+def test_a_layer_that_is_another_is_refused(tmp_path: Path) -> None:
+    engine = filled()
+    engine.layers[sha256(OWN_LAYERS[0])] = OWN_LAYERS[1]
+    with pytest.raises(EngineError, match="store is damaged") as caught:
+        saved(engine, tmp_path)
+    assert sha256(OWN_LAYERS[0]) in str(caught.value)
+    assert not (tmp_path / layout.LISTING).exists()
+
+
+def test_no_image_and_no_base_are_told(tmp_path: Path) -> None:
+    engine = Engine()
+    with pytest.raises(EngineError, match=r"no image megatron:24\.10") as caught:
+        images.find(engine, "megatron:24.10")
+    assert caught.value.remedy == "make image TAG=24.10"
+    engine.add("megatron:24.10", (*BASE_LAYERS, *OWN_LAYERS))
+    with pytest.raises(EngineError, match="doesn't have the image that it was built on"):
+        saved(engine, tmp_path, thin=True)
+
+
+def test_a_base_that_is_chosen_shares_what_it_shares() -> None:
+    engine = filled()
+    engine.add("megatron:24.09", (*BASE_LAYERS, OWN_LAYERS[0], b"other"))
+    engine.add("far:1", (b"far",))
+    image = images.find(engine, "megatron:24.10")
+    base = images.base_of(engine, image, {}, "megatron:24.09")
+    assert base.layers == tuple(map(sha256, (*BASE_LAYERS, OWN_LAYERS[0])))
+    with pytest.raises(EngineError, match="has no layer of it"):
+        images.base_of(engine, image, {}, "far:1")
+    with pytest.raises(EngineError, match="is the same image"):
+        images.base_of(engine, image, {}, "megatron:24.10-0.9.0")
+
+
+def test_packages_of_the_row_count_as_the_bases() -> None:
+    """Not the base's layers alone: torch is among the packages, and much larger."""
+    engine = filled()
+    rows = {"cpu": SimpleNamespace(packages=["torch"], base="base:1")}
+    labels = {images.BASE_NAME: "base:1", f"{images.LABEL}row": "cpu"}
+    ours = engine.add("megatron:cpu", (*BASE_LAYERS, *OWN_LAYERS), **labels)
+    image = images.find(engine, ours.names[0])
+    engine.histories[image.id] = ["COPY /stage/ / # buildkit"]
+    base = images.base_of(engine, image, rows)
+    assert (base.id, base.layers) == (image.id, image.layers[:-1])
+    engine.histories[image.id].insert(0, "RUN pip install more")  # somebody's, made from ours
+    assert images.base_of(engine, image, rows).name == "base:1"
+
+
+def test_the_base_is_found_by_its_name_before_its_layers() -> None:
+    engine = filled()
+    engine.add("whole:1", (*BASE_LAYERS, OWN_LAYERS[0]))
+    image = images.find(engine, "megatron:24.10")
+    assert images.base_of(engine, image, {}).name == "whole:1"
+    labelled = engine.add("ours:1", (*BASE_LAYERS, *OWN_LAYERS), **{images.BASE_NAME: "base:1"})
+    assert images.base_of(engine, images.find(engine, labelled.names[0]), {}).name == "base:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("24.10", "megatron:24.10"),
+        ("24.10-0.9.0", "megatron:24.10-0.9.0"),
+        ("cuda-12.4", "megatron:cuda-12.4"),
+        ("cuda-12.4-0.9.0", "megatron:cuda-12.4-0.9.0"),
+        ("cuda-12.40", "cuda-12.40:latest"),
+        ("base", "base:latest"),
+        ("registry:5000/base", "registry:5000/base:latest"),
+        ("base:1", "base:1"),
+        ("base@sha256:1", "base@sha256:1"),
+    ],
+)
+def test_an_image_is_named_by_row_or_name(text: str, name: str) -> None:
+    assert images.reference(text, {"24.10": None, "cuda-12.4": None}) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("megatron:24.10-0.12.3", "make image TAG=24.10 MEGATRON=0.12.3"),
+        ("megatron:cuda-12.4", "make image TAG=cuda-12.4"),
+        ("megatron:cuda-12.4-0.9.0", "make image TAG=cuda-12.4 MEGATRON=0.9.0"),
+        ("registry.example/megatron:24.10", "docker pull registry.example/megatron:24.10"),
+    ],
+)
+def test_how_to_get_an_image_is_told(name: str, how: str) -> None:
+    with pytest.raises(EngineError) as caught:
+        images.find(Engine(), name)
+    assert caught.value.remedy == how
+
+
+@pytest.mark.parametrize(
+    ("told", "asked"),
+    [
+        ("python:{}", "docker.io/library/python:{}"),  # Docker, of the matrix's own name
+        ("docker.io/library/megatron:{}", "megatron:{}"),  # podman
+        ("nvidia/cuda:{}", "docker.io/nvidia/cuda:{}"),
+        ("python:{}", "python:{}"),
+    ],
+)
+def test_an_image_has_its_names_however_engine_and_user_write_docker_hub_s(
+    told: str, asked: str
+) -> None:
+    engine = Engine()
+    engine.add(told.format(1), BASE_LAYERS).names.append(told.format(2))
+    found = images.find(engine, asked.format(2))
+    assert found.names == (asked.format(2), asked.format(1))
+
+
+def test_a_save_mends_what_can_not_be_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a stick with a bad block in each file, which is written elsewhere."""
+    saved(filled(), tmp_path)
+    whole, opened = contents(tmp_path), Path.open
+
+    class Bad(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def opened_there(path: Path, mode: str = "r", *args: Any, **more: Any) -> Any:
+        old = mode == "r+b" or (mode == "rb" and path.parent.name != INCOMING)
+        return Bad(path, mode) if old else opened(path, mode, *args, **more)
+
+    monkeypatch.setattr(Path, "open", opened_there)
+    monkeypatch.setattr(files, "open_foreign", lambda path, below: Bad(path))
+    assert saved(filled(), tmp_path).kept == 0
+    monkeypatch.undo()
+    assert contents(tmp_path) == whole
+
+
+def test_chain_ids_are_those_of_the_image_specification() -> None:
+    """Of an image of docker 20.10's own making: base, packages and ours."""
+    one, two = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+    assert chain_ids([one, two]) == [one, sha256(f"{one} {two}".encode())]

@@ -1,0 +1,102 @@
+"""Why an image can't be pulled: the engines' own words, and what the user is told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from docker.errors import APIError, NotFound
+
+from launcher.oci.pull import Fault, classify, describe_pull_failure, registry_of, unpullable
+
+NVIDIA = "nvcr.io/nvidia/pytorch:24.10-py3"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("unauthorized: authentication required", Fault.UNAUTHORIZED),
+        ("Head https://nvcr.io/v2/x/manifests/y: denied: 403 Forbidden", Fault.UNAUTHORIZED),
+        (
+            "pull access denied for x, repository does not exist or may require 'docker login': "
+            "denied: requested access to the resource is denied",
+            Fault.UNAUTHORIZED,
+        ),
+        ("no basic auth credentials", Fault.UNAUTHORIZED),
+        ("manifest for nvcr.io/x:y not found: manifest unknown: manifest unknown", Fault.MISSING),
+        ("errors: name unknown: repository name not known to registry", Fault.MISSING),
+        ("toomanyrequests: You have reached your pull rate limit.", Fault.RATE_LIMIT),
+        (
+            'Get "https://nvcr.io/v2/": dial tcp: lookup nvcr.io on 10.0.0.1:53: no such host',
+            Fault.UNREACHABLE,
+        ),
+        (
+            'Get "https://nvcr.io/v2/": net/http: request canceled while waiting for connection '
+            "(Client.Timeout exceeded while awaiting headers)",
+            Fault.UNREACHABLE,
+        ),
+        ("dial tcp 1.2.3.4:443: connect: network is unreachable", Fault.UNREACHABLE),
+        ("x509: certificate signed by unknown authority", Fault.CERTIFICATE),
+        ("write /var/lib/docker/tmp/x: no space left on device", Fault.DISK_FULL),
+        ("filesystem layer verification failed for digest sha256:401", Fault.DAMAGED),
+        ("image config verification failed for digest sha256:eof", Fault.DAMAGED),
+        ("failed commit on ref: unexpected commit digest sha256:1, expected", Fault.DAMAGED),
+        ("Digest did not match, expected sha256:1, got sha256:2", Fault.DAMAGED),
+        ("something else", Fault.OTHER),
+    ],
+)
+def test_classify(text: str, fault: Fault) -> None:
+    assert classify(APIError("500 Server Error", explanation=text)) is fault
+    assert classify(APIError(text)) is fault
+
+
+def test_nvidia_login_is_spelled_out() -> None:
+    error = describe_pull_failure(NVIDIA, APIError("", explanation="unauthorized: 401"))
+    assert error.exit_code == 125
+    assert error.problem.startswith(f"{NVIDIA}: the registry refuses access")
+    assert "docker login nvcr.io" in error.remedy
+    assert "$oauthtoken" in error.remedy
+    assert "API key" in error.remedy
+
+
+def test_a_missing_tag_does_not_send_to_login() -> None:
+    error = describe_pull_failure(NVIDIA, NotFound("404", explanation="manifest unknown"))
+    assert "no such image (404)" in error.problem
+    assert "login" not in error.remedy
+    assert "tag" in error.remedy
+
+
+def test_every_fault_has_a_remedy() -> None:
+    for text in ("429", "x509", "no space left", "no such host", "denied", "404", "?"):
+        assert describe_pull_failure("debian:12", APIError(text)).remedy
+
+
+@pytest.mark.parametrize(
+    ("reference", "registry"),
+    [
+        ("debian:12", "docker.io"),
+        ("library/debian", "docker.io"),
+        (NVIDIA, "nvcr.io"),
+        ("localhost:5000/x", "localhost:5000"),
+        ("mirror:5000/nvidia/pytorch@sha256:00", "mirror:5000"),
+    ],
+)
+def test_registry_of(reference: str, registry: str) -> None:
+    assert registry_of(reference) == registry
+
+
+def test_unpullable_asks_briefly_and_restores_the_timeout() -> None:
+    seen = []
+
+    def refuse(reference: str) -> None:
+        seen.append((reference, client.api.timeout))
+        raise APIError("", explanation="manifest unknown")
+
+    client = SimpleNamespace(api=SimpleNamespace(timeout=60, inspect_distribution=refuse))
+    error = unpullable(client, "debian:99")
+    assert error is not None
+    assert "no such image" in error.problem
+    assert seen == [("debian:99", 3.0)]
+    assert client.api.timeout == 60
+    client.api.inspect_distribution = lambda reference: {}
+    assert unpullable(client, "debian:12") is None

@@ -1,0 +1,186 @@
+"""What a registry says of a tag: digests of the bytes that came, tokens, credentials, refusals."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from launcher.errors import EngineError
+from launcher.oci import registry
+from launcher.oci.registry import PLATFORM, parse, resolve
+from tests import fake_registry
+from tests.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake, digest_of
+
+fake = fake_registry.fake
+
+
+def log_in(folder: Path, registry: str, entry: dict[str, str]) -> None:
+    (folder / "config.json").write_text(json.dumps({"auths": {registry: entry}}))
+
+
+@pytest.mark.parametrize(
+    ("reference", "registry", "repository", "target", "host"),
+    [
+        ("python", "docker.io", "library/python", "latest", "https://registry-1.docker.io"),
+        ("pypa/x:1", "docker.io", "pypa/x", "1", "https://registry-1.docker.io"),
+        ("docker.io/library/python:3", "docker.io", "library/python", "3", "https://registry-1."),
+        ("nvcr.io/nvidia/pytorch:24.10-py3", "nvcr.io", "nvidia/pytorch", "24.10-py3", "https://n"),
+        ("mirror:5000/a/b", "mirror:5000", "a/b", "latest", "https://mirror:5000/"),
+        ("localhost:5000/a:1", "localhost:5000", "a", "1", "http://localhost:5000/"),
+        ("127.1.2.3:5000/a:1", "127.1.2.3:5000", "a", "1", "http://127.1.2.3:5000/"),
+        (f"a.b/c:1@sha256:{'0' * 64}", "a.b", "c", f"sha256:{'0' * 64}", "https://a.b/v2/c"),
+    ],
+)
+def test_a_name_s_parts(
+    reference: str, registry: str, repository: str, target: str, host: str
+) -> None:
+    found = parse(reference)
+    assert (found.registry, found.repository, found.target) == (registry, repository, target)
+    assert found.url.startswith(host)
+
+
+@pytest.mark.parametrize("of_type", [MANIFEST, OCI_MANIFEST])
+def test_an_image_without_an_index(fake: Fake, of_type: str) -> None:
+    image = fake.image("1", of_type=of_type)
+    assert resolve(f"{fake.reference}:1") == image
+    assert resolve(f"{fake.reference}@{image.digest}") == image
+
+
+@pytest.mark.parametrize("of_type", [OCI_INDEX, LIST])
+def test_of_an_index_amd64_is_taken(fake: Fake, of_type: str) -> None:
+    image = fake.index("1", of_type=of_type, archs=("arm64", "amd64"))
+    assert resolve(f"{fake.reference}:1") == image
+    assert len({image.digest, image.manifest, image.config}) == 3
+
+
+def test_another_platform_is_refused_by_name(fake: Fake) -> None:
+    fake.index("1", archs=("arm64", "s390x"))
+    with pytest.raises(EngineError, match=f"has no {PLATFORM}, only .*linux/arm64, linux/s390x"):
+        resolve(f"{fake.reference}:1")
+    fake.image("2", arch="arm64")
+    with pytest.raises(EngineError, match="is for linux/arm64"):
+        resolve(f"{fake.reference}:2")
+
+
+def test_an_anonymous_token_is_fetched_where_the_registry_wants_one(fake: Fake) -> None:
+    """As Docker Hub and nvcr.io do; ~/.netrc doesn't take its place."""
+    image, fake.token = fake.image("1"), "secret"
+    Path.home().joinpath(".netrc").write_text("machine 127.0.0.1 login me password mine\n")
+    assert resolve(f"{fake.reference}:1") == image
+    (asked,) = [seen for seen in fake.seen if seen[1].startswith("/token")]
+    assert parse_qs(urlsplit(asked[1]).query) == {
+        "service": ["registry"],
+        "scope": ["repo:x:pull"],
+    }
+    assert asked[2] == ""
+
+
+def test_name_and_password_go_to_the_token_s_service(fake: Fake, tmp_path: Path) -> None:
+    image, fake.token = fake.image("1"), "secret"
+    login = base64.b64encode(b"$oauthtoken:key").decode()
+    log_in(tmp_path, fake.address, {"auth": login})
+    assert resolve(f"{fake.reference}:1") == image
+    assert [shown for _, path, shown in fake.seen if path.startswith("/token")] == [
+        f"Basic {login}"
+    ]
+
+
+def test_an_identity_token_is_traded_for_one(fake: Fake, tmp_path: Path) -> None:
+    image, fake.token = fake.image("1"), "secret"
+    log_in(tmp_path, fake.address, {"identitytoken": "long"})
+    assert resolve(f"{fake.reference}:1") == image
+    assert any("refresh_token=long" in path for verb, path, _ in fake.seen if verb == "POST")
+
+
+def test_a_registry_that_takes_name_and_password(fake: Fake, tmp_path: Path) -> None:
+    fake.image("1")
+    fake.token, fake.challenge = "never", 'Basic realm="here"'
+    with pytest.raises(EngineError, match="refuses access"):
+        resolve(f"{fake.reference}:1")
+    login = base64.b64encode(b"me:mine").decode()
+    log_in(tmp_path, fake.address, {"auth": login})
+    with pytest.raises(EngineError, match="refuses access"):
+        resolve(f"{fake.reference}:1")
+    assert fake.seen[-1][2] == f"Basic {login}"
+
+
+def test_a_helper_is_asked_for_credentials(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, fake.token = fake.image("1"), "secret"
+    helper = tmp_path / "docker-credential-ours"
+    helper.write_text('#!/bin/sh\necho \'{"Username": "me", "Secret": "mine"}\'\n')
+    helper.chmod(0o755)
+    (tmp_path / "config.json").write_text('{"credsStore": "ours"}')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert resolve(f"{fake.reference}:1") == image
+    basic = f"Basic {base64.b64encode(b'me:mine').decode()}"
+    assert basic in [shown for _, path, shown in fake.seen if path.startswith("/token")]
+
+
+def test_a_password_never_goes_to_a_service_without_tls(fake: Fake, tmp_path: Path) -> None:
+    fake.image("1")
+    fake.token, fake.challenge = "secret", 'Bearer realm="http://auth.example/token"'
+    with pytest.raises(EngineError, match=r"http://auth\.example/token.*isn't HTTPS"):
+        resolve(f"{fake.reference}:1")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(403, "refuses access"), (404, "no such image"), (429, "pull limit"), (500, "pull failed")],
+)
+def test_a_refusal_is_told_in_the_words_of_a_pull(fake: Fake, status: int, said: str) -> None:
+    fake.status = status
+    with pytest.raises(EngineError, match=said) as caught:
+        resolve(f"{fake.reference}:1")
+    assert f"the registry says: {status}" in caught.value.problem
+    assert "no such thing" in caught.value.problem
+    assert caught.value.remedy
+
+
+def test_nobody_there(fake: Fake) -> None:
+    with pytest.raises(EngineError, match="can't be reached") as caught:
+        resolve("127.0.0.1:1/team/base:1")
+    assert "refused" in caught.value.problem
+    assert "0x" not in caught.value.problem
+
+
+def test_other_bytes_than_the_digest_says_are_refused_with_both(fake: Fake) -> None:
+    image = fake.index("1", archs=("amd64",))
+    path = f"team/base/manifests/{image.manifest}"
+    changed = fake.files[path].replace(b"2", b"3", 1)
+    fake.files[path] = changed
+    with pytest.raises(EngineError) as caught:
+        resolve(f"{fake.reference}:1")
+    assert image.manifest in caught.value.problem
+    assert digest_of(changed) in caught.value.problem
+
+
+def test_a_header_that_names_another_digest_is_refused(fake: Fake) -> None:
+    fake.image("1")
+    fake.called = "sha256:" + "0" * 64
+    with pytest.raises(EngineError, match="other bytes than it says"):
+        resolve(f"{fake.reference}:1")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"<html>", "sends no JSON"),
+        (b"[]", "sends no object"),
+        (b'{"mediaType": "text/x"}', "answers with text/x"),
+        (b"{}", "answers with something else"),
+        (f'{{"mediaType": "{MANIFEST}"}}'.encode(), "names no sha256 digest"),
+        (f'{{"mediaType": "{MANIFEST}", "config": {{"digest": "md5:1"}}}}'.encode(), "md5:1"),
+        (f'{{"mediaType": "{LIST}", "manifests": []}}'.encode(), f"has no {PLATFORM}"),
+        (b" " * (registry.LARGEST + 2), "more than"),
+    ],
+)
+def test_what_no_registry_should_answer(fake: Fake, content: bytes, said: str) -> None:
+    fake.add("manifests", content, "1")
+    with pytest.raises(EngineError, match=said):
+        resolve(f"{fake.reference}:1")

@@ -1,0 +1,47 @@
+"""The forms of a request for GPUs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import UsageError
+from launcher.plan.gpus import Gpus, parse_gpus
+
+IDS = st.lists(st.from_regex(r"[0-9A-Za-z][\w:.-]{0,8}", fullmatch=True).filter(str.isascii))
+
+
+@given(st.integers(0, 999_999))
+def test_a_number_asks_for_so_many(count: int) -> None:
+    assert parse_gpus(count) == parse_gpus(str(count)) == Gpus(count)
+
+
+@given(IDS.filter(lambda ids: len(ids) > 0 and len(set(ids)) == len(ids)))
+def test_devices_are_counted_and_kept_in_order(ids: list[str]) -> None:
+    assert parse_gpus("device=" + ",".join(ids)) == Gpus(len(ids), tuple(ids))
+
+
+@given(st.one_of(st.integers(0, 99).map(str), st.just("all"), st.just("device=0,1")))
+def test_a_request_prints_as_it_is_written(text: str) -> None:
+    assert str(parse_gpus(text)) == text
+
+
+def test_the_number_of_all_is_not_known_yet() -> None:
+    assert parse_gpus("all") == Gpus(None, everything=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "1.5", "device=", "device=0,", "device=0,0", "any", "0,1", "١", "device=0 1"]
+)
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="gpus: "):
+        parse_gpus(text)
+
+
+@given(st.text())
+def test_no_text_raises_anything_but_a_usage_error(text: str) -> None:
+    try:
+        parse_gpus(text)
+    except UsageError:
+        return

@@ -1,0 +1,222 @@
+"""The JSON Schema of a run file against the models that it stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from launcher.plan import arguments, config, source
+from launcher.plan.config import RunConfig
+from launcher.plan.keys import option_name
+from launcher.plan.schema import schema
+
+SCHEMA = schema()
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+IMPORTED = sorted((Path(__file__).parent / "golden").glob("import-*.out"))
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
+NUMBER = st.floats(0, 1) | st.integers(0, 1) | st.sampled_from(["1e-4", ".5", "1_0e-1", " 0.1 "])
+SCALAR = TEXT | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(-1e9, 1e9)
+WORD = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True)
+TAG = st.sampled_from([24.1, 24.09, "24.10", "cpu", "mine_2"])
+VALUES: list[tuple[Any, st.SearchStrategy[Any]]] = [
+    (config.Text, TEXT),
+    (config.Whole, st.integers(0, config.LARGEST)),
+    (config.Positive, st.integers(1, config.LARGEST)),
+    (config.Flag, st.booleans()),
+    (config.Number, NUMBER),
+    (config.Fraction, NUMBER),
+    (config.NotNegative, NUMBER),
+    (config.Name, WORD),
+    (config.Tag, TAG),
+    (config.Size, st.sampled_from(["512m", 512, "16G", "7"])),
+    (config.GpuRequest, st.sampled_from([0, 8, "2", "all", " all ", "device=0,1", "device=GPU-a"])),
+    (config.MicroBatch, st.integers(1, 10**6) | st.just("auto")),
+    (config.Prefixes, TEXT | st.sampled_from([["a"], [0.3, "a", 1, "b"]])),
+    (config.Scalars, SCALAR | st.lists(SCALAR, max_size=3)),
+    (config.OneScalar, SCALAR),
+]
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values that a file may hold for a key of this type."""
+    for known, values in VALUES:
+        if hint == known:
+            return values
+    inner = [one for one in get_args(hint) if one is not type(None)]
+    if type(None) in get_args(hint):
+        return st.none() | values_of(inner[0])
+    name = str(hint)
+    if "Literal" in name:
+        return st.sampled_from(list(get_args(hint)))
+    if name.startswith("dict"):
+        return st.dictionaries(WORD, values_of(inner[1]), max_size=3)
+    if name.startswith("list") or "list[" in name:
+        return st.lists(st.integers(1, 100), min_size=3, max_size=3)
+    if "Annotated[str" in name:
+        return st.sampled_from(["0.9.0", "auto", "1000:1000", "image"])
+    return st.integers(1, 60000)
+
+
+@st.composite
+def sections(draw: st.DrawFn, model: type[Any], section: str) -> dict[str, Any]:
+    hints = get_type_hints(model, include_extras=True)
+    keys = draw(st.lists(st.sampled_from(sorted(hints)), unique=True, max_size=6))
+    found = {}
+    for key in keys:
+        choices = arguments.table().any_choices(option_name(f"{section}.{key}"))
+        found[key] = draw(st.sampled_from(choices) if choices else values_of(hints[key]))
+    return found
+
+
+@st.composite
+def run_files(draw: st.DrawFn) -> dict[str, Any]:
+    """Run files that are right or nearly so: of a section, keys of the right types."""
+    hints = get_type_hints(RunConfig, include_extras=True)
+    data = {"name": draw(WORD)}
+    data["image"] = draw(
+        TAG | st.sampled_from(["a/b:1", {"tag": "24.10"}, {"name": "x", "tag": None}])
+    )
+    for key in draw(st.lists(st.sampled_from(sorted(hints)), unique=True, max_size=6)):
+        hint = hints[key]
+        if key in ("name", "image"):
+            continue
+        if key == "mounts":
+            mount = st.fixed_dictionaries(
+                {"source": TEXT, "target": WORD.map("/{}".format)},
+                optional={"read_only": st.booleans()},
+            )
+            data[key] = draw(st.lists(mount, max_size=2))
+        elif key == "nodes":
+            data[key] = draw(st.sampled_from([1, {"count": 2, "rank": 1, "master_addr": "a"}]))
+        elif isinstance(hint, type) and issubclass(hint, config.Strict):
+            data[key] = draw(sections(hint, key))
+        else:
+            data[key] = draw(values_of(hint))
+    return data
+
+
+def accepted(data: object) -> bool:
+    try:
+        RunConfig.model_validate(data)
+    except ValidationError:
+        return False
+    return True
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["additionalProperties"] is False
+
+
+@settings(max_examples=500, deadline=None)
+@given(data=run_files())
+def test_what_the_models_take_the_schema_takes(data: dict[str, Any]) -> None:
+    assume(accepted(data))
+    VALIDATOR.validate(data)
+
+
+@pytest.mark.parametrize(
+    "path", [*sorted(source.PRESETS.glob("*.yaml")), *IMPORTED], ids=lambda path: path.name
+)
+def test_presets_and_imported_files_fit(path: Path) -> None:
+    text = path.read_text(encoding="utf-8").partition("\nimport-")[0]
+    VALIDATOR.validate(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "nmae: a",
+        "name: -a",
+        "name: null",
+        "image: {}",
+        "image: {tag: '24.10', nam: x}",
+        "image: -1",
+        "image: ''",
+        "image: {tag: cpu, megatron: '0.9'}",
+        "program: ''",
+        "program: 3",
+        "model: {num_layer: 2}",
+        "model: {num_layers: 0}",
+        "model: {num_layers: two}",
+        "model: {num_layers: true}",
+        "model: {hidden_dropout: 1.5}",
+        "model: {swiglu: 1}",
+        "model: null",
+        "model: []",
+        "training: {lr: fast}",
+        "training: {lr: -1}",
+        "training: {lr: true}",
+        "training: {micro_batch_size: some}",
+        "training: {micro_batch_size: 0}",
+        "training: {rampup_batch_size: [1, 2]}",
+        "data: {path: []}",
+        "data: {path: [0.5]}",
+        "data: {path: [true, a]}",
+        "data: {path: ''}",
+        "data: {mock: yeah}",
+        "checkpoint: {keep: 0}",
+        "megatron_args: {a: {b: c}}",
+        "megatron_args: {a: [[b]]}",
+        "gpus: -1",
+        "gpus: device=",
+        "gpus: [0]",
+        "gpus: true",
+        "gpus: 1.5",
+        "processes: 0",
+        "nodes: 0",
+        "nodes: {count: 0}",
+        "nodes: {master_port: 70000}",
+        "env: {A-B: x}",
+        "env: {A: [x]}",
+        "secrets: {A: 3}",
+        "mounts: [{source: a}]",
+        "mounts: [{source: a, target: relative}]",
+        "max_restarts: -1",
+        "resources: {ipc: hosst}",
+        "resources: {shm_size: big, ipc: private}",
+        "resources: {shm_size: 1g}",
+        "resources: {shm_size: 1g, ipc: host}",
+        "resources: {user: root}",
+        "resources: {stop_grace: 1.5}",
+    ],
+)
+def test_both_refuse_what_is_wrong(wrong: str) -> None:
+    data = {"name": "a", "image": "cpu"} | yaml.safe_load(wrong)
+    assert not accepted(data)
+    assert not VALIDATOR.is_valid(data)
+
+
+@pytest.mark.parametrize("missing", ["name", "image"])
+def test_what_must_be_there_must_be_there(missing: str) -> None:
+    data = {"name": "a", "image": "cpu"}
+    del data[missing]
+    assert not VALIDATOR.is_valid(data)
+
+
+def test_a_key_says_which_option_it_is_and_its_values() -> None:
+    parts = SCHEMA["$defs"]
+    training, model = parts["Training"]["properties"], parts["Model"]["properties"]
+    assert training["lr"]["description"] == "--lr"
+    assert model["attention_backend"]["description"] == (
+        "--attention-backend; Megatron has it from 0.11 on; not for the program gpt"
+    )
+    assert {"auto", "flash", None} <= set(model["attention_backend"]["enum"])
+    assert parts["Logging"]["properties"]["check_replicas_interval"]["description"] == (
+        "--check-replicas-interval; for the program gpt alone"
+    )
+    assert not VALIDATOR.is_valid({"name": "a", "image": "cpu", "training": {"optimizer": "adma"}})
+
+
+def test_every_key_of_the_file_is_told() -> None:
+    for key, value in SCHEMA["properties"].items():
+        inner = SCHEMA["$defs"].get(value.get("$ref", "").rpartition("/")[2], {})
+        assert value.get("description") or inner.get("description"), key

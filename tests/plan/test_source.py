@@ -1,0 +1,395 @@
+"""Finding a run file, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launcher.errors import UsageError
+from launcher.plan import source
+from launcher.plan.image import Facts
+from launcher.plan.plan import Host, Stamp, make_plan
+from launcher.plan.source import Override
+
+Write = Callable[[str], str]
+HOST = Host(uid=1000, gid=100, home="/home/user", cwd="/home/user", cache="/home/user/.cache/x")
+STAMP = Stamp(run="0a1b2c3d", created="2025-01-02T03:04:05+00:00")
+
+
+def refusal(path: str, *sets: str) -> str:
+    """What is said of a run file."""
+    with pytest.raises(UsageError) as caught:
+        source.load(path, [source.parse_set(one) for one in sets])
+    return str(caught.value)
+
+
+def test_a_preset_is_found_by_name_with_and_without_its_ending() -> None:
+    assert source.find("gpt2") == source.find("gpt2.yaml")
+    assert source.find("gpt2")[1].parent == source.PRESETS
+
+
+def test_a_file_comes_before_a_preset_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("gpt2.yaml").write_text("name: mine\nimage: cpu\n")
+    assert source.load("gpt2.yaml", [])[0].name == "mine"
+
+
+def test_the_nearest_preset_is_named() -> None:
+    assert "Did you mean 'gpt2-tiny.yaml'" in refusal("gpt2-tin")
+
+
+def test_a_folder_is_no_run_file(tmp_path: Path) -> None:
+    assert "is a folder" in refusal(str(tmp_path))
+
+
+def test_a_file_that_is_not_text_is_told(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_bytes(b"\xff\xfe")
+    assert "can't be read" in refusal(str(tmp_path / "bad.yaml"))
+
+
+def test_a_wrong_key_gives_line_and_nearest(write: Write) -> None:
+    told = refusal(write("name: a\nimage: cpu\nmodel:\n  hiden_size: 3\n"))
+    assert "run.yaml:4: model.hiden_size: unknown key. Did you mean 'hidden_size'" in told
+
+
+def test_a_key_of_another_section_is_told_where_it_belongs(write: Write) -> None:
+    told = refusal(write("name: a\nimage: cpu\nmodel: {lr: 1.0}\nnum_layers: 2\n"))
+    assert "run.yaml:3: model.lr: unknown key here. There is training.lr" in told
+    assert "run.yaml:4: num_layers: unknown key here. There is model.num_layers" in told
+
+
+def test_a_wrong_key_in_a_list_gives_line_and_nearest(write: Write) -> None:
+    told = refusal(write("name: a\nimage: cpu\nmounts:\n- {source: a, target: /a}\n- sorce: b\n"))
+    assert "run.yaml:5: mounts.1.sorce: unknown key. Did you mean 'source'" in told
+    assert "run.yaml:5: mounts.1.source: must be given" in told
+
+
+@pytest.mark.parametrize("image", ["-v/:/host", "{name: --privileged}", "a.b/../c:1", "'a b:1'"])
+def test_an_image_that_would_be_an_option_is_refused(write: Write, image: str) -> None:
+    """In the `docker run` line to paste it would be one of docker's."""
+    told = refusal(write(f"name: a\nimage: {image}\n"))
+    assert "run.yaml:2: image.name: doesn't look like an image's name" in told
+
+
+def test_a_value_of_few_gives_those(write: Write) -> None:
+    told = refusal(write("name: a\nimage: cpu\nresources: {ipc: hosst}\n"))
+    assert "resources.ipc: takes 'host', 'private' or 'shareable' (it is 'hosst')" in told
+
+
+LAUGHS = "name: a\nimage: cpu\nenv:\n  a0: &a0 [x]\n" + "".join(
+    f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("", 1, "the file is empty"),
+        ("- name\n", 1, "(the file): takes keys and their values"),
+        ("name: a\nimage: cpu\nmodel:\n", 3, "model: empty. Give it keys, or leave it out"),
+        ("name: a\nmodel:\n\tlr: 1\n", 3, "not YAML: a tab; indent by spaces"),
+        ("name: a\n---\nname: b\n", 2, "a second document"),
+        ("name: a\nname: b\n", 2, "name: repeated key, first on line 1"),
+        ("name: a\nmodel: {lr: 1, lr: 2}\n", 2, "lr: repeated key, first on line 2"),
+        ("name: a\n? [b]\n: c\n", 2, "a key must be a word"),
+        ("name: a\nenv: *b\n", 2, "undefined alias"),
+        ("name: a\nenv: &b {c: *b}\n", 2, "an alias stands within what it names"),
+        (LAUGHS, 9, "more than 20000 values, aliases followed"),
+        ("name: a\nenv: " + "[" * 200_000, 2, "nested deeper than 50 levels"),
+        ("name: a\nenv: " + "{a: " * 200_000, 2, "nested deeper than 50 levels"),
+        ("name: a\ngpus: " + "9" * 30, 2, "a number of 2^63 or more"),
+        ("name: a\ngpus: " + "9" * 5000, 2, "a value can't be read"),
+        ("name: a\ngpus: 0x" + "f" * 5000, 2, "a number of 2^63 or more"),
+        ("name: a\nimage: cpu\ngpus: !!float x\n", 3, "a value can't be read"),
+        ("name: a\nimage: cpu\ngpus: !!bool x\n", 3, "a value can't be read"),
+        ("name: a\ngpus: !!python/object:os.system x\n", 2, "could not determine a constructor"),
+        ("name: a\nenv: {B: \x07}\n", 2, "not YAML: control characters are not allowed"),
+        ('name: a\nimage: cpu\nenv: {"B\\nC": 1}\n', 3, "env.B\\nC: "),
+    ],
+)
+def test_what_is_odd_gives_line_and_reason(write: Write, text: str, line: int, said: str) -> None:
+    path = write(text)
+    told = refusal(path)
+    assert said in told
+    assert told.startswith(f"{path}:{line}: ")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        *((word, "true or false") for word in ("on", "Off", "yes", "NO")),
+        *((word, "for a date") for word in ("2026-01-02", "2026-01-02 10:00:00", "2020-99-99")),
+        *((word, "base 60") for word in ("1:30", "-190:20:30", "1:30.5")),
+        *((word, "without its _") for word in ("1_000", "1_000.5", "0_1", "0x1_0")),
+        *((word, "octal") for word in ("0100", "-07", "00")),
+        ("0b11", "binary"),
+    ],
+)
+def test_what_yaml_would_change_in_silence_is_refused(write: Write, word: str, said: str) -> None:
+    """`seq_length: 0100` was 64, `1:30` was 90, and `on` in env was True."""
+    for line in (f"env: {{A: {word}}}", f"env: {{{word}: a}}", f"model: {{seq_length: {word}}}"):
+        told = refusal(write(f"name: a\nimage: cpu\n{line}\n"))
+        assert "run.yaml:3: YAML takes " in told
+        assert said in told
+        assert "in quotes where it is text." in told
+    with pytest.raises(UsageError, match=said):
+        source.parse_set(f"env.A={word}")
+
+
+def test_a_secret_that_yaml_would_change_is_not_told(write: Write) -> None:
+    assert "1234_5678" not in refusal(write("name: a\nimage: cpu\nenv: {B_TOKEN: 1234_5678}\n"))
+    with pytest.raises(UsageError) as caught:
+        source.parse_set("env.B_TOKEN=1234_5678")
+    assert "1234_5678" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("'on'", "on"),
+        ('"0100"', "0100"),
+        ("True", True),
+        ("0x1f", 31),
+        ("-0", 0),
+        ("1.5e+3", 1500.0),
+    ],
+)
+def test_what_yaml_takes_as_it_looks_is_read(write: Write, word: str, value: object) -> None:
+    config, _ = source.load(write(f"name: a\nimage: cpu\nmegatron_args: {{a: {word}}}\n"), [])
+    assert config.megatron_args == {"a": value}
+
+
+def test_bytes_that_are_no_text_give_their_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_bytes("name: é\nimage: cpu\n".encode() + b"model: \xff\n")
+    told = refusal(str(tmp_path / "bad.yaml"))
+    assert "bad.yaml:3: can't be read: not UTF-8 text (byte 0xff)" in told
+
+
+def test_a_byte_order_mark_windows_lines_and_an_alias_are_read(tmp_path: Path) -> None:
+    text = "name: a\r\nimage: cpu\r\nenv:\r\n  A: &a 1\r\n  B: *a\r\n"
+    (tmp_path / "run.yaml").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    config, origin = source.load(str(tmp_path / "run.yaml"), [])
+    assert config.env == {"A": 1, "B": 1}
+    assert origin.lines["env.B"] == 5
+
+
+def test_of_many_faults_the_first_are_told(write: Write) -> None:
+    keys = "".join(f"  k{n}: 1\n" for n in range(50))
+    told = refusal(write(f"name: a\nimage: cpu\nmodel:\n{keys}")).splitlines()
+    assert len(told) == 21
+    assert told[-1].endswith("run.yaml: 30 more like these")
+
+
+def test_a_wrong_key_on_the_command_line_gives_the_same(write: Write) -> None:
+    told = refusal(write("name: a\nimage: cpu\n"), "model.hiden_size=3")
+    assert told.startswith("--set model.hiden_size=3: model.hiden_size: unknown key. Did you mean")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("model: {num_layers: two}", "num_layers"),
+        ("model: {num_layers: true}", "num_layers"),
+        ("model: {num_layers: 0}", "greater than 0"),
+        ("training: {lr: fast}", "not a number"),
+        ("training: {lr: .nan}", "not a finite number"),
+        ("training: {micro_batch_size: some}", "neither a whole number above 0 nor auto"),
+        ("training: {fp16: 1}", "fp16"),
+        ("data: {path: [0.5, 0.5]}", "at least one path prefix"),
+        ("data: {path: []}", "neither a path prefix nor a list"),
+        ("gpus: device=", "isn't a request for GPUs"),
+        ("gpus: [0, 1]", "not a request for GPUs"),
+        ("env: {A-B: x}", "a variable's name"),
+        ("env: {A: [x]}", "not text, a number, true or false"),
+        ("megatron_args: {a: {b: c}}", "not text, a number, true or false"),
+        ("mounts: [{source: a, target: relative}]", "an absolute path"),
+        ("resources: {shm_size: 1g}", "no effect with ipc: host"),
+        ("resources: {shm_size: big, ipc: private}", "a size: 512m"),
+        ("resources: {user: root}", "auto, image or 1000:1000"),
+        ("nodes: {count: 2, rank: 2, master_addr: a}", "rank 2"),
+        ("program: ''", "program"),
+    ],
+)
+def test_a_wrong_value_gives_line_and_reason(write: Write, line: str, said: str) -> None:
+    told = refusal(write(f"name: a\nimage: cpu\n{line}\n"))
+    assert "run.yaml:3: " in told
+    assert said in told
+
+
+@pytest.mark.parametrize(
+    ("text", "tag"), [("24.10", "24.10"), ("24.09", "24.09"), ('"24.10"', "24.10"), ("cpu", "cpu")]
+)
+def test_a_tag_may_stand_without_quotes(write: Write, text: str, tag: str) -> None:
+    config, _ = source.load(write(f"name: a\nimage: {text}\n"), [])
+    assert (config.image.tag, config.image.name) == (tag, None)
+
+
+def test_a_name_with_a_registry_or_a_tag_is_a_full_name(write: Write) -> None:
+    config, _ = source.load(write("name: a\nimage: site.example/megatron:9\n"), [])
+    assert (config.image.tag, config.image.name) == (None, "site.example/megatron:9")
+
+
+def test_a_number_without_a_dot_is_read_as_a_number(write: Write) -> None:
+    config, _ = source.load(write("name: a\nimage: cpu\ntraining: {lr: 1e-4}\n"), [])
+    assert config.training.lr == 1e-4
+
+
+def test_an_override_reaches_below_the_short_form(write: Write) -> None:
+    path = write('name: a\nimage: "24.10"\n')
+    config, _ = source.load(path, [source.parse_set("image.megatron=0.10.0")])
+    assert (config.image.tag, config.image.megatron) == ("24.10", "0.10.0")
+
+
+def test_a_tag_replaces_a_full_name(write: Write) -> None:
+    path = write("name: a\nimage: some/image\n")
+    override = Override("--tag cpu", {"image.name": None, "image.tag": "cpu"})
+    assert source.load(path, [override])[0].image.tag == "cpu"
+
+
+def test_the_last_override_wins(write: Write) -> None:
+    sets = [source.parse_set(f"training.seed={n}") for n in (1, 2)]
+    assert source.load(write("name: a\nimage: cpu\n"), sets)[0].training.seed == 2
+
+
+@pytest.mark.parametrize("argument", ["", "a", "=1", "a..b=1", ".a=1", "a=[", "a=!!int x", "a=&"])
+def test_a_set_that_is_no_key_and_value_is_refused(write: Write, argument: str) -> None:
+    assert f"--set {argument}" in refusal(write("name: a\nimage: cpu\n"), argument)
+
+
+def test_values_are_placed_by_file_line_or_argument(write: Write) -> None:
+    path = write("name: a\nimage: cpu\nmodel:\n  num_layers: 2\n")
+    _, origin = source.load(path, [source.parse_set("training.lr=1.0")])
+    assert origin.of("model.num_layers") == f"{path}:4: model.num_layers"
+    assert origin.of("model.hidden_size") == f"{path}:3: model.hidden_size"
+    assert origin.of("training.lr") == "--set training.lr=1.0: training.lr"
+    assert origin.of("gpus") == f"{path}: gpus"
+
+
+PRESETS = {path.stem: path.read_text(encoding="utf-8") for path in source.PRESETS.glob("*.yaml")}
+KEYS = st.sampled_from(
+    "name image model training data gpus env mounts nodes resources num_layers lr path "
+    "megatron_args count tag x processes program".split()
+)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates()
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+WORDS = st.sampled_from(
+    "null true false 0 -1 1e-4 1e999 .nan .inf 0x_ 2020-99-99 24.10 '' [] {} [1,x] {a:1} *a &a "
+    "&a[*a] !!bool !!int <<: auto all device=0,0 \\0 \t | > - ? : , ] } # '\" % @ ` --- ... é 二"
+    f" {'9' * 30} {'9' * 5000} {'[' * 60} 0x{'f' * 5000} ./x.py pretrain_gpt.py gpt /".split(" ")
+)
+GARBAGE = WORDS | st.text(max_size=6) | st.integers().map(str)
+
+
+@st.composite
+def spoiled_characters(draw: st.DrawFn) -> str:
+    """A preset with characters put in, taken out or replaced."""
+    text = PRESETS[draw(st.sampled_from(sorted(PRESETS)))]
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(text)))
+        gone = draw(st.integers(0, 3))
+        text = text[:at] + draw(GARBAGE) + text[at + gone :]
+    return text
+
+
+@st.composite
+def spoiled_lines(draw: st.DrawFn) -> str:
+    """A preset with lines repeated, dropped, moved, indented, or with another key or value."""
+    rows = PRESETS[draw(st.sampled_from(sorted(PRESETS)))].splitlines()
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(rows) - 1))
+        key, colon, value = rows[at].partition(":")
+        other = rows[draw(st.integers(0, len(rows) - 1))]
+        changed = {
+            "value": [f"{key}: {draw(GARBAGE)}"],
+            "key": [f"{key}{draw(GARBAGE)}{colon}{value}"],
+            "swapped": [f"{key}:{other.partition(':')[2]}"],
+            "twice": [rows[at], rows[at]],
+            "gone": [],
+            "moved": [rows[at], other],
+            "indented": [" " * draw(st.integers(1, 4)) + rows[at]],
+            "outdented": [rows[at].lstrip()],
+        }
+        rows[at : at + 1] = changed[draw(st.sampled_from(sorted(changed)))]
+        rows = rows or [""]
+    return draw(st.sampled_from(["\n", "\r\n"])).join(rows)
+
+
+def judged(path: Path, raw: bytes) -> str:
+    """What is said of a run file with these bytes, up to its plan; "" where nothing is wrong."""
+    path.write_bytes(raw)
+    try:
+        config, origin = source.load(str(path), [])
+        facts = Facts(draw_release(raw), True)
+        make_plan(config, origin, facts, HOST, STAMP)
+    except UsageError as error:
+        told = str(error)
+        assert told.startswith(f"{path}:"), told
+        for line in told.splitlines():
+            assert line.startswith((f"{path}:", "  ")), told
+        return told
+    return ""
+
+
+def draw_release(raw: bytes) -> str:
+    """One of the releases, by the file itself."""
+    return ("0.9.0", "0.16.1", "0.99.0")[len(raw) % 3]
+
+
+# Together 1,000 malformed files, each a message with its place and never another exception.
+THOROUGH = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=300, **THOROUGH)
+@given(text=spoiled_characters())
+def test_a_preset_with_wrong_characters_has_a_place(tmp_path: Path, text: str) -> None:
+    judged(tmp_path / "run.yaml", text.encode(errors="surrogatepass"))
+
+
+@settings(max_examples=300, **THOROUGH)
+@given(text=spoiled_lines())
+def test_a_preset_with_wrong_lines_has_a_place(tmp_path: Path, text: str) -> None:
+    judged(tmp_path / "run.yaml", text.encode(errors="surrogatepass"))
+
+
+@settings(max_examples=300, **THOROUGH)
+@given(data=st.dictionaries(KEYS, VALUES, max_size=6))
+def test_a_file_of_wrong_values_has_a_place(tmp_path: Path, data: dict[str, object]) -> None:
+    judged(tmp_path / "run.yaml", yaml.safe_dump(data).encode())
+
+
+@settings(max_examples=100, **THOROUGH)
+@given(raw=st.binary(max_size=60))
+def test_bytes_have_a_place(tmp_path: Path, raw: bytes) -> None:
+    assert judged(tmp_path / "run.yaml", raw)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text())
+def test_no_set_argument_raises_anything_but_a_usage_error(argument: str) -> None:
+    try:
+        override = source.parse_set(argument)
+        source.load("gpt2-tiny", [override])
+    except UsageError as error:
+        assert str(error)
+
+
+def test_the_help_of_run_imports_nothing_heavy() -> None:
+    code = (
+        "import argparse, sys, launcher.cli.run as r; r.arguments(argparse.ArgumentParser());"
+        "print(sorted({'pydantic', 'yaml', 'docker', 'requests'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,52 @@
+"""Run files in a folder of the test's own, and plans made of them without a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.plan import source
+from launcher.plan.image import Facts
+from launcher.plan.plan import Host, Plan, Stamp, make_plan
+from launcher.plan.source import Override
+
+HOST = Host(
+    uid=1000, gid=100, home="/home/user", cwd="/home/user/work", cache="/home/user/.cache/x"
+)
+STAMP = Stamp(run="0a1b2c3d", created="2025-01-02T03:04:05+00:00")
+MINIMAL = "name: a\nimage: cpu\ngpus: 0\ndata: {mock: true}\n"
+
+Planner = Callable[..., Plan]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a run file and gives its path."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "run.yaml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def plan(write: Callable[[str], str]) -> Planner:
+    """The plan of a run file's text (or of a preset), with --set arguments."""
+
+    def plan(
+        text: str = MINIMAL,
+        *sets: str,
+        facts: Facts = Facts("0.16.1", True),  # noqa: B008 - frozen
+        host: Host = HOST,
+        rest: tuple[str, ...] = (),
+    ) -> Plan:
+        overrides: list[Override] = [source.parse_set(one) for one in sets]
+        name = write(text) if "\n" in text else text
+        config, origin = source.load(name, overrides)
+        return make_plan(config, origin, facts, host, STAMP, rest=rest)
+
+    return plan

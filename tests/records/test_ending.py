@@ -1,0 +1,171 @@
+"""Who ended a run, why, and what is told of it."""
+
+from __future__ import annotations
+
+import queue
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.plan import source
+from launcher.plan.job import Cause, Ended
+from launcher.records import resume
+from launcher.records.ending import Ending, Outcome, describe
+from launcher.train import runner
+from launcher.train.checkpoints.folders import Checkpoint
+
+DONE = "step 8\nfinished after iteration 8\n"
+LEFT = f"{runner.stopped(2)}\n"
+ASKED = "runner: SIGTERM: asked 2 ranks to stop, waiting 600 s\n"
+THREE = "runner: rank 1 exited with code 3\n"
+RANK_KILLED = "runner: rank 1 was killed by signal 9 (SIGKILL), exit code 137"
+
+FINISHED, STOPPED, FAILED = Outcome.FINISHED, Outcome.STOPPED, Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "asked", "tail", "outcome", "restart"),
+    [
+        (0, Cause.ITSELF, False, "", FINISHED, False),
+        (0, Cause.ITSELF, False, DONE, FINISHED, False),
+        (0, Cause.ITSELF, True, DONE, FINISHED, False),  # it was done before it heard
+        (0, Cause.ITSELF, True, "", STOPPED, False),
+        (0, Cause.ITSELF, False, LEFT, STOPPED, False),  # docker stop
+        (0, Cause.ITSELF, False, DONE + LEFT, FINISHED, False),
+        (7, Cause.ITSELF, False, "runner: the launcher has gone: asked 2 ranks to stop, waiting",
+         STOPPED, False),
+        (7, Cause.ITSELF, True, "", STOPPED, False),
+        (137, Cause.ITSELF, True, "", STOPPED, False),
+        (7, Cause.ITSELF, False, ASKED + "runner: rank 0 exited with code 7\n", STOPPED, False),
+        (3, Cause.ITSELF, False, THREE, FAILED, True),
+        (2, Cause.ITSELF, False, "", FAILED, False),
+        (121, Cause.ITSELF, False, "", FAILED, False),
+        (137, Cause.ITSELF, False, "", FAILED, True),
+        (137, Cause.MEMORY, False, "", FAILED, True),
+        (137, Cause.REMOVED, False, "", FAILED, False),
+        (137, Cause.REMOVED, True, "", STOPPED, False),
+        (137, Cause.ENGINE, False, "", FAILED, True),
+        (0, Cause.ENGINE, False, ASKED + LEFT, FAILED, True),
+        (0, Cause.ENGINE, False, DONE, FINISHED, False),
+        (0, Cause.ENGINE, True, ASKED + LEFT, STOPPED, False),
+    ],
+)  # fmt: skip
+def test_outcomes(
+    code: int, cause: Cause, asked: bool, tail: str, outcome: Outcome, restart: bool
+) -> None:
+    found = Ending(Ended(code, cause), asked, tail)
+    assert (found.outcome, found.may_restart) == (outcome, restart)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "asked", "tail", "reason"),
+    [
+        (3, Cause.ITSELF, False, "", ""),
+        (3, Cause.ITSELF, False, THREE + "runner: rank 0 exited with code 1\n",
+         "rank 1 exited with code 3"),
+        (137, Cause.ITSELF, False, f"step 3 of{RANK_KILLED}\n",
+         "rank 1 was killed by signal 9 (SIGKILL), exit code 137"),
+        (137, Cause.ITSELF, False, "", "killed from outside, by SIGKILL"),
+        (137, Cause.ITSELF, True, "", ""),
+        (137, Cause.ITSELF, False, ASKED + "runner: killing rank 0, 1: grace period over\n",
+         "killing rank 0, 1: grace period over"),
+        (137, Cause.MEMORY, False, "", "out of memory (the container's limit, resources.memory)"),
+        (137, Cause.MEMORY, False, f"{RANK_KILLED}\n",
+         "out of memory (the container's limit, resources.memory)"),
+        (137, Cause.MEMORY, False, f"{RANK_KILLED}: out of memory (the machine's memory)\n",
+         f"{RANK_KILLED.removeprefix('runner: ')}: out of memory (the machine's memory)"),
+        (1, Cause.ITSELF, False, f"OSError: [Errno 28] No space left on device\n{THREE}",
+         "a disk is full"),
+        (137, Cause.REMOVED, False, "", "it was removed from outside"),
+        (137, Cause.ENGINE, False, "", "the engine was restarted under it"),
+    ],
+)  # fmt: skip
+def test_reasons(code: int, cause: Cause, asked: bool, tail: str, reason: str) -> None:
+    assert Ending(Ended(code, cause), asked, tail).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("ended", "tail", "code"),
+    [
+        (Ended(3), THREE, 3),
+        (Ended(0), DONE, 0),
+        (Ended(0), LEFT, 0),
+        (Ended(0, Cause.ENGINE), LEFT, 125),
+        (Ended(0, Cause.ENGINE), DONE, 0),
+        (Ended(143, Cause.ENGINE), "", 143),
+    ],
+)
+def test_the_exit_code_is_the_runs_but_no_0_of_one_cut_short(
+    ended: Ended, tail: str, code: int
+) -> None:
+    assert Ending(ended, False, tail).code == code
+
+
+def test_a_finished_run_is_passed_over() -> None:
+    assert describe(Ending(Ended(0), False, DONE), "0a1b", None, "/save") == []
+
+
+def test_the_newest_checkpoint_is_named_with_how_to_go_on() -> None:
+    saved = Checkpoint(40, Path("/saves/iter_0000040"))
+    assert describe(Ending(Ended(0), True, ""), "0a1b", saved, "/save") == [
+        "run 0a1b stopped, exit code 0",
+        "newest complete checkpoint: /saves/iter_0000040 (iteration 40)",
+        "to go on: python3 -m launcher resume 0a1b",
+    ]
+
+
+def test_after_another_schedule_it_is_told_what_goes_on() -> None:
+    """The command that was told failed in the same way again."""
+    said = (
+        "AssertionError: OptimizerParamScheduler: class input value 5e-05 and checkpointvalue "
+        "0.0001 for learning rate do not match\nrunner: rank 0 exited with code 1\n"
+    )
+    saved = Checkpoint(40, Path("/saves/iter_0000040"))
+    *_, last = describe(Ending(Ended(1), False, said), "0a1b", saved, "/save")
+    command, _, setting = last.partition(" --set ")
+    assert command == "to go on: python3 -m launcher resume 0a1b"
+    config, _ = source.load("gpt2", [source.parse_set(setting)])
+    assert config.megatron_args[resume.OVERRIDE] is True
+
+
+@pytest.mark.parametrize(
+    ("code", "tail", "first"),
+    [
+        (3, THREE, "run 0a1b failed: rank 1 exited with code 3"),
+        (1, THREE, "run 0a1b failed, exit code 1: rank 1 exited with code 3"),
+        (3, "", "run 0a1b failed, exit code 3"),
+        (30, THREE, "run 0a1b failed, exit code 30: rank 1 exited with code 3"),
+    ],
+)
+def test_the_exit_code_is_told_once(code: int, tail: str, first: str) -> None:
+    ending = Ending(Ended(code), False, tail)
+    assert describe(ending, "0a1b", None, "") == [first]
+    assert describe(ending, "0a1b", None, "/save") == [first, "it saved no complete checkpoint"]
+
+
+class Process:
+    """Stands in for a rank's process, and takes any signal."""
+
+    def send_signal(self, signum: int) -> None:
+        return
+
+
+def test_the_runners_own_lines_are_those_that_are_looked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = runner.parse(["--processes-per-node", "2", "--", "x.py"], {})
+    handlers: dict[int, Any] = {
+        n: SimpleNamespace(proc=Process(), close=lambda signum: None) for n in range(2)
+    }
+    watch = runner.Watch(job, handlers, queue.SimpleQueue())
+    watch._handle(runner.Stop(signal.SIGTERM))
+    asked = capsys.readouterr().err
+    assert Ending(Ended(1), False, asked).outcome is STOPPED
+    watch._handle(runner.Exit(1, 3))
+    assert Ending(Ended(3), False, capsys.readouterr().err).reason == "rank 1 exited with code 3"
+    watch._kill("grace period over")
+    killing = Ending(Ended(137), False, asked + capsys.readouterr().err)
+    assert killing.reason == "killing rank 0: grace period over"

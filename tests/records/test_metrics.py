@@ -1,0 +1,353 @@
+"""What a training log says is read as it stands, however the ranks' output arrives."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.records import metrics
+from launcher.records.metrics import Found, Memory, Step, Validation, as_record, parse, parse_all
+from launcher.records.throughput import Rates
+from launcher.train.gpt import log
+
+LOG = Path(__file__).parent / "logs/megatron.txt"
+LINES = LOG.read_text(encoding="utf-8").splitlines()
+METRIC = [line for line in LINES if re.search(r"iteration +\d+/|loss at|memory \(MB\)", line)]
+
+WHOLE = st.integers(0, 10**12)
+REAL = st.floats(0, 1e12, allow_nan=False)
+LOSS = st.one_of(st.floats(0, 1e6), st.sampled_from([math.inf, math.nan]))
+NAMES = ("load_balancing_loss", "mtp_1 loss", "z_loss", "sop loss")
+
+
+def as_printed(value: float, form: str) -> float:
+    return float(format(value, form))
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[str, Step]:
+    """A line as Megatron 0.8 to 0.16 format it, and what it says."""
+    found = Step(
+        iteration=draw(st.integers(1, 10**9)),
+        train_iters=draw(st.integers(1, 10**9)),
+        ms_per_step=as_printed(draw(REAL), ".1f"),
+        time=draw(st.sampled_from(["2025-04-13 23:41:20", "2030-12-31 00:00:00"])),
+        samples=draw(WHOLE),
+        skipped_samples=draw(st.none() | WHOLE),
+        reported_tflops_per_gpu=draw(st.none() | REAL.map(lambda x: as_printed(x, ".1f"))),
+        learning_rate=as_printed(draw(st.floats(0, 1)), ".6E"),
+        decoupled_learning_rate=draw(st.none() | REAL.map(lambda x: as_printed(x, ".6E"))),
+        global_batch_size=draw(st.integers(1, 10**6)),
+        loss=draw(st.none() | LOSS.map(lambda x: as_printed(x, ".6E"))),
+        losses=draw(
+            st.dictionaries(st.sampled_from(NAMES), LOSS.map(lambda x: as_printed(x, ".6E")))
+        ),
+        loss_scale=as_printed(draw(REAL), ".1f"),
+        grad_norm=draw(st.none() | LOSS.map(lambda x: as_printed(x, ".3f"))),
+        num_zeros=draw(st.none() | REAL.map(lambda x: as_printed(x, ".1f"))),
+        params_norm=draw(st.none() | REAL.map(lambda x: as_printed(x, ".3f"))),
+        skipped=draw(st.integers(0, 1000)),
+        nan=draw(st.integers(0, 1000)),
+    )
+    return step_line(found, draw(st.sampled_from(["", ".123456"]))), found
+
+
+def step_line(found: Step, fraction: str = "") -> str:
+    fields = [
+        f" [{found.time}{fraction}] iteration {found.iteration:8d}/{found.train_iters:8d} |",
+        f" consumed samples: {found.samples:12d} |",
+        _field("skipped samples", found.skipped_samples, "12d"),
+        f" elapsed time per iteration (ms): {found.ms_per_step:.1f} |",
+        _field("throughput per GPU (TFLOP/s/GPU)", found.reported_tflops_per_gpu, ".1f"),
+        f" learning rate: {found.learning_rate:.6E} |",
+        _field("decoupled learning rate", found.decoupled_learning_rate, ".6E"),
+        f" global batch size: {found.global_batch_size:5d} |",
+        _field("lm loss", found.loss, ".6E"),
+        *(_field(name, value, ".6E") for name, value in found.losses.items()),
+        f" loss scale: {found.loss_scale:.1f} |",
+        _field("grad norm", found.grad_norm, ".3f"),
+        _field("num zeros", found.num_zeros, ".1f"),
+        _field("params norm", found.params_norm, ".3f"),
+        f" number of skipped iterations: {found.skipped:3d} |",
+        f" number of nan iterations: {found.nan:3d} |",
+    ]
+    return "".join(fields)
+
+
+def _field(name: str, value: float | None, form: str) -> str:
+    return "" if value is None else f" {name}: {value:{form}} |"
+
+
+@st.composite
+def validations(draw: st.DrawFn) -> tuple[str, Validation]:
+    loss = as_printed(draw(LOSS), ".6E")
+    found = Validation(
+        iteration=draw(st.integers(0, 10**9)),
+        split=draw(st.sampled_from(["validation", "test"])),
+        dataset=draw(st.none() | st.integers(0, 99)),
+        loss=loss,
+        perplexity=as_printed(math.exp(min(20, loss)), ".6E"),
+    )
+    suffix = "" if found.dataset is None else f"-{found.dataset}"
+    test = found.split == "test"
+    where = f" on {found.split} set" if test or draw(st.booleans()) else ""
+    return (
+        f" validation{suffix} loss at iteration {found.iteration}{where} | "
+        f"lm loss value: {loss:.6E} | lm loss PPL: {found.perplexity:.6E} | "
+    ), found
+
+
+@st.composite
+def memories(draw: st.DrawFn) -> tuple[str, Memory]:
+    sizes = [draw(st.floats(0, 1e6).map(lambda x: as_printed(x, ".2f"))) for _ in range(4)]
+    found = Memory(draw(st.integers(0, 9999)), draw(st.integers(1, 10**6)), *sizes)
+    return (
+        f"[Rank {found.rank}] (after {found.iteration} iterations) memory (MB)"
+        f" | allocated: {sizes[0]} | max allocated: {sizes[1]}"
+        f" | reserved: {sizes[2]} | max reserved: {sizes[3]}"
+    ), found
+
+
+RECORDS = st.one_of(steps(), validations(), memories())
+AROUND = (
+    "",
+    "node-1 | ",
+    "rank0: ",
+    "100%|█████| 3/3 \r",
+    "\x1b[32m",
+    "[default0]:",
+    "\ufffd\ufffd ",
+)
+BEHIND = ("", "\r", "\x1b[0m", " ", "[rank0]:[W413 ProcessGroupNCCL.cpp] Warning: bye")
+
+
+def same(one: Found, other: Found) -> bool:
+    """Equal, NaN counting as equal to itself."""
+    return type(one) is type(other) and repr(one) == repr(other)
+
+
+@given(RECORDS, st.sampled_from(AROUND), st.sampled_from(BEHIND))
+def test_every_shape_of_line_is_read(record: tuple[str, Found], before: str, behind: str) -> None:
+    line, expected = record
+    found = parse(before + line + behind)
+    assert found is not None
+    assert same(found, expected)
+
+
+@given(st.lists(RECORDS, min_size=2, max_size=4))
+def test_records_written_into_one_line_are_all_read(records: list[tuple[str, Found]]) -> None:
+    found = parse_all("".join(line for line, _ in records))
+    assert len(found) == len(records)
+    assert all(same(one, expected) for one, (_, expected) in zip(found, records, strict=True))
+
+
+@given(steps())
+@settings(max_examples=20)
+def test_a_line_that_was_cut_says_nothing_that_it_did_not(record: tuple[str, Step]) -> None:
+    line, whole = record
+    expected = {name: repr(value) for name, value in _flat(whole).items()}
+    for cut in range(len(line)):
+        found = parse(line[:cut])
+        if found is not None:
+            told = {name: repr(value) for name, value in _flat(found).items()}
+            assert told.items() <= expected.items()
+
+
+def _flat(found: Found) -> dict[str, object]:
+    """What is said, the other losses among it."""
+    values = asdict(found)
+    values |= values.pop("losses")
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@given(steps())
+def test_colours_within_a_line_are_passed_over(record: tuple[str, Step]) -> None:
+    line, expected = record
+    found = parse(re.sub(r"([0-9.]+)", "\x1b[1;31m\\1\x1b[0m", line))
+    assert found is not None
+    assert same(found, expected)
+
+
+@pytest.mark.parametrize("long", ["9" * 5000, "9" * 19])
+def test_numbers_longer_than_any_count_are_none(long: str) -> None:
+    """Python itself refuses to make a number of so many digits."""
+    ms = "elapsed time per iteration (ms): 1.0"
+    assert parse(f"iteration {long}/10 | {ms} |") is None
+    assert parse(f"iteration 1/{long} | {ms} |") is None
+    assert parse(f"iteration 1/10 | {ms} | global batch size: {long} |") == Step(1, 10, 1.0)
+    assert parse(f"validation loss at iteration {long} | lm loss value: 1.0 |") is None
+    assert parse(f"[Rank {long}] (after 1 iterations) memory (MB) | reserved: 1.0") is None
+    assert metrics.padded_vocabulary(f"padded vocab (size: 1) with 1 (new size: {long})") is None
+
+
+def test_a_step_without_its_time_is_none() -> None:
+    assert parse(" iteration 3/10 | lm loss: 1.000000E+00 |") is None
+
+
+@given(st.integers(1, 10**7), st.floats(0.1, 1e5), st.none() | st.floats(1e-3, 100), st.booleans())
+def test_our_own_lines_are_read(
+    iteration: int, ms: float, loss: float | None, advanced: bool
+) -> None:
+    interval = log.Interval(
+        iteration=iteration,
+        train_iters=10**7,
+        consumed_samples=iteration * 16,
+        milliseconds=ms,
+        learning_rate=1e-4,
+        global_batch_size=16,
+        loss=loss,
+        loss_scale=1.0,
+        grad_norm=2.5 if advanced else None,
+        skipped=0,
+        nan=0,
+    )
+    found = parse(log.training_line(interval, "2025-04-13 23:41:20"))
+    assert isinstance(found, Step)
+    assert (found.iteration, found.samples) == (iteration, iteration * 16)
+    assert found.ms_per_step == as_printed(ms, ".1f")
+    assert found.loss == (None if loss is None else as_printed(loss, ".6E"))
+    assert found.grad_norm == (2.5 if advanced else None)
+
+
+def test_our_own_validation_is_read() -> None:
+    found = parse(log.validation_line(50, 8.88954))
+    assert found == Validation(50, loss=8.88954, perplexity=7255.681)
+
+
+def test_the_sample_log() -> None:
+    found = [parse(line) for line in LINES]
+    assert [type(each).__name__ for each in found if each] == [
+        *("Step", "Memory", "Memory", "Step", "Validation", "Step", "Memory"),
+        *("Validation", "Validation", "Validation"),
+    ]
+    last = [each for each in found if isinstance(each, Step)][-1]
+    assert (last.losses, last.grad_norm) == (
+        {"load_balancing_loss": 1.02, "mtp_1 loss": 10.11},
+        math.inf,
+    )
+    assert (last.power_w, last.energy_j, last.skipped_samples) == (304.4, 240.5, 16)
+    saving = [each for each in found if isinstance(each, Memory)][-1]
+    assert (saving.iteration, saving.device_mib) == (22, 2301.06)
+    several = [each for each in found if isinstance(each, Validation)][1]
+    assert (several.dataset, several.losses) == (1, {"sop loss": 0.7})
+    splits = [each.split for each in found if isinstance(each, Validation)]
+    assert splits == ["validation", "validation", "validation", "test"]
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if line not in METRIC])
+def test_other_lines_are_none(line: str) -> None:
+    assert parse(line) is None
+
+
+def test_the_padded_vocabulary() -> None:
+    assert [size for size in map(metrics.padded_vocabulary, LINES) if size] == [50304]
+    assert metrics.padded_vocabulary("padded vocab (size: x)") is None
+
+
+@given(st.text() | st.text().map(lambda text: f"iteration 1/2 |{text}| lm loss: "))
+def test_no_text_breaks_it(text: str) -> None:
+    parse_all(text)
+    metrics.padded_vocabulary(f"padded vocab {text}")
+
+
+def test_ten_thousand_broken_lines_never_raise() -> None:
+    chance = random.Random(4)  # noqa: S311 - a test's
+    pieces = [*"0123456789.-+Ee|:/[]()% \r\t\x1b\x00\ufffd٣", "nan", "inf", "9" * 5000, " " * 3000]
+    for _ in range(10_000):
+        line = chance.choice(METRIC)
+        for _ in range(chance.randint(1, 8)):
+            at, width = chance.randrange(len(line) + 1), chance.choice([0, 1, 1, 5, 60])
+            line = line[:at] + chance.choice([*pieces, *METRIC[:2], ""]) + line[at + width :]
+        for found in parse_all(line):
+            json.dumps(as_record(found, 0), allow_nan=False)
+
+
+def test_other_lines_cost_next_to_nothing() -> None:
+    line = "INFO:megatron.core.datasets.gpt_dataset:> total number of samples: 12345 " * 2
+    best = min(_seconds(line) for _ in range(5))
+    assert best < 5e-6
+
+
+def _seconds(line: str) -> float:
+    started = time.perf_counter()
+    for _ in range(10_000):
+        parse_all(line)
+    return (time.perf_counter() - started) / 10_000
+
+
+def test_a_record_has_the_documented_keys() -> None:
+    line, *_ = (line for line in LINES if "TFLOP/s/GPU" in line)
+    found = parse(line)
+    assert found
+    assert as_record(found, 1, Rates(10088.7, 8.5, 0.068)) == {
+        "kind": "step",
+        "attempt": 1,
+        "iteration": 12,
+        "train_iters": 40,
+        "ms_per_step": 812.0,
+        "time": "2025-01-02 03:04:25",
+        "samples": 192,
+        "reported_tflops_per_gpu": 8.7,
+        "learning_rate": 4e-5,
+        "global_batch_size": 16,
+        "loss": 10.72453,
+        "loss_scale": 131072.0,
+        "grad_norm": 3.874,
+        "num_zeros": 71.0,
+        "params_norm": 111.402,
+        "skipped": 6,
+        "nan": 0,
+        "tokens_per_s": 10088.7,
+        "tflops_per_gpu": 8.5,
+        "mfu": 0.068,
+    }
+
+
+def test_what_is_no_number_is_null_and_named() -> None:
+    step = Step(1, 2, 3.0, loss=math.nan, grad_norm=math.inf, losses={"mtp_1 loss": -math.inf})
+    record = as_record(step, 0)
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert (record["loss"], record["grad_norm"], record["losses.mtp_1 loss"]) == (None, None, None)
+    assert record["not_finite"] == {
+        "loss": "nan",
+        "grad_norm": "inf",
+        "losses.mtp_1 loss": "-inf",
+    }
+    assert "not_finite" not in as_record(replace(step, losses={}, loss=1.0, grad_norm=None), 0)
+
+
+@given(RECORDS, st.integers(0, 9))
+@settings(max_examples=50)
+def test_every_record_is_json(record: tuple[str, Found], attempt: int) -> None:
+    kept = as_record(record[1], attempt)
+    assert json.loads(json.dumps(kept, allow_nan=False)) == kept
+    assert kept["attempt"] == attempt
+
+
+@pytest.mark.skipif("MEGATRON_LOG" not in os.environ, reason="MEGATRON_LOG names no log")
+def test_every_line_of_a_log_of_the_users() -> None:
+    text = Path(os.environ["MEGATRON_LOG"]).read_text(encoding="utf-8", errors="replace")
+    lines = text.splitlines()
+    shapes = {
+        Step: r"\] +iteration +[0-9]+/ *[0-9]+ \|",
+        Validation: r"validation loss at iteration [0-9]+",
+        Memory: r"memory \(MB\)",
+    }
+    for kind, shape in shapes.items():
+        named = [line for line in lines if re.search(shape, line)]
+        assert [line for line in lines if type(parse(line)) is kind] == named, kind
+    read = [found for line in lines if isinstance(found := parse(line), Step)]
+    assert read
+    bars = sum(line.count("|") for line in lines if isinstance(parse(line), Step))
+    fields = [value for step in read for value in asdict(step).values() if value not in (None, {})]
+    assert len(fields) - 2 * len(read) == bars  # a time, and two numbers before the first bar

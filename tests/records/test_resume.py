@@ -1,0 +1,351 @@
+"""What goes on with a run on other processes: the layout follows, batch and vocabulary stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import UsageError
+from launcher.plan import layout
+from launcher.plan.config import RunConfig
+from launcher.plan.layout import Layout
+from launcher.records import resume
+from launcher.train.gpt.arguments import padded_vocabulary
+
+GIVEN: dict[str, Any] = {"name": "a", "image": "cpu", "gpus": "0"}
+MODEL = {"num_layers": 12, "num_attention_heads": 12, "hidden_size": 768}
+
+
+def config(**sections: Any) -> RunConfig:
+    """A configuration of a model of 12 layers and 12 heads, and of what is given."""
+    return RunConfig.model_validate(GIVEN | {"model": MODEL} | sections)
+
+
+def sizes(tensor: int = 1, pipeline: int = 1, **others: Any) -> dict[str, Any]:
+    """The section parallel."""
+    return {
+        "tensor_model_parallel_size": tensor,
+        "pipeline_model_parallel_size": pipeline,
+        **others,
+    }
+
+
+def batches(micro: int | str = 1, whole: int = 48) -> dict[str, Any]:
+    """The section training."""
+    return {"micro_batch_size": micro, "global_batch_size": whole}
+
+
+def told(found: RunConfig, processes: int) -> tuple[int, int, int]:
+    """Its TP, PP and DP."""
+    where = layout.layout(found, processes)
+    return where.tensor, where.pipeline, where.data
+
+
+COUNTS = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16])
+SIZES = st.sampled_from([1, 2, 3, 4, 8])
+
+
+@st.composite
+def ran(draw: st.DrawFn) -> tuple[RunConfig, int]:
+    """A configuration that works, and its number of processes."""
+    tensor, pipeline, data = draw(SIZES), draw(SIZES), draw(SIZES)
+    context = draw(st.sampled_from([1, 1, 2]))
+    micro = draw(st.sampled_from(["auto", 1, 2, 3, 4, 5]))
+    whole = data * (micro if isinstance(micro, int) else 1) * draw(st.integers(1, 12))
+    model = {
+        "num_attention_heads": tensor * draw(st.integers(1, 6)),
+        "num_layers": pipeline * draw(st.integers(1, 6)),
+        "make_vocab_size_divisible_by": draw(st.sampled_from([None, 1, 7, 8, 128])),
+        "hidden_dropout": draw(st.sampled_from([None, 0.0, 0.1])),
+        "attention_dropout": 0.0,
+    }
+    training: dict[str, Any] = {"micro_batch_size": micro, "global_batch_size": whole}
+    if draw(st.booleans()) and isinstance(micro, int):
+        training["global_batch_size"] = draw(st.sampled_from([whole, None]))
+    parallel = sizes(tensor, pipeline, sequence_parallel=tensor > 1 and draw(st.booleans()))
+    parallel["context_parallel_size"] = context
+    vocabulary = draw(st.sampled_from([None, 100, 257, 50257]))
+    found = config(
+        model=model, training=training, parallel=parallel, data={"vocab_size": vocabulary}
+    )
+    processes = tensor * pipeline * context * data
+    assert not layout.faults(found, processes)
+    return found, processes
+
+
+def global_batch(was: RunConfig, where: Layout) -> int:
+    """What is given, or Megatron's default."""
+    return was.training.global_batch_size or (layout.micro_batch(was, where) or 1) * where.data
+
+
+def vocabulary(found: RunConfig, size: int, processes: int) -> int:
+    """The vocabulary with its padding, by the training program's own arithmetic."""
+    divisible_by = found.model.make_vocab_size_divisible_by or 128
+    return padded_vocabulary(size, divisible_by, layout.layout(found, processes).tensor)
+
+
+@given(ran(), COUNTS)
+def test_batch_and_vocabulary_stay_and_the_layout_works(
+    before: tuple[RunConfig, int], after: int
+) -> None:
+    was, processes = before
+    old = layout.layout(was, processes)
+    whole = global_batch(was, old)
+    try:
+        found = resume.on(was, processes, after).config
+    except UsageError:
+        # Else as many replicas of the whole model would do.
+        assert whole % after
+        return
+    new = layout.layout(found, after)
+    assert new.world == after
+    assert not layout.faults(found, after)
+    assert (found.training.global_batch_size or whole) == whole
+    micro = layout.micro_batch(found, new)
+    assert micro
+    assert whole % (micro * new.data) == 0
+    if isinstance(was.training.micro_batch_size, int):
+        assert micro <= was.training.micro_batch_size
+    else:
+        assert found.training.micro_batch_size == "auto"
+    for size in [was.data.vocab_size] if was.data.vocab_size else [100, 257, 50257]:
+        assert vocabulary(found, size, after) == vocabulary(was, size, processes)
+
+
+@given(ran(), st.data())
+def test_the_number_of_replicas_changes_first(before: tuple[RunConfig, int], data: Any) -> None:
+    was, processes = before
+    old = layout.layout(was, processes)
+    whole = global_batch(was, old)
+    after = old.model * data.draw(
+        st.sampled_from([n for n in range(1, whole + 1) if whole % n == 0])
+    )
+    new = layout.layout(resume.on(was, processes, after).config, after)
+    assert (new.tensor, new.pipeline, new.context) == (old.tensor, old.pipeline, old.context)
+
+
+@given(ran())
+def test_on_as_many_processes_nothing_changes(before: tuple[RunConfig, int]) -> None:
+    assert resume.on(*before, before[1]) == resume.Resumed(before[0], ())
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "before", "after", "expected"),
+    [
+        (2, 1, 4, 2, (2, 1, 1)),
+        (2, 1, 2, 8, (2, 1, 4)),
+        (2, 2, 4, 2, (2, 1, 1)),
+        (2, 4, 8, 4, (2, 2, 1)),
+        (2, 1, 2, 1, (1, 1, 1)),
+        (4, 1, 4, 2, (2, 1, 1)),
+        (1, 1, 2, 5, None),
+        (2, 1, 2, 3, (1, 1, 3)),
+    ],
+)
+def test_replicas_then_pipeline_then_tensor(
+    tensor: int, pipeline: int, before: int, after: int, expected: tuple[int, int, int] | None
+) -> None:
+    was = config(parallel=sizes(tensor, pipeline), training=batches())
+    if expected is None:
+        with pytest.raises(UsageError, match="no layout fits 5 processes"):
+            resume.on(was, before, after)
+        return
+    assert told(resume.on(was, before, after).config, after) == expected
+
+
+def test_a_refusal_names_numbers_that_work() -> None:
+    was = config(parallel=sizes(2), training=batches(whole=4), model={"num_layers": 1})
+    with pytest.raises(UsageError) as caught:
+        resume.on(was, 4, 7)
+    assert caught.value.remedy == "Nearest that keep TP=2 PP=1: 4 or 8 processes in all."
+    for after in (4, 8):
+        assert told(resume.on(was, 2, after).config, after)[:2] == (2, 1)
+
+
+def test_the_micro_batch_shrinks_only_where_it_must() -> None:
+    was = config(training=batches(micro=4, whole=24))
+    assert resume.on(was, 2, 3).config.training.micro_batch_size == 4
+    assert resume.on(was, 2, 4).config.training.micro_batch_size == 3
+
+
+def test_batches_that_grow_are_divided_at_every_size() -> None:
+    growing = {**batches(micro=4, whole=24), "rampup_batch_size": [8, 8, 100]}
+    was = config(training=growing)
+    assert resume.on(was, 2, 4).config.training.micro_batch_size == 2
+    with pytest.raises(UsageError, match="no layout fits 5 "):
+        resume.on(was, 2, 5)
+
+
+def test_a_batch_that_was_not_given_is_as_it_came_out() -> None:
+    was = config(training={"micro_batch_size": 4})
+    found = resume.on(was, 4, 2).config.training
+    assert (found.micro_batch_size, found.global_batch_size) == (4, 16)
+
+
+@pytest.mark.parametrize(
+    ("divisible_by", "size", "before", "after", "expected"),
+    [
+        (None, 50257, 2, 1, 256),
+        (None, None, 1, 2, 64),
+        (128, 50257, 4, 1, 512),
+        (8, 257, 2, 1, 16),
+        (1, 6, 1, 2, 3),
+        (1, None, 1, 2, None),
+        (1, 257, 1, 2, None),
+    ],
+)
+def test_the_padding_follows_tensor_parallelism(
+    divisible_by: int | None, size: int | None, before: int, after: int, expected: int | None
+) -> None:
+    model = {"num_layers": 1, "num_attention_heads": 4}
+    model |= {"make_vocab_size_divisible_by": divisible_by} if divisible_by else {}
+    was = config(model=model, parallel=sizes(before), data={"vocab_size": size})
+    asked = config(model=model, parallel=sizes(after), data={"vocab_size": size})
+    if expected is None:
+        with pytest.raises(UsageError):
+            resume.on(asked, before, after, was)
+        return
+    found = resume.on(asked, before, after, was).config
+    assert found.model.make_vocab_size_divisible_by == expected
+
+
+def test_sizes_that_were_set_are_kept_or_refused() -> None:
+    was = config(parallel=sizes(2), training=batches())
+    asked = config(parallel=sizes(1, 2), training=batches())
+    found = resume.on(asked, 2, 2, was)
+    assert told(found.config, 2) == (1, 2, 1)
+    assert found.config.model.make_vocab_size_divisible_by == 256
+    assert found.notes[0] == "layout: TP=2 PP=1 DP=1 -> TP=1 PP=2 DP=1; the global batch stays 48"
+    with pytest.raises(UsageError, match="no layout fits 3 processes"):
+        resume.on(asked, 2, 3, was)
+
+
+def test_another_number_of_nodes_is_another_number_of_processes() -> None:
+    two = {"count": 2, "master_addr": "a"}
+    was = config(nodes=two, training=batches(), parallel=sizes(2))
+    asked = config(training=batches(), parallel=sizes(2))
+    assert told(resume.on(asked, 2, 2, was).config, 2) == (2, 1, 1)
+
+
+def test_what_the_file_says_of_its_stages_keeps_their_number() -> None:
+    stages = {"decoder-first-pipeline-num-layers": 4}
+    was = config(parallel=sizes(2, 2), training=batches(), megatron_args=stages)
+    assert told(resume.on(was, 4, 2).config, 2) == (1, 2, 1)
+
+
+def test_a_checkpoint_of_the_old_format_is_not_divided_anew() -> None:
+    was = config(parallel=sizes(2), training=batches(), megatron_args={"--ckpt-format": "torch"})
+    assert told(resume.on(was, 2, 4).config, 4) == (2, 1, 2)
+    with pytest.raises(UsageError):
+        resume.on(was, 2, 1)
+
+
+def test_an_expert_has_replicas_to_lie_on() -> None:
+    was = config(parallel=sizes(2, expert_model_parallel_size=2), training=batches())
+    assert told(resume.on(was, 4, 2).config, 2) == (1, 1, 2)
+
+
+def test_parts_of_stages_go_with_the_stages() -> None:
+    parts = sizes(1, 2, num_layers_per_virtual_pipeline_stage=3)
+    found = resume.on(config(parallel=parts, training=batches()), 2, 1).config
+    assert found.parallel.num_layers_per_virtual_pipeline_stage is None
+
+
+def test_context_parallelism_is_given_up_last() -> None:
+    was = config(parallel=sizes(2, context_parallel_size=2), training=batches())
+    assert layout.layout(resume.on(was, 4, 2).config, 2) == Layout(2, 1, 1, 2)
+    assert layout.layout(resume.on(was, 4, 1).config, 1) == Layout(1, 1, 1, 1)
+
+
+def test_a_program_that_is_told_nothing_is_still_told_nothing() -> None:
+    was = RunConfig.model_validate(GIVEN | {"program": "./own.py"})
+    assert resume.on(was, 1, 4).config == was
+
+
+SPLIT = "weights and optimizer are divided anew; random states are not carried over"
+OTHERS = "dropout draws other numbers, as the replicas are others"
+NO_SP = "sequence parallelism is off, as there is no tensor parallelism"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "dropout", "notes"),
+    [
+        (2, 4, 0.0, []),
+        (2, 4, 0.1, [OTHERS]),
+        (2, 4, None, [OTHERS]),
+        (2, 1, 0.0, [SPLIT, NO_SP]),
+        (2, 1, 0.1, [f"{SPLIT}, so dropout draws other numbers", NO_SP]),
+    ],
+)
+def test_notes(before: int, after: int, dropout: float | None, notes: list[str]) -> None:
+    model = {**MODEL, "hidden_dropout": 0.0, "attention_dropout": dropout}
+    was = config(model=model, parallel=sizes(2, sequence_parallel=True), training=batches())
+    first, *others = resume.on(was, before, after).notes
+    assert first.startswith("layout: TP=2 PP=1 DP=1 -> ")
+    assert first.endswith("; the global batch stays 48")
+    assert others == notes
+
+
+def test_another_global_batch_is_not_said_to_stay() -> None:
+    was = config(training=batches())
+    (first, _) = resume.on(config(training=batches(whole=96)), 1, 2, was).notes
+    assert first == "layout: TP=1 PP=1 DP=1 -> TP=1 PP=1 DP=2"
+
+
+def test_it_loads_what_it_saved_and_all_of_it() -> None:
+    checkpoint = {"save": "out", "load": "pretrained", "finetune": True, "no_load_rng": True}
+    args = {"ckpt-step": 100, "weight-decay-incr-style": "constant"}
+    found = resume.from_newest(config(checkpoint=checkpoint, megatron_args=args))
+    assert found.checkpoint.model_dump(exclude_none=True) == {"save": "out", "load": "out"}
+    assert found.megatron_args == {"weight-decay-incr-style": "constant"}
+
+
+def test_a_run_that_saved_nothing_cannot_go_on() -> None:
+    with pytest.raises(UsageError, match="saved no checkpoints"):
+        resume.from_newest(config())
+
+
+CHECKPOINTS = {"use_checkpoint_opt_param_scheduler": True}
+
+
+@pytest.mark.parametrize(
+    ("program", "training", "named", "overrides"),
+    [
+        ("pretrain_gpt.py", {"train_iters": 20}, {}, True),
+        ("pretrain_gpt.py", {"train_iters": 10, "seed": 2}, {}, None),
+        ("pretrain_gpt.py", {"train_iters": 20}, CHECKPOINTS, None),
+        ("gpt", {"train_iters": 20}, {}, None),
+    ],
+)
+def test_upstreams_programs_are_told_to_take_a_new_schedule(
+    program: str, training: dict[str, int], named: dict[str, bool], overrides: bool | None
+) -> None:
+    was = config(program=program, training={"train_iters": 10}, megatron_args=named)
+    now = config(program=program, training=training, megatron_args=named)
+    found = resume.upstreams(now, was)
+    assert found.config.megatron_args.get(resume.OVERRIDE) is overrides
+    assert bool(found.notes) is bool(overrides)
+
+
+@pytest.mark.parametrize(
+    ("program", "parallel", "left_out"),
+    [
+        ("pretrain_gpt.py", sizes(), True),
+        ("pretrain_gpt.py", sizes(2), None),
+        ("gpt", sizes(), None),
+    ],
+)
+def test_upstreams_programs_are_told_to_leave_another_layouts_random_states(
+    program: str, parallel: dict[str, Any], left_out: bool | None
+) -> None:
+    was = config(program=program, parallel=sizes(2))
+    found = resume.upstreams(config(program=program, parallel=parallel), was)
+    assert found.config.checkpoint.no_load_rng is left_out
+    assert resume.from_newest(saving(found.config)).checkpoint.no_load_rng is None
+
+
+def saving(one: RunConfig) -> RunConfig:
+    return one.model_copy(update={"checkpoint": one.checkpoint.model_copy(update={"save": "ck"})})

@@ -1,0 +1,231 @@
+"""The page in a real browser: it filters, opens and prints, asks for nothing; text stays text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.settings import settings
+from launcher.trials import html
+from tests import browser
+from tests.trials.samples import HOSTILE, RESULTS
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+SHOWN = "[...document.querySelectorAll('details.cell')].filter(c => !c.hidden).map(c => c.id)"
+OPEN = "[...document.querySelectorAll('details.cell[open]')].map(c => c.id)"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Browser]:
+    """One browser for all of them."""
+    with browser.browser(settings().cache, tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the page lies."""
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(html.as_html(RESULTS), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture
+def page(chromium: browser.Browser, address: str) -> Iterator[browser.Page]:
+    """The page, opened. Whatever is done to it, it asks for nothing, and nothing goes wrong."""
+    with browser.page(chromium) as tab:
+        tab.size(1280)
+        tab.open(address)
+        yield tab
+        list(tab.heard())
+        assert {one.partition("#")[0] for one in tab.requests} - {"about:blank"} == {address}
+        assert tab.errors == []
+
+
+def test_the_filter_shows_what_has_all_the_words(page: browser.Page) -> None:
+    assert len(page.ask(SHOWN)) == len(RESULTS)
+    page.press("/", *"custom_FWD 24.08")
+    assert page.ask(SHOWN) == ["24.08-0.9.0"]
+    assert page.ask("document.querySelector('#shown').textContent") == "1 of 8"
+    assert page.ask("document.querySelectorAll('.facts tbody tr.out').length") == 6
+    page.press(*" nowhere")
+    assert page.ask(SHOWN) == []
+    assert page.ask("document.querySelector('#none').checkVisibility()") is True
+    page.press("Escape")
+    assert len(page.ask(SHOWN)) == len(RESULTS)
+    assert page.ask("document.querySelector('#none').checkVisibility()") is False
+
+
+def test_a_log_can_be_searched(page: browser.Page) -> None:
+    page.press("/", *"traceback owned")
+    assert page.ask(SHOWN) == ["24.09-0.9.0"]
+
+
+def test_verdicts_are_chosen_by_their_chips(page: browser.Page) -> None:
+    page.click("[data-verdict=fails]")
+    assert page.ask(SHOWN) == ["24.06-0.9.0", "24.09-0.9.0"]
+    page.click("[data-verdict='runs with warnings']")
+    assert len(page.ask(SHOWN)) == 4
+    page.press("/", *"0.12.3")
+    assert page.ask(SHOWN) == ["24.10-0.12.3"]
+    page.press("Escape")
+    page.click("[data-verdict=better]")
+    assert page.ask(SHOWN) == ["24.10-0.9.0"]
+    assert page.ask("document.querySelector('[data-verdict=better]').ariaPressed") == "true"
+    assert page.ask("document.querySelectorAll('button[data-verdict=builds]').length") == 0
+
+
+def test_a_cell_opens_in_place_with_its_log(page: browser.Page, address: str) -> None:
+    cell = "[id='24.09-0.9.0']"
+    page.click(f"{cell} > summary")
+    assert page.ask(OPEN) == ["24.09-0.9.0"]
+    page.becomes("location.href", f"{address}#24.09-0.9.0")
+    shown = "document.querySelector(\"[id='24.09-0.9.0'] pre\")"
+    assert page.ask(f"{shown}.checkVisibility()") is False
+    page.click(f"{cell} .log > summary")
+    assert page.ask(f"{shown}.checkVisibility()") is True
+    assert "torch" in page.ask(f'document.querySelector("{cell} dl").innerText')
+    page.click(f"{cell} > summary")
+    assert page.ask(OPEN) == []
+
+
+def test_text_stays_text(page: browser.Page) -> None:
+    page.ask("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    lines = page.ask("document.querySelector(\"[id='24.09-0.9.0'] pre\").textContent").split("\n")
+    assert lines[1] == "RuntimeError: <script>document.title = 'owned'</script>"
+    assert lines[2] == HOSTILE[2]
+    assert "'single' &amp; &lt; {{ 7 * 7 }} {% raw %}" in lines[3]
+    assert page.ask("document.title") == "Compatibility"
+    assert page.ask("document.scripts.length") == 1
+    assert page.ask("document.querySelectorAll('img, b[onclick]').length") == 0
+    assert '<b onclick="x">bold</b>' in page.ask("document.querySelector('.lines').textContent")
+    assert "<no such host>" in page.ask("document.body.textContent")
+
+
+def test_a_link_to_a_cell_opens_it(page: browser.Page, address: str) -> None:
+    page.open("about:blank")
+    page.open(f"{address}#24.10-0.12.3")
+    page.becomes(OPEN, ["24.10-0.12.3"])
+    page.becomes("document.activeElement.parentElement.id", "24.10-0.12.3")
+    page.press("/", *"24.02")
+    page.click(".facts tbody tr:not(.out) a")
+    page.becomes(OPEN, ["24.02-0.9.0", "24.10-0.12.3"])
+    page.ask("location.hash = '24.06-0.9.0'")  # one that the filter hides
+    page.becomes(OPEN, ["24.02-0.9.0", "24.06-0.9.0", "24.10-0.12.3"])
+    assert len(page.ask(SHOWN)) == len(RESULTS)
+    page.open(f"{address}#nowhere%22")
+
+
+def test_a_link_to_where_the_address_is_opens_the_cell_again(page: browser.Page) -> None:
+    cell, follow = "24.06-0.9.0", "document.querySelector(\".tile[href='#24.06-0.9.0']\").click()"
+    page.ask(follow)
+    page.becomes(OPEN, [cell])
+    page.click(f"[id='{cell}'] > summary")
+    page.becomes(OPEN, [])
+    page.ask(follow)
+    page.becomes(OPEN, [cell])
+    page.press("/", *"24.02")  # which hides it
+    page.ask(follow)
+    page.becomes(f"{SHOWN}.length", len(RESULTS))
+
+
+def test_keys_do_what_a_mouse_does(page: browser.Page) -> None:
+    focused = "document.activeElement.closest('details.cell')?.id"
+    page.press("j", "j", "j")
+    assert page.ask(focused) == "24.06-0.9.0"
+    page.press("Enter")
+    assert page.ask(OPEN) == ["24.06-0.9.0"]
+    page.press("k", "k", "k", "k")
+    assert page.ask(focused) == "24.02-0.9.0"
+    page.press("Tab")
+    assert page.ask(focused) == "24.03-0.9.0"
+    assert page.ask("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    reached = set()
+    page.ask("document.activeElement.blur()")
+    for _ in range(60):
+        page.press("Tab")
+        reached.add(page.ask("document.activeElement.id || document.activeElement.className"))
+    assert {"query", "chip fails", "all", "tile runs", "wide"} <= reached
+
+
+def test_all_open_and_close(page: browser.Page) -> None:
+    page.click("[data-verdict=runs]")
+    page.click("#all")
+    assert page.ask(OPEN) == ["24.02-0.9.0", "24.03-0.9.0", "24.10-0.9.0"]
+    page.becomes("document.querySelector('#all').textContent", "close all")
+    page.click("#all")
+    assert page.ask(OPEN) == []
+
+
+def test_print_shows_everything_and_leaves_it_as_it_was(page: browser.Page) -> None:
+    page.ask("addEventListener('beforeprint', () => { window.printed = document.body.innerText; })")
+    assert page.print().startswith(b"%PDF-")
+    assert "RuntimeError: <script>" in page.ask("window.printed")
+    page.becomes(OPEN, [])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 768, 390, 320])
+def test_it_fits_and_can_be_read(page: browser.Page, width: int, scheme: str) -> None:
+    page.size(width)
+    page.prefer(scheme)
+    page.ask("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    assert page.ask("document.documentElement.scrollWidth") <= width
+    ground = page.ask("getComputedStyle(document.body).backgroundColor")
+    assert (sum(_colour(ground)) < 128 * 3) is (scheme == "dark")
+    for selector in (
+        "header p",
+        ".why",
+        ".sub",
+        ".sub .off",
+        ".badge",
+        ".chip",
+        ".cause",
+        "pre",
+        "dt",
+    ):
+        for ink, paper in page.ask(COLOURS % selector):
+            contrast = _contrast(_colour(ink), _colour(paper))
+            assert contrast >= 4.5, (selector, ink, paper, contrast)
+
+
+COLOURS = """[...document.querySelectorAll('%s')].map((part) => {
+  const ink = getComputedStyle(part).color;
+  let paper = "rgba(0, 0, 0, 0)";
+  for (let at = part; at && paper === "rgba(0, 0, 0, 0)"; at = at.parentElement) {
+    paper = getComputedStyle(at).backgroundColor;
+  }
+  return [ink, paper];
+})"""
+"""The colours of all that a selector finds: its text, and the first ground behind it."""
+
+
+def _colour(css: str) -> tuple[float, ...]:
+    """Red, green and blue of rgb(…)."""
+    numbers = css[css.index("(") + 1 : -1].split(",")
+    return tuple(float(part) for part in numbers[:3])
+
+
+def _contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """From 1 to 21; from 4.5 on it is enough for text (WCAG 2.1, 1.4.3)."""
+    dark, light = sorted((_luminance(one), _luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: tuple[float, ...]) -> float:
+    parts = [c / 255 for c in colour]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return sum(part * weight for part, weight in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
+
+
+def test_the_page_of_nothing_says_so(chromium: browser.Browser, tmp_path: Path) -> None:
+    path = tmp_path / "none.html"
+    path.write_text(html.as_html([]), encoding="utf-8")
+    with browser.page(chromium) as tab:
+        tab.open(path.as_uri())
+        assert "Nothing was tried." in tab.ask("document.body.innerText")
+        list(tab.heard())
+        assert tab.errors == []
