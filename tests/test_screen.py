@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
-from launcher.cli.ps import table
+from launcher.cli.command import table
 from launcher.progress import Progress
 from launcher.records import record, watch
 from launcher.records.record import Record

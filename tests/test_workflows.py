@@ -237,7 +237,7 @@ def known(command: list[str]) -> bool:
         return done.returncode == 0
     if program == "python3":
         assert args[:2] == ["-m", "launcher"]
-        cli._parser(args[2:]).parse_args(args[2:])  # SystemExit for what it doesn't take
+        cli.parser(args[2:]).parse_args(args[2:])  # SystemExit for what it doesn't take
         return True
     return program in ("docker", "jq", "sudo")
 

@@ -1,44 +1,46 @@
-"""The command line: finds the command's module, parses, calls it, prints what a user did wrong.
-
-A command module has HELP (one line), arguments(parser) and main(args) -> exit code. Only argparse
-is imported here, so that `--help` is quick; a command imports what it needs when it runs.
-"""
+"""The command line: finds the command, parses, calls it, prints what a user did wrong."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher import screen
 from launcher.errors import LauncherError, UsageError
 
+if TYPE_CHECKING:
+    from launcher.cli.command import Command
+
 COMMANDS = {
-    "run": "launcher.cli.run",
-    "ps": "launcher.cli.ps",
-    "attach": "launcher.cli.attach",
-    "logs": "launcher.cli.logs",
-    "stacks": "launcher.cli.stacks",
-    "stop": "launcher.cli.stop",
-    "resume": "launcher.cli.resume",
-    "rerun": "launcher.cli.rerun",
-    "runs": "launcher.cli.runs",
-    "exec": "launcher.cli.exec",
-    "shell": "launcher.cli.shell",
-    "plot": "launcher.cli.plot",
-    "doctor": "launcher.cli.doctor",
-    "import": "launcher.cli.import_script",
-    "schema": "launcher.cli.schema",
-    "completion": "launcher.cli.completion",
-    "data": "launcher.cli.data",
-    "image": "launcher.cli.image",
-    "fetch": "launcher.cli.fetch",
-    "matrix": "launcher.cli.matrix",
-    "demo": "launcher.cli.demo",
-    "engine": "launcher.cli.engine",
+    "run": "start",
+    "ps": "runs",
+    "attach": "runs",
+    "logs": "runs",
+    "stacks": "runs",
+    "stop": "runs",
+    "resume": "start",
+    "rerun": "start",
+    "runs": "runs",
+    "exec": "runs",
+    "shell": "start",
+    "plot": "runs",
+    "doctor": "doctor",
+    "import": "files",
+    "schema": "files",
+    "completion": "completion",
+    "data": "data",
+    "image": "images",
+    "fetch": "build",
+    "matrix": "matrix",
+    "demo": "demo",
+    "engine": "demo",
 }
+"""The modules of the commands."""
 
 WITH_REST = ("run", "exec", "shell", "import")
 """Commands for which what stands behind `--` is another program's."""
@@ -67,11 +69,10 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for any takes 30 ms
     argv, rest = _split_rest(argv) if argv[:1] and argv[0] in WITH_REST else (argv, [])
     try:
-        args = _parser(argv).parse_args(argv)
+        args = parser(argv).parse_args(argv)
         args.rest = rest
         _see_home()
-        code: int = import_module(COMMANDS[args.command]).main(args)
-        return code
+        return find_command(args.command)(args)
     except LauncherError as error:
         print(f"launcher: {error}", file=sys.stderr)
         return error.exit_code
@@ -147,7 +148,15 @@ def _in_own_environment(error: ModuleNotFoundError, argv: list[str]) -> int:
     os.execve(python, [str(python), "-m", "launcher", *argv], environment)  # noqa: S606
 
 
-def _parser(argv: list[str]) -> argparse.ArgumentParser:
+def find_command(name: str) -> Command:
+    """The command of a name; a function can't be called `import`, so that one ends in _."""
+    module = import_module(f"launcher.cli.{COMMANDS[name]}")
+    found: Command = getattr(module, "import_" if name == "import" else name)
+    return found
+
+
+def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """The parser of the command that `argv` begins with; of all, in full where there is no argv."""
     parser = argparse.ArgumentParser(
         prog="python3 -m launcher",
         description="Reproducible Megatron-LM images, and a launcher for training runs in them.",
@@ -156,11 +165,9 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
     )
     vars(parser)["color"] = False  # of Python 3.14's: to our screen, colours are no text
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, module_name in COMMANDS.items():
-        module = import_module(module_name)
-        command = commands.add_parser(name, help=module.HELP, description=module.HELP)
-        if name in argv:
-            module.arguments(command)
+    wanted = [argv[0]] if argv and argv[0] in COMMANDS else [*COMMANDS]
+    for name in wanted:
+        find_command(name).add_to(commands, whole=argv is None or name in argv)
     return parser
 
 

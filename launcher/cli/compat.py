@@ -2,71 +2,59 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher import names
+from launcher.cli.command import (
+    BASES,
+    BUILDER,
+    RELEASES,
+    SOURCE,
+    above_zero,
+    argument,
+    command,
+    either,
+)
 
 if TYPE_CHECKING:
     from launcher.trials.result import Result
     from launcher.trials.series import Options
 
-HELP = "build, ask and train in each row with each release, and report what works"
+MINUTES = partial(argument, type=above_zero, metavar="MINUTES")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the action's arguments."""
-    add = parser.add_argument
-    add("tags", metavar="TAG", nargs="*", help="rows of the matrix (all tried ones with CUDA)")
-    add(
-        "--megatron",
-        metavar="RELEASE",
-        action="append",
-        default=[],
-        help="not the rows' own; or all",
-    )
-    add("--source", metavar="PATH", type=Path, help="a Megatron-LM checkout to build")
-    add(
-        "--base",
-        metavar="IMAGE",
-        type=names.argument(names.image_for_tag),
-        help="in place of the rows' bases: {tag} in it is the tag",
-    )
-    add(
-        "--builder",
-        metavar="IMAGE",
-        type=names.argument(names.image),
-        help="in place of the image that compiles",
-    )
-    add("--gpus", default="0", metavar="WHICH", help="N, all, device=0,1; without, the CPU")
-    add("--no-train", action="store_true", help="build and ask only")
-    minutes = partial(add, type=above_zero, metavar="MINUTES")
-    minutes("--limit", default=180.0, help="for a cell (180)")
-    minutes("--run-limit", default=10.0, help="for a training run (10)")
-    add("--disk", type=above_zero, metavar="GB", help="what the images of a cell may take")
-    add("--keep", action="store_true", help="leave images in the engine")
-    again = parser.add_mutually_exclusive_group()
-    again.add_argument("--again", action="store_true", help="try cells that are finished, too")
-    again.add_argument("--kept", action="store_true", help="only report all that is finished")
-    add("--write", action="store_true", help="into docs/compat.json, which README's table is of")
-    add("-o", "--output", metavar="FOLDER", type=Path, default=Path("compat"))
+@command(
+    argument(
+        "tags", metavar="TAG", nargs="*", help="rows of the matrix (all tried ones with CUDA)"
+    ),
+    RELEASES,
+    SOURCE,
+    BASES,
+    BUILDER,
+    argument("--gpus", default="0", metavar="WHICH", help="N, all, device=0,1; without, the CPU"),
+    argument("--no-train", action="store_true", help="build and ask only"),
+    MINUTES("--limit", default=180.0, help="for a cell (180)"),
+    MINUTES("--run-limit", default=10.0, help="for a training run (10)"),
+    argument("--disk", type=above_zero, metavar="GB", help="what the images of a cell may take"),
+    argument("--keep", action="store_true", help="leave images in the engine"),
+    either(
+        argument("--again", action="store_true", help="try cells that are finished, too"),
+        argument("--kept", action="store_true", help="only report all that is finished"),
+    ),
+    argument(
+        "--write", action="store_true", help="into docs/compat.json, which README's table is of"
+    ),
+    argument("-o", "--output", metavar="FOLDER", type=Path, default=Path("compat")),
+)
+def compat(args: Namespace) -> int:
+    """Build, ask and train in each row with each release, and report what works.
 
-
-def above_zero(text: str) -> float:
-    """A number above zero, and no infinite one."""
-    with suppress(ValueError):
-        if 0 < (number := float(text)) < float("inf"):
-            return number
-    raise argparse.ArgumentTypeError(f"{text!r} isn't a number above 0")
-
-
-def main(args: argparse.Namespace) -> int:
-    """Try the cells and write the reports; 1 where one is worse than expected."""
+    1 where one is worse than expected.
+    """
     import signal
 
     from launcher.engine.connect import connect
@@ -124,15 +112,14 @@ def _report(results: Sequence[Result], folder: Path) -> None:
         files.write(folder / name, text)
 
 
-def _options(args: argparse.Namespace) -> Options:
-    from launcher.settings import expanded
+def _options(args: Namespace) -> Options:
     from launcher.trials.series import Limits, Options
 
     disk = None if args.disk is None else round(args.disk * 1e9)
     return Options(
         base=args.base,
         builder=args.builder,
-        checkout=expanded(args.source).resolve() if args.source else None,
+        checkout=args.source,
         gpus=args.gpus,
         train=not args.no_train,
         keep=args.keep,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from argparse import Namespace
 from collections.abc import Iterator
 
-HELP = "print the completion script of bash or zsh"
+from launcher.cli.command import argument, command
+
 NAME = "launcher"
 RESUMABLE = "resumable"
 RUNS = f"{NAME} ps --quiet 2>/dev/null"
@@ -26,17 +28,13 @@ FILES = frozenset({"script", "output"})
 FOLDERS = frozenset({"source"})
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.epilog = (
-        f"bash: source <({NAME} completion bash), for an alias or a program {NAME}. "
-        f"{RESUMABLE} prints the runs that can be gone on with, which the script asks for."
-    )
-    parser.add_argument("what", choices=[*sorted(CONFIGS), RESUMABLE])
-
-
-def main(args: argparse.Namespace) -> int:
-    """Print the script, or the ids of runs."""
+@command(
+    argument("what", choices=[*sorted(CONFIGS), RESUMABLE]),
+    epilog=f"bash: source <({NAME} completion bash), for an alias or a program {NAME}. "
+    f"{RESUMABLE} prints the runs that can be gone on with, which the script asks for.",
+)
+def completion(args: Namespace) -> int:
+    """Print the completion script of bash or zsh."""
     from launcher.follow import find
 
     if args.what == RESUMABLE:
@@ -53,10 +51,10 @@ def script(shell: str) -> str:
     from launcher import cli
     from launcher.plan.source import PRESETS
 
-    parser = cli._parser([*cli.COMMANDS])
+    parser = cli.parser()
     parser.prog = NAME
-    for command, action in _actions(parser):
-        _complete(command, action)
+    for name, action in _actions(parser):
+        _complete(name, action)
     presets = " ".join(sorted(path.name for path in PRESETS.glob("*.yaml")))
     return shtab.complete(parser, shell, preamble=CONFIGS[shell].format(presets=presets))
 

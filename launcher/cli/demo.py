@@ -1,20 +1,38 @@
-"""`launcher demo`: everything from nothing, once through."""
+"""Commands that need no engine of the user's: `demo`, and `engine`, which keeps one up."""
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
+from pathlib import Path
 
-HELP = "build the CPU image from Megatron's source and train a tiny GPT in it"
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none."""
+from launcher.cli.command import argument, command
 
 
-def main(args: argparse.Namespace) -> int:
-    """Run the demo; exit code 1 where the training didn't show what it should."""
+@command()
+def demo(args: Namespace) -> int:
+    """Build the CPU image from Megatron's source and train a tiny GPT in it."""
     from launcher import demo
     from launcher.settings import settings
 
     demo.run(settings())
+    return 0
+
+
+@command(
+    argument(
+        "folder",
+        metavar="FOLDER",
+        type=Path,
+        nargs="?",
+        help="keeps the engine's packages and images (default: that of `make demo`)",
+    )
+)
+def engine(args: Namespace) -> int:
+    """Keep a private engine up (Linux, root, apt) and print its DOCKER_HOST."""
+    from functools import partial
+
+    from launcher.engine.private.private import keep_up
+    from launcher.settings import settings
+
+    keep_up(args.folder or settings().cache / "engine", partial(print, flush=True))
     return 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from launcher import names
+from launcher.cli.command import argument, command, either, image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,30 +16,27 @@ if TYPE_CHECKING:
     from launcher.plan.plan import Plan
 
 DEFAULT = "24.10"
-HELP = "look whether this machine can train: engine, GPUs, driver, memory, disk"
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add = parser.add_argument
-    parser.epilog = "Exit code: 0, 121 where a run would be refused; of --nccl 1 for a broken link."
-    add("--gpus", metavar="WHICH", help="that these are there: N, all, device=0,1; 0 for CPU runs")
-    image = parser.add_mutually_exclusive_group()
-    image.add_argument(
-        "--tag",
-        type=names.argument(names.tag),
-        help=f"a row of the matrix: its CUDA against the driver, and for --nccl ({DEFAULT})",
-    )
-    image.add_argument(
-        "--image", metavar="NAME", type=names.argument(names.image), help="any image, for --nccl"
-    )
-    add("--backend", default="docker", help="docker or local (default: docker)")
-    add("--json", action="store_true", help="the same as JSON")
-    add("--nccl", action="store_true", help="a short all-reduce over the GPUs, in the image")
-
-
-def main(args: argparse.Namespace) -> int:
-    """Print what was found; 121 where it would refuse a run."""
+@command(
+    argument(
+        "--gpus", metavar="WHICH", help="that these are there: N, all, device=0,1; 0 for CPU runs"
+    ),
+    either(
+        argument(
+            "--tag",
+            type=names.argument(names.tag),
+            help=f"a row of the matrix: its CUDA against the driver, and for --nccl ({DEFAULT})",
+        ),
+        image("NAME", "any image, for --nccl", "--image"),
+    ),
+    argument("--backend", default="docker", help="docker or local (default: docker)"),
+    argument("--json", action="store_true", help="the same as JSON"),
+    argument("--nccl", action="store_true", help="a short all-reduce over the GPUs, in the image"),
+    epilog="Exit code: 0, 121 where a run would be refused; of --nccl 1 for a broken link.",
+)
+def doctor(args: Namespace) -> int:
+    """Look whether this machine can train: engine, GPUs, driver, memory, disk."""
     from launcher.backends import backend
 
     chosen = backend(args.backend)
@@ -47,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
     return _print(_lines(args, chosen), as_json=args.json)
 
 
-def _lines(args: argparse.Namespace, chosen: Backend) -> list[Line]:
+def _lines(args: Namespace, chosen: Backend) -> list[Line]:
     from launcher.errors import EngineError
     from launcher.machine import gather, report
     from launcher.matrix.load import find_row, load_matrix
@@ -102,7 +100,7 @@ def _print(found: list[Line], *, as_json: bool) -> int:
     return PreflightError.exit_code if refused else 0
 
 
-def _all_reduce(args: argparse.Namespace, chosen: Backend) -> int:
+def _all_reduce(args: Namespace, chosen: Backend) -> int:
     """Run the all-reduce as a run of its own; its exit code."""
     from dataclasses import replace
 
@@ -114,7 +112,7 @@ def _all_reduce(args: argparse.Namespace, chosen: Backend) -> int:
     return supervise(chosen, lambda attempt: chosen.start(plan, attach=True)).code
 
 
-def all_reduce_plan(args: argparse.Namespace, chosen: Backend) -> Plan:
+def all_reduce_plan(args: Namespace, chosen: Backend) -> Plan:
     """The plan of an all-reduce: this checkout's, so that any image with a runner will do."""
     import os
     from dataclasses import replace

@@ -2,50 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import Namespace
 
-from launcher.cli import compat
-
-HELP = "list the images that can be built, render their Dockerfiles, lock their inputs"
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the subcommands."""
-    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    commands.add_parser("list", help="the rows of the matrix")
-    render = commands.add_parser("render", help="write images/, compose/, README's tables")
-    render.add_argument("--check", action="store_true", help="only fail where they differ")
-    compat.arguments(commands.add_parser("compat", help=compat.HELP, description=compat.HELP))
-    commands.add_parser("lock", help="write matrix.lock")
-    _github_arguments(commands.add_parser("github", help="the jobs of a workflow, as JSON"))
+from launcher.cli.command import RELEASES, actions, argument, call_action, command
+from launcher.cli.compat import compat
 
 
-def main(args: argparse.Namespace) -> int:
-    """Call the action."""
-    actions = {
-        "list": _list,
-        "render": _render,
-        "lock": _lock,
-        "compat": compat.main,
-        "github": _github,
-    }
-    return actions[args.action](args)
-
-
-def _github_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("tags", metavar="TAG", nargs="*", help="rows of the matrix (all tried ones)")
-    own = "not the rows' own; or all"
-    add("--megatron", metavar="RELEASE", action="append", default=[], help=own)
-    add("--only-cuda", action="store_true", help="leave out rows without CUDA")
-    add("--allow-none", action="store_true", help="print nothing where no job is left")
-    runner = "takes rows with CUDA{}, such as self-hosted,gpu; without it they are left out"
-    add("--cuda-runner", metavar="LABELS", default="", help=runner.format(""))
-    add("--arm64-runner", metavar="LABELS", default="", help=runner.format(" on arm64"))
-
-
-def _list(args: argparse.Namespace) -> int:
+@command()
+def list(args: Namespace) -> int:
+    """The rows of the matrix."""
     from launcher.matrix.load import load_matrix
     from launcher.matrix.render import table
 
@@ -53,7 +19,9 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _render(args: argparse.Namespace) -> int:
+@command(argument("--check", action="store_true", help="only fail where they differ"))
+def render(args: Namespace) -> int:
+    """Write images/, compose/, README's tables."""
     from launcher.backends import compose_examples
     from launcher.matrix import render
     from launcher.matrix.load import load_matrix
@@ -72,7 +40,9 @@ def _render(args: argparse.Namespace) -> int:
     return 1 if changed else 0
 
 
-def _lock(args: argparse.Namespace) -> int:
+@command()
+def lock(args: Namespace) -> int:
+    """Write matrix.lock."""
     from launcher.build import lock
     from launcher.matrix.load import load_lock, load_matrix, lock_path
     from launcher.progress import Progress
@@ -86,7 +56,19 @@ def _lock(args: argparse.Namespace) -> int:
     return 0
 
 
-def _github(args: argparse.Namespace) -> int:
+LABELS = "takes rows with CUDA{}, such as self-hosted,gpu; without it they are left out"
+
+
+@command(
+    argument("tags", metavar="TAG", nargs="*", help="rows of the matrix (all tried ones)"),
+    RELEASES,
+    argument("--only-cuda", action="store_true", help="leave out rows without CUDA"),
+    argument("--allow-none", action="store_true", help="print nothing where no job is left"),
+    argument("--cuda-runner", metavar="LABELS", default="", help=LABELS.format("")),
+    argument("--arm64-runner", metavar="LABELS", default="", help=LABELS.format(" on arm64")),
+)
+def github(args: Namespace) -> int:
+    """The jobs of a workflow, as JSON."""
     import json
     import re
 
@@ -114,3 +96,9 @@ def _github(args: argparse.Namespace) -> int:
     if taken or not args.allow_none:
         print(json.dumps(github.strategy(taken)))
     return 0
+
+
+@command(actions(list, render, compat, lock, github))
+def matrix(args: Namespace) -> int:
+    """List the images that can be built, render their Dockerfiles, lock their inputs."""
+    return call_action(args)

@@ -1,86 +1,194 @@
-"""`launcher runs`: the runs that there were, whether they go on or not."""
+"""Commands about runs that were started: listed, followed, asked, ended, drawn."""
 
 from __future__ import annotations
 
 import argparse
+from argparse import Namespace
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.cli.command import QUIET, RUN, RUNS, actions, argument, call_action, command, table
+from launcher.errors import EngineError
+
 if TYPE_CHECKING:
+    from launcher.follow.find import Silent
     from launcher.records.runs import Filter, Run
 
-HELP = "list the runs that there were; show one whole; prune their records"
-COLUMNS = ("RUN", "NAME", "STATE", "CODE", "ITERATION", "LOSS", "BACKEND", "IMAGE", "CREATED")
+GOING_ON = ("RUN", "NAME", "STATE", "BACKEND", "GPUS", "IMAGE", "CREATED", "CHECKPOINT")
+KEPT = ("RUN", "NAME", "STATE", "CODE", "ITERATION", "LOSS", "BACKEND", "IMAGE", "CREATED")
+FILTERS = (
+    argument(
+        "--state",
+        action="append",
+        default=[],
+        help="running, finished, stopped, failed or unknown (may be repeated)",
+    ),
+    argument("--name", help="runs of this name"),
+    argument("--since", metavar="AGE", help="started no longer ago than 30m, 12h, 7d"),
+)
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    _filters(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.add_argument("--quiet", "-q", action="store_true", help="print the ids alone")
-    parser.set_defaults(act=_list)
-    below = parser.add_subparsers(metavar="ACTION")
-    show = below.add_parser("show", help="all that is kept of one run, as JSON")
-    show.add_argument("run", metavar="RUN", help="a run's id, its beginning, or its name")
-    show.set_defaults(act=_show)
-    prune = below.add_parser("prune", help="remove records; checkpoints and running runs stay")
-    _filters(prune)
-    prune.add_argument("--older-than", metavar="AGE", help="started longer ago: 30d")
-    prune.add_argument("--keep", type=int, default=0, metavar="N", help="but the newest N of them")
-    prune.add_argument("--dry-run", action="store_true", help="tell what would be removed")
-    prune.set_defaults(act=_prune)
+@command(QUIET)
+def ps(args: Namespace) -> int:
+    """List the runs that go on, or have ended with nobody watching.
 
-
-def _filters(parser: argparse.ArgumentParser) -> None:
-    states = "running, finished, stopped, failed or unknown (may be repeated)"
-    parser.add_argument("--state", action="append", default=[], help=states)
-    parser.add_argument("--name", help="runs of this name")
-    parser.add_argument("--since", metavar="AGE", help="started no longer ago than 30m, 12h, 7d")
-
-
-def main(args: argparse.Namespace) -> int:
-    """List, show or prune."""
-    code: int = args.act(args)
-    return code
-
-
-def _list(args: argparse.Namespace) -> int:
-    import json
-    from dataclasses import asdict
-
-    from launcher.cli.ps import table, unheard
+    125 where an engine that is there, or was named, couldn't be asked.
+    """
     from launcher.follow import find
-    from launcher.records import runs
 
-    wanted = _filter(args)
-    jobs, silent = find.everywhere()
-    found = [run for run in runs.known(job for _, job in jobs) if wanted.takes(run)]
-    if args.json:
-        print("".join(f"{json.dumps(asdict(run))}\n" for run in found), end="")
-    elif args.quiet:
-        print("".join(f"{run.run}\n" for run in found), end="")
+    known, silent = find.everywhere()
+    if args.quiet:
+        print("".join(f"{job.run}\n" for _, job in known), end="")
     else:
-        print(table([COLUMNS, *map(_row, found)]), end="")
-    return unheard(silent)
+        print(table([GOING_ON, *find.rows(known)]), end="")
+    return _tell_silent(silent)
 
 
-def _row(run: Run) -> tuple[str, ...]:
-    code = "" if run.code is None else str(run.code)
-    iteration = "" if run.iteration is None else str(run.iteration)
-    loss = "" if run.loss is None else f"{run.loss:.4g}"
-    return (
-        run.run,
-        run.name,
-        run.state,
-        code,
-        iteration,
-        loss,
-        run.backend,
-        run.image,
-        run.created,
-    )
+def _tell_silent(silent: list[Silent]) -> int:
+    """Tell who couldn't be asked, and why; the exit code, 0 where there was nobody to ask."""
+    from launcher.follow.supervise import tell
+
+    for one in silent:
+        tell(str(one) if one.may_have_jobs else str(one).partition(";")[0])
+    return EngineError.exit_code if any(one.may_have_jobs for one in silent) else 0
 
 
-def _show(args: argparse.Namespace) -> int:
+@command(RUN)
+def attach(args: Namespace) -> int:
+    """Follow a run from its first line on, as if it had been started here."""
+    from launcher.follow.start import attach
+
+    return attach(args.run)
+
+
+@command(RUN, argument("--follow", "-f", action="store_true", help="go on until the run ends"))
+def logs(args: Namespace) -> int:
+    """Print what a run has written, also after its end."""
+    from launcher.errors import LauncherError, UsageError
+    from launcher.follow import find
+    from launcher.follow.supervise import tell, write
+    from launcher.records import record, watch
+
+    try:
+        _, job = find.job(args.run)
+    except LauncherError as error:
+        kept = list[Path]()
+        with suppress(UsageError):
+            kept = watch.logs(record.folder(record.find(args.run).run))
+        if not kept:
+            raise
+        if isinstance(error, EngineError):
+            tell("an engine doesn't answer; this is what was kept until now")
+        for path in kept:
+            with path.open("rb") as log:
+                while data := log.read(1 << 16):
+                    write(data, is_error=False)
+        return 0
+    for is_error, data in job.output(follow=args.follow):
+        write(data, is_error)
+    return 0
+
+
+@command(RUN)
+def stacks(args: Namespace) -> int:
+    """Say where a run's ranks are, and which one the others wait for."""
+    from launcher.errors import UsageError
+    from launcher.follow import find, watchdog
+    from launcher.follow.supervise import tell
+    from launcher.records import record
+
+    _, job = find.job(args.run)
+    found = job.diagnose()
+    if not found:
+        raise UsageError(
+            f"run {job.run} can't be asked where its ranks are",
+            "It has ended, has just been started, or its image was built by an older launcher.",
+        )
+    print(watchdog.report(found), end="")
+    if kept := watchdog.keep(record.folder(job.run), found):
+        tell(f"every rank's stack is in {kept}")
+    return 0
+
+
+def _seconds(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a number of seconds")
+    return int(text)
+
+
+@command(
+    RUNS,
+    argument("--now", action="store_true", help="end them at once, without saving"),
+    argument(
+        "--grace", type=_seconds, metavar="S", help="seconds until it is killed; else the run's own"
+    ),
+)
+def stop(args: Namespace) -> int:
+    """Ask runs to save a checkpoint and end; remove what is left of ended ones."""
+    from launcher.errors import UsageError
+    from launcher.follow import find, supervise
+    from launcher.records import owner, record
+
+    for text in args.runs:
+        try:
+            _, job = find.job(text)
+        except UsageError:
+            if not owner.stop_in_pause(record.find(text).run):
+                raise
+            supervise.tell(f"run {text} is between two attempts, and won't be started again")
+        else:
+            supervise.stop(job, now=args.now, grace=args.grace)
+    return 0
+
+
+@command(
+    RUN,
+    argument("words", nargs="*", help=argparse.SUPPRESS),
+    usage="%(prog)s RUN -- COMMAND [ARGS ...]",
+)
+def exec(args: Namespace) -> int:
+    """Run a command where a run goes on: exec RUN -- nvidia-smi."""
+    import shlex
+    import subprocess
+    import sys
+
+    from launcher.errors import UsageError
+    from launcher.follow import find
+
+    if args.words:
+        raise UsageError(
+            f"exec {args.run} {args.words[0]}: the command stands after --",
+            f"python3 -m launcher exec {args.run} -- {shlex.join([*args.words, *args.rest])}",
+        )
+    chosen, job = find.job(args.run)
+    if job.ended() is not None:
+        raise UsageError(f"run {job.run} has ended", f"See its log: launcher logs {job.run}")
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    words = chosen.inside(job, args.rest or ["bash"], terminal=terminal)
+    return subprocess.run(words, env=chosen.environment()).returncode
+
+
+@command(
+    RUNS,
+    argument("--output", "-o", metavar="FILE", default="plot.png", help="default: %(default)s"),
+)
+def plot(args: Namespace) -> int:
+    """Draw loss and throughput of runs into one PNG."""
+    from launcher.follow.supervise import tell
+    from launcher.records import plot
+    from launcher.settings import expanded
+
+    output = expanded(args.output)
+    for lacking in plot.plot(args.runs, output):
+        tell(lacking)
+    print(output)
+    return 0
+
+
+@command(RUN)
+def show(args: Namespace) -> int:
+    """All that is kept of one run, as JSON."""
     import json
 
     from launcher.records.runs import shown
@@ -89,7 +197,14 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prune(args: argparse.Namespace) -> int:
+@command(
+    *FILTERS,
+    argument("--older-than", metavar="AGE", help="started longer ago: 30d"),
+    argument("--keep", type=int, default=0, metavar="N", help="but the newest N of them"),
+    argument("--dry-run", action="store_true", help="tell what would be removed"),
+)
+def prune(args: Namespace) -> int:
+    """Remove records; checkpoints and running runs stay."""
     from launcher.errors import UsageError
     from launcher.follow import find
     from launcher.records import runs
@@ -111,7 +226,42 @@ def _prune(args: argparse.Namespace) -> int:
     return 0
 
 
-def _filter(args: argparse.Namespace) -> Filter:
+@command(
+    *FILTERS,
+    argument("--json", action="store_true", help="print one JSON object a line"),
+    QUIET,
+    actions(show, prune, required=False),
+)
+def runs(args: Namespace) -> int:
+    """List the runs that there were; show one whole; prune their records."""
+    import json
+    from dataclasses import asdict
+
+    from launcher.follow import find
+    from launcher.records.runs import known
+
+    if args.action:
+        return call_action(args)
+    wanted = _filter(args)
+    jobs, silent = find.everywhere()
+    found = [run for run in known(job for _, job in jobs) if wanted.takes(run)]
+    if args.json:
+        print("".join(f"{json.dumps(asdict(run))}\n" for run in found), end="")
+    elif args.quiet:
+        print("".join(f"{run.run}\n" for run in found), end="")
+    else:
+        print(table([KEPT, *map(_row, found)]), end="")
+    return _tell_silent(silent)
+
+
+def _row(run: Run) -> tuple[str, ...]:
+    code = "" if run.code is None else str(run.code)
+    at = "" if run.iteration is None else str(run.iteration)
+    loss = "" if run.loss is None else f"{run.loss:.4g}"
+    return (run.run, run.name, run.state, code, at, loss, run.backend, run.image, run.created)
+
+
+def _filter(args: Namespace) -> Filter:
     from launcher.errors import UsageError, nearest
     from launcher.records import runs
 

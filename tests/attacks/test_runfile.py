@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import run
+from launcher.cli.start import run
 from launcher.errors import LauncherError
 from tests.attacks.conftest import bounded
 from tests.conftest import ROOT
@@ -105,8 +105,8 @@ def mutated(chance: random.Random, original: str) -> str:
 def dry_run(path: str) -> int:
     """`launcher run PATH --dry-run`, in this process."""
     parser = argparse.ArgumentParser()
-    run.arguments(parser)
-    return run.main(parser.parse_args([path, "--dry-run"], argparse.Namespace(rest=[])))
+    run.declare(parser)
+    return run(parser.parse_args([path, "--dry-run"], argparse.Namespace(rest=[])))
 
 
 def test_mutated_run_files(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 from docker.errors import APIError
 
 from launcher import cli
+from launcher.cli.command import Command
 from launcher.plan.job import Lost
 
 
@@ -72,8 +74,8 @@ def fail(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def main(args: object) -> int:
         raise error
 
-    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(main=main))
-    monkeypatch.setattr(cli, "_parser", lambda argv: SimpleNamespace(parse_args=cli_args))
+    monkeypatch.setattr(cli, "find_command", lambda name: main)
+    monkeypatch.setattr(cli, "parser", lambda argv: SimpleNamespace(parse_args=cli_args))
 
 
 def test_an_error_that_nobody_foresaw_is_one_line_and_a_private_file(
@@ -151,13 +153,12 @@ def test_a_text_may_begin_with_a_dash(
 def test_another_programs_words_are_its_own(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     given: list[str] = []
 
-    def main(args: SimpleNamespace) -> int:
+    def run(args: Namespace) -> int:
         given.extend(args.rest)
         return 0
 
-    monkeypatch.setattr(
-        cli, "import_module", lambda name: SimpleNamespace(main=main, arguments=id, HELP="")
-    )
+    run.__name__ = command
+    monkeypatch.setattr(cli, "find_command", lambda name: Command(run, (), {}))
     cli.main([command, "--", "--lr", "1", "--"])
     assert given == ["--lr", "1", "--"]
 

@@ -90,7 +90,7 @@ def test_the_runs_to_resume_are_printed_by_id(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(find, "resumable", lambda: ["fed654", "aa11"])
-    assert completion.main(argparse.Namespace(what="resumable")) == 0
+    assert completion.completion(argparse.Namespace(what="resumable")) == 0
     assert capsys.readouterr().out == "fed654\naa11\n"
 
 
@@ -103,5 +103,5 @@ def test_zsh_has_the_same_commands_and_values() -> None:
 
 def test_the_parser_of_a_command_is_left_alone() -> None:
     completion.script("bash")
-    args = cli._parser(["run"]).parse_args(["run", "x.yaml", "--tag", "of-mine"])
+    args = cli.parser(["run"]).parse_args(["run", "x.yaml", "--tag", "of-mine"])
     assert args.tag == "of-mine"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import import_script
+from launcher.cli.files import import_
 from launcher.errors import UsageError
 
 SCRIPT = """\
@@ -18,10 +18,10 @@ torchrun --nproc_per_node 2 pretrain_bert.py --num-layers 2 --mock-data --save $
 
 def run(argv: list[str], rest: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
-    import_script.arguments(parser)
+    import_.declare(parser)
     args = parser.parse_args(argv)
     args.rest = rest or []
-    return import_script.main(args)
+    return import_(args)
 
 
 @pytest.fixture

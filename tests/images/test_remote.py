@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from docker.errors import APIError
 
-from launcher.cli.image import pull as pull_command
+from launcher.cli.transfer import pull as pull_command
 from launcher.errors import EngineError, UsageError
 from launcher.images import images, remote
 from launcher.matrix.schema import LockedImage, LockedPlatform
@@ -185,7 +185,7 @@ def test_a_locked_image_comes_from_its_mirror_or_from_the_registry_that_is_named
     monkeypatch.setattr(remote, "pull", pull)
     monkeypatch.setattr("launcher.images.referrers.pull", lambda *arguments: None)
     monkeypatch.setenv("LAUNCHER_IMAGE_MIRRORS", "nvcr.io=mirror.example/nvcr")
-    pull_command.main(Namespace(image=name, registry=prefix, digest=None))
+    pull_command(Namespace(image=name, registry=prefix, digest=None))
     mirror = "mirror.example/nvcr/nvidia/pytorch"
     by_default = f"{mirror}@{C}" if moves else f"{mirror}:24.10-py3"
     assert asked == [(f"{prefix}/{name}" if prefix else by_default, [C, A, B], name)]

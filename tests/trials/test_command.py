@@ -108,7 +108,7 @@ def test_make_hands_on_what_it_is_given(given: list[str], taken: dict[str, objec
         check=True,
     )
     words = shlex.split(done.stdout.partition("-m launcher ")[2].replace("\\\n", ""))
-    parser = cli._parser(words)
+    parser = cli.parser(words)
     usual = vars(parser.parse_args(["matrix", "compat"]))
     assert vars(parser.parse_args(words)) == {**usual, **taken}
 

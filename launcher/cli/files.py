@@ -1,30 +1,32 @@
-"""`launcher import`: upstream's shell script as a run file."""
+"""Commands about run files: `import` makes one, `schema` says what may be in it."""
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from launcher.cli.command import argument, command
 
 if TYPE_CHECKING:
     from launcher.matrix.schema import Matrix
 
-HELP = "turn a shell script that starts Megatron into a run file"
 
+@command(
+    argument("script", metavar="SCRIPT", type=Path, help="pretrain_gpt.sh; it is read, never run"),
+    argument("-o", "--output", metavar="FILE", type=Path, help="write there, not to stdout"),
+    argument(
+        "--tag", default="24.10", help="the image where the script names none (default: 24.10)"
+    ),
+    usage="%(prog)s SCRIPT [options] [-- ARGS ...]",
+    epilog="What stands after -- is taken for the script's own arguments, $1 and on.",
+)
+def import_(args: Namespace) -> int:
+    """Turn a shell script that starts Megatron into a run file.
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.usage = "%(prog)s SCRIPT [options] [-- ARGS ...]"
-    parser.epilog = "What stands after -- is taken for the script's own arguments, $1 and on."
-    add = parser.add_argument
-    add("script", metavar="SCRIPT", type=Path, help="pretrain_gpt.sh; it is read, never run")
-    add("-o", "--output", metavar="FILE", type=Path, help="write there, not to stdout")
-    add("--tag", default="24.10", help="the image where the script names none (default: 24.10)")
-
-
-def main(args: argparse.Namespace) -> int:
-    """Print or write the run file; what isn't in it goes to stderr, each with its line."""
+    What isn't in the run file goes to stderr, each with its line.
+    """
     from launcher.errors import UsageError
     from launcher.importing.shell_script import imported
     from launcher.matrix.load import find_row, load_matrix
@@ -65,3 +67,17 @@ def _images(matrix: Matrix) -> dict[str, tuple[str, ...]]:
         fit = [v for v, release in matrix.releases.items() if misfit(row, v, release) is None]
         images[tag] = tuple(dict.fromkeys([row.megatron, *fit]))
     return images
+
+
+@command(
+    epilog="launcher schema > run.schema.json, and in a run file's first line: "
+    "# yaml-language-server: $schema=run.schema.json"
+)
+def schema(args: Namespace) -> int:
+    """Print the JSON Schema of a run file, for editors."""
+    import json
+
+    from launcher.plan.schema import schema
+
+    print(json.dumps(schema(), indent=2, ensure_ascii=False))
+    return 0

@@ -1,0 +1,255 @@
+"""Commands that make images, or what they are made of: `fetch`, `image build`, `image verify`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.command import (
+    ALL,
+    BASES,
+    BUILDER,
+    MEGATRON,
+    SOURCE,
+    TAGS,
+    argument,
+    command,
+    either,
+    image,
+)
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from launcher.build.image import Request
+    from launcher.errors import LauncherError
+    from launcher.matrix.schema import Matrix
+    from launcher.progress import Progress
+    from launcher.settings import Settings
+
+WITHOUT = "Or leave base and builder out: --no-images"
+VERIFY_EXIT_CODES = """\
+exit codes:
+  0    identical in all that its builder lets be claimed; the last line says what that is
+  1    it differs
+  2    wrong usage: an image from a checkout needs --source
+  122  it can't be built again
+  125  no engine, no such image, or the engine refused
+"""
+
+
+@command(
+    TAGS,
+    ALL,
+    MEGATRON,
+    SOURCE,
+    BASES,
+    BUILDER,
+    argument(
+        "--architectures",
+        metavar="LIST",
+        help='GPUs to compile for, of a row that compiles for them: "80 90" for 8.0 and 9.0',
+    ),
+    argument("--jobs", metavar="N", type=int, help="compilers at a time, of such a row (4)"),
+    argument("--no-cache", action="store_true", help="build again, use no cached layer"),
+)
+def build(args: Namespace) -> int:
+    """Build one or more rows of the matrix."""
+    from launcher.build.image import Builds, build_all
+    from launcher.engine.connect import connect
+    from launcher.errors import UsageError
+    from launcher.matrix.load import load_matrix
+    from launcher.progress import Progress
+    from launcher.settings import settings
+
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"--jobs {args.jobs} is no number of compilers")
+    requests = _requests(
+        args,
+        load_matrix(),
+        checkout=args.source,
+        no_cache=args.no_cache,
+        architectures=args.architectures,
+        jobs=args.jobs,
+    )
+    built, failed = build_all(Builds(connect(timeout=600), settings(), Progress()), requests)
+    for one in built:
+        state = "unchanged" if one.reused else "built"
+        origin = f" from {args.source}" if args.source else ""
+        print(f"{one.names[0]} {one.id.removeprefix('sha256:')[:12]} {state}{origin}")
+    return _tell_failed([(request.tag, error) for request, error in failed])
+
+
+def _requests(args: Namespace, matrix: Matrix, **departures: Any) -> list[Request]:
+    """What is asked for of each row. Raises UsageError for no row, or one that isn't there."""
+    from launcher.build.image import Request
+    from launcher.errors import UsageError
+    from launcher.matrix.load import find_row
+
+    tags = matrix.usual if args.all else args.tags
+    if not tags:
+        raise UsageError("no tag given", f"One of: {', '.join(matrix.rows)}")
+    for tag in tags:
+        find_row(matrix, tag)
+    common = {"megatron": args.megatron, "builder": args.builder, **departures}
+    bases = [args.base and args.base.replace("{tag}", tag) for tag in tags]
+    return [Request(tag, base=base, **common) for tag, base in zip(tags, bases, strict=True)]
+
+
+def _tell_failed(failed: Sequence[tuple[str, LauncherError]]) -> int:
+    """Tell them; the exit code of the first, 0 where there is none."""
+    for tag, error in failed:
+        print(f"launcher: {tag}: {error}", file=sys.stderr)
+    return failed[0][1].exit_code if failed else 0
+
+
+@command(
+    image("TAG|IMAGE", "a row such as 24.10 or 24.10-0.9.0, or an image's name"),
+    SOURCE,
+    image("IMAGE", "in place of the row's base, as of `image build`", "--base"),
+    BUILDER,
+    argument(
+        "--keep", action="store_true", help="keep what was built for this, and print its name"
+    ),
+    argument(
+        "--diffoscope",
+        action="store_true",
+        help="wait for diffoscope, which is else ended after a minute",
+    ),
+    epilog=VERIFY_EXIT_CODES,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+)
+def verify(args: Namespace) -> int:
+    """Build an image again from the lock, without cache, and compare: verify TAG|IMAGE."""
+    from launcher.engine.connect import connect
+    from launcher.images import images
+    from launcher.images.again import Departures, Verification
+    from launcher.matrix.load import load_matrix
+    from launcher.progress import Progress
+    from launcher.settings import settings
+
+    site = settings()
+    client = connect(timeout=3600)  # an engine writes 20 GB before it gives the first byte of them
+    name = images.reference(args.image, load_matrix(site.matrix).rows)
+    departures = Departures(checkout=args.source, base=args.base, builder=args.builder)
+    verification = Verification(client, site, Progress(), print)
+    same = verification.verify(name, departures, keep=args.keep, diffoscope=args.diffoscope)
+    return 0 if same else 1
+
+
+@command(
+    TAGS,
+    ALL,
+    MEGATRON,
+    BASES,
+    BUILDER,
+    argument(
+        "--platform", metavar="OS/ARCH", help="linux/arm64, of a row for several; else the engine's"
+    ),
+    argument("--no-images", action="store_true", help="leave base and builder out"),
+    either(
+        argument("--bundle", metavar="FILE", type=Path, help="pack it all into one tar"),
+        argument(
+            "--from",
+            metavar="FILE",
+            type=Path,
+            dest="bundled",
+            help="take what was packed with --bundle",
+        ),
+    ),
+)
+def fetch(args: Namespace) -> int:
+    """Fetch all that a build reads; --bundle and --from carry it to a machine with no internet.
+
+    One line for each row and bundle on stdout.
+    """
+    from launcher.progress import Progress
+    from launcher.settings import settings
+
+    site, progress = settings(), Progress()
+    if args.bundled:
+        return _take(args, site, progress)
+    return _fetch(args, site, progress)
+
+
+def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
+    """Fetch the rows' inputs and, where asked to, pack them; what can't be had is told last."""
+    from launcher.build import inputs
+    from launcher.build.pins import Images
+    from launcher.images import bundle
+    from launcher.matrix.load import load_lock, load_matrix
+
+    matrix = load_matrix(site.matrix)
+    lock = load_lock(site.matrix.with_suffix(".lock"))
+    requests = _requests(args, matrix)
+    client = None if args.no_images else _engine(bool(args.bundle), progress)
+    own = _platform(client, args.platform) if client else None
+    rows = []
+    for request in requests:
+        usual = own if own in matrix.rows[request.tag].platforms else None
+        rows.append(inputs.needed(matrix, lock, request, args.platform or usual))
+    images = client and Images(client, site, progress, lock.images, matrix.moving)
+    fetched, failed = inputs.fetch_all(rows, images, site, progress)
+    for one in fetched:
+        size = sum(path.stat().st_size for path in one.files) / 1e6
+        held = f"{len(one.files)} files, {size:.1f} MB; {len(set(one.images.values()))} images"
+        print(f"{one.row.tag} {one.row.release}: {held}")
+    if args.bundle and not failed:
+        digest = bundle.write(args.bundle, fetched, client, progress)
+        print(f"{args.bundle} {args.bundle.stat().st_size / 1e6:.1f} MB sha256:{digest}")
+    return _tell_failed([(row.tag, error) for row, error in failed])
+
+
+def _engine(must: bool, progress: Progress) -> DockerClient | None:
+    """The engine that answers; where none does, none is needed unless images `must` be packed."""
+    from launcher.engine.connect import connect
+    from launcher.errors import EngineError
+
+    try:
+        return connect(timeout=600)
+    except EngineError as error:
+        if must:
+            raise EngineError(error.problem, f"{error.remedy}\n  {WITHOUT}") from error
+        progress.note("no container engine answers: base and builder are not fetched")
+        return None
+
+
+def _platform(client: DockerClient, asked: str | None) -> str:
+    """What an engine pulls images for; refuse one that isn't what is asked for."""
+    from launcher.errors import UsageError
+
+    version = client.version()
+    own = f"{version['Os']}/{version['Arch']}"
+    if asked and asked != own:
+        raise UsageError(f"--platform: this engine pulls images for {own}", WITHOUT)
+    return own
+
+
+def _take(args: Namespace, site: Settings, progress: Progress) -> int:
+    """Check a bundle and take all of it; a row that needs more here is told."""
+    from launcher.errors import UsageError
+    from launcher.images import bundle
+
+    if args.tags or args.all:
+        raise UsageError("--from takes all that is in the bundle", "Leave the tags out.")
+    progress.step(f"check {args.bundled}")
+    index = bundle.check(args.bundled)
+    wanted = index.images and not args.no_images
+    client = _engine(must=True, progress=progress) if wanted else None
+    progress.step(f"take {args.bundled}")
+    bundle.take(args.bundled, index, site, progress)
+    progress.close()
+    if client:
+        bundle.load(args.bundled, index, client, progress)
+    for tag, lacks in bundle.unmet(index, site):
+        progress.note(f"{tag}: the lock here wants what the bundle doesn't have: {lacks}")
+    images = len(index.images) if client else 0
+    print(
+        f"{', '.join(row.tag for row in index.rows)}: {len(index.files)} files, "
+        f"{len(index.commits)} git sources, {images} images"
+    )
+    return 0

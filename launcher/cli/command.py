@@ -1,0 +1,142 @@
+"""What a command is: a function, whose docstring is its help, with the arguments that it takes.
+
+Only argparse is imported here and at the top of the modules of commands, so that `--help` is quick;
+a command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from launcher import names
+from launcher.screen import printable
+
+Part = Callable[[Any], object]
+"""Adds an argument, or several, to a parser or to a group of its arguments."""
+
+
+class Command:
+    """A function from arguments to an exit code, and what the command line has to know of it.
+
+    Its name is the function's and its help the docstring's first line. `settings` are those of
+    its parser: usage, epilog, formatter_class.
+    """
+
+    def __init__(
+        self, run: Callable[[Namespace], int], parts: Sequence[Part], settings: dict[str, Any]
+    ) -> None:
+        self.run, self.parts, self.settings = run, parts, settings
+        self.name = run.__name__.rstrip("_")
+        first = (run.__doc__ or "").partition("\n")[0].rstrip(".")
+        self.help = first[:1].lower() + first[1:]
+
+    def __call__(self, args: Namespace) -> int:
+        return self.run(args)
+
+    def add_to(self, commands: Any, *, whole: bool = True) -> argparse.ArgumentParser:
+        """Make it one of the commands, which know its name and help alone where not `whole`."""
+        parser = commands.add_parser(self.name, help=self.help, description=self.help)
+        assert isinstance(parser, argparse.ArgumentParser)
+        return self.declare(parser) if whole else parser
+
+    def declare(self, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add its arguments to a parser."""
+        for name, value in self.settings.items():
+            setattr(parser, name, value)
+        for part in self.parts:
+            part(parser)
+        return parser
+
+
+def command(*parts: Part, **settings: Any) -> Callable[[Callable[[Namespace], int]], Command]:
+    """Make a function a command with these arguments."""
+    return lambda run: Command(run, parts, settings)
+
+
+def argument(*flags: str, **options: Any) -> Part:
+    """An argument, as argparse's add_argument takes it."""
+    return lambda parser: parser.add_argument(*flags, **options)
+
+
+def either(*parts: Part) -> Part:
+    """Arguments of which one may be given."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        group = parser.add_mutually_exclusive_group()
+        for part in parts:
+            part(group)
+
+    return add
+
+
+def actions(*commands: Command, required: bool = True) -> Part:
+    """Commands below this one; `args.action` is the one that was chosen, or None."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.set_defaults(action=None)
+        below = parser.add_subparsers(metavar="ACTION", required=required)
+        for each in commands:
+            each.add_to(below).set_defaults(action=each)
+
+    return add
+
+
+def call_action(args: Namespace) -> int:
+    """Call the command below this one that was chosen."""
+    chosen: Command = args.action
+    return chosen(args)
+
+
+def image(metavar: str, about: str, flag: str = "image", **options: Any) -> Part:
+    """An image's name, which goes on to docker as a word."""
+    check = names.argument(options.pop("check", names.image))
+    return argument(flag, metavar=metavar, type=check, help=about, **options)
+
+
+def checkout(text: str) -> Path:
+    """The folder of a Megatron-LM checkout, whole."""
+    from launcher.settings import expanded
+
+    return expanded(text).resolve()
+
+
+def above_zero(text: str) -> float:
+    """A number above zero, and no infinite one."""
+    with suppress(ValueError):
+        if 0 < (number := float(text)) < float("inf"):
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r} isn't a number above 0")
+
+
+RUN_HELP = "a run's id, its beginning, or its name"
+RUN = argument("run", metavar="RUN", help=RUN_HELP)
+RUNS = argument("runs", metavar="RUN", nargs="+", help=RUN_HELP)
+QUIET = argument("--quiet", "-q", action="store_true", help="print the ids alone")
+GPUS = argument("--gpus", metavar="WHICH", help="N, all, 0 (the CPU) or device=0,1")
+TAGS = argument("tags", metavar="TAG", nargs="*", help="24.10 … as `matrix list` shows them")
+ALL = argument("--all", action="store_true", help="all tried rows with CUDA, as `make images`")
+MEGATRON = argument("--megatron", metavar="RELEASE", help="another release than the row's: 0.10.0")
+RELEASES = argument(
+    "--megatron", metavar="RELEASE", action="append", default=[], help="not the rows' own; or all"
+)
+SOURCE = argument("--source", metavar="PATH", type=checkout, help="a Megatron-LM checkout")
+BUILDER = image("IMAGE", "in place of the image that compiles", "--builder")
+BASES = image(
+    "IMAGE",
+    "in place of the row's base, such as a mirror's: {tag} in it is the tag",
+    "--base",
+    check=names.image_for_tag,
+)
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """The rows in columns that are as wide as their widest cell; a cell is one line."""
+    rows = [tuple(map(printable, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows)]  # noqa: B905 - all are as long
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,249 @@
+"""`launcher data`: text to Megatron's data files. What looks into them is in data_inspect."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import shlex
+import sys
+from argparse import Namespace
+from glob import glob, has_magic
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli.command import actions, argument, call_action, command
+from launcher.cli.data_inspect import TOKENIZER, inspect, tokenizer, vocab
+
+if TYPE_CHECKING:
+    from launcher.data.ledger import Leniency
+    from launcher.data.sources import Reading
+
+READ = (
+    argument("inputs", metavar="INPUT", nargs="*", help="files, 'patterns*', - for standard input"),
+    argument(
+        "--input",
+        metavar="INPUT",
+        dest="more",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="the same; read after those",
+    ),
+    argument(
+        "--json-keys", metavar="KEY", nargs="+", default=["text"], help="keys or columns: text"
+    ),
+    argument(
+        "--format", choices=("jsonl", "csv", "parquet", "txt"), help="else by the file's name"
+    ),
+    argument("--csv-columns", metavar="A,B", help="names of the columns, where row 1 is data"),
+    argument(
+        "--csv-delimiter", metavar="CHARACTER", help="else a comma; .tsv: tabs, no quotations"
+    ),
+    argument("--encoding", default="utf-8", help="of csv and txt: gb18030 (utf-8)"),
+    argument(
+        "--document",
+        choices=("line", "paragraph", "file"),
+        default="line",
+        help="what of plain text is a document (%(default)s)",
+    ),
+    argument(
+        "--on-error",
+        choices=("stop", "skip"),
+        default="stop",
+        help="at a bad record: write nothing, or list it in *.rejects.jsonl (%(default)s)",
+    ),
+    argument("--max-errors", metavar="N", type=int, help="how many may be skipped (any number)"),
+    argument("--max-record", metavar="MB", type=int, help="how large a record may be (64)"),
+)
+"""What reads text: which inputs, what is in them, and what becomes of bad records."""
+
+
+@command(
+    *READ,
+    *TOKENIZER,
+    argument("--output-prefix", metavar="P", required=True, help="P_KEY_document.bin, .idx"),
+    argument("--append-eod", action="store_true", help="end each document with the token for it"),
+    argument("--workers", metavar="N", type=int, help="processes (as many as CPUs, at most 8)"),
+    argument("--shard", metavar="I/N", help="only part I of N, for `data merge`"),
+    argument("--partitions", metavar="N", type=int, help="upstream's; the order stays the inputs'"),
+    argument("--keep-sequential-samples", action="store_true", help="upstream's; they are, always"),
+    argument("--log-interval", metavar="N", type=int, help="upstream's; a line each five seconds"),
+)
+def tokenize(args: Namespace) -> int:
+    """Make .bin and .idx of jsonl, csv, parquet or plain text, packed or not."""
+    from launcher.data import tokenize
+    from launcher.data.bar import Bar
+
+    shard, prefix = _shard(args.shard, _target("--output-prefix", args.output_prefix))
+    job = tokenize.Job(
+        inputs=_inputs(args),
+        prefix=prefix,
+        reading=_reading(args, shard),
+        tokenizer=tokenizer(args),
+        append_eod=args.append_eod,
+        workers=_workers(args.workers),
+        leniency=_leniency(args),
+    )
+    made = [f"{prefix}.bin" for prefix in tokenize.outputs(job)]
+    with Bar() as bar:
+        done = tokenize.run(job, bar)
+        bar.end(done, made + ([f"{job.prefix}.rejects.jsonl"] if done.rejected else []))
+    return 0
+
+
+@command(*READ, argument("--output", "-o", metavar="FILE", required=True, help="a .jsonl"))
+def convert(args: Namespace) -> int:
+    """Make one jsonl of csv, parquet, plain text or other jsonl."""
+    from launcher.data.bar import Bar
+    from launcher.data.convert import convert
+
+    target, reading = _target("--output", args.output), _reading(args)
+    with Bar() as bar:
+        done = convert(_inputs(args), target, reading, _leniency(args), bar)
+        bar.end(done, [str(target)] + ([f"{target}.rejects.jsonl"] if done.rejected else []))
+    return 0
+
+
+@command(
+    argument("prefixes", metavar="P", nargs="+", help="of each, or P.idx, or a 'pattern*' of them"),
+    argument("--output-prefix", metavar="OUT", required=True, help="OUT.bin and OUT.idx"),
+)
+def merge(args: Namespace) -> int:
+    """Join .bin and .idx of shards, in the order given."""
+    from launcher.data.contents import merge
+
+    target = _target("--output-prefix", args.output_prefix)
+    made = merge([path for given in args.prefixes for path in _named(given)], target)
+    print(f"{made.documents:,} documents, {made.tokens:,} tokens: {target}.bin")
+    return 0
+
+
+@command(actions(tokenize, convert, inspect, merge, vocab))
+def data(args: Namespace) -> int:
+    """Make Megatron's .bin and .idx from text, and look into them.
+
+    What it needs is installed first. Raises ModuleNotFoundError, upon which the command line goes
+    on in .venv, and UsageError where the packages can't be installed.
+    """
+    from launcher.data.install import install
+
+    install()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's: there is no algebra to do here
+    gc.set_threshold(50_000)  # the start makes much that stays: not worth a look
+    if isinstance(sys.stdout, io.TextIOWrapper):  # texts and names have all kinds of characters
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return call_action(args)
+
+
+def _inputs(args: Namespace) -> tuple[str, ...]:
+    """All inputs. Raises UsageError where there is none."""
+    from launcher.errors import UsageError
+
+    if not (found := (*args.inputs, *args.more)):
+        raise UsageError(
+            "no input",
+            "Name files, or - for standard input: before --json-keys, which takes what follows it.",
+        )
+    return found
+
+
+def _target(option: str, given: str) -> Path:
+    """The file that an option names, or the beginning of its name.
+
+    Raises UsageError where that is a folder's, or standard output, which can't be taken back.
+    """
+    from launcher.errors import UsageError
+    from launcher.settings import expanded
+
+    if given == "-" or os.path.basename(given) in ("", ".", ".."):
+        raise UsageError(
+            f"{option} {shlex.quote(given)}: no name of a file",
+            f"{option} {os.path.join('data' if given == '-' else given, 'corpus')}",
+        )
+    return expanded(given)
+
+
+def _reading(args: Namespace, shard: tuple[int, int] = (0, 1)) -> Reading:
+    """How they are read. Raises UsageError for options that can't be."""
+    from launcher.data.sources import Reading
+    from launcher.errors import UsageError
+
+    delimiter = "\t" if args.csv_delimiter == r"\t" else args.csv_delimiter
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '\r\n"'):
+        raise UsageError(f"--csv-delimiter {delimiter}: not one character", r"--csv-delimiter '\t'")
+    if len({*args.json_keys}) < len(args.json_keys):
+        raise UsageError("--json-keys has a key twice")
+    if foreign := [key for key in args.json_keys if key != key.encode(errors="ignore").decode()]:
+        raise UsageError(f"--json-keys {foreign[0]!a}: not UTF-8")
+    return Reading(
+        keys=tuple(args.json_keys),
+        format=args.format,
+        columns=tuple(args.csv_columns.split(",")) if args.csv_columns else (),
+        delimiter=delimiter,
+        encoding=args.encoding,
+        unit=args.document,
+        shard=shard,
+        largest=_largest(args.max_record),
+    )
+
+
+def _largest(given: int | None) -> int:
+    """Bytes of a record at most. Raises UsageError for fewer than are read at a time."""
+    from launcher.data.sources import BLOCK, LARGEST
+    from launcher.errors import UsageError
+
+    if given is not None and given << 20 < BLOCK:
+        raise UsageError(f"--max-record {given}: at least {BLOCK >> 20} are read at a time")
+    return LARGEST if given is None else given << 20
+
+
+def _leniency(args: Namespace) -> Leniency:
+    """What becomes of bad records. Raises UsageError for a limit of what isn't skipped."""
+    from launcher.data.ledger import Leniency
+    from launcher.errors import UsageError
+
+    if args.max_errors is not None and args.on_error != "skip":
+        raise UsageError("--max-errors without --on-error skip")
+    if args.max_errors is not None and args.max_errors < 0:
+        raise UsageError(f"--max-errors {args.max_errors}: fewer than none")
+    return Leniency(args.on_error == "skip", args.max_errors)
+
+
+def _workers(given: int | None) -> int:
+    """Raises UsageError for fewer than one."""
+    from launcher.data import workers
+    from launcher.errors import UsageError
+
+    if given is not None and given < 1:
+        raise UsageError(f"--workers {given}: at least one is needed")
+    return given or workers.usual()
+
+
+def _shard(given: str | None, prefix: Path) -> tuple[tuple[int, int], Path]:
+    """The part, from 0, of how many; and its own prefix. Raises UsageError for no part."""
+    from launcher.errors import UsageError
+
+    if given is None:
+        return (0, 1), prefix
+    part, slash, parts = given.partition("/")
+    if not (slash and part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise UsageError(f"--shard {given}: no part", "--shard 1/8, and so on to --shard 8/8")
+    name = f"{prefix.name}.{int(part):0{len(parts)}}-of-{parts}"
+    return (int(part) - 1, int(parts)), prefix.with_name(name)
+
+
+def _named(given: str) -> list[Path]:
+    """The prefix, or those that a pattern means, sorted; of both files of one it is named once.
+
+    Raises UsageError for a pattern that means none.
+    """
+    from launcher.errors import UsageError
+
+    path = os.path.expanduser(given)
+    if os.path.exists(path) or os.path.exists(f"{path}.idx") or not has_magic(path):
+        return [Path(path)]
+    names = (os.path.splitext(name) for name in glob(path) + glob(f"{path}.idx"))
+    if found := {name for name, suffix in names if suffix in (".bin", ".idx")}:
+        return [*map(Path, sorted(found))]
+    raise UsageError(f"{given}: no such file", "Name each file, or give a pattern that fits.")

@@ -1,0 +1,202 @@
+"""`launcher data inspect` and `vocab`: what is in data files, and what tokens stand for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli.command import argument, command
+
+if TYPE_CHECKING:
+    from launcher.data.contents import Data, Sizes
+    from launcher.data.tokenizers import Chosen, Tokenizer
+
+WIDTH = 40
+"""Columns of the longest bar."""
+
+ALPHABET = """\
+vocab.json isn't garbled: its tokens are bytes, and each byte is written as one visible character.
+Letters, digits and signs stand for themselves, Ġ is the space, Ċ the line feed, and the bytes of
+other scripts look like Ã or ä. A Chinese character has three bytes, so it is up to three tokens."""
+
+TYPES = (
+    *("GPT2BPETokenizer", "HuggingFaceTokenizer", "Llama2Tokenizer"),
+    *("GPTSentencePieceTokenizer", "TikTokenizer"),
+)
+TOKENIZER = (
+    argument("--tokenizer-type", choices=TYPES, default=TYPES[0], help="%(default)s, or:"),
+    argument("--vocab-file", metavar="FILE", type=Path, help="vocab.json (GPT-2's own)"),
+    argument("--merge-file", metavar="FILE", type=Path, help="merges.txt (GPT-2's own)"),
+    argument("--tokenizer-model", metavar="FILE", type=Path, help="tokenizer.json, .model, ranks"),
+    argument("--eod-token", metavar="TOKEN", help="of a tokenizer.json, else its eos_token"),
+    argument("--vocab-size", metavar="N", type=int, help="of TikTokenizer (131072)"),
+    argument("--tiktoken-pattern", choices=("v1", "v2"), help="of TikTokenizer (v2)"),
+    argument("--tiktoken-num-special-tokens", metavar="N", type=int, help="of TikTokenizer (1000)"),
+    argument(
+        "--megatron", metavar="RELEASE", default="0.9.0", help="whose rules hold (%(default)s)"
+    ),
+)
+"""Which tokenizer; the names are upstream's where it has them."""
+
+
+def tokenizer(args: Namespace) -> Chosen:
+    """The tokenizer that the options name."""
+    from launcher.data.tokenizers import Chosen
+
+    return Chosen(
+        type=args.tokenizer_type,
+        vocab_file=args.vocab_file,
+        merge_file=args.merge_file,
+        model=args.tokenizer_model,
+        end=args.eod_token,
+        vocab_size=args.vocab_size,
+        pattern=args.tiktoken_pattern,
+        special_tokens=args.tiktoken_num_special_tokens,
+        megatron=args.megatron,
+    )
+
+
+def _path(text: str) -> Path:
+    return Path(os.path.expanduser(text))
+
+
+@command(
+    argument("prefix", metavar="P", type=_path, help="the files' name without .bin and .idx"),
+    argument(
+        "--compare", metavar="P2", type=_path, help="say whether P2 has the same bytes; 1 if not"
+    ),
+    argument("--documents", metavar="N", type=int, default=3, help="how many to show (3)"),
+    *TOKENIZER,
+)
+def inspect(args: Namespace) -> int:
+    """Check a .bin and .idx, count, show the lengths and the first documents; compare two."""
+    from launcher.data import contents, tokenizers
+
+    data = contents.opened(args.prefix)
+    if args.compare:
+        other = contents.opened(args.compare)
+        said = contents.difference(data, other)
+        print(f"they differ in {said}" if said else "the same bytes")
+        return 1 if said else 0
+    found = contents.sizes(data)
+    print("\n".join([*_counts(data, found), "", *_histogram(found)]))
+    if shown := range(min(args.documents, data.documents)):
+        loaded = tokenizers.load(tokenizer(args))
+        for number in shown:
+            print(f"\ndocument {number}:\n{_shown(loaded, data, number)}")
+    return 0
+
+
+def _counts(data: Data, found: Sizes) -> list[str]:
+    mean = data.tokens / data.documents if data.documents else 0
+    return [
+        f"documents  {data.documents:,}" + (f", {found.empty:,} empty" if found.empty else ""),
+        f"sequences  {data.sequences:,}",
+        f"tokens     {data.tokens:,} of {data.kind.itemsize} bytes",
+        f"lengths    {found.shortest:,} to {found.longest:,} tokens, {mean:,.1f} on average",
+        "index      fits the .bin: every entry was checked",
+    ]
+
+
+def _histogram(found: Sizes) -> list[str]:
+    """A line for each power of two, from the first that has a document."""
+    most = max(found.bars)
+    mark = "█" if sys.stdout.encoding.lower().startswith("utf") else "#"
+    lines: list[str] = []
+    for power, count in enumerate(found.bars):
+        if not count and not lines:
+            continue
+        least = 0 if power == 0 else 1 << (power - 1)
+        bar = mark * -(-count * WIDTH // most)
+        lines.append(f"{least:>11,}+ {bar:<{WIDTH}} {count:,}")
+    return ["tokens       documents", *lines] if lines else []
+
+
+def _shown(tokenizer: Tokenizer, data: Data, number: int) -> str:
+    """A document's beginning as text, or its tokens where the vocabulary can't be theirs."""
+    tokens = data.document(number, 100)
+    for token in (min(tokens, default=0), max(tokens, default=0)):
+        if not 0 <= token < tokenizer.size:
+            return f"{tokens}\n  (token {token}, and the vocabulary has {tokenizer.size})"
+    return tokenizer.decode(tokens)
+
+
+@command(
+    argument("texts", metavar="TEXT", nargs="*", help="a text to tokenize"),
+    argument(
+        "--from", dest="first", metavar="N", type=int, default=250, help="first token shown (250)"
+    ),
+    argument("--count", metavar="N", type=int, default=20, help="how many are shown (20)"),
+    *TOKENIZER,
+)
+def vocab(args: Namespace) -> int:
+    """Check vocab.json and merges.txt, and show what their tokens stand for."""
+    from launcher.data import tokenizers
+    from launcher.data.faults import Refused
+    from launcher.errors import UsageError
+
+    for option, number in (("--from", args.first), ("--count", args.count)):
+        if number < 0:
+            raise UsageError(f"{option} {number}: tokens are counted from 0")
+    for text in args.texts:
+        _require_text(text)
+    chosen = tokenizer(args)
+    if not args.texts and chosen.type == "GPT2BPETokenizer":
+        _explain(tokenizers.files(chosen), args.first, args.count)
+        return 0
+    loaded = tokenizers.load(chosen)
+    if not args.texts:
+        print(f"tokens 0 to {loaded.size - 1}, end of document {loaded.end}")
+    for text in args.texts:
+        try:
+            (tokens,) = tokenizers.encoded(loaded, [text])
+        except Refused as refused:
+            raise UsageError(f"{text!r}: {refused}") from None
+        for token in map(int, tokens):
+            print(f"{token:>7}  {loaded.decode([token])!r}")
+    return 0
+
+
+def _explain(files: Sequence[Path], first: int, count: int) -> None:
+    """Check vocab.json and merges.txt, and show what some of the tokens stand for."""
+    from launcher.data import vocabulary
+
+    found = vocabulary.load(*files)
+    for path, digest in zip(files, found.sha256, strict=True):
+        print(f"{path}\n  sha256 {digest}")
+    print("GPT-2's genuine vocabulary" if found.genuine else "not GPT-2's own, but consistent")
+    print(f"{len(found.ids)} tokens, {len(found.merges)} merges, end of document {found.end}\n")
+    print(f"{ALPHABET}\n\n{'token':>7}  {'in vocab.json':<20} stands for")
+    names = {number: name for name, number in found.ids.items()}
+    for number in range(first, min(first + count, len(names))):
+        print(f"{number:>7}  {names[number]:<20} {_stands_for(names[number])}")
+
+
+def _require_text(argument: str) -> None:
+    """Raises UsageError where it wasn't UTF-8: Python puts surrogates in the place of bytes."""
+    from launcher.errors import UsageError
+
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{argument!a}: not UTF-8", "iconv -t UTF-8 converts a text.") from None
+
+
+def _stands_for(token: str) -> str:
+    """A token's text in quotes, or its bytes where they are part of a character."""
+    from launcher.data import vocabulary
+
+    if token == vocabulary.END:
+        return "the end of a document"
+    try:
+        content = vocabulary.decoded(token)
+    except KeyError:
+        return "itself: it isn't made of bytes"
+    try:
+        return repr(content.decode())
+    except UnicodeDecodeError:
+        return f"bytes {content.hex(' ')}"

@@ -1,0 +1,395 @@
+"""`launcher image`: built, carried elsewhere, and here listed, shown, asked, scanned, removed."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.build import build, verify
+from launcher.cli.command import (
+    SOURCE,
+    above_zero,
+    actions,
+    argument,
+    call_action,
+    command,
+    table,
+)
+from launcher.cli.command import image as image_name
+from launcher.cli.transfer import load, pull, push, save
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from launcher.build.beside import Documents
+    from launcher.images.images import Image
+    from launcher.images.scan import Finding, Package
+    from launcher.trials.facts import Fact
+    from launcher.trials.trials import Verdict
+
+COLUMNS = ("ID", "NAME", "ROW", "MEGATRON", "ADDS", "CREATED", "BASE")
+
+
+@command(argument("--quiet", "-q", action="store_true", help="print the IDs alone"))
+def ls(args: Namespace) -> int:
+    """List our images: what is in them, what they add to their base, whether it is pinned."""
+    from launcher.engine.connect import connect
+    from launcher.images.prune import ours
+
+    images = ours(connect())
+    if args.quiet:
+        print("".join(f"{image.id}\n" for image in images), end="")
+        return 0
+    rows = [
+        (
+            image.id.removeprefix("sha256:")[:12],
+            name,
+            image.row,
+            image.release,
+            f"{sum(image.added) / 1e6:.1f} MB",
+            image.created.partition(".")[0].rstrip("Z"),
+            "pinned" if image.pinned else "unpinned",
+        )
+        for image in images
+        for name in image.names or ("",)
+    ]
+    print(table([COLUMNS, *rows]), end="")
+    return 0
+
+
+@command(
+    image_name("IMAGE|TAG", "24.10, megatron:24.10-0.9.0, an ID"),
+    argument("--json", action="store_true", help="all of it as one JSON object"),
+)
+def inspect(args: Namespace) -> int:
+    """Show an image's labels, what it was built from, its provenance and its contents."""
+    import json
+
+    from launcher.build import beside
+    from launcher.engine.connect import connect
+    from launcher.images.images import find, reference
+    from launcher.matrix.load import load_matrix
+    from launcher.settings import settings
+
+    client = connect()
+    image = find(client, reference(args.image, load_matrix().rows))
+    names = sorted(client.api.inspect_image(image.id)["RepoTags"] or [])
+    record = beside.record(client, image.id, args.image)
+    documents = beside.kept(image.id, settings())
+    beside.check(documents, image.id, record)
+    if args.json:
+        found = {
+            "id": image.id,
+            "names": names,
+            "labels": image.labels,
+            "build": record,
+            "folder": str(documents.folder),
+            "provenance": documents.provenance,
+            "sbom": documents.sbom,
+        }
+        print(json.dumps(found, indent=2, sort_keys=True))
+    else:
+        print(_text(image, names, record, documents), end="")
+    return 0
+
+
+def _text(image: Image, names: list[str], record: dict[str, Any], documents: Documents) -> str:
+    """The lines for a person; what isn't there is said."""
+    from launcher.build.beside import PROVENANCE, SBOM
+    from launcher.screen import printable
+
+    lines = [
+        ("image", ", ".join(names) or "without a name"),
+        ("id", image.id),
+        *((name, value) for name, value in sorted(image.labels.items())),
+        ("wheel", f"{record['wheel']['name']} sha256:{record['wheel']['sha256']}"),
+        *(("patch", f"{name} sha256:{digest}") for name, digest in record["patches"].items()),
+    ]
+    absent = f"not on this machine: no {{}} in {documents.folder}"
+    if documents.provenance is None:
+        lines.append(("provenance", absent.format(PROVENANCE)))
+    else:
+        definition = documents.provenance["predicate"]["buildDefinition"]
+        count = len(definition["resolvedDependencies"])
+        lines.append(("provenance", f"{count} inputs: {documents.folder / PROVENANCE}"))
+    if documents.sbom is None:
+        lines.append(("sbom", absent.format(SBOM)))
+    else:
+        count = len(documents.sbom["components"])
+        lines.append(("sbom", f"{count} components: {documents.folder / SBOM}"))
+    width = max(len(name) for name, _ in lines)
+    return "".join(f"{name:{width}}  {printable(value)}\n" for name, value in lines)
+
+
+@command(
+    image_name("TAG|IMAGE", "a row as matrix.lock has it, or an image's own SBOM"),
+    argument("--megatron", metavar="RELEASE", help="of a row, with another release than its own"),
+    argument(
+        "--database",
+        metavar="URL|FILE",
+        help="an OSV API (https://api.osv.dev), or OSV's all.zip of PyPI on this machine",
+    ),
+)
+def scan(args: Namespace) -> int:
+    """Look up what an image adds among known vulnerabilities.
+
+    One line for each; 0 where there is none, 1 where there are any.
+    """
+    from launcher.images.scan import API, scan
+
+    packages = _packages(args.image, args.megatron)
+    database = args.database or API
+    found = scan(packages, database)
+    for one in found:
+        print(_line(one))
+    known = f"{len(found) or 'no'} known {'vulnerability' if len(found) < 2 else 'vulnerabilities'}"
+    print(f"{len(packages)} packages, {known} in {database}", file=sys.stderr)
+    return 1 if found else 0
+
+
+def _packages(name: str, megatron: str | None) -> list[Package]:
+    """What a row would add, by the lock; what an image adds, by the SBOM beside it."""
+    from launcher.errors import UsageError
+    from launcher.images import scan
+    from launcher.matrix.load import find_release, load_lock, load_matrix
+
+    matrix = load_matrix()
+    if name not in matrix.rows:
+        if megatron:
+            raise UsageError(f"{name}: an image has one release", "Leave --megatron out.")
+        return _packages_of_image(name)
+    row = matrix.rows[name]
+    release = megatron or row.megatron
+    version = find_release(matrix, row, release).version or release
+    lock = load_lock()
+    pins = [*lock.needs[row.abi].runtime, *lock.packages.get(name, ())]
+    return scan.of_pins([*pins, f"megatron-core=={version}"])
+
+
+def _packages_of_image(name: str) -> list[Package]:
+    from launcher.build import beside
+    from launcher.engine.connect import connect
+    from launcher.errors import UsageError
+    from launcher.images import scan
+    from launcher.images.images import find, reference
+    from launcher.matrix.load import load_matrix
+    from launcher.settings import settings
+
+    client = connect()
+    image = find(client, reference(name, load_matrix().rows))
+    documents = beside.kept(image.id, settings())
+    if documents.sbom is None:
+        raise UsageError(
+            f"{name}: what it adds isn't known here: no {beside.SBOM} in {documents.folder}",
+            "Scan its row of the matrix, or build it here.",
+        )
+    beside.check(documents, image.id, beside.record(client, image.id, name))
+    return scan.of_sbom(documents.sbom)
+
+
+def _line(one: Finding) -> str:
+    from launcher.screen import printable
+
+    names = " ".join((one.id, *one.aliases))
+    fixed = f"fixed in {', '.join(one.fixed)}" if one.fixed else "no fix recorded"
+    return printable(f"{one.package.name} {one.package.version}  {names}  {fixed}  {one.summary}")
+
+
+@command(
+    image_name("TAG", "a row of the matrix, or any image by its name", "tag", nargs="?"),
+    argument(
+        "--gpus", default="0", metavar="WHICH", help="GPUs to try layers on: N, all, device=0,1"
+    ),
+    argument(
+        "--base", action="store_true", help="the row's base in place of the image made from it"
+    ),
+    argument("--facts", action="store_true", help="only the facts, no training"),
+    SOURCE,
+    argument(
+        "--backend",
+        default="docker",
+        choices=["docker", "local"],
+        help="local: this environment",
+    ),
+    argument(
+        "--limit",
+        type=above_zero,
+        default=600.0,
+        metavar="S",
+        help="seconds for a training run (600)",
+    ),
+    argument("--json", action="store_true", help="the same as JSON"),
+    argument(
+        "--write", action="store_true", help="write facts that the row lacks into matrix.yaml"
+    ),
+)
+def probe(args: Namespace) -> int:
+    """Ask an image what is in it, and what works there.
+
+    1 where a fact failed, or isn't what the row says.
+    """
+    from launcher.backends import backend
+    from launcher.errors import UsageError
+    from launcher.matrix.load import find_row, load_matrix
+    from launcher.plan.gpus import parse_gpus
+    from launcher.settings import settings
+    from launcher.trials import facts, trials, write
+
+    if (args.backend == "local") == bool(args.tag):
+        raise UsageError(
+            "this takes an image, or --backend local without one",
+            "Name a row of the matrix (24.10) or an image.",
+        )
+    parse_gpus(args.gpus)
+    matrix = load_matrix()
+    row = matrix.rows.get(args.tag)
+    if row is None and (args.base or args.write):
+        find_row(matrix, args.tag or "")
+    image = {"tag": args.tag} if row else {"name": args.tag or "local"}
+    if row and args.base:
+        image = {"name": row.base}
+    chosen = backend(args.backend)
+    found = facts.ask(chosen, image, args.gpus)
+    verdicts: dict[str, Verdict] = {}
+    if not (args.facts or args.base):
+        verdicts = trials.attempts(chosen, image, args.gpus, args.limit, found, args.source)
+    print(_json(found, verdicts) if args.json else _facts(found, verdicts))
+    wrong = facts.differences(row, found) if row else []
+    for line in wrong:
+        print(f"launcher: {line}", file=sys.stderr)
+    if args.write and row:
+        from launcher import files
+
+        path = settings().matrix
+        new = facts.unstated(row, found)
+        files.write(path, write.into(path.read_text(encoding="utf-8"), args.tag, new))
+        print(f"launcher: {path.name}: {_told(new)}", file=sys.stderr)
+    failed = any(fact.error for fact in found.values())
+    return 1 if wrong or failed or any(one.failed for one in verdicts.values()) else 0
+
+
+def _facts(found: Mapping[str, Fact], verdicts: Mapping[str, Verdict]) -> str:
+    lines = []
+    for name, fact in found.items():
+        lines += [f"{name:26}{fact}", *(f"{'':26}{line}" for line in fact.warnings)]
+    for name, verdict in verdicts.items():
+        told = (*verdict.warnings, *verdict.tail)
+        lines += [f"{name:26}{verdict}", *(f"{'':26}{line}" for line in told)]
+    return "\n".join(lines)
+
+
+def _json(found: Mapping[str, Fact], verdicts: Mapping[str, Verdict]) -> str:
+    import json
+    from dataclasses import asdict
+
+    told = {
+        "facts": {name: asdict(fact) for name, fact in found.items()},
+        "trials": {name: asdict(verdict) for name, verdict in verdicts.items()},
+    }
+    return json.dumps(told, indent=2)
+
+
+def _told(new: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}: {value}" for key, value in new.items()) or "nothing to add"
+
+
+@command(
+    argument(
+        "--all", action="store_true", help="all our images that no container uses, named or not"
+    ),
+    argument(
+        "--keep", type=int, default=0, metavar="N", help="but the last N of each row and release"
+    ),
+    argument(
+        "--cache",
+        action="store_true",
+        help="in place of images, downloads that no lock mentions",
+    ),
+    argument("--dry-run", action="store_true", help="tell what would be removed"),
+    argument("--yes", "-y", action="store_true", help="don't ask"),
+)
+def prune(args: Namespace) -> int:
+    """Remove our images that no tag names any more, told and asked first; or stale downloads."""
+    from launcher.errors import UsageError
+
+    if args.keep < 0:
+        raise UsageError(f"--keep {args.keep} is no number of images")
+    if args.cache and (args.all or args.keep):
+        raise UsageError("--cache takes neither --all nor --keep, which are about images")
+    return _cache(args) if args.cache else _images(args)
+
+
+def _images(args: Namespace) -> int:
+    from launcher.engine import disk
+    from launcher.engine.connect import connect
+    from launcher.images import prune
+    from launcher.settings import settings
+
+    client = connect(timeout=600)
+    chosen = prune.to_prune(prune.ours(client), args.all, args.keep)
+    rows = [
+        (one.id.removeprefix("sha256:")[:12], one.row, one.release, ", ".join(one.names))
+        for one in chosen
+    ]
+    print(table([("ID", "ROW", "MEGATRON", "NAMES"), *rows]) if rows else "", end="")
+    if not _agreed(args, len(chosen), "images", prune.freed(chosen, prune.rest(client, chosen))):
+        return 0
+    stay = {one: reason for one in chosen if (reason := prune.remove(client, one, settings()))}
+    for one, reason in stay.items():
+        print(f"launcher: {one.id.removeprefix('sha256:')[:12]} stays: {reason}", file=sys.stderr)
+    gone = [one for one in chosen if one not in stay]
+    print(f"freed {prune.freed(gone, prune.rest(client, gone)) / 1e6:.1f} MB")
+    if cached := disk.cached(client):
+        print(
+            f"launcher: BuildKit's cache keeps {cached / 1e6:.1f} MB that no image uses, layers of "
+            "removed ones among it, and builds faster with it: docker builder prune",
+            file=sys.stderr,
+        )
+    return 125 if stay else 0
+
+
+def _cache(args: Namespace) -> int:
+    from launcher import files
+    from launcher.build.inputs import locked_hashes
+    from launcher.images import prune
+    from launcher.matrix.load import load_lock, load_matrix
+    from launcher.settings import settings
+
+    site, matrix = settings(), load_matrix()
+    hashes = {*locked_hashes(load_lock()), *(one.sha256 for one in matrix.interpreters.values())}
+    chosen = prune.downloads(site, hashes, matrix.repositories)
+    size = sum(map(prune.bytes_in, chosen))
+    for folder in chosen:
+        print(prune.title(folder))
+    if not _agreed(args, len(chosen), "downloads", size):
+        return 0
+    for folder in chosen:
+        files.remove_folder(folder, site.cache)
+    print(f"freed {size / 1e6:.1f} MB")
+    return 0
+
+
+def _agreed(args: Namespace, count: int, what: str, size: int) -> bool:
+    """Tell what it would free, and ask; nobody is asked where nothing is to be removed."""
+    from launcher.errors import UsageError
+
+    print(f"{count} {what}, {size / 1e6:.1f} MB")
+    if args.dry_run or not count:
+        print("nothing was removed")
+        return False
+    if args.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError("nothing was removed: there is nobody to ask", "Say --yes.")
+    print("Remove them? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    print("nothing was removed")
+    return False
+
+
+@command(actions(build, ls, verify, inspect, probe, scan, save, load, push, pull, prune))
+def image(args: Namespace) -> int:
+    """Build images of the matrix, check them, carry them elsewhere."""
+    return call_action(args)

@@ -1,0 +1,190 @@
+"""Commands that start something: `run`, `resume`, `rerun` and `shell`."""
+
+from __future__ import annotations
+
+import gc
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from launcher.cli.command import GPUS, RUN, argument, command, image
+
+if TYPE_CHECKING:
+    from launcher.follow.assemble import Assembled
+    from launcher.plan.job import Backend
+    from launcher.plan.source import Asked, Override
+    from launcher.plan.text import Tokenized
+
+BACKEND = "what carries the run out: docker, local or compose"
+SOURCE = argument(
+    "--source", metavar="PATH", help="a Megatron-LM checkout, in place of the image's"
+)
+SET = argument(
+    "--set",
+    action="append",
+    default=[],
+    metavar="KEY=VALUE",
+    help="set a key of the run file: --set training.lr=3e-4 (may be repeated)",
+)
+RESTARTS = argument(
+    "--max-restarts",
+    type=int,
+    metavar="N",
+    help="start a run that failed again from its newest checkpoint, up to N times",
+)
+FOLLOWED = (
+    argument("--detach", action="store_true", help="start, print the run's id, and return"),
+    argument(
+        "--tie", action="store_true", help="the run ends with the launcher, even if that is killed"
+    ),
+    argument(
+        "--no-preflight", action="store_true", help="start without looking whether it can work"
+    ),
+)
+"""How a run is started and followed."""
+
+
+@command(
+    argument("config", metavar="CONFIG", help="a run file, or the name of a preset: gpt2.yaml"),
+    GPUS,
+    argument("--nodes", type=int, metavar="N", help="all on this machine, with --backend compose"),
+    argument("--tag", help="the image's tag: a row of the matrix"),
+    SOURCE,
+    SET,
+    argument("--dry-run", action="store_true", help="show the plan and its command; start nothing"),
+    argument("--backend", default="docker", help=BACKEND),
+    RESTARTS,
+    *FOLLOWED,
+    usage="%(prog)s CONFIG [options] [-- ARGS ...]",
+    epilog="What stands after -- goes to the training program as it is.",
+)
+def run(args: Namespace) -> int:
+    """Train as a run file says.
+
+    The training program's exit code is passed on.
+    """
+    gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
+    import os
+    from dataclasses import replace
+    from functools import partial
+
+    from launcher.backends import backend
+    from launcher.follow.assemble import assemble, new_stamp, release
+    from launcher.follow.start import check
+    from launcher.plan import source, text
+    from launcher.plan.source import Asked
+    from launcher.settings import settings
+
+    config, origin = source.load(args.config, overrides(args))
+    asked = Asked(config, origin, os.getcwd(), tuple(args.rest))
+    chosen = backend(args.backend)
+    data = text.tokenized(config, origin, settings().cache, partial(release, asked, chosen))
+    asked = replace(asked, config=data.config)
+    if args.dry_run:
+        return _show(assemble(asked, chosen, new_stamp(), dry=True), chosen, data)
+    if data.text:  # which may take hours
+        check(asked, chosen, preflight=not args.no_preflight)
+        data.make()
+    return _start(args, asked, chosen)
+
+
+def _start(args: Namespace, asked: Asked, chosen: Backend) -> int:
+    from dataclasses import replace
+
+    from launcher.follow.start import start
+
+    asked = replace(asked, tie=args.tie)
+    return start(asked, chosen, detach=args.detach, preflight=not args.no_preflight)
+
+
+def overrides(args: Namespace) -> list[Override]:
+    """The arguments that set keys of the run file; the options win over --set."""
+    from launcher.plan.source import Override, parse_set
+
+    found = [parse_set(word) for word in args.set]
+    if getattr(args, "tag", None) is not None:
+        found.append(Override(f"--tag {args.tag}", {"image.name": None, "image.tag": args.tag}))
+    if getattr(args, "nodes", None) is not None:
+        found.append(Override(f"--nodes {args.nodes}", {"nodes.count": args.nodes}))
+    for key in ("gpus", "processes", "source", "max_restarts"):
+        if (value := getattr(args, key, None)) is not None:
+            found.append(Override(f"--{key.replace('_', '-')} {value}", {key: value}))
+    return found
+
+
+def _show(assembled: Assembled, chosen: Backend, data: Tokenized) -> int:
+    """Print the plan and the command; files that aren't there are told, as they may come."""
+    import sys
+
+    from launcher.follow.files import missing
+    from launcher.plan.describe import describe
+
+    plan = assembled.plan
+    print(f"{describe(plan)}\n{chosen.show(plan)}", end="")
+    lines = missing(plan)
+    lines += [f"warning: {line}" for line in assembled.ignored]
+    if data.text:  # data.path is where its tokens will be
+        lines = [line for line in lines if not line.startswith("data.path:")]
+        if not data.text.is_made:
+            lines.append(f"data.text: it will be tokenized first, to {data.text.prefix}.bin")
+    for line in lines:
+        print(f"launcher: {line}", file=sys.stderr)
+    return 0
+
+
+@command(
+    RUN,
+    GPUS,
+    argument("--processes", type=int, metavar="N", help="on the CPU, where --gpus is 0"),
+    SET,
+    argument("--backend", help=BACKEND),
+    RESTARTS,
+    *FOLLOWED,
+)
+def resume(args: Namespace) -> int:
+    """Go on with a run from its newest complete checkpoint, on other GPUs if need be."""
+    from launcher.backends import backend
+    from launcher.follow.start import resumed
+    from launcher.follow.supervise import tell
+    from launcher.records import record
+
+    chosen = backend(args.backend or record.find(args.run).backend)
+    asked, notes = resumed(args.run, chosen, overrides(args))
+    for note in notes:
+        tell(note)
+    return _start(args, asked, chosen)
+
+
+@command(
+    RUN,
+    argument("--force", action="store_true", help="run it even where something isn't the same"),
+    *FOLLOWED,
+)
+def rerun(args: Namespace) -> int:
+    """Repeat a run exactly, or say what is no longer the same."""
+    from launcher.backends import backend
+    from launcher.follow.start import repeated
+    from launcher.follow.supervise import tell
+    from launcher.records import record
+
+    chosen = backend(record.find(args.run).backend)
+    asked, notes = repeated(args.run, chosen, force=args.force)
+    for note in notes:
+        tell(note)
+    return _start(args, asked, chosen)
+
+
+@command(
+    image("TAG", "a row, or an image's full name", "tag", nargs="?", default="24.10"),
+    argument("--gpus", default="0", metavar="WHICH", help="N, all, 0 (none) or device=0,1"),
+    SOURCE,
+    argument("--backend", default="docker", help="docker or local"),
+    usage="%(prog)s [TAG] [options] [-- COMMAND ...]",
+)
+def shell(args: Namespace) -> int:
+    """Open a shell in an image: shell [TAG] [-- COMMAND].
+
+    Its exit code is passed on. This folder is the working folder, at /work.
+    """
+    from launcher.follow.start import shell
+
+    return shell(args.tag, args.backend, args.gpus, args.source, args.rest)

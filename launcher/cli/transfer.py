@@ -1,0 +1,157 @@
+"""`launcher image save`, `load`, `push` and `pull`: an image carried elsewhere."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from launcher import names
+from launcher.cli.command import argument, command, image
+
+NAMED = "24.10 of the matrix, or the name of any image"
+
+
+@command(
+    image("TAG", NAMED),
+    argument(
+        "-o", "--output", metavar="DIR", type=Path, required=True, help="a folder for it alone"
+    ),
+    argument("--thin", action="store_true", help="without the layers of its base"),
+    image(
+        "IMAGE",
+        "leave out the layers of this image, which the other side has, instead of the base's",
+        "--base",
+    ),
+    argument(
+        "--part-size",
+        metavar="SIZE",
+        default="1G",
+        help="split files beyond this size (500M; default 1G; FAT takes less than 4G)",
+    ),
+)
+def save(args: Namespace) -> int:
+    """Write an image into a folder, to carry it to another machine."""
+    from launcher.build import beside
+    from launcher.engine.connect import connect
+    from launcher.images import images
+    from launcher.images.save import save
+    from launcher.images.shown import bytes_of, size
+    from launcher.matrix.load import load_matrix
+    from launcher.progress import Progress
+    from launcher.settings import expanded, settings
+
+    part_size = bytes_of(args.part_size)
+    rows = load_matrix().rows
+    client = connect(timeout=600)
+    image = images.find(client, images.reference(args.image, rows))
+    other = images.reference(args.base, rows) if args.base else None
+    base = images.base_of(client, image, rows, other) if args.thin or other else None
+    folder = expanded(args.output).absolute()
+    documents = beside.texts(image.id, settings())
+    outcome = save(client, image, folder, part_size, Progress(), base, documents)
+    name, listing = (*image.names, image.id)[0], outcome.listing
+    without = f" without the {len(base.layers)} layers of {base.name}" if base else ""
+    print(f"{name} saved in {folder}: {size(outcome.size)}{without}, manifest {listing.manifest}")
+    return 0
+
+
+@command(
+    argument("folder", metavar="DIR", type=Path, help="what `image save -o` wrote"),
+    argument("--digest", metavar="sha256:…", help="what `image save` said, or the image's ID"),
+    argument(
+        "--all-tags",
+        action="store_true",
+        help="give it all names that it was saved with, and not those of megatron: alone",
+    ),
+)
+def load(args: Namespace) -> int:
+    """Load an image that `image save` wrote, after checking every file."""
+    from launcher import files
+    from launcher.engine.connect import connect
+    from launcher.images import images
+    from launcher.images.load import load, put_beside
+    from launcher.oci.saved import hex_of
+    from launcher.progress import Progress
+    from launcher.settings import expanded, settings
+
+    progress, folder = Progress(), expanded(args.folder).absolute()
+    expected = images.digest(args.digest) if args.digest else None
+    if not expected:  # what is expected can't be changed by whoever can write there
+        files.require_trusted(folder)
+    client = connect(timeout=3600)
+    loaded = load(client, folder, progress, expected, all_tags=args.all_tags)
+    put_beside(client, loaded, settings(), progress)
+    for name in loaded.moved:
+        progress.note(f"{name} named another image before; that one is still there, by its ID")
+    for name in loaded.left:
+        progress.note(f"{name} stays as it is here; --all-tags gives it to this image")
+    print(f"{' '.join(loaded.names) or loaded.id} {hex_of(loaded.id)[:12]} loaded")
+    return 0
+
+
+@command(
+    image("NAME", NAMED),
+    image(
+        "PREFIX",
+        "registry.example/team, put before the image's names",
+        "--registry",
+        check=names.registry,
+    ),
+)
+def push(args: Namespace) -> int:
+    """Push an image to a registry, and tell its digest."""
+    from launcher.build import beside
+    from launcher.engine.connect import connect
+    from launcher.images import images, referrers, remote
+    from launcher.matrix.load import load_matrix
+    from launcher.progress import Progress
+    from launcher.settings import settings
+
+    name = images.reference(args.image, load_matrix().rows)
+    remote.remote_name(name, args.registry)
+    client = connect(timeout=3600)
+    image = images.find(client, name)
+    documents, progress = beside.texts(image.id, settings()), Progress()
+    for one in image.names or (name,):
+        there = remote.remote_name(one, args.registry)
+        pushed = remote.push(client, image.id, there, progress)
+        referrers.push(pushed, documents, progress)
+        print(f"{pushed.name} {pushed.digest}", flush=True)
+    return 0
+
+
+@command(
+    image("NAME", "24.10 of the matrix, or an image's name at a registry"),
+    image(
+        "PREFIX",
+        "registry.example/team, which is before the name there",
+        "--registry",
+        check=names.registry,
+    ),
+    argument("--digest", metavar="sha256:…", help="what `image push` said, or the image's ID"),
+)
+def pull(args: Namespace) -> int:
+    """Pull an image from a registry, and check that it is the expected one."""
+    from launcher.engine.connect import connect
+    from launcher.images import images, referrers, remote
+    from launcher.matrix.load import load_lock, load_matrix
+    from launcher.progress import Progress
+    from launcher.settings import settings
+
+    site = settings()
+    matrix, lock = load_matrix(), load_lock(site.matrix.with_suffix(".lock"))
+    name = images.reference(args.image, matrix.rows)
+    locked = lock.images.get(name)
+    published = locked is not None and not args.registry
+    there = site.mirrored(name) if published else remote.remote_name(name, args.registry)
+    expected = [images.digest(args.digest)] if args.digest else []
+    if locked is not None and not expected:
+        expected = [locked.digest, *sorted(locked.digests - {locked.digest})]
+        if published and name in matrix.moving:  # wherever its publisher has put the tag by now
+            there = f"{remote.split(there)[0]}@{locked.digest}"
+    client = connect(timeout=3600)
+    progress = Progress()
+    pulled = remote.pull(client, there, progress, expected, None if "@" in name else name)
+    referrers.pull(client, pulled, site, progress)
+    print(f"{name} {pulled.id.removeprefix('sha256:')[:12]} pulled, {pulled.digest}")
+    return 0
