@@ -15,6 +15,7 @@ from launcher.train.gpt import __main__ as gpt
 from launcher.train.gpt import arguments as command_line
 from launcher.train.gpt.arguments import UsageError
 from launcher.train.ranks import ending
+from launcher.train.ranks.job import free_port
 
 NAME = "megatron_core_training_example"
 SUMMARY = "performance_summary.json"
@@ -196,7 +197,7 @@ def environment(options: argparse.Namespace, environ: Mapping[str, str]) -> dict
     if "RANK" not in environ:
         _check_alone(options)
         added = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        added |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        added |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     else:
         _check_started(options, address, environ)
     defaults = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # as the runner does it, and for its reasons
@@ -255,13 +256,6 @@ def _numbers(host: str) -> set[object]:
         return {found[4][0] for found in socket.getaddrinfo(host, None)}
     except OSError:
         return set()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _make(folder: str) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import faulthandler
 import inspect
 import os
 import queue
-import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,15 +20,10 @@ from typing import Any, NoReturn
 
 from launcher.train.checkpoints import folders, lineage
 from launcher.train.checkpoints.retention import Retention
-from launcher.train.ranks import devices, oom, rank, signals, stacks
+from launcher.train.ranks import oom, rank, signals, stacks
+from launcher.train.ranks.job import Job, Refused, Unable, parse, read_secrets
 from launcher.train.stall import stall
-from launcher.train.words import SAYS, STOPPED
-
-USAGE = 2
-"""Exit code of a refusal before any rank was started, for what was asked."""
-
-PREFLIGHT = 121
-"""Exit code of one for what is there: too few GPUs, too old ones, another run's checkpoints."""
+from launcher.train.words import STOPPED, say
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """Those that ask a run to stop."""
@@ -41,48 +33,6 @@ SETTLE_SECONDS = 1.0
 
 TERMINATION_SECONDS = 5.0
 """How long they then have between SIGTERM and SIGKILL."""
-
-LONGEST_VARIABLE = 128 * 1024
-"""Bytes of a variable that the kernel passes on, with its name and an end (MAX_ARG_STRLEN)."""
-
-
-class Refused(Exception):
-    """The ranks can't be started as asked; the text says why and how to mend it."""
-
-    code = USAGE
-
-
-class Unable(Refused):
-    """What is there doesn't fit: the GPUs, or another run's checkpoints."""
-
-    code = PREFLIGHT
-
-
-@dataclass(frozen=True)
-class Job:
-    """The ranks of one node, and where they meet those of the other nodes."""
-
-    program: tuple[str, ...]
-    processes: int
-    nodes: int
-    node_rank: int
-    master_addr: str
-    master_port: int
-    cpu: bool
-    grace: float
-    keep: int | None = None
-    checkpoints: Path | None = None
-    secrets: Path = Path("/run/secrets")
-    checkout: str | None = None
-    tie: bool = False
-
-    @property
-    def world_size(self) -> int:
-        return self.nodes * self.processes
-
-    def rank(self, local_rank: int) -> int:
-        """The rank among all nodes; every node has the same number of processes."""
-        return self.node_rank * self.processes + local_rank
 
 
 @dataclass(frozen=True)
@@ -113,156 +63,6 @@ class Stalled:
 Event = Exit | Stop | Stalled
 
 
-def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python3 -m launcher.train.runner",
-        usage="%(prog)s --processes-per-node N [options] -- PROGRAM [ARGS ...]",
-        description="PROGRAM is a script's path or -m MODULE. Exit code: the first failing "
-        "rank's (128 + S when signal S killed it), 0 when all succeed, 2 or, for what is there, "
-        "GPUs and checkpoints, 121 when refused.",
-    )
-    add = parser.add_argument
-    add("--processes-per-node", type=int, required=True, help="ranks to start on this node")
-    add("--nodes", type=int, default=environ.get("PET_NNODES", "1"))
-    add("--node-rank", type=int, default=environ.get("PET_NODE_RANK", "0"))
-    add("--master-addr", default=environ.get("PET_MASTER_ADDR", ""), help="where rank 0 listens")
-    add("--master-port", type=int, default=environ.get("PET_MASTER_PORT", "0"))
-    add("--cpu", action="store_true", help="run CUDA calls on the CPU, over gloo")
-    add("--grace", type=float, default=600.0, help="seconds between a signal and the kill")
-    add("--keep", type=int, help="the newest N complete checkpoints, and remove older ones")
-    add("--checkpoints", type=Path, help="the folder of those")
-    add("--secrets", type=Path, default="/run/secrets", help="files that become variables")
-    add("--checkout", help="a Megatron-LM folder, first on PYTHONPATH, to run with")
-    add("--tie", action="store_true", help="stop when standard input ends")
-    return parser
-
-
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
-    """The job that `argv` asks for, with `environ` (a cluster's, say) giving the defaults.
-
-    Raises `Refused` where the values can't work together.
-    """
-    end = argv.index("--") if "--" in argv else len(argv)
-    arguments = _parser(environ).parse_args(argv[:end])
-    program = tuple(argv[end + 1 :])
-    if program in ((), ("-m",)):
-        raise Refused("no program to run: give a script or -m MODULE after --")
-    if arguments.processes_per_node < 1 or arguments.nodes < 1:
-        raise Refused("--processes-per-node and --nodes must be at least 1")
-    if not 0 <= arguments.node_rank < arguments.nodes:
-        raise Refused(f"--node-rank {arguments.node_rank} is not in 0..{arguments.nodes - 1}")
-    if arguments.nodes > 1 and not (arguments.master_addr and arguments.master_port):
-        raise Refused("with several nodes, give --master-addr and --master-port of node 0")
-    if (arguments.keep is None) != (arguments.checkpoints is None):
-        raise Refused("--keep and --checkpoints go together")
-    if arguments.keep is not None and arguments.keep < 1:
-        raise Refused("--keep must be at least 1")
-    return Job(
-        program=program,
-        processes=arguments.processes_per_node,
-        nodes=arguments.nodes,
-        node_rank=arguments.node_rank,
-        master_addr=arguments.master_addr or "127.0.0.1",
-        master_port=arguments.master_port or _free_port(),
-        cpu=arguments.cpu,
-        grace=arguments.grace,
-        keep=arguments.keep,
-        checkpoints=arguments.checkpoints,
-        secrets=arguments.secrets,
-        checkout=arguments.checkout,
-        tie=arguments.tie,
-    )
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def check_devices(job: Job, visible: int) -> None:
-    """Raises `Unable` unless there is one visible CUDA device per process, or `--cpu`.
-
-    Upstream's quickstart takes the device count for the world size: with fewer processes
-    than visible devices it waits for ever for ranks that nobody starts.
-    """
-    if job.cpu or visible == job.processes:
-        return
-    if visible == 0:
-        raise Unable("no CUDA device is visible: give --cpu to run on the CPU")
-    raise Unable(
-        f"{job.processes} processes on {visible} visible CUDA devices: make them equal, "
-        f"by --processes-per-node {visible} or by CUDA_VISIBLE_DEVICES"
-    )
-
-
-def check_architectures(job: Job) -> None:
-    """Raises `Unable` where torch has no code for a visible GPU, or CUDA doesn't start."""
-    if job.cpu:
-        return
-    try:
-        problem = devices.problem(*devices.look())
-    except RuntimeError as error:
-        problem = f"CUDA can't be started: {error}"
-    if problem:
-        raise Unable(problem)
-
-
-def read_secrets(folder: Path) -> dict[str, str]:
-    """Variables from the files in a folder, by their names; one newline at the end is left out.
-
-    Files whose names can't be a variable's are left alone; a folder that isn't there has none.
-    One that can't be passed on as a variable is named, and stays a file.
-    """
-    found = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", path.name) or not path.is_file():
-            continue
-        try:
-            content = path.read_bytes().removesuffix(b"\n")
-        except OSError as error:
-            _say(f"{path} is no variable: {error.strerror}")
-            continue
-        if b"\0" in content or len(path.name) + len(content) + 2 > LONGEST_VARIABLE:
-            _say(f"{path} is no variable: it is binary, or longer than 128 KiB")
-            continue
-        found[path.name] = os.fsdecode(content)
-    return found
-
-
-def command(job: Job) -> list[str]:
-    """What each rank runs: this Python, unbuffered so that logs don't lag."""
-    redirection = ["-m", "launcher.train.cpu"] if job.cpu else []
-    checkout = ["-m", "launcher.train.ranks.checkout", job.checkout] if job.checkout else []
-    telling = ["-m", "launcher.train.ranks.stacks"]
-    return [sys.executable, "-u", *telling, *redirection, *checkout, *job.program]
-
-
-def environment(job: Job, local_rank: int, environ: Mapping[str, str], cpus: int) -> dict[str, str]:
-    """The variables that `local_rank` gets on top of the runner's own."""
-    ranks = {
-        "RANK": job.rank(local_rank),
-        "LOCAL_RANK": local_rank,
-        "WORLD_SIZE": job.world_size,
-        "LOCAL_WORLD_SIZE": job.processes,
-        "NODE_RANK": job.node_rank,
-        "GROUP_RANK": job.node_rank,
-        "MASTER_ADDR": job.master_addr,
-        "MASTER_PORT": job.master_port,
-    }
-    defaults: dict[str, object] = {
-        "OMP_NUM_THREADS": max(1, min(8, cpus // job.processes)),
-        # Megatron overlaps communication by launch order, which one queue preserves.
-        "CUDA_DEVICE_MAX_CONNECTIONS": 1,
-    }
-    if job.cpu and job.nodes == 1:
-        # Without a network, gloo's look-up of the host name fails, and torch warns of its own.
-        defaults |= {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    kept = {name: environ.get(name, value) for name, value in defaults.items()}
-    return {name: str(value) for name, value in {**ranks, **kept}.items()}
-
-
 def _start(
     job: Job, environ: Mapping[str, str], log_dir: str, more: Mapping[str, str]
 ) -> dict[int, Any]:
@@ -276,7 +76,7 @@ def _start(
         logs: dict[str, Any] = {"logs_specs": multiprocessing.DefaultLogsSpecs(log_dir=log_dir)}
     else:
         logs = {"log_dir": log_dir}
-    arguments = ("-I", "-S", rank.__file__, str(os.getpid()), *command(job))
+    arguments = ("-I", "-S", rank.__file__, str(os.getpid()), *job.command())
     secrets = read_secrets(job.secrets)
     cpus = len(os.sched_getaffinity(0))
     local_ranks = range(job.processes)
@@ -284,7 +84,7 @@ def _start(
         name="rank",
         entrypoint=sys.executable,
         args={local_rank: arguments for local_rank in local_ranks},
-        envs={n: {**secrets, **environment(job, n, environ, cpus), **more} for n in local_ranks},
+        envs={n: {**secrets, **job.environment(n, environ, cpus), **more} for n in local_ranks},
         **logs,
     )
     handlers: dict[int, Any] = context.subprocess_handlers
@@ -308,10 +108,6 @@ def stopped(ranks: int) -> str:
     Its beginning is `STOPPED`, by which the launcher tells a stopped run from a finished one.
     """
     return f"{STOPPED}all {ranks} ranks ended after SIGTERM"
-
-
-def _say(text: str) -> None:
-    print(f"{SAYS}{text}", file=sys.stderr, flush=True)
 
 
 class Watch:
@@ -346,7 +142,7 @@ class Watch:
         self._signal_all(signal.SIGKILL, self.handlers)  # what the ranks left behind
         if self.first_failure and self.collector:
             for line in self.collector.after_failure():
-                _say(line)
+                say(line)
         return exit_code(self.first_failure.code) if self.first_failure else 0
 
     def _reap(self, local_rank: int, process: subprocess.Popen[bytes]) -> None:
@@ -373,7 +169,7 @@ class Watch:
         elif event.signum == signal.SIGINT:
             self._kill("interrupted a second time")
         else:  # several may ask, and one that lost its engine asks again
-            _say(f"{event.told}: asked to stop already")
+            say(f"{event.told}: asked to stop already")
 
     def _ended(self, event: Exit) -> None:
         self.running.discard(event.local_rank)
@@ -383,7 +179,7 @@ class Watch:
         killed = event.code == -signal.SIGKILL
         why = oom.blame(self.memory, oom.read()) if killed else ""
         told = f"rank {self.job.rank(event.local_rank)} {_end(event.code)}"
-        _say(f"{told}: {why}" if why else told)
+        say(f"{told}: {why}" if why else told)
         self._later(SETTLE_SECONDS, self._terminate)
 
     def _ranks(self) -> list[stall.Rank]:
@@ -397,7 +193,7 @@ class Watch:
             return
         with contextlib.suppress(OSError):  # the folder goes when the ranks have ended
             for line in self.collector.report(ranks):
-                _say(line)
+                say(line)
         self.reporting.release()
 
     def _terminate(self) -> None:
@@ -410,7 +206,7 @@ class Watch:
 
     def _ask_to_stop(self, event: Stop) -> None:
         # SIGTERM also for an interrupt: it is what training programs save a checkpoint on.
-        _say(f"{event.told}: asked {len(self.running)} ranks to stop, waiting {self.job.grace:g} s")
+        say(f"{event.told}: asked {len(self.running)} ranks to stop, waiting {self.job.grace:g} s")
         self.stopping = True
         if not self.first_failure:
             self._later(self.job.grace, lambda: self._kill("grace period over"))
@@ -419,7 +215,7 @@ class Watch:
 
     def _kill(self, why: str) -> None:
         ranks = ", ".join(str(self.job.rank(n)) for n in sorted(self.running))
-        _say(f"killing rank {ranks}: {why}")
+        say(f"killing rank {ranks}: {why}")
         self._signal_all(signal.SIGKILL, self.running)
 
     def _signal_all(self, signum: signal.Signals, local_ranks: Any) -> None:
@@ -441,8 +237,8 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     import torch
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    check_devices(job, torch.cuda.device_count())
-    check_architectures(job)
+    job.check_devices(torch.cuda.device_count())
+    job.check_architectures()
     if not events.empty():
         return 128 + events.get().signum
     with _retention(job, environ), tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:
@@ -482,8 +278,8 @@ def _retention(job: Job, environ: Mapping[str, str]) -> contextlib.AbstractConte
         root.mkdir(parents=True, exist_ok=True)
         lineage.claim(root, wish.run, line, overwrite=wish.overwrite)
     except OSError as error:
-        _say(f"can't note in {root} whose its checkpoints are: {error.strerror}")
-    return Retention(root, line, job.keep, _say)
+        say(f"can't note in {root} whose its checkpoints are: {error.strerror}")
+    return Retention(root, line, job.keep, say)
 
 
 def _event(signum: int) -> Event:
@@ -502,7 +298,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     try:
         sys.exit(run(parse(argv, os.environ), os.environ))
     except Refused as refusal:
-        _say(str(refusal))
+        say(str(refusal))
         sys.exit(refusal.code)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 SAYS = "runner: "
 """Begins each line of the runner's own."""
 
@@ -15,3 +17,8 @@ CONCLUSION = "in short: "
 """Begins the line of a report that says whom the others wait for."""
 
 REPORT = "report.txt"
+
+
+def say(text: str) -> None:
+    """Say it on stderr, as the runner."""
+    print(f"{SAYS}{text}", file=sys.stderr, flush=True)

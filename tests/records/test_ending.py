@@ -16,6 +16,7 @@ from launcher.records import resume
 from launcher.records.ending import Ending, Outcome, describe
 from launcher.train import runner
 from launcher.train.checkpoints.folders import Checkpoint
+from launcher.train.ranks.job import parse
 
 DONE = "step 8\nfinished after iteration 8\n"
 LEFT = f"{runner.stopped(2)}\n"
@@ -156,7 +157,7 @@ class Process:
 def test_the_runners_own_lines_are_those_that_are_looked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    job = runner.parse(["--processes-per-node", "2", "--", "x.py"], {})
+    job = parse(["--processes-per-node", "2", "--", "x.py"], {})
     handlers: dict[int, Any] = {
         n: SimpleNamespace(proc=Process(), close=lambda signum: None) for n in range(2)
     }

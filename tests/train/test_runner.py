@@ -15,13 +15,14 @@ import pytest
 from launcher.train import runner
 from launcher.train.checkpoints import folders, lineage
 from launcher.train.ranks import devices, oom
+from launcher.train.ranks.job import Job, Refused, Unable, parse, read_secrets
 
 from .conftest import environment, going_on, runner_command, start
 from .test_folders import distributed
 
 
-def job(*argv: str, environ: dict[str, str] | None = None) -> runner.Job:
-    return runner.parse(["--processes-per-node", "2", *argv], environ or {})
+def job(*argv: str, environ: dict[str, str] | None = None) -> Job:
+    return parse(["--processes-per-node", "2", *argv], environ or {})
 
 
 def test_program_is_all_that_follows_the_dashes() -> None:
@@ -43,7 +44,7 @@ def test_program_is_all_that_follows_the_dashes() -> None:
     ],
 )
 def test_refusals(argv: list[str], reason: str) -> None:
-    with pytest.raises(runner.Refused, match=reason):
+    with pytest.raises(Refused, match=reason):
         job(*argv)
 
 
@@ -69,7 +70,7 @@ def test_another_runs_checkpoints_are_refused_from_inside(tmp_path: Path) -> Non
     """Where the launcher can't see them: on an engine of another machine."""
     distributed(folders.folder(tmp_path, 3))
     (tmp_path / folders.TRACKER).write_text("3")
-    with pytest.raises(runner.Unable, match="iter_0000003 is not known to be this run's"):
+    with pytest.raises(Unable, match="iter_0000003 is not known to be this run's"):
         runner._retention(job("--", "x"), claim(tmp_path, "aaaaaaaa", "anew"))
     assert not (tmp_path / lineage.NOTE).exists()
     for mode in ("on", "anew+over"):
@@ -99,19 +100,19 @@ def test_a_clusters_variables_are_defaults() -> None:
 def test_one_device_per_process(visible: int, cpu: bool, reason: str) -> None:
     parsed = job(*(["--cpu"] if cpu else []), "--", "x")
     if not reason:
-        runner.check_devices(parsed, visible)
+        parsed.check_devices(visible)
         return
-    with pytest.raises(runner.Unable, match=reason) as refused:
-        runner.check_devices(parsed, visible)
+    with pytest.raises(Unable, match=reason) as refused:
+        parsed.check_devices(visible)
     assert refused.value.code == 121
 
 
 def test_a_torch_without_code_for_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     v100 = devices.Device("Tesla V100-SXM2-16GB", (7, 0))
     monkeypatch.setattr(devices, "look", lambda: ([v100], ["sm_80", "sm_90"]))
-    runner.check_architectures(job("--cpu", "--", "x"))
-    with pytest.raises(runner.Unable, match=r"GPU 0 \(Tesla V100-SXM2-16GB\) .* 7\.0, .* sm_80"):
-        runner.check_architectures(job("--", "x"))
+    job("--cpu", "--", "x").check_architectures()
+    with pytest.raises(Unable, match=r"GPU 0 \(Tesla V100-SXM2-16GB\) .* 7\.0, .* sm_80"):
+        job("--", "x").check_architectures()
 
 
 def test_cuda_that_does_not_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,12 +120,12 @@ def test_cuda_that_does_not_start_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("The NVIDIA driver on your system is too old")
 
     monkeypatch.setattr(devices, "look", look)
-    with pytest.raises(runner.Unable, match="can't be started: The NVIDIA driver"):
-        runner.check_architectures(job("--", "x"))
+    with pytest.raises(Unable, match="can't be started: The NVIDIA driver"):
+        job("--", "x").check_architectures()
 
 
 def test_a_checkout_comes_before_the_program_and_behind_the_redirection() -> None:
-    assert runner.command(job("--cpu", "--checkout", "/c", "--", "-m", "x"))[2:] == [
+    assert job("--cpu", "--checkout", "/c", "--", "-m", "x").command()[2:] == [
         *("-m", "launcher.train.ranks.stacks"),
         *("-m", "launcher.train.cpu"),
         *("-m", "launcher.train.ranks.checkout", "/c"),
@@ -142,7 +143,7 @@ def test_secrets_are_files_named_like_variables(
     (tmp_path / "KEYTAB").write_bytes(b"k-\0")
     (tmp_path / "LONG").write_text("k-" * 65536)
     (tmp_path / "NOWHERE").symlink_to(tmp_path / "nowhere")
-    found = runner.read_secrets(tmp_path)
+    found = read_secrets(tmp_path)
     assert found == {"WANDB_API_KEY": "k-123", "TWO_LINES": "a\nb\n"}
     said = capsys.readouterr().err
     assert [line.split(" is no variable")[0] for line in said.splitlines()] == [
@@ -150,12 +151,12 @@ def test_secrets_are_files_named_like_variables(
         f"runner: {tmp_path}/LONG",
     ]
     assert "k-" not in said
-    assert runner.read_secrets(tmp_path / "nowhere") == {}
+    assert read_secrets(tmp_path / "nowhere") == {}
 
 
 def test_environment_of_a_rank_on_the_second_node() -> None:
     where = ["--nodes", "2", "--node-rank", "1", "--master-addr", "a", "--master-port", "1"]
-    given = runner.environment(job(*where, "--", "x"), 1, {"OMP_NUM_THREADS": "7"}, cpus=8)
+    given = job(*where, "--", "x").environment(1, {"OMP_NUM_THREADS": "7"}, cpus=8)
     assert given == {
         "RANK": "3",
         "LOCAL_RANK": "1",
@@ -171,7 +172,7 @@ def test_environment_of_a_rank_on_the_second_node() -> None:
 
 
 def test_cpu_ranks_on_one_node_use_loopback() -> None:
-    given = runner.environment(job("--cpu", "--", "x"), 0, {}, cpus=4)
+    given = job("--cpu", "--", "x").environment(0, {}, cpus=4)
     assert given["GLOO_SOCKET_IFNAME"] == "lo"
     assert given["OMP_NUM_THREADS"] == "2"
 
