@@ -127,8 +127,9 @@ def _text(image: Image, names: list[str], record: dict[str, Any], documents: Doc
     argument("--megatron", metavar="RELEASE", help="of a row, with another release than its own"),
     argument(
         "--database",
-        metavar="URL|FILE",
-        help="an OSV API (https://api.osv.dev), or OSV's all.zip of PyPI on this machine",
+        metavar="URL",
+        default="https://api.osv.dev",
+        help="a server with OSV's API in place of %(default)s",
     ),
 )
 def scan(args: Namespace) -> int:
@@ -136,15 +137,14 @@ def scan(args: Namespace) -> int:
 
     One line for each; 0 where there is none, 1 where there are any.
     """
-    from launcher.images.scan import API, scan
+    from launcher.images.scan import scan
 
     packages = _packages(args.image, args.megatron)
-    database = args.database or API
-    found = scan(packages, database)
+    found = scan(packages, args.database.rstrip("/"))
     for one in found:
         print(_line(one))
     known = f"{len(found) or 'no'} known {'vulnerability' if len(found) < 2 else 'vulnerabilities'}"
-    print(f"{len(packages)} packages, {known} in {database}", file=sys.stderr)
+    print(f"{len(packages)} packages, {known} in {args.database}", file=sys.stderr)
     return 1 if found else 0
 
 
@@ -340,7 +340,7 @@ def _images(args: Namespace) -> int:
         print(f"launcher: {one.id.removeprefix('sha256:')[:12]} stays: {reason}", file=sys.stderr)
     gone = [one for one in chosen if one not in stay]
     print(f"freed {prune.freed(gone, prune.rest(client, gone)) / 1e6:.1f} MB")
-    if cached := disk.cached(client):
+    if cached := sum(int(record["Size"]) for record in (disk.cached(client) or {}).values()):
         print(
             f"launcher: BuildKit's cache keeps {cached / 1e6:.1f} MB that no image uses, layers of "
             "removed ones among it, and builds faster with it: docker builder prune",

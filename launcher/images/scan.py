@@ -1,18 +1,14 @@
 """Looks up what an image adds among known vulnerabilities, in OSV's records.
 
-The records are asked of OSV's API (https://google.github.io/osv.dev/api/), or read from the file
-of all PyPI records that OSV publishes, for machines that reach no API. No scanner is installed for
-it: the packages and their versions are known, and looking them up is one request.
+They are asked of OSV's API (https://google.github.io/osv.dev/api/). No scanner is installed for it:
+the packages and their versions are known, and looking them up is one request.
 """
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
@@ -24,8 +20,6 @@ from launcher.errors import UsageError
 if TYPE_CHECKING:
     import requests
 
-API = "https://api.osv.dev"
-EXPORT = "https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip"
 SECONDS = 30  # that one answer may take
 
 
@@ -69,22 +63,25 @@ def of_sbom(document: dict[str, Any]) -> list[Package]:
     )
 
 
-def scan(packages: list[Package], database: str) -> list[Finding]:
-    """What is known of `packages` in `database`: the URL of an API, or OSV's file of records.
+def scan(packages: list[Package], api: str) -> list[Finding]:
+    """What the API at this URL knows of `packages`. Raises UsageError where it says nothing."""
+    import requests
 
-    Raises UsageError where it can't be reached or read.
-    """
-    if database.startswith(("http://", "https://")):
-        records = _ask(packages, database.rstrip("/"))
-    else:
-        records = _look_up(packages, Path(database))
     try:
+        with requests.Session() as session:
+            records = {
+                package: [_get(session, f"{api}/v1/vulns/{id}") for id in sorted(ids)]
+                for package, ids in _ids(session, packages, api).items()
+            }
         return findings(records)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{database}: a record in it isn't one of the OSV schema: {error!r}",
-            "Nothing was checked.",
-        ) from error
+    except requests.Timeout as error:
+        raise _unknown(f"{api}: no answer within {SECONDS} s") from error
+    except requests.HTTPError as error:
+        raise _unknown(f"{api}: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # bad JSON, a bad record
+        raise _unknown(f"{api}: answers otherwise than OSV's API does: {error!r}") from error
+    except requests.RequestException as error:
+        raise _unknown(f"{api}: can't be reached") from error
 
 
 def findings(records: dict[Package, list[dict[str, Any]]]) -> list[Finding]:
@@ -128,26 +125,6 @@ def _affected(record: dict[str, Any], package: Package) -> Iterator[dict[str, An
             yield one
 
 
-def _ask(packages: list[Package], api: str) -> dict[Package, list[dict[str, Any]]]:
-    """What OSV's API knows of each package: the IDs in one request, then each record."""
-    import requests
-
-    try:
-        with requests.Session() as session:
-            return {
-                package: [_get(session, f"{api}/v1/vulns/{id}") for id in sorted(ids)]
-                for package, ids in _ids(session, packages, api).items()
-            }
-    except requests.Timeout as error:
-        raise _unreachable(f"{api}: no answer within {SECONDS} s") from error
-    except requests.HTTPError as error:
-        raise _unreachable(f"{api}: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:  # requests' own of bad JSON is a ValueError
-        raise _unreachable(f"{api}: answers otherwise than OSV's API does: {error!r}") from error
-    except requests.RequestException as error:
-        raise _unreachable(f"{api}: can't be reached") from error
-
-
 def _ids(session: requests.Session, packages: list[Package], api: str) -> dict[Package, set[str]]:
     """The IDs of the records of each package; a long answer comes in pages."""
     found: dict[Package, set[str]] = {package: set() for package in packages}
@@ -179,58 +156,6 @@ def _get(session: requests.Session, url: str) -> dict[str, Any]:
     return record
 
 
-def _look_up(packages: list[Package], path: Path) -> dict[Package, list[dict[str, Any]]]:
-    """The records in OSV's file, a zip of one JSON file for each, that affect a package."""
-    found: dict[Package, list[dict[str, Any]]] = {package: [] for package in packages}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                record = json.loads(archive.read(name))
-                for package in _hit(record, packages):
-                    found[package].append(record)
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{path}: can't be read as OSV's file of records: {error}",
-            f"It is the file at {EXPORT}. Nothing was checked.",
-        ) from error
-    return found
-
-
-def _hit(record: dict[str, Any], packages: list[Package]) -> list[Package]:
-    """Which of the packages a record affects."""
-    return [
-        package
-        for package in packages
-        if any(is_affected(package.version, one) for one in _affected(record, package))
-    ]
-
-
-def is_affected(version: str, affected: dict[str, Any]) -> bool:
-    """Whether an `affected` of a record holds `version`, listed or within a range.
-
-    The rules are those of the OSV schema: https://ossf.github.io/osv-schema/#evaluation
-    """
-    have = Version(version)
-    listed = any(_version(one) == have for one in affected.get("versions", ()))
-    ranges = (one for one in affected.get("ranges", ()) if one["type"] == "ECOSYSTEM")
-    return listed or any(_is_within(have, one["events"]) for one in ranges)
-
-
-def _is_within(have: Version, events: list[dict[str, str]]) -> bool:
-    """Whether the events, in the order of their versions, leave a version affected."""
-    steps = sorted(
-        ((_version(at), kind) for event in events for kind, at in event.items()),
-        key=lambda step: step[0],
-    )
-    within = False
-    for at, kind in steps:
-        if kind == "introduced" and have >= at:
-            within = True
-        elif (kind == "fixed" and have >= at) or (kind == "last_affected" and have > at):
-            within = False
-    return within
-
-
 def _version(text: str) -> Version:
     """A version in a record; one from before PEP 440 is older than any that is installed."""
     try:
@@ -239,9 +164,7 @@ def _version(text: str) -> Version:
         return Version("0.dev0")
 
 
-def _unreachable(problem: str) -> UsageError:
+def _unknown(problem: str) -> UsageError:
     return UsageError(
-        problem,
-        f"Nothing was checked. Without internet, bring {EXPORT} here and name the file: "
-        "--database all.zip",
+        problem, "Nothing was checked. --database names another server with OSV's API."
     )

@@ -142,7 +142,7 @@ class Series:
         pulled = self._file(cell).with_suffix(".pulled")
         if self._inspected(base) is None:  # for the next series as well, where this one is killed
             files.write(pulled, "\n".join(_names(self.client.api.images())))
-        held = disk.held(self.client)
+        cached = disk.cached(self.client)
         before = time.monotonic()
         found = self._in_process(cell)
         if not self.options.keep:
@@ -150,7 +150,8 @@ class Series:
             if pulled.exists():
                 there = pulled.read_text(encoding="utf-8").split()
                 self._remove(*self._names_of(base, there))
-            self._let_go(held)
+                if cached is None or not disk.forget(self.client, cached):
+                    self.say("BuildKit may keep layers of it: docker builder prune frees them")
         files.remove_file(pulled.absolute(), self.folder.absolute(), missing_ok=True)
         key = self._digest(tried_with, found.get("stage", ""))
         result = Result(cell.tag, cell.megatron, key, expected=expected, **found)
@@ -280,12 +281,6 @@ class Series:
             if (target := targets.get((one.registry, one.repository)))
             and ("@" in name or one.target == target)
         ]
-
-    def _let_go(self, before: set[str] | None) -> None:
-        """Have BuildKit forget what it keeps of removed images, beyond what it kept before."""
-        now = disk.held(self.client)
-        if before is None or now is None or disk.let_go(self.client, now - before):
-            self.say("BuildKit may keep layers of removed images: docker builder prune frees them")
 
     def _file(self, cell: Cell) -> Path:
         return self.folder / f"{cell.tag}-{cell.megatron}.json"

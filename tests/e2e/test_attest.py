@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from launcher.settings import ROOT, Settings
 from tests.build.test_attest import validated
 from tests.conftest import NAMES
 from tests.e2e.command import launcher, refused
+from tests.images.osv import Osv, record, serving
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -204,16 +204,10 @@ def test_an_image_that_is_not_ours_or_not_there_is_refused(python_image: str) ->
     refused(launcher("image", "inspect", f"{NAMES}:none"), 125, f"{NAMES}:none")
 
 
-def test_an_image_is_scanned_by_its_own_list(cpu_images: CpuImages, tmp_path: Path) -> None:
+def test_an_image_is_scanned_by_its_own_list(cpu_images: CpuImages) -> None:
     name = cpu_images.build()
-    database = tmp_path / "all.zip"
-    affected = {
-        "package": {"ecosystem": "PyPI", "name": "megatron-core"},
-        "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}]}],
-    }
-    with zipfile.ZipFile(database, "w") as file:
-        file.writestr("A-1.json", json.dumps({"id": "A-1", "affected": [affected]}))
-    done = launcher("image", "scan", name, "--database", str(database))
+    with serving(Osv, record("A-1", "megatron-core", summary="")) as api:
+        done = launcher("image", "scan", name, "--database", api)
     assert done.returncode == 1, done.stderr
     assert done.stdout == "megatron-core 0.16.1  A-1  no fix recorded  no summary\n"
     assert "26 packages, 1 known vulnerability" in done.stderr
