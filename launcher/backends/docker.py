@@ -82,9 +82,9 @@ def _host_config(plan: Plan) -> dict[str, Any]:
     if plan.network:
         config["NetworkMode"] = plan.network
     if plan.shm_size:
-        config["ShmSize"] = _bytes(plan.shm_size)
+        config["ShmSize"] = bytes_of_size(plan.shm_size)
     if plan.memory:
-        config["Memory"] = _bytes(plan.memory)
+        config["Memory"] = bytes_of_size(plan.memory)
     if plan.gpus.count:
         config["DeviceRequests"] = [_devices(plan)]
     return config
@@ -103,7 +103,7 @@ def _devices(plan: Plan) -> dict[str, Any]:
     return request | {"Count": -1 if plan.gpus.everything else plan.gpus.count, "DeviceIDs": None}
 
 
-def _bytes(size: str) -> int:
+def bytes_of_size(size: str) -> int:
     """The bytes of '512m'."""
     number, unit = (size[:-1], size[-1].lower()) if size[-1].isalpha() else (size, "b")
     return int(number) << 10 * UNITS[unit]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import files
 from launcher.errors import LauncherError
 from launcher.follow.assemble import bare_plan
-from launcher.machine.finding import Finding
+from launcher.machine.machine import Finding
 
 if TYPE_CHECKING:
     from launcher.machine.machine import Machine
@@ -48,7 +48,6 @@ def check(plan: Plan, machine: Machine, chosen: Backend, cache: Path) -> Iterato
             f"{plan.image}: its Megatron doesn't take these options: {answer['refused']}",
             f"{answer['where']} would end the run once all its processes have started.",
             "Change what it names: each option is the key of the run file of the same name.",
-            refuse=True,
         )
     elif "unasked" in answer:
         yield Finding(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.machine import gpus, memory
-from launcher.machine.finding import Finding
-from launcher.machine.machine import Gpu, Use
+from launcher.machine import memory
+from launcher.machine.machine import GB, Finding, Gpu, Use
 from launcher.plan import layout
 from launcher.plan.config import RunConfig
 from launcher.plan.source import Origin
 
-GB = gpus.GB
 MARGIN = 0.1
 """Up to this share above or below a GPU's memory an estimate warns and refuses nothing."""
 
@@ -44,7 +42,7 @@ def check(
     for gpu in visible:
         free = gpu.total - gpu.used
         if needed.total > free * (1 - MARGIN):
-            users = gpus.told([use for use in uses if use.gpu == gpu.uuid])
+            users = ", ".join(str(use) for use in uses if use.gpu == gpu.uuid)
             yield Finding(
                 f"GPU {gpu.index} has {_gb(free)} GB of {_gb(gpu.total)} free"
                 + (f": {users}" if users else ""),

@@ -22,7 +22,7 @@ from launcher.machine.machine import (
     Gpu,
     Machine,
     Saved,
-    named,
+    find_gpu,
 )
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _visible(there: tuple[Gpu, ...] | None) -> tuple[Gpu, ...] | None:
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if there is None or shown is None:
         return there
-    found = [named(one.strip(), there) for one in shown.split(",")]
+    found = [find_gpu(one.strip(), there) for one in shown.split(",")]
     return tuple(gpu for gpu in found if gpu)
 
 

@@ -1,11 +1,31 @@
-"""What was found out about a machine; None, or nothing, is what couldn't be told."""
+"""What was found out about a machine, and what is wrong with it.
+
+None, or nothing, is what couldn't be told.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+GB = 1e9
 UNLIMITED = -1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong, with its value and place; why that can't work; the smallest mend.
+
+    `refuse` False is a warning: the run may start.
+    """
+
+    what: str
+    why: str
+    mend: str
+    refuse: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  {self.why}\n  {self.mend}"
 
 
 @dataclass(frozen=True)
@@ -21,7 +41,7 @@ class Gpu:
     driver: str
 
 
-def named(device: str, there: Sequence[Gpu]) -> Gpu | None:
+def find_gpu(device: str, there: Sequence[Gpu]) -> Gpu | None:
     """The GPU of an index, a UUID, or a UUID's beginning that fits one alone."""
     if device.isdecimal():
         return next((gpu for gpu in there if gpu.index == int(device)), None)
@@ -36,6 +56,9 @@ class Use:
     gpu: str
     pid: int
     memory: int | None
+
+    def __str__(self) -> str:
+        return f"process {self.pid}" + (f" ({self.memory / GB:.1f} GB)" if self.memory else "")
 
 
 @dataclass(frozen=True)
@@ -107,8 +130,3 @@ class Machine:
     unseen: tuple[tuple[str, str], ...] = ()
     load: Saved | None = None
     save: Saved | None = None
-
-    @property
-    def driver(self) -> str | None:
-        """The driver's version: one for all GPUs of a machine."""
-        return self.gpus[0].driver if self.gpus else None

@@ -10,7 +10,6 @@ from launcher.machine.machine import Gpu, Use
 
 GPU_FIELDS = "index,uuid,name,memory.total,memory.used,compute_cap,driver_version"
 USE_FIELDS = "gpu_uuid,pid,used_memory"
-MIB = 1 << 20
 
 
 def gpus() -> tuple[Gpu, ...] | None:
@@ -19,17 +18,19 @@ def gpus() -> tuple[Gpu, ...] | None:
     if rows is None:  # older drivers know no compute_cap
         rows = _ask(f"--query-gpu={GPU_FIELDS.replace('compute_cap,', '')}")
         rows = None if rows is None else [[*row[:5], "", *row[5:]] for row in rows]
-    return None if rows is None else parse_gpus(rows)
+    if rows is None:
+        return None
+    return tuple(_gpu(row) for row in rows if len(row) == 7 and row[0].isdecimal())
 
 
 def uses() -> tuple[Use, ...]:
     """The processes that compute on them, as far as the driver tells."""
-    return parse_uses(_ask(f"--query-compute-apps={USE_FIELDS}") or [])
-
-
-def parse_gpus(rows: list[list[str]]) -> tuple[Gpu, ...]:
-    """The GPUs of nvidia-smi's rows; a row that isn't whole is left out."""
-    return tuple(_gpu(row) for row in rows if len(row) == 7 and row[0].isdecimal())
+    rows = _ask(f"--query-compute-apps={USE_FIELDS}") or []
+    return tuple(
+        Use(row[0], int(row[1]), _bytes(row[2]))
+        for row in rows
+        if len(row) == 3 and row[1].isdecimal()
+    )
 
 
 def _gpu(row: list[str]) -> Gpu:
@@ -46,18 +47,9 @@ def _gpu(row: list[str]) -> Gpu:
     )
 
 
-def parse_uses(rows: list[list[str]]) -> tuple[Use, ...]:
-    """The processes of nvidia-smi's rows."""
-    return tuple(
-        Use(row[0], int(row[1]), _bytes(row[2]))
-        for row in rows
-        if len(row) == 3 and row[1].isdecimal()
-    )
-
-
 def _bytes(mebibytes: str) -> int | None:
     """Bytes of nvidia-smi's MiB; None for its '[N/A]'."""
-    return int(mebibytes) * MIB if mebibytes.isdecimal() else None
+    return int(mebibytes) << 20 if mebibytes.isdecimal() else None
 
 
 def _ask(query: str) -> list[list[str]] | None:

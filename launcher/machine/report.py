@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.machine import driver, gather, gpus, host
-from launcher.machine.finding import Finding
-from launcher.machine.machine import UNLIMITED, Engine, Gpu, Machine
+from launcher.machine import checks
+from launcher.machine.gather import SHM
+from launcher.machine.machine import GB, UNLIMITED, Engine, Finding, Machine
 from launcher.plan.gpus import Gpus
 
 OK, WARNING, REFUSED = "ok", "warning", "refused"
@@ -56,36 +56,34 @@ def _engine(engine: Engine | None) -> Iterator[Line]:
 
 def _gpus(machine: Machine, cuda: str | None, asked: Gpus | None) -> Iterator[Line]:
     there = machine.gpus or ()
-    elsewhere = machine.engine is not None and not machine.engine.local
-    if asked and not elsewhere:
-        for finding in gpus.check_there(asked, there):
-            yield _judged("GPUs", "", finding)
-    if not there and not elsewhere:
-        if not asked:
+    if machine.engine is None or machine.engine.local:
+        if asked:
+            yield from _judged("GPUs", "", checks.gpus_are_there(asked, there))
+        elif not there:
             yield Line("GPUs", OK, "no GPU: CPU runs only")
-        return
+        if not there:
+            return
     for gpu in there:
-        yield _gpu(gpu, machine)
+        able = ".".join(map(str, gpu.capability)) if gpu.capability else "unknown"
+        text = f"{gpu.name}, {gpu.total / GB:.1f} GB, compute capability {able}"
+        yield from _judged(f"GPU {gpu.index}", text, checks.gpus_are_free([gpu], machine.uses))
     if there:
-        old = driver.check(there[0].driver, cuda, there[0].name) if cuda else None
         beside = f", for CUDA {cuda}" if cuda else ""
-        yield _judged("driver", f"{there[0].driver}{beside}", old)
+        yield from _judged(
+            "driver", f"{there[0].driver}{beside}", checks.driver_carries(there, cuda)
+        )
     if machine.engine:
         given = "the engine gives GPUs to containers"
-        yield _judged("toolkit", given, gpus.check_engine(machine.engine))
+        yield from _judged("toolkit", given, checks.gpus_are_given(machine.engine))
 
 
-def _gpu(gpu: Gpu, machine: Machine) -> Line:
-    able = ".".join(map(str, gpu.capability)) if gpu.capability else "unknown"
-    text = f"{gpu.name}, {gpu.total / gpus.GB:.1f} GB, compute capability {able}"
-    return _judged(f"GPU {gpu.index}", text, next(gpus.check_free([gpu], machine.uses), None))
-
-
-def _judged(name: str, good: str, finding: Finding | None) -> Line:
-    if finding is None:
-        return Line(name, OK, good)
-    state = REFUSED if finding.refuse else WARNING
-    return Line(name, state, f"{finding.what}\n{finding.why}", finding.mend)
+def _judged(name: str, good: str, findings: Iterable[Finding]) -> Iterator[Line]:
+    """A line for each finding, or that all is well; none where there is nothing to say of it."""
+    lines = [
+        Line(name, REFUSED if one.refuse else WARNING, f"{one.what}\n{one.why}", one.mend)
+        for one in findings
+    ]
+    yield from lines or ([Line(name, OK, good)] if good else [])
 
 
 def _memory(machine: Machine) -> Iterator[Line]:
@@ -93,11 +91,11 @@ def _memory(machine: Machine) -> Iterator[Line]:
     state = WARNING if machine.gpus else OK
     if machine.shm is not None:
         text = f"{machine.shm >> 20} MiB free"
-        if machine.shm >= host.SHM:
-            yield Line(gather.SHM, OK, text)
+        if machine.shm >= checks.SHM:
+            yield Line(SHM, OK, text)
         else:
-            mend = f"mount -o remount,size=8g {gather.SHM}: NVIDIA asks for 1024 MiB"
-            yield Line(gather.SHM, state, text, mend)
+            mend = f"mount -o remount,size=8g {SHM}: NVIDIA asks for 1024 MiB"
+            yield Line(SHM, state, text, mend)
     if machine.memlock is None:
         yield Line("memlock", OK, "the engine tells when it is asked; a run goes on without")
     elif machine.memlock == UNLIMITED:
@@ -114,7 +112,7 @@ def _disk(path: str, free: int | None) -> Line:
     return Line(
         "cache",
         WARNING if small else OK,
-        f"{free / gpus.GB:.1f} GB free for {path}",
+        f"{free / GB:.1f} GB free for {path}",
         "Free some, or set LAUNCHER_CACHE to another folder." if small else "",
     )
 

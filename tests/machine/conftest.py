@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from launcher.machine import Finding, preflight
-from launcher.machine.machine import Engine, Gpu, Machine
+from launcher.machine.checks import preflight
+from launcher.machine.machine import Engine, Finding, Gpu, Machine
 from launcher.plan import source
 from launcher.plan.config import RunConfig
 from launcher.plan.image import Facts

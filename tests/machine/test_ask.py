@@ -13,8 +13,7 @@ import pytest
 from launcher.backends.docker import DockerBackend
 from launcher.errors import EngineError
 from launcher.follow import ask
-from launcher.machine import Finding
-from launcher.machine.machine import Machine
+from launcher.machine.machine import Finding, Machine
 from launcher.plan.image import Facts
 from launcher.plan.plan import Plan
 from tests.machine.conftest import Asker, card

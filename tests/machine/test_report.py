@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.machine import gather, report
+from launcher.machine import report
+from launcher.machine.gather import SHM
 from launcher.machine.machine import UNLIMITED, Machine, Use
 from launcher.machine.report import Line
 from launcher.plan.gpus import parse_gpus
@@ -94,7 +95,7 @@ def test_a_driver_too_old_is_refused() -> None:
 def test_warnings() -> None:
     poor = replace(GOOD, uses=(Use("GPU-1", 7, None),), shm=1 << 20, memlock=1 << 16)
     warned = {name for name, state in states(poor).items() if state == report.WARNING}
-    assert warned == {"GPU 1", gather.SHM, "memlock"}
+    assert warned == {"GPU 1", SHM, "memlock"}
 
 
 def test_a_full_disk_is_a_warning() -> None:

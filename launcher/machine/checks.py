@@ -1,0 +1,410 @@
+"""What is checked before a run starts: the run against the machine it is to start on. All pure."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from launcher.backends.docker import bytes_of_size
+from launcher.errors import PreflightError
+from launcher.machine import fit, memory
+from launcher.machine.machine import GB, UNLIMITED, Engine, Finding, Folder, Gpu, Machine, Use
+from launcher.machine.machine import find_gpu as find
+from launcher.plan.config import RunConfig
+from launcher.plan.gpus import Gpus
+from launcher.plan.layout import layout
+from launcher.plan.plan import Plan
+from launcher.plan.source import Origin
+
+BF16, TENSOR_CORES, FP16 = (8, 0), (7, 0), (5, 3)
+"""Compute capabilities with bf16 arithmetic, fp16 tensor cores, and fp16 arithmetic.
+
+CUDA C++ Programming Guide, "Compute Capabilities".
+"""
+
+TOOLKIT_DRIVER = {
+    (12, 0): "525.60.13",
+    (12, 1): "530.30.02",
+    (12, 2): "535.54.03",
+    (12, 3): "545.23.06",
+    (12, 4): "550.54.14",
+    (12, 5): "555.42.02",
+    (12, 6): "560.28.03",
+}
+"""The driver that each toolkit was released with: of its first version, updates included.
+
+CUDA Toolkit Release Notes, "CUDA Toolkit and Corresponding Driver Versions", Linux x86_64:
+https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
+"""
+
+LEAST_DRIVER = {11: "450", 12: "525.60.13", 13: "580"}
+"""Below these a major version of CUDA doesn't run.
+
+https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+"""
+
+DATA_CENTRE = re.compile(
+    r"\bTesla\b|\b(P4|P40|P100|V100|T4|A2|A10|A16|A30|A40|A100|A800|L2|L4|L20|L40S?|H20|H100|H200|H800"
+    r"|GH200|B100|B200|B300|GB200|GB300)\b"
+)
+"""Names of the GPUs that forward compatibility is for: those of data centres.
+
+https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html
+"""
+
+PRIVATE_SHM = 64 << 20
+"""Bytes of a container's own /dev/shm where nothing else is said: docker run, --shm-size."""
+
+SHM = 1 << 30
+"""Bytes of /dev/shm that NVIDIA asks for with NCCL in a container, `--shm-size=1g`.
+
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/runtime_and_mpi_issues.html
+"""
+
+SHM_SEGMENT = 4 << 20
+"""Bytes of one of NCCL's segments, as in the failure that the same page shows."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run on a machine; `cuda` is the version in its image, where that is known."""
+
+    config: RunConfig
+    origin: Origin
+    plan: Plan
+    machine: Machine
+    cuda: str | None = None
+
+    @property
+    def visible(self) -> list[Gpu]:
+        """The GPUs that the run will see, as far as the driver tells."""
+        return chosen(self.plan.gpus, self.machine.gpus or ())
+
+
+def preflight(
+    config: RunConfig, origin: Origin, plan: Plan, machine: Machine, cuda: str | None = None
+) -> list[Finding]:
+    """All that is wrong with a run on a machine; what `machine` doesn't tell isn't checked."""
+    case = Case(_with_rest(config, plan), origin, plan, machine, cuda)
+    checks = (*GPU_CHECKS, *CHECKS) if plan.gpus.count else CHECKS
+    return [finding for check in checks for finding in check(case)]
+
+
+def enforce(findings: Sequence[Finding]) -> None:
+    """Print the warnings on stderr. Raises PreflightError with every refusal."""
+    for finding in findings:
+        if not finding.refuse:
+            print(f"launcher: warning: {finding}", file=sys.stderr, flush=True)
+    refusals = [str(finding) for finding in findings if finding.refuse]
+    if refusals:
+        raise PreflightError("\n".join(refusals), "--no-preflight starts it all the same.")
+
+
+def _with_rest(config: RunConfig, plan: Plan) -> RunConfig:
+    """The configuration with what was given after `--` among its megatron_args."""
+    from launcher.plan.keys import own_keys
+
+    given: dict[str, str | bool] = {}
+    name = ""
+    for word in plan.argv[plan.argv.index("--") + 1 :] if "--" in plan.argv else ():
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            given[name] = value if equals else True
+        elif name and given[name] is True:
+            given[name] = word
+    extra = {key[2:]: value for key, value in given.items() if key not in own_keys()}
+    return config.model_copy(update={"megatron_args": {**config.megatron_args, **extra}})
+
+
+def chosen(asked: Gpus, there: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs that a request makes visible: those named, all, or the first so many.
+
+    A device that isn't there is left out.
+    """
+    if asked.devices:
+        return [gpu for gpu in (find(device, there) for device in asked.devices) if gpu]
+    return list(there if asked.everything else there[: asked.count])
+
+
+def gpus_are_given(engine: Engine | None) -> Iterator[Finding]:
+    """Whether the engine can give GPUs to a container."""
+    if engine is None or engine.gpus:
+        return
+    sure = engine.gpus is False
+    yield Finding(
+        "the engine has neither NVIDIA's runtime nor CDI devices"
+        + ("" if sure else ", as far as it tells"),
+        "Without the NVIDIA Container Toolkit it can't give GPUs to a container.",
+        "Install the toolkit on its machine, run `nvidia-ctk runtime configure --runtime=docker`,"
+        " and restart the engine; or use --gpus 0.",
+        refuse=sure,
+    )
+
+
+def gpus_are_there(asked: Gpus, there: Sequence[Gpu] | None) -> Iterator[Finding]:
+    """As many as asked for, and those that are named."""
+    if there is None:
+        return
+    if not there:
+        yield Finding(
+            f"gpus: {asked}, and the driver finds none on this machine",
+            "A process needs a GPU of its own.",
+            "--gpus 0 trains on the CPU.",
+        )
+        return
+    indices = ", ".join(str(gpu.index) for gpu in there)
+    for device in asked.devices:
+        if find(device, there) is None and not device.upper().startswith("MIG-"):
+            yield Finding(
+                f"gpus: no device {device} on this machine",
+                f"There are {indices}: " + "; ".join(gpu.uuid for gpu in there),
+                f"--gpus device={indices.replace(' ', '')}, or fewer of them.",
+            )
+    if not asked.devices and (asked.count or 0) > len(there):
+        yield Finding(
+            f"gpus: {asked}, and this machine has {len(there)}",
+            "Each process needs a GPU of its own, or the ranks wait for one that never comes.",
+            f"--gpus {len(there)}",
+        )
+
+
+def _able(case: Case) -> Iterator[Finding]:
+    """The compute capability against the precision, of each kind of GPU once."""
+    training = case.config.training
+    place = case.origin.of(f"training.{'bf16' if training.bf16 else 'fp16'}")
+    for gpu in {gpu.name: gpu for gpu in reversed(case.visible)}.values():
+        if gpu.capability is None:
+            continue
+        able = ".".join(map(str, gpu.capability))
+        what = f"{place}: GPU {gpu.index} is a {gpu.name}, compute capability {able}"
+        if training.bf16 and gpu.capability < BF16:
+            mend = "--set training.bf16=false --set training.fp16=true"
+            yield Finding(what, "bf16 needs 8.0 (A100, RTX 30) or newer.", mend)
+        if training.fp16 and gpu.capability < FP16:
+            yield Finding(what, "fp16 needs 5.3 or newer.", "--set training.fp16=false")
+        elif training.fp16 and gpu.capability < TENSOR_CORES:
+            yield Finding(
+                what,
+                "Tensor cores for fp16 come with 7.0 (V100): here fp16 saves memory, not time.",
+                "Take a newer GPU if there is one.",
+                refuse=False,
+            )
+
+
+def gpus_are_free(visible: Sequence[Gpu], uses: Sequence[Use]) -> Iterator[Finding]:
+    """Other processes on the GPUs that the run will use; a warning, as they may share them."""
+    for gpu in visible:
+        if users := [str(use) for use in uses if use.gpu == gpu.uuid]:
+            yield Finding(
+                f"GPU {gpu.index} is in use: {', '.join(users)}",
+                "The run shares its memory and its time.",
+                "Choose free ones: --gpus device=…",
+                refuse=False,
+            )
+
+
+def driver_carries(visible: Sequence[Gpu], cuda: str | None) -> Iterator[Finding]:
+    """The driver, one for all GPUs of a machine, against the CUDA of the image."""
+    if not visible or not cuda:
+        return
+    gpu, driver = visible[0].name, visible[0].driver
+    have, (major, minor) = version(driver), (*version(cuda), 0)[:2]
+    least, own = LEAST_DRIVER.get(major), TOOLKIT_DRIVER.get((major, minor))
+    what = f"driver {driver}; the image has CUDA {cuda}"
+    if least and have < version(least):
+        carried = bool(DATA_CENTRE.search(gpu))
+        yield Finding(
+            what,
+            f"CUDA {major} needs driver {least} or newer"
+            + (f"; on {gpu} the image's forward compatibility may carry it." if carried else "."),
+            f"Install driver {own or least} or newer, or take an image with an older CUDA.",
+            refuse=not carried,
+        )
+    elif own and have < version(own):
+        yield Finding(
+            what,
+            f"CUDA {major}.{minor} came with {own}; older ones carry it by minor version "
+            "compatibility, without what is new in it.",
+            f"Install driver {own} or newer if something isn't supported.",
+            refuse=False,
+        )
+
+
+def version(text: str) -> tuple[int, ...]:
+    """(550, 54, 15) of '550.54.15'."""
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def _fits(case: Case) -> Iterator[Finding]:
+    """The model's memory against the GPUs'."""
+    processes = case.plan.processes_per_node
+    yield from fit.check(case.config, case.origin, processes, case.visible, case.machine.uses)
+
+
+def _shared_memory(case: Case) -> Iterator[Finding]:
+    """Shared memory, which the processes of a node pass data through."""
+    plan, machine = case.plan, case.machine
+    hosts = machine.engine is None or plan.ipc == "host"
+    own = bytes_of_size(plan.shm_size) if plan.shm_size else PRIVATE_SHM
+    have = machine.shm if hosts else own
+    if have is None or have >= SHM or plan.processes_per_node == 1:
+        return
+    yield Finding(
+        f"{case.origin.of('resources.ipc')}: {have >> 20} MiB of /dev/shm for "
+        f"{plan.processes_per_node} processes",
+        "NCCL and data loaders pass data through it, and fail to start where it is full; "
+        "NVIDIA asks for 1 GiB.",
+        "Free or enlarge it: mount -o remount,size=8g /dev/shm"
+        if hosts
+        else "--set resources.ipc=private --set resources.shm_size=8g, or ipc: host",
+        refuse=have < SHM_SEGMENT * plan.processes_per_node,
+    )
+
+
+def _locked_memory(case: Case) -> Iterator[Finding]:
+    wanted, have = dict(case.plan.ulimits).get("memlock"), case.machine.memlock
+    if wanted is None or have is None or have == UNLIMITED:
+        return
+    if case.plan.processes_per_node * case.plan.nodes > 1 and (
+        wanted == UNLIMITED or wanted > have
+    ):
+        yield Finding(
+            f"memlock: {have >> 10} KiB of memory may be locked",
+            "NCCL locks what it sends over InfiniBand, and fails there without; within one "
+            "machine it does well.",
+            "Raise it: ulimit -l unlimited, or LimitMEMLOCK=infinity for the engine's service.",
+            refuse=False,
+        )
+
+
+def _nodes_meet(case: Case) -> Iterator[Finding]:
+    """The first node's port, and its name; not in a network that isn't this machine's."""
+    nodes, machine = case.config.nodes, case.machine
+    if nodes.count == 1 or case.plan.network != "host":
+        return
+    if nodes.rank == 0 and machine.port is False:
+        yield Finding(
+            f"{case.origin.of('nodes.master_port')}: port {nodes.master_port} is taken",
+            "The first node listens there for all others.",
+            f"End what listens, or --set nodes.master_port={nodes.master_port + 1} on every node.",
+        )
+    if nodes.rank > 0 and machine.resolves is False:
+        yield Finding(
+            f"{case.origin.of('nodes.master_addr')}: {nodes.master_addr} isn't known here",
+            "This node has to reach the first one by that name.",
+            "Give an address, or a name in /etc/hosts.",
+            refuse=False,
+        )
+
+
+def _data(case: Case) -> Iterator[Finding]:
+    for dataset in case.machine.datasets:
+        if dataset.problem:
+            yield Finding(
+                f"{case.origin.of('data.path')}: {dataset.problem}",
+                "Megatron would stop, or read other tokens than were written.",
+                "Make the two again from the text, or copy both anew.",
+            )
+
+
+def _folders(case: Case) -> Iterator[Finding]:
+    """The folders that are written to: seen by the engine, the user's to write to, and roomy."""
+    for key, path in case.machine.unseen:
+        yield Finding(
+            f"{case.origin.of(key)}: {path}: the engine sees something else there",
+            "It has mounts of its own, without those made after its start: what the run writes "
+            "there would be lost.",
+            "Start the engine again, once all is mounted.",
+        )
+    for folder in case.machine.folders:
+        if folder.problem:
+            yield Finding(
+                f"{case.origin.of(folder.key)}: {folder.path}: {folder.problem}",
+                "What the run writes there would be lost.",
+                "Give another folder, change its owner, or set resources.user.",
+            )
+        elif folder.key == "checkpoint.save":
+            yield from _room(case, folder)
+
+
+def _room(case: Case, folder: Folder) -> Iterator[Finding]:
+    """Room for one checkpoint, and for all that the run will write."""
+    config, load = case.config, case.machine.load
+    each = memory.bytes_of_checkpoint(config, layout(config, case.plan.processes_per_node))
+    if each is None or folder.free is None:
+        return
+    what = f"{case.origin.of('checkpoint.save')}: {_told(folder.free)} free for {folder.path}"
+    if each > folder.free:
+        yield Finding(
+            what,
+            f"One checkpoint takes about {_told(each)}: weights and optimizer.",
+            "Free some, or --set checkpoint.save to a folder with more.",
+        )
+        return
+    at = saves(config, load.newest or 0 if load else 0, iterations(config))
+    keep = config.checkpoint.keep
+    wanted = min(len(at), keep + 1) if keep else len(at)
+    if wanted * each <= folder.free:
+        return
+    fits = folder.free // each
+    yield Finding(
+        what,
+        f"{wanted} checkpoints of about {_told(each)} make {_told(wanted * each)}: it is full "
+        + (f"at iteration {at[fits]}." if fits < len(at) else "before the end."),
+        "Set checkpoint.keep, a larger checkpoint.save_interval, or another folder.",
+        refuse=False,
+    )
+
+
+def iterations(config: RunConfig) -> int:
+    """The training's length in iterations, 0 where it isn't told."""
+    training = config.training
+    if training.train_samples and training.global_batch_size:
+        return -(-training.train_samples // training.global_batch_size)
+    return training.train_iters or 0
+
+
+def saves(config: RunConfig, done: int, total: int) -> list[int]:
+    """The iterations after `done` at which a checkpoint is saved: each interval, and the end."""
+    step = config.checkpoint.save_interval or total or 1
+    at = list(range((done // step + 1) * step, total + 1, step))
+    return at if total <= done or total % step == 0 else [*at, total]
+
+
+def _told(size: float) -> str:
+    """'1.7 GB', or '12 MB' of what is small."""
+    return f"{size / GB:.1f} GB" if size >= GB / 10 else f"{size / 1e6:.0f} MB"
+
+
+def _loadable(case: Case) -> Iterator[Finding]:
+    """The newest checkpoint of the folder that is loaded from."""
+    load = case.machine.load
+    if load is None or not load.broken:
+        return
+    folder, problem = load.broken[-1]
+    goes_on = f"The run goes on from iteration {load.newest}, the newest complete one."
+    none = "No checkpoint in that folder is complete, so the run would begin anew."
+    refuse = load.newest is None
+    yield Finding(
+        f"{case.origin.of('checkpoint.load')}: {folder}: {problem}",
+        none if refuse else goes_on,
+        "Move them away to begin from the start."
+        if refuse
+        else f"Move {folder} away to be rid of this warning.",
+        refuse=refuse,
+    )
+
+
+GPU_CHECKS = (
+    lambda case: gpus_are_given(case.machine.engine),
+    lambda case: gpus_are_there(case.plan.gpus, case.machine.gpus),
+    _able,
+    lambda case: gpus_are_free(case.visible, case.machine.uses),
+    lambda case: driver_carries(case.visible, case.cuda),
+    _fits,
+    _shared_memory,
+    _locked_memory,
+)
+CHECKS = (_nodes_meet, _data, _folders, _loadable)
