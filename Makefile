@@ -56,8 +56,9 @@ verify: venv  ## build an image again and compare: make verify TAG=24.10 [SOURCE
 	  $(if $(SOURCE),--source '$(SOURCE)') $(if $(BASE),--base '$(BASE)') \
 	  $(if $(BUILDER),--builder '$(BUILDER)')
 
-lock: venv  ## write matrix.lock: what every base, release and package is, exactly
-	@$(RUN) matrix lock
+# uv resolves, and is among what `dev` sets up.
+lock: dev  ## write matrix.lock; pins that hold stay: make lock [UPGRADE=all | UPGRADE="numpy 0.9.0"]
+	@$(RUN) matrix lock $(if $(UPGRADE),--upgrade $(filter-out all,$(UPGRADE))) $(if $(OFFLINE),--offline)
 
 compat: venv  ## try what works: make compat [TAGS="24.09 24.10"] [MEGATRON="0.9.0 0.12.3"] [GPUS=all]
 	@$(RUN) matrix compat $(TAGS) $(foreach release,$(MEGATRON),--megatron '$(release)') \

@@ -69,7 +69,7 @@ def from_git(
         path: source.repository(url, locked.submodules[path].commit, site)
         for path, url in wanted.submodules.items()
     }
-    repositories[""] = source.locked_repository(named, locked.git, site)
+    repositories[""] = source.locked_repository(name, named, locked.git, site)
     return ExtensionSource(name, wanted, locked, repositories)
 
 

@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -156,51 +155,33 @@ def store(path: Path, site: Settings) -> Path:
 
 
 def _download(pins: list[str], options: list[str], site: Settings) -> None:
-    """Have pip download `pins` into the cache."""
+    """Have pip download `pins` into the cache: as the user configured it, then PyTorch's as well.
+
+    They stand in a file, and so does that index: it may have a password, which all users of the
+    machine would see on a command line.
+    """
     with files.scratch(site.cache) as folder:
-        target = folder / "files"
+        target, file = folder / "files", folder / "requirements.txt"
         command = ["download", "--no-deps", "--require-hashes", "--dest", str(target), *options]
-        done = pip_for(pins, command, site)
-        if done.returncode:
+        for index in dict.fromkeys(("", site.torch_index)):
+            lines = [*([f"--extra-index-url {index}"] if index else []), *pins]
+            file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            done = pip([*command, "--requirement", str(file)], site)
+            if not done.returncode:
+                break
+        else:
             said = last_errors(done.stderr)
             raise BuildError(f"pip can't fetch {_short(pins)}:\n{said}", remedy_if_full(said))
         for path in sorted(target.iterdir()):
             store(path, site)
 
 
-def pip_for(
-    requirements: Sequence[str],
-    args: list[str],
-    site: Settings,
-    start: Sequence[str] = ("-m", "pip"),
-) -> subprocess.CompletedProcess[str]:
-    """Run pip for requirements: as the user configured it, then with PyTorch's index as well.
-
-    They stand in a file, and so does that index: it may have a password, which all users of the
-    machine would see on a command line.
-    """
-    with files.scratch(site.cache) as folder:
-        file = folder / "requirements.txt"
-        for index in dict.fromkeys(("", site.torch_index)):
-            lines = [*([f"--extra-index-url {index}"] if index else []), *requirements]
-            file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            done = pip([*args, "--requirement", str(file)], site, start)
-            if not done.returncode:
-                break
-    return done
-
-
-def pip(
-    args: list[str], site: Settings, start: Sequence[str] = ("-m", "pip")
-) -> subprocess.CompletedProcess[str]:
-    """Run this Python's pip, with the user's indexes and proxies but not what is MISLEADING.
-
-    start: the arguments of Python that start it
-    """
+def pip(args: list[str], site: Settings) -> subprocess.CompletedProcess[str]:
+    """Run this Python's pip, with the user's indexes and proxies but not what is MISLEADING."""
     env = {k: v for k, v in os.environ.items() if k not in MISLEADING} | HARMLESS
     if site.index_url:
         env["PIP_INDEX_URL"] = site.index_url
-    command = [sys.executable, *start, "--disable-pip-version-check", "--no-input", *args]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 

@@ -154,6 +154,28 @@ class Pip:
             return []
         return self.options.get("index-url", []) + self.options.get("extra-index-url", [])
 
+    def requirement_lines(self, more: str = "") -> list[str]:
+        """Where uv is to look, as lines of a requirements file; more: one index besides.
+
+        uv takes a version from the first index that has it, and its default index is the last.
+        """
+        links = [f"--find-links {place}" for place in self.options.get("find-links", [])]
+        if not self.indexes:
+            return ["--no-index", *links]
+        *first, last = filter(None, [*self.indexes, more])
+        return [*links, *(f"--extra-index-url {one}" for one in first), f"--index-url {last}"]
+
+    def uv_environment(self) -> dict[str, str]:
+        """How uv is to ask, in its own variables."""
+        said = {
+            "SSL_CERT_FILE": self._first("cert"),
+            "SSL_CLIENT_CERT": self._first("client-cert"),
+            "ALL_PROXY": self._first("proxy"),
+            "UV_INSECURE_HOST": " ".join(self.options.get("trusted-host", [])),
+            "UV_HTTP_TIMEOUT": self._first("timeout") or self._first("default-timeout"),
+        }
+        return {name: value for name, value in said.items() if value}
+
     def pages(self, project: str) -> Iterator[str]:
         """The addresses where a project's files are listed, those on this machine first."""
         for place in self.options.get("find-links", []):

@@ -1,24 +1,28 @@
 """Writes matrix.lock: what the matrix's requirements and releases are, exactly.
 
-Sorted, without times and without URLs: locking again with nothing changed outside gives the same
-bytes, and a site's mirrors don't show in it. What can't be reached keeps its old pin.
+Sorted, without times and without URLs: a site's mirrors don't show in it. A pin that still holds is
+kept, so that locking again changes nothing; what is asked and can't be reached keeps its pin too.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import yaml
 from packaging.utils import canonicalize_name
 
 from launcher import files
 from launcher.build import extensions, fetch, index, source
-from launcher.errors import BuildError, EngineError
+from launcher.errors import BuildError, EngineError, UsageError, nearest
 from launcher.matrix.schema import (
     AMD64,
     Extension,
@@ -33,98 +37,132 @@ from launcher.matrix.schema import (
     LockedSdist,
     Matrix,
     Needs,
-    Row,
     outdated,
+    pinned_versions,
 )
 from launcher.oci import registry
 from launcher.progress import Progress
 from launcher.settings import Settings
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 HEADER = "# Generated from matrix.yaml by `make lock`; do not edit.\n"
 AT_A_TIME = 6  # registries asked
-
-# pip evaluates markers by the Python that runs it, whatever --python-version and --platform say.
-# What a dependency names by address it builds, whatever --only-binary says. keyring has logins.
-PIP = """
-import json, os, runpy, sys
-from pip._vendor.packaging import markers
-def refuse(event, about):
-    if event == "subprocess.Popen" and os.path.basename(about[0]) != "keyring":
-        raise PermissionError("a dependency without a wheel is not built to learn what it needs")
-sys.addaudithook(refuse)
-environment = json.loads(sys.argv.pop(1))
-markers.default_environment = lambda: dict(environment)
-runpy.run_module("pip", run_name="__main__", alter_sys=True)
-"""
 
 Pinned = TypeVar("Pinned")
 
 
-def lock(matrix: Matrix, old: Lock | None, site: Settings, progress: Progress) -> Lock:
-    """Resolve all of the matrix; each thing that keeps its old pin is told.
+@dataclass(frozen=True)
+class Asking:
+    """What may be asked: upgrade names pins that are asked for anew, all of them where it is empty.
 
-    Raises BuildError for what can't be resolved and has no old pin; an image needn't have one.
+    Names are a package's, a release's, an extension's or an image's. offline: nothing is asked.
     """
 
-    def keep(what: str, resolve: Callable[[], Pinned], before: Pinned | None) -> Pinned:
+    upgrade: Collection[str] | None = None
+    offline: bool = False
+
+    def anew(self, *names: str) -> bool:
+        """Whether a pin with one of these names is asked for, though it holds."""
+        wanted = self.upgrade
+        return wanted is not None and (not wanted or not {*names}.isdisjoint(wanted))
+
+    def packages(self, *sets: Sequence[str]) -> list[str]:
+        """uv's options for the packages that are asked for anew, of those in sets of pins."""
+        if self.upgrade is not None and not self.upgrade:
+            return ["--upgrade"]
+        names = sorted({name for pins in sets for name in pinned_versions(pins)})
+        return [f"--upgrade-package={name}" for name in names if self.anew(name)]
+
+
+def lock(
+    matrix: Matrix,
+    old: Lock | None,
+    site: Settings,
+    progress: Progress,
+    asking: Asking = Asking(),
+) -> Lock:
+    """Resolve all of the matrix; whatever is asked for and keeps its old pin is told.
+
+    Raises BuildError for what can't be resolved and has no old pin; an image needn't have one.
+    Raises UsageError for a name in `asking` that nothing has.
+    """
+    old = old or Lock(needs={}, packages={}, releases={})
+    _check_names(asking.upgrade or (), matrix, old)
+
+    def pin(what: str, before: Pinned | None, ask: bool, resolve: Callable[[], Pinned]) -> Pinned:
+        if before is not None and not ask:
+            return before
         progress.step(f"lock {what}")
         try:
+            if asking.offline:
+                raise BuildError("it is not asked for, as --offline says")
             found = resolve()
         except BuildError as error:
             progress.fail()
             if before is None:
-                raise
+                raise BuildError(f"{what}: {error.problem}", error.remedy) from error
             progress.note(f"{what} keeps its old pin: {error.problem}")
             return before
         progress.close()
         return found
 
-    needs = {
-        abi: keep(
-            f"needs of {abi}",
-            partial(_needs, matrix, abi, site),
-            _old_needs(old, abi, matrix.needs),
+    def needs(key: str) -> LockedNeeds:
+        before = old.needs.get(key, LockedNeeds(build=[], runtime=[]))
+        options = ["--no-deps", *asking.packages(before.build, before.runtime, before.extensions)]
+        return pin(
+            f"needs of {key}",
+            before if _needs_hold(matrix.needs, before) else None,
+            len(options) > 1,
+            partial(_needs, matrix.needs, key, before, options, site),
         )
-        for abi in matrix.builders
-    }
-    packages = {
-        tag: keep(
-            f"packages of {tag}",
-            partial(_resolve, row.packages, row.python, site),
-            _old_packages(old, tag, row),
+
+    def packages(tag: str) -> list[str]:
+        row, before = matrix.rows[tag], old.packages.get(tag, [])
+        wanted = Wanted(row.packages, row.python, before, asking.packages(before))
+        # What its packages need, in turn, nobody but an index knows.
+        holds = not outdated(row.packages, before)
+        return pin(
+            f"packages of {tag}", before if holds else None, True, partial(resolve, wanted, site)
         )
-        for tag, row in matrix.rows.items()
-        if row.packages
-    }
-    releases = {
-        version: LockedRelease(
-            git=keep(
-                f"{version} from git",
-                partial(_lock_git, release.git, site),
-                _old_git(old, version, release.git),
-            ),
-            sdist=keep(
-                f"{version} as sdist",
-                partial(_lock_sdist, version, site),
-                old.releases[version].sdist if old and version in old.releases else None,
+
+    def release(version: str) -> LockedRelease:
+        named, before = matrix.releases[version], old.releases.get(version, LockedRelease())
+        anew = asking.anew(version)
+        git = before.git if before.git and _is_named(before.git, named.git) else None
+        return LockedRelease(
+            git=pin(f"{version} from git", git, anew, partial(_lock_git, named.git, site)),
+            sdist=pin(
+                f"{version} as sdist", before.sdist, anew, partial(_lock_sdist, version, site)
             )
-            if release.sdist
+            if named.sdist
             else None,
         )
-        for version, release in matrix.releases.items()
-    }
-    compiled = {
-        name: keep(
-            f"extension {name}",
-            partial(_lock_extension, name, extension, site),
-            _old_extension(old, name, extension),
+
+    def extension(name: str) -> LockedExtension:
+        wanted, before = matrix.extensions[name], old.extensions.get(name)
+        holds = (
+            before
+            and {*before.submodules} == {*wanted.submodules}
+            and _is_named(before.git, wanted.git)
         )
-        for name, extension in matrix.extensions.items()
-        if any(name in row.extensions for row in matrix.rows.values())
-    }
-    images = _lock_images(matrix, old, site, progress)
+        return pin(
+            f"extension {name}",
+            before if holds else None,
+            asking.anew(name),
+            partial(_lock_extension, name, wanted, site),
+        )
+
+    compiled = {name for row in matrix.rows.values() for name in row.extensions}
     return Lock(
-        images=images, needs=needs, packages=packages, releases=releases, extensions=compiled
+        needs={key: needs(key) for key in matrix.builders},
+        packages={tag: packages(tag) for tag, row in matrix.rows.items() if row.packages},
+        releases={version: release(version) for version in matrix.releases},
+        extensions={name: extension(name) for name in matrix.extensions if name in compiled},
+        images=_lock_images(matrix, old, site, progress, asking),
     )
 
 
@@ -142,109 +180,126 @@ def write(locked: Lock, path: Path) -> None:
     files.write(path, dump(locked))
 
 
-def _old_needs(old: Lock | None, abi: str, needs: Needs) -> LockedNeeds | None:
-    """The old pins of an ABI, unless the matrix needs other packages by now."""
-    before = old.needs.get(abi) if old else None
-    same = before and all(
-        len(pins) == len(wanted) and not outdated(wanted, pins)
-        for wanted, pins in (
-            (getattr(needs, part), getattr(before, part)) for part in Needs.model_fields
-        )
+def _check_names(names: Collection[str], matrix: Matrix, old: Lock) -> None:
+    """Raise UsageError for what is no package, release, extension or image."""
+    sets = [part for needs in old.needs.values() for _, part in needs]
+    pinned = {name for pins in [*sets, *old.packages.values()] for name in pinned_versions(pins)}
+    known = sorted({*pinned, *matrix.releases, *matrix.extensions, *matrix.images})
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--upgrade: nothing that is locked is {name}", nearest(name, known))
+
+
+def _needs_hold(needs: Needs, before: LockedNeeds) -> bool:
+    """Whether pins are those of what is needed, and of nothing else."""
+    return all(
+        len(getattr(before, part)) == len(wanted) and not outdated(wanted, getattr(before, part))
+        for part, wanted in needs
     )
-    return before if same else None
-
-
-def _old_packages(old: Lock | None, tag: str, row: Row) -> list[str] | None:
-    """The old pins of a row's packages, unless it asks for others by now."""
-    before = old.packages.get(tag) if old else None
-    return None if before and outdated(row.packages, before) else before
-
-
-def _old_git(old: Lock | None, version: str, named: GitSource) -> LockedGit | None:
-    """The old pin of a release, unless the matrix names another commit, tag or branch by now."""
-    before = old.releases[version].git if old and version in old.releases else None
-    return before if before and _is_named(before, named) else None
-
-
-def _old_extension(old: Lock | None, name: str, wanted: Extension) -> LockedExtension | None:
-    """The old pin of an extension, unless the matrix names another commit or submodule by now."""
-    before = old.extensions.get(name) if old else None
-    if before is None or set(before.submodules) != set(wanted.submodules):
-        return None
-    return before if _is_named(before.git, wanted.git) else None
 
 
 def _is_named(locked: LockedGit, named: GitSource) -> bool:
     return locked.ref == named.ref and named.commit in (None, locked.commit)
 
 
-def _needs(matrix: Matrix, key: str, site: Settings) -> LockedNeeds:
+def _needs(
+    needs: Needs, key: str, before: LockedNeeds, options: Sequence[str], site: Settings
+) -> LockedNeeds:
     """The needs of an ABI, by the key of its builder: cp312, or cp312-arm64."""
     abi, _, other = key.partition("-")
     python = f"3.{abi.removeprefix('cp3')}"
     platform = f"linux/{other}" if other else AMD64
     return LockedNeeds(
-        build=_resolve(matrix.needs.build, python, site, "--no-deps", platform=platform),
-        runtime=_resolve(matrix.needs.runtime, python, site, "--no-deps", platform=platform),
-        extensions=_resolve(matrix.needs.extensions, python, site, "--no-deps", platform=platform),
+        **{
+            part: resolve(Wanted(some, python, getattr(before, part), options, platform), site)
+            for part, some in needs
+        }
     )
 
 
-def _resolve(
-    requirements: list[str], python: str, site: Settings, *options: str, platform: str = AMD64
-) -> list[str]:
-    """Let pip choose the newest wheels that fit, with their dependencies unless told otherwise."""
-    if not requirements:
-        return []
-    target = [*fetch.target_options(python, platform), "--only-binary=:all:", "--target=unused"]
-    report = _pip_report(requirements, [*target, *options], _markers(python, platform), site)
-    return sorted(_pin(item) for item in report["install"])
+@dataclass(frozen=True)
+class Wanted:
+    """Requirements to resolve, with their dependencies unless options of uv say otherwise.
 
-
-def _markers(python: str, platform: str) -> dict[str, str]:
-    """What conditions of requirements see of a row: the names of PEP 508.
-
-    The row says no more of its Python than 3.10, which is taken for 3.10.0, as pip does.
+    python: 3.10, which is taken for 3.10.0; before: pins that are kept where they fit
     """
-    return {
-        "implementation_name": "cpython",
-        "implementation_version": f"{python}.0",
-        "os_name": "posix",
-        "platform_machine": fetch.MACHINES[platform],
-        "platform_python_implementation": "CPython",
-        "platform_release": "",
-        "platform_system": "Linux",
-        "platform_version": "",
-        "python_full_version": f"{python}.0",
-        "python_version": python,
-        "sys_platform": "linux",
-    }
+
+    requirements: Sequence[str]
+    python: str
+    before: Sequence[str] = ()
+    options: Sequence[str] = ()
+    platform: str = AMD64
 
 
-def _pin(item: dict[str, Any]) -> str:
-    meta = item["metadata"]
-    sha256 = item["download_info"]["archive_info"]["hashes"].get("sha256")
-    if sha256 is None:
-        raise BuildError(
-            f"the index has no sha256 of {meta['name']} {meta['version']}",
-            "Name another in PIP_INDEX_URL: files of this one can't be pinned.",
-        )
-    return f"{meta['name'].lower()}=={meta['version']} --hash=sha256:{sha256}"
+def resolve(wanted: Wanted, site: Settings) -> list[str]:
+    """Have uv choose wheels that fit: those before, else the newest.
+
+    It asks as the user configured pip, then PyTorch's index as well. Raises BuildError.
+    """
+    if not wanted.requirements:
+        return []
+    pip = index.Pip.configured(site)
+    with files.scratch(site.cache) as folder:
+        for more in dict.fromkeys(("", site.torch_index)):
+            # Addresses stand in a file: all users of the machine see a command line.
+            lines = [*pip.requirement_lines(more), *wanted.requirements]
+            (folder / "requirements.in").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            found = folder / "pylock.toml"
+            if wanted.before:
+                found.write_text(_pylock(wanted.before), encoding="utf-8")
+            done = _uv(wanted, folder, pip.uv_environment())
+            if not done.returncode:
+                return sorted(_pins(found.read_text(encoding="utf-8"), wanted.before))
+    said = fetch.without_login(fetch.last_errors(done.stderr))
+    raise BuildError(f"uv can't resolve it:\n{said}")
 
 
-def _pip_report(
-    requirements: list[str], args: list[str], markers: dict[str, str], site: Settings
-) -> dict[str, Any]:
-    """What pip would install, by its own report, which says by which markers as well."""
-    command = ["install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", *args]
-    done = fetch.pip_for(requirements, command, site, ["-c", PIP, json.dumps(markers)])
-    if done.returncode:
-        raise BuildError(f"pip can't resolve it:\n{fetch.last_errors(done.stderr)}")
-    report: dict[str, Any] = json.loads(done.stdout)
-    if report["environment"] != markers:
-        version = report["pip_version"]
-        raise BuildError(f"pip {version} resolves for this Python alone", "Install an older pip.")
-    return report
+def _uv(
+    wanted: Wanted, folder: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run `uv pip compile` in a folder; nothing is built to learn what it needs.
+
+    Of uv's own configuration no more counts than where it caches: pip's says where to ask.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    program = shutil.which("uv", path=path)
+    if program is None:
+        raise BuildError("there is no uv here", "`make lock` has it; or install uv.")
+    machine = fetch.MACHINES[wanted.platform]
+    command = [program, "pip", "compile", "requirements.in", "--output-file=pylock.toml", "--quiet"]
+    command += [f"--python={sys.executable}", "--no-config", "--no-python-downloads"]
+    command += ["--only-binary=:all:", "--index-strategy=unsafe-best-match"]  # as pip has it
+    command += [f"--python-version={wanted.python}"]
+    command += [f"--python-platform={machine}-manylinux_2_28", *wanted.options]
+    own = {k: v for k, v in os.environ.items() if not k.startswith("UV_") or k == "UV_CACHE_DIR"}
+    return subprocess.run(
+        command, cwd=folder, env=own | environment, capture_output=True, text=True, check=False
+    )
+
+
+def _pylock(pins: Sequence[str]) -> str:
+    """Pins as uv reads them, as a file that it wrote: PEP 751."""
+    lines = ['lock-version = "1.0"', 'created-by = "uv"']
+    for name, version in pinned_versions(pins).items():
+        lines += ["[[packages]]", f'name = "{name}"', f'version = "{version}"']
+    return "\n".join(lines) + "\n"
+
+
+def _pins(pylock: str, before: Sequence[str]) -> list[str]:
+    """The pins in a pylock.toml for one platform, as they were spelt before."""
+    spelt = {pin.lower().replace("_", "-"): pin for pin in before}
+    found = []
+    for package in tomllib.loads(pylock).get("packages", []):
+        name, version = package["name"], package["version"]
+        sha256 = package["wheels"][0]["hashes"].get("sha256")
+        if sha256 is None:
+            raise BuildError(
+                f"the index has no sha256 of {name} {version}",
+                "Name another in PIP_INDEX_URL: files of this one can't be pinned.",
+            )
+        pin = f"{name}=={version} --hash=sha256:{sha256}"
+        found.append(spelt.get(pin, pin))
+    return found
 
 
 def _lock_git(named: GitSource, site: Settings) -> LockedGit:
@@ -262,14 +317,16 @@ def _lock_extension(name: str, wanted: Extension, site: Settings) -> LockedExten
 
 
 def _lock_images(
-    matrix: Matrix, old: Lock | None, site: Settings, progress: Progress
+    matrix: Matrix, old: Lock, site: Settings, progress: Progress, asking: Asking
 ) -> dict[str, LockedImage]:
-    """What each base and builder is at its registry; all are asked at a time.
+    """What each base and builder is at its registry; all that are asked are asked at a time.
 
     One that can't be had keeps its old pin, or has none; either is told.
     """
 
     def ask(reference: str) -> LockedImage | EngineError:
+        if asking.offline:
+            return EngineError("it is not asked for, as --offline says")
         try:
             found = {
                 platform: registry.resolve(site.mirrored(reference), platform)
@@ -285,17 +342,23 @@ def _lock_images(
         }
         return LockedImage(digest=names.pop(), platforms=platforms)
 
-    images = {}
+    def holds(reference: str) -> bool:
+        before = old.images.get(reference)
+        return before is not None and {*before.platforms} == {*matrix.platforms(reference)}
+
+    images = {name: old.images[name] for name in matrix.images if name in old.images}
+    asked = [name for name in matrix.images if not holds(name) or asking.anew(name)]
+    if not asked:
+        return images
     progress.step("lock bases and builders")
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        answers = pool.map(ask, matrix.images)
-        for (reference, roles), answer in zip(matrix.images.items(), answers, strict=True):
-            before = old.images.get(reference) if old else None
+        for reference, answer in zip(asked, pool.map(ask, asked), strict=True):
             if isinstance(answer, EngineError):
-                state = "keeps its old pin" if before else "has no pin, so builds go by its tag"
-                progress.note(f"{roles} {state}: {answer.problem}")
-            if found := before if isinstance(answer, EngineError) else answer:
-                images[reference] = found
+                kept = reference in images
+                state = "keeps its old pin" if kept else "has no pin, so builds go by its tag"
+                progress.note(f"{matrix.images[reference]} {state}: {answer.problem}")
+            else:
+                images[reference] = answer
     progress.close()
     return images
 

@@ -107,16 +107,18 @@ def from_git(
     pinned, named = locked.git, release.git
     if pinned is None or pinned.ref != named.ref or named.commit not in (None, pinned.commit):
         raise UsageError(f"{version}: matrix.lock holds another commit", "Run `make lock`.")
-    return _git_source(version, pinned, locked_repository(named, pinned, site))
+    return _git_source(version, pinned, locked_repository(version, named, pinned, site))
 
 
-def locked_repository(named: GitSource, pinned: LockedGit, site: Settings) -> Path:
+def locked_repository(name: str, named: GitSource, pinned: LockedGit, site: Settings) -> Path:
     """The cached repository with the locked commit, fetched into it where it wasn't there.
+
+    name: of the release or the extension, for messages
 
     Raises BuildError for a commit that can't be fetched, a tag or branch that was moved since.
     """
     if named.ref and not _has_commit(folder_of(named.url, site), pinned.commit):
-        _refuse_moved(named.url, named.ref, pinned.commit, site)
+        _refuse_moved(name, named, pinned.commit, site)
     return repository(named.url, pinned.commit, site)
 
 
@@ -151,14 +153,16 @@ def commit_of(url: str, ref: str, site: Settings) -> str:
     return commit
 
 
-def _refuse_moved(url: str, ref: str, locked: str, site: Settings) -> None:
+def _refuse_moved(name: str, named: GitSource, locked: str, site: Settings) -> None:
     """Raises BuildError where a tag or branch isn't where it was locked."""
-    now = commit_of(url, ref, site)
+    assert named.ref is not None
+    now = commit_of(named.url, named.ref, site)
     if now != locked:
         raise BuildError(
-            f"{url}: {ref} was moved since it was locked\n  locked: {locked}\n  now:    {now}",
-            "`make lock` takes the new one. To stay with the locked one, write "
-            f"`commit: {locked}` in matrix.yaml in place of `ref: {ref}`, then `make lock`.",
+            f"{named.url}: {named.ref} was moved since it was locked\n"
+            f"  locked: {locked}\n  now:    {now}",
+            f"`make lock UPGRADE={name}` takes the new one. To stay with the locked one, write "
+            f"`commit: {locked}` in matrix.yaml in place of `ref: {named.ref}`, then `make lock`.",
         )
 
 

@@ -40,9 +40,15 @@ def render(args: Namespace) -> int:
     return 1 if changed else 0
 
 
-@command()
+ANEW = "ask anew for these packages, releases, extensions and images; for all where none is named"
+
+
+@command(
+    argument("--upgrade", metavar="NAME", nargs="*", help=ANEW),
+    argument("--offline", action="store_true", help="ask nobody, and name what wasn't asked"),
+)
 def lock(args: Namespace) -> int:
-    """Write matrix.lock."""
+    """Write matrix.lock; pins that hold are kept."""
     from launcher.build import lock
     from launcher.matrix.load import load_lock, load_matrix, lock_path
     from launcher.progress import Progress
@@ -50,8 +56,8 @@ def lock(args: Namespace) -> int:
 
     path = lock_path()
     old = load_lock() if path.exists() else None
-
-    locked = lock.lock(load_matrix(), old, settings(), Progress())
+    asking = lock.Asking(args.upgrade, args.offline)
+    locked = lock.lock(load_matrix(), old, settings(), Progress(), asking)
     lock.write(locked, path)
     return 0
 

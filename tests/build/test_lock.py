@@ -1,20 +1,22 @@
-"""matrix.lock: complete, stable, without URLs; what can't be reached keeps its pin."""
+"""matrix.lock: complete, stable, without URLs; what holds or can't be reached keeps its pin."""
 
 from __future__ import annotations
 
 import io
-import os
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.build import lock
-from launcher.errors import BuildError, EngineError
+from launcher.build.lock import Asking, Wanted
+from launcher.errors import BuildError, EngineError, UsageError
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.schema import (
     GitSource,
@@ -22,6 +24,7 @@ from launcher.matrix.schema import (
     LockedImage,
     LockedPlatform,
     LockedRelease,
+    Matrix,
 )
 from launcher.oci import registry
 from launcher.oci.registry import Resolved
@@ -29,6 +32,7 @@ from launcher.progress import Progress
 from launcher.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
+OFFLINE = Asking(offline=True)
 
 
 def test_the_lock_covers_the_matrix() -> None:
@@ -56,23 +60,13 @@ def test_needs_never_hold_what_belongs_to_the_base() -> None:
         assert names.isdisjoint({"torch", "numpy", "transformer-engine", "apex"})
 
 
-RESOLVING = ("_needs", "_resolve", "_lock_git", "_lock_sdist", "_lock_extension")
+def locking(matrix: Matrix, old: Lock | None, site: Settings, asking: Asking) -> tuple[Lock, str]:
+    """What is locked, and what is said meanwhile."""
+    out = io.StringIO()
+    return lock.lock(matrix, old, site, Progress(out), asking), out.getvalue()
 
 
-def test_an_extension_that_no_row_compiles_is_not_locked(
-    monkeypatch: pytest.MonkeyPatch, site: Settings
-) -> None:
-    for name in RESOLVING:
-        monkeypatch.setattr(lock, name, unreachable)
-    matrix = load_matrix()
-    rows = {tag: row for tag, row in matrix.rows.items() if tag != "cuda-12.8"}
-    found = lock.lock(
-        matrix.model_copy(update={"rows": rows}), load_lock(), site, Progress(io.StringIO())
-    )
-    assert list(found.extensions) == ["transformer-engine-1.13", "apex-24.10"]
-
-
-def unreachable(*_: object) -> None:
+def unreachable(*_: object, **__: object) -> None:
     raise BuildError("nothing can be reached")
 
 
@@ -84,64 +78,132 @@ def _no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "resolve", resolve)
 
 
-def test_what_cannot_be_reached_keeps_its_pin_and_is_named(
-    monkeypatch: pytest.MonkeyPatch, site: Settings
-) -> None:
-    for name in RESOLVING:
-        monkeypatch.setattr(lock, name, unreachable)
-    out = io.StringIO()
-    locked = lock.lock(load_matrix(), load_lock(), site, Progress(out))
+def test_offline_all_pins_stay_and_what_was_not_asked_is_named(empty_site: Settings) -> None:
+    locked, said = locking(load_matrix(), load_lock(), empty_site, OFFLINE)
     assert locked == load_lock()
-    assert "\nneeds of cp310 keeps its old pin: nothing can be reached\n" in out.getvalue()
-    assert "\n0.9.0 from git keeps its old pin" in out.getvalue()
+    named = [line.partition(":")[0] for line in said.splitlines() if "as --offline says" in line]
+    rows = ("cuda-12.4", "cuda-12.8", "cpu")
+    assert named[:3] == [f"packages of {tag} keeps its old pin" for tag in rows]
+    assert "base of 24.10 has no pin, so builds go by its tag" in named
+    assert not any("needs of" in line or "0.9.0" in line for line in named)  # known to hold
 
 
-def test_without_an_old_pin_it_fails(monkeypatch: pytest.MonkeyPatch, site: Settings) -> None:
-    monkeypatch.setattr(lock, "_needs", unreachable)
-    with pytest.raises(BuildError, match="nothing can be reached"):
-        lock.lock(load_matrix(), None, site, Progress(io.StringIO()))
-
-
-def test_changed_needs_are_not_kept(monkeypatch: pytest.MonkeyPatch, site: Settings) -> None:
-    monkeypatch.setattr(lock, "_needs", unreachable)
-    matrix = load_matrix()
-    needs = matrix.needs.model_copy(update={"runtime": [*matrix.needs.runtime, "zarr"]})
-    with pytest.raises(BuildError):
-        lock.lock(
-            matrix.model_copy(update={"needs": needs}), load_lock(), site, Progress(io.StringIO())
-        )
-
-
-@pytest.mark.parametrize("packages", [["numpy", "torch==2.14.0+cpu"], ["numpy", "scipy"]])
-def test_packages_that_were_changed_are_not_kept(
-    monkeypatch: pytest.MonkeyPatch, site: Settings, packages: list[str]
+def test_what_is_asked_and_cannot_be_reached_keeps_its_pin_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, empty_site: Settings
 ) -> None:
-    for name in RESOLVING:
+    for name in ("resolve", "_lock_git", "_lock_sdist"):
         monkeypatch.setattr(lock, name, unreachable)
-    matrix = load_matrix()
-    row = matrix.rows["cpu"].model_copy(update={"packages": packages})
-    changed = matrix.model_copy(update={"rows": {**matrix.rows, "cpu": row}})
-    with pytest.raises(BuildError, match="nothing can be reached"):
-        lock.lock(changed, load_lock(), site, Progress(io.StringIO()))
+    locked, said = locking(load_matrix(), load_lock(), empty_site, Asking(upgrade=()))
+    assert locked == load_lock()
+    for what in ("needs of cp310", "packages of cpu", "0.9.0 from git", "0.10.0 as sdist"):
+        assert f"\n{what} keeps its old pin: nothing can be reached\n" in f"\n{said}"
 
 
-def test_a_release_whose_commit_was_changed_is_not_kept(
-    monkeypatch: pytest.MonkeyPatch, site: Settings
+def needing(matrix: Matrix) -> Matrix:
+    more = {"runtime": [*matrix.needs.runtime, "zarr"]}
+    return matrix.model_copy(update={"needs": matrix.needs.model_copy(update=more)})
+
+
+def taking(*packages: str) -> Callable[[Matrix], Matrix]:
+    def change(matrix: Matrix) -> Matrix:
+        row = matrix.rows["cpu"].model_copy(update={"packages": [*packages]})
+        return matrix.model_copy(update={"rows": {**matrix.rows, "cpu": row}})
+
+    return change
+
+
+def releasing(**git: str) -> Callable[[Matrix], Matrix]:
+    def change(matrix: Matrix) -> Matrix:
+        named = GitSource(url=matrix.releases["0.9.0"].git.url, **git)
+        release = matrix.releases["0.9.0"].model_copy(update={"git": named})
+        return matrix.model_copy(update={"releases": {**matrix.releases, "0.9.0": release}})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (needing, "needs of cp310"),
+        (taking("numpy", "torch==2.14.0+cpu"), "packages of cpu"),
+        (taking("numpy", "scipy"), "packages of cpu"),
+        (releasing(commit="0" * 40), "0.9.0 from git"),
+        (releasing(ref="core_r0.9.0"), "0.9.0 from git"),
+    ],
+)
+def test_what_the_matrix_has_changed_keeps_no_pin(
+    empty_site: Settings, change: Callable[[Matrix], Matrix], what: str
 ) -> None:
-    data = yaml.safe_load((ROOT / "matrix.lock").read_text())
-    data["releases"]["0.9.0"]["git"]["commit"] = "0" * 40
-    for name in RESOLVING:
-        monkeypatch.setattr(lock, name, unreachable)
-    with pytest.raises(BuildError):
-        lock.lock(load_matrix(), Lock.model_validate(data), site, Progress(io.StringIO()))
+    with pytest.raises(BuildError, match=f"^{what}: it is not asked for"):
+        locking(change(load_matrix()), load_lock(), empty_site, OFFLINE)
+
+
+def test_a_first_pin_cannot_be_missing(empty_site: Settings) -> None:
+    with pytest.raises(BuildError, match=r"^needs of cp310: "):
+        locking(load_matrix(), None, empty_site, OFFLINE)
+
+
+def test_an_extension_that_no_row_compiles_is_not_locked(empty_site: Settings) -> None:
+    matrix = load_matrix()
+    rows = {tag: row for tag, row in matrix.rows.items() if tag != "cuda-12.8"}
+    part = matrix.model_copy(update={"rows": rows})
+    found, _ = locking(part, load_lock(), empty_site, OFFLINE)
+    assert list(found.extensions) == ["transformer-engine-1.13", "apex-24.10"]
+
+
+@pytest.mark.parametrize(
+    ("upgrade", "needs", "names"),
+    [(None, 0, set()), (["networkx"], 0, {"networkx"}), (["regex", "0.9.0"], 4, {"regex"})],
+)
+def test_what_is_to_be_upgraded_is_asked_for_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+    empty_site: Settings,
+    upgrade: list[str] | None,
+    needs: int,
+    names: set[str],
+) -> None:
+    """`make lock` moved markdown, networkx and numpy, of which nobody had said a word."""
+    asked: list[Wanted] = []
+    git: list[str | None] = []
+
+    def resolve(wanted: Wanted, site: Settings) -> list[str]:
+        asked.append(wanted)
+        return [*wanted.before]
+
+    monkeypatch.setattr(lock, "resolve", resolve)
+    monkeypatch.setattr(
+        lock, "_lock_git", lambda named, _: git.append(named.commit) or unreachable()
+    )
+    locked, _ = locking(load_matrix(), load_lock(), empty_site, Asking(upgrade))
+    assert locked == load_lock()
+    assert sum("--no-deps" in one.options for one in asked) == 3 * needs
+    assert len(asked) == 3 * needs + 3
+    assert len(git) == ("0.9.0" in (upgrade or ()))
+    options = {one for wanted in asked for one in wanted.options} - {"--no-deps"}
+    assert options == {f"--upgrade-package={name}" for name in names}
+
+
+def test_what_is_not_locked_cannot_be_upgraded(empty_site: Settings) -> None:
+    with pytest.raises(UsageError, match="nothing that is locked is nunpy") as caught:
+        locking(load_matrix(), load_lock(), empty_site, Asking(["nunpy"]))
+    assert "'numpy'" in caught.value.remedy
 
 
 def sha(letter: str) -> str:
     return f"sha256:{letter * 64}"
 
 
-def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Resolved]) -> list[str]:
-    """Have registries answer so; what they were asked for amd64, in the end."""
+ANSWER = Resolved(sha("a"), sha("b"), sha("c"))
+
+
+def images(
+    monkeypatch: pytest.MonkeyPatch,
+    site: Settings,
+    answers: dict[str, Resolved],
+    before: dict[str, LockedImage],
+    upgrade: list[str] | None = None,
+) -> tuple[dict[str, LockedImage], list[str], list[str]]:
+    """What is locked where registries answer so, what is said, and what was asked for amd64."""
     asked: list[str] = []
 
     def resolve(reference: str, platform: str) -> Resolved:
@@ -152,25 +214,30 @@ def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Resolved]) -> 
         return answers[reference]
 
     monkeypatch.setattr(registry, "resolve", resolve)
-    return asked
+    monkeypatch.setattr(lock, "resolve", unreachable)
+    old = load_lock().model_copy(update={"images": before})
+    found, said = locking(load_matrix(), old, site, Asking(upgrade))
+    return found.images, said.splitlines(), asked
 
 
 def test_each_base_and_builder_is_asked_for_once(
-    monkeypatch: pytest.MonkeyPatch, site: Settings
+    monkeypatch: pytest.MonkeyPatch, empty_site: Settings
 ) -> None:
     matrix = load_matrix()
-    answers = {name: Resolved(sha("a"), sha("b"), sha("c")) for name in matrix.images}
-    asked = answering(monkeypatch, answers)
-    out = io.StringIO()
-    images = lock._lock_images(matrix, None, site, Progress(out))
-    for_amd64 = [name for name in matrix.images if "linux/amd64" in matrix.platforms(name)]
-    assert sorted(asked) == sorted(for_amd64)
-    assert list(images) == list(matrix.images)
-    assert len(out.getvalue().splitlines()) == 1
+    found, _, asked = images(monkeypatch, empty_site, dict.fromkeys(matrix.images, ANSWER), {})
+    assert sorted(asked) == sorted(n for n in matrix.images if "linux/amd64" in matrix.platforms(n))
     platform = LockedPlatform(manifest=sha("b"), config=sha("c"))
-    for name, image in images.items():
-        platforms = dict.fromkeys(matrix.platforms(name), platform)
-        assert image == LockedImage(digest=sha("a"), platforms=platforms)
+    assert found == {
+        name: LockedImage(
+            digest=sha("a"), platforms=dict.fromkeys(matrix.platforms(name), platform)
+        )
+        for name in matrix.images
+    }
+    assert images(monkeypatch, empty_site, {}, found)[::2] == (found, [])
+    name = matrix.rows["24.10"].base
+    _, said, asked = images(monkeypatch, empty_site, {}, found, [name])
+    assert asked == [name]
+    assert any(line.startswith("base of 24.10 keeps its old pin") for line in said)
 
 
 def test_an_image_is_locked_for_each_platform_that_it_is_used_on() -> None:
@@ -183,49 +250,47 @@ def test_an_image_is_locked_for_each_platform_that_it_is_used_on() -> None:
 
 
 def test_a_tag_that_moves_between_two_platforms_is_not_locked(
-    monkeypatch: pytest.MonkeyPatch, site: Settings
+    monkeypatch: pytest.MonkeyPatch, empty_site: Settings
 ) -> None:
     def resolve(reference: str, platform: str) -> Resolved:
         return Resolved(sha("a" if platform == "linux/amd64" else "b"), sha("c"), sha("d"))
 
     monkeypatch.setattr(registry, "resolve", resolve)
-    out = io.StringIO()
-    images = lock._lock_images(load_matrix(), None, site, Progress(out))
-    assert "nvcr.io/nvidia/pytorch:24.10-py3" in images
-    assert "nvcr.io/nvidia/pytorch:26.06-py3" not in images
-    assert "26.06-py3: was moved while it was asked" in out.getvalue()
+    monkeypatch.setattr(lock, "resolve", unreachable)
+    found, said = locking(load_matrix(), load_lock(), empty_site, Asking())
+    assert "nvcr.io/nvidia/pytorch:24.10-py3" in found.images
+    assert "nvcr.io/nvidia/pytorch:26.06-py3" not in found.images
+    assert "26.06-py3: was moved while it was asked" in said
 
 
 def test_row_by_row_what_cannot_be_reached_keeps_its_pin_or_has_none(
-    monkeypatch: pytest.MonkeyPatch, site: Settings
+    monkeypatch: pytest.MonkeyPatch, empty_site: Settings
 ) -> None:
     matrix = load_matrix()
     there, gone, never = (matrix.rows[tag].base for tag in ("24.02", "24.03", "24.04"))
-    answering(monkeypatch, {there: Resolved(sha("a"), sha("b"), sha("c"))})
     platform = LockedPlatform(manifest=sha("e"), config=sha("f"))
     before = LockedImage(digest=sha("d"), platforms={"linux/amd64": platform})
-    old = load_lock().model_copy(update={"images": {there: before, gone: before, "left:1": before}})
-    out = io.StringIO()
-    images = lock._lock_images(matrix, old, site, Progress(out))
-    assert images[there].digest == sha("a")
-    assert images[gone] == before
-    assert set(images) == {there, gone}
-    lines = {line.partition(":")[0]: line for line in out.getvalue().splitlines()}
+    old = {there: before, gone: before, "left:1": before}
+    found, said, _ = images(monkeypatch, empty_site, {there: ANSWER}, old, [there, gone])
+    assert found[there].digest == sha("a")
+    assert found[gone] == before
+    assert set(found) == {there, gone}
+    lines = {line.partition(":")[0]: line for line in said}
     assert lines["base of 24.03 keeps its old pin"]
     assert never in lines["base of 24.04 has no pin, so builds go by its tag"]
-    assert sum("can't be reached" in line for line in lines.values()) == len(matrix.images) - 1
+    assert sum("registry can't be reached" in line for line in said) == len(matrix.images) - 1
 
 
 def test_a_mirror_is_asked_and_does_not_show_in_the_lock(
-    monkeypatch: pytest.MonkeyPatch, site: Settings
+    monkeypatch: pytest.MonkeyPatch, empty_site: Settings
 ) -> None:
-    own = replace(site, image_mirrors={"nvcr.io": "mirror.example/nvcr"})
+    own = replace(empty_site, image_mirrors={"nvcr.io": "mirror.example/nvcr"})
     at = "mirror.example/nvcr/nvidia/pytorch:24.10-py3"
-    answering(monkeypatch, {at: Resolved(sha("a"), sha("b"), sha("c"))})
-    images = lock._lock_images(load_matrix(), None, own, Progress(io.StringIO()))
-    assert list(images) == ["nvcr.io/nvidia/pytorch:24.10-py3"]
+    found, _, _ = images(monkeypatch, own, {at: ANSWER}, {})
+    assert list(found) == ["nvcr.io/nvidia/pytorch:24.10-py3"]
 
 
+@settings(max_examples=20)
 @given(
     st.dictionaries(
         st.sampled_from(sorted(load_matrix().images)),
@@ -249,12 +314,6 @@ def test_a_lock_reads_back_and_is_written_the_same_in_any_order(
     assert Lock.model_validate(yaml.safe_load(text)) == locked
 
 
-def test_a_lock_of_before_images_were_locked_is_read() -> None:
-    data = yaml.safe_load((ROOT / "matrix.lock").read_text())
-    del data["images"]
-    assert Lock.model_validate(data).images == {}
-
-
 def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
     """A wheel with nothing in it but what it needs."""
     info = f"{name}-{version}.dist-info"
@@ -266,28 +325,43 @@ def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
         file.writestr(f"{info}/RECORD", "")
 
 
+@pytest.fixture
+def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels, which pip's configuration alone names."""
+    folder = tmp_path / "links"
+    folder.mkdir()
+    (tmp_path / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {folder}\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    for name in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    return folder
+
+
+def versions(pins: list[str]) -> list[str]:
+    return [pin.partition(" ")[0] for pin in pins]
+
+
 @pytest.mark.parametrize("python", ["3.10", "3.13"])
 @pytest.mark.parametrize("platform", ["linux/amd64", "linux/arm64"])
 def test_what_is_needed_on_a_condition_is_what_the_row_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: Settings, python: str, platform: str
+    links: Path, empty_site: Settings, python: str, platform: str
 ) -> None:
-    """Whatever Python and machine pip runs on: these tests' is another than some of the rows'."""
+    """Whatever Python and machine it runs on: these tests' is another than some of the rows'."""
     wheel(
-        tmp_path,
+        links,
         *("root", "1.0", 'backport; python_version < "3.11"', 'nvidia; platform_machine=="x86_64"'),
         *('numbers<2; python_full_version < "3.11"', "numbers", 'windows; os_name == "nt"'),
         'extra; extra == "more"',
     )
-    wheel(tmp_path, "backport", "1.0", "deeper")
+    wheel(links, "backport", "1.0", "deeper")
     for name in ("deeper", "nvidia", "windows", "extra"):
-        wheel(tmp_path, name, "1.0")
-    wheel(tmp_path, "numbers", "1.0")
-    wheel(tmp_path, "numbers", "2.0")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    pins = lock._resolve(["root"], python, replace(site, torch_index=""), platform=platform)
+        wheel(links, name, "1.0")
+    wheel(links, "numbers", "1.0")
+    wheel(links, "numbers", "2.0")
+    pins = lock.resolve(Wanted(["root"], python, platform=platform), empty_site)
     old, amd64 = python == "3.10", platform == "linux/amd64"
-    assert [pin.partition(" ")[0] for pin in pins] == sorted(
+    assert versions(pins) == sorted(
         [
             *("root==1.0", "numbers==1.0" if old else "numbers==2.0"),
             *(("backport==1.0", "deeper==1.0") if old else ()),
@@ -296,68 +370,73 @@ def test_what_is_needed_on_a_condition_is_what_the_row_needs(
     )
 
 
-def test_a_pip_that_would_resolve_for_its_own_python_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: Settings
+def test_a_pin_that_holds_stays_until_it_is_upgraded_or_ruled_out(
+    links: Path, empty_site: Settings
 ) -> None:
-    wheel(tmp_path, "root", "1.0")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    monkeypatch.setattr(lock, "PIP", lock.PIP.replace("markers.default_environment", "other"))
-    with pytest.raises(BuildError, match="resolves for this Python alone"):
-        lock._resolve(["root"], "3.10", site)
+    for name in ("one", "some_thing"):
+        wheel(links, name, "1.0")
+    both = ["one", "some-thing"]
+    before = lock.resolve(Wanted(both, "3.12"), empty_site)
+    spelt = [pin.replace("some-thing", "some_thing") for pin in before]  # as pip's metadata has it
+    for name in ("one", "some_thing", "third"):
+        wheel(links, name, "2.0")
+
+    def again(requirements: list[str], *options: str) -> list[str]:
+        return lock.resolve(Wanted(requirements, "3.12", spelt, options), empty_site)
+
+    assert again(both) == spelt
+    assert versions(again([*both, "third"])) == ["one==1.0", "some_thing==1.0", "third==2.0"]
+    assert versions(again(both, "--upgrade-package=one")) == ["one==2.0", "some_thing==1.0"]
+    assert versions(again(["one>1", "some-thing"])) == ["one==2.0", "some_thing==1.0"]
+    assert versions(again(both, "--upgrade")) == ["one==2.0", "some-thing==2.0"]
 
 
 def test_resolving_runs_nothing_that_a_wheel_asks_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: Settings
+    links: Path, tmp_path: Path, empty_site: Settings
 ) -> None:
-    """A dependency may be an address, and pip builds what is there whatever --only-binary says."""
+    """A dependency may be an address, of which a build would be run to learn what it needs."""
     project = tmp_path / "evil"
     project.mkdir()
     (project / "pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "evil"\nbackend-path = ["."]\n'
     )
     (project / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
-    wheel(tmp_path, "root", "1.0", f"evil @ {project.as_uri()}")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(BuildError, match="without a wheel is not built"):
-        lock._resolve(["root"], "3.10", replace(site, torch_index=""))
+    wheel(links, "root", "1.0", f"evil @ {project.as_uri()}")
+    with pytest.raises(BuildError, match="uv can't resolve it"):
+        lock.resolve(Wanted(["root"], "3.10"), empty_site)
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_file_of_which_an_index_has_no_sha256_is_told() -> None:
-    item = {
-        "metadata": {"name": "six", "version": "1.17.0"},
-        "download_info": {"archive_info": {"hashes": {"md5": "a" * 32}}},
-    }
-    with pytest.raises(BuildError, match=r"no sha256 of six 1\.17\.0"):
-        lock._pin(item)
-
-
-def test_a_branch_is_locked_with_its_name_and_another_one_keeps_no_pin(
-    monkeypatch: pytest.MonkeyPatch, site: Settings
+def test_without_uv_what_has_it_is_told(
+    links: Path, empty_site: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = GitSource(url="https://github.com/x/y.git", ref="core_r0.9.0")
+    monkeypatch.setattr(lock.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(lock.index.Pip, "configured", lambda _: lock.index.Pip({}))
+    monkeypatch.setenv("PATH", str(links))
+    with pytest.raises(BuildError, match="no uv here") as caught:
+        lock.resolve(Wanted(["one"], "3.10"), empty_site)
+    assert "make lock" in caught.value.remedy
+
+
+def test_a_file_of_which_an_index_has_no_sha256_is_told() -> None:
+    text = '[[packages]]\nname="six"\nversion="1.17.0"\nwheels=[{hashes={md5="a"}}]\n'
+    with pytest.raises(BuildError, match=r"no sha256 of six 1\.17\.0"):
+        lock._pins(text, [])
+
+
+def test_a_branch_is_locked_with_its_name_and_holds_as_long_as_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, empty_site: Settings
+) -> None:
     monkeypatch.setattr(lock.source, "commit_of", lambda url, ref, site: "a" * 40)
     monkeypatch.setattr(lock.source, "repository", lambda url, commit, site: Path(url))
     monkeypatch.setattr(lock.source, "git", lambda *_: f"{'b' * 40} 1700000000\n")
-    found = lock._lock_git(named, site)
-    assert (found.commit, found.ref) == ("a" * 40, "core_r0.9.0")
-    old = load_lock().model_copy(update={"releases": {"0.9.0": LockedRelease(git=found)}})
-    assert lock._old_git(old, "0.9.0", named) == found
-    assert lock._old_git(old, "0.9.0", GitSource(url=named.url, ref="core_r0.10.0")) is None
-    assert lock._old_git(old, "0.9.0", GitSource(url=named.url, commit="a" * 40)) is None
-
-
-def test_a_lock_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "matrix.lock"
-    path.write_text("old")
-    monkeypatch.setattr(lock, "dump", lambda locked: "new")
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        lock.write(load_lock(), path)
-    assert path.read_text() == "old"
+    found = lock._lock_git(GitSource(url="https://github.com/x/y.git", ref="r"), empty_site)
+    assert (found.commit, found.ref) == ("a" * 40, "r")
+    own = load_lock()
+    old: dict[str, Any] = {**own.releases, "0.9.0": LockedRelease(git=found)}
+    held = own.model_copy(update={"releases": old})
+    matrix = releasing(ref="r")(load_matrix())
+    assert locking(matrix, held, empty_site, OFFLINE)[0].releases["0.9.0"].git == found
+    for other in (releasing(ref="s"), releasing(commit="a" * 40)):
+        with pytest.raises(BuildError, match=r"^0\.9\.0 from git"):
+            locking(other(load_matrix()), held, empty_site, OFFLINE)
