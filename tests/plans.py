@@ -9,7 +9,8 @@ import pytest
 
 from launcher.plan import source
 from launcher.plan.image import Facts
-from launcher.plan.plan import Host, Plan, Stamp, make_plan
+from launcher.plan.mounts import Host
+from launcher.plan.plan import Plan, Stamp, make_plan
 from launcher.plan.source import Override
 
 HOST = Host(

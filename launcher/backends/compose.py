@@ -13,7 +13,8 @@ from launcher.backends import shown
 from launcher.backends.docker import NO_NEW_PRIVILEGES, DockerBackend, container_name
 from launcher.errors import UsageError
 from launcher.names import LABEL
-from launcher.plan.plan import Mount, Plan
+from launcher.plan.mounts import Mount
+from launcher.plan.plan import Plan
 from launcher.plan.secrets import HIDDEN, is_secret, redacted
 
 if TYPE_CHECKING:

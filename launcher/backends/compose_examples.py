@@ -9,7 +9,8 @@ from launcher.backends.compose import request
 from launcher.matrix.schema import Matrix
 from launcher.plan import image, source
 from launcher.plan.gpus import parse_gpus, split
-from launcher.plan.plan import Host, Mount, Plan, Stamp, make_plan
+from launcher.plan.mounts import Host, Mount
+from launcher.plan.plan import Plan, Stamp, make_plan
 from launcher.plan.source import Override
 
 HERE = Host(uid=1000, gid=1000, home=".", cwd=".", cache="cache", every_node=True)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.backends import host, shown
 from launcher.errors import EngineError
 from launcher.plan.image import Facts, labelled
-from launcher.plan.plan import Mount, Plan
+from launcher.plan.mounts import Mount
+from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret, redacted
 
 if TYPE_CHECKING:

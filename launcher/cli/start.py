@@ -10,9 +10,9 @@ from launcher.cli.command import GPUS, RUN, argument, command, image
 
 if TYPE_CHECKING:
     from launcher.follow.assemble import Assembled
+    from launcher.follow.text import Tokenized
     from launcher.plan.job import Backend
     from launcher.plan.source import Asked, Override
-    from launcher.plan.text import Tokenized
 
 BACKEND = "what carries the run out: docker, local or compose"
 SOURCE = argument(
@@ -68,9 +68,10 @@ def run(args: Namespace) -> int:
     from functools import partial
 
     from launcher.backends import backend
+    from launcher.follow import text
     from launcher.follow.assemble import assemble, new_stamp, release
     from launcher.follow.start import check
-    from launcher.plan import source, text
+    from launcher.plan import source
     from launcher.plan.source import Asked
     from launcher.settings import settings
 

@@ -33,7 +33,7 @@ def check(plan: Plan, machine: Machine, chosen: Backend, cache: Path) -> Iterato
 
     The answer is kept in `cache`, by the image and by all that is asked of it.
     """
-    argv = plan.argv[plan.argv.index("--") + 1 :] if "--" in plan.argv else ()
+    argv = plan.words
     if not (chosen.name == "docker" and argv and ASKABLE.fullmatch(argv[0])):
         return
     try:

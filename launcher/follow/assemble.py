@@ -9,13 +9,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from launcher.errors import EngineError
-from launcher.plan import arguments, caller, image, rules
+from launcher.follow.files import caller
+from launcher.plan import image, rules
 from launcher.plan.config import RunConfig
 from launcher.plan.gpus import Gpus, parse_gpus, split
 from launcher.plan.image import Facts
 from launcher.plan.job import Backend
 from launcher.plan.layout import layout
-from launcher.plan.plan import Host, Plan, Stamp, make_plan
+from launcher.plan.mounts import Host
+from launcher.plan.plan import Plan, Stamp, make_plan
 from launcher.plan.program import Kind, fewest, program
 from launcher.plan.render import place
 from launcher.plan.source import Asked, Origin, made
@@ -59,10 +61,8 @@ def _ignored(asked: Asked, plan: Plan, facts: Facts) -> Iterator[str]:
     """What the program doesn't heed of what it is given, as warnings."""
     if program(asked.config.program).kind is Kind.SCRIPT:
         return
-    words = arguments.given(plan.argv[plan.argv.index("--") + 1 :])
-    where = layout(asked.config, plan.processes_per_node)
-    told = rules.Options({word.name: word.values for word in words}, where)
-    for problem, mend in rules.broken(rules.IGNORED, told, facts.release, place({}, asked.origin)):
+    told = rules.Told(plan.options, layout(asked.config, plan.processes_per_node))
+    for problem, mend in rules.broken(rules.IGNORED, told, facts.release, place((), asked.origin)):
         yield f"{problem}\n  {mend}"
 
 
@@ -117,9 +117,7 @@ def _ask(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> tu
     """What is known of the image, and whether its root is this user; a dry run does without."""
     try:
         found = chosen.facts(image.reference(config.image))
-        rootless = (
-            bool(caller.caller().uid) and chosen.rootless()
-        )  # for root it makes no difference
+        rootless = bool(caller().uid) and chosen.rootless()  # for root it makes no difference
     except EngineError:
         if not dry:
             raise
@@ -174,7 +172,7 @@ def counted(config: RunConfig, chosen: Backend) -> Gpus:
 
 
 def _host(chosen: Backend, cwd: str, *, rootless: bool) -> Host:
-    who, cache = caller.caller(), settings().cache
+    who, cache = caller(), settings().cache
     if (
         chosen.contained and os.getuid() != who.uid
     ):  # sudo: root's cache may be that of several users

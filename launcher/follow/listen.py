@@ -48,22 +48,20 @@ class Speed:
     """Tells how fast a step was, from the plan's sizes and what the log says of the vocabulary."""
 
     def __init__(self, plan: dict[str, Any] | None, facts: dict[str, Any] | None) -> None:
-        self.argv: Sequence[str] = plan["argv"] if plan else ()
-        self.world = plan["nodes"] * plan["processes_per_node"] if plan else 0
-        self.gpu = _gpu(facts)
-        self.shape = throughput.shape_of(self.argv, self.world)
+        self.plan, self.gpu = plan, _gpu(facts)
+        self.step = throughput.step_of(plan) if plan else None
 
     def read(self, line: str) -> None:
         """Take the padded vocabulary from the line that tells it."""
-        if size := metrics.padded_vocabulary(line):
-            self.shape = throughput.shape_of(self.argv, self.world, size)
+        if self.plan and (size := metrics.padded_vocabulary(line)):
+            self.step = throughput.step_of(self.plan, size)
 
     def of(self, step: Step) -> Rates | None:
         """The rates of a step; None where the model isn't known."""
-        if self.shape is None:
+        if self.step is None:
             return None
-        batch = step.global_batch_size or self.shape.batch
-        return throughput.rates(replace(self.shape, batch=batch), step.ms_per_step, self.gpu)
+        batch = step.global_batch_size or self.step.batch
+        return throughput.rates(replace(self.step, batch=batch), step.ms_per_step, self.gpu)
 
 
 def _gpu(facts: dict[str, Any] | None) -> str | None:

@@ -17,11 +17,12 @@ from launcher.importing import shell
 from launcher.importing.container_line import Container, container
 from launcher.importing.shell import HARMLESS, PLACEHOLDER, Branch, Command, Left, Script, Word
 from launcher.importing.slurm_lines import Batch, Count, batch
-from launcher.plan import arguments, keys
+from launcher.plan import arguments
 from launcher.plan.config import RunConfig
 from launcher.plan.gpus import parse_gpus
 from launcher.plan.image import Facts
-from launcher.plan.plan import Host, Stamp, make_plan
+from launcher.plan.mounts import Host
+from launcher.plan.plan import Stamp, make_plan
 from launcher.plan.program import fewest, upstreams
 from launcher.plan.secrets import has_credential, is_secret, is_secret_option
 from launcher.plan.source import Origin
@@ -448,7 +449,7 @@ def _set_options(
     tag: str,
 ) -> None:
     """The program's options under their keys, the rest under megatron_args; and the image."""
-    own, given = keys.own_keys(), dict[str, tuple[tuple[Word, ...], int]]()
+    own, given = arguments.own_keys(), dict[str, tuple[tuple[Word, ...], int]]()
     for name, values, line in _options(start.arguments):
         values = _without_bundles(sheet, values)
         if len(values) > MOST_WORDS:
@@ -542,7 +543,7 @@ def _same(value: Any, texts: list[str], *, exact: bool) -> bool:
 
 def _fits(section: str, key: str, value: object) -> bool:
     try:
-        keys.SECTIONS[section].model_validate({key: value})
+        arguments.SECTIONS[section].model_validate({key: value})
     except ValidationError:
         return False
     return True
@@ -648,7 +649,7 @@ def _written(sheet: _Sheet, name: str) -> str:
     """The run file: sections in the models' order, keys in the script's."""
     blocks = [[f"# From {yamlfile.printable(name.rpartition('/')[2])}, by `launcher import`."]]
     blocks[0] += [f"{key}: {sheet.keys[key]}" for key in ORDER if key in sheet.keys]
-    for section in keys.SECTIONS:
+    for section in arguments.SECTIONS:
         own = {k: v for k, v in sheet.keys.items() if k.startswith(f"{section}.")}
         if own:
             lines = [f"  {key.partition('.')[2]}: {value}" for key, value in own.items()]

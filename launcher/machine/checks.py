@@ -12,6 +12,7 @@ from launcher.errors import PreflightError
 from launcher.machine import fit, memory
 from launcher.machine.machine import GB, UNLIMITED, Engine, Finding, Folder, Gpu, Machine, Use
 from launcher.machine.machine import find_gpu as find
+from launcher.plan.arguments import key_of
 from launcher.plan.config import RunConfig
 from launcher.plan.gpus import Gpus
 from launcher.plan.layout import layout
@@ -104,18 +105,12 @@ def enforce(findings: Sequence[Finding]) -> None:
 
 def _with_rest(config: RunConfig, plan: Plan) -> RunConfig:
     """The configuration with what was given after `--` among its megatron_args."""
-    from launcher.plan.keys import own_keys
-
-    given: dict[str, str | bool] = {}
-    name = ""
-    for word in plan.argv[plan.argv.index("--") + 1 :] if "--" in plan.argv else ():
-        if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            given[name] = value if equals else True
-        elif name and given[name] is True:
-            given[name] = word
-    extra = {key[2:]: value for key, value in given.items() if key not in own_keys()}
-    return config.model_copy(update={"megatron_args": {**config.megatron_args, **extra}})
+    passed = {
+        name: value
+        for name, value in plan.options.items()
+        if key_of(name).startswith("megatron_args.")
+    }
+    return config.model_copy(update={"megatron_args": passed})
 
 
 def chosen(asked: Gpus, there: Sequence[Gpu]) -> list[Gpu]:

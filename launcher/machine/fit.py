@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from launcher.machine import memory
 from launcher.machine.machine import GB, Finding, Gpu, Use
-from launcher.plan import layout
+from launcher.plan import layout, model
 from launcher.plan.config import RunConfig
+from launcher.plan.render import values_of
 from launcher.plan.source import Origin
 
 MARGIN = 0.1
@@ -124,7 +125,8 @@ def _sequence_parallel(config: RunConfig, processes: int) -> Iterator[Change]:
 
 
 def _recompute(config: RunConfig, processes: int) -> Iterator[Change]:
-    if config.program == "gpt" or memory.passed(config).get("recompute_granularity") == "full":
+    options = values_of(config, layout.layout(config, processes))
+    if config.program == model.GPT or options.get("recompute_granularity") == "full":
         return
     more = {
         "recompute_granularity": "full",

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from launcher.plan.config import RunConfig
     from launcher.plan.job import Backend
-    from launcher.plan.plan import Mount, Plan
+    from launcher.plan.mounts import Mount
+    from launcher.plan.plan import Plan
 
 TOOLKIT = ("nvidia-container-runtime-hook", "nvidia-container-runtime", "nvidia-ctk")
 """Executables of the NVIDIA Container Toolkit; docker finds the hook on its daemon's PATH."""

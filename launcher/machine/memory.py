@@ -7,13 +7,15 @@ for grouped queries, SwiGLU, dropout of 0 and fp32 too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from launcher.plan import model
+from launcher.plan.arguments import Value
 from launcher.plan.config import RunConfig
-from launcher.plan.layout import Layout, micro_batch
-
-PADDING = 128
-"""Megatron's --make-vocab-size-divisible-by where it isn't given; times TP."""
+from launcher.plan.layout import Layout
+from launcher.plan.model import Shape
+from launcher.plan.render import values_of
 
 OVERHEAD = 1 << 30
 """Bytes for CUDA's context and the libraries' workspaces.
@@ -30,8 +32,6 @@ https://github.com/Dao-AILab/flash-attention: Ampere or newer.
 
 UNKNOWN = {
     "num_experts",
-    "multi_latent_attention",
-    "mtp_num_layers",
     "use_megatron_fsdp",
     "use_custom_fsdp",
     "use_torch_fsdp2",
@@ -39,13 +39,11 @@ UNKNOWN = {
     "cpu_offloading_num_layers",
     "fp8_param_gather",
     "use_precision_aware_optimizer",
-    "heterogeneous_layers_config_path",
     "pipeline_model_parallel_layout",
     "decoder_first_pipeline_num_layers",
     "decoder_last_pipeline_num_layers",
-    "spec",
 }
-"""Options of Megatron with which these sums don't hold."""
+"""Options of Megatron with which these sums don't hold, beside those of model.ELSEWHERE."""
 
 TENSORS_OF_LAYER, OTHER_TENSORS = 12, 4
 """With all biases; the others are the embeddings and the last norm."""
@@ -70,94 +68,16 @@ class Memory:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a GPT, its vocabulary padded; `positions` is 0 where none are learned."""
-
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    groups: int
-    head: int
-    sequence: int
-    positions: int
-    vocabulary: int
-    gated: bool = False
-    bias: bool = True
-    norm_bias: bool = True
-    tied: bool = True
-
-    def layer(self, tensor: int = 1) -> int:
-        """Parameters of a layer on each of `tensor` processes."""
-        queries, keys = self.heads * self.head, 2 * self.groups * self.head
-        inner = self.ffn * (2 if self.gated else 1)
-        divided = self.hidden * (queries + keys + queries + inner + self.ffn)
-        whole = 2 * self.norm
-        if self.bias:
-            divided += queries + keys + inner
-            whole += 2 * self.hidden
-        return divided // tensor + whole
-
-    @property
-    def norm(self) -> int:
-        """Parameters of a layer norm, or of an RMSNorm."""
-        return self.hidden * (2 if self.norm_bias else 1)
-
-    def words(self, tensor: int = 1) -> int:
-        """Parameters of the words' embedding on each of `tensor` processes."""
-        return self.vocabulary // tensor * self.hidden
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of the whole model, its padding included."""
-        embeddings = self.words() * (1 if self.tied else 2) + self.positions * self.hidden
-        return embeddings + self.layers * self.layer() + self.norm
-
-
-def shape(config: RunConfig, tensor: int) -> Shape | None:
-    """The sizes of the model of a run; None where the run file doesn't tell them."""
-    model = config.model
-    needed = (model.num_layers, model.hidden_size, model.num_attention_heads, model.seq_length)
-    if config.program not in ("gpt", "pretrain_gpt.py") or UNKNOWN & passed(config).keys():
+def _shape(config: RunConfig, options: Mapping[str, Value]) -> Shape | None:
+    """The sizes of the model of a run; None where the run file doesn't tell them, or more."""
+    if config.program not in (model.GPT, model.UPSTREAM) or UNKNOWN & options.keys():
         return None
-    if not all(needed) or not config.data.vocab_size:
-        return None
-    layers, hidden, heads, sequence = (int(size or 0) for size in needed)
-    multiple = (model.make_vocab_size_divisible_by or PADDING) * tensor
-    learned = model.position_embedding_type in (None, "learned_absolute")
-    return Shape(
-        layers=layers,
-        hidden=hidden,
-        ffn=model.ffn_hidden_size or _ffn(hidden, bool(model.swiglu)),
-        heads=heads,
-        groups=model.num_query_groups or heads,
-        head=model.kv_channels or hidden // heads,
-        sequence=sequence,
-        positions=(model.max_position_embeddings or sequence) if learned else 0,
-        vocabulary=-(-config.data.vocab_size // multiple) * multiple,
-        gated=bool(model.swiglu),
-        bias=not model.disable_bias_linear,
-        norm_bias=model.normalization != "RMSNorm",
-        tied=not model.untie_embeddings_and_output_weights,
-    )
+    return model.shape(config.program, options)
 
 
-def _ffn(hidden: int, gated: bool) -> int:
-    """Megatron's hidden size of the MLP where none is given (megatron/training/arguments.py)."""
-    return int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
-
-
-def passed(config: RunConfig) -> dict[str, object]:
-    """megatron_args by their names with underscores; what is switched off is left out."""
-    return {
-        name.lstrip("-").replace("-", "_"): value
-        for name, value in config.megatron_args.items()
-        if value is not None and value is not False
-    }
-
-
-def bytes_of_states(config: RunConfig, sharers: int) -> tuple[float, float, float] | None:
+def bytes_of_states(
+    program: str, options: Mapping[str, Value], sharers: int
+) -> tuple[float, float, float] | None:
     """Bytes of weights, gradients and optimizer for each parameter, with Adam.
 
     Their sums are Megatron's own: 18 with bf16, 20 with fp16 whose gradients stay so, 16 with
@@ -166,15 +86,20 @@ def bytes_of_states(config: RunConfig, sharers: int) -> tuple[float, float, floa
     (https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html,
     megatron/core/optimizer/__init__.py). None for another optimizer.
     """
-    if config.training.optimizer not in (None, "adam"):
+    if options.get("optimizer", "adam") != "adam":
         return None
-    share = sharers if config.parallel.use_distributed_optimizer else 1
-    if not (config.training.fp16 or config.training.bf16):
+    share = sharers if "use_distributed_optimizer" in options else 1
+    if _width(options) == 4:
         return 4, 4, 8 / share
-    accumulated = "accumulate_allreduce_grads_in_fp32" in passed(config)
-    if config.training.fp16 and config.program != "gpt" and not accumulated:
+    accumulated = "accumulate_allreduce_grads_in_fp32" in options
+    if "fp16" in options and program != model.GPT and not accumulated:
         return 2, 2, 16 / share  # fp32 copies of the gradients stand with the optimizer
     return 2, 4, 12 / share
+
+
+def _width(options: Mapping[str, Value]) -> int:
+    """Bytes of a weight, and of an activation."""
+    return 2 if options.keys() & {"fp16", "bf16"} else 4
 
 
 def estimate(
@@ -186,13 +111,16 @@ def estimate(
     many micro-batches as there are stages (1F1B), or the last, which makes the logits.
     `capability` is the GPU's.
     """
-    size, micro = shape(config, where.tensor), micro_batch(config, where)
-    states = bytes_of_states(config, where.data * where.context)
-    if size is None or states is None or not micro:
+    options = values_of(config, where)
+    size = _shape(config, options)
+    states = bytes_of_states(config.program, options, where.data * where.context)
+    micro = options.get("micro_batch_size")
+    if size is None or states is None or not isinstance(micro, int):
         return None
     batch = config.training.global_batch_size or micro * where.data
     micro_batches = max(1, batch // (micro * where.data))
-    layer = _Layer(config, size, where, micro, _keeps_scores(config, capability))
+    scores = _keeps_scores(config.program, options, capability)
+    layer = _Layer(config.program, options, size, where, micro, scores)
     stages = [
         _stage(layer, states, first, last, micro_batches) for first, last in _ends(where.pipeline)
     ]
@@ -204,25 +132,26 @@ def _ends(stages: int) -> list[tuple[bool, bool]]:
     return [(True, True)] if stages == 1 else [(True, False), (False, True)]
 
 
-def _keeps_scores(config: RunConfig, capability: tuple[int, int] | None) -> bool:
+def _keeps_scores(
+    program: str, options: Mapping[str, Value], capability: tuple[int, int] | None
+) -> bool:
     """Whether attention keeps its sequence × sequence scores for the way back.
 
     Our program's is torch's scaled dot product, which doesn't on any GPU.
     """
-    if config.program == "gpt":
+    backend = options.get("attention_backend")
+    if program == model.GPT or "use_flash_attn" in options or backend in ("flash", "fused"):
         return False
-    if "use_flash_attn" in passed(config) or config.model.attention_backend in ("flash", "fused"):
-        return False
-    local = config.model.transformer_impl == "local"
-    slow = config.model.attention_backend in ("unfused", "local")
-    return local or slow or (capability is not None and capability < FLASH)
+    slow = options.get("transformer_impl") == "local" or backend in ("unfused", "local")
+    return slow or (capability is not None and capability < FLASH)
 
 
 @dataclass(frozen=True)
 class _Layer:
     """What a layer of a run keeps of one micro-batch for the way back."""
 
-    config: RunConfig
+    program: str
+    options: Mapping[str, Value]
     size: Shape
     where: Layout
     micro: int
@@ -231,7 +160,7 @@ class _Layer:
     @property
     def width(self) -> int:
         """Bytes of an activation."""
-        return 2 if self.config.training.fp16 or self.config.training.bf16 else 4
+        return _width(self.options)
 
     @property
     def tokens(self) -> float:
@@ -241,12 +170,11 @@ class _Layer:
     @property
     def undivided(self) -> int:
         """Processes that share what tensor parallelism alone leaves whole."""
-        return self.where.tensor if self.config.parallel.sequence_parallel else 1
+        return self.where.tensor if "sequence_parallel" in self.options else 1
 
     def rate(self, dropout: str) -> float:
         """A dropout's rate; 0.1 is Megatron's default."""
-        found = getattr(self.config.model, dropout)
-        return 0.1 if found is None else float(found)
+        return float(str(self.options.get(dropout, 0.1)))
 
     @property
     def input(self) -> float:
@@ -261,7 +189,7 @@ class _Layer:
         outside = size.hidden * (4 * each + masks)  # two norms' inputs and outputs, dropout
         heads, keys = size.heads * size.head, 2 * size.groups * size.head
         attention = heads + keys + heads  # queries, keys and values, context
-        if self.config.program == "gpt":  # it repeats grouped keys, and copies the context
+        if self.program == model.GPT:  # it repeats grouped keys, and copies the context
             attention = 5 * heads
         inner = size.ffn * (3 if size.gated else 2)
         inside = (attention + inner) * float(each)
@@ -272,31 +200,36 @@ class _Layer:
 
     @property
     def selective(self) -> bool:
-        options = passed(self.config)
+        options = self.options
         return (
             "recompute_activations" in options
             or options.get("recompute_granularity") == "selective"
         )
 
+    @property
+    def again(self) -> int:
+        """The layers that full recomputing makes again at a time; 0 where it isn't asked for."""
+        if self.options.get("recompute_granularity") != "full":
+            return 0
+        return model.whole(self.options, "recompute_num_layers", 1)
+
+    @property
+    def by_block(self) -> bool:
+        return self.options.get("recompute_method") == "block"
+
     def stage(self, layers: float) -> float:
         """Bytes that `layers` layers keep, with full recomputing where that is asked for."""
-        options = passed(self.config)
-        if options.get("recompute_granularity") != "full":
+        if not self.again:
             return layers * self.whole
-        count = int(str(options.get("recompute_num_layers", 1)))
-        if options.get("recompute_method") == "block":
-            again = min(count, layers)
+        if self.by_block:
+            again = min(self.again, layers)
             return again * self.input + (layers - again) * self.whole
-        return layers / count * self.input
+        return layers / self.again * self.input
 
     @property
     def once(self) -> float:
         """Bytes that full recomputing makes again at a time."""
-        options = passed(self.config)
-        if options.get("recompute_granularity") != "full":
-            return 0
-        block = options.get("recompute_method") == "block"
-        return self.whole * (1 if block else int(str(options.get("recompute_num_layers", 1))))
+        return self.whole * (1 if self.by_block and self.again else self.again)
 
 
 def _stage(
@@ -316,7 +249,7 @@ def _stage(
         parameters += size.norm
         if not (first and size.tied):  # a last stage has a copy of tied embeddings
             parameters += size.words(where.tensor)
-    in_flight = min(_in_flight(layer.config, where), micro_batches * 1.0) if first else 1.0
+    in_flight = min(_in_flight(layer, where), micro_batches * 1.0) if first else 1.0
     kept = layer.stage(layers) * in_flight + layer.once
     if first and layer.rate("hidden_dropout"):
         kept += layer.tokens * size.hidden * in_flight / layer.undivided  # the embedding's mask
@@ -329,14 +262,14 @@ def _stage(
     return Memory(weights, gradients, optimizer, int(kept), int(logits))
 
 
-def _in_flight(config: RunConfig, where: Layout) -> float:
+def _in_flight(layer: _Layer, where: Layout) -> float:
     """The micro-batches whose activations the first stage holds at a time.
 
     Interleaved schedules hold more: section 4.2.3 of the paper.
     """
-    virtual = config.parallel.num_layers_per_virtual_pipeline_stage
-    if virtual and config.model.num_layers and where.pipeline > 1:
-        chunks = config.model.num_layers / where.pipeline / virtual
+    virtual = layer.options.get("num_layers_per_virtual_pipeline_stage")
+    if isinstance(virtual, int) and where.pipeline > 1:
+        chunks = layer.size.layers / where.pipeline / virtual
         return where.pipeline * (1 + (where.pipeline - 1) / (where.pipeline * chunks))
     return where.pipeline
 
@@ -346,9 +279,10 @@ def bytes_of_checkpoint(config: RunConfig, where: Layout) -> int | None:
 
     What describes the pieces of them counts where they are small: it was measured with 0.16.1.
     """
-    size = shape(config, where.tensor)
-    if size is None or bytes_of_states(config, 1) is None:
+    options = values_of(config, where)
+    size = _shape(config, options)
+    if size is None or bytes_of_states(config.program, options, 1) is None:
         return None
-    values = (2, 4, 4, 4) if config.training.fp16 or config.training.bf16 else (4, 4, 4)
+    values = (2, 4, 4, 4) if _width(options) == 2 else (4, 4, 4)
     pieces = len(values) * (TENSORS_OF_LAYER * size.layers + OTHER_TENSORS) * where.tensor
     return size.parameters * sum(values) + pieces * BYTES_OF_PIECE + BYTES_OF_FILES

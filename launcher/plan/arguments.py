@@ -1,4 +1,4 @@
-"""Which options a program takes: our own, or those of an image's Megatron release."""
+"""Which options a program takes: our own, or those of an image's Megatron release; their keys."""
 
 from __future__ import annotations
 
@@ -10,11 +10,43 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import BaseModel
+
 from launcher.errors import Faults, nearest
+from launcher.plan.config import (
+    Checkpoint,
+    Data,
+    Logging,
+    Model,
+    Parallel,
+    Scalar,
+    Training,
+)
 from launcher.plan.secrets import redacted
 from launcher.yamlfile import printable
 
 T = TypeVar("T")
+Value = Scalar | list[Scalar]
+"""What an option is given: True for one that takes no value."""
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "model": Model,
+    "training": Training,
+    "parallel": Parallel,
+    "data": Data,
+    "checkpoint": Checkpoint,
+    "logging": Logging,
+}
+"""The sections of a run file whose keys are options of the training program."""
+
+THE_RUNNERS = {"checkpoint.keep", "checkpoint.save_overwrite"}
+"""Keys of the sections that the runner takes, and the program doesn't."""
+
+RENAMED = {
+    "data.path": "--data-path",
+    "data.mock": "--mock-data",
+    "data.cache": "--data-cache-path",
+}
 
 DATA = Path(__file__).parent / "arguments.json"
 
@@ -200,28 +232,66 @@ def check_megatron(options: dict[str, str], release: str, *, own: bool = False) 
 
 
 @dataclass(frozen=True)
-class Given:
-    """An option with the values it is given, and where that stands."""
+class Option:
+    """An option with what it is given, and where that stands: a key, or a word behind `--`."""
 
     name: str
-    values: tuple[str, ...]
+    value: Value
     where: str
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Its values as the program's arguments."""
+        if self.value is True:
+            return ()
+        return tuple(map(str, self.value if isinstance(self.value, list) else [self.value]))
 
-def given(words: tuple[str, ...]) -> list[Given]:
+    @property
+    def plain(self) -> str:
+        """Its name as run files spell it: num_layers of --num-layers."""
+        return plain(self.name)
+
+
+def plain(name: str) -> str:
+    """A name of an option, or of megatron_args, with underscores and no dashes before it."""
+    return name.lstrip("-").replace("-", "_")
+
+
+def option_name(key: str) -> str:
+    """The option of a section's key: '--num-layers' of model.num_layers."""
+    return RENAMED.get(key, "--" + key.partition(".")[2].replace("_", "-"))
+
+
+@cache
+def own_keys() -> dict[str, str]:
+    """The key of every option that has one in a section."""
+    keys = [
+        f"{section}.{field}" for section, model in SECTIONS.items() for field in model.model_fields
+    ]
+    return {option_name(key): key for key in keys if key not in THE_RUNNERS}
+
+
+def key_of(option: str) -> str:
+    """The key of an option, however it is spelled, in its section or under megatron_args."""
+    name = plain(option)
+    return own_keys().get(f"--{name.replace('_', '-')}", f"megatron_args.{name}")
+
+
+def given(words: Iterable[str]) -> list[Option]:
     """The options among a command line's words: `--name value …` and `--name=value`."""
-    found: list[Given] = []
+    found: list[Option] = []
     for word in words:
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            found.append(Given(name, (value,) if equals else (), f"-- {redacted((word,))[0]}"))
+            found.append(Option(name, value if equals else True, f"-- {redacted((word,))[0]}"))
         elif found:
             last = found[-1]
-            found[-1] = Given(last.name, (*last.values, word), last.where)
+            values: list[Scalar] = [*last.words, word]
+            found[-1] = Option(last.name, values if len(values) > 1 else word, last.where)
     return found
 
 
-def check_values(options: Iterable[Given], release: str | None) -> None:
+def check_values(options: Iterable[Option], release: str | None) -> None:
     """Refuse what an option doesn't take in `release`, values of its choices, type and number.
 
     None means our own program. A release that the table doesn't know isn't checked.
@@ -235,8 +305,8 @@ def check_values(options: Iterable[Given], release: str | None) -> None:
         problem, remedy = _misfit(option, kind)
         if problem:
             faults.add(f"{option.where}: {option.name} of {program} {problem}", remedy)
-        allowed = choices.get(option.name, option.values)
-        for value in () if problem else option.values:
+        allowed = choices.get(option.name, option.words)
+        for value in () if problem else option.words:
             if value not in allowed:
                 faults.add(
                     f"{option.where}: {program} takes no {option.name} {value!r}",
@@ -248,19 +318,20 @@ def check_values(options: Iterable[Given], release: str | None) -> None:
 NUMBERS = {"int": ("a whole number", int), "float": ("a number", float)}
 
 
-def _misfit(option: Given, kind: str) -> tuple[str, str]:
+def _misfit(option: Option, kind: str) -> tuple[str, str]:
     """Why an option can't be given these values, and the mend; ("", "") where it can."""
-    told = printable(" ".join(redacted((option.name, *option.values))[1:]))
+    words = option.words
+    told = printable(" ".join(redacted((option.name, *words))[1:]))
     if kind == "flag":
         remedy = "Write true, or false to leave it out."
-        return ("", "") if not option.values else (f"takes no value, and is given {told}", remedy)
+        return ("", "") if not words else (f"takes no value, and is given {told}", remedy)
     word, _, many = kind.partition(" ")
     what, read = NUMBERS.get(word, ("a value", str))
-    count = len(option.values)
+    count = len(words)
     if not (many == "*" or (many == "+" and count) or count == int(many if many.isdigit() else 1)):
         wanted = {"": f"takes {what}", "+": "takes one value or more"}.get(many, f"takes {many}")
         return f"{wanted}, and is given {told or 'none'}", f"Set it to {what}."
-    for value in option.values:
+    for value in words:
         if value.startswith("-") and " " not in value and not NEGATIVE.fullmatch(value):
             return f"can't be given {told}, which looks like an option", "Leave out the dash."
         try:

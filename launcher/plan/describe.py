@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from launcher.plan.plan import Mount, Plan
+from launcher.plan.mounts import Mount
+from launcher.plan.plan import Plan
 from launcher.plan.secrets import redact, redacted
 
 

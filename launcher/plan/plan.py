@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from os.path import join, normpath
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from launcher.errors import Faults, UsageError
 from launcher.names import LABEL
-from launcher.plan import layout, program, render
+from launcher.plan import layout, mounts, program, render, rules
+from launcher.plan.arguments import Value, given
 from launcher.plan.config import RunConfig
 from launcher.plan.gpus import Gpus, parse_gpus
 from launcher.plan.image import Facts, reference
+from launcher.plan.mounts import Host, Mount, path_of
 from launcher.plan.program import Kind, Program
 from launcher.plan.source import Origin
 from launcher.train.checkpoints import lineage
-from launcher.yamlfile import printable
 
 RUNNER = ("python3", "-m", "launcher.train.runner")
-SECRETS = "/run/secrets"
 HERE = "none: this environment"
 BANNER_ULIMITS = {"memlock": -1, "stack": 67108864}
 FIRST_NODE = "node-0"
@@ -32,26 +31,6 @@ AFTER_GRACE = 10
 
 
 @dataclass(frozen=True)
-class Host:
-    """What a plan takes from the machine and the user that start it, with `groups` beside `gid`.
-
-    `contained` is False where the run sees this machine's own files under their own names;
-    `rootless` is True where a container's root is the calling user outside; `every_node` where
-    all nodes of a run are started here, on one machine.
-    """
-
-    uid: int
-    gid: int
-    home: str
-    cwd: str
-    cache: str
-    contained: bool = True
-    rootless: bool = False
-    every_node: bool = False
-    groups: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class Stamp:
     """What makes one run different from the next: its id and when it was asked for (ISO 8601)."""
 
@@ -60,23 +39,12 @@ class Stamp:
 
 
 @dataclass(frozen=True)
-class Mount:
-    """A file or folder of the host, seen at `target`; `key` is what in the run file asked for it.
-
-    A folder that is written to is made where it is missing; the rest must be there.
-    """
-
-    source: str
-    target: str
-    read_only: bool
-    key: str
-
-
-@dataclass(frozen=True)
 class Plan:
     """One node's part of a run. `env` maps a name to None to pass on the launcher's own value.
 
     Of several nodes the variables alone say which one it is, so `argv` is the same on all.
+    `options` are what the `program` of the run file is given, by their plain names, with what the
+    user laid over; the same as words stand in `argv`.
     `secrets` maps variables to the files of the host that hold their values. `checkpoints` is the
     folder of the host that is saved to. A run with `tie` stops when its standard input is closed.
     """
@@ -100,11 +68,18 @@ class Plan:
     init: bool
     stop_grace: int
     labels: tuple[tuple[str, str], ...]
+    program: str = ""
+    options: Mapping[str, Value] = field(default_factory=dict, hash=False)
     secrets: tuple[tuple[str, str], ...] = ()
     checkpoints: str | None = None
     tie: bool = False
     groups: tuple[int, ...] = ()
     no_new_privileges: bool = True
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The program and its arguments: what the runner starts."""
+        return self.argv[self.argv.index("--") + 1 :] if "--" in self.argv else ()
 
 
 def processes_of(config: RunConfig, gpus: Gpus) -> int:
@@ -156,16 +131,17 @@ def make_plan(
     with faults.collected():
         layout.check(config, origin, processes, facts.release)
     where = layout.layout(config, processes)
-    save = _path(config.checkpoint.save, host) if config.checkpoint.save else None
-    config, mounts = _mounted(_saving_when_stopped(config, started), started, host)
+    save = path_of(config.checkpoint.save, host) if config.checkpoint.save else None
+    config, mounted = mounts.mounted(_saving_when_stopped(config, started), started, host)
     with faults.collected():
-        _check_mounts(mounts, origin)
+        mounts.check(mounted, origin)
     image = reference(config.image) if host.contained else HERE
     ipc, shm_size = _shared_memory(config, gpus, processes)
-    options = render.options(config, started, where, facts.release)
-    given = render.told(options, rest, where, config)
+    options = render.options(config, started.kind, where, facts.release)
+    values = render.valued([*options, *given(rest)])
     with faults.collected():
-        render.check(options, rest, started, facts, origin, given)
+        told = _told(config, values, where, gpus)
+        render.check(options, rest, started, facts, origin, told)
     faults.refuse()
     return Plan(
         run=stamp.run,
@@ -178,7 +154,7 @@ def make_plan(
             *("--", *started.argv, *render.words(options), *rest),
         ),
         env=_env(config, origin, host, where, gpus, stamp),
-        mounts=mounts,
+        mounts=mounted,
         gpus=gpus,
         nodes=config.nodes.count,
         processes_per_node=processes,
@@ -189,10 +165,12 @@ def make_plan(
         network=config.resources.network or _network(config, host),
         user=_user(config, host),
         workdir=_workdir(config, host),
+        program=config.program,
+        options=values,
         init=True,
         stop_grace=config.resources.stop_grace + AFTER_GRACE,
         labels=_labels(config, image, stamp, processes, save),
-        secrets=tuple((name, _path(text, host)) for name, text in sorted(config.secrets.items())),
+        secrets=tuple((name, path_of(text, host)) for name, text in sorted(config.secrets.items())),
         checkpoints=save,
         tie=tie,
         groups=host.groups if _is_caller(config, host) else (),
@@ -200,11 +178,20 @@ def make_plan(
     )
 
 
+def _told(
+    config: RunConfig, values: Mapping[str, Value], where: layout.Layout, gpus: Gpus
+) -> rules.Told:
+    """What Megatron's rules go by: the options, upstream's own defaults, and what is around."""
+    upstreams_gpt = config.program == "pretrain_gpt.py"
+    usual = {"tokenizer_type": "GPT2BPETokenizer"} if upstreams_gpt else {}
+    return rules.Told({**usual, **values}, where, config.env, upstreams_gpt and gpus.count == 0)
+
+
 def _program(config: RunConfig, host: Host) -> Program:
     """The program, by its path as the run sees it."""
     started = program.program(config.program, _scripts(config, host))
     if started.host and not host.contained:
-        return replace(started, argv=(_path(started.host, host),))
+        return replace(started, argv=(path_of(started.host, host),))
     return started
 
 
@@ -212,7 +199,7 @@ def _scripts(config: RunConfig, host: Host) -> str:
     """The folder of upstream's programs, as the run sees it."""
     if not config.source:
         return program.SOURCE
-    return program.CHECKOUT if host.contained else _path(config.source, host)
+    return program.CHECKOUT if host.contained else path_of(config.source, host)
 
 
 def _saving_when_stopped(config: RunConfig, started: Program) -> RunConfig:
@@ -228,7 +215,7 @@ def _saving_when_stopped(config: RunConfig, started: Program) -> RunConfig:
 
 def _workdir(config: RunConfig, host: Host) -> str | None:
     if not host.contained:
-        return _path(config.resources.workdir, host) if config.resources.workdir else host.cwd
+        return path_of(config.resources.workdir, host) if config.resources.workdir else host.cwd
     return "/work" if config.resources.workdir else "/tmp"  # noqa: S108 - the container's
 
 
@@ -366,126 +353,6 @@ def _labels(
     if save:
         labels["checkpoints"] = save
     return tuple(sorted((LABEL + key, value) for key, value in labels.items()))
-
-
-def _mounted(
-    config: RunConfig, started: Program, host: Host
-) -> tuple[RunConfig, tuple[Mount, ...]]:
-    """The configuration with its paths as in the container, and the mounts."""
-    data, mounts = _data(config, host)
-    checkpoint, folders = _folders(config, host)
-    mounts += folders
-    logging: dict[str, Any] = {}
-    for field, target in (("tensorboard_dir", "/tensorboard"), ("wandb_save_dir", "/wandb")):
-        if folder := getattr(config.logging, field):
-            mounts.append(_mount(folder, target, f"logging.{field}", host, writable=True))
-            logging[field] = mounts[-1].target
-    if config.resources.workdir:
-        folder = config.resources.workdir
-        mounts.append(_mount(folder, "/work", "resources.workdir", host, writable=True))
-    if started.host:
-        mounts.append(_mount(started.host, started.argv[0], "program", host))
-    if config.source:
-        mounts.append(_mount(config.source, program.CHECKOUT, "source", host))
-    for name, text in sorted(config.secrets.items()):
-        mounts.append(_mount(text, f"{SECRETS}/{name}", f"secrets.{name}", host))
-    for spec in config.mounts:
-        mounts.append(Mount(_path(spec.source, host), spec.target, spec.read_only, "mounts"))
-    inside = config.model_copy(
-        update={
-            "data": config.data.model_copy(update=data),
-            "checkpoint": config.checkpoint.model_copy(update=checkpoint),
-            "logging": config.logging.model_copy(update=logging),
-        }
-    )
-    distinct = dict[tuple[str, str], Mount]()
-    for mount in mounts:
-        distinct.setdefault((mount.target, mount.source), mount)
-    return inside, tuple(distinct.values())
-
-
-def _check_mounts(mounts: tuple[Mount, ...], origin: Origin) -> None:
-    """Raise UsageError where two sources want the same place."""
-    faults, by_target = Faults(), dict[str, Mount]()
-    for mount in mounts:
-        other = by_target.setdefault(mount.target, mount)
-        if other.source != mount.source:
-            faults.add(
-                f"{origin.of(mount.key)}: {printable(mount.target)} is taken by {other.source} "
-                f"({other.key})",
-                "Give the mount another target.",
-            )
-    faults.refuse()
-
-
-def _mount(text: str, target: str, key: str, host: Host, *, writable: bool = False) -> Mount:
-    """A mount at `target`, or at its own name where the run sees this machine's files."""
-    source = _path(text, host)
-    return Mount(source, target if host.contained else source, not writable, key)
-
-
-def _data(config: RunConfig, host: Host) -> tuple[dict[str, Any], list[Mount]]:
-    """The data section's paths in the container, and the mounts that put them there.
-
-    Files are mounted one by one: a folder would show more than is asked for, and a link in it
-    would lead nowhere.
-    """
-    data, mounts = config.data, list[Mount]()
-    inside: dict[str, Any] = {}
-    if data.path is not None:
-        parts = data.path if isinstance(data.path, list) else [data.path]
-        seen: list[str | int | float] = []
-        for index, part in enumerate(parts):
-            if isinstance(part, str):
-                prefix, files = _prefix(part, f"/data/{index}", host)
-                mounts += files
-                part = prefix
-            seen.append(part)
-        inside["path"] = seen
-        cache = data.cache or join(host.cache, "data-index")
-        mounts.append(_mount(cache, "/data-cache", "data.cache", host, writable=True))
-        inside["cache"] = mounts[-1].target
-    for field in ("vocab_file", "merge_file", "tokenizer_model"):
-        text = getattr(data, field)
-        if text and (field != "tokenizer_model" or text.startswith((".", "/", "~"))):
-            target = f"/data/{field}/{_path(text, host).rpartition('/')[2]}"
-            mounts.append(_mount(text, target, f"data.{field}", host))
-            inside[field] = mounts[-1].target
-    return inside, mounts
-
-
-def _prefix(text: str, folder: str, host: Host) -> tuple[str, list[Mount]]:
-    """The prefix in the container of a .bin and .idx, and the mounts of the two."""
-    source = _path(text, host).removesuffix(".bin").removesuffix(".idx")
-    target = f"{folder}/{source.rpartition('/')[2]}" if host.contained else source
-    files = [Mount(source + end, target + end, True, "data.path") for end in (".bin", ".idx")]
-    return target, files
-
-
-def _folders(config: RunConfig, host: Host) -> tuple[dict[str, Any], list[Mount]]:
-    """The checkpoint section's folders in the container, and their mounts."""
-    checkpoint, mounts = config.checkpoint, list[Mount]()
-    inside: dict[str, Any] = {}
-    save = _path(checkpoint.save, host) if checkpoint.save else None
-    if checkpoint.save:
-        folder = checkpoint.save
-        mounts.append(_mount(folder, "/checkpoints", "checkpoint.save", host, writable=True))
-        inside["save"] = mounts[-1].target
-    if checkpoint.load:
-        if _path(checkpoint.load, host) != save:
-            mounts.append(_mount(checkpoint.load, "/checkpoints-from", "checkpoint.load", host))
-        inside["load"] = mounts[-1].target
-    return inside, mounts
-
-
-def _path(text: str, host: Host) -> str:
-    """An absolute path of the host; a relative one starts where the launcher was started."""
-    user, slash, rest = text.partition("/")
-    if user == "~":
-        text = host.home + slash + rest
-    elif user.startswith("~"):
-        raise UsageError(f"{text}: of ~ only your own folder is known", "Write the folder out.")
-    return normpath(join(host.cwd, text))
 
 
 def without_memlock(plan: Plan) -> Plan:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from launcher import names
-from launcher.plan import arguments, config, keys
+from launcher.plan import arguments, config
 from launcher.plan.config import RunConfig
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def schema() -> JsonSchemaValue:
     parts = made["$defs"]
     for part in (made, *parts.values()):
         _simplify(part)
-    for section, model in keys.SECTIONS.items():
+    for section, model in arguments.SECTIONS.items():
         for key, value in parts[model.__name__]["properties"].items():
             _describe(f"{section}.{key}", value)
     for key, value in made["properties"].items():
@@ -126,9 +126,9 @@ def _simplify(part: JsonSchemaValue) -> None:
 
 def _describe(key: str, value: JsonSchemaValue) -> None:
     """Say which option a key is and who takes it, and which values where those are few."""
-    option, table = keys.option_name(key), arguments.table()
+    option, table = arguments.option_name(key), arguments.table()
     spans = table.megatron.get(option)
-    if option not in keys.own_keys() or (spans is None and option not in table.gpt):
+    if option not in arguments.own_keys() or (spans is None and option not in table.gpt):
         return  # the launcher's own
     told = [option]
     if spans is None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import __version__
 from launcher.errors import LauncherError
 from launcher.plan.plan import Plan
-from launcher.plan.secrets import is_secret, redacted
+from launcher.plan.secrets import HIDDEN, holds_secret, is_secret, is_secret_option, redacted
 from launcher.plan.source import Asked
 from launcher.records import record
 from launcher.settings import expanded
@@ -67,7 +67,11 @@ def shown(plan: Plan) -> dict[str, Any]:
     """
     env = {name: None if is_secret(name, value) else value for name, value in plan.env}
     env.pop(lineage.VARIABLE, None)
-    return asdict(plan) | {"argv": redacted(plan.argv), "env": env}
+    options = {
+        name: HIDDEN if is_secret_option(name) or holds_secret("", value) else value
+        for name, value in plan.options.items()
+    }
+    return asdict(plan) | {"argv": redacted(plan.argv), "options": options, "env": env}
 
 
 def keep(plan: Plan, facts: Mapping[str, Any]) -> None:
@@ -118,14 +122,11 @@ def _file(path: Path) -> dict[str, Any]:
 def _began(plan: Plan) -> str:
     """The checkpoint that is newest where the run loads from."""
     for mount in plan.mounts:
-        if mount.key in ("checkpoint.load", "checkpoint.save") and _loads(plan, mount.target):
+        folder = mount.key in ("checkpoint.load", "checkpoint.save")
+        if folder and plan.options.get("load") == mount.target:
             newest = folders.newest_complete(Path(mount.source))
             return str(newest.folder) if newest else ""
     return ""
-
-
-def _loads(plan: Plan, target: str) -> bool:
-    return any(pair == ("--load", target) for pair in zip(plan.argv, plan.argv[1:], strict=False))
 
 
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -9,12 +9,12 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.plan import layout
+from launcher.plan.arguments import plain
 from launcher.plan.config import RunConfig
 from launcher.plan.layout import Layout
+from launcher.plan.model import PADDING
 from launcher.plan.program import Kind, program
-
-DIVISIBLE_BY = 128
-"""Megatron's default for make_vocab_size_divisible_by."""
+from launcher.train.gpt.arguments import padded_vocabulary
 
 ONE_STEP = "ckpt_step"
 """Megatron's option to load the checkpoint of one iteration, where it isn't the newest."""
@@ -49,7 +49,7 @@ def from_newest(config: RunConfig) -> RunConfig:
             "Set checkpoint.save and checkpoint.save_interval in the run file.",
         )
     whole = {"no_load_optim": None, "no_load_rng": None, "finetune": None}
-    one_step = {name: None for name in config.megatron_args if _plain(name) == ONE_STEP}
+    one_step = {name: None for name in config.megatron_args if plain(name) == ONE_STEP}
     return _with(config, checkpoint={"load": checkpoint.save, **whole}, megatron_args={**one_step})
 
 
@@ -65,7 +65,7 @@ def upstreams(config: RunConfig, was: RunConfig) -> Resumed:
     if _model_parallel(config) != _model_parallel(was):
         sections["checkpoint"] = {"no_load_rng": True}
     now, then = config.training, was.training
-    named = {_plain(name) for name in config.megatron_args}
+    named = {plain(name) for name in config.megatron_args}
     if any(getattr(now, key) != getattr(then, key) for key in SCHEDULE) and not named & {
         OVERRIDE,
         "use_checkpoint_opt_param_scheduler",
@@ -122,7 +122,7 @@ def _layouts(old: Layout, config: RunConfig, world: int) -> Iterator[Layout]:
     What the run file says of its stages holds for their number alone, and a checkpoint of the old
     format can't be divided anew.
     """
-    named = {_plain(name): value for name, value in config.megatron_args.items()}
+    named = {plain(name): value for name, value in config.megatron_args.items()}
     whole_only = named.get("ckpt_format") == "torch"
     stages_stay = whole_only or any("pipeline" in name for name in named)
     heads, layers = config.model.num_attention_heads, config.model.num_layers
@@ -133,11 +133,6 @@ def _layouts(old: Layout, config: RunConfig, world: int) -> Iterator[Layout]:
         for tensor in tensors:
             for pipeline in pipelines:
                 yield Layout(world, tensor, pipeline, context)
-
-
-def _plain(name: str) -> str:
-    """A name of megatron_args with underscores and no dashes before it."""
-    return name.lstrip("-").replace("-", "_")
 
 
 def _from(size: int, whole: int | None) -> list[int]:
@@ -201,9 +196,9 @@ def _same_vocabulary(
     """
     if before == after:
         return config
-    multiple = (was.model.make_vocab_size_divisible_by or DIVISIBLE_BY) * before
+    multiple = (was.model.make_vocab_size_divisible_by or PADDING) * before
     if multiple % after and was.data.vocab_size:
-        multiple *= -(-was.data.vocab_size // multiple)
+        multiple = padded_vocabulary(was.data.vocab_size, multiple, 1)
     if multiple % after:
         return None
     return _with(config, model={"make_vocab_size_divisible_by": multiple // after})

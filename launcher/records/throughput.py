@@ -1,39 +1,14 @@
-"""How fast a run trains: tokens a second, TFLOP/s on each GPU, and their share of its peak.
-
-What a step takes is the published count of Narayanan et al., Efficient Large-Scale Language Model
-Training on GPU Clusters Using Megatron-LM (https://arxiv.org/abs/2104.04473), appendix.
-"""
+"""How fast a run trains: tokens a second, TFLOP/s on each GPU, and their share of its peak."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from launcher.plan.arguments import given
-
-GPT = "launcher.train.gpt"
-UPSTREAM = "pretrain_gpt.py"
-GPT2_TOKENS = 50257
-"""The vocabulary of GPT2BPETokenizer: https://huggingface.co/openai-community/gpt2."""
-
-PADDING = 128
-"""Megatron's --make-vocab-size-divisible-by where it isn't given; times TP."""
-
-UNKNOWN = {
-    "--multi-latent-attention",
-    "--mtp-num-layers",
-    "--experimental-attention-variant",
-    "--attention-output-gate",
-    "--heterogeneous-layers-config-path",
-    "--moe-latent-size",
-    "--hybrid-override-pattern",
-    "--is-hybrid-model",
-    "--use-checkpoint-args",
-    "--yaml-cfg",
-    "--spec",
-}
-"""Options of Megatron with which the sizes stand elsewhere, or the count doesn't hold."""
+from launcher.plan import model
+from launcher.plan.arguments import Value
 
 PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     (r"V100-SXM[23]-(16|32)GB", {"fp16": 125, "fp32": 15.7}),
@@ -74,30 +49,13 @@ NVIDIA's
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes of a GPT and of a step; `batch` is in sequences, `world` in processes.
+class Step:
+    """What a step works on: `batch` sequences of a model, on `world` processes."""
 
-    `head` is the width of a head; `vocabulary` is padded. `expert_layers` of the layers have
-    experts, of which each token passes `routed`, `expert_ffn` wide, and shared ones that are
-    `shared_ffn` wide together.
-    """
-
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    groups: int
-    head: int
-    sequence: int
-    vocabulary: int
+    model: model.Shape
     batch: int
     world: int
-    gated: bool = False
     precision: str = "fp32"
-    expert_layers: int = 0
-    routed: int = 0
-    expert_ffn: int = 0
-    shared_ffn: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,154 +67,49 @@ class Rates:
     mfu: float | None = None
 
 
-def shape_of(argv: Sequence[str], world: int, vocabulary: int | None = None) -> Shape | None:
-    """The sizes that a plan's command line gives to `world` processes.
+def step_of(plan: Mapping[str, Any], vocabulary: int | None = None) -> Step | None:
+    """The steps of a plan as it is kept; None where the model, or the batch, isn't known.
 
-    `vocabulary` is the padded one, where the log told it: a tokenizer's isn't on the command line.
-    None where the program isn't our GPT or upstream's, or where a size isn't known.
+    `vocabulary` is the padded one, where the log told it.
     """
-    program, found = _options(argv)
-    if program is None or UNKNOWN & found.keys():
+    options = plan.get("options") or {}  # an older launcher kept none
+    world = plan["nodes"] * plan["processes_per_node"]
+    shape = model.shape(plan.get("program", ""), options, vocabulary)
+    if shape is None:
         return None
     try:
-        return _shape(program, found, world, vocabulary)
-    except (KeyError, ValueError, ZeroDivisionError):
+        return Step(shape, _batch(options, world), world, _precision(options))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
 
 
-def _options(argv: Sequence[str]) -> tuple[str | None, dict[str, str]]:
-    """The training program among a plan's words, GPT or UPSTREAM, and the options behind it."""
-    words = tuple(argv[list(argv).index("--") + 1 :]) if "--" in argv else tuple(argv)
-    if words[:2] == ("-m", GPT):
-        program = GPT
-    elif words and words[0].rpartition("/")[2] == UPSTREAM:
-        program = UPSTREAM
-    else:
-        return None, {}
-    return program, {option.name: " ".join(option.values) for option in given(words)}
-
-
-def _shape(program: str, found: dict[str, str], world: int, vocabulary: int | None) -> Shape | None:
-    """Raises KeyError or ValueError where a size is missing or is no number."""
-    hidden, heads = int(found["--hidden-size"]), int(found["--num-attention-heads"])
-    layers, gated = int(found["--num-layers"]), "--swiglu" in found
-    ffn = int(found.get("--ffn-hidden-size") or _ffn(hidden, gated))
-    tensor = int(found.get("--tensor-model-parallel-size", 1))
-    vocabulary = vocabulary or _vocabulary(program, found, tensor)
-    if not vocabulary:
-        return None
-    return Shape(
-        layers=layers,
-        hidden=hidden,
-        ffn=ffn,
-        heads=heads,
-        groups=_groups(program, found, heads),
-        head=int(found.get("--kv-channels") or hidden // heads),
-        sequence=int(found["--seq-length"]),
-        vocabulary=vocabulary,
-        batch=_batch(found, world, tensor),
-        world=world,
-        gated=gated,
-        precision=_precision(found),
-        **_experts(found, layers, ffn),
-    )
-
-
-def _ffn(hidden: int, gated: bool) -> int:
-    """Megatron's hidden size of the MLP where none is given (megatron/training/arguments.py)."""
-    return int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
-
-
-def _groups(program: str, found: dict[str, str], heads: int) -> int:
-    """Upstream groups queries only where told to, and then into one group by default."""
-    if program == UPSTREAM and "--group-query-attention" not in found:
-        return heads
-    return int(found.get("--num-query-groups") or (heads if program == GPT else 1))
-
-
-def _batch(found: dict[str, str], world: int, tensor: int) -> int:
+def _batch(options: Mapping[str, Value], world: int) -> int:
     """Sequences in a step: one micro-batch on each replica where no global batch is given."""
-    if "--global-batch-size" in found:
-        return int(found["--global-batch-size"])
-    sizes = ("--pipeline-model-parallel-size", "--context-parallel-size")
-    pipeline, context = (int(found.get(size, 1)) for size in sizes)
-    return int(found["--micro-batch-size"]) * (world // (tensor * pipeline * context))
+    if "global_batch_size" in options:
+        return model.whole(options, "global_batch_size")
+    for size in ("tensor_model", "pipeline_model", "context"):
+        world //= model.whole(options, f"{size}_parallel_size", 1)
+    return model.whole(options, "micro_batch_size") * world
 
 
-def _vocabulary(program: str, found: dict[str, str], tensor: int) -> int | None:
-    """The padded vocabulary; upstream's comes from the tokenizer, of which two are known."""
-    tokenizer = found.get("--tokenizer-type")
-    if program == GPT:
-        size = int(found["--vocab-size"])
-    elif tokenizer == "NullTokenizer":
-        size = int(found["--vocab-size"]) + 1
-    elif tokenizer == "GPT2BPETokenizer":
-        size = GPT2_TOKENS
-    else:
-        return None
-    multiple = int(found.get("--make-vocab-size-divisible-by") or PADDING) * tensor
-    return -(-size // multiple) * multiple
-
-
-def _precision(found: dict[str, str]) -> str:
-    if any(option.startswith(("--fp8", "--fp4")) for option in found):
+def _precision(options: Mapping[str, Value]) -> str:
+    if any(option.startswith(("fp8", "fp4")) for option in options):
         return "fp8"
-    return next((name for name in ("bf16", "fp16") if f"--{name}" in found), "fp32")
+    return next((name for name in ("bf16", "fp16") if name in options), "fp32")
 
 
-def _experts(found: dict[str, str], layers: int, ffn: int) -> dict[str, int]:
-    """What Shape has of experts; every `--moe-layer-freq`th layer has them, from the first on."""
-    if "--num-experts" not in found:
-        return {}
-    return {
-        "expert_layers": -(-layers // int(found.get("--moe-layer-freq", 1))),
-        "routed": int(found.get("--moe-router-topk", 2)),
-        "expert_ffn": int(found.get("--moe-ffn-hidden-size") or ffn),
-        "shared_ffn": int(found.get("--moe-shared-expert-intermediate-size") or 0),
-    }
-
-
-def flops_per_step(shape: Shape) -> float:
-    """Floating-point operations of a step of all GPUs together, forward and backward.
-
-    Counted are the matrix products, each 2·m·n·k and three times: once forward, for its inputs'
-    gradients and for its weights'. For B sequences of s tokens, l layers of hidden size h and a
-    vocabulary V, with an MLP of 4h, this is the paper's 72·B·s·l·h²·(1 + s/(6h) + V/(12·l·h)),
-    its appendix without the forward pass that recomputing activations repeats. As there,
-    attention counts every pair of tokens, although half of them are masked.
-
-    Beyond the paper: query groups (keys and values are narrower), heads whose widths don't add
-    up to h, any MLP size, gated MLPs (three products where others have two), and experts: those
-    that a token passes. Norms, softmax, dropout, the router and the optimizer aren't counted.
-    """
-    queries, keys = shape.heads * shape.head, shape.groups * shape.head
-    projections = shape.hidden * (2 * queries + 2 * keys)  # queries, output; keys, values
-    scores = 2 * shape.sequence * queries  # queries by keys, and weights by values
-    products = 3 if shape.gated else 2
-    dense = products * shape.hidden * shape.ffn
-    passed = shape.routed * shape.expert_ffn + shape.shared_ffn
-    experts = products * shape.hidden * passed
-    per_token = (
-        shape.layers * (projections + scores)
-        + (shape.layers - shape.expert_layers) * dense
-        + shape.expert_layers * experts
-        + shape.hidden * shape.vocabulary
-    )
-    return 3.0 * 2.0 * shape.batch * shape.sequence * per_token
-
-
-def rates(shape: Shape, ms: float, gpu_name: str | None = None) -> Rates | None:
+def rates(step: Step, ms: float, gpu_name: str | None = None) -> Rates | None:
     """The rates of steps of `ms` milliseconds; mfu is None where the GPU's peak isn't known.
 
-    None for a time that is no time. Where the batch grows in a run, give `shape` the step's.
+    None for a time that is no time. Where the batch grows in a run, give `step` the step's.
     """
     seconds = ms / 1000
     if not 0 < seconds < float("inf"):
         return None
-    tflops = flops_per_step(shape) / seconds / shape.world / 1e12
-    most = peak(gpu_name, shape.precision) if gpu_name else None
+    tflops = step.model.operations(step.batch) / seconds / step.world / 1e12
+    most = peak(gpu_name, step.precision) if gpu_name else None
     return Rates(
-        tokens_per_s=shape.batch * shape.sequence / seconds,
+        tokens_per_s=step.batch * step.model.sequence / seconds,
         tflops_per_gpu=tflops,
         mfu=tflops / most if most else None,
     )

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.plan.gpus import Gpus
-from launcher.plan.plan import Mount, Plan
+from launcher.plan.mounts import Mount
+from launcher.plan.plan import Plan
 
 BARE = Plan(
     run="0a1b2c3d",

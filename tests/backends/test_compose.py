@@ -28,7 +28,8 @@ from launcher.matrix import render
 from launcher.matrix.load import load_matrix
 from launcher.plan.gpus import Gpus, parse_gpus, split
 from launcher.plan.job import Cause, Ended
-from launcher.plan.plan import Mount, Plan
+from launcher.plan.mounts import Mount
+from launcher.plan.plan import Plan
 from launcher.train.words import CONCLUSION, REPORT
 
 from .test_docker import SECRET, WORDS, kept, with_secrets

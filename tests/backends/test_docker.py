@@ -18,7 +18,8 @@ from launcher.backends import docker
 from launcher.plan import source
 from launcher.plan.gpus import Gpus, parse_gpus
 from launcher.plan.image import Facts
-from launcher.plan.plan import Host, Mount, Plan, Stamp, make_plan
+from launcher.plan.mounts import Host, Mount
+from launcher.plan.plan import Plan, Stamp, make_plan
 from launcher.plan.secrets import is_secret
 
 GOLDEN = Path(__file__).parent / "golden"

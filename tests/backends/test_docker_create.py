@@ -19,7 +19,8 @@ from launcher.follow import files
 from launcher.plan import source
 from launcher.plan.gpus import parse_gpus
 from launcher.plan.image import Facts
-from launcher.plan.plan import Host, Plan, Stamp, make_plan
+from launcher.plan.mounts import Host
+from launcher.plan.plan import Plan, Stamp, make_plan
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -22,7 +22,8 @@ from launcher.backends import keeper, local
 from launcher.errors import EngineError, UsageError
 from launcher.plan.gpus import Gpus, parse_gpus
 from launcher.plan.job import Cause, Ended
-from launcher.plan.plan import Mount, Plan
+from launcher.plan.mounts import Mount
+from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret
 from launcher.settings import ROOT, settings
 

@@ -523,9 +523,9 @@ def test_a_run_file_renders_the_options_of_its_script(
         "quoted": f"bash -c {shlex.quote('torchrun pretrain_x.py ' + ' '.join(rows))}\n",
     }[shape]
     found = config(script)
-    rendered = render.options(found, program(found.program), Layout(1, 1, 1, 1), "0.9.0")
-    assert {o.name: as_numbers(o.values) for o in rendered if o.key != "data.mock"} == {
+    rendered = render.options(found, program(found.program).kind, Layout(1, 1, 1, 1), "0.9.0")
+    assert {o.name: as_numbers(o.words) for o in rendered if o.where != "data.mock"} == {
         name: as_numbers(values) for name, values in options.items()
     }
-    exact = {o.name: o.values for o in rendered if o.key.startswith("megatron_args.")}
+    exact = {o.name: o.words for o in rendered if o.where.startswith("megatron_args.")}
     assert exact == {name: options[name] for name in exact}

@@ -12,7 +12,8 @@ from launcher.machine.machine import Engine, Finding, Gpu, Machine
 from launcher.plan import source
 from launcher.plan.config import RunConfig
 from launcher.plan.image import Facts
-from launcher.plan.plan import Host, Plan, Stamp, make_plan
+from launcher.plan.mounts import Host
+from launcher.plan.plan import Plan, Stamp, make_plan
 from launcher.plan.source import Origin
 
 HOST = Host(uid=1000, gid=100, home="/home/user", cwd="/home/user/work", cache="/home/user/.cache")

@@ -18,7 +18,8 @@ from launcher.machine.gather import Identity
 from launcher.machine.machine import Machine, Saved
 from launcher.plan import source
 from launcher.plan.image import Facts
-from launcher.plan.plan import Host, Stamp, make_plan
+from launcher.plan.mounts import Host
+from launcher.plan.plan import Stamp, make_plan
 
 HERE = socket.gethostname()
 

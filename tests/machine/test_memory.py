@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.machine import memory
-from launcher.machine.memory import Shape
-from launcher.plan import source
+from launcher.plan import model, source
 from launcher.plan.config import RunConfig
 from launcher.plan.layout import layout
+from launcher.plan.render import values_of
 from tools.extract import Checkout
 
 
@@ -28,64 +28,6 @@ def estimate(preset: str, *sets: str, processes: int | None = None) -> memory.Me
     found = memory.estimate(asked, layout(asked, processes or int(asked.gpus)), (9, 0))
     assert found is not None
     return found
-
-
-def gpt(layers: int, hidden: int, heads: int, sequence: int, vocabulary: int, **more: Any) -> Shape:
-    sizes = {"ffn": 4 * hidden, "groups": heads, "head": hidden // heads, "positions": sequence}
-    return Shape(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        sequence=sequence,
-        vocabulary=vocabulary,
-        **{**sizes, **more},
-    )
-
-
-def test_gpt2_has_its_published_parameters() -> None:
-    assert gpt(12, 768, 12, 1024, 50257).parameters == 124_439_808
-    assert gpt(48, 1600, 25, 1024, 50257).parameters == 1_557_611_200
-
-
-def test_gpt3_has_what_megatrons_formula_says() -> None:
-    """12 l h² (1 + 13 / 12h + (V + s) / 12lh): arXiv 2104.04473, equation 2; 175 billion."""
-    layers, hidden, sequence, words = 96, 12288, 2048, 50257
-    formula = 12 * layers * hidden**2
-    formula += 13 * layers * hidden + (words + sequence) * hidden
-    found = gpt(layers, hidden, 96, sequence, words).parameters
-    assert found == pytest.approx(formula, rel=1e-6)
-    assert round(found / 1e9) == 175
-
-
-def test_llama_2_7b_has_its_published_parameters() -> None:
-    """6,738,415,616: SwiGLU, RMSNorm, no biases, rotary positions, untied output."""
-    llama = gpt(
-        32, 4096, 32, 4096, 32000, ffn=11008, positions=0,
-        gated=True, bias=False, norm_bias=False, tied=False,
-    )  # fmt: skip
-    assert llama.parameters == 6_738_415_616
-
-
-def test_llama_2_70b_has_its_published_parameters() -> None:
-    """68,976,648,192: the same with eight groups of queries."""
-    llama = gpt(
-        80, 8192, 64, 4096, 32000, ffn=28672, positions=0, groups=8,
-        gated=True, bias=False, norm_bias=False, tied=False,
-    )  # fmt: skip
-    assert llama.parameters == 68_976_648_192
-
-
-@pytest.mark.parametrize("tensor", [1, 2, 4, 8])
-def test_tensor_parallel_shares_sum_to_the_layer_and_its_whole_parts(tensor: int) -> None:
-    size = gpt(1, 1024, 16, 512, 50304)
-    whole = 4 * 1024 + 2 * 1024  # two norms, and the biases added after the sums
-    assert tensor * size.layer(tensor) == size.layer() + (tensor - 1) * whole
-
-
-def test_the_vocabulary_is_padded_for_tensor_parallelism() -> None:
-    shape = memory.shape(config("gpt2"), 2)
-    assert shape is not None
-    assert shape.vocabulary == 50432
 
 
 ACTIVATIONS = [
@@ -161,7 +103,9 @@ def test_a_gpu_without_flash_attention_keeps_them() -> None:
 def test_bytes_of_a_parameter(
     program: str, sets: tuple[str, ...], states: tuple[float, ...]
 ) -> None:
-    assert memory.bytes_of_states(config("gpt2", f"program={program}", *sets), 4) == states
+    asked = config("gpt2", f"program={program}", *sets)
+    options = values_of(asked, layout(asked, 1))
+    assert memory.bytes_of_states(program, options, 4) == states
 
 
 @pytest.mark.skipif("MEGATRON_CHECKOUT" not in os.environ, reason="MEGATRON_CHECKOUT isn't set")
@@ -185,7 +129,8 @@ def test_weights_and_optimizer_are_those_of_megatrons_report(
         " use_distributed_optimizer: true}",
     )  # fmt: skip
     where = layout(asked, 8)
-    shape, found = memory.shape(asked, tensor), memory.estimate(asked, where, (9, 0))
+    shape = model.shape(asked.program, values_of(asked, where))
+    found = memory.estimate(asked, where, (9, 0))
     assert shape
     assert found
     fields = asked.model.model_dump() | {"num_experts": None, "kv_channels": shape.head}

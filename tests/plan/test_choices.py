@@ -10,7 +10,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.plan import arguments
-from launcher.plan.arguments import Given
+from launcher.plan.arguments import Option
 from launcher.train.gpt.arguments import parser
 from tools import extract
 
@@ -153,7 +153,7 @@ def test_every_option_has_a_kind() -> None:
 def test_values_are_of_the_options_type_and_number(
     name: str, values: tuple[str, ...], told: str
 ) -> None:
-    given = [Given(name, values, "run.yaml:3: megatron_args.x")]
+    given = [Option(name, list(values) or True, "run.yaml:3: megatron_args.x")]
     if told:
         with pytest.raises(UsageError, match=f"x: {name} of Megatron 0.9.0 {told}"):
             arguments.check_values(given, "0.9.0")
@@ -163,7 +163,7 @@ def test_values_are_of_the_options_type_and_number(
 
 def test_a_secret_of_the_wrong_type_is_not_told() -> None:
     with pytest.raises(UsageError, match="is given ") as caught:
-        arguments.check_values([Given("--save-interval", ("https://u:hunter2@h",), "a")], None)
+        arguments.check_values([Option("--save-interval", "https://u:hunter2@h", "a")], None)
     assert "hunter2" not in str(caught.value)
 
 
@@ -209,7 +209,7 @@ def test_what_releases_take(release: str | None, option: str, allowed: object) -
 
 
 def test_a_wrong_value_is_refused_with_place_nearest_and_all() -> None:
-    wrong = Given("--normalization", ("RMSNrom",), "run.yaml:3: model.normalization")
+    wrong = Option("--normalization", "RMSNrom", "run.yaml:3: model.normalization")
     with pytest.raises(UsageError) as caught:
         arguments.check_values([wrong], "0.9.0")
     assert str(caught.value) == (
@@ -217,7 +217,7 @@ def test_a_wrong_value_is_refused_with_place_nearest_and_all() -> None:
         "  Did you mean 'RMSNorm'? Known: LayerNorm, RMSNorm"
     )
     with pytest.raises(UsageError, match="the program gpt takes no --lr-decay-style 'WSD'"):
-        arguments.check_values([Given("--lr-decay-style", ("WSD",), "here")], None)
+        arguments.check_values([Option("--lr-decay-style", "WSD", "here")], None)
 
 
 def test_an_option_of_two_lines_is_told_on_one() -> None:
@@ -227,18 +227,18 @@ def test_an_option_of_two_lines_is_told_on_one() -> None:
 
 
 def test_right_values_and_options_without_choices_pass() -> None:
-    options = [Given("--optimizer", ("sgd",), ""), Given("--data-path", ("anything",), "")]
-    arguments.check_values([*options, Given("--fp16", (), "")], "0.9.0")
-    arguments.check_values([Given("--optimizer", ("new",), "")], "0.99.0")
+    options = [Option("--optimizer", "sgd", ""), Option("--data-path", "anything", "")]
+    arguments.check_values([*options, Option("--fp16", True, "")], "0.9.0")
+    arguments.check_values([Option("--optimizer", "new", "")], "0.99.0")
 
 
 def test_words_are_options_with_their_values() -> None:
     words = ("left", "--a", "1", "2", "--b=x=y", "--c", "--api-key=z")
     assert arguments.given(words) == [
-        Given("--a", ("1", "2"), "-- --a"),
-        Given("--b", ("x=y",), "-- --b=x=y"),
-        Given("--c", (), "-- --c"),
-        Given("--api-key", ("z",), "-- --api-key=(hidden)"),
+        Option("--a", ["1", "2"], "-- --a"),
+        Option("--b", "x=y", "-- --b=x=y"),
+        Option("--c", True, "-- --c"),
+        Option("--api-key", "z", "-- --api-key=(hidden)"),
     ]
 
 

@@ -17,7 +17,8 @@ from launcher.follow import files
 from launcher.plan import source
 from launcher.plan.gpus import Gpus
 from launcher.plan.image import Facts, labelled, planned, reference
-from launcher.plan.plan import Host, Mount, Plan, Stamp, make_plan, without_memlock
+from launcher.plan.mounts import Host, Mount
+from launcher.plan.plan import Plan, Stamp, make_plan, without_memlock
 
 Planner = Callable[..., Plan]
 Write = Callable[[str], str]

@@ -8,6 +8,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.plan import arguments, rules
+from launcher.plan.arguments import Value
 from launcher.plan.image import Facts
 from launcher.plan.layout import Layout
 from launcher.plan.plan import Plan
@@ -130,22 +131,21 @@ def test_a_rule_holds_for_what_is_behind_dashes_too(plan: Planner) -> None:
 @pytest.mark.parametrize(
     ("values", "release", "told"),
     [
-        ({"--sequence-parallel": ()}, "0.9.0", "turned off, as there is no tensor parallelism"),
-        ({"--rampup-batch-size": ("8", "8", "9")}, "0.19.0", "ignores it"),
-        ({"--rampup-batch-size": ("8", "8", "9")}, "0.17.1", ""),
+        ({"sequence_parallel": True}, "0.9.0", "turned off, as there is no tensor parallelism"),
+        ({"rampup_batch_size": [8, 8, 9]}, "0.19.0", "ignores it"),
+        ({"rampup_batch_size": [8, 8, 9]}, "0.17.1", ""),
     ],
 )
-def test_what_is_ignored_is_told(
-    values: dict[str, tuple[str, ...]], release: str, told: str
-) -> None:
-    options = rules.Options(values, Layout(1, 1, 1, 1))
+def test_what_is_ignored_is_told(values: dict[str, Value], release: str, told: str) -> None:
+    options = rules.Told(values, Layout(1, 1, 1, 1))
     found = "".join(problem for problem, _ in rules.broken(rules.IGNORED, options, release, str))
     assert (told in found) if told else not found
 
 
 def test_every_rule_is_of_options_and_releases_that_there_are() -> None:
+    options = set(map(arguments.plain, arguments.table().megatron))
     for rule in (*rules.RULES, *rules.IGNORED):
-        assert rule.option in arguments.table().megatron
+        assert rule.option in options
         assert any(
             arguments.table().spans(rule.releases, f"{release}.0")
             for release in arguments.table().releases
@@ -154,8 +154,8 @@ def test_every_rule_is_of_options_and_releases_that_there_are() -> None:
 
 def test_numbers_that_are_none_break_nothing_else() -> None:
     """A value of the wrong type is told as that: `{expert_tensor_parallel_size: two}`."""
-    names = arguments.table().megatron.keys() - {*rules.ELSEWHERE}
+    names = {*map(arguments.plain, arguments.table().megatron)} - {*rules.ELSEWHERE}
     for value in ("two", "0", "-1", "nan", "1e400", "--x"):
-        given = rules.Options(dict.fromkeys(names, (value,)), Layout(8, 1, 1, 1))
+        given = rules.Told(dict.fromkeys(names, value), Layout(8, 1, 1, 1))
         for release in ("0.9.0", "0.16.1"):
             assert list(rules.broken(rules.RULES, given, release, str))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from launcher.plan import arguments, config, source
+from launcher.plan.arguments import option_name
 from launcher.plan.config import RunConfig
-from launcher.plan.keys import option_name
 from launcher.plan.schema import schema
 
 SCHEMA = schema()

@@ -12,7 +12,8 @@ from launcher.errors import UsageError
 from launcher.plan import secrets, source
 from launcher.plan.describe import describe
 from launcher.plan.image import Facts
-from launcher.plan.plan import Host, Stamp, make_plan
+from launcher.plan.mounts import Host
+from launcher.plan.plan import Stamp, make_plan
 from launcher.plan.secrets import HIDDEN
 
 HOST = Host(uid=1000, gid=100, home="/home/user", cwd="/home/user", cache="/home/user/.cache/x")

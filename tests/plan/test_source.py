@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from launcher.errors import UsageError
 from launcher.plan import source
 from launcher.plan.image import Facts
-from launcher.plan.plan import Host, Stamp, make_plan
+from launcher.plan.mounts import Host
+from launcher.plan.plan import Stamp, make_plan
 from launcher.plan.source import Override
 
 Write = Callable[[str], str]

@@ -192,7 +192,7 @@ def _told(config: RunConfig, release: str, world: int) -> tuple[str, list[str], 
     except LauncherError as error:
         refused = str(error)
     started = program(config.program)
-    found = render.options(config, started, layout.layout(config, world), release)
+    found = render.options(config, started.kind, layout.layout(config, world), release)
     return refused, [*render.words(found)], world
 
 

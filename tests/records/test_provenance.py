@@ -16,7 +16,8 @@ import pytest
 
 from launcher.machine.machine import Gpu, Machine
 from launcher.plan.config import RunConfig
-from launcher.plan.plan import Mount, Plan
+from launcher.plan.mounts import Mount
+from launcher.plan.plan import Plan
 from launcher.plan.source import Asked, Origin
 from launcher.records import provenance
 
@@ -54,6 +55,24 @@ def test_facts_are_json_without_secrets_and_with_each_file(
     assert facts["files"][path]["size"] == 6
     assert facts["config"]["training"]["seed"] is None  # resolved: what wasn't given is there too
     assert facts["machine"]["gpus"][0]["name"] == "H100"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        ("--own-token", "hunter2"),
+        ("--own", "x", "api_key=hunter2"),
+        ("--proxy=http://u:hunter2@h",),
+    ],
+)
+def test_a_kept_plan_has_its_options_without_secrets(
+    plan: Callable[..., Plan], rest: tuple[str, ...]
+) -> None:
+    started = plan("gpt2-tiny.yaml", "program=./mine.py", rest=rest)
+    assert "hunter2" in str(started.options)
+    kept = json.loads(json.dumps(provenance.shown(started)))
+    assert "hunter2" not in json.dumps(kept)
+    assert (kept["program"], kept["options"]["num_layers"]) == ("./mine.py", 2)
 
 
 def test_nothing_has_changed_where_nothing_has(made: Callable[..., dict[str, Any]]) -> None:

@@ -17,11 +17,14 @@ from launcher.records.metrics import Step
 from launcher.records.watch import Watch
 
 PLAN: dict[str, Any] = {
-    "argv": "-- -m launcher.train.gpt --num-layers 2 --hidden-size 64 --num-attention-heads 4 "
-    "--seq-length 32 --micro-batch-size 4 --global-batch-size 8 --vocab-size 100".split(),
+    "program": "gpt",
+    "options": {
+        "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32,
+        "micro_batch_size": 4, "global_batch_size": 8, "vocab_size": 100,
+    },
     "nodes": 1,
     "processes_per_node": 2,
-}
+}  # fmt: skip
 
 
 def step(iteration: int, loss: float = 2.5, batch: int = 8) -> bytes:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.plan import caller
-from launcher.plan.caller import Caller
+from launcher.follow import files
+from launcher.follow.files import Caller
 from launcher.train.checkpoints import folders
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, as sudo gives it")
@@ -27,24 +27,24 @@ def test_under_sudo_it_is_the_user_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the run wrote, and the folders made for it, were root's."""
-    assert caller.caller() == Caller(12345, 23456)
+    assert files.caller() == Caller(12345, 23456)
     (tmp_path / "old").mkdir()
-    caller.make_folder(tmp_path / "old/new/er")
+    files.make_folder(tmp_path / "old/new/er")
     owners = [(tmp_path / name).stat().st_uid for name in ("old", "old/new", "old/new/er")]
     assert owners == [os.getuid(), 12345, 12345]
     monkeypatch.setenv("SUDO_GID", "nonsense")
-    assert caller.caller() == Caller(0, 0)
+    assert files.caller() == Caller(0, 0)
 
 
 @needs_root
 def test_groups_are_those_that_the_system_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_UID", "0")
     monkeypatch.setenv("SUDO_GID", "0")
-    assert caller.caller() == Caller(0, 0)
+    assert files.caller() == Caller(0, 0)
     monkeypatch.setattr("os.getuid", lambda: 1000)
     monkeypatch.setattr("os.getgid", lambda: 100)
     monkeypatch.setattr("os.getgroups", lambda: [110, 100, 44])
-    assert caller.caller() == Caller(1000, 100, (44, 110))
+    assert files.caller() == Caller(1000, 100, (44, 110))
 
 
 @needs_root

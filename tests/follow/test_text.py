@@ -10,9 +10,9 @@ import pytest
 
 from launcher.data.faults import DataError
 from launcher.errors import UsageError
+from launcher.follow.text import Tokenized, tokenized
 from launcher.plan import source
 from launcher.plan.config import Data
-from launcher.plan.text import Tokenized, tokenized
 from tests.e2e.command import launcher
 
 

@@ -1,0 +1,197 @@
+"""The sizes of a GPT, by the options that a program is given: its parameters and operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from launcher.plan.arguments import Value
+from launcher.train.gpt.arguments import padded_vocabulary
+
+GPT = "gpt"
+UPSTREAM = "pretrain_gpt.py"
+
+PADDING = 128
+"""Megatron's --make-vocab-size-divisible-by where it isn't given; times TP."""
+
+GPT2_TOKENS = 50257
+"""The vocabulary of GPT2BPETokenizer: https://huggingface.co/openai-community/gpt2."""
+
+ELSEWHERE = {
+    "multi_latent_attention",
+    "mtp_num_layers",
+    "experimental_attention_variant",
+    "attention_output_gate",
+    "heterogeneous_layers_config_path",
+    "moe_latent_size",
+    "hybrid_override_pattern",
+    "is_hybrid_model",
+    "use_checkpoint_args",
+    "yaml_cfg",
+    "spec",
+}
+"""Options of Megatron with which the sizes stand elsewhere, or the sums don't hold."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a GPT, its vocabulary padded; `positions` is 0 where none are learned.
+
+    `head` is the width of a head, of which `groups` have keys and values of their own.
+    `expert_layers` of the layers have experts, of which each token passes `routed`, `expert_ffn`
+    wide, and shared ones that are `shared_ffn` wide together.
+    """
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    groups: int
+    head: int
+    sequence: int
+    vocabulary: int
+    positions: int = 0
+    gated: bool = False
+    bias: bool = True
+    norm_bias: bool = True
+    tied: bool = True
+    expert_layers: int = 0
+    routed: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+
+    def layer(self, tensor: int = 1) -> int:
+        """Parameters of a layer without experts on each of `tensor` processes."""
+        queries, keys = self.heads * self.head, 2 * self.groups * self.head
+        inner = self.ffn * (2 if self.gated else 1)
+        divided = self.hidden * (queries + keys + queries + inner + self.ffn)
+        whole = 2 * self.norm
+        if self.bias:
+            divided += queries + keys + inner
+            whole += 2 * self.hidden
+        return divided // tensor + whole
+
+    @property
+    def norm(self) -> int:
+        """Parameters of a layer norm, or of an RMSNorm."""
+        return self.hidden * (2 if self.norm_bias else 1)
+
+    def words(self, tensor: int = 1) -> int:
+        """Parameters of the words' embedding on each of `tensor` processes."""
+        return self.vocabulary // tensor * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model, its padding included."""
+        embeddings = self.words() * (1 if self.tied else 2) + self.positions * self.hidden
+        return embeddings + self.layers * self.layer() + self.norm
+
+    def operations(self, sequences: int) -> float:
+        """Floating-point operations of a step of so many sequences, forward and backward.
+
+        Counted are the matrix products, each 2·m·n·k and three times: once forward, for its
+        inputs' gradients and for its weights'. For B sequences of s tokens, l layers of hidden
+        size h and a vocabulary V, with an MLP of 4h, this is 72·B·s·l·h²·(1 + s/(6h) +
+        V/(12·l·h)): what the appendix of Narayanan et al., Efficient Large-Scale Language Model
+        Training on GPU Clusters Using Megatron-LM (https://arxiv.org/abs/2104.04473), has without
+        the forward pass that recomputing activations repeats. As there, attention counts every
+        pair of tokens, although half of them are masked.
+
+        Beyond the paper: query groups (keys and values are narrower), heads whose widths don't
+        add up to h, any MLP size, gated MLPs (three products where others have two), and experts:
+        those that a token passes. Norms, softmax, dropout, the router and the optimizer aren't
+        counted.
+        """
+        queries, keys = self.heads * self.head, self.groups * self.head
+        projections = self.hidden * (2 * queries + 2 * keys)  # queries, output; keys, values
+        scores = 2 * self.sequence * queries  # queries by keys, and weights by values
+        product = self.hidden * (3 if self.gated else 2)
+        experts = product * (self.routed * self.expert_ffn + self.shared_ffn)
+        per_token = (
+            self.layers * (projections + scores)
+            + (self.layers - self.expert_layers) * product * self.ffn
+            + self.expert_layers * experts
+            + self.hidden * self.vocabulary
+        )
+        return 3.0 * 2.0 * sequences * self.sequence * per_token
+
+
+def shape(
+    program: str, options: Mapping[str, Value], vocabulary: int | None = None
+) -> Shape | None:
+    """The sizes that a program is given by its options, under their plain names.
+
+    `vocabulary` is the padded one where it is known: a tokenizer's isn't among the options. None
+    where the program isn't our GPT or upstream's, or where a size isn't known.
+    """
+    upstream = program.rpartition("/")[2] == UPSTREAM
+    if not (upstream or program == GPT) or ELSEWHERE & options.keys():
+        return None
+    try:
+        return _shape(upstream, options, vocabulary)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):
+        return None
+
+
+def whole(options: Mapping[str, Value], name: str, default: int | None = None) -> int:
+    """An option as a whole number. Raises KeyError where it isn't given and has no default.
+
+    TypeError or ValueError is raised where it is no number.
+    """
+    value = options[name] if default is None else options.get(name, default)
+    if isinstance(value, bool | list):
+        raise TypeError(f"{name} is no number")
+    return int(value)
+
+
+def _shape(upstream: bool, options: Mapping[str, Value], vocabulary: int | None) -> Shape | None:
+    hidden, heads = whole(options, "hidden_size"), whole(options, "num_attention_heads")
+    layers, sequence = whole(options, "num_layers"), whole(options, "seq_length")
+    gated = "swiglu" in options
+    # Megatron's hidden size of the MLP where none is given (megatron/training/arguments.py).
+    usual = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
+    ffn = whole(options, "ffn_hidden_size", usual)
+    # Upstream groups queries only where told to, and then into one group by default.
+    grouped = not upstream or "group_query_attention" in options
+    groups = whole(options, "num_query_groups", 1 if upstream else heads) if grouped else heads
+    learned = options.get("position_embedding_type", "learned_absolute") == "learned_absolute"
+    vocabulary = vocabulary or _vocabulary(upstream, options)
+    if not vocabulary:
+        return None
+    found = Shape(
+        layers=layers,
+        hidden=hidden,
+        ffn=ffn,
+        heads=heads,
+        groups=groups,
+        head=whole(options, "kv_channels", hidden // heads),
+        sequence=sequence,
+        vocabulary=vocabulary,
+        positions=whole(options, "max_position_embeddings", sequence) if learned else 0,
+        gated=gated,
+        bias="disable_bias_linear" not in options,
+        norm_bias=options.get("normalization") != "RMSNorm",
+        tied="untie_embeddings_and_output_weights" not in options,
+    )
+    if "num_experts" not in options:
+        return found
+    return replace(
+        found,  # every moe_layer_freqth layer has experts, from the first on
+        expert_layers=-(-layers // whole(options, "moe_layer_freq", 1)),
+        routed=whole(options, "moe_router_topk", 2),
+        expert_ffn=whole(options, "moe_ffn_hidden_size", ffn),
+        shared_ffn=whole(options, "moe_shared_expert_intermediate_size", 0),
+    )
+
+
+def _vocabulary(upstream: bool, options: Mapping[str, Value]) -> int | None:
+    """The padded vocabulary; upstream's tokenizer of tokens that are made adds one."""
+    tokenizer = options.get("tokenizer_type") if upstream else None
+    if tokenizer == "GPT2BPETokenizer":
+        size = GPT2_TOKENS
+    elif "vocab_size" in options:
+        size = whole(options, "vocab_size") + (tokenizer == "NullTokenizer")
+    else:
+        return None
+    multiple = whole(options, "make_vocab_size_divisible_by", PADDING)
+    return padded_vocabulary(size, multiple, whole(options, "tensor_model_parallel_size", 1))

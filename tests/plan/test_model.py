@@ -1,0 +1,213 @@
+"""A GPT's sizes by its options, its published parameters, and the paper's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.plan.model import Shape, shape
+from launcher.plan.plan import Plan
+
+UPSTREAM = "/opt/megatron/src/pretrain_gpt.py"
+SMALL: dict[str, Any] = {
+    "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32,
+    "vocab_size": 100,
+}  # fmt: skip
+THEIRS = SMALL | {"tokenizer_type": "GPT2BPETokenizer"}
+
+
+def gpt(layers: int, hidden: int, heads: int, sequence: int, vocabulary: int, **more: Any) -> Shape:
+    sizes = {"ffn": 4 * hidden, "groups": heads, "head": hidden // heads, "positions": sequence}
+    return Shape(
+        layers=layers, hidden=hidden, heads=heads, sequence=sequence, vocabulary=vocabulary,
+        **{**sizes, **more},
+    )  # fmt: skip
+
+
+GPT2 = gpt(12, 768, 12, 512, 50304)
+LLAMA = {"positions": 0, "gated": True, "bias": False, "norm_bias": False, "tied": False}
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [
+        (gpt(12, 768, 12, 1024, 50257), 124_439_808),
+        (gpt(48, 1600, 25, 1024, 50257), 1_557_611_200),
+        (gpt(32, 4096, 32, 4096, 32000, ffn=11008, **LLAMA), 6_738_415_616),
+        (gpt(80, 8192, 64, 4096, 32000, ffn=28672, groups=8, **LLAMA), 68_976_648_192),
+    ],
+    ids=["gpt2", "gpt2-xl", "llama-2-7b", "llama-2-70b"],
+)
+def test_models_have_their_published_parameters(size: Shape, parameters: int) -> None:
+    assert size.parameters == parameters
+
+
+def test_gpt3_has_what_megatrons_formula_says() -> None:
+    """12 l h² (1 + 13 / 12h + (V + s) / 12lh): arXiv 2104.04473, equation 2; 175 billion."""
+    layers, hidden, sequence, words = 96, 12288, 2048, 50257
+    formula = 12 * layers * hidden**2
+    formula += 13 * layers * hidden + (words + sequence) * hidden
+    found = gpt(layers, hidden, 96, sequence, words).parameters
+    assert found == pytest.approx(formula, rel=1e-6)
+    assert round(found / 1e9) == 175
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4, 8])
+def test_tensor_parallel_shares_sum_to_the_layer_and_its_whole_parts(tensor: int) -> None:
+    size = gpt(1, 1024, 16, 512, 50304)
+    whole = 4 * 1024 + 2 * 1024  # two norms, and the biases added after the sums
+    assert tensor * size.layer(tensor) == size.layer() + (tensor - 1) * whole
+
+
+def paper(size: Shape, batch: int) -> float:
+    """96·B·s·l·h²·(1 + s/(6h) + V/(16·l·h)), as the paper prints it: with recomputation."""
+    b, s, l, h, v = batch, size.sequence, size.layers, size.hidden, size.vocabulary  # noqa: E741
+    return 96 * b * s * l * h**2 * (1 + s / (6 * h) + v / (16 * l * h))
+
+
+def recomputed(size: Shape, batch: int) -> float:
+    """The forward pass of the layers, 24·B·s·l·h² + 4·B·s²·l·h, that recomputation repeats."""
+    b, s, l, h = batch, size.sequence, size.layers, size.hidden  # noqa: E741
+    return 24 * b * s * l * h**2 + 4 * b * s**2 * l * h
+
+
+def test_operations_worked_out_by_hand() -> None:
+    # A token forward, in multiply-adds, h = 768, s = 512:
+    #   queries, keys, values, output   4 · 768²        = 2,359,296
+    #   scores, and the sum of values   2 · 512 · 768   =   786,432
+    #   MLP                             8 · 768²        = 4,718,592
+    #   a layer                                           7,864,320
+    #   12 layers                                        94,371,840
+    #   logits                          768 · 50304     = 38,633,472
+    #   in all                                          133,005,312
+    # Twice as many operations, three times (forward, two gradients): 798,031,872.
+    # A step has 16 · 512 = 8192 tokens: 6,537,477,095,424.
+    assert GPT2.operations(16) == 6_537_477_095_424
+
+
+def test_the_papers_formula_less_what_is_recomputed() -> None:
+    # GPT-3, 175 billion parameters, as in the paper's section 5.1: 96 layers, h = 12288, s = 2048.
+    gpt3 = gpt(96, 12288, 96, 2048, 51200)
+    assert gpt3.operations(1536) == pytest.approx(
+        paper(gpt3, 1536) - recomputed(gpt3, 1536), rel=1e-12
+    )
+    # 140 TFLOP/s on each of 1024 GPUs, with recomputation, is what the paper has for it; it
+    # estimates 34 days for 300 billion tokens, without the terms in s and V.
+    steps = 300e9 / (1536 * 2048)
+    days = steps * paper(gpt3, 1536) / (1024 * 140e12) / 86400
+    assert days == pytest.approx(34, abs=1)
+
+
+@given(
+    layers=st.integers(1, 200),
+    heads=st.integers(1, 128),
+    head=st.integers(1, 256),
+    sequence=st.integers(1, 10**6),
+    vocabulary=st.integers(1, 10**6),
+    batch=st.integers(1, 10**4),
+)
+def test_the_papers_formula_for_any_sizes(
+    layers: int, heads: int, head: int, sequence: int, vocabulary: int, batch: int
+) -> None:
+    size = gpt(layers, heads * head, heads, sequence, vocabulary)
+    expected = paper(size, batch) - recomputed(size, batch)
+    assert size.operations(batch) == pytest.approx(expected, rel=1e-9)
+
+
+def test_operations_beyond_the_paper() -> None:
+    whole, tokens = GPT2.operations(16), 16 * 512
+    # Three groups for twelve heads: keys and values are a quarter as wide, 1.5 · 768² less.
+    grouped = replace(GPT2, groups=3).operations(16)
+    assert whole - grouped == 6 * tokens * 12 * 1.5 * 768**2
+    # A gated MLP has a third product of 768 · 3072.
+    gated = replace(GPT2, gated=True).operations(16)
+    assert gated - whole == 6 * tokens * 12 * 768 * 3072
+    # Six of twelve layers pass each token through two experts of 1024, and one shared of 512.
+    experts = replace(GPT2, expert_layers=6, routed=2, expert_ffn=1024, shared_ffn=512)
+    less = 6 * 2 * 768 * (3072 - 2 * 1024 - 512)
+    assert whole - experts.operations(16) == 6 * tokens * less
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "sizes"),
+    [
+        ("gpt", {}, {"ffn": 256, "groups": 4, "head": 16, "vocabulary": 128, "positions": 32}),
+        ("gpt", {"tensor_model_parallel_size": 2, "num_query_groups": 2, "ffn_hidden_size": "96"},
+         {"vocabulary": 256, "groups": 2, "ffn": 96}),
+        ("gpt", {"make_vocab_size_divisible_by": 8}, {"vocabulary": 104}),
+        (UPSTREAM, {}, {"vocabulary": 50304, "groups": 4}),
+        # Megatron's own sizes: 8/3 of 64, in 64s; 50257 in 256s.
+        (UPSTREAM, {"tensor_model_parallel_size": 2, "swiglu": True, "kv_channels": 32},
+         {"ffn": 128, "head": 32, "gated": True, "vocabulary": 50432}),
+        # Upstream groups queries only where told to, and then into one group by default.
+        (UPSTREAM, {"num_query_groups": 2}, {"groups": 4}),
+        (UPSTREAM, {"group_query_attention": True, "num_query_groups": 2}, {"groups": 2}),
+        (UPSTREAM, {"group_query_attention": True}, {"groups": 1}),
+        (UPSTREAM, {"tokenizer_type": "NullTokenizer", "vocab_size": 255}, {"vocabulary": 256}),
+        (UPSTREAM, {"num_experts": 8, "moe_layer_freq": 2, "moe_ffn_hidden_size": 48,
+                    "moe_shared_expert_intermediate_size": 16},
+         {"expert_layers": 1, "routed": 2, "expert_ffn": 48, "shared_ffn": 16}),
+        (UPSTREAM, {"disable_bias_linear": True, "normalization": "RMSNorm",
+                    "untie_embeddings_and_output_weights": True,
+                    "position_embedding_type": "rope"},
+         {"bias": False, "norm_bias": False, "tied": False, "positions": 0}),
+    ],
+)  # fmt: skip
+def test_the_sizes_of_options(
+    program: str, options: dict[str, Any], sizes: dict[str, object]
+) -> None:
+    found = shape(program, (SMALL if program == "gpt" else THEIRS) | options)
+    assert found
+    assert {name: getattr(found, name) for name in sizes} == sizes
+
+
+def test_the_vocabulary_of_the_log_counts() -> None:
+    found = shape(UPSTREAM, SMALL | {"tokenizer_type": "HuggingFaceTokenizer"}, 32000)
+    assert found
+    assert found.vocabulary == 32000
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        ("", SMALL),
+        ("./mine.py", SMALL),
+        ("pretrain_bert.py", SMALL),
+        ("gpt", {"num_layers": 2}),
+        ("gpt", SMALL | {"num_layers": "many"}),
+        ("gpt", SMALL | {"num_layers": True}),
+        ("gpt", SMALL | {"num_layers": [2, 3]}),
+        ("gpt", SMALL | {"num_attention_heads": 0}),
+        (UPSTREAM, {k: v for k, v in SMALL.items() if k != "vocab_size"}),
+        (UPSTREAM, THEIRS | {"multi_latent_attention": True}),
+        (UPSTREAM, THEIRS | {"use_checkpoint_args": True}),
+        (UPSTREAM, THEIRS | {"tensor_model_parallel_size": 0}),
+        (UPSTREAM, THEIRS | {"num_experts": 8, "moe_layer_freq": "[0]+[1]"}),
+    ],
+)
+def test_what_isnt_known_isnt_guessed(program: str, options: dict[str, Any]) -> None:
+    assert shape(program, options) is None
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted({*SMALL, "kv_channels", "num_experts", "tokenizer_type"})),
+        st.one_of(st.booleans(), st.integers(-2, 2), st.floats(), st.just("9" * 400), st.text()),
+    )
+)
+def test_no_option_breaks_it(options: dict[str, Any]) -> None:
+    for program in ("gpt", UPSTREAM):
+        shape(program, THEIRS | options)
+
+
+def test_the_plans_of_presets_have_shapes(plan: Callable[..., Plan]) -> None:
+    tiny, big = plan("gpt2-tiny.yaml"), plan("gpt3-175b.yaml")
+    assert shape(tiny.program, tiny.options)
+    found = shape(big.program, big.options)
+    assert found
+    assert (found.layers, found.hidden, found.sequence) == (96, 12288, 2048)
