@@ -26,7 +26,7 @@ def listening(job: Job) -> Iterator[Sequence[Listener]]:
         yield ()
         return
     threading.Thread(target=_keep_build, args=(job,), daemon=True).start()
-    speed = Speed(provenance.read(job.run, provenance.PLAN), provenance.read(job.run))
+    speed = Speed(record.read(job.run, record.PLAN), record.read(job.run, record.FACTS))
     show = supervise.screen.show
     with (
         Watch(folder, attempt_of(job), speed=speed, seen=show, tell=tell) as watch,
@@ -37,11 +37,11 @@ def listening(job: Job) -> Iterator[Sequence[Listener]]:
 
 def _keep_build(job: Job) -> None:
     """Keep what the image says it was built of, while its container is there."""
-    if (record.folder(job.run) / provenance.BUILD).exists():
+    if (record.folder(job.run) / record.BUILD).exists():
         return
     with suppress(LauncherError, OSError):
         for content in job.files(provenance.IN_IMAGE).values():
-            record.put_bytes(job.run, provenance.BUILD, content)
+            record.put_bytes(job.run, record.BUILD, content)
 
 
 class Speed:

@@ -319,7 +319,7 @@ def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[Asked, list[st
     kept = record.find(text)
     asked = kept.asked()
     record.check_secrets(kept, asked.config, os.environ)
-    then, plan = provenance.read(kept.run), provenance.read(kept.run, provenance.PLAN)
+    then, plan = record.read(kept.run, record.FACTS), record.read(kept.run, record.PLAN)
     if then is None or plan is None:
         raise UsageError(f"run {kept.run}: an older launcher kept no facts to compare with")
     pinned = repeat.pinned(asked.config, then["image"], chosen)

@@ -26,7 +26,7 @@ from launcher.follow.live import LiveLine, terminal
 from launcher.names import LABEL
 from launcher.plan.job import Backend, Cause, Ended, Job, Lost
 from launcher.plan.plan import AFTER_GRACE
-from launcher.records import ending, history, owner
+from launcher.records import ending, owner
 from launcher.records.ending import Ending
 from launcher.train.checkpoints.folders import Checkpoint
 from launcher.train.ranks.signals import Ear
@@ -86,7 +86,7 @@ def supervise(
             stopper.let_go()
             saved = _tell_ending(found, job, seen=chosen.shares_files)
             if mine:
-                history.add(job.run, attempt - 1, found, stopper.names, saved)
+                ending.keep(job.run, attempt - 1, found, stopper.names, saved)
             if attempt > restarts or not (mine and found.may_restart):
                 break
             tell(f"starting it again: {attempt} of {restarts} times")

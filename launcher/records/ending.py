@@ -1,12 +1,16 @@
-"""What became of a run, from its exit code, its last words, and who asked it to end."""
+"""What became of a run, by its exit code, its last words, and who asked it to end."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from enum import Enum
 
 from launcher.plan.job import Cause, Ended
+from launcher.records import record
 from launcher.records.failures import named
 from launcher.train.checkpoints.folders import Checkpoint
 from launcher.train.words import STOPPED
@@ -138,3 +142,41 @@ def describe(ending: Ending, run: str, saved: Checkpoint | None, folder: str) ->
     elif folder:
         lines.append("it saved no complete checkpoint")
     return lines
+
+
+def keep(
+    run: str, attempt: int, ending: Ending, signals: Sequence[str], saved: Checkpoint | None
+) -> None:
+    """Note how an attempt ended; `signals` are those that this launcher was sent, by name.
+
+    attempt: 0 the first; ended: the time (ISO 8601); outcome: finished, stopped or failed; code:
+    the launcher's exit code; cause: what the backend says; by: who ended it; checkpoint: the
+    newest complete one. Where there is no record, nothing is kept.
+    """
+    told = {
+        "attempt": attempt,
+        "ended": datetime.now(timezone.utc).replace(microsecond=0).isoformat(),
+        "outcome": ending.outcome.value,
+        "code": ending.code,
+        "cause": ending.ended.cause.value,
+        "reason": ending.reason,
+        "by": _by(ending, signals),
+        "checkpoint": str(saved.folder) if saved else None,
+        "iteration": saved.iteration if saved else None,
+    }
+    with suppress(OSError):
+        record.append(run, record.ENDINGS, told)
+
+
+def _by(ending: Ending, signals: Sequence[str]) -> str:
+    """Who ended it: the launcher on a signal, another launcher, the engine, …, the run itself."""
+    cause = ending.ended.cause
+    if cause is not Cause.ITSELF:
+        return str(cause.value)
+    if signals:
+        return f"the launcher, on {', '.join(signals)}"
+    if ending.asked:
+        return "launcher stop"
+    if ending.stalled:
+        return "the watchdog"
+    return "somebody outside" if ending.outcome is Outcome.STOPPED else "itself"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,7 @@ from typing import Any, TypeGuard
 from launcher.errors import UsageError
 from launcher.records import record
 from launcher.records.metrics import KINDS, Step, Validation
-from launcher.records.watch import METRICS
 
-WHOLE = ("attempt", "iteration")
 STEP, VALIDATION = KINDS[Step], KINDS[Validation]
 
 Points = list[tuple[int, float]]
@@ -53,28 +50,14 @@ def plot(names: Sequence[str], output: Path) -> list[str]:
     return [f"{name} has no metrics yet, and isn't drawn" for name in empty]
 
 
-def read(run: str) -> list[dict[str, Any]]:
-    """What is kept of a run's metrics; a line that isn't whole is passed over."""
-    path = record.folder(run) / METRICS
-    try:
-        return list(_records(path.read_text(encoding="utf-8", errors="replace").splitlines()))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise UsageError(f"{path} can't be read: {error.strerror}") from error
-
-
-def _records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            found = json.loads(line)
-        except ValueError:  # a launcher that was killed as it wrote
-            continue
-        if isinstance(found, dict) and all(isinstance(found.get(key), int) for key in WHOLE):
+def read(run: str) -> Iterator[dict[str, Any]]:
+    """What is kept of a run's metrics; what says no attempt and no iteration is passed over."""
+    for found in record.read_lines(run, record.METRICS):
+        if isinstance(found.get("attempt"), int) and isinstance(found.get("iteration"), int):
             yield found
 
 
-def curves(name: str, records: Sequence[dict[str, Any]]) -> Curves:
+def curves(name: str, records: Iterable[dict[str, Any]]) -> Curves:
     """The curves of a run, its attempts put together."""
     kept = continued([each for each in records if _is_drawn(each)])
     steps = [each for each in kept if each["kind"] == STEP]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import re
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from launcher.plan.job import Backend
 
-FACTS, PLAN, BUILD = "facts.json", "plan.json", "build.json"
 IN_IMAGE = "/opt/megatron/build.json"
 """What an image of ours says it was built of: release, commit, patches, the wheel's sha256."""
 
@@ -76,8 +74,8 @@ def shown(plan: Plan) -> dict[str, Any]:
 
 def keep(plan: Plan, facts: Mapping[str, Any]) -> None:
     """Write both beside the run's record. Raises UsageError where they can't be kept."""
-    record.put(plan.run, PLAN, shown(plan))
-    record.put(plan.run, FACTS, facts)
+    record.put(plan.run, record.PLAN, shown(plan))
+    record.put(plan.run, record.FACTS, facts)
 
 
 def _host() -> dict[str, Any]:
@@ -174,12 +172,3 @@ def _gpus(machine: Mapping[str, Any] | None) -> list[str] | None:
 
 def _told(names: list[str] | None) -> str:
     return ", ".join(names or []) or "none"
-
-
-def read(run: str, name: str = FACTS) -> dict[str, Any] | None:
-    """What is kept of a run under `name`; None where nothing is, as of an older launcher's."""
-    try:
-        found = json.loads((record.folder(run) / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None

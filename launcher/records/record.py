@@ -1,9 +1,13 @@
-"""What is kept of a run beside its container: what was asked for, to go on with it later."""
+"""The folder of a run: what is kept there of it, written and read in one way.
+
+First of all what was asked for, to go on with it later.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +21,9 @@ from launcher.plan.secrets import HIDDEN, has_credential, is_secret, is_secret_o
 from launcher.plan.source import Asked, Origin
 from launcher.settings import settings
 
-FILE = "run.json"
+FILE, FACTS, PLAN, BUILD = "run.json", "facts.json", "plan.json", "build.json"
+METRICS, ENDINGS, LOG = "metrics.jsonl", "endings.jsonl", "log"
+APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 @dataclass(frozen=True)
@@ -158,12 +164,12 @@ def make(run: str) -> Path:
 
 
 def write(record: Record) -> None:
-    """Keep the record, readable by its user alone. Raises UsageError where it can't be kept."""
+    """Keep the record. Raises UsageError where it can't be kept."""
     put(record.run, FILE, asdict(record))
 
 
 def put(run: str, name: str, value: object) -> None:
-    """Keep `value` as JSON under `name` in the run's folder. Raises UsageError where it can't."""
+    """Keep `value` as JSON under `name`, for its user alone. Raises UsageError where it can't."""
     try:
         make(run)
         put_bytes(run, name, f"{json.dumps(value, indent=1)}\n".encode())
@@ -179,16 +185,44 @@ def put_bytes(run: str, name: str, content: bytes) -> None:
     files.write(folder(run) / name, content, 0o600)
 
 
+def append(run: str, name: str, value: object) -> None:
+    """Add a line of JSON to a file of the run's folder, and see it on the disk. Raises OSError."""
+    with open(files.open_own(folder(run) / name, APPEND), "a", encoding="utf-8") as file:
+        file.write(f"{json.dumps(value)}\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(run: str, name: str) -> dict[str, Any] | None:
+    """What is kept under `name`; None where nothing is, as of an older launcher's."""
+    try:
+        found = json.loads((folder(run) / name).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_lines(run: str, name: str, last: int = 0) -> Iterator[dict[str, Any]]:
+    """The objects in lines of JSON, in the `last` bytes if given; no line that isn't whole.
+
+    Such a line is one that a launcher was killed at. A file that can't be read has none.
+    """
+    with suppress(OSError), (folder(run) / name).open("rb") as file:
+        if last:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - last))
+        for line in file:
+            with suppress(ValueError):
+                if isinstance(found := json.loads(line), dict):
+                    yield found
+
+
 def records() -> list[Record]:
     """All that are kept, newest first; a folder without a readable record is passed over."""
-    found = []
+    found = list[Record]()
     for path in settings().runs.glob(f"*/{FILE}"):
-        try:
-            kept = Record(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            continue
-        if kept.run == path.parent.name:  # what it says becomes a path
-            found.append(kept)
+        with suppress(TypeError):  # another launcher's
+            kept = Record(**read(path.parent.name, FILE) or {})
+            found += [kept] if kept.run == path.parent.name else []  # it becomes a path
     return sorted(found, key=lambda record: record.created, reverse=True)
 
 

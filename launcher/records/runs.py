@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 from launcher import files
 from launcher.errors import UsageError
 from launcher.plan.job import Job, goes_on
-from launcher.records import history, owner, provenance, record, watch
+from launcher.records import owner, record, watch
 from launcher.records.record import Record
 
 RUNNING, UNKNOWN = "running", "unknown"
@@ -52,8 +49,8 @@ def known(jobs: Iterable[Job]) -> list[Run]:
 
 def _run(kept: Record, alive: set[str]) -> Run:
     ending = _last_ending(kept.run)
-    last = _last_step(record.folder(kept.run) / watch.METRICS)
-    image = (provenance.read(kept.run) or {}).get("image", {})
+    last = _last_step(kept.run)
+    image = (record.read(kept.run, record.FACTS) or {}).get("image", {})
     over = ending if kept.run not in alive else None
     state = RUNNING if kept.run in alive else ending["outcome"] if ending else UNKNOWN
     return Run(
@@ -73,21 +70,18 @@ def _run(kept: Record, alive: set[str]) -> Run:
 
 def _last_ending(run: str) -> dict[str, Any] | None:
     """How the last attempt ended; None where it isn't known, as of one that goes on."""
-    ending = next(reversed(history.endings(run)), None)
+    endings = [*record.read_lines(run, record.ENDINGS)]
+    ending = endings[-1] if endings else None
     begun = watch.log_name(ending["attempt"] + 1) if ending else ""
     return None if begun and (record.folder(run) / begun).exists() else ending
 
 
-def _last_step(path: Path) -> Mapping[str, Any]:
+def _last_step(run: str) -> Mapping[str, Any]:
     """The newest step among the metrics' last lines."""
-    with suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL))
-        for line in reversed(file.read().splitlines()):
-            with suppress(ValueError, AttributeError):  # half a line, or none of ours
-                found = json.loads(line)
-                if found.get("kind") == "step":
-                    return dict(found)
-    return {}
+    step = dict[str, Any]()
+    for found in record.read_lines(run, record.METRICS, last=TAIL):
+        step = found if found.get("kind") == "step" else step
+    return step
 
 
 @dataclass(frozen=True)
@@ -160,7 +154,7 @@ def prune(run: Run) -> int | None:
 def shown(text: str) -> dict[str, Any]:
     """All that is kept of the run that `text` names. Raises UsageError where there is none."""
     kept = record.find(text)
-    facts = provenance.read(kept.run) or {}
+    facts = record.read(kept.run, record.FACTS) or {}
     return {
         "run": kept.run,
         "name": kept.name,
@@ -170,8 +164,8 @@ def shown(text: str) -> dict[str, Any]:
         "folder": str(record.folder(kept.run)),
         "given": kept.config,
         "resolved": facts.pop("config", None),
-        "plan": provenance.read(kept.run, provenance.PLAN),
-        "build": provenance.read(kept.run, provenance.BUILD),
+        "plan": record.read(kept.run, record.PLAN),
+        "build": record.read(kept.run, record.BUILD),
         **facts,
-        "endings": history.endings(kept.run),
+        "endings": [*record.read_lines(kept.run, record.ENDINGS)],
     }

@@ -12,10 +12,9 @@ from typing import Protocol
 from launcher import files
 from launcher.records import metrics
 from launcher.records.metrics import Found, Step
+from launcher.records.record import APPEND, LOG, METRICS
 from launcher.records.throughput import Rates
 
-LOG, METRICS = "log", "metrics.jsonl"
-APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 LONGEST_LINE = 1 << 16
 """Bytes of a line that hasn't ended yet, after which it is no line of metrics."""
 

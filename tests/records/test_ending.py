@@ -12,12 +12,13 @@ import pytest
 
 from launcher.plan import source
 from launcher.plan.job import Cause, Ended
-from launcher.records import resume
+from launcher.records import ending, record, resume
 from launcher.records.ending import Ending, Outcome, describe
 from launcher.train import runner
 from launcher.train.checkpoints.folders import Checkpoint
 from launcher.train.ranks.job import parse
 
+RUN = "0a1b2c3d"
 DONE = "step 8\nfinished after iteration 8\n"
 LEFT = f"{runner.stopped(2)}\n"
 ASKED = "runner: SIGTERM: asked 2 ranks to stop, waiting 600 s\n"
@@ -170,3 +171,46 @@ def test_the_runners_own_lines_are_those_that_are_looked_for(
     watch._kill("grace period over")
     killing = Ending(Ended(137), False, asked + capsys.readouterr().err)
     assert killing.reason == "killing rank 0: grace period over"
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run's record."""
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
+    (tmp_path / RUN).mkdir()
+    return tmp_path / RUN
+
+
+@pytest.mark.parametrize(
+    ("found", "signals", "by"),
+    [
+        (Ending(Ended(0), False, ""), [], "itself"),
+        (Ending(Ended(3), False, ""), [], "itself"),
+        (Ending(Ended(0), True, ""), ["SIGINT"], "the launcher, on SIGINT"),
+        (Ending(Ended(137), True, ""), ["SIGINT", "SIGTERM"], "the launcher, on SIGINT, SIGTERM"),
+        (Ending(Ended(0), True, ""), [], "launcher stop"),
+        (Ending(Ended(0), False, ASKED), [], "somebody outside"),
+        (Ending(Ended(137, Cause.REMOVED), False, ""), [], "removed from outside"),
+        (Ending(Ended(137, Cause.MEMORY), False, ""), ["SIGINT"], "out of memory"),
+    ],
+)
+def test_who_ended_it(kept: Path, found: Ending, signals: list[str], by: str) -> None:
+    ending.keep(RUN, 0, found, signals, None)
+    assert [told["by"] for told in record.read_lines(RUN, record.ENDINGS)] == [by]
+
+
+def test_endings_come_back_in_their_order_with_what_was_saved(kept: Path) -> None:
+    saved = Checkpoint(20, Path("/ck/iter_0000020"))
+    ending.keep(RUN, 0, Ending(Ended(1), False, "runner: rank 1 exited with code 1\n"), [], saved)
+    ending.keep(RUN, 1, Ending(Ended(0), False, ""), [], None)
+    with (kept / record.ENDINGS).open("a") as file:
+        file.write('{"attempt": 2, "out')
+    first, second = record.read_lines(RUN, record.ENDINGS)
+    assert (first["outcome"], first["code"], first["iteration"]) == ("failed", 1, 20)
+    assert first["reason"] == "rank 1 exited with code 1"
+    assert (second["attempt"], second["outcome"], second["checkpoint"]) == (1, "finished", None)
+
+
+def test_a_run_without_a_record_has_none(kept: Path) -> None:
+    ending.keep("ffffffff", 0, Ending(Ended(0), False, ""), [], None)
+    assert not (kept.parent / "ffffffff").exists()

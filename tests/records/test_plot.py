@@ -16,9 +16,8 @@ from launcher import cli
 from launcher.errors import UsageError
 from launcher.records import metrics, plot, record
 from launcher.records.metrics import Found, Memory, Step, Validation
-from launcher.records.record import Record
+from launcher.records.record import METRICS, Record
 from launcher.records.throughput import Rates
-from launcher.records.watch import METRICS
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ORANGE, BLUE = (0xFF, 0x7F, 0x0E), (0x1F, 0x77, 0xB4)

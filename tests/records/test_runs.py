@@ -13,7 +13,7 @@ import pytest
 from launcher.cli import main
 from launcher.errors import UsageError
 from launcher.plan.job import Ended, Lost
-from launcher.records import history, owner, record, runs, watch
+from launcher.records import ending, owner, record, runs
 from launcher.records.ending import Ending
 from launcher.records.record import Record
 
@@ -29,12 +29,12 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         created = (NOW - timedelta(days=10 * age)).isoformat()
         name = "gpt2" if age % 2 else "demo"
         record.write(Record(run, name, created, "docker", "/", "a.yaml", {}, (), 1))
-    history.add(IDS[1], 0, Ending(Ended(0), False, ""), [], None)
-    history.add(IDS[2], 0, Ending(Ended(0), False, ""), [], None)
-    history.add(IDS[2], 1, Ending(Ended(7), False, ""), [], None)
+    ending.keep(IDS[1], 0, Ending(Ended(0), False, ""), [], None)
+    ending.keep(IDS[2], 0, Ending(Ended(0), False, ""), [], None)
+    ending.keep(IDS[2], 1, Ending(Ended(7), False, ""), [], None)
     metrics = [{"kind": "step", "iteration": n, "loss": n / 2} for n in range(1, 4)]
     lines = "".join(json.dumps(one) + "\n" for one in [*metrics, {"kind": "validation"}])
-    (tmp_path / IDS[1] / watch.METRICS).write_text(lines + '{"kind": "st')
+    (tmp_path / IDS[1] / record.METRICS).write_text(lines + '{"kind": "st')
     return tmp_path
 
 
@@ -66,7 +66,7 @@ def test_each_run_has_its_state_its_code_and_its_last_step() -> None:
 
 
 def test_one_broken_record_hides_no_other(kept: Path) -> None:
-    for name in (history.ENDINGS, watch.METRICS):
+    for name in (record.ENDINGS, record.METRICS):
         (kept / IDS[3] / name).write_text("5\n")
     assert [run.state for run in known()] == ["running", "finished", "failed", "unknown"]
 
@@ -100,7 +100,7 @@ def test_the_newest_that_are_kept_are_those_that_are_meant() -> None:
 def test_what_may_go_on_is_pruned_only_where_that_is_said(kept: Path) -> None:
     unknown = runs.Filter(states=("unknown",))
     assert [run.run for run in runs.to_prune(known(), unknown, 0)] == [IDS[3]]
-    (kept / IDS[2] / watch.log_name(2)).touch()  # begun, and not ended as far as is known here
+    (kept / IDS[2] / "log.2").touch()  # begun, and not ended as far as is known here
     assert known()[2].state == "unknown"
     assert [run.run for run in runs.to_prune(known(), runs.Filter(), 0)] == [IDS[1]]
 
@@ -174,7 +174,7 @@ def test_a_log_that_is_kept_is_read_though_no_engine_answers(
     monkeypatch.setattr("launcher.follow.find.everywhere", silent)
     assert main(["logs", IDS[1]]) == 125
     assert "no container engine answers" in capfd.readouterr().err
-    (kept / IDS[1] / watch.LOG).write_text("as it was\n")
+    (kept / IDS[1] / record.LOG).write_text("as it was\n")
     assert main(["logs", IDS[1]]) == 0
     told = capfd.readouterr()
     assert told.out == "as it was\n"
