@@ -20,40 +20,14 @@ MARK = "redirected_to_cpu"
 """An attribute of torch.cuda: this module itself may be loaded twice, once as `__main__`."""
 
 FACTORIES = (
-    "arange",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "eye",
-    "full",
-    "full_like",
-    "linspace",
-    "logspace",
-    "ones",
-    "ones_like",
-    "rand",
-    "rand_like",
-    "randint",
-    "randint_like",
-    "randn",
-    "randn_like",
-    "randperm",
-    "tensor",
-    "as_tensor",
-    "zeros",
-    "zeros_like",
-)
+    "arange empty empty_like empty_strided eye full full_like linspace logspace ones "
+    "ones_like rand rand_like randint randint_like randn randn_like randperm tensor as_tensor "
+    "zeros zeros_like"
+).split()
 METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "to")
 TENSOR_TYPES = (
-    "BFloat16Tensor",
-    "BoolTensor",
-    "ByteTensor",
-    "DoubleTensor",
-    "FloatTensor",
-    "HalfTensor",
-    "IntTensor",
-    "LongTensor",
-)
+    "BFloat16Tensor BoolTensor ByteTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor"
+).split()
 
 
 def install() -> None:

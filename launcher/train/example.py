@@ -9,7 +9,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 
 from launcher.train.gpt import __main__ as gpt
 from launcher.train.gpt import arguments as command_line
@@ -27,6 +26,12 @@ TELL_SECONDS = 2.0
 MICRO_BATCHES_PER_STAGE = 4
 """Of a pipeline: with P stages and 4 × P micro-batches, a stage idles less than a fifth of a step
 ((P - 1) / (5 × P - 1), https://arxiv.org/abs/2104.04473, section 2.2)."""
+
+SAME = (
+    "num-layers hidden-size num-attention-heads ffn-hidden-size vocab-size seq-length lr fp16 bf16 "
+    "tensor-model-parallel-size pipeline-model-parallel-size sequence-parallel num-workers"
+).split()
+"""The options that gpt has under the same names."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -112,9 +117,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     for word in rest:
         name = word.partition("=")[0]
         if word.startswith("--") and name not in known:
-            close = get_close_matches(name, sorted(known), n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise UsageError(f"unknown argument {name}{hint}")
+            raise command_line.unknown_argument(name, known)
     return options, rest
 
 
@@ -126,29 +129,17 @@ def translate(options: argparse.Namespace, rest: Sequence[str], world_size: int)
     steps = options.epochs * options.train_steps
     warmup = steps // 10 if options.warmup_steps is None else options.warmup_steps
     values = {
-        "num-layers": options.num_layers,
-        "hidden-size": options.hidden_size,
-        "num-attention-heads": options.num_attention_heads,
-        "ffn-hidden-size": options.ffn_hidden_size,
-        "vocab-size": options.vocab_size,
-        "seq-length": options.seq_length,
-        "tensor-model-parallel-size": tensor,
-        "pipeline-model-parallel-size": pipeline,
-        "sequence-parallel": options.sequence_parallel,
+        **{name: getattr(options, name.replace("-", "_")) for name in SAME},
         "micro-batch-size": micro_batch(options.batch_size, pipeline),
         "global-batch-size": options.batch_size * replicas,
         "train-iters": steps,
         "eval-interval": options.train_steps,
         "eval-iters": 2,
         "log-interval": min(10, max(1, steps // 20)),
-        "lr": options.lr,
         "lr-warmup-iters": warmup,
         "clip-grad": options.gradient_clip_val,
-        "fp16": options.fp16,
-        "bf16": options.bf16,
         # gpt's own 2^32 would leave out the first steps, one for each halving.
         "initial-loss-scale": 2**16 if options.fp16 else None,
-        "num-workers": options.num_workers,
         "mock-data": not _given(rest, "--data-path"),
         "mock-samples": options.dataset_size,
         "memory-interval": options.memory_monitor_interval,

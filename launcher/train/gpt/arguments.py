@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import NoReturn
 
 AT_LEAST_ONE = (
-    "num_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "seq_length",
-    "vocab_size",
-    "make_vocab_size_divisible_by",
-    "micro_batch_size",
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "log_interval",
-    "eval_interval",
-    "tensorboard_log_interval",
-)
+    "num-layers hidden-size num-attention-heads seq-length vocab-size make-vocab-size-divisible-by "
+    "micro-batch-size tensor-model-parallel-size pipeline-model-parallel-size log-interval "
+    "eval-interval tensorboard-log-interval"
+).split()
 
 
 class UsageError(Exception):
@@ -57,23 +48,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    for title, fill in (
-        ("model", _add_model),
-        ("parallelism", _add_parallelism),
-        ("training", _add_training),
-        ("optimizer", _add_optimizer),
-        ("learning rate", _add_learning_rate),
-        ("precision", _add_precision),
-        ("data", _add_data),
-        ("checkpoints", _add_checkpoints),
-        ("TensorBoard and W&B", _add_writers),
-        ("measurements", _add_measurements),
-    ):
-        fill(made.add_argument_group(title).add_argument)
-    return made
-
-
-def _add_model(add: Any) -> None:
+    add = made.add_argument_group("model").add_argument
     add("--num-layers", type=int, required=True)
     add("--hidden-size", type=int, required=True)
     add("--num-attention-heads", type=int, required=True)
@@ -83,11 +58,8 @@ def _add_model(add: Any) -> None:
     add("--max-position-embeddings", type=int, help="the sequence length where not given")
     add("--vocab-size", type=int, required=True, help="before padding")
     add("--make-vocab-size-divisible-by", type=int, default=128, help="times TP")
-    add(
-        "--position-embedding-type",
-        choices=("learned_absolute", "rope"),
-        default="learned_absolute",
-    )
+    positions = ("learned_absolute", "rope")
+    add("--position-embedding-type", choices=positions, default=positions[0])
     add("--untie-embeddings-and-output-weights", action="store_true")
     add("--init-method-std", type=float, default=0.02)
     add("--hidden-dropout", type=float, default=0.1)
@@ -96,18 +68,14 @@ def _add_model(add: Any) -> None:
     add("--bias-fusion", action="store_true", help="compile bias + GELU and bias + dropout")
     add("--cross-entropy-loss-fusion", action="store_true", help="compile the loss")
     add("--use-cpu-initialization", action="store_true", help="same weights for every TP size")
-
-
-def _add_parallelism(add: Any) -> None:
+    add = made.add_argument_group("parallelism").add_argument
     add("--tensor-model-parallel-size", type=int, default=1)
     add("--pipeline-model-parallel-size", type=int, default=1)
     add("--sequence-parallel", action="store_true")
     add("--use-distributed-optimizer", action="store_true")
     add("--overlap-grad-reduce", action="store_true")
     add("--distributed-timeout-minutes", type=int, default=10)
-
-
-def _add_training(add: Any) -> None:
+    add = made.add_argument_group("training").add_argument
     add("--micro-batch-size", type=int, required=True)
     add("--global-batch-size", type=int, help="micro-batch × data-parallel size if not given")
     add("--train-iters", type=int, required=True)
@@ -117,33 +85,23 @@ def _add_training(add: Any) -> None:
     add("--eval-iters", type=int, default=100)
     add("--exit-interval", type=int, help="stop after the next multiple of this iteration")
     add("--exit-signal-handler", action="store_true", help="on SIGTERM save and exit 0")
-    add(
-        "--check-replicas-interval",
-        type=int,
-        default=0,
-        help="iterations between checks that replicated parameters agree; "
-        "always checked at saves and at the end",
-    )
-
-
-def _add_optimizer(add: Any) -> None:
+    agree = "iterations between checks that replicated parameters agree; "
+    agree += "always checked at saves and at the end"
+    add("--check-replicas-interval", type=int, default=0, help=agree)
+    add = made.add_argument_group("optimizer").add_argument
     add("--weight-decay", type=float, default=0.01)
     add("--adam-beta1", type=float, default=0.9)
     add("--adam-beta2", type=float, default=0.999)
     add("--adam-eps", type=float, default=1e-8)
     add("--clip-grad", type=float, default=1.0)
-
-
-def _add_learning_rate(add: Any) -> None:
+    add = made.add_argument_group("learning rate").add_argument
     add("--lr", type=float, required=True)
     add("--min-lr", type=float, default=0.0)
     add("--lr-decay-style", choices=("constant", "linear", "cosine"), default="linear")
     add("--lr-decay-iters", type=int, help="the training iterations where not given")
     add("--lr-warmup-iters", type=int, default=0)
     add("--lr-warmup-fraction", type=float, help="of the decay iterations")
-
-
-def _add_precision(add: Any) -> None:
+    add = made.add_argument_group("precision").add_argument
     add("--fp16", action="store_true")
     add("--bf16", action="store_true")
     add("--loss-scale", type=float, help="a constant one, for fp16")
@@ -151,9 +109,7 @@ def _add_precision(add: Any) -> None:
     add("--min-loss-scale", type=float, default=1.0)
     add("--loss-scale-window", type=int, default=1000)
     add("--hysteresis", type=int, default=2)
-
-
-def _add_data(add: Any) -> None:
+    add = made.add_argument_group("data").add_argument
     add("--mock-data", action="store_true", help="consecutive numbers, modulo the vocabulary")
     add("--mock-samples", type=int, help="how many of them, taken again and again; else all differ")
     add("--data-path", nargs="+", help="PREFIX of .bin and .idx, or WEIGHT PREFIX pairs")
@@ -161,26 +117,21 @@ def _add_data(add: Any) -> None:
     add("--data-cache-path", help="where the sample index goes; beside the data if not given")
     add("--eod-id", type=int, help="end of document; the vocabulary's last id if not given")
     add("--num-workers", type=int, help="of the data loader; 2 on GPUs, 0 on the CPU")
-
-
-def _add_checkpoints(add: Any) -> None:
+    add = made.add_argument_group("checkpoints").add_argument
     add("--save")
     add("--load")
     add("--save-interval", type=int)
-
-
-def _add_writers(add: Any) -> None:
+    add = made.add_argument_group("TensorBoard and W&B").add_argument
     add("--tensorboard-dir", help="a folder for TensorBoard's event files")
     add("--tensorboard-log-interval", type=int, default=1, help="iterations; for W&B too")
     add("--wandb-project", help="a project of Weights & Biases; the key is WANDB_API_KEY's")
     add("--wandb-exp-name", help="the run's name there")
     add("--wandb-save-dir", help="its files here; wandb/ in --save if not given")
-
-
-def _add_measurements(add: Any) -> None:
+    add = made.add_argument_group("measurements").add_argument
     add("--memory-samples", help="a folder for rank-N.jsonl, samples of each rank's memory")
     add("--memory-interval", type=float, default=1.0, help="seconds between them")
     add("--performance-summary", help="a JSON file: steps, time, tokens/s, memory, loss, layout")
+    return made
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -191,17 +142,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     made = parser()
     arguments, unknown = made.parse_known_args(argv)
     if unknown:
-        name = unknown[0].partition("=")[0]  # the value may be a secret
-        close = get_close_matches(name, made._option_string_actions, n=1)
-        raise UsageError(
-            f"unknown argument {name}" + (f"; did you mean {close[0]}?" if close else "")
-        )
+        raise unknown_argument(unknown[0], made._option_string_actions)
     arguments.ffn_hidden_size = arguments.ffn_hidden_size or 4 * arguments.hidden_size
     arguments.max_position_embeddings = arguments.max_position_embeddings or arguments.seq_length
     arguments.lr_decay_iters = arguments.lr_decay_iters or arguments.train_iters
     if arguments.eod_id is None:
         arguments.eod_id = arguments.vocab_size - 1
     return arguments
+
+
+def unknown_argument(word: str, known: Iterable[str]) -> UsageError:
+    """The refusal of an option, with the nearest of those that are `known`."""
+    name = word.partition("=")[0]  # the value may be a secret
+    close = get_close_matches(name, sorted(known), n=1)
+    return UsageError(f"unknown argument {name}" + (f"; did you mean {close[0]}?" if close else ""))
 
 
 def padded_vocabulary(size: int, divisible_by: int, tensor: int) -> int:
@@ -236,8 +190,8 @@ def layout(arguments: argparse.Namespace, world_size: int) -> Layout:
 
 def _positive(arguments: argparse.Namespace) -> None:
     for name in AT_LEAST_ONE:
-        if getattr(arguments, name) < 1:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
+        if getattr(arguments, name.replace("-", "_")) < 1:
+            raise UsageError(f"--{name} must be at least 1")
 
 
 def _divides(divisor: int, number: int, divisor_name: str, name: str) -> None:

@@ -21,6 +21,13 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
+CONFIG = (
+    "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups hidden_dropout "
+    "attention_dropout init_method_std tensor_model_parallel_size pipeline_model_parallel_size "
+    "sequence_parallel fp16 bf16 cross_entropy_loss_fusion"
+).split()
+"""What Megatron's description of a model calls as its command line does."""
+
 
 class LayerNorm(torch.nn.LayerNorm):
     """torch's layer norm, whose parameters' gradients sequence parallelism sums over TP."""
@@ -125,26 +132,14 @@ def config(arguments: argparse.Namespace) -> TransformerConfig:
     on an H100, a 124M model took 65 ms a step with those of biases and 55 ms without, since
     calling compiled functions costs the host more than the GPU saves.
     """
+    same = {name: getattr(arguments, name) for name in CONFIG}
     return TransformerConfig(
-        num_layers=arguments.num_layers,
-        hidden_size=arguments.hidden_size,
-        ffn_hidden_size=arguments.ffn_hidden_size,
-        num_attention_heads=arguments.num_attention_heads,
-        num_query_groups=arguments.num_query_groups,
-        hidden_dropout=arguments.hidden_dropout,
-        attention_dropout=arguments.attention_dropout,
-        init_method_std=arguments.init_method_std,
-        tensor_model_parallel_size=arguments.tensor_model_parallel_size,
-        pipeline_model_parallel_size=arguments.pipeline_model_parallel_size,
-        sequence_parallel=arguments.sequence_parallel,
+        **same,
         use_cpu_initialization=arguments.on_cpu or arguments.use_cpu_initialization,
         params_dtype=dtype(arguments),
         pipeline_dtype=dtype(arguments),
-        fp16=arguments.fp16,
-        bf16=arguments.bf16,
         bias_activation_fusion=arguments.bias_fusion,
         bias_dropout_fusion=arguments.bias_fusion,
-        cross_entropy_loss_fusion=arguments.cross_entropy_loss_fusion,
     )
 
 

@@ -17,19 +17,21 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core import parallel_state, tensor_parallel
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer.module import Float16Module
 
-from launcher.train import compat
 from launcher.train.checkpoints import checkpoint, replicas
 from launcher.train.checkpoints.checkpoint import Progress
-from launcher.train.gpt import data, learning_rate, log, memory, model, performance, writers
+from launcher.train.gpt import (
+    data,
+    learning_rate,
+    log,
+    memory,
+    model,
+    optimizer,
+    performance,
+    writers,
+)
 from launcher.train.gpt.arguments import Layout, UsageError, padded_vocabulary
 from launcher.train.ranks.ending import RunError
 
@@ -70,49 +72,6 @@ def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
 
 
-def build_optimizer(arguments: argparse.Namespace, wrapped: Any) -> Any:
-    """Megatron's own optimizer for a model that its data parallelism wraps."""
-    if arguments.use_distributed_optimizer:
-        compat.check_distributed_optimizer()
-    config = OptimizerConfig(
-        lr=arguments.lr,
-        min_lr=arguments.min_lr,
-        weight_decay=arguments.weight_decay,
-        adam_beta1=arguments.adam_beta1,
-        adam_beta2=arguments.adam_beta2,
-        adam_eps=arguments.adam_eps,
-        clip_grad=arguments.clip_grad,
-        fp16=arguments.fp16,
-        bf16=arguments.bf16,
-        params_dtype=model.dtype(arguments),
-        loss_scale=arguments.loss_scale,
-        initial_loss_scale=arguments.initial_loss_scale,
-        min_loss_scale=arguments.min_loss_scale,
-        loss_scale_window=arguments.loss_scale_window,
-        hysteresis=arguments.hysteresis,
-        use_distributed_optimizer=arguments.use_distributed_optimizer,
-    )
-    return get_megatron_optimizer(config, [wrapped])
-
-
-def fuse_adam(optimizer: Any) -> None:
-    """Update all parameters in few kernels where the optimizer is torch's Adam on a GPU.
-
-    To be called after loading too, which brings the flags and step counts of the device
-    that saved.
-    """
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        if not isinstance(part.optimizer, torch.optim.AdamW):
-            continue
-        for group in part.optimizer.param_groups:
-            device = group["params"][0].device
-            group.update(fused=device.type == "cuda", foreach=False)
-            for parameter in group["params"]:
-                state = part.optimizer.state.get(parameter, {})
-                if "step" in state and device.type == "cuda":
-                    state["step"] = state["step"].to(device)
-
-
 def _vocabulary(arguments: argparse.Namespace, layout: Layout, source: Path | None) -> int:
     """The padded vocabulary: the checkpoint's, where one is loaded.
 
@@ -128,18 +87,6 @@ def _vocabulary(arguments: argparse.Namespace, layout: Layout, source: Path | No
             f"doesn't fit --vocab-size {arguments.vocab_size} and TP={layout.tensor}"
         )
     return saved
-
-
-def wrap(arguments: argparse.Namespace, gpt: Any) -> Any:
-    """The model in its precision, under Megatron's data parallelism; gradients are fp32."""
-    gpt.cuda(torch.cuda.current_device())
-    precise = Float16Module(gpt.config, gpt) if arguments.fp16 or arguments.bf16 else gpt
-    config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
-        overlap_grad_reduce=arguments.overlap_grad_reduce,
-        use_distributed_optimizer=arguments.use_distributed_optimizer,
-    )
-    return DistributedDataParallel(gpt.config, config, precise)
 
 
 def _loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -222,8 +169,8 @@ class Trainer:
         self.layout = layout
         source = checkpoint.newest(arguments.load) if arguments.load else None
         self.gpt = model.build(arguments, _vocabulary(arguments, layout, source))
-        self.wrapped = wrap(arguments, self.gpt)
-        self.optimizer = build_optimizer(arguments, self.wrapped)
+        self.wrapped = optimizer.wrap(arguments, self.gpt)
+        self.optimizer = optimizer.build(arguments, self.wrapped)
         self.config = self.gpt.config
         self.config.grad_scale_func = self.optimizer.scale_loss
         self.config.finalize_model_grads_func = finalize_model_grads
@@ -232,7 +179,7 @@ class Trainer:
         self.schedule = learning_rate.from_arguments(arguments)
         self.forward_backward = get_forward_backward_func()
         self.progress = self._load(source)
-        fuse_adam(self.optimizer)
+        optimizer.fuse_adam(self.optimizer)
         self.loss: torch.Tensor | None = None  # the last step's, on the last stage
         self.seconds: list[float] = []  # each step's, where they are asked for
         self.writes = writers.asked_for(arguments)

@@ -1,0 +1,59 @@
+"""What steps the model: its data parallelism and its optimizer."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.transformer.module import Float16Module
+
+from launcher.train import compat
+from launcher.train.gpt import model
+
+CONFIG = (
+    "lr min_lr weight_decay adam_beta1 adam_beta2 adam_eps clip_grad fp16 bf16 loss_scale "
+    "initial_loss_scale min_loss_scale loss_scale_window hysteresis use_distributed_optimizer"
+).split()
+"""What Megatron's description of an optimizer calls as its command line does."""
+
+
+def wrap(arguments: argparse.Namespace, gpt: Any) -> Any:
+    """The model in its precision, under Megatron's data parallelism; gradients are fp32."""
+    gpt.cuda(torch.cuda.current_device())
+    precise = Float16Module(gpt.config, gpt) if arguments.fp16 or arguments.bf16 else gpt
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=arguments.overlap_grad_reduce,
+        use_distributed_optimizer=arguments.use_distributed_optimizer,
+    )
+    return DistributedDataParallel(gpt.config, config, precise)
+
+
+def build(arguments: argparse.Namespace, wrapped: Any) -> Any:
+    """Megatron's own optimizer for a model that its data parallelism wraps."""
+    if arguments.use_distributed_optimizer:
+        compat.check_distributed_optimizer()
+    same = {name: getattr(arguments, name) for name in CONFIG}
+    config = OptimizerConfig(**same, params_dtype=model.dtype(arguments))
+    return get_megatron_optimizer(config, [wrapped])
+
+
+def fuse_adam(optimizer: Any) -> None:
+    """Update all parameters in few kernels where the optimizer is torch's Adam on a GPU.
+
+    To be called after loading too, which brings the flags and step counts of the device
+    that saved.
+    """
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if not isinstance(part.optimizer, torch.optim.AdamW):
+            continue
+        for group in part.optimizer.param_groups:
+            device = group["params"][0].device
+            group.update(fused=device.type == "cuda", foreach=False)
+            for parameter in group["params"]:
+                state = part.optimizer.state.get(parameter, {})
+                if "step" in state and device.type == "cuda":
+                    state["step"] = state["step"].to(device)
