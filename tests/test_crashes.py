@@ -11,14 +11,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from launcher import files
 from launcher.build import lock
 from launcher.data import indexed
-from launcher.data.output import Output, publish
-from launcher.data.sequences import Columns
 from launcher.matrix.load import load_lock
 from launcher.records import record
 from launcher.settings import settings
@@ -154,11 +151,7 @@ def test_the_newest_checkpoint_is_whole_while_older_ones_go(folder: Path) -> Non
 
 
 def pair(prefix: Path, tokens: list[int]) -> None:
-    kind = np.dtype("<u2")
-    output = Output(prefix, kind)
-    data = np.array(tokens, kind).tobytes()
-    output.add(Columns(data, np.array([len(tokens)], "<i4"), np.array([1], "<i4")))
-    publish([output])
+    indexed.write(prefix, [tokens], 257)
 
 
 @pytest.mark.parametrize("older", [False, True])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.data import indexed
-from launcher.data.faults import DataError, writing
-from launcher.data.output import Output, publish
-from launcher.data.sequences import Columns
+from launcher.data.faults import DataError
+from launcher.data.indexed import PIECE, Output
+from launcher.data.output import publish, writing
 from launcher.errors import UsageError
 
-PIECE = 1 << 17
-"""Numbers of a column that are read at a time."""
 BYTES = 1 << 22
 """Bytes of tokens that are read at a time."""
 KINDS = {indexed.UINT16_CODE: np.dtype("<u2"), indexed.INT32_CODE: np.dtype("<i4")}
@@ -112,47 +108,34 @@ def opened(prefix: Path) -> Data:
     for suffix in (".idx", ".bin"):
         if not Path(f"{prefix}{suffix}").is_file():
             raise UsageError(f"{prefix}{suffix}: no such file", "Give the name without .bin, .idx.")
-    wrong = partial(_damaged, f"{prefix}.idx")
-    with open(f"{prefix}.idx", "rb") as file:
-        header = file.read(indexed.HEADER)
-        held = os.fstat(file.fileno()).st_size
-    if len(header) < indexed.HEADER or not header.startswith(indexed.MAGIC):
-        raise wrong("no index of Megatron's")
-    version, code, sequences, starts = struct.unpack("<QBQQ", header[len(indexed.MAGIC) :])
-    if version != indexed.VERSION or code not in KINDS or not starts:
-        raise wrong(f"version {version}, type code {code}, {starts} documents' starts")
-    wanted = indexed.HEADER + 12 * sequences + 8 * starts
-    if held != wanted:
-        raise wrong(f"{held} bytes, and its {sequences} sequences need {wanted}")
-    data = Data(prefix, sequences, starts - 1, KINDS[code])
-    _check(data, wrong)
+    try:
+        index = indexed.read_index(prefix)
+        if index.code not in KINDS or index.modes:
+            raise indexed.Damaged(f"{prefix}.idx: type code {index.code}, or a mode a sequence")
+        data = Data(prefix, index.sequences, index.documents, KINDS[index.code])
+        _check(data)
+    except indexed.Damaged as damaged:
+        raise DataError(str(damaged), "It has to be made anew.") from None
     return data
 
 
-def _damaged(name: str, said: str) -> DataError:
-    return DataError(f"{name}: {said}", "It has to be made anew.")
-
-
-def _check(data: Data, wrong: Any) -> None:
+def _check(data: Data) -> None:
+    """Check every entry; `read_index` has seen the ends. Raises Damaged."""
     at = number = 0
-    offsets = data.offsets()
+    offsets, name = data.offsets(), f"{data.prefix}.idx"
     for lengths in data.lengths():
         ends = np.cumsum(lengths, dtype=np.int64) * data.kind.itemsize + at
         begins = np.concatenate(([at], ends[:-1]))
         bad = (lengths < 0) | (offsets[number : number + len(lengths)] != begins)
         if bad.any():
-            raise wrong(f"sequence {number + int(bad.argmax())} isn't where the last one ends")
+            bad_one = number + int(bad.argmax())
+            raise indexed.Damaged(f"{name}: sequence {bad_one} isn't where the last one ends")
         at, number = int(ends[-1]), number + len(lengths)
-    if at != (size := os.path.getsize(f"{data.prefix}.bin")):
-        raise _damaged(f"{data.prefix}.bin", f"{size} bytes, and its index ends at {at}")
-    first, last = None, 0
-    for starts in data.starts():
-        first = starts[0] if first is None else first
-        if (np.diff(np.concatenate(([last], starts))) < 0).any():
-            raise wrong("its documents aren't in order")
+    last = 0
+    for piece, starts in enumerate(data.starts()):
+        if (piece == 0 and starts[0]) or (np.diff(np.concatenate(([last], starts))) < 0).any():
+            raise indexed.Damaged(f"{name}: its documents aren't in order")
         last = int(starts[-1])
-    if first != 0 or last != data.sequences:
-        raise wrong(f"its documents are sequences {first} to {last} of {data.sequences}")
 
 
 @dataclass(frozen=True)
@@ -241,22 +224,21 @@ def merge(prefixes: Sequence[Path], target: Path) -> Output:
     kinds = {part.kind for part in parts}
     if len(kinds) > 1:
         raise UsageError("some have tokens of two bytes and some of four", "Make them alike.")
-    with writing(target), closing(Output(target, kinds.pop())) as output:
+    with writing(target), closing(Output(target, kinds.pop().itemsize)) as output:
         for part in parts:
             _append(output, part)
         publish([output])
     return output
 
 
-def _append(output: Output, part: Data) -> None:
-    none: NDArray[Any] = np.empty(0, "<i4")
+def _append(made: Output, part: Data) -> None:
     for lengths in part.lengths():
-        output.add(Columns(b"", lengths, none))
+        made.add(b"", lengths, ())
     for counts in part.counts():
-        output.add(Columns(b"", none, counts.astype("<i4")))
+        made.add(b"", (), counts.astype("<i4"))
     with open(f"{part.prefix}.bin", "rb") as file:
         while piece := file.read(BYTES):
-            output.add(Columns(piece, none, none))
+            made.add(piece, (), ())
 
 
 def _check_shards(prefixes: Sequence[Path]) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 import orjson
 
 from launcher.data import ledger, records, sources
-from launcher.data.faults import writing
 from launcher.data.ledger import Ledger, Leniency
-from launcher.data.output import alone, publish
+from launcher.data.output import alone, publish, writing
 from launcher.data.records import Documents
 from launcher.data.sources import Reading
 from launcher.data.tokenize import Done

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import LauncherError
 
 EXCERPT = 200
 """Characters of a bad record that are shown or kept."""
-FULL = {
-    errno.ENOSPC: "Free some of the disk, or name a file on another.",
-    errno.EDQUOT: "Free some of your share of the disk, or name a file on another.",
-    errno.EFBIG: "Raise the limit: ulimit -f unlimited; or --shard makes smaller files.",
-}
-"""What to do where a file can't grow."""
 
 
 class DataError(LauncherError):
     """A document that can't be read, or data files that don't fit: nothing was written."""
 
     exit_code = 1
-
-
-@contextmanager
-def writing(target: Path) -> Iterator[None]:
-    """Where there is no room for what is written within: UsageError, which names the file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        raise UsageError(
-            f"{error.filename or target}: {error.strerror}",
-            f"Nothing was written. {FULL[error.errno]}",
-        ) from None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Writes and checks Megatron's indexed dataset: tokens in PREFIX.bin, their places in PREFIX.idx.
+"""Megatron's indexed dataset, written and read: tokens in PREFIX.bin, their places in PREFIX.idx.
 
 The format is that of megatron/core/datasets/indexed_dataset.py, little-endian throughout:
 `MMIDIDX\\0\\0`, u64 version, u8 type code, u64 sequences, u64 documents + 1, then i32 sequence
@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 from array import array
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from launcher import files
-from launcher.files import Aside
+from launcher.data import output
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -31,58 +30,115 @@ WIDTHS = {1: 1, 2: 1, 3: 2, INT32_CODE: 4, 5: 8, UINT16_CODE: 2}
 
 READY = ".ready"
 """How the name of a complete index ends until its .bin has its name."""
+SUFFIXES = (".bin", ".idx", ".documents")
+"""Of the files of a prefix; the last one's column goes into the index in the end."""
 
 HEADER = len(MAGIC) + struct.calcsize("<QBQQ")
-READ_WHOLE = 1 << 24
-"""Bytes of an index up to which every entry is checked: a second or so, a million sequences."""
+PIECE = 1 << 17
+"""Numbers of a column that are in memory at a time."""
+
+
+class Output:
+    """One data file being written piece by piece, aside; both files appear only when complete.
+
+    `width` is a token's bytes, 2 or 4. The columns of the index are kept on disk as well, so
+    memory doesn't grow with the documents. Raises as `output.alone` does.
+    """
+
+    def __init__(self, prefix: Path, width: int) -> None:
+        self.prefix = prefix
+        self.width = width
+        self.sequences = self.documents = self.tokens = 0
+        self._written = ExitStack()
+        recover(prefix)
+        self._bin, self._index, self._counts = output.alone(targets(prefix), self._written)
+        self._index.file.write(bytes(HEADER))
+
+    def add(self, tokens: bytes, lengths: Any, counts: Any) -> None:
+        """Write documents after those that are there.
+
+        lengths: int32, tokens of each sequence; counts: int32, sequences of each document
+        """
+        for aside, what in ((self._bin, tokens), (self._index, lengths), (self._counts, counts)):
+            if len(what):
+                aside.file.write(what)
+        self.tokens += len(tokens) // self.width
+        self.sequences += len(lengths)
+        self.documents += len(counts)
+
+    def complete(self) -> None:
+        """Finish the index and bring both files to the disk, where they stay aside."""
+        index, counts = self._index.file, self._counts.file
+        index.flush()
+        self._write_begins(index, HEADER, self.sequences, self.width)
+        counts.flush()
+        end = self._write_begins(counts, 0, self.documents, 1)
+        index.write(struct.pack("<q", end))
+        code = {2: UINT16_CODE, 4: INT32_CODE}[self.width]
+        index.seek(0)
+        index.write(MAGIC + struct.pack("<QBQQ", VERSION, code, self.sequences, self.documents + 1))
+        for aside in (self._bin, self._index):
+            aside.complete()
+
+    def _write_begins(self, source: IO[bytes], at: int, count: int, unit: int) -> int:
+        """Append where each of `count` numbers begins, as int64, in steps of `unit`; the end."""
+        total = 0
+        for numbers in _pieces(source, at, count):
+            ends = array("q", accumulate((number * unit for number in numbers), initial=total))
+            total = ends.pop()
+            self._index.file.write(ends)
+        return total
+
+    def close(self) -> None:
+        """Remove what is unfinished; nothing after `publish`."""
+        self._written.close()
+
+    def publish(self) -> None:
+        """Give both complete files their names, in place of older ones.
+
+        From the index's first new name on the pair is sure to get there: `recover` goes on with
+        it where this is killed.
+        """
+        index = self._index
+        with files.folder_lock(self.prefix.parent):
+            files.rename(index.path, _ready(index.target, index.token))
+            _name_pair(self.prefix, index.token)
+        self._bin.file.close()
+        index.file.close()
+        self.close()
+
+
+def _pieces(file: IO[bytes], at: int, count: int) -> Iterator[array[int]]:
+    """Read int32 numbers by place, which leaves alone where the file is written."""
+    for begun in range(0, count, PIECE):
+        yield array("i", os.pread(file.fileno(), 4 * min(count - begun, PIECE), at + 4 * begun))
+
+
+def token_width(vocab_size: int) -> int:
+    """Bytes that a token is written in; Megatron's DType.optimal_dtype."""
+    return 2 if vocab_size < UINT16_VOCABULARY else 4
 
 
 def write(prefix: Path, documents: Iterable[Sequence[int]], vocab_size: int) -> int:
-    """Write documents, each one sequence of token ids, and return how many tokens that is.
-
-    Tokens are uint16 where `vocab_size` is under 65500, else int32, as Megatron chooses. Both
-    files appear under their names only when they are complete.
-    """
-    two_bytes = vocab_size < UINT16_VOCABULARY
-    lengths, offsets, at = array("i"), array("q"), 0
-    with (
-        Aside(_named(prefix, ".bin")) as data,
-        Aside(_named(prefix, ".idx"), token=data.token) as index,
-    ):
+    """Write documents, each one sequence of token ids, and return how many tokens that is."""
+    width = token_width(vocab_size)
+    one = array("i", [1])
+    with closing(Output(prefix, width)) as made:
         for document in documents:
-            tokens = array("H" if two_bytes else "i", document)
-            lengths.append(len(tokens))
-            offsets.append(at)
-            at += len(tokens) * tokens.itemsize
-            data.file.write(_little_endian(tokens))
-        starts = array("q", range(len(lengths) + 1))
-        code = UINT16_CODE if two_bytes else INT32_CODE
-        index.file.write(MAGIC + struct.pack("<QBQQ", VERSION, code, len(lengths), len(starts)))
-        for column in (lengths, offsets, starts):
-            index.file.write(_little_endian(column))
-        data.complete()
-        index.complete()
-        publish(data, index)
-    return sum(lengths)
+            tokens = array("H" if width == 2 else "i", document)
+            made.add(tokens.tobytes(), array("i", [len(tokens)]), one)
+        output.publish([made])
+    return made.tokens
 
 
-def publish(data: Aside, index: Aside) -> None:
-    """Name a .bin and .idx of one token that are complete, in place of older ones.
-
-    From the index's first new name on the pair is sure to get there: `recover` goes on with it
-    where this is killed.
-    """
-    prefix = data.target.with_suffix("")
-    with files.folder_lock(prefix.parent):
-        files.rename(index.path, _ready(index.target, index.token))
-        _name_pair(prefix, index.token)
-    data.file.close()
-    index.file.close()
+def targets(prefix: Path) -> list[Path]:
+    """The files that an Output writes."""
+    return [prefix.with_name(prefix.name + suffix) for suffix in SUFFIXES]
 
 
 def recover(prefix: Path) -> None:
     """Name a pair that was complete when the process that wrote it was killed, where we may."""
-    index = _named(prefix, ".idx")
+    index = targets(prefix)[1]
     with suppress(OSError):
         if files.asides(index, READY):
             with files.folder_lock(prefix.parent):
@@ -92,7 +148,7 @@ def recover(prefix: Path) -> None:
 
 def _name_pair(prefix: Path, token: str) -> None:
     """Name a complete pair; the old index goes before its .bin does, and the new one comes last."""
-    data, index = _named(prefix, ".bin"), _named(prefix, ".idx")
+    data, index, _ = targets(prefix)
     new = files.aside_path(data, token)
     if new.exists():
         index.unlink(missing_ok=True)
@@ -102,28 +158,19 @@ def _name_pair(prefix: Path, token: str) -> None:
     files.sync(prefix.parent)
 
 
-def _named(prefix: Path, suffix: str) -> Path:
-    return prefix.with_name(prefix.name + suffix)
-
-
 def _ready(index: Path, token: str) -> Path:
     return index.with_name(f".{index.name}.{token}{READY}")
 
 
-def _little_endian(values: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
-
-
 @dataclass(frozen=True)
 class Index:
-    """What an .idx says of its .bin."""
+    """What an .idx says of its .bin; `modes` where it has a byte more for each sequence."""
 
     sequences: int
     documents: int
-    tokens: int | None
-    token_bytes: int
+    tokens: int
+    code: int
+    modes: bool = False
 
 
 class Damaged(ValueError):
@@ -131,87 +178,51 @@ class Damaged(ValueError):
 
 
 def check(prefix: Path) -> Index:
-    """Read the index's header and ends, and all of it where it is small.
+    """As `read_index`; raises Damaged where there are no tokens, too."""
+    index = read_index(prefix)
+    if not index.tokens:
+        raise Damaged(f"{prefix}.bin: no tokens in it")
+    return index
 
-    The .bin is never read, only measured. `tokens` is None where the index is too large to be read
-    whole. Raises Damaged where the two can't be what Megatron wrote, OSError where one can't be
-    read.
+
+def read_index(prefix: Path) -> Index:
+    """Read the index's header and its ends; the .bin is never read, only measured.
+
+    Raises Damaged where the two can't be what Megatron wrote, OSError where one can't be read.
     """
     recover(prefix)
     name, size = f"{prefix}.idx", os.path.getsize(f"{prefix}.bin")
-    if not size:
-        raise Damaged(f"{prefix}.bin: no tokens in it")
     with open(name, "rb") as file:
         held = os.fstat(file.fileno()).st_size
         header = file.read(HEADER)
         if len(header) < HEADER:
             raise Damaged(f"{name}: {held} bytes, and its header alone has {HEADER}")
-        width, sequences, starts = _header(name, header)
+        if not header.startswith(MAGIC):
+            said = f"it doesn't begin with {MAGIC[:7].decode()}"
+            raise Damaged(f"{name}: no index of Megatron's: {said}")
+        version, code, sequences, starts = struct.unpack("<QBQQ", header[len(MAGIC) :])
+        if version != VERSION:
+            raise Damaged(f"{name}: version {version}, and Megatron reads {VERSION}")
+        if code not in WIDTHS:
+            raise Damaged(f"{name}: type code {code}, which isn't one of tokens")
         wanted = HEADER + 12 * sequences + 8 * starts
-        if held not in (wanted, wanted + sequences):  # multimodal indices add a byte a sequence
+        modes = sequences > 0 and held == wanted + sequences  # as multimodal indices have them
+        if not starts or (held != wanted and not modes):
             raise Damaged(f"{name}: {held} bytes, and its {sequences} sequences need {wanted}")
-        tokens = None
-        if wanted <= READ_WHOLE:
-            tokens = _check_columns(name, file, width, sequences, starts)
-        end = _end(file, sequences, starts, width)
-    if end.documents != sequences:
-        raise Damaged(f"{name}: its documents end at {end.documents} of {sequences} sequences")
-    if end.bytes != size:
-        raise Damaged(f"{prefix}.bin: {size} bytes, and its index ends at {end.bytes}")
-    return Index(sequences, starts - 1, tokens, width)
+        end = 0
+        if sequences:
+            length = _number(file, "<i", HEADER + 4 * (sequences - 1))
+            offset = _number(file, "<q", HEADER + 4 * sequences + 8 * (sequences - 1))
+            end = offset + length * WIDTHS[code]
+        last = _number(file, "<q", HEADER + 12 * sequences + 8 * (starts - 1))
+    if last != sequences:
+        raise Damaged(f"{name}: its documents end at {last} of {sequences} sequences")
+    if end != size:
+        raise Damaged(f"{prefix}.bin: {size} bytes, and its index ends at {end}")
+    return Index(sequences, starts - 1, size // WIDTHS[code], code, modes)
 
 
-def _header(name: str, header: bytes) -> tuple[int, int, int]:
-    """Bytes of a token, sequences, and document starts."""
-    if not header.startswith(MAGIC):
-        raise Damaged(f"{name}: no index of Megatron's: it doesn't begin with {MAGIC[:7].decode()}")
-    version, code, sequences, starts = struct.unpack("<QBQQ", header[len(MAGIC) :])
-    if version != VERSION:
-        raise Damaged(f"{name}: version {version}, and Megatron reads {VERSION}")
-    if code not in WIDTHS:
-        raise Damaged(f"{name}: type code {code}, which isn't one of tokens")
-    if not sequences or not starts:
-        raise Damaged(f"{name}: no sequences in it")
-    return WIDTHS[code], sequences, starts
-
-
-@dataclass(frozen=True)
-class _End:
-    """Where the last sequence ends in the .bin, and at which sequence the documents end."""
-
-    bytes: int
-    documents: int
-
-
-def _end(file: IO[bytes], sequences: int, starts: int, width: int) -> _End:
-    file.seek(HEADER + 4 * (sequences - 1))
-    (length,) = struct.unpack("<i", file.read(4))
-    file.seek(HEADER + 4 * sequences + 8 * (sequences - 1))
-    (offset,) = struct.unpack("<q", file.read(8))
-    file.seek(HEADER + 12 * sequences + 8 * (starts - 1))
-    (documents,) = struct.unpack("<q", file.read(8))
-    return _End(offset + length * width, documents)
-
-
-def _check_columns(name: str, file: IO[bytes], width: int, sequences: int, starts: int) -> int:
-    """Check every entry; the tokens in all."""
-    lengths, offsets, documents = (
-        _read(file, letter, count)
-        for letter, count in (("i", sequences), ("q", sequences), ("q", starts))
-    )
-    at = 0
-    for number, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
-        if length < 0 or offset != at:
-            raise Damaged(f"{name}: sequence {number} of {length} tokens at {offset}, not at {at}")
-        at += length * width
-    if documents[0] != 0 or any(a > b for a, b in pairwise(documents)):
-        raise Damaged(f"{name}: its documents aren't in order")
-    return at // width
-
-
-def _read(file: IO[bytes], letter: str, count: int) -> array[int]:
-    values = array(letter)
-    values.frombytes(file.read(count * values.itemsize))
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
+def _number(file: IO[bytes], kind: str, at: int) -> int:
+    file.seek(at)
+    (found,) = struct.unpack(kind, file.read(struct.calcsize(kind)))
+    return int(found)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from launcher.data import contents, output, sources, tokenize, tokenizers
+from launcher.data import contents, indexed, output, sources, tokenize, tokenizers
 from launcher.data.faults import DataError
 from launcher.data.ledger import Leniency
 from launcher.data.output import Busy
@@ -62,7 +62,7 @@ class Prepared:
                 return tokenize.run(self.job, report, self._check)
             except Busy:
                 print("launcher: another launcher tokenizes the text: waiting", file=sys.stderr)
-                output.wait(self.prefix)
+                output.wait(indexed.targets(self.prefix)[0])
         return None
 
     def _check(self, done: Done) -> None:

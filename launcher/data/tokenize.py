@@ -8,19 +8,24 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from launcher.data import ledger, output, records, sources, tokenizers
-from launcher.data.faults import Fault, Refused, writing
+from launcher.data import indexed, ledger, records, sources, tokenizers
+from launcher.data.faults import DataError, Fault, Refused
+from launcher.data.indexed import Output
 from launcher.data.ledger import Ledger, Leniency
-from launcher.data.output import Output, publish
+from launcher.data.output import publish, writing
 from launcher.data.records import Block
-from launcher.data.sequences import Columns, columns, token_type
 from launcher.data.sources import Place, Reading
 from launcher.data.tokenizers import Chosen, Tokenizer
 from launcher.data.workers import Workers
 from launcher.errors import UsageError
+
+KINDS = {2: np.dtype("<u2"), 4: np.dtype("<i4")}
+"""What a token is written as, by its bytes."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,19 @@ class Done:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """Some documents as they are written: tokens, each sequence's length, each document's count.
+
+    tokens: little-endian, two or four bytes each; lengths: int32, tokens of each sequence;
+    counts: int32, sequences of each document.
+    """
+
+    tokens: bytes
+    lengths: NDArray[np.int32]
+    counts: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
 class Encoded:
     """What a worker made of a block: columns of each key."""
 
@@ -91,12 +109,12 @@ def run(
     tokenizer = tokenizers.load(job.tokenizer)
     if job.append_eod and tokenizer.end is None:
         raise UsageError("the tokenizer has no end-of-document token", "Name it: --eod-token")
-    names = [path for prefix in outputs(job) for path in output.targets(prefix)]
+    names = [path for prefix in outputs(job) for path in indexed.targets(prefix)]
     sources.refuse_own(found, [*names, ledger.path(job.prefix)])
     with writing(job.prefix), ExitStack() as closed:
         written: list[Output] = []
         for prefix in outputs(job):
-            written.append(Output(prefix, token_type(tokenizer.size)))
+            written.append(Output(prefix, indexed.token_width(tokenizer.size)))
             closed.callback(written[-1].close)
         rejects = Ledger(found, job.prefix, job.leniency)
         closed.callback(rejects.close)
@@ -129,7 +147,7 @@ def _write(
         place, numbers = sent.popleft()
         rejects.enter(place, numbers, encoded.faults, encoded.records)
         for one, part in zip(written, encoded.columns, strict=True):
-            one.add(part)
+            one.add(part.tokens, part.lengths, part.counts)
         first = encoded.columns[0].counts
         gave |= {place.source} if len(first) else set()
         done = Done(
@@ -155,7 +173,7 @@ def _encode(job: Job, tokenizer: Tokenizer, block: Block) -> Encoded:
         found = read(partial(_require_tokens, tokenizer))
         tokens = [tokenizers.encoded(tokenizer, texts) for texts in found.texts]
     end = tokenizer.end if job.append_eod else None
-    kind = token_type(tokenizer.size)
+    kind = KINDS[indexed.token_width(tokenizer.size)]
     parts = [
         columns(some, counts, kind, end) for some, counts in zip(tokens, found.counts, strict=True)
     ]
@@ -166,3 +184,41 @@ def _require_tokens(tokenizer: Tokenizer, document: Sequence[Sequence[str]]) -> 
     """Raises Refused where the tokenizer fails at the texts of a key."""
     for texts in document:
         tokenizers.encoded(tokenizer, texts)
+
+
+def columns(
+    texts: Sequence[NDArray[np.generic]],
+    counts: Sequence[int],
+    kind: np.dtype[np.generic],
+    end: int | None,
+) -> Columns:
+    """Lay out texts, of which each document has as many as `counts` says.
+
+    Upstream's rules (tools/preprocess_data.py): a text without tokens gives no sequence; a
+    document is the sequences of its texts, maybe none; the end-of-document token follows the last.
+
+    `end` is the end-of-document token, None for none. Raises DataError for tokens that `kind`
+    can't hold.
+    """
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    kept = lengths > 0
+    of_document: NDArray[Any] = np.repeat(np.arange(len(counts)), counts)
+    found = np.bincount(of_document[kept], minlength=len(counts))
+    lengths = lengths[kept]
+    tokens = _as(kind, np.concatenate(texts)) if texts else np.empty(0, kind)
+    if end is not None:
+        last = (np.cumsum(found) - 1)[found > 0]
+        tokens = np.insert(tokens, np.cumsum(lengths)[last], end)
+        lengths[last] += 1
+    return Columns(tokens.tobytes(), lengths.astype("<i4"), found.astype("<i4"))
+
+
+def _as(kind: np.dtype[np.generic], tokens: NDArray[Any]) -> NDArray[Any]:
+    """The tokens as `kind`, whose bytes would make another token of one that is too large."""
+    most = np.iinfo(kind).max
+    if tokens.size and (wrong := tokens[(tokens < 0) | (tokens > most)]).size:
+        raise DataError(
+            f"token {wrong[0]}, and the tokens of this vocabulary are from 0 to {most} at most",
+            "The tokenizer's own special tokens aren't all in its vocabulary.",
+        )
+    return tokens.astype(kind)

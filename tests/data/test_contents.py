@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from launcher import cli
 from launcher.data import contents, tokenize
 from launcher.data.faults import DataError
-from launcher.data.output import Output, publish
-from launcher.data.sequences import columns
+from launcher.data.indexed import Output
+from launcher.data.output import publish
 from launcher.data.sources import Reading
-from launcher.data.tokenize import Job
+from launcher.data.tokenize import Job, columns
 from launcher.data.tokenizers import Chosen
 from launcher.errors import UsageError
 from tests.data.conftest import documents
@@ -31,10 +31,11 @@ DOCUMENTS = st.lists(
 
 
 def write(prefix: Path, found: Documents, kind: np.dtype[np.generic] = TWO) -> Path:
-    output = Output(prefix, kind)
+    output = Output(prefix, kind.itemsize)
     for document in found:
         texts = [np.array(text, np.uint32) for text in document]
-        output.add(columns(texts, [len(texts)], kind, None))
+        made = columns(texts, [len(texts)], kind, None)
+        output.add(made.tokens, made.lengths, made.counts)
     publish([output])
     output.close()
     return prefix

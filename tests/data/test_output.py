@@ -78,8 +78,8 @@ def test_another_fault_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_who_waits_goes_on_when_the_file_is_free(tmp_path: Path) -> None:
-    output.wait(tmp_path / "absent")
-    waiting = threading.Thread(target=output.wait, args=(tmp_path / "a",))
+    output.wait(tmp_path / "absent.bin")
+    waiting = threading.Thread(target=output.wait, args=(tmp_path / "a.bin",))
     with ExitStack() as stack:
         alone([tmp_path / "a.bin"], stack)
         waiting.start()
