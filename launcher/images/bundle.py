@@ -11,11 +11,12 @@ import hashlib
 import io
 import json
 import re
+import shlex
 import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
@@ -27,6 +28,8 @@ from launcher.build import fetch, inputs, source
 from launcher.build.image import Request
 from launcher.build.inputs import Commit, Fetched
 from launcher.errors import BuildError, EngineError, UsageError
+from launcher.images.images import id_of
+from launcher.images.load import names_by_manifest, stream
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.schema import (
     AMD64,
@@ -37,6 +40,8 @@ from launcher.matrix.schema import (
     Sha256,
     Tag,
 )
+from launcher.oci import saved
+from launcher.oci.layout import sha256
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -233,7 +238,8 @@ def take(path: Path, index: Index, site: Settings, progress: Progress) -> None:
 def load(path: Path, index: Index, client: DockerClient, progress: Progress) -> None:
     """Load a checked bundle's images into an engine, and give them their names.
 
-    Raises EngineError where the engine refuses one.
+    What an image's own stream names is not named; a name that another image has stays with that.
+    Raises EngineError where the engine refuses an image, makes another of it, or has such a name.
     """
     from docker.errors import ImageNotFound
 
@@ -248,7 +254,7 @@ def load(path: Path, index: Index, client: DockerClient, progress: Progress) -> 
                 own = _load(client, blocks, image, progress)
         for name in image.names:
             if "@" not in name:
-                client.api.tag(own, *_split_tag(name))
+                _name(client, own, name)
     progress.close()
 
 
@@ -415,15 +421,37 @@ def _load(
     client: DockerClient, blocks: Iterator[bytes], image: PackedImage, progress: Progress
 ) -> str:
     """Have the engine load an image; the ID that it has there."""
-    own = image.id
-    for event in client.api.load_image(blocks):
-        if "error" in event:
-            raise EngineError(f"{', '.join(image.names)}: the engine says: {event['error']}")
-        told = str(event.get("stream") or event.get("status") or "")
-        progress.output(f"{told.strip()} {event.get('progress', '')}")
-        if found := re.search(r"Loaded image ID: (sha256:[0-9a-f]{64})", told):
-            own = found[1]
+    from docker.errors import APIError
+
+    names = ", ".join(image.names)
+    with saved.told(names, "Have the bundle written again."):
+        read = saved.Saved(blocks, [""])
+        loaded = stream(client, read.unnamed(image.id), image.id, progress)
+        ids = _ids(image.id, read.kept)
+    own = str(client.api.inspect_image(loaded)["Id"])
+    if own not in ids and not names_by_manifest(client):
+        with suppress(APIError):
+            client.api.remove_image(loaded)
+        raise EngineError(f"{names}: the bundle lists {image.id}, and what it holds is {own}")
     return own
+
+
+def _ids(listed: str, kept: bytes) -> set[str]:
+    """The IDs of an image: its own; where that is a manifest's, its configuration's as well."""
+    if sha256(kept) != listed:
+        return {listed}
+    config = json.loads(kept)["config"]
+    return {listed, str(config.get("digest"))}
+
+
+def _name(client: DockerClient, id: str, name: str) -> None:
+    """Give an image a name that no other one has."""
+    if (there := id_of(client, name)) not in (None, id):
+        raise EngineError(
+            f"{name}: the engine has {there} under that name, and the bundle has {id}",
+            f"If that one may lose its name: docker rmi {shlex.quote(name)}",
+        )
+    client.api.tag(id, *_split_tag(name))
 
 
 def _split_tag(name: str) -> tuple[str, str]:

@@ -218,17 +218,17 @@ def _give(client: DockerClient, content: _Content, base: Image | None, progress:
     doesn't is given the base's again, as it gives them itself.
     """
     try:
-        return _stream(client, content, _archive(content, progress), progress)
+        return stream(client, _archive(content, progress), content.listing.image, progress)
     except EngineError as refused:
         if base is None or "no space left" in str(refused):
             raise
         progress.note("this engine wants the base's layers as well: they are read from it")
-        return _stream(client, content, _whole_archive(client, content, base, progress), progress)
+        whole = _whole_archive(client, content, base, progress)
+        return stream(client, whole, content.listing.image, progress)
 
 
-def _stream(
-    client: DockerClient, content: _Content, archive: Iterator[bytes], progress: Progress
-) -> str:
+def stream(client: DockerClient, archive: Iterator[bytes], image: str, progress: Progress) -> str:
+    """Have the engine load an archive; the ID that it tells, or `image`. Raises EngineError."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 
@@ -243,7 +243,7 @@ def _stream(
     finally:
         progress.close()
     named = re.search(rf"Loaded image ID: ({layout.DIGEST})", "".join(said))
-    return named[1] if named else content.listing.image
+    return named[1] if named else image
 
 
 def _refused(reason: object) -> EngineError:
@@ -311,8 +311,8 @@ def _read(folder: Path, file: File, seen: parts.Seen = lambda _: None) -> Iterat
 
 def _end(content: _Content, layers: list[str], progress: Progress) -> Iterator[bytes]:
     config = f"{hex_of(content.listing.image)}.json"
-    yield saved.file(config, content.config)
-    yield saved.file(MANIFEST, saved.load_manifest(config, layers))
+    yield saved.file_entry(config, content.config)
+    yield saved.file_entry(MANIFEST, saved.load_manifest(config, layers))
     yield saved.END
     progress.step("the engine unpacks it")
 
@@ -327,7 +327,7 @@ def _check(client: DockerClient, content: _Content, loaded: str, new: bool) -> N
 
     found = client.api.inspect_image(loaded)
     same = tuple(found["RootFS"].get("Layers") or ()) == content.diff_ids
-    if same and (found["Id"] == content.listing.image or _names_by_manifest(client)):
+    if same and (found["Id"] == content.listing.image or names_by_manifest(client)):
         return
     if new:
         with suppress(APIError):
@@ -337,7 +337,7 @@ def _check(client: DockerClient, content: _Content, loaded: str, new: bool) -> N
     )
 
 
-def _names_by_manifest(client: DockerClient) -> bool:
+def names_by_manifest(client: DockerClient) -> bool:
     """True for containerd's store, whose IDs are digests of manifests that it makes itself."""
     status: list[list[Any]] = client.info().get("DriverStatus") or []
     return ["driver-type", "io.containerd.snapshotter.v1"] in status

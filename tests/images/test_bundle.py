@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,10 +20,15 @@ from launcher.build import fetch, source
 from launcher.build.inputs import Commit
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.images import bundle
-from launcher.images.bundle import PackedRow
+from launcher.images.bundle import Index, PackedRow
 from launcher.progress import Progress
 from launcher.settings import Settings
-from tests.build.conftest import checkout, commit_all  # noqa: F401  # a fixture
+from tests.build.conftest import checkout, commit_all  # noqa: F401
+
+from .conftest import FORMS, OWN_LAYERS, Engine, filled
+
+if TYPE_CHECKING:
+    from docker import DockerClient
 
 ROWS = [PackedRow(tag="cpu", megatron="0.16.1")]
 IMAGE = "sha256:" + "ab" * 32
@@ -51,7 +57,7 @@ def quiet() -> Progress:
 
 
 @pytest.fixture
-def commit(empty_site: Settings, checkout: Path) -> Commit:
+def commit(empty_site: Settings, checkout: Path) -> Commit:  # noqa: F811
     """A commit in the cache, as git fetches it from a repository with a history."""
     commit_all(checkout)
     (checkout / "setup.py").write_text("print('second')\n")
@@ -302,3 +308,50 @@ def test_a_cached_file_with_another_byte_is_not_packed(
     assert hashlib.sha256(b"whEel").hexdigest() in str(caught.value)
     assert target.read_bytes() == b"before"
     assert sorted(one.name for one in tmp_path.glob("inputs*")) == ["inputs.tar"]
+
+
+def with_image(out: Path, there: Engine, id: str, names: list[str], listed: str = "") -> Index:
+    """A bundle of one image, as `there` saves it, that lists it as `listed`."""
+
+    def save(_: str) -> Iterator[bytes]:
+        return there.save(id, chunk_size=7000)
+
+    with bundle.replacing(out) as file:
+        bundle.pack(file, ROWS, [], [], {listed or id: names}, save, Progress(io.StringIO()))
+    return bundle.check(out)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_image_gets_the_names_of_the_list_and_none_of_its_stream(
+    form: str, tmp_path: Path, quiet: Progress
+) -> None:
+    there, here = filled(form), filled(form)
+    image = there.add("other:1", OWN_LAYERS)
+    there.told = ["base:1", "docker.io/library/python:3.11"]
+    index = with_image(tmp_path / "a.tar", there, image.id, ["other:1"])
+    base = here.find("base:1").id
+    bundle.load(tmp_path / "a.tar", index, cast("DockerClient", here), quiet)
+    assert here.find("other:1").id == image.id
+    assert here.find("base:1").id == base
+    assert here.find(image.id).names == ["other:1"]
+
+
+def test_another_image_than_the_listed_is_refused_and_removed(
+    tmp_path: Path, quiet: Progress
+) -> None:
+    there, here = filled(), filled()
+    image = there.add("other:1", OWN_LAYERS)
+    index = with_image(tmp_path / "a.tar", there, image.id, ["other:1"], listed=IMAGE)
+    with pytest.raises(EngineError, match=f"lists {IMAGE}, and what it holds is {image.id}"):
+        bundle.load(tmp_path / "a.tar", index, cast("DockerClient", here), quiet)
+    assert image.id not in here.images
+
+
+def test_a_name_that_another_image_has_stays_with_it(tmp_path: Path, quiet: Progress) -> None:
+    there, here = filled(), filled()
+    image, base = there.add("other:1", OWN_LAYERS), here.find("base:1").id
+    index = with_image(tmp_path / "a.tar", there, image.id, ["base:1"])
+    with pytest.raises(EngineError, match=r"the engine has .* under that name") as caught:
+        bundle.load(tmp_path / "a.tar", index, cast("DockerClient", here), quiet)
+    assert caught.value.remedy.endswith("docker rmi base:1")
+    assert here.find("base:1").id == base
