@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import quote
+
+from packaging.utils import canonicalize_name
 
 from launcher import __version__
 from launcher.build import context, fetch
-
-if TYPE_CHECKING:
-    from packageurl import PackageURL
+from launcher.oci import registry
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
@@ -89,25 +90,25 @@ def provenance(made: Made) -> dict[str, Any]:
     }
 
 
-def of_pin(pin: str) -> PackageURL:
+def purl(kind: str, name: str, version: str = "", **qualifiers: str) -> str:
+    """A package URL: https://github.com/package-url/purl-spec; name: with its namespace."""
+    quoted = [f"{key}={quote(value, safe='/:')}" for key, value in sorted(qualifiers.items())]
+    text = f"pkg:{kind}/{quote(name)}" + (f"@{quote(version, safe=':')}" if version else "")
+    return "?".join([text, *(["&".join(quoted)] if quoted else [])])
+
+
+def of_pin(pin: str) -> str:
     """The package URL of `name==version --hash=sha256:…`."""
-    from packageurl import PackageURL
-
     name, _, version = pin.partition(" ")[0].partition("==")
-    return PackageURL("pypi", name=name, version=version)
+    return purl("pypi", canonicalize_name(name), version)
 
 
-def of_image(reference: str) -> PackageURL:
+def of_image(reference: str) -> str:
     """The package URL of an image reference; without a host it is Docker Hub's or this engine's."""
-    from docker.auth import resolve_repository_name
-    from docker.utils import parse_repository_tag
-    from packageurl import PackageURL
-
-    repository, version = parse_repository_tag(reference)
-    host, path = resolve_repository_name(repository)
-    namespace, _, name = path.rpartition("/")
-    elsewhere = {} if host == "docker.io" else {"repository_url": host}
-    return PackageURL("docker", namespace, name, version or "latest", elsewhere)
+    at = registry.parse(reference)
+    if at.registry == registry.HUB:
+        return purl("docker", at.repository.removeprefix("library/"), at.target)
+    return purl("docker", at.repository, at.target, repository_url=at.registry)
 
 
 def _dependencies(made: Made) -> list[dict[str, Any]]:
@@ -147,7 +148,7 @@ def _dependencies(made: Made) -> list[dict[str, Any]]:
         *({"name": name, "digest": _sha256(fetch.sha256(path))} for name, path in files.items()),
         *(
             {
-                "uri": str(of_pin(pin)),
+                "uri": of_pin(pin),
                 "digest": _sha256(fetch.sha256_of_pin(pin)),
                 "annotations": {"for": sorted(groups[pin])},
             }
@@ -159,7 +160,7 @@ def _dependencies(made: Made) -> list[dict[str, Any]]:
 def _image(name: str, origin: Origin) -> dict[str, Any]:
     return {
         "name": name,
-        "uri": str(of_image(origin.reference)),
+        "uri": of_image(origin.reference),
         "digest": _sha256(origin.digest),
         "annotations": {"pinned": origin.pinned},
     }
@@ -177,7 +178,7 @@ def _source(made: Made) -> dict[str, Any]:
     if source.kind == "sdist":
         return {
             "name": "Megatron-LM",
-            "uri": str(of_pin(f"megatron-core=={source.release}")),
+            "uri": purl("pypi", "megatron-core", source.release),
             "digest": _sha256(source.identity),
         }
     return {

@@ -200,8 +200,8 @@ def moved(reference: str, locked: str, where: str, now: str) -> BuildError:
     )
     return BuildError(
         f"{reference}: isn't the locked image\n  locked:    {locked}\n  {where + ':':<10} {now}",
-        f"Where its publisher has moved the tag, `make lock UPGRADE={reference}` takes the new one; "
-        f"{mend}.",
+        f"Where its publisher has moved the tag, `make lock UPGRADE={reference}` takes the new "
+        f"one; {mend}.",
     )
 
 

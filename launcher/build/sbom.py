@@ -1,21 +1,22 @@
 """Lists what an image adds to its base, as a CycloneDX bill of materials.
 
-What is in the base is its publisher's to list; it is named as the image's ancestor.
+What is in the base is its publisher's to list; it is named as the image's ancestor. The JSON is
+written plainly, by https://cyclonedx.org/docs/1.6/json/.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
+from collections.abc import Iterator
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import Any
+
+from packaging.utils import canonicalize_name
 
 from launcher import __version__
 from launcher.build import attest, context, fetch
-from launcher.build.attest import LAUNCHER, Made
-
-if TYPE_CHECKING:
-    from cyclonedx.model import HashType
-    from cyclonedx.model.component import Component, Pedigree
+from launcher.build.attest import LAUNCHER, Made, purl
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, LAUNCHER)
 """Of serial numbers: a name-based UUID (RFC 9562, version 5) is the same for the same image."""
@@ -23,185 +24,92 @@ NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, LAUNCHER)
 
 def sbom(made: Made) -> str:
     """The document, CycloneDX 1.6 in JSON; its time is that of the source."""
-    from cyclonedx.model.bom import Bom, BomMetaData
-    from cyclonedx.model.component import Component, ComponentType
-    from cyclonedx.model.tool import ToolRepository
-    from cyclonedx.output.json import JsonV1Dot6
-
-    tool = Component(
-        name="megatron-launchpad",
-        version=__version__,
-        type=ComponentType.APPLICATION,
-        bom_ref="tool",
-    )
-    image = _image(made)
-    added = [_megatron(made), _launcher(), *_packages(made), *_compiled(made), *_python(made)]
-    bom = Bom(
-        serial_number=uuid.uuid5(NAMESPACE, made.id),
-        metadata=BomMetaData(
-            timestamp=datetime.fromtimestamp(made.inputs.source.epoch, timezone.utc),
-            tools=ToolRepository(components=[tool]),
-            component=image,
-        ),
-        components=added,
-    )
-    bom.register_dependency(image, added)
-    return JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
+    added = sorted(_added(made), key=lambda one: str(one["bom-ref"]))
+    refs = [one["bom-ref"] for one in added]
+    document = {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": uuid.uuid5(NAMESPACE, made.id).urn,
+        "version": 1,
+        "metadata": {
+            "timestamp": datetime.fromtimestamp(made.inputs.source.epoch, timezone.utc).isoformat(),
+            "tools": {"components": [{**_LAUNCHER, "bom-ref": "tool"}]},
+            "component": _image(made),
+        },
+        "components": added,
+        "dependencies": [*({"ref": ref} for ref in refs), {"ref": made.id, "dependsOn": refs}],
+    }
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
-def _image(made: Made) -> Component:
+_LAUNCHER = {"name": "megatron-launchpad", "version": __version__, "type": "application"}
+
+
+def _component(url: str, sha256: str = "", **more: Any) -> dict[str, Any]:
+    """A component with a package URL, known by it; sha256: in hex, with or without its name."""
+    hashes = {"hashes": _hashes(sha256)} if sha256 else {}
+    return {"type": "library", "bom-ref": url, "purl": url, **hashes, **more}
+
+
+def _hashes(sha256: str) -> list[dict[str, str]]:
+    return [{"alg": "SHA-256", "content": sha256.removeprefix("sha256:")}]
+
+
+def _image(made: Made) -> dict[str, Any]:
     """The image, and the base it lies on."""
-    from cyclonedx.model.component import Component, ComponentType, Pedigree
-
     name, _, version = made.name.rpartition(":")
-    base = Component(
-        name=made.base.reference,
-        type=ComponentType.CONTAINER,
-        purl=attest.of_image(made.base.reference),
-        bom_ref="base",
-        hashes=[_sha256(made.base.digest)],
-    )
-    return Component(
-        name=name,
-        version=version,
-        type=ComponentType.CONTAINER,
-        purl=attest.of_image(f"{name}@{made.id}"),
-        bom_ref=made.id,
-        hashes=[_sha256(made.id)],
-        pedigree=Pedigree(ancestors=[base]),
-    )
+    of_base = {"type": "container", "bom-ref": "base", "name": made.base.reference}
+    base = _component(attest.of_image(made.base.reference), made.base.digest, **of_base)
+    own = {"type": "container", "bom-ref": made.id, "name": name, "version": version}
+    url = attest.of_image(f"{name}@{made.id}")
+    return _component(url, made.id, **own, pedigree={"ancestors": [base]})
 
 
-def _megatron(made: Made) -> Component:
-    """Megatron's wheel, with where its source is from and which patches it has."""
-    from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
-    from cyclonedx.model.component import Component
-
-    source = made.inputs.source
-    purl = attest.of_pin(f"megatron-core=={made.inputs.version}")
-    references = [ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(made.url))]
-    if source.kind == "sdist":
-        references.append(
-            ExternalReference(
-                type=ExternalReferenceType.SOURCE_DISTRIBUTION,
-                url=XsUri(str(purl)),
-                hashes=[_sha256(source.identity)],
-            )
-        )
-    return Component(
-        name="megatron-core",
-        version=made.inputs.version,
-        purl=purl,
-        bom_ref=str(purl),
-        hashes=[_sha256(made.wheel["sha256"])],
-        external_references=references,
-        pedigree=_pedigree(made),
-    )
+def _added(made: Made) -> Iterator[dict[str, Any]]:
+    """What lies above the base: Megatron, the launcher, packages, what was compiled, a Python."""
+    inputs = made.inputs
+    yield _megatron(made)
+    inside = {"name": "megatron-launchpad:inside", "value": context.inside_digest()}
+    yield _component(f"{LAUNCHER}@{__version__}", **_LAUNCHER, properties=[inside])
+    for pin in inputs.added:
+        name, _, version = pin.partition(" ")[0].partition("==")
+        own = {"name": canonicalize_name(name), "version": version}
+        yield _component(attest.of_pin(pin), fetch.sha256_of_pin(pin), **own)
+    for one in inputs.extensions:
+        urls = {"": one.wanted.git.url, **one.wanted.submodules}
+        commits = [{"uid": git.commit, "url": urls[path]} for path, git in one.commits.items()]
+        name, own = one.wanted.package, one.locked.git.commit
+        url = purl("generic", name, own, vcs_url=f"git+{one.wanted.git.url}@{own}")
+        yield _component(url, name=name, version=own, pedigree={"commits": commits})
+    if archive := inputs.interpreter:
+        url, sha256 = purl("generic", archive.name), archive.parent.name
+        yield _component(url, sha256, name=archive.name, type="platform")
 
 
-def _pedigree(made: Made) -> Pedigree:
-    """The commit, or what is known of a checkout, and the patches."""
-    from cyclonedx.model import XsUri
-    from cyclonedx.model.component import Commit, Diff, Patch, PatchClassification, Pedigree
-
-    source = made.inputs.source
-    commit = Commit(uid=source.revision, url=XsUri(made.url))
+def _megatron(made: Made) -> dict[str, Any]:
+    """Megatron's wheel: where its source is from, its commit, or what is known of a checkout."""
+    source, version = made.inputs.source, made.inputs.version
+    url = purl("pypi", "megatron-core", version)
+    references: list[dict[str, Any]] = [{"type": "vcs", "url": made.url}]
     patches = [
-        Patch(
-            type=PatchClassification.UNOFFICIAL,
-            diff=Diff(url=XsUri(f"patches/{path.parent.name}/{path.name}")),
-        )
+        {"type": "unofficial", "diff": {"url": f"patches/{path.parent.name}/{path.name}"}}
         for path in made.inputs.patches
     ]
-    rules = f", built by the rules of {source.rules}" if source.rules else ""
-    return Pedigree(
-        commits=[commit] if source.kind == "git" else [],
-        patches=patches,
-        notes=f"a checkout: {source.revision}{rules}" if source.kind == "path" else None,
+    pedigree: dict[str, Any] = {"patches": patches} if patches else {}
+    if source.kind == "sdist":
+        sdist = {"type": "source-distribution", "url": url, "hashes": _hashes(source.identity)}
+        references.insert(0, sdist)
+    elif source.kind == "git":
+        pedigree["commits"] = [{"uid": source.revision, "url": made.url}]
+    else:
+        rules = f", built by the rules of {source.rules}" if source.rules else ""
+        pedigree["notes"] = f"a checkout: {source.revision}{rules}"
+    return _component(
+        url,
+        made.wheel["sha256"],
+        name="megatron-core",
+        version=version,
+        externalReferences=references,
+        pedigree=pedigree,
     )
-
-
-def _launcher() -> Component:
-    """The launcher's own files in the image."""
-    from cyclonedx.model import Property
-    from cyclonedx.model.component import Component, ComponentType
-    from packageurl import PackageURL
-
-    purl = PackageURL.from_string(f"{LAUNCHER}@{__version__}")
-    return Component(
-        name="megatron-launchpad",
-        version=__version__,
-        type=ComponentType.APPLICATION,
-        purl=purl,
-        bom_ref=str(purl),
-        properties=[Property(name="megatron-launchpad:inside", value=context.inside_digest())],
-    )
-
-
-def _packages(made: Made) -> list[Component]:
-    """The packages from wheels: Megatron's needs, and what the base lacks."""
-    from cyclonedx.model.component import Component
-
-    return [
-        Component(
-            name=purl.name,
-            version=purl.version,
-            purl=purl,
-            bom_ref=str(purl),
-            hashes=[_sha256(fetch.sha256_of_pin(pin))],
-        )
-        for pin, purl in ((pin, attest.of_pin(pin)) for pin in made.inputs.added)
-    ]
-
-
-def _compiled(made: Made) -> list[Component]:
-    """The extensions that were compiled on the base, with their commits and submodules'."""
-    from cyclonedx.model import XsUri
-    from cyclonedx.model.component import Commit, Component, Pedigree
-    from packageurl import PackageURL
-
-    found = []
-    for one in made.inputs.extensions:
-        urls = {"": one.wanted.git.url, **one.wanted.submodules}
-        commits = [
-            Commit(uid=git.commit, url=XsUri(urls[path])) for path, git in one.commits.items()
-        ]
-        own = one.locked.git.commit
-        source = {"vcs_url": f"git+{one.wanted.git.url}@{own}"}
-        purl = PackageURL("generic", name=one.wanted.package, version=own, qualifiers=source)
-        found.append(
-            Component(
-                name=one.wanted.package,
-                version=own,
-                purl=purl,
-                bom_ref=str(purl),
-                pedigree=Pedigree(commits=commits),
-            )
-        )
-    return found
-
-
-def _python(made: Made) -> list[Component]:
-    """The Python of a base that had none, by its archive."""
-    from cyclonedx.model.component import Component, ComponentType
-    from packageurl import PackageURL
-
-    archive = made.inputs.interpreter
-    if archive is None:
-        return []
-    purl = PackageURL("generic", name=archive.name)
-    return [
-        Component(
-            name=archive.name,
-            type=ComponentType.PLATFORM,
-            purl=purl,
-            bom_ref=str(purl),
-            hashes=[_sha256(archive.parent.name)],
-        )
-    ]
-
-
-def _sha256(digest: str) -> HashType:
-    from cyclonedx.model import HashAlgorithm, HashType
-
-    return HashType(alg=HashAlgorithm.SHA_256, content=digest.removeprefix("sha256:"))
