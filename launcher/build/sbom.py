@@ -79,9 +79,9 @@ def _added(made: Made) -> Iterator[dict[str, Any]]:
     for one in inputs.extensions:
         urls = {"": one.wanted.git.url, **one.wanted.submodules}
         commits = [{"uid": git.commit, "url": urls[path]} for path, git in one.commits.items()]
-        name, own = one.wanted.package, one.locked.git.commit
-        url = purl("generic", name, own, vcs_url=f"git+{one.wanted.git.url}@{own}")
-        yield _component(url, name=name, version=own, pedigree={"commits": commits})
+        name, commit = one.wanted.package, one.locked.git.commit
+        url = purl("generic", name, commit, vcs_url=f"git+{one.wanted.git.url}@{commit}")
+        yield _component(url, name=name, version=commit, pedigree={"commits": commits})
     if archive := inputs.interpreter:
         url, sha256 = purl("generic", archive.name), archive.parent.name
         yield _component(url, sha256, name=archive.name, type="platform")
