@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 
 from bench import compat, demo, launch, logs, rows, tokenize, transfer
 from launcher.engine import acquire
@@ -39,4 +40,6 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with tempfile.TemporaryDirectory(prefix="launchpad-bench-") as runs:
+        os.environ["LAUNCHER_RUNS"] = runs  # these are none of the user's runs
+        sys.exit(main(sys.argv[1:]))

@@ -126,7 +126,8 @@ def launch(folder: Path, *settings: str) -> Seen:
         command += ["--set", f"checkpoint.{key}={folder / 'checkpoints'}"]
     print(f"\n$ {shlex.join(['python3', *command[1:]])}", flush=True)
     training, held_out = {}, {}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    env = os.environ | {"LAUNCHER_RUNS": str(folder / "runs")}  # it's none of the user's runs
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", file=bare(sys.stdout), flush=True)

@@ -55,7 +55,9 @@ def test_the_losses_are_read_from_upstream_s_lines(
         " validation loss at iteration 20 on validation set | lm loss value: 2.1E+00 | PPL",
     ]
     (tmp_path / "launcher").mkdir()
-    (tmp_path / "launcher/__main__.py").write_text(f"print({chr(10).join(lines)!r})\n")
+    shown = f"print({chr(10).join(lines)!r})"  # and not among the user's own runs
+    program = f"import os\nif os.environ['LAUNCHER_RUNS'] == '{tmp_path}/runs': {shown}\n"
+    (tmp_path / "launcher/__main__.py").write_text(program)
     monkeypatch.chdir(tmp_path)
     assert demo.launch(tmp_path) == Seen({10: 3.0}, {20: 2.1})
 
