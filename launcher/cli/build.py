@@ -19,6 +19,7 @@ from launcher.cli.command import (
     argument,
     command,
     either,
+    flag,
     image,
 )
 
@@ -51,11 +52,11 @@ exit codes:
     BUILDER,
     argument(
         "--architectures",
-        metavar="LIST",
-        help='GPUs to compile for, of a row that compiles for them: "80 90" for 8.0 and 9.0',
+        'GPUs to compile for, of a row that compiles for them: "80 90" for 8.0 and 9.0',
+        "LIST",
     ),
-    argument("--jobs", metavar="N", type=int, help="compilers at a time, of such a row (4)"),
-    argument("--no-cache", action="store_true", help="build again, use no cached layer"),
+    argument("--jobs", "compilers at a time, of such a row (4)", "N", type=int),
+    flag("--no-cache", "build again, use no cached layer"),
 )
 def build(args: Namespace) -> int:
     """Build one or more rows of the matrix."""
@@ -112,14 +113,8 @@ def _tell_failed(failed: Sequence[tuple[str, LauncherError]]) -> int:
     SOURCE,
     image("IMAGE", "in place of the row's base, as of `image build`", "--base"),
     BUILDER,
-    argument(
-        "--keep", action="store_true", help="keep what was built for this, and print its name"
-    ),
-    argument(
-        "--diffoscope",
-        action="store_true",
-        help="wait for diffoscope, which is else ended after a minute",
-    ),
+    flag("--keep", "keep what was built for this, and print its name"),
+    flag("--diffoscope", "wait for diffoscope, which is else ended after a minute"),
     epilog=VERIFY_EXIT_CODES,
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
@@ -147,19 +142,11 @@ def verify(args: Namespace) -> int:
     MEGATRON,
     BASES,
     BUILDER,
-    argument(
-        "--platform", metavar="OS/ARCH", help="linux/arm64, of a row for several; else the engine's"
-    ),
-    argument("--no-images", action="store_true", help="leave base and builder out"),
+    argument("--platform", "linux/arm64, of a row for several; else the engine's", "OS/ARCH"),
+    flag("--no-images", "leave base and builder out"),
     either(
-        argument("--bundle", metavar="FILE", type=Path, help="pack it all into one tar"),
-        argument(
-            "--from",
-            metavar="FILE",
-            type=Path,
-            dest="bundled",
-            help="take what was packed with --bundle",
-        ),
+        argument("--bundle", "pack it all into one tar", "FILE", type=Path),
+        argument("--from", "take what was packed with --bundle", "FILE", type=Path, dest="bundled"),
     ),
 )
 def fetch(args: Namespace) -> int:

@@ -58,9 +58,15 @@ def command(*parts: Part, **settings: Any) -> Callable[[Callable[[Namespace], in
     return lambda run: Command(run, parts, settings)
 
 
-def argument(*flags: str, **options: Any) -> Part:
-    """An argument, as argparse's add_argument takes it."""
-    return lambda parser: parser.add_argument(*flags, **options)
+def argument(flags: str, about: str, metavar: str | None = None, **options: Any) -> Part:
+    """An argument, or an option by its names: "--output -o". `options` are argparse's."""
+    options |= {"help": about} if metavar is None else {"help": about, "metavar": metavar}
+    return lambda parser: parser.add_argument(*flags.split(), **options)
+
+
+def flag(flags: str, about: str) -> Part:
+    """An option that is given or not."""
+    return argument(flags, about, action="store_true")
 
 
 def either(*parts: Part) -> Part:
@@ -92,10 +98,10 @@ def call_action(args: Namespace) -> int:
     return chosen(args)
 
 
-def image(metavar: str, about: str, flag: str = "image", **options: Any) -> Part:
+def image(metavar: str, about: str, flags: str = "image", **options: Any) -> Part:
     """An image's name, which goes on to docker as a word."""
     check = names.argument(options.pop("check", names.image))
-    return argument(flag, metavar=metavar, type=check, help=about, **options)
+    return argument(flags, about, metavar, type=check, **options)
 
 
 def checkout(text: str) -> Path:
@@ -114,17 +120,17 @@ def above_zero(text: str) -> float:
 
 
 RUN_HELP = "a run's id, its beginning, or its name"
-RUN = argument("run", metavar="RUN", help=RUN_HELP)
-RUNS = argument("runs", metavar="RUN", nargs="+", help=RUN_HELP)
-QUIET = argument("--quiet", "-q", action="store_true", help="print the ids alone")
-GPUS = argument("--gpus", metavar="WHICH", help="N, all, 0 (the CPU) or device=0,1")
-TAGS = argument("tags", metavar="TAG", nargs="*", help="24.10 … as `matrix list` shows them")
-ALL = argument("--all", action="store_true", help="all tried rows with CUDA, as `make images`")
-MEGATRON = argument("--megatron", metavar="RELEASE", help="another release than the row's: 0.10.0")
+RUN = argument("run", RUN_HELP, "RUN")
+RUNS = argument("runs", RUN_HELP, "RUN", nargs="+")
+QUIET = flag("--quiet -q", "print the ids alone")
+GPUS = argument("--gpus", "N, all, 0 (the CPU) or device=0,1", "WHICH")
+TAGS = argument("tags", "24.10 … as `matrix list` shows them", "TAG", nargs="*")
+ALL = flag("--all", "all tried rows with CUDA, as `make images`")
+MEGATRON = argument("--megatron", "another release than the row's: 0.10.0", "RELEASE")
 RELEASES = argument(
-    "--megatron", metavar="RELEASE", action="append", default=[], help="not the rows' own; or all"
+    "--megatron", "not the rows' own; or all", "RELEASE", action="append", default=[]
 )
-SOURCE = argument("--source", metavar="PATH", type=checkout, help="a Megatron-LM checkout")
+SOURCE = argument("--source", "a Megatron-LM checkout", "PATH", type=checkout)
 BUILDER = image("IMAGE", "in place of the image that compiles", "--builder")
 BASES = image(
     "IMAGE",

@@ -18,6 +18,7 @@ from launcher.cli.command import (
     argument,
     command,
     either,
+    flag,
 )
 
 if TYPE_CHECKING:
@@ -28,27 +29,23 @@ MINUTES = partial(argument, type=above_zero, metavar="MINUTES")
 
 
 @command(
-    argument(
-        "tags", metavar="TAG", nargs="*", help="rows of the matrix (all tried ones with CUDA)"
-    ),
+    argument("tags", "rows of the matrix (all tried ones with CUDA)", "TAG", nargs="*"),
     RELEASES,
     SOURCE,
     BASES,
     BUILDER,
-    argument("--gpus", default="0", metavar="WHICH", help="N, all, device=0,1; without, the CPU"),
-    argument("--no-train", action="store_true", help="build and ask only"),
-    MINUTES("--limit", default=180.0, help="for a cell (180)"),
-    MINUTES("--run-limit", default=10.0, help="for a training run (10)"),
-    argument("--disk", type=above_zero, metavar="GB", help="what the images of a cell may take"),
-    argument("--keep", action="store_true", help="leave images in the engine"),
+    argument("--gpus", "N, all, device=0,1; without, the CPU", "WHICH", default="0"),
+    flag("--no-train", "build and ask only"),
+    MINUTES("--limit", "for a cell (180)", default=180.0),
+    MINUTES("--run-limit", "for a training run (10)", default=10.0),
+    argument("--disk", "what the images of a cell may take", "GB", type=above_zero),
+    flag("--keep", "leave images in the engine"),
     either(
-        argument("--again", action="store_true", help="try cells that are finished, too"),
-        argument("--kept", action="store_true", help="only report all that is finished"),
+        flag("--again", "try cells that are finished, too"),
+        flag("--kept", "only report all that is finished"),
     ),
-    argument(
-        "--write", action="store_true", help="into docs/compat.json, which README's table is of"
-    ),
-    argument("-o", "--output", metavar="FOLDER", type=Path, default=Path("compat")),
+    flag("--write", "into docs/compat.json, which README's table is of"),
+    argument("-o --output", "", "FOLDER", type=Path, default=Path("compat")),
 )
 def compat(args: Namespace) -> int:
     """Build, ask and train in each row with each release, and report what works.

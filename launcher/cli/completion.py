@@ -29,7 +29,7 @@ FOLDERS = frozenset({"source"})
 
 
 @command(
-    argument("what", choices=[*sorted(CONFIGS), RESUMABLE]),
+    argument("what", "", choices=[*sorted(CONFIGS), RESUMABLE]),
     epilog=f"bash: source <({NAME} completion bash), for an alias or a program {NAME}. "
     f"{RESUMABLE} prints the runs that can be gone on with, which the script asks for.",
 )

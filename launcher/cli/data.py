@@ -12,7 +12,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.command import actions, argument, call_action, command
+from launcher.cli.command import actions, argument, call_action, command, flag
 from launcher.cli.data_inspect import TOKENIZER, inspect, tokenizer, vocab
 
 if TYPE_CHECKING:
@@ -20,41 +20,35 @@ if TYPE_CHECKING:
     from launcher.data.sources import Reading
 
 READ = (
-    argument("inputs", metavar="INPUT", nargs="*", help="files, 'patterns*', - for standard input"),
+    argument("inputs", "files, 'patterns*', - for standard input", "INPUT", nargs="*"),
     argument(
         "--input",
-        metavar="INPUT",
+        "the same; read after those",
+        "INPUT",
         dest="more",
         nargs="+",
         action="extend",
         default=[],
-        help="the same; read after those",
     ),
-    argument(
-        "--json-keys", metavar="KEY", nargs="+", default=["text"], help="keys or columns: text"
-    ),
-    argument(
-        "--format", choices=("jsonl", "csv", "parquet", "txt"), help="else by the file's name"
-    ),
-    argument("--csv-columns", metavar="A,B", help="names of the columns, where row 1 is data"),
-    argument(
-        "--csv-delimiter", metavar="CHARACTER", help="else a comma; .tsv: tabs, no quotations"
-    ),
-    argument("--encoding", default="utf-8", help="of csv and txt: gb18030 (utf-8)"),
+    argument("--json-keys", "keys or columns: text", "KEY", nargs="+", default=["text"]),
+    argument("--format", "else by the file's name", choices=("jsonl", "csv", "parquet", "txt")),
+    argument("--csv-columns", "names of the columns, where row 1 is data", "A,B"),
+    argument("--csv-delimiter", "else a comma; .tsv: tabs, no quotations", "CHARACTER"),
+    argument("--encoding", "of csv and txt: gb18030 (utf-8)", default="utf-8"),
     argument(
         "--document",
+        "what of plain text is a document (%(default)s)",
         choices=("line", "paragraph", "file"),
         default="line",
-        help="what of plain text is a document (%(default)s)",
     ),
     argument(
         "--on-error",
+        "at a bad record: write nothing, or list it in *.rejects.jsonl (%(default)s)",
         choices=("stop", "skip"),
         default="stop",
-        help="at a bad record: write nothing, or list it in *.rejects.jsonl (%(default)s)",
     ),
-    argument("--max-errors", metavar="N", type=int, help="how many may be skipped (any number)"),
-    argument("--max-record", metavar="MB", type=int, help="how large a record may be (64)"),
+    argument("--max-errors", "how many may be skipped (any number)", "N", type=int),
+    argument("--max-record", "how large a record may be (64)", "MB", type=int),
 )
 """What reads text: which inputs, what is in them, and what becomes of bad records."""
 
@@ -62,13 +56,13 @@ READ = (
 @command(
     *READ,
     *TOKENIZER,
-    argument("--output-prefix", metavar="P", required=True, help="P_KEY_document.bin, .idx"),
-    argument("--append-eod", action="store_true", help="end each document with the token for it"),
-    argument("--workers", metavar="N", type=int, help="processes (as many as CPUs, at most 8)"),
-    argument("--shard", metavar="I/N", help="only part I of N, for `data merge`"),
-    argument("--partitions", metavar="N", type=int, help="upstream's; the order stays the inputs'"),
-    argument("--keep-sequential-samples", action="store_true", help="upstream's; they are, always"),
-    argument("--log-interval", metavar="N", type=int, help="upstream's; a line each five seconds"),
+    argument("--output-prefix", "P_KEY_document.bin, .idx", "P", required=True),
+    flag("--append-eod", "end each document with the token for it"),
+    argument("--workers", "processes (as many as CPUs, at most 8)", "N", type=int),
+    argument("--shard", "only part I of N, for `data merge`", "I/N"),
+    argument("--partitions", "upstream's; the order stays the inputs'", "N", type=int),
+    flag("--keep-sequential-samples", "upstream's; they are, always"),
+    argument("--log-interval", "upstream's; a line each five seconds", "N", type=int),
 )
 def tokenize(args: Namespace) -> int:
     """Make .bin and .idx of jsonl, csv, parquet or plain text, packed or not."""
@@ -92,7 +86,7 @@ def tokenize(args: Namespace) -> int:
     return 0
 
 
-@command(*READ, argument("--output", "-o", metavar="FILE", required=True, help="a .jsonl"))
+@command(*READ, argument("--output -o", "a .jsonl", "FILE", required=True))
 def convert(args: Namespace) -> int:
     """Make one jsonl of csv, parquet, plain text or other jsonl."""
     from launcher.data.bar import Bar
@@ -106,8 +100,8 @@ def convert(args: Namespace) -> int:
 
 
 @command(
-    argument("prefixes", metavar="P", nargs="+", help="of each, or P.idx, or a 'pattern*' of them"),
-    argument("--output-prefix", metavar="OUT", required=True, help="OUT.bin and OUT.idx"),
+    argument("prefixes", "of each, or P.idx, or a 'pattern*' of them", "P", nargs="+"),
+    argument("--output-prefix", "OUT.bin and OUT.idx", "OUT", required=True),
 )
 def merge(args: Namespace) -> int:
     """Join .bin and .idx of shards, in the order given."""

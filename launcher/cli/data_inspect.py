@@ -28,17 +28,15 @@ TYPES = (
     *("GPTSentencePieceTokenizer", "TikTokenizer"),
 )
 TOKENIZER = (
-    argument("--tokenizer-type", choices=TYPES, default=TYPES[0], help="%(default)s, or:"),
-    argument("--vocab-file", metavar="FILE", type=Path, help="vocab.json (GPT-2's own)"),
-    argument("--merge-file", metavar="FILE", type=Path, help="merges.txt (GPT-2's own)"),
-    argument("--tokenizer-model", metavar="FILE", type=Path, help="tokenizer.json, .model, ranks"),
-    argument("--eod-token", metavar="TOKEN", help="of a tokenizer.json, else its eos_token"),
-    argument("--vocab-size", metavar="N", type=int, help="of TikTokenizer (131072)"),
-    argument("--tiktoken-pattern", choices=("v1", "v2"), help="of TikTokenizer (v2)"),
-    argument("--tiktoken-num-special-tokens", metavar="N", type=int, help="of TikTokenizer (1000)"),
-    argument(
-        "--megatron", metavar="RELEASE", default="0.9.0", help="whose rules hold (%(default)s)"
-    ),
+    argument("--tokenizer-type", "%(default)s, or:", choices=TYPES, default=TYPES[0]),
+    argument("--vocab-file", "vocab.json (GPT-2's own)", "FILE", type=Path),
+    argument("--merge-file", "merges.txt (GPT-2's own)", "FILE", type=Path),
+    argument("--tokenizer-model", "tokenizer.json, .model, ranks", "FILE", type=Path),
+    argument("--eod-token", "of a tokenizer.json, else its eos_token", "TOKEN"),
+    argument("--vocab-size", "of TikTokenizer (131072)", "N", type=int),
+    argument("--tiktoken-pattern", "of TikTokenizer (v2)", choices=("v1", "v2")),
+    argument("--tiktoken-num-special-tokens", "of TikTokenizer (1000)", "N", type=int),
+    argument("--megatron", "whose rules hold (%(default)s)", "RELEASE", default="0.9.0"),
 )
 """Which tokenizer; the names are upstream's where it has them."""
 
@@ -65,11 +63,9 @@ def _path(text: str) -> Path:
 
 
 @command(
-    argument("prefix", metavar="P", type=_path, help="the files' name without .bin and .idx"),
-    argument(
-        "--compare", metavar="P2", type=_path, help="say whether P2 has the same bytes; 1 if not"
-    ),
-    argument("--documents", metavar="N", type=int, default=3, help="how many to show (3)"),
+    argument("prefix", "the files' name without .bin and .idx", "P", type=_path),
+    argument("--compare", "say whether P2 has the same bytes; 1 if not", "P2", type=_path),
+    argument("--documents", "how many to show (3)", "N", type=int, default=3),
     *TOKENIZER,
 )
 def inspect(args: Namespace) -> int:
@@ -126,11 +122,9 @@ def _shown(tokenizer: Tokenizer, data: Data, number: int) -> str:
 
 
 @command(
-    argument("texts", metavar="TEXT", nargs="*", help="a text to tokenize"),
-    argument(
-        "--from", dest="first", metavar="N", type=int, default=250, help="first token shown (250)"
-    ),
-    argument("--count", metavar="N", type=int, default=20, help="how many are shown (20)"),
+    argument("texts", "a text to tokenize", "TEXT", nargs="*"),
+    argument("--from", "first token shown (250)", "N", dest="first", type=int, default=250),
+    argument("--count", "how many are shown (20)", "N", type=int, default=20),
     *TOKENIZER,
 )
 def vocab(args: Namespace) -> int:

@@ -21,10 +21,10 @@ def demo(args: Namespace) -> int:
 @command(
     argument(
         "folder",
-        metavar="FOLDER",
+        "keeps the engine's packages and images (default: that of `make demo`)",
+        "FOLDER",
         type=Path,
         nargs="?",
-        help="keeps the engine's packages and images (default: that of `make demo`)",
     )
 )
 def engine(args: Namespace) -> int:

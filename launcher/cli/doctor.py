@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from launcher import names
-from launcher.cli.command import argument, command, either, image
+from launcher.cli.command import argument, command, either, flag, image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,20 +19,18 @@ DEFAULT = "24.10"
 
 
 @command(
-    argument(
-        "--gpus", metavar="WHICH", help="that these are there: N, all, device=0,1; 0 for CPU runs"
-    ),
+    argument("--gpus", "that these are there: N, all, device=0,1; 0 for CPU runs", "WHICH"),
     either(
         argument(
             "--tag",
+            f"a row of the matrix: its CUDA against the driver, and for --nccl ({DEFAULT})",
             type=names.argument(names.tag),
-            help=f"a row of the matrix: its CUDA against the driver, and for --nccl ({DEFAULT})",
         ),
         image("NAME", "any image, for --nccl", "--image"),
     ),
-    argument("--backend", default="docker", help="docker or local (default: docker)"),
-    argument("--json", action="store_true", help="the same as JSON"),
-    argument("--nccl", action="store_true", help="a short all-reduce over the GPUs, in the image"),
+    argument("--backend", "docker or local (default: docker)", default="docker"),
+    flag("--json", "the same as JSON"),
+    flag("--nccl", "a short all-reduce over the GPUs, in the image"),
     epilog="Exit code: 0, 121 where a run would be refused; of --nccl 1 for a broken link.",
 )
 def doctor(args: Namespace) -> int:

@@ -14,11 +14,9 @@ if TYPE_CHECKING:
 
 
 @command(
-    argument("script", metavar="SCRIPT", type=Path, help="pretrain_gpt.sh; it is read, never run"),
-    argument("-o", "--output", metavar="FILE", type=Path, help="write there, not to stdout"),
-    argument(
-        "--tag", default="24.10", help="the image where the script names none (default: 24.10)"
-    ),
+    argument("script", "pretrain_gpt.sh; it is read, never run", "SCRIPT", type=Path),
+    argument("-o --output", "write there, not to stdout", "FILE", type=Path),
+    argument("--tag", "the image where the script names none (default: 24.10)", default="24.10"),
     usage="%(prog)s SCRIPT [options] [-- ARGS ...]",
     epilog="What stands after -- is taken for the script's own arguments, $1 and on.",
 )

@@ -14,6 +14,7 @@ from launcher.cli.command import (
     argument,
     call_action,
     command,
+    flag,
     table,
 )
 from launcher.cli.command import image as image_name
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 COLUMNS = ("ID", "NAME", "ROW", "MEGATRON", "ADDS", "CREATED", "BASE")
 
 
-@command(argument("--quiet", "-q", action="store_true", help="print the IDs alone"))
+@command(flag("--quiet -q", "print the IDs alone"))
 def ls(args: Namespace) -> int:
     """List our images: what is in them, what they add to their base, whether it is pinned."""
     from launcher.engine.connect import connect
@@ -60,7 +61,7 @@ def ls(args: Namespace) -> int:
 
 @command(
     image_name("IMAGE|TAG", "24.10, megatron:24.10-0.9.0, an ID"),
-    argument("--json", action="store_true", help="all of it as one JSON object"),
+    flag("--json", "all of it as one JSON object"),
 )
 def inspect(args: Namespace) -> int:
     """Show an image's labels, what it was built from, its provenance and its contents."""
@@ -124,12 +125,12 @@ def _text(image: Image, names: list[str], record: dict[str, Any], documents: Doc
 
 @command(
     image_name("TAG|IMAGE", "a row as matrix.lock has it, or an image's own SBOM"),
-    argument("--megatron", metavar="RELEASE", help="of a row, with another release than its own"),
+    argument("--megatron", "of a row, with another release than its own", "RELEASE"),
     argument(
         "--database",
-        metavar="URL",
+        "a server with OSV's API in place of %(default)s",
+        "URL",
         default="https://api.osv.dev",
-        help="a server with OSV's API in place of %(default)s",
     ),
 )
 def scan(args: Namespace) -> int:
@@ -198,31 +199,14 @@ def _line(one: Finding) -> str:
 
 @command(
     image_name("TAG", "a row of the matrix, or any image by its name", "tag", nargs="?"),
-    argument(
-        "--gpus", default="0", metavar="WHICH", help="GPUs to try layers on: N, all, device=0,1"
-    ),
-    argument(
-        "--base", action="store_true", help="the row's base in place of the image made from it"
-    ),
-    argument("--facts", action="store_true", help="only the facts, no training"),
+    argument("--gpus", "GPUs to try layers on: N, all, device=0,1", "WHICH", default="0"),
+    flag("--base", "the row's base in place of the image made from it"),
+    flag("--facts", "only the facts, no training"),
     SOURCE,
-    argument(
-        "--backend",
-        default="docker",
-        choices=["docker", "local"],
-        help="local: this environment",
-    ),
-    argument(
-        "--limit",
-        type=above_zero,
-        default=600.0,
-        metavar="S",
-        help="seconds for a training run (600)",
-    ),
-    argument("--json", action="store_true", help="the same as JSON"),
-    argument(
-        "--write", action="store_true", help="write facts that the row lacks into matrix.yaml"
-    ),
+    argument("--backend", "local: this environment", default="docker", choices=["docker", "local"]),
+    argument("--limit", "seconds for a training run (600)", "S", type=above_zero, default=600.0),
+    flag("--json", "the same as JSON"),
+    flag("--write", "write facts that the row lacks into matrix.yaml"),
 )
 def probe(args: Namespace) -> int:
     """Ask an image what is in it, and what works there.
@@ -295,19 +279,11 @@ def _told(new: Mapping[str, str]) -> str:
 
 
 @command(
-    argument(
-        "--all", action="store_true", help="all our images that no container uses, named or not"
-    ),
-    argument(
-        "--keep", type=int, default=0, metavar="N", help="but the last N of each row and release"
-    ),
-    argument(
-        "--cache",
-        action="store_true",
-        help="in place of images, downloads that no lock mentions",
-    ),
-    argument("--dry-run", action="store_true", help="tell what would be removed"),
-    argument("--yes", "-y", action="store_true", help="don't ask"),
+    flag("--all", "all our images that no container uses, named or not"),
+    argument("--keep", "but the last N of each row and release", "N", type=int, default=0),
+    flag("--cache", "in place of images, downloads that no lock mentions"),
+    flag("--dry-run", "tell what would be removed"),
+    flag("--yes -y", "don't ask"),
 )
 def prune(args: Namespace) -> int:
     """Remove our images that no tag names any more, told and asked first; or stale downloads."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 
-from launcher.cli.command import RELEASES, actions, argument, call_action, command
+from launcher.cli.command import RELEASES, actions, argument, call_action, command, flag
 from launcher.cli.compat import compat
 
 
@@ -19,7 +19,7 @@ def list(args: Namespace) -> int:
     return 0
 
 
-@command(argument("--check", action="store_true", help="only fail where they differ"))
+@command(flag("--check", "only fail where they differ"))
 def render(args: Namespace) -> int:
     """Write images/, compose/, README's tables."""
     from launcher.backends import compose_examples
@@ -44,8 +44,8 @@ ANEW = "ask anew for these packages, releases, extensions and images; for all wh
 
 
 @command(
-    argument("--upgrade", metavar="NAME", nargs="*", help=ANEW),
-    argument("--offline", action="store_true", help="ask nobody, and name what wasn't asked"),
+    argument("--upgrade", ANEW, "NAME", nargs="*"),
+    flag("--offline", "ask nobody, and name what wasn't asked"),
 )
 def lock(args: Namespace) -> int:
     """Write matrix.lock; pins that hold are kept."""
@@ -66,12 +66,12 @@ LABELS = "takes rows with CUDA{}, such as self-hosted,gpu; without it they are l
 
 
 @command(
-    argument("tags", metavar="TAG", nargs="*", help="rows of the matrix (all tried ones)"),
+    argument("tags", "rows of the matrix (all tried ones)", "TAG", nargs="*"),
     RELEASES,
-    argument("--only-cuda", action="store_true", help="leave out rows without CUDA"),
-    argument("--allow-none", action="store_true", help="print nothing where no job is left"),
-    argument("--cuda-runner", metavar="LABELS", default="", help=LABELS.format("")),
-    argument("--arm64-runner", metavar="LABELS", default="", help=LABELS.format(" on arm64")),
+    flag("--only-cuda", "leave out rows without CUDA"),
+    flag("--allow-none", "print nothing where no job is left"),
+    argument("--cuda-runner", LABELS.format(""), "LABELS", default=""),
+    argument("--arm64-runner", LABELS.format(" on arm64"), "LABELS", default=""),
 )
 def github(args: Namespace) -> int:
     """The jobs of a workflow, as JSON."""

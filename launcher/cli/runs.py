@@ -8,7 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.command import QUIET, RUN, RUNS, actions, argument, call_action, command, table
+from launcher.cli.command import (
+    QUIET,
+    RUN,
+    RUNS,
+    actions,
+    argument,
+    call_action,
+    command,
+    flag,
+    table,
+)
 from launcher.errors import EngineError
 
 if TYPE_CHECKING:
@@ -20,12 +30,12 @@ KEPT = ("RUN", "NAME", "STATE", "CODE", "ITERATION", "LOSS", "BACKEND", "IMAGE",
 FILTERS = (
     argument(
         "--state",
+        "running, finished, stopped, failed or unknown (may be repeated)",
         action="append",
         default=[],
-        help="running, finished, stopped, failed or unknown (may be repeated)",
     ),
-    argument("--name", help="runs of this name"),
-    argument("--since", metavar="AGE", help="started no longer ago than 30m, 12h, 7d"),
+    argument("--name", "runs of this name"),
+    argument("--since", "started no longer ago than 30m, 12h, 7d", "AGE"),
 )
 
 
@@ -62,7 +72,7 @@ def attach(args: Namespace) -> int:
     return attach(args.run)
 
 
-@command(RUN, argument("--follow", "-f", action="store_true", help="go on until the run ends"))
+@command(RUN, flag("--follow -f", "go on until the run ends"))
 def logs(args: Namespace) -> int:
     """Print what a run has written, also after its end."""
     from launcher.errors import LauncherError, UsageError
@@ -119,10 +129,8 @@ def _seconds(text: str) -> int:
 
 @command(
     RUNS,
-    argument("--now", action="store_true", help="end them at once, without saving"),
-    argument(
-        "--grace", type=_seconds, metavar="S", help="seconds until it is killed; else the run's own"
-    ),
+    flag("--now", "end them at once, without saving"),
+    argument("--grace", "seconds until it is killed; else the run's own", "S", type=_seconds),
 )
 def stop(args: Namespace) -> int:
     """Ask runs to save a checkpoint and end; remove what is left of ended ones."""
@@ -144,7 +152,7 @@ def stop(args: Namespace) -> int:
 
 @command(
     RUN,
-    argument("words", nargs="*", help=argparse.SUPPRESS),
+    argument("words", argparse.SUPPRESS, nargs="*"),
     usage="%(prog)s RUN -- COMMAND [ARGS ...]",
 )
 def exec(args: Namespace) -> int:
@@ -171,7 +179,7 @@ def exec(args: Namespace) -> int:
 
 @command(
     RUNS,
-    argument("--output", "-o", metavar="FILE", default="plot.png", help="default: %(default)s"),
+    argument("--output -o", "default: %(default)s", "FILE", default="plot.png"),
 )
 def plot(args: Namespace) -> int:
     """Draw loss and throughput of runs into one PNG."""
@@ -199,9 +207,9 @@ def show(args: Namespace) -> int:
 
 @command(
     *FILTERS,
-    argument("--older-than", metavar="AGE", help="started longer ago: 30d"),
-    argument("--keep", type=int, default=0, metavar="N", help="but the newest N of them"),
-    argument("--dry-run", action="store_true", help="tell what would be removed"),
+    argument("--older-than", "started longer ago: 30d", "AGE"),
+    argument("--keep", "but the newest N of them", "N", type=int, default=0),
+    flag("--dry-run", "tell what would be removed"),
 )
 def prune(args: Namespace) -> int:
     """Remove records; checkpoints and running runs stay."""
@@ -228,7 +236,7 @@ def prune(args: Namespace) -> int:
 
 @command(
     *FILTERS,
-    argument("--json", action="store_true", help="print one JSON object a line"),
+    flag("--json", "print one JSON object a line"),
     QUIET,
     actions(show, prune, required=False),
 )

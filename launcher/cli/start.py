@@ -6,7 +6,7 @@ import gc
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from launcher.cli.command import GPUS, RUN, argument, command, image
+from launcher.cli.command import GPUS, RUN, argument, command, flag, image
 
 if TYPE_CHECKING:
     from launcher.follow.assemble import Assembled
@@ -15,43 +15,37 @@ if TYPE_CHECKING:
     from launcher.plan.source import Asked, Override
 
 BACKEND = "what carries the run out: docker, local or compose"
-SOURCE = argument(
-    "--source", metavar="PATH", help="a Megatron-LM checkout, in place of the image's"
-)
+SOURCE = argument("--source", "a Megatron-LM checkout, in place of the image's", "PATH")
 SET = argument(
     "--set",
+    "set a key of the run file: --set training.lr=3e-4 (may be repeated)",
+    "KEY=VALUE",
     action="append",
     default=[],
-    metavar="KEY=VALUE",
-    help="set a key of the run file: --set training.lr=3e-4 (may be repeated)",
 )
 RESTARTS = argument(
     "--max-restarts",
+    "start a run that failed again from its newest checkpoint, up to N times",
+    "N",
     type=int,
-    metavar="N",
-    help="start a run that failed again from its newest checkpoint, up to N times",
 )
 FOLLOWED = (
-    argument("--detach", action="store_true", help="start, print the run's id, and return"),
-    argument(
-        "--tie", action="store_true", help="the run ends with the launcher, even if that is killed"
-    ),
-    argument(
-        "--no-preflight", action="store_true", help="start without looking whether it can work"
-    ),
+    flag("--detach", "start, print the run's id, and return"),
+    flag("--tie", "the run ends with the launcher, even if that is killed"),
+    flag("--no-preflight", "start without looking whether it can work"),
 )
 """How a run is started and followed."""
 
 
 @command(
-    argument("config", metavar="CONFIG", help="a run file, or the name of a preset: gpt2.yaml"),
+    argument("config", "a run file, or the name of a preset: gpt2.yaml", "CONFIG"),
     GPUS,
-    argument("--nodes", type=int, metavar="N", help="all on this machine, with --backend compose"),
-    argument("--tag", help="the image's tag: a row of the matrix"),
+    argument("--nodes", "all on this machine, with --backend compose", "N", type=int),
+    argument("--tag", "the image's tag: a row of the matrix"),
     SOURCE,
     SET,
-    argument("--dry-run", action="store_true", help="show the plan and its command; start nothing"),
-    argument("--backend", default="docker", help=BACKEND),
+    flag("--dry-run", "show the plan and its command; start nothing"),
+    argument("--backend", BACKEND, default="docker"),
     RESTARTS,
     *FOLLOWED,
     usage="%(prog)s CONFIG [options] [-- ARGS ...]",
@@ -135,9 +129,9 @@ def _show(assembled: Assembled, chosen: Backend, data: Tokenized) -> int:
 @command(
     RUN,
     GPUS,
-    argument("--processes", type=int, metavar="N", help="on the CPU, where --gpus is 0"),
+    argument("--processes", "on the CPU, where --gpus is 0", "N", type=int),
     SET,
-    argument("--backend", help=BACKEND),
+    argument("--backend", BACKEND),
     RESTARTS,
     *FOLLOWED,
 )
@@ -157,7 +151,7 @@ def resume(args: Namespace) -> int:
 
 @command(
     RUN,
-    argument("--force", action="store_true", help="run it even where something isn't the same"),
+    flag("--force", "run it even where something isn't the same"),
     *FOLLOWED,
 )
 def rerun(args: Namespace) -> int:
@@ -176,9 +170,9 @@ def rerun(args: Namespace) -> int:
 
 @command(
     image("TAG", "a row, or an image's full name", "tag", nargs="?", default="24.10"),
-    argument("--gpus", default="0", metavar="WHICH", help="N, all, 0 (none) or device=0,1"),
+    argument("--gpus", "N, all, 0 (none) or device=0,1", "WHICH", default="0"),
     SOURCE,
-    argument("--backend", default="docker", help="docker or local"),
+    argument("--backend", "docker or local", default="docker"),
     usage="%(prog)s [TAG] [options] [-- COMMAND ...]",
 )
 def shell(args: Namespace) -> int:

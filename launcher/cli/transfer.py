@@ -6,17 +6,15 @@ from argparse import Namespace
 from pathlib import Path
 
 from launcher import names
-from launcher.cli.command import argument, command, image
+from launcher.cli.command import argument, command, flag, image
 
 NAMED = "24.10 of the matrix, or the name of any image"
 
 
 @command(
     image("TAG", NAMED),
-    argument(
-        "-o", "--output", metavar="DIR", type=Path, required=True, help="a folder for it alone"
-    ),
-    argument("--thin", action="store_true", help="without the layers of its base"),
+    argument("-o --output", "a folder for it alone", "DIR", type=Path, required=True),
+    flag("--thin", "without the layers of its base"),
     image(
         "IMAGE",
         "leave out the layers of this image, which the other side has, instead of the base's",
@@ -24,9 +22,9 @@ NAMED = "24.10 of the matrix, or the name of any image"
     ),
     argument(
         "--part-size",
-        metavar="SIZE",
+        "split files beyond this size (500M; default 1G; FAT takes less than 4G)",
+        "SIZE",
         default="1G",
-        help="split files beyond this size (500M; default 1G; FAT takes less than 4G)",
     ),
 )
 def save(args: Namespace) -> int:
@@ -56,12 +54,10 @@ def save(args: Namespace) -> int:
 
 
 @command(
-    argument("folder", metavar="DIR", type=Path, help="what `image save -o` wrote"),
-    argument("--digest", metavar="sha256:…", help="what `image save` said, or the image's ID"),
-    argument(
-        "--all-tags",
-        action="store_true",
-        help="give it all names that it was saved with, and not those of megatron: alone",
+    argument("folder", "what `image save -o` wrote", "DIR", type=Path),
+    argument("--digest", "what `image save` said, or the image's ID", "sha256:…"),
+    flag(
+        "--all-tags", "give it all names that it was saved with, and not those of megatron: alone"
     ),
 )
 def load(args: Namespace) -> int:
@@ -128,7 +124,7 @@ def push(args: Namespace) -> int:
         "--registry",
         check=names.registry,
     ),
-    argument("--digest", metavar="sha256:…", help="what `image push` said, or the image's ID"),
+    argument("--digest", "what `image push` said, or the image's ID", "sha256:…"),
 )
 def pull(args: Namespace) -> int:
     """Pull an image from a registry, and check that it is the expected one."""
