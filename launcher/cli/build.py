@@ -145,8 +145,8 @@ def verify(args: Namespace) -> int:
     argument("--platform", "linux/arm64, of a row for several; else the engine's", "OS/ARCH"),
     flag("--no-images", "leave base and builder out"),
     either(
-        argument("--bundle", "pack it all into one tar", "FILE", type=Path),
-        argument("--from", "take what was packed with --bundle", "FILE", type=Path, dest="bundled"),
+        argument("--bundle", "pack it all into one folder", "DIR", type=Path),
+        argument("--from", "take what was packed with --bundle", "DIR", type=Path, dest="bundled"),
     ),
 )
 def fetch(args: Namespace) -> int:
@@ -186,9 +186,15 @@ def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
         held = f"{len(one.files)} files, {size:.1f} MB; {len(set(one.images.values()))} images"
         print(f"{one.row.tag} {one.row.release}: {held}")
     if args.bundle and not failed:
-        digest = bundle.write(args.bundle, fetched, client, progress)
-        print(f"{args.bundle} {args.bundle.stat().st_size / 1e6:.1f} MB sha256:{digest}")
+        size, digest = bundle.write(_folder(args.bundle), fetched, client, progress)
+        print(f"{args.bundle} {size / 1e6:.1f} MB, {bundle.INDEX} {digest}")
     return _tell_failed([(row.tag, error) for row, error in failed])
+
+
+def _folder(path: Path) -> Path:
+    from launcher.settings import expanded
+
+    return expanded(path).absolute()
 
 
 def _engine(must: bool, progress: Progress) -> DockerClient | None:
@@ -223,20 +229,21 @@ def _take(args: Namespace, site: Settings, progress: Progress) -> int:
 
     if args.tags or args.all:
         raise UsageError("--from takes all that is in the bundle", "Leave the tags out.")
-    progress.step(f"check {args.bundled}")
-    index = bundle.check(args.bundled)
+    folder = _folder(args.bundled)
+    index = bundle.check_bundle(folder, progress)
     wanted = index.images and not args.no_images
     client = _engine(must=True, progress=progress) if wanted else None
     progress.step(f"take {args.bundled}")
-    bundle.take(args.bundled, index, site, progress)
+    bundle.take(folder, index, site, progress)
     progress.close()
     if client:
-        bundle.load(args.bundled, index, client, progress)
+        bundle.load_images(folder, index, client, progress)
     for tag, lacks in bundle.unmet(index, site):
         progress.note(f"{tag}: the lock here wants what the bundle doesn't have: {lacks}")
     images = len(index.images) if client else 0
+    count = len(index.files) - len(index.commits)
     print(
-        f"{', '.join(row.tag for row in index.rows)}: {len(index.files)} files, "
+        f"{', '.join(row.tag for row in index.rows)}: {count} files, "
         f"{len(index.commits)} git sources, {images} images"
     )
     return 0

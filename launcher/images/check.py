@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from launcher import files
 from launcher.errors import LauncherError, UsageError
 from launcher.images.save import INCOMING
 from launcher.images.shown import counted
 from launcher.oci import layout, parts
-from launcher.oci.layout import Listing
+from launcher.oci.layout import File, Files, Listing
 from launcher.progress import Progress
 
 READERS = 4  # at once: a disk is kept busy while hashes are made
-
-
-class DamagedError(LauncherError):
-    """A saved image has files that are damaged or missing."""
-
-    exit_code = 1
+FilesT = TypeVar("FilesT", bound=Files)
 
 
 @dataclass(frozen=True)
-class Fault:
+class Damage:
     """A file that isn't as it was written; `found` is its sha256, or why it has none."""
 
     path: str
@@ -35,110 +32,98 @@ class Fault:
     found: str
 
 
-def read_listing(folder: Path) -> Listing | None:
-    """The list of files, or None where it is damaged or missing in a folder with an image in it.
+class DamagedError(LauncherError):
+    """A folder has files that are damaged or missing; all of them are named."""
 
-    Raises UsageError for a folder without one, or where its save hasn't ended.
-    """
-    ours = (layout.LISTING, layout.SUMS, layout.INDEX, layout.MARKER)
-    if not any(os.path.lexists(folder / name) for name in (*ours, INCOMING)):
-        raise UsageError(
-            f"{folder}: no image was saved there",
-            "Name the folder that was given to `image save -o`.",
+    exit_code = 1
+
+    def __init__(self, folder: Path, damages: Sequence[Damage]) -> None:
+        self.damages = damages
+        count = f"{len(damages)} files are" if len(damages) > 1 else "a file is"
+        lines = [f"{folder}: {count} damaged or missing; nothing was loaded"]
+        for one in damages:
+            hashes = (f"    expected: {one.expected}", f"    found:    {one.found}")
+            lines += [f"  {one.path}", *hashes]
+        names = ", ".join(one.path for one in damages[:3]) + (", …" if len(damages) > 3 else "")
+        super().__init__(
+            "\n".join(lines),
+            f"Copy {names} again from where it was saved; or run the save again into that folder, "
+            "which writes only what is wrong.",
         )
-    try:
-        return layout.parse(parts.whole(folder, layout.LISTING, layout.LARGEST_LISTING))
-    except FileNotFoundError:
-        if (folder / INCOMING).exists():
-            raise UsageError(
-                f"{folder}: the save was cut off before its end",
-                "Run it again on the machine that has the image: what is there is kept.",
-            ) from None
-    except OSError:
-        pass
-    return None
 
 
-def check(folder: Path, progress: Progress) -> Listing:
-    """The list of files of the image saved in `folder`, each checked.
+def read_list(
+    folder: Path, name: str, model: type[FilesT], others: Collection[str], what: str
+) -> FilesT:
+    """The list of files `name` in a folder that `what` wrote, with the `others` beside it.
 
-    Raises DamagedError, which names every file that is damaged or missing; UsageError as above.
+    Raises UsageError for a folder with none of them, or that was not written to the end, and
+    DamagedError for a list that isn't as it was written.
     """
-    listing = read_listing(folder)
-    expected = _expected(folder, listing)
-    sizes = {file.path: file.size for file in listing.files} if listing else {}
-    sizes |= {layout.SUMS: len(layout.sums(listing))} if listing else {}
-    with (
-        counted(progress, f"check {len(expected)} files", sum(sizes.values())) as seen,
-        ThreadPoolExecutor(READERS) as readers,
-    ):
-        found = readers.map(lambda path: _sha256(folder, path, sizes.get(path)), expected)
-        faults = []
-        for (path, sha256), actual in zip(expected.items(), found, strict=True):
-            seen(sizes.get(path, 0))
-            if actual != sha256:
-                faults.append(Fault(path, sha256, actual))
-    if listing is None and not any(fault.path == layout.LISTING for fault in faults):
-        faults.insert(0, Fault(layout.LISTING, "unknown", _sha256(folder, layout.LISTING)))
-    if faults or listing is None:
-        raise damaged(folder, faults)
+    listing = None
+    try:
+        listing = layout.parse(parts.whole(folder, name, layout.LARGEST_LISTING), model)
+        found = "something else"
+    except OSError as error:
+        if not any(os.path.lexists(folder / other) for other in (name, INCOMING, *others)):
+            raise UsageError(
+                f"{folder}: nothing was saved there", f"Name the folder that was given to {what}."
+            ) from None
+        if isinstance(error, FileNotFoundError) and (folder / INCOMING).exists():
+            raise UsageError(
+                f"{folder}: what wrote it was cut off before its end",
+                f"Run {what} again where that was: what is there is kept.",
+            ) from None
+        found = unreadable(error)
+    if listing is None:
+        raise DamagedError(folder, [Damage(name, "unknown", found)])
     return listing
 
 
-def damaged(folder: Path, faults: list[Fault]) -> DamagedError:
-    """The error that names every file that isn't as it was written."""
-    return DamagedError(_told(folder, faults), _remedy(faults))
+def read_listing(folder: Path) -> Listing:
+    """The list of files of a saved image. Raises as `read_list`."""
+    others = (layout.SUMS, layout.INDEX, layout.MARKER)
+    return read_list(folder, layout.LISTING, Listing, others, "`image save -o`")
+
+
+def check(folder: Path, progress: Progress) -> Listing:
+    """The list of files of the image saved in `folder`, each checked. Raises as `read_list`."""
+    listing = read_listing(folder)
+    sums = layout.sums(listing)
+    digest = hashlib.sha256(sums).hexdigest()
+    own = File.model_construct(path=layout.SUMS, size=len(sums), sha256=digest)
+    if damages := compare(folder, {**listing.listed, own.path: own}, progress):
+        raise DamagedError(folder, damages)
+    return listing
+
+
+def compare(folder: Path, listed: Mapping[str, File], progress: Progress) -> list[Damage]:
+    """The files of a folder, by their paths, of which a byte isn't as it is listed."""
+    size = sum(file.size for file in listed.values())
+    damages = []
+    with (
+        counted(progress, f"check {len(listed)} files", size) as seen,
+        ThreadPoolExecutor(READERS) as readers,
+    ):
+        found = readers.map(partial(_sha256, folder), listed.values())
+        for file, actual in zip(listed.values(), found, strict=True):
+            seen(file.size)
+            if actual != file.sha256:
+                damages.append(Damage(file.path, file.sha256, actual))
+    return damages
+
+
+def _sha256(folder: Path, file: File) -> str:
+    """The sha256 of a listed file as it is now; or why it has none."""
+    try:
+        return parts.sha256(folder, file)
+    except OSError as error:
+        return unreadable(error)
 
 
 def unreadable(error: OSError) -> str:
     """Why a file has no sha256."""
+    if isinstance(error, FileNotFoundError):
+        return "missing"
     why = str(error.strerror or error)
     return why if isinstance(error, files.Refused) else f"can't be read: {why}"
-
-
-def _expected(folder: Path, listing: Listing | None) -> dict[str, str]:
-    """Each file's sha256: by the list, or where that is damaged by what SHA256SUMS still says."""
-    if listing is None:
-        try:
-            return layout.parse_sums(parts.whole(folder, layout.SUMS, layout.LARGEST_LISTING))
-        except OSError:
-            return {}
-    sums = layout.sums(listing)
-    known = layout.parse_sums(sums)
-    return known | {layout.SUMS: hashlib.sha256(sums).hexdigest()}
-
-
-def _sha256(folder: Path, path: str, size: int | None = None) -> str:
-    """The sha256 of a file of `size` bytes, any where that isn't known; or why it has none."""
-    digest = hashlib.sha256()
-    try:
-        if size is None:
-            size = min(os.lstat(folder / path).st_size, layout.LARGEST_FILE)
-        for block in parts.listed(folder, path, size):
-            digest.update(block)
-    except FileNotFoundError:
-        return "missing"
-    except OSError as error:
-        return unreadable(error)
-    return digest.hexdigest()
-
-
-def _told(folder: Path, faults: list[Fault]) -> str:
-    def lines() -> Iterator[str]:
-        count = f"{len(faults)} files are" if len(faults) > 1 else "a file is"
-        yield f"{folder}: {count} damaged or missing; nothing was loaded"
-        for fault in faults:
-            yield f"  {fault.path}"
-            yield f"    expected: {fault.expected}"
-            yield f"    found:    {fault.found}"
-
-    return "\n".join(lines())
-
-
-def _remedy(faults: list[Fault]) -> str:
-    names = ", ".join(os.fspath(fault.path) for fault in faults[:3])
-    more = ", …" if len(faults) > 3 else ""
-    return (
-        f"Copy {names}{more} again from where it was saved; or run the save again into that "
-        "folder, which writes only what is wrong."
-    )

@@ -16,7 +16,7 @@ from launcher.build import beside
 from launcher.build.verify import is_ours
 from launcher.errors import EngineError, UsageError
 from launcher.images import images
-from launcher.images.check import Fault, check, damaged, read_listing, unreadable
+from launcher.images.check import Damage, DamagedError, check, read_listing, unreadable
 from launcher.images.images import Image
 from launcher.images.remote import OtherImageError
 from launcher.images.shown import counted
@@ -81,17 +81,33 @@ def load(
     EngineError where the base of a thin image is missing or the engine refuses; then nothing is
     loaded and no name is moved.
     """
-    listing = read_listing(folder) or check(folder, progress)  # which tells what is damaged
+    listing = read_listing(folder)
     _refuse_other(folder, listing, expected)
     names = _names(folder, listing, all_tags)
     base = _base(client, listing.base, listing) if listing.base else None
-    content = _content(folder, check(folder, progress))
+    check(folder, progress)
+    loaded, documents = load_checked(client, folder, listing, progress, base)
+    left = tuple(name for name in listing.names if name not in names)
+    return Loaded(loaded, names, name_image(client, loaded, names), left, documents)
+
+
+def load_checked(
+    client: DockerClient,
+    folder: Path,
+    listing: Listing,
+    progress: Progress,
+    base: Image | None = None,
+) -> tuple[str, Mapping[str, bytes]]:
+    """Load the image saved in `folder`, each file of which was checked, and give it no name.
+
+    base: of a thin one, an image of the engine with the layers that are left out. Returns the ID
+    in the engine, and the documents that were saved with it, none where the ID is another.
+    """
+    content = _content(folder, listing)
     before = {image["Id"] for image in client.api.images(all=True)}
     loaded = _give(client, content, base, progress)
     _check(client, content, loaded, new=loaded not in before)
-    documents = content.documents if loaded == listing.image else {}
-    left = tuple(name for name in listing.names if name not in names)
-    return Loaded(loaded, names, _name(client, loaded, names), left, documents)
+    return loaded, content.documents if loaded == listing.image else {}
 
 
 def put_beside(client: DockerClient, loaded: Loaded, site: Settings, progress: Progress) -> None:
@@ -218,16 +234,16 @@ def _give(client: DockerClient, content: _Content, base: Image | None, progress:
     doesn't is given the base's again, as it gives them itself.
     """
     try:
-        return stream(client, _archive(content, progress), content.listing.image, progress)
+        return _stream(client, _archive(content, progress), content.listing.image, progress)
     except EngineError as refused:
         if base is None or "no space left" in str(refused):
             raise
         progress.note("this engine wants the base's layers as well: they are read from it")
         whole = _whole_archive(client, content, base, progress)
-        return stream(client, whole, content.listing.image, progress)
+        return _stream(client, whole, content.listing.image, progress)
 
 
-def stream(client: DockerClient, archive: Iterator[bytes], image: str, progress: Progress) -> str:
+def _stream(client: DockerClient, archive: Iterator[bytes], image: str, progress: Progress) -> str:
     """Have the engine load an archive; the ID that it tells, or `image`. Raises EngineError."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
@@ -306,7 +322,7 @@ def _read(folder: Path, file: File, seen: parts.Seen = lambda _: None) -> Iterat
     try:
         yield from parts.listed(folder, file.path, file.size, seen)
     except OSError as error:
-        raise damaged(folder, [Fault(file.path, file.sha256, unreadable(error))]) from error
+        raise DamagedError(folder, [Damage(file.path, file.sha256, unreadable(error))]) from error
 
 
 def _end(content: _Content, layers: list[str], progress: Progress) -> Iterator[bytes]:
@@ -327,7 +343,7 @@ def _check(client: DockerClient, content: _Content, loaded: str, new: bool) -> N
 
     found = client.api.inspect_image(loaded)
     same = tuple(found["RootFS"].get("Layers") or ()) == content.diff_ids
-    if same and (found["Id"] == content.listing.image or names_by_manifest(client)):
+    if same and (found["Id"] == content.listing.image or _names_by_manifest(client)):
         return
     if new:
         with suppress(APIError):
@@ -337,21 +353,21 @@ def _check(client: DockerClient, content: _Content, loaded: str, new: bool) -> N
     )
 
 
-def names_by_manifest(client: DockerClient) -> bool:
+def _names_by_manifest(client: DockerClient) -> bool:
     """True for containerd's store, whose IDs are digests of manifests that it makes itself."""
     status: list[list[Any]] = client.info().get("DriverStatus") or []
     return ["driver-type", "io.containerd.snapshotter.v1"] in status
 
 
-def _name(client: DockerClient, loaded: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Give the image its names; those that another image had."""
+def name_image(client: DockerClient, id: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Give an image of the engine its names; those that another image had."""
     moved = []
     for name in names:
         before = images.id_of(client, name)
-        if before not in (None, loaded):
+        if before not in (None, id):
             moved.append(name)
         repository, _, tag = name.rpartition(":")
-        client.api.tag(loaded, repository, tag)
+        client.api.tag(id, repository, tag)
     return tuple(moved)
 
 

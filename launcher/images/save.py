@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -13,15 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel
 
 from launcher import files
 from launcher.errors import EngineError, UsageError
 from launcher.images.images import Image
 from launcher.images.shown import counted
 from launcher.oci import layout, parts, saved
-from launcher.oci.layout import Base, File, Layer, Listing, Manifest
-from launcher.oci.parts import Blob
+from launcher.oci.layout import Base, Blob, Digest, File, Listing, Manifest
 from launcher.oci.saved import Member, Saved, hex_of
 from launcher.progress import Progress
 
@@ -29,13 +27,26 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 INCOMING = "incoming"
-NAMES = "names.json"
-FILES = (layout.LISTING, layout.SUMS, layout.INDEX, layout.MARKER)
+BEGUN = "begun.json"
 FOLDERS = (layout.BLOBS, layout.PARTS, layout.DOCUMENTS)
-OURS = {INCOMING, *FILES, *(folder.partition("/")[0] for folder in FOLDERS)}
+OURS = {
+    *(INCOMING, layout.LISTING, layout.SUMS, layout.INDEX, layout.MARKER),
+    *(folder.partition("/")[0] for folder in FOLDERS),
+}
 OF_SYSTEMS = {"System Volume Information", "lost+found", "$RECYCLE.BIN"}
 _AGAIN = "Run the save again: what is in the folder is kept. The engine's own disk may be full."
 _PACKED = {b"\x1f\x8b": "+gzip", b"\x28\xb5\x2f\xfd": "+zstd"}
+
+
+class Begun(BaseModel):
+    """What is known of a folder's image before it is complete.
+
+    names: and the ID; blobs: those of layers that are written, by what they are known by before
+    they are read: their diff ID, or their digest where they come packed
+    """
+
+    names: tuple[str, ...] = ()
+    blobs: dict[Digest, Blob] = {}
 
 
 @dataclass(frozen=True)
@@ -63,148 +74,133 @@ def save(
     """Write `image`, without the layers of `base`, and its `documents` by name, into `folder`.
 
     Files are listed when all are written: a folder where a save was cut off isn't taken for a
-    whole one, and the next save keeps what is right in it. Raises UsageError for a folder with
-    something else in it, EngineError where the engine doesn't give the image.
+    whole one, and the next save keeps the layers that are right in it. Raises UsageError for a
+    folder with something else in it, EngineError where the engine doesn't give the image.
     """
-    known = [*image.names, image.id]
-    incoming = _prepare(folder, known)
+    begun = _begin(folder, [*image.names, image.id])
     below = len(base.layers) if base else 0
     left_out = set(image.layers[:below]) - set(image.layers[below:])
     blobs: dict[str, Blob] = {}
-    layers: dict[str, Layer] = {}
-    taken: set[str] = set()
-    files.remove_file(folder / layout.LISTING, folder, missing_ok=True)
-    there = _packed_in(folder, image)
-    with saved.told(known[0], _AGAIN):
+    kept = 0
+    with saved.told(begun.names[0], _AGAIN):
         stream = Saved(client.api.get_image(image.id, chunk_size=parts.BLOCK), image.layers)
         for member, file in stream.members():
             if member.diff_id in left_out:
-                layers[member.name] = Layer(member.diff_id, member.size)
+                blobs[member.name] = Blob(digest=member.diff_id, size=member.size)
                 continue
-            name = _take_back(member, folder, incoming, there, taken)
-            packing = _packing(file)
             with _shown(progress, member) as seen:
-                blob = parts.write(
-                    file, member.size, incoming, name, part_size, packing is None, seen
-                )
-                if blob.kept == blob.size:
+                blob = begun.blobs.get(member.guess or "")
+                if blob and _is_there(folder, blob, part_size):
+                    kept += blob.size
                     progress.cached()
+                else:
+                    packing = _packing(file)
+                    aside = folder / INCOMING
+                    blob = parts.write(file, member.size, folder, aside, part_size, packing, seen)
+                    if packing != "":
+                        begun.blobs[blob.unpacked or blob.digest] = blob
+                        _write_begun(folder, begun)
             blobs[member.name] = blob
-            media_type = layout.LAYER_TYPE + ("+zstd" if packing is None else packing)
-            layers[member.name] = Layer(blob.digest, blob.size, media_type, blob.unpacked)
-        config, names = stream.config(), stream.layers()
-        order = [layers[name] for name in names]
-        _check(image, order)
-        carried = [blobs[name] for name in {config, *names[below:]}]
-    listing = _complete(folder, image, base, blobs[config], order, carried, documents)
-    files.remove_folder(incoming, folder)
-    return Outcome(listing, sum(blob.kept for blob in carried))
+        config, names = blobs[stream.config()], stream.layers()
+    order = [blobs[name] for name in names]
+    _check(folder, image, order)
+    carried = [config, *order[below:]]
+    listing = _complete(folder, image, base, config, order, carried, documents)
+    files.remove_folder(folder / INCOMING, folder)
+    return Outcome(listing, kept)
 
 
-def _prepare(folder: Path, known: list[str]) -> Path:
-    """The folder for incoming files of the image that is `known` by these names and this ID.
+def take_folder(folder: Path, ours: Collection[str]) -> None:
+    """Make a folder, or take one that is empty or was made so, for files that are named `ours`.
 
-    Refuses a folder with another image, known by none of them, or with other things in it, and one
-    with an image's files that no save of ours has made, or with links among its folders.
+    Raises UsageError where something else is in it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     files.require_trusted(folder)
-    incoming = folder / INCOMING
-    held = _known_in(folder)
-    if held and not {*held} & {*known}:
-        raise UsageError(
-            f"{folder} holds another image: {', '.join(held)}",
-            "Name another folder, or remove this one.",
-        )
-    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    foreign = sorted(name for name in there - OURS - OF_SYSTEMS if not name.startswith("."))
-    begun = layout.LISTING in there or (INCOMING in there and _is_ours(incoming))
-    if foreign or (there & OURS and not held and not begun):
-        what = foreign[0] if foreign else "something like an image"
-        raise UsageError(
-            f"{folder} isn't empty: it has {what} in it",
-            "Name a folder for this image alone; it is made where there is none.",
-        )
-    if there & OURS and not files.is_ours(folder):
-        raise UsageError(
-            f"{folder} has an image's files in it, and no save of this launcher has made it",
-            "Name another folder, or remove this one.",
-        )
     if not folder.exists():
         files.make_folder(folder)
-    elif not files.is_ours(folder):
+    there = {path.name for path in folder.iterdir()} - OF_SYSTEMS
+    there = {name for name in there if not name.startswith(".")}
+    if foreign := sorted(there.difference(ours if files.is_ours(folder) else ())):
+        raise UsageError(
+            f"{folder} isn't empty, or no launcher has made it: it has {foreign[0]} in it",
+            "Name a folder for this alone; it is made where there is none.",
+        )
+    if not files.is_ours(folder):
         files.mark(folder)
+
+
+def _begin(folder: Path, known: list[str]) -> Begun:
+    """Make the folder ready for the image that is `known` by these names and this ID.
+
+    Refuses one with another image, known by none of them, and one with links among its folders.
+    """
+    begun = _read_begun(folder)
+    if begun.names and not {*begun.names} & {*known}:
+        raise UsageError(
+            f"{folder} holds another image: {', '.join(begun.names)}",
+            "Name another folder, or remove this one.",
+        )
+    take_folder(folder, OURS)
     for each in (INCOMING, *FOLDERS):
         files.real_folder(folder / each, folder, make=False)
-    if not incoming.exists():
-        files.make_folder(incoming)
-    with parts.named(incoming / NAMES):
-        files.write(incoming / NAMES, layout.compact(known))
-    return incoming
+    if not (folder / INCOMING).exists():
+        files.make_folder(folder / INCOMING)
+    begun = Begun(names=tuple(known), blobs=begun.blobs)
+    _write_begun(folder, begun)
+    files.remove_file(folder / layout.LISTING, folder, missing_ok=True)
+    return begun
 
 
-def _known_in(folder: Path) -> list[str]:
-    """Names and ID of the image that was, or was to be, saved there; none where none can be told.
+def _write_begun(folder: Path, begun: Begun) -> None:
+    with parts.named(folder / INCOMING / BEGUN):
+        files.write(folder / INCOMING / BEGUN, begun.model_dump_json())
+
+
+def _read_begun(folder: Path) -> Begun:
+    """What an earlier save, complete or not, has left to know it by; nothing where none can tell.
 
     A complete one's ID is that of its configuration, which engines with containerd's store don't
     know it by: there its names alone tell.
     """
-    with suppress(OSError):
-        if listing := layout.parse(parts.whole(folder, layout.LISTING, layout.LARGEST_LISTING)):
-            return [*listing.names, listing.image]
     with suppress(OSError, ValueError):
-        names = parts.whole(folder, f"{INCOMING}/{NAMES}", layout.LARGEST)
-        return TypeAdapter(list[str]).validate_json(names)
-    return []
+        text = parts.whole(folder, f"{INCOMING}/{BEGUN}", layout.LARGEST_LISTING)
+        return Begun.model_validate_json(text)
+    with suppress(OSError):
+        text = parts.whole(folder, layout.LISTING, layout.LARGEST_LISTING)
+        if listing := layout.parse(text, Listing):
+            names = (*listing.names, listing.image)
+            return Begun(names=names, blobs=_blobs(folder, listing))
+    return Begun()
 
 
-def _is_ours(incoming: Path) -> bool:
-    """Whether all that is in there is named as a save names it, which may not be all written."""
-    ours = rf"[0-9a-f]{{64}}(\.\d{{4,}})?|{NAMES}|\.{NAMES}\..*|{re.escape(files.MARKER)}"
-    return files.is_ours(incoming) and all(
-        re.fullmatch(ours, path.name) for path in incoming.iterdir()
-    )
+def _blobs(folder: Path, listing: Listing) -> dict[str, Blob]:
+    """The layers of a complete image, by what they are known by before they are read."""
+    found = {}
+    with suppress(OSError, ValueError, KeyError):
+        (path,) = listing.paths(listing.manifest)
+        text = parts.whole(folder, path, layout.LARGEST)
+        for layer in Manifest.model_validate_json(text).layers:
+            unpacked = layer.annotations.get(layout.UNPACKED)
+            held = tuple(listing.listed[path] for path in listing.paths(layer.digest))
+            found[unpacked or layer.digest] = Blob(
+                digest=layer.digest,
+                size=sum(file.size for file in held),
+                media_type=layer.mediaType,
+                unpacked=unpacked,
+                files=held,
+            )
+    return found
 
 
-def _packed_in(folder: Path, image: Image) -> dict[str, str]:
-    """The blob of each layer that an earlier save packed, by diff ID, from the manifests there.
-
-    Where no manifest can be read, what can't be told apart any more makes room.
-    """
-    blobs = list((folder / layout.BLOBS).glob("*"))
-    found: dict[str, str] | None = None
-    for path in blobs:
-        with suppress(OSError, ValueError):
-            manifest = parts.whole(folder, f"{layout.BLOBS}/{path.name}", layout.LARGEST)
-            packed = Manifest.model_validate_json(manifest).unpacked()
-            found = (found or {}) | {diff_id: digest for digest, diff_id in packed.items()}
-    if found is None:
-        known = set(map(hex_of, image.layers))
-        for path in (*blobs, *(folder / layout.PARTS).glob("*")):
-            if path.name.partition(".")[0] not in known:
-                files.remove_file(path, folder)
-    return found or {}
-
-
-def _take_back(
-    member: Member, folder: Path, incoming: Path, there: Mapping[str, str], taken: set[str]
-) -> str:
-    """The name for a blob's files while they come, whose digest may not be known yet.
-
-    Files of it that an earlier save completed are moved there, to be compared; `there` has the
-    digests of what it packed. `taken` are the names that this save has given so far.
-    """
-    name = hex_of(member.guess or "")
-    if not name or name in taken:  # a guess may be wrong
-        name = hex_of(layout.sha256(member.name.encode()))
-    taken.add(name)
-    digest = there.get(f"sha256:{name}", name)
-    whole = folder / layout.blob_path(digest)
-    if whole.exists():
-        whole.replace(incoming / f"{name}.0001")
-    for part in (folder / layout.PARTS).glob(f"{hex_of(digest)}.*"):
-        part.replace(incoming / f"{name}{part.suffix}")
-    return name
+def _is_there(folder: Path, blob: Blob, part_size: int) -> bool:
+    """Whether all files of a blob are as they were written, and in parts of that size."""
+    sizes = [file.size for file in blob.files]
+    if not sizes or {*sizes[:-1]} - {part_size} or sizes[-1] > part_size:
+        return False
+    with suppress(OSError):
+        return all(parts.sha256(folder, file) == file.sha256 for file in blob.files)
+    return False
 
 
 @contextmanager
@@ -229,11 +225,12 @@ def _packing(file: io.BufferedReader) -> str | None:
     return next((name for magic, name in _PACKED.items() if head.startswith(magic)), None)
 
 
-def _check(image: Image, layers: list[Layer]) -> None:
+def _check(folder: Path, image: Image, layers: list[Blob]) -> None:
     """Refuse a layer that isn't the one that the image's configuration names."""
     for diff_id, layer in zip(image.layers, layers, strict=True):
         came = layer.unpacked or layer.digest
         if came != diff_id and (layer.unpacked or layer.media_type == layout.LAYER_TYPE):
+            files.remove_file(folder / INCOMING / BEGUN, folder)  # nothing of it is to be kept
             raise EngineError(
                 f"{image.id}: the engine gave a layer with the sha256 {came}, "
                 f"and the image's is {diff_id}",
@@ -246,15 +243,12 @@ def _complete(
     image: Image,
     base: Base | None,
     config: Blob,
-    layers: list[Layer],
+    layers: list[Blob],
     carried: list[Blob],
     documents: Mapping[str, bytes],
 ) -> Listing:
-    """Put everything in its place, remove what belongs to no blob, and list the files.
-
-    The manifest comes before the blobs in it: by it the next save finds them, whatever stops this.
-    """
-    value = b"".join(parts.joined([piece.path for piece in config.pieces]))
+    """Write what is beside the blobs, list the files, and remove what isn't listed."""
+    value = b"".join(parts.whole(folder, file.path, file.size) for file in config.files)
     manifest = layout.manifest(value, layers)
     made = {
         layout.MARKER: layout.marker(),
@@ -262,16 +256,11 @@ def _complete(
         layout.INDEX: layout.index(manifest, json.loads(value), image.names),
         **{f"{layout.DOCUMENTS}/{name}": content for name, content in documents.items()},
     }
-    listed: dict[str, File] = {}
-    split: dict[str, tuple[str, ...]] = {}
+    listed = {file.path: file for blob in carried for file in blob.files}
     for path, content in made.items():
-        _write(folder / path, content)
+        write(folder / path, content)
         listed[path] = File(path=path, size=len(content), sha256=hex_of(layout.sha256(content)))
-    for blob in carried:
-        placed = blob.place(folder)
-        listed |= {file.path: file for file in placed}
-        if len(placed) > 1:
-            split[blob.digest] = tuple(file.path for file in placed)
+    split = {blob.digest: blob.files for blob in carried if len(blob.files) > 1}
     listing = Listing(
         format=1,
         names=image.names,
@@ -279,20 +268,20 @@ def _complete(
         manifest=layout.sha256(manifest),
         base=base,
         files=tuple(listed[path] for path in sorted(listed)),
-        split=dict(sorted(split.items())),
+        split={digest: tuple(file.path for file in split[digest]) for digest in sorted(split)},
     )
     for each in FOLDERS:
         if (folder / each).exists():
             files.sync(folder / each)
-    _write(folder / layout.SUMS, layout.sums(listing))
-    _write(folder / layout.LISTING, layout.render(listing))
+    write(folder / layout.SUMS, layout.sums(listing))
+    write(folder / layout.LISTING, layout.render(listing))
     for there in chain.from_iterable(folder.glob(f"{one}/*") for one in FOLDERS):
         if there.relative_to(folder).as_posix() not in listed:
             files.remove_file(there, folder)
     return listing
 
 
-def _write(path: Path, content: bytes) -> None:
+def write(path: Path, content: bytes) -> None:
     """Write a small file, unless it has these bytes."""
     with suppress(OSError):
         if path.read_bytes() == content:

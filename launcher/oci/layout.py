@@ -12,9 +12,8 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -56,11 +55,13 @@ Name = Annotated[Reference, _matching(r"[^@]*:[^/@]+", "a name with a tag")]
 Place = Annotated[str, _matching(PLACE, "a file of a layout")]
 
 
-class _Model(BaseModel):
+class Strict(BaseModel):
+    """What takes no key that it doesn't know."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class File(_Model):
+class File(Strict):
     """A file of the layout: its place in the folder, its bytes and their sha256."""
 
     path: Place
@@ -68,7 +69,26 @@ class File(_Model):
     sha256: Hash
 
 
-class Base(_Model):
+class Blob(Strict):
+    """A blob as it is carried: its digest and bytes, how it is packed, and where it lies.
+
+    unpacked: the digest of what was packed by us, such as a layer's diff ID
+    files: those whose bytes, joined, are the blob; none of one that isn't carried
+    """
+
+    digest: Digest
+    size: Size
+    media_type: str = LAYER_TYPE
+    unpacked: Digest | None = None
+    files: tuple[File, ...] = ()
+
+    def descriptor(self) -> dict[str, Any]:
+        """What stands for it in a manifest."""
+        described = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
+        return described | ({"annotations": {UNPACKED: self.unpacked}} if self.unpacked else {})
+
+
+class Base(Strict):
     """The image that a thin one needs on the other side.
 
     id: as the engine that saved it names it; digests: as registries do, if any;
@@ -81,7 +101,27 @@ class Base(_Model):
     layers: Annotated[tuple[Digest, ...], Field(max_length=MOST_LAYERS)]
 
 
-class Listing(_Model):
+class Files(Strict):
+    """A list of files, each once, as it is written beside them with its own sha256."""
+
+    files: tuple[File, ...]
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Files:
+        if len(self.listed) != len(self.files):
+            raise ValueError("a file is listed twice")
+        return self
+
+    @cached_property
+    def listed(self) -> Mapping[str, File]:
+        """The files by their paths."""
+        return {file.path: file for file in self.files}
+
+
+FilesT = TypeVar("FilesT", bound=Files)
+
+
+class Listing(Files):
     """All that is in a saved image's folder.
 
     image: the sha256 of the image's configuration, which is its ID in most engines
@@ -95,7 +135,6 @@ class Listing(_Model):
     image: Digest
     manifest: Digest
     base: Base | None
-    files: tuple[File, ...]
     split: dict[Digest, tuple[Place, ...]]
 
     @model_validator(mode="after")
@@ -103,17 +142,10 @@ class Listing(_Model):
         for file in self.files:
             if file.path.startswith(f"{BLOBS}/") and not file.path.endswith(file.sha256):
                 raise ValueError(f"{file.path}: its name isn't its sha256")
-        if len(self.listed) != len(self.files):
-            raise ValueError("a file is listed twice")
         unlisted = {path for paths in self.split.values() for path in paths} - self.listed.keys()
         if unlisted:
             raise ValueError(f"{min(unlisted)}: not among the files")
         return self
-
-    @cached_property
-    def listed(self) -> Mapping[str, File]:
-        """The files by their paths."""
-        return {file.path: file for file in self.files}
 
     def paths(self, digest: str) -> tuple[str, ...]:
         """The files whose bytes, joined, are the blob; none where it isn't carried."""
@@ -126,6 +158,7 @@ class Listing(_Model):
 class Descriptor(BaseModel):
     """What a manifest says of a blob."""
 
+    mediaType: str = LAYER_TYPE
     digest: Digest
     annotations: dict[str, str] = {}
 
@@ -161,37 +194,10 @@ class Config(BaseModel):
     rootfs: RootFS
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A layer as it is carried: the digest and bytes of its blob, and how it is packed.
-
-    unpacked: its diff ID, where it was packed by us
-    """
-
-    digest: str
-    size: int
-    media_type: str = LAYER_TYPE
-    unpacked: str | None = None
-
-    def descriptor(self) -> dict[str, Any]:
-        """What stands for it in a manifest."""
-        annotations = {"annotations": {UNPACKED: self.unpacked}} if self.unpacked else {}
-        return {
-            "mediaType": self.media_type,
-            "digest": self.digest,
-            "size": self.size,
-            **annotations,
-        }
-
-
-def blob_path(digest: str) -> str:
-    """Where the blob of a digest lies in a layout."""
-    return f"{BLOBS}/{digest.removeprefix('sha256:')}"
-
-
-def part_path(digest: str, number: int) -> str:
-    """Where part `number`, from 1, of a blob lies."""
-    return f"{PARTS}/{digest.removeprefix('sha256:')}.{number:04d}"
+def blob_path(digest: str, part: int | None = None) -> str:
+    """Where the blob of a digest lies in a layout, or a part of it, counted from 1."""
+    name = digest.removeprefix("sha256:")
+    return f"{BLOBS}/{name}" if part is None else f"{PARTS}/{name}.{part:04d}"
 
 
 def sha256(content: bytes) -> str:
@@ -204,7 +210,7 @@ def compact(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def manifest(config: bytes, layers: Sequence[Layer]) -> bytes:
+def manifest(config: bytes, layers: Sequence[Blob]) -> bytes:
     """The OCI manifest of an image."""
     return compact(
         {
@@ -246,22 +252,22 @@ def marker() -> bytes:
     return compact({"imageLayoutVersion": "1.0.0"})
 
 
-def render(listing: Listing) -> bytes:
-    """The text of transfer.json; its `sha256` is that of the same text with an empty one."""
+def render(listing: Files) -> bytes:
+    """The text of a list of files; its `sha256` is that of the same text with an empty one."""
     return _signed(listing, hashlib.sha256(_signed(listing, "")).hexdigest())
 
 
-def _signed(listing: Listing, own: str) -> bytes:
+def _signed(listing: Files, own: str) -> bytes:
     value = listing.model_dump(mode="json") | {"sha256": own}
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
-def parse(text: bytes) -> Listing | None:
-    """The listing of transfer.json's text, or None where a byte of it isn't as it was written."""
+def parse(text: bytes, model: type[FilesT]) -> FilesT | None:
+    """The list of files that a text is, or None where a byte of it isn't as it was written."""
     try:
         value = json.loads(text)
         own = value.pop("sha256")
-        listing = Listing.model_validate(value)
+        listing = model.model_validate(value)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError, ValidationError):
         return None
     return listing if render(listing) == text and own else None
@@ -272,9 +278,3 @@ def sums(listing: Listing) -> bytes:
     hashes = {file.path: file.sha256 for file in listing.files}
     hashes[LISTING] = hashlib.sha256(render(listing)).hexdigest()
     return "".join(f"{hashes[path]}  {path}\n" for path in sorted(hashes)).encode()
-
-
-def parse_sums(text: bytes) -> dict[str, str]:
-    """Path and sha256 of each whole line of SHA256SUMS, to check by where the list is damaged."""
-    lines = re.findall(r"^([0-9a-f]{64})  (\S+)$", text.decode("ascii", "replace"), re.MULTILINE)
-    return {path: own for own, path in lines if re.fullmatch(rf"{LISTING}|{PLACE}", path, re.ASCII)}

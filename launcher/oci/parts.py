@@ -1,4 +1,4 @@
-"""Blobs as files of limited size: written so that what is there already is kept, read joined."""
+"""Blobs as files of limited size: written aside and put in their place, read as they are listed."""
 
 from __future__ import annotations
 
@@ -7,61 +7,17 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from launcher import files
 from launcher.oci import layout, packed
-from launcher.oci.layout import File
+from launcher.oci.layout import Blob, File
 
 BLOCK = 1 << 16
 """Bytes that are read at once: new pages for a larger block cost more than its copy."""
+NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 Seen = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A file with some or all of a blob's bytes; `kept` of them were there and weren't written."""
-
-    path: Path
-    size: int
-    sha256: str
-    kept: int
-
-
-@dataclass(frozen=True)
-class Blob:
-    """A blob that is complete, in pieces that aren't at their place yet.
-
-    unpacked: the digest of what was packed, or None where the blob is what came
-    """
-
-    digest: str
-    size: int
-    unpacked: str | None
-    pieces: tuple[Piece, ...]
-
-    @property
-    def kept(self) -> int:
-        """Bytes that were there and weren't written."""
-        return sum(piece.kept for piece in self.pieces)
-
-    def place(self, folder: Path) -> list[File]:
-        """Move its files to where the layout in `folder` has them."""
-        placed = []
-        for number, piece in enumerate(self.pieces, 1):
-            path = path_of(self.digest, number if len(self.pieces) > 1 else None)
-            target = folder / path
-            files.real_folder(target.parent, folder)
-            piece.path.replace(target)
-            placed.append(File(path=path, size=piece.size, sha256=piece.sha256))
-        return placed
-
-
-def path_of(digest: str, number: int | None) -> str:
-    """Where a blob lies in a layout, or part `number` of it."""
-    return layout.blob_path(digest) if number is None else layout.part_path(digest, number)
 
 
 class Stream:
@@ -90,29 +46,54 @@ def write(
     source: IO[bytes],
     size: int,
     folder: Path,
-    name: str,
+    aside: Path,
     part_size: int,
-    pack: bool,
+    packing: str | None,
     seen: Seen = lambda _: None,
 ) -> Blob:
-    """Read `size` bytes, and `pack` them or not, into files of `part_size` bytes: `name.0001` ….
+    """Read `size` bytes of a blob into files of `part_size` bytes of the layout in `folder`.
 
-    A file that is there is compared with what comes and written from the first block that differs
-    on, so that what an earlier, perhaps killed, attempt has written isn't written again.
+    aside: a folder of ours on the same disk, where they are until all of them are written
+    packing: how the media type tells that a layer comes packed, "" for one that isn't a layer's;
+    what is None is packed here
     """
     whole, content = hashlib.sha256(), hashlib.sha256()
     plain = _exactly(source, size, seen)
-    stored = Stream(packed.pack(_hashed(plain, content), size) if pack else plain)
-    pieces: list[Piece] = []
+    stored = Stream(plain if packing is not None else packed.pack(_hashed(plain, content), size))
+    pieces: list[Path] = []
+    written: list[tuple[int, str]] = []
     while not pieces or not stored.ended:
-        path = folder / f"{name}.{len(pieces) + 1:04d}"
-        hashes = [whole, hashlib.sha256()] if pieces else [whole]
-        pieces.append(_write_piece(stored, path, part_size, hashes))
-    for surplus in {*folder.glob(f"{name}.*")} - {piece.path for piece in pieces}:
-        files.remove_file(surplus, folder)
+        pieces.append(aside / f"{len(pieces) + 1:04d}")
+        own = hashlib.sha256()
+        with named(pieces[-1]), open(files.open_own(pieces[-1], NEW, 0o666), "wb") as file:
+            while block := stored.read(part_size - file.tell()):
+                own.update(block)
+                whole.update(block)
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            written.append((file.tell(), own.hexdigest()))
     digest, unpacked = (f"sha256:{one.hexdigest()}" for one in (whole, content))
-    count = sum(piece.size for piece in pieces)
-    return Blob(digest, count, unpacked if pack else None, tuple(pieces))
+    return Blob(
+        digest=digest,
+        size=sum(size for size, _ in written),
+        media_type=layout.LAYER_TYPE + ("+zstd" if packing is None else packing),
+        unpacked=unpacked if packing is None else None,
+        files=_place(folder, digest, pieces, written),
+    )
+
+
+def _place(
+    folder: Path, digest: str, pieces: Sequence[Path], written: Sequence[tuple[int, str]]
+) -> tuple[File, ...]:
+    """Move a blob's files to where the layout in `folder` has them."""
+    placed = []
+    for number, (piece, (size, sha256)) in enumerate(zip(pieces, written, strict=True), 1):
+        path = layout.blob_path(digest, number if len(pieces) > 1 else None)
+        files.real_folder((folder / path).parent, folder)
+        piece.replace(folder / path)
+        placed.append(File(path=path, size=size, sha256=sha256))
+    return tuple(placed)
 
 
 def _exactly(source: IO[bytes], size: int, seen: Seen) -> Iterator[bytes]:
@@ -132,45 +113,6 @@ def _hashed(blocks: Iterator[bytes], sha256: hashlib._Hash) -> Iterator[bytes]:
         yield block
 
 
-def _write_piece(stored: Stream, path: Path, room: int, hashes: Sequence[hashlib._Hash]) -> Piece:
-    """Write at most `room` bytes to `path`; the last of `hashes` is the piece's at its end."""
-    size, kept, same = 0, 0, True
-    handle = files.open_own(path, os.O_RDWR | os.O_CREAT, 0o666)
-    with open(handle, "r+b", buffering=0) as file:
-        while block := stored.read(room - size):
-            for sha256 in hashes:
-                sha256.update(block)
-            if same and _is_next(file, block):
-                kept += len(block)
-            else:
-                if same:
-                    file.seek(size)
-                    file.truncate()
-                    same = False
-                _write_all(file, path, block)
-            size += len(block)
-        if file.seek(0, os.SEEK_END) > size:
-            file.truncate(size)
-        os.fsync(handle)
-    return Piece(path, size, hashes[-1].hexdigest(), kept)
-
-
-def _is_next(file: IO[bytes], block: bytes) -> bool:
-    """Whether a file goes on with these bytes; it doesn't where its disk can't be read."""
-    try:
-        return file.read(len(block)) == block
-    except OSError:
-        return False
-
-
-def _write_all(file: IO[bytes], path: Path, block: bytes) -> None:
-    """A file without a buffer may take less than it is given, near the end of a disk."""
-    rest = memoryview(block)
-    with named(path):
-        while rest:
-            rest = rest[file.write(rest) :]
-
-
 @contextmanager
 def named(path: str | Path) -> Iterator[None]:
     """An error of writing names the file, and with it which disk is full."""
@@ -181,17 +123,9 @@ def named(path: str | Path) -> Iterator[None]:
         raise
 
 
-def joined(paths: Sequence[Path], seen: Seen = lambda _: None) -> Iterator[bytes]:
-    """The bytes of files one after the other; `seen` is told how many at each block."""
-    for path in paths:
-        with path.open("rb", buffering=0) as file:
-            while block := file.read(BLOCK):
-                seen(len(block))
-                yield block
-
-
 def listed(folder: Path, path: str, size: int, seen: Seen = lambda _: None) -> Iterator[bytes]:
-    """The `size` bytes of a file in a folder that came from elsewhere; `seen` is as of `joined`.
+    """The `size` bytes of a file in a folder that came from elsewhere; `seen` is told how many at
+    each block.
 
     Raises OSError for one of another size, and as `files.open_foreign`.
     """
@@ -203,6 +137,14 @@ def listed(folder: Path, path: str, size: int, seen: Seen = lambda _: None) -> I
             seen(len(block))
             yield block
             size -= len(block)
+
+
+def sha256(folder: Path, file: File) -> str:
+    """The sha256 of a listed file as it is now. Raises OSError as `listed`."""
+    digest = hashlib.sha256()
+    for block in listed(folder, file.path, file.size):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def whole(folder: Path, path: str, most: int) -> bytes:

@@ -17,8 +17,6 @@ from launcher.oci.layout import compact, sha256
 from launcher.oci.parts import BLOCK, Stream
 
 BLOCKS = tarfile.BLOCKSIZE
-SMALL = 4 << 20
-"""Bytes that a manifest or a configuration has at most."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,6 @@ class Saved:
         self._legacy: dict[str, str | None] = {}
         self._links: dict[str, str] = {}
         self._manifest: list[dict[str, Any]] = []
-        self.kept = b""
 
     def members(self) -> Iterator[tuple[Member, io.BufferedReader]]:
         """Each blob with a file to read it from, before the next is asked for."""
@@ -72,22 +69,6 @@ class Saved:
                 self._legacy[posixpath.dirname(entry.name)] = self._layer_of(json.load(file))
             elif _is_blob(entry.name):
                 yield self._member(entry.name, entry.size), cast(io.BufferedReader, file)
-
-    def unnamed(self, keep: str = "") -> Iterator[bytes]:
-        """The image as `docker load` takes it, without the names that the stream would give it.
-
-        keep: a digest; the small blob that has it is `kept` when the stream is at its end
-        """
-        for member, file in self.members():
-            yield header(member.name, member.size)
-            if keep and member.guess == keep and member.size <= SMALL:
-                self.kept = file.read()
-                yield self.kept
-            while block := file.read(BLOCK):
-                yield block
-            yield padding(member.size)
-        yield file_entry("manifest.json", load_manifest(self.config(), self.layers()))
-        yield END
 
     def config(self) -> str:
         """The name of the member that is the image's configuration."""

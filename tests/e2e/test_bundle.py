@@ -14,10 +14,13 @@ from launcher.build.fetch import sha256
 from launcher.engine.acquire import Bases
 from launcher.engine.connect import engine_host
 from launcher.images import bundle
+from launcher.progress import Progress
 from launcher.settings import ROOT, Settings
 from tests.conftest import CpuImages
 
 from .command import launcher, refused
+
+QUIET = Progress(open(os.devnull, "w"))  # noqa: SIM115
 
 pytestmark = pytest.mark.engine
 
@@ -43,7 +46,7 @@ def packed(
     engine: DockerClient, instead: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """The cpu row's inputs, images and all."""
-    path = tmp_path_factory.mktemp("bundle") / "cpu.tar"
+    path = tmp_path_factory.mktemp("bundle") / "cpu"
     done = launcher("fetch", "cpu", *instead, "--bundle", str(path))
     assert done.returncode == 0, done.stderr
     assert f"{path} " in done.stdout
@@ -84,38 +87,37 @@ def test_the_same_image_is_built_where_nothing_can_be_fetched(
 def test_packing_again_gives_the_same_bytes(
     packed: Path, instead: list[str], engine: DockerClient, site: Settings, tmp_path: Path
 ) -> None:
-    again = tmp_path / "again.tar"
+    again = tmp_path / "again"
     environment = offline(tmp_path / "cache", engine)
     taken = launcher("fetch", "--from", str(packed), **environment)
     assert taken.returncode == 0, taken.stderr
     done = launcher("fetch", "cpu", *instead, "--bundle", str(again), **environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == f"sha256:{sha256(packed)}"
+    assert done.stdout.split()[-1] == f"sha256:{sha256(packed / bundle.INDEX)}"
+    names = {path.relative_to(packed) for path in packed.rglob("*") if path.is_file()}
+    assert names == {path.relative_to(again) for path in again.rglob("*") if path.is_file()}
+    assert all(sha256(packed / name) == sha256(again / name) for name in names)
 
 
-def test_a_flipped_byte_in_each_kind_of_member_is_named_and_nothing_is_taken(
+def test_a_flipped_byte_in_each_kind_of_file_is_named_and_nothing_is_taken(
     packed: Path, engine: DockerClient, tmp_path: Path
 ) -> None:
-    index = bundle.check(packed)
-    places = bundle._places(index)
-    image = index.images[0].parts[-1]
-    for path in (index.files[0], index.files[-1], image):
-        at = places[path][0]
-        with packed.open("r+b") as file:
-            file.seek(at)
-            (byte,) = file.read(1)
-            file.seek(at)
-            file.write(bytes([byte ^ 16]))
+    index = bundle.check_bundle(packed, QUIET)
+    (image, *_) = index.images
+    blob = max(
+        (packed / image.path / "blobs/sha256").iterdir(), key=lambda path: path.stat().st_size
+    )
+    for path in (packed / index.files[0].path, packed / index.files[-1].path, blob):
+        content = path.read_bytes()
+        path.write_bytes(bytes([content[0] ^ 16]) + content[1:])
         try:
             cache = tmp_path / "cache"
             done = launcher("fetch", "--from", str(packed), **offline(cache, engine))
         finally:
-            with packed.open("r+b") as file:
-                file.seek(at)
-                file.write(bytes([byte]))
-        refused(done, 2, "damaged, and nothing was taken", f"\n  {path}\n")
+            path.write_bytes(content)
+        refused(done, 1, "damaged", f"\n  {path.relative_to(packed)}\n")
         assert not cache.exists()
-    assert bundle.check(packed) == index
+    assert bundle.check_bundle(packed, QUIET) == index
 
 
 @pytest.mark.long
@@ -123,7 +125,7 @@ def test_those_that_are_killed_leave_nothing_that_is_used(
     packed: Path, engine: DockerClient, tmp_path: Path
 ) -> None:
     """Ten of each kind, killed ever later; what they left harms nobody after them."""
-    wheels, site = tmp_path / "wheels.tar", offline(tmp_path / "cache", engine)
+    wheels, site = tmp_path / "wheels", offline(tmp_path / "cache", engine)
     take = ["fetch", "--from", str(packed), "--no-images"]
     pack = ["fetch", "cpu", "--no-images", "--bundle", str(wheels)]
     kills = {"take": 0, "pack": 0}
@@ -135,8 +137,8 @@ def test_those_that_are_killed_leave_nothing_that_is_used(
         for path in (tmp_path / "cache/sha256").glob("*/*"):
             assert sha256(path) == path.parent.name
     assert min(kills.values()) > 0, "none was killed: nothing was tested"
-    assert bundle.check(wheels).files == bundle.check(packed).files
-    assert [one.name for one in tmp_path.glob("wheels*")] == ["wheels.tar"]
+    there, whole = (bundle.check_bundle(folder, QUIET) for folder in (wheels, packed))
+    assert there.files == whole.files
 
 
 def killed(command: list[str], after: float, environment: dict[str, str]) -> bool:
@@ -163,7 +165,7 @@ def test_a_disk_that_takes_no_more_is_named(
     """A limit on the size of a file, as FAT has one."""
     site = offline(tmp_path / "cache", engine)
     assert launcher("fetch", "--from", str(packed), "--no-images", **site).returncode == 0
-    target = tmp_path / "inputs.tar"
+    target = tmp_path / "inputs"
     script = 'ulimit -f 100000; exec "$0" -m launcher fetch cpu --no-images --bundle "$1"'
     done = subprocess.run(
         ["bash", "-c", script, sys.executable, str(target)],
@@ -172,8 +174,8 @@ def test_a_disk_that_takes_no_more_is_named(
         capture_output=True,
         text=True,
     )
-    refused(done, 2, f"{target}: File too large")
-    assert list(tmp_path.glob("inputs*")) == []
+    refused(done, 2, f"{target}/sha256/", "File too large")
+    assert not (target / bundle.INDEX).exists()
 
 
 def test_a_row_from_git_is_carried_with_its_source(
@@ -185,7 +187,7 @@ def test_a_row_from_git_is_carried_with_its_source(
     mirror = tmp_path / "mirror/NVIDIA"
     mirror.mkdir(parents=True)
     (mirror / "Megatron-LM.git").symlink_to(Path(at).resolve())
-    path = tmp_path / "git.tar"
+    path = tmp_path / "git"
     row = ["fetch", "24.10", "--no-images"]
     file = tmp_path / "settings.yaml"
     file.write_text(f"git_mirror: file://{mirror.parent}\n")

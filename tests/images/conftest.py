@@ -79,7 +79,6 @@ class Engine:
         self.images: dict[str, Held] = {}
         self.layers: dict[str, bytes] = {}
         self.loads = 0
-        self.told: list[str] | None = None  # what a stream that it saves says of names
         self.histories: dict[str, list[str]] = {}
         self.api = SimpleNamespace(
             inspect_image=self.inspect,
@@ -211,7 +210,7 @@ class Engine:
         self._manifest(tar, config, names)
 
     def _manifest(self, tar: tarfile.TarFile, config: str, layers: list[str]) -> None:
-        value = [{"Config": config, "RepoTags": self.told, "Layers": layers}]
+        value = [{"Config": config, "RepoTags": None, "Layers": layers}]
         add(tar, "manifest.json", json.dumps(value).encode())
 
     def load(self, archive: Iterator[bytes], quiet: bool) -> Iterator[dict[str, str]]:
@@ -237,8 +236,6 @@ class Engine:
                     return
                 self.layers[diff_id] = content
         self.images.setdefault(held.id, held)
-        for name in manifest["RepoTags"] or ():
-            self.tag(held.id, *name.rsplit(":", 1))
         yield {"stream": f"Loaded image ID: {held.id}\n"}
 
 

@@ -1,39 +1,33 @@
-"""Bundles: the same bytes for the same inputs, and a flipped byte anywhere is found and named."""
+"""Bundles: the same bytes for the same inputs, and what is damaged anywhere is found and named."""
 
 from __future__ import annotations
 
 import hashlib
-import io
+import json
+import os
+import shutil
 import subprocess
-import tarfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from launcher import files
-from launcher.build import fetch, source
-from launcher.build.inputs import Commit
-from launcher.errors import BuildError, EngineError, UsageError
+from launcher.build import fetch, inputs, source
+from launcher.build.image import Request
+from launcher.build.inputs import Commit, Fetched
+from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.images import bundle
-from launcher.images.bundle import Index, PackedRow
-from launcher.progress import Progress
+from launcher.images.check import DamagedError
+from launcher.images.load import load
+from launcher.matrix.load import load_lock, load_matrix
+from launcher.oci import layout
 from launcher.settings import Settings
-from tests.build.conftest import checkout, commit_all  # noqa: F401
+from tests.build.conftest import checkout, commit_all  # noqa: F401  # a fixture
 
-from .conftest import FORMS, OWN_LAYERS, Engine, filled
+from .conftest import BASE_LAYERS, Engine, filled
+from .test_save import QUIET, contents
 
-if TYPE_CHECKING:
-    from docker import DockerClient
-
-ROWS = [PackedRow(tag="cpu", megatron="0.16.1")]
-IMAGE = "sha256:" + "ab" * 32
-SAVED = bytes(range(256)) * 300 + bytes(1024)
-NAMED = f"sha256/{'a' * 64}/a.whl"
 URL = "https://github.com/NVIDIA/Megatron-LM.git"
 
 
@@ -43,45 +37,26 @@ def put(site: Settings, folder: Path, content: bytes, name: str) -> Path:
     return fetch.store(path, site)
 
 
-def saved(id: str) -> Iterator[bytes]:
-    yield from chunks(SAVED)
-
-
-def chunks(content: bytes) -> Iterator[bytes]:
-    return (content[at : at + 7000] for at in range(0, len(content), 7000))
-
-
 @pytest.fixture
-def quiet() -> Progress:
-    return Progress(io.StringIO())
-
-
-@pytest.fixture
-def commit(empty_site: Settings, checkout: Path) -> Commit:  # noqa: F811
-    """A commit in the cache, as git fetches it from a repository with a history."""
+def fetched(empty_site: Settings, tmp_path: Path, checkout: Path) -> Fetched:  # noqa: F811
+    """A row with two files in the cache, a commit with a history, and an image with two names."""
     commit_all(checkout)
     (checkout / "setup.py").write_text("print('second')\n")
     head = commit_all(checkout)
     at = source.repository(URL, head, empty_site, at=f"file://{checkout}")
-    return Commit(URL, head, at)
+    wheels = tuple(
+        put(empty_site, tmp_path, text, f"{text.decode()}-1.whl") for text in (b"b", b"a")
+    )
+    row = inputs.needed(load_matrix(), load_lock(), Request("cpu"))
+    base = filled().find("base:1").id
+    return Fetched(row, wheels, (Commit(URL, head, at),), {"base:1": base, "b": base})
 
 
 @pytest.fixture
-def packed(
-    empty_site: Settings,
-    tmp_path: Path,
-    commit: Commit,
-    quiet: Progress,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Path:
-    """A bundle with two files, a commit and an image in several parts."""
-    monkeypatch.setattr(bundle, "PART", 30000)
-    files = [
-        put(empty_site, tmp_path, text, f"{text.decode() * 90}-1.whl") for text in (b"b", b"a")
-    ]
-    path = tmp_path / "inputs.tar"
-    with bundle.replacing(path) as out:
-        bundle.pack(out, ROWS, files, [commit], {IMAGE: ["base:1", "b:2"]}, saved, quiet)
+def folder(fetched: Fetched, tmp_path: Path) -> Path:
+    """A bundle of it."""
+    path = tmp_path / "inputs"
+    bundle.write(path, [fetched], cast("Any", filled()), QUIET)
     return path
 
 
@@ -90,268 +65,198 @@ def elsewhere(site: Settings, tmp_path: Path) -> Settings:
 
 
 def test_what_was_packed_is_what_is_taken(
-    packed: Path, empty_site: Settings, commit: Commit, tmp_path: Path, quiet: Progress
+    folder: Path, fetched: Fetched, empty_site: Settings, tmp_path: Path
 ) -> None:
-    index = bundle.check(packed)
-    assert index.rows == ROWS
-    assert index.images[0].names == ["b:2", "base:1"]
-    assert len(index.images[0].parts) == 3
+    index = bundle.check_bundle(folder, QUIET)
+    assert [row.tag for row in index.rows] == ["cpu"]
     there = elsewhere(empty_site, tmp_path)
-    bundle.take(packed, index, there, quiet)
+    bundle.take(folder, index, there, QUIET)
     for content in (b"a", b"b"):
         digest = hashlib.sha256(content).hexdigest()
         assert fetch.checked(digest, "", there).read_bytes() == content
+    (commit,) = index.commits
     repository = source.repository(URL, commit.commit, there, at="file:///nowhere")
     assert source.git(repository, "show", f"{commit.commit}:setup.py") == "print('second')\n"
     fsck = ["git", "-C", str(repository), "fsck", "--full", "--strict"]
     assert subprocess.run(fsck, capture_output=True).returncode == 0
     assert sorted(path.name for path in there.cache.iterdir()) == ["git", "sha256"]
+    engine = Engine()
+    bundle.load_images(folder, index, cast("Any", engine), QUIET)
+    assert sorted(engine.find(fetched.images["base:1"]).names) == ["b:latest", "base:1"]
+    # An image of it is a saved image like any other.
+    assert load(Engine(), folder / index.images[0].path, QUIET, all_tags=True).id
+    assert "a-1.whl" not in [lacks for _, lacks in bundle.unmet(index, there)]
 
 
 def test_what_is_there_already_is_left_as_it_is(
-    packed: Path, empty_site: Settings, quiet: Progress
+    folder: Path, fetched: Fetched, empty_site: Settings
 ) -> None:
-    before = sorted(path.stat().st_mtime_ns for path in (empty_site.cache / "sha256").glob("*/*"))
-    bundle.take(packed, bundle.check(packed), empty_site, quiet)
-    after = sorted(path.stat().st_mtime_ns for path in (empty_site.cache / "sha256").glob("*/*"))
-    assert after == before
+    def times(below: Path) -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in below.rglob("*") if path.is_file()}
+
+    cached = times(empty_site.cache / "sha256")
+    bundle.take(folder, bundle.check_bundle(folder, QUIET), empty_site, QUIET)
+    assert times(empty_site.cache / "sha256") == cached
+    before = times(folder)
+    bundle.write(folder, [fetched], cast("Any", filled()), QUIET)
+    changed = {path.name for path, time in times(folder).items() if before[path] != time}
+    assert changed <= {
+        bundle.INDEX,
+        layout.LISTING,
+        *(path.name for path in folder.glob("*/*/blobs/*/*")),
+    }
+    assert "a-1.whl" not in changed
+    engine = filled()
+    engine.loads = 0
+    bundle.load_images(folder, bundle.check_bundle(folder, QUIET), cast("Any", engine), QUIET)
+    assert engine.loads == 0
 
 
 def test_the_same_inputs_in_another_order_and_cache_are_the_same_bytes(
-    packed: Path, empty_site: Settings, commit: Commit, tmp_path: Path, quiet: Progress
+    folder: Path, fetched: Fetched, empty_site: Settings, tmp_path: Path
 ) -> None:
     there = elsewhere(empty_site, tmp_path)
-    bundle.take(packed, bundle.check(packed), there, quiet)
-    files = sorted((there.cache / "sha256").glob("*/[!.]*"), reverse=True)
-    own = replace(commit, repository=next((there.cache / "git").iterdir()))
-    again = tmp_path / "again.tar"
-    with bundle.replacing(again) as out:
-        bundle.pack(out, ROWS * 2, files * 2, [own, own], {IMAGE: ["b:2", "base:1"]}, saved, quiet)
-    assert again.read_bytes() == packed.read_bytes()
+    bundle.take(folder, bundle.check_bundle(folder, QUIET), there, QUIET)
+    own = replace(fetched.commits[0], repository=next((there.cache / "git").iterdir()))
+    again = Fetched(
+        fetched.row,
+        tuple(sorted((there.cache / "sha256").glob("*/[!.]*"), reverse=True)),
+        (own, own),
+        dict(reversed(list(fetched.images.items()))),
+    )
+    bundle.write(tmp_path / "again", [again, again], cast("Any", filled("oci")), QUIET)
+    assert contents(tmp_path / "again") == contents(folder)
 
 
-@pytest.mark.parametrize("given", [SAVED[:-1024], SAVED[:-1], SAVED + b'{"error": "disk"}', b""])
-def test_an_image_that_the_engine_does_not_give_whole_is_not_packed(
-    tmp_path: Path, quiet: Progress, given: bytes
+def test_another_bundle_in_the_same_folder_leaves_nothing_of_the_first(
+    folder: Path, fetched: Fetched, tmp_path: Path
 ) -> None:
-    path = tmp_path / "inputs.tar"
-    with (
-        pytest.raises(EngineError, match="base:1: the engine ended its stream early"),
-        bundle.replacing(path) as out,
-    ):
-        bundle.pack(out, ROWS, [], [], {IMAGE: ["base:1"]}, lambda _: chunks(given), quiet)
-    assert not [*tmp_path.iterdir()]
+    less = replace(fetched, files=fetched.files[:1], commits=(), images={})
+    bundle.write(folder, [less], None, QUIET)
+    bundle.write(tmp_path / "new", [less], None, QUIET)
+    assert contents(folder) == contents(tmp_path / "new")
 
 
-def test_a_folder_is_no_place_for_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for folder in (tmp_path, Path()):
-        with pytest.raises(UsageError, match="is a folder"), bundle.replacing(folder) as out:
-            out.write(b"packed")
-    assert not [*tmp_path.parent.glob("*.part")]
+def test_an_image_that_the_engine_does_not_give_whole_makes_no_bundle(
+    folder: Path, fetched: Fetched
+) -> None:
+    shutil.rmtree(folder / "images")
+    engine = filled()
+    engine.ends = 30_000
+    with pytest.raises(EngineError, match="the engine ended its stream early"):
+        bundle.write(folder, [fetched], cast("Any", engine), QUIET)
+    with pytest.raises(DamagedError, match=r"bundle\.json\n.*\n.*missing"):
+        bundle.check_bundle(folder, QUIET)
 
 
-def test_any_tar_can_read_it(packed: Path, tmp_path: Path) -> None:
-    with tarfile.open(packed) as tar:
-        names = tar.getnames()
-    listed = subprocess.run(["tar", "-tf", str(packed)], capture_output=True, text=True, check=True)
-    assert listed.stdout.splitlines() == names
-    assert listed.stderr == ""
-    assert names[-2:] == ["bundle.json", "bundle.seal"]
-    assert [name.partition("/")[0] for name in names[:-2]] == [
-        *("sha256", "sha256", "git", "images", "images", "images")
-    ]
+@pytest.mark.parametrize("change", ["flip", "cut", "gone", "pipe", "link"])
+def test_a_change_in_any_file_is_told_and_named(folder: Path, change: str, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "original"
+    for path in contents(folder):
+        file = folder / path
+        content = file.read_bytes()
+        file.rename(elsewhere)
+        if change == "flip":
+            file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        elif change == "cut":
+            file.write_bytes(content[:-1])
+        elif change == "pipe":
+            os.mkfifo(file)
+        elif change == "link":
+            file.symlink_to(elsewhere)
+        with pytest.raises(DamagedError) as caught:
+            bundle.check_bundle(folder, QUIET)
+        assert caught.value.exit_code == 1
+        assert f"\n  {path}\n" in str(caught.value), path
+        file.unlink(missing_ok=True)
+        elsewhere.rename(file)
+    bundle.check_bundle(folder, QUIET)
 
 
-def test_a_file_of_more_than_8_gib_can_be_a_member() -> None:
-    with tarfile.open(fileobj=io.BytesIO(bundle._header("sha256/x", 9 << 30))) as tar:
-        assert tar.next().size == 9 << 30  # type: ignore[union-attr]
+def test_all_that_is_damaged_is_named(folder: Path) -> None:
+    chosen = [*sorted(folder.glob("sha256/*/*-1.whl")), *folder.glob("git/*.pack")]
+    chosen += sorted(folder.glob("images/*/blobs/sha256/*"))[:1]
+    for path in chosen:
+        path.write_bytes(b"x")
+    with pytest.raises(DamagedError) as caught:
+        bundle.check_bundle(folder, QUIET)
+    assert {one.path for one in caught.value.damages} == {
+        path.relative_to(folder).as_posix() for path in chosen
+    }
 
 
-def test_two_that_write_the_same_file_do_not_mix(tmp_path: Path) -> None:
-    path = tmp_path / "inputs.tar"
-    with bundle.replacing(path) as out:
-        second = bundle.replacing(path)
-        with pytest.raises(UsageError, match="another launcher is writing"):
-            second.__enter__()
-        out.write(b"first")
-    assert path.read_bytes() == b"first"
-    files.aside_path(path, "0" * 16).write_bytes(b"left by one that was killed")
-    with bundle.replacing(path) as out:
-        out.write(b"second")
-    assert path.read_bytes() == b"second"
-    assert [one.name for one in tmp_path.iterdir()] == ["inputs.tar"]
+def test_another_image_in_its_place_is_told(folder: Path, tmp_path: Path) -> None:
+    """Somebody's own, whole in itself."""
+    (place,) = (folder / "images").iterdir()
+    engine = Engine()
+    other = engine.add("base:1", (*BASE_LAYERS, b"more"))
+    from launcher.images import images, save
+
+    shutil.rmtree(place)
+    save.save(cast("Any", engine), images.find(engine, other.names[0]), place, 10_000, QUIET)
+    with pytest.raises(DamagedError, match=rf"images/{place.name}/transfer\.json"):
+        bundle.check_bundle(folder, QUIET)
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
-def test_a_flipped_byte_anywhere_is_found(packed: Path, place: float, flip: int) -> None:
-    content = bytearray(packed.read_bytes())
-    content[int(place * len(content))] ^= flip
-    damaged = packed.with_name("damaged.tar")
-    damaged.write_bytes(content)
-    with pytest.raises(UsageError, match="damaged"):
-        bundle.check(damaged)
+def test_what_is_no_bundle_is_told(tmp_path: Path) -> None:
+    (tmp_path / "thesis.doc").write_bytes(b"")
+    for path in (tmp_path, tmp_path / "thesis.doc", tmp_path / "nowhere"):
+        with pytest.raises(UsageError, match="nothing was saved there"):
+            bundle.check_bundle(path, QUIET)
+    with pytest.raises(UsageError, match=r"it has thesis\.doc in it"):
+        bundle.write(tmp_path, [], None, QUIET)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.doc"]
 
 
-def test_every_kind_of_member_is_named_when_a_byte_of_it_flips(packed: Path) -> None:
-    content = packed.read_bytes()
-    with tarfile.open(packed) as tar:
-        members = tar.getmembers()
-    assert len(members) == 8
-    for member in members:
-        for at in (
-            member.offset,
-            member.offset + 511,
-            member.offset_data,
-            member.offset_data + 511,
-        ):
-            flipped = bytearray(content)
-            flipped[at] ^= 1
-            packed.write_bytes(flipped)
-            with pytest.raises(UsageError, match="damaged") as caught:
-                bundle.check(packed)
-            if member.name == "bundle.seal":
-                assert "damaged" in str(caught.value)
-            else:
-                assert f"\n  {member.name}" in str(caught.value)
-
-
-def test_all_that_is_damaged_is_named(packed: Path) -> None:
-    content = bytearray(packed.read_bytes())
-    with tarfile.open(packed) as tar:
-        chosen = [tar.getmembers()[n] for n in (0, 2, 4)]
-    for member in chosen:
-        content[member.offset_data] ^= 1
-    packed.write_bytes(content)
-    with pytest.raises(UsageError) as caught:
-        bundle.check(packed)
-    named = [line.strip() for line in str(caught.value).splitlines()[1:-1]]
-    assert named == [member.name for member in chosen]
-
-
-@pytest.mark.parametrize("kept", [0, 100, 3000, 40960, -1, -600, -2048])
-def test_a_copy_that_was_cut_short_is_refused(packed: Path, kept: int) -> None:
-    packed.write_bytes(packed.read_bytes()[:kept])
-    with pytest.raises(UsageError, match=r"is not a bundle of `launcher fetch`, or"):
-        bundle.check(packed)
-
-
-def test_a_piece_missing_in_the_middle_is_found(packed: Path) -> None:
-    content = packed.read_bytes()
-    packed.write_bytes(content[:2048] + content[4096:])
-    with pytest.raises(UsageError, match=r"damaged.*\n  bundle\.json"):
-        bundle.check(packed)
-
-
-def test_a_disk_that_can_not_be_read_is_told_with_the_file() -> None:
-    with (
-        Path("/proc/self/mem").open("rb") as file,
-        pytest.raises(UsageError, match="/proc/self/mem: can't be read at byte 0: Input/output"),
-    ):
-        next(bundle._blocks(file, 0, 10))
-
-
-def test_another_file_is_no_bundle(tmp_path: Path) -> None:
-    path = tmp_path / "other.tar"
-    with tarfile.open(path, "w") as tar:
-        tar.add(__file__)
-    with pytest.raises(UsageError, match="is not a bundle"):
-        bundle.check(path)
-
-
-def sealed(tmp_path: Path, **index: object) -> Path:
-    """A bundle with nothing in it, whose index is made up by somebody who can compute a sha256."""
-    import json
-
-    whole = {"format": 1, "rows": [], "files": [], "commits": [], "images": [], "members": []}
-    out = io.BytesIO()
-    bundle._Writer(out).end(json.dumps(whole | index).encode())
-    path = tmp_path / "forged.tar"
-    path.write_bytes(out.getvalue())
-    return path
+WHEEL = f"sha256/{'a' * 64}/a.whl"
 
 
 @pytest.mark.parametrize(
     "index",
     [
-        {"format": 2},
-        {"files": [f"sha256/{'a' * 64}/../../x"]},
-        {"files": ["/etc/passwd"]},
-        {"members": [["../x", 1, "a" * 64]]},
-        {"commits": [{"url": "u", "commit": "--upload-pack=x", "path": f"git/{'a' * 40}.pack"}]},
-        {"files": [NAMED]},
-        {"files": [NAMED], "members": [[NAMED, 1, "b" * 64]]},
-        {"members": [[NAMED, -5, "a" * 64]]},
+        {"format": 1},
+        {"files": [{"path": f"sha256/{'a' * 64}/../../x", "size": 1, "sha256": "a" * 64}]},
+        {"files": [{"path": "/etc/passwd", "size": 1, "sha256": "a" * 64}]},
+        {"files": [{"path": WHEEL, "size": 1, "sha256": "b" * 64}]},
+        {"files": [{"path": WHEEL, "size": -5, "sha256": "a" * 64}]},
+        {"files": [{"path": WHEEL, "size": 1, "sha256": "a" * 64}] * 2},
+        {"commits": [{"url": URL, "commit": "a" * 40}]},
+        {"commits": [{"url": "u", "commit": "--upload-pack=x"}]},
+        {"images": [{"id": "../x", "manifest": f"sha256:{'a' * 64}", "names": []}]},
+        {"images": [{"id": f"sha256:{'a' * 64}", "manifest": "x", "names": ["-v/:/host"]}]},
     ],
 )
-def test_an_index_that_says_something_else_is_refused(
-    tmp_path: Path, index: dict[str, object]
-) -> None:
-    assert bundle.check(sealed(tmp_path)).members == []
-    with pytest.raises(UsageError, match="which this one can't read"):
-        bundle.check(sealed(tmp_path, **index))
+def test_a_list_that_somebody_made_up_is_refused(tmp_path: Path, index: dict[str, object]) -> None:
+    """By somebody who can compute a sha256."""
+
+    def forge(**more: object) -> None:
+        whole = {"format": 2, "rows": [], "files": [], "commits": [], "images": [], **more}
+        unsigned = json.dumps(whole | {"sha256": ""}, indent=1, sort_keys=True) + "\n"
+        own = hashlib.sha256(unsigned.encode()).hexdigest()
+        text = json.dumps(whole | {"sha256": own}, indent=1, sort_keys=True) + "\n"
+        (tmp_path / bundle.INDEX).write_text(text)
+
+    forge()
+    assert bundle.check_bundle(tmp_path, QUIET).files == ()
+    forge(**index)
+    with pytest.raises(LauncherError):
+        bundle.check_bundle(tmp_path, QUIET)
 
 
-def test_a_cached_file_with_another_byte_is_not_packed(
-    empty_site: Settings, tmp_path: Path, quiet: Progress
-) -> None:
-    path = put(empty_site, tmp_path, b"wheel", "a-1.whl")
-    path.write_bytes(b"whEel")
-    target = tmp_path / "inputs.tar"
-    target.write_bytes(b"before")
-    with pytest.raises(BuildError) as caught, bundle.replacing(target) as out:
-        bundle.pack(out, ROWS, [path], [], {}, saved, quiet)
-    assert hashlib.sha256(b"wheel").hexdigest() in str(caught.value)
-    assert hashlib.sha256(b"whEel").hexdigest() in str(caught.value)
-    assert target.read_bytes() == b"before"
-    assert sorted(one.name for one in tmp_path.glob("inputs*")) == ["inputs.tar"]
+def test_a_cached_file_with_another_byte_is_not_packed(fetched: Fetched, tmp_path: Path) -> None:
+    path = fetched.files[0]
+    path.write_bytes(b"x")
+    with pytest.raises(BuildError, match=path.parent.name):
+        bundle.write(tmp_path / "new", [fetched], cast("Any", filled()), QUIET)
+    assert not (tmp_path / "new" / bundle.INDEX).exists()
 
 
-def with_image(out: Path, there: Engine, id: str, names: list[str], listed: str = "") -> Index:
-    """A bundle of one image, as `there` saves it, that lists it as `listed`."""
-
-    def save(_: str) -> Iterator[bytes]:
-        return there.save(id, chunk_size=7000)
-
-    with bundle.replacing(out) as file:
-        bundle.pack(file, ROWS, [], [], {listed or id: names}, save, Progress(io.StringIO()))
-    return bundle.check(out)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_an_image_gets_the_names_of_the_list_and_none_of_its_stream(
-    form: str, tmp_path: Path, quiet: Progress
-) -> None:
-    there, here = filled(form), filled(form)
-    image = there.add("other:1", OWN_LAYERS)
-    there.told = ["base:1", "docker.io/library/python:3.11"]
-    index = with_image(tmp_path / "a.tar", there, image.id, ["other:1"])
-    base = here.find("base:1").id
-    bundle.load(tmp_path / "a.tar", index, cast("DockerClient", here), quiet)
-    assert here.find("other:1").id == image.id
-    assert here.find("base:1").id == base
-    assert here.find(image.id).names == ["other:1"]
-
-
-def test_another_image_than_the_listed_is_refused_and_removed(
-    tmp_path: Path, quiet: Progress
-) -> None:
-    there, here = filled(), filled()
-    image = there.add("other:1", OWN_LAYERS)
-    index = with_image(tmp_path / "a.tar", there, image.id, ["other:1"], listed=IMAGE)
-    with pytest.raises(EngineError, match=f"lists {IMAGE}, and what it holds is {image.id}"):
-        bundle.load(tmp_path / "a.tar", index, cast("DockerClient", here), quiet)
-    assert image.id not in here.images
-
-
-def test_a_name_that_another_image_has_stays_with_it(tmp_path: Path, quiet: Progress) -> None:
-    there, here = filled(), filled()
-    image, base = there.add("other:1", OWN_LAYERS), here.find("base:1").id
-    index = with_image(tmp_path / "a.tar", there, image.id, ["base:1"])
-    with pytest.raises(EngineError, match=r"the engine has .* under that name") as caught:
-        bundle.load(tmp_path / "a.tar", index, cast("DockerClient", here), quiet)
+def test_a_name_that_another_image_has_stays_with_that(folder: Path) -> None:
+    """A bundle of somebody else's could move python:3.11 to an image of its own."""
+    engine = Engine()
+    mine = engine.add("base:1", (b"mine",))
+    index = bundle.check_bundle(folder, QUIET)
+    with pytest.raises(EngineError, match=mine.id) as caught:
+        bundle.load_images(folder, index, cast("Any", engine), QUIET)
     assert caught.value.remedy.endswith("docker rmi base:1")
-    assert here.find("base:1").id == base
+    assert mine.names == ["base:1"]

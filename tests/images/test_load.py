@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +23,7 @@ from launcher.images.load import Loaded, load, put_beside
 from launcher.images.remote import OtherImageError
 from launcher.images.save import save
 from launcher.oci import layout
-from launcher.oci.layout import Base
+from launcher.oci.layout import Base, Listing
 from launcher.settings import Settings
 from tests.build.made import IMAGE, WHEEL, made
 
@@ -140,22 +141,23 @@ def _refused(folder: Path, path: str) -> None:
 def test_all_that_is_wrong_is_told_at_once_with_both_hashes(tmp_path: Path) -> None:
     saved(filled(), tmp_path)
     first, second = sorted((tmp_path / "parts").iterdir())[:2]
-    first.write_bytes(b"x")
+    first.write_bytes(bytes(first.stat().st_size))
     second.unlink()
-    (tmp_path / layout.LISTING).unlink()
-    (tmp_path / layout.LISTING).mkdir()  # what can't be read is damaged, too
     with pytest.raises(DamagedError) as caught:
         check(tmp_path, QUIET)
     text = str(caught.value)
-    assert "3 files are damaged" in text
-    assert "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881" in text  # of "x"
+    assert "2 files are damaged" in text
+    assert hashlib.sha256(first.read_bytes()).hexdigest() in text
     assert f"{second.name}\n    expected: " in text
     assert "found:    missing" in text
-    assert "transfer.json\n    expected: " in text
+    (tmp_path / layout.LISTING).unlink()
+    (tmp_path / layout.LISTING).mkdir()  # what can't be read is damaged, too
+    with pytest.raises(DamagedError, match=r"transfer\.json\n    expected: unknown"):
+        check(tmp_path, QUIET)
 
 
 def test_a_folder_without_an_image_and_one_that_is_not_complete_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no image was saved there"):
+    with pytest.raises(UsageError, match="nothing was saved there"):
         load(Engine(), tmp_path / "nowhere", QUIET)
     engine = filled()
     engine.ends = 30_000
@@ -277,7 +279,7 @@ def test_another_image_than_the_expected_one_is_refused(folder: Path, of: str) -
         load(engine, folder, QUIET, f"sha256:{'0' * 64}")
     assert caught.value.exit_code == 1
     assert engine.loads == 0
-    listing = layout.parse((folder / layout.LISTING).read_bytes())
+    listing = layout.parse((folder / layout.LISTING).read_bytes(), Listing)
     assert (
         load(engine, folder, QUIET, getattr(listing, of)).id == filled().find("megatron:24.10").id
     )
