@@ -24,6 +24,7 @@ class Failure:
     says: tuple[str, ...]
     cause: str = ""
     sets: str = ""
+    texts: tuple[str, ...] = ()
     quote: str = ""
 
     @property

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import re
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -170,14 +168,6 @@ def _flat(found: Found) -> dict[str, object]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-@given(steps())
-def test_colours_within_a_line_are_passed_over(record: tuple[str, Step]) -> None:
-    line, expected = record
-    found = parse(re.sub(r"([0-9.]+)", "\x1b[1;31m\\1\x1b[0m", line))
-    assert found is not None
-    assert same(found, expected)
-
-
 @pytest.mark.parametrize("long", ["9" * 5000, "9" * 19])
 def test_numbers_longer_than_any_count_are_none(long: str) -> None:
     """Python itself refuses to make a number of so many digits."""
@@ -192,36 +182,6 @@ def test_numbers_longer_than_any_count_are_none(long: str) -> None:
 
 def test_a_step_without_its_time_is_none() -> None:
     assert parse(" iteration 3/10 | lm loss: 1.000000E+00 |") is None
-
-
-@given(st.integers(1, 10**7), st.floats(0.1, 1e5), st.none() | st.floats(1e-3, 100), st.booleans())
-def test_our_own_lines_are_read(
-    iteration: int, ms: float, loss: float | None, advanced: bool
-) -> None:
-    interval = log.Interval(
-        iteration=iteration,
-        train_iters=10**7,
-        consumed_samples=iteration * 16,
-        milliseconds=ms,
-        learning_rate=1e-4,
-        global_batch_size=16,
-        loss=loss,
-        loss_scale=1.0,
-        grad_norm=2.5 if advanced else None,
-        skipped=0,
-        nan=0,
-    )
-    found = parse(log.training_line(interval, "2025-04-13 23:41:20"))
-    assert isinstance(found, Step)
-    assert (found.iteration, found.samples) == (iteration, iteration * 16)
-    assert found.ms_per_step == as_printed(ms, ".1f")
-    assert found.loss == (None if loss is None else as_printed(loss, ".6E"))
-    assert found.grad_norm == (2.5 if advanced else None)
-
-
-def test_our_own_validation_is_read() -> None:
-    found = parse(log.validation_line(50, 8.88954))
-    assert found == Validation(50, loss=8.88954, perplexity=7255.681)
 
 
 def test_the_sample_log() -> None:
@@ -254,12 +214,6 @@ def test_the_padded_vocabulary() -> None:
     assert metrics.padded_vocabulary("padded vocab (size: x)") is None
 
 
-@given(st.text() | st.text().map(lambda text: f"iteration 1/2 |{text}| lm loss: "))
-def test_no_text_breaks_it(text: str) -> None:
-    parse_all(text)
-    metrics.padded_vocabulary(f"padded vocab {text}")
-
-
 def test_ten_thousand_broken_lines_never_raise() -> None:
     chance = random.Random(4)  # noqa: S311 - a test's
     pieces = [*"0123456789.-+Ee|:/[]()% \r\t\x1b\x00\ufffd٣", "nan", "inf", "9" * 5000, " " * 3000]
@@ -270,19 +224,6 @@ def test_ten_thousand_broken_lines_never_raise() -> None:
             line = line[:at] + chance.choice([*pieces, *METRIC[:2], ""]) + line[at + width :]
         for found in parse_all(line):
             json.dumps(as_record(found, 0), allow_nan=False)
-
-
-def test_other_lines_cost_next_to_nothing() -> None:
-    line = "INFO:megatron.core.datasets.gpt_dataset:> total number of samples: 12345 " * 2
-    best = min(_seconds(line) for _ in range(5))
-    assert best < 5e-6
-
-
-def _seconds(line: str) -> float:
-    started = time.perf_counter()
-    for _ in range(10_000):
-        parse_all(line)
-    return (time.perf_counter() - started) / 10_000
 
 
 def test_a_record_has_the_documented_keys() -> None:
@@ -326,28 +267,16 @@ def test_what_is_no_number_is_null_and_named() -> None:
     assert "not_finite" not in as_record(replace(step, losses={}, loss=1.0, grad_norm=None), 0)
 
 
-@given(RECORDS, st.integers(0, 9))
-@settings(max_examples=50)
-def test_every_record_is_json(record: tuple[str, Found], attempt: int) -> None:
-    kept = as_record(record[1], attempt)
-    assert json.loads(json.dumps(kept, allow_nan=False)) == kept
-    assert kept["attempt"] == attempt
-
-
-@pytest.mark.skipif("MEGATRON_LOG" not in os.environ, reason="MEGATRON_LOG names no log")
-def test_every_line_of_a_log_of_the_users() -> None:
-    text = Path(os.environ["MEGATRON_LOG"]).read_text(encoding="utf-8", errors="replace")
-    lines = text.splitlines()
-    shapes = {
-        Step: r"\] +iteration +[0-9]+/ *[0-9]+ \|",
-        Validation: r"validation loss at iteration [0-9]+",
-        Memory: r"memory \(MB\)",
-    }
-    for kind, shape in shapes.items():
-        named = [line for line in lines if re.search(shape, line)]
-        assert [line for line in lines if type(parse(line)) is kind] == named, kind
-    read = [found for line in lines if isinstance(found := parse(line), Step)]
-    assert read
-    bars = sum(line.count("|") for line in lines if isinstance(parse(line), Step))
-    fields = [value for step in read for value in asdict(step).values() if value not in (None, {})]
-    assert len(fields) - 2 * len(read) == bars  # a time, and two numbers before the first bar
+@pytest.mark.parametrize(("loss", "grad_norm"), [(2.5, 1.25), (None, None), (math.inf, 0.0)])
+def test_our_own_lines_are_read(loss: float | None, grad_norm: float | None) -> None:
+    interval = log.Interval(
+        iteration=50, train_iters=10**7, consumed_samples=800, milliseconds=12.34,
+        learning_rate=1e-4, global_batch_size=16, loss=loss, loss_scale=1.0,
+        grad_norm=grad_norm, skipped=0, nan=0,
+    )  # fmt: skip
+    found = parse(log.training_line(interval, "2025-04-13 23:41:20"))
+    assert isinstance(found, Step)
+    assert (found.iteration, found.samples, found.ms_per_step) == (50, 800, 12.3)
+    assert (found.loss, found.grad_norm) == (loss, grad_norm)
+    found = parse(log.validation_line(50, 8.88954))
+    assert found == Validation(50, loss=8.88954, perplexity=7255.681)

@@ -127,30 +127,40 @@ def test_the_number_of_replicas_changes_first(before: tuple[RunConfig, int], dat
     assert (new.tensor, new.pipeline, new.context) == (old.tensor, old.pipeline, old.context)
 
 
-@given(ran())
-def test_on_as_many_processes_nothing_changes(before: tuple[RunConfig, int]) -> None:
-    assert resume.on(*before, before[1]) == resume.Resumed(before[0], ())
+GROWING = {"micro_batch_size": 4, "global_batch_size": 24, "rampup_batch_size": [8, 8, 100]}
+STAGES = {"decoder-first-pipeline-num-layers": 4}
+OLD = {"--ckpt-format": "torch"}
 
 
 @pytest.mark.parametrize(
-    ("tensor", "pipeline", "before", "after", "expected"),
+    ("sections", "before", "after", "expected"),
     [
-        (2, 1, 4, 2, (2, 1, 1)),
-        (2, 1, 2, 8, (2, 1, 4)),
-        (2, 2, 4, 2, (2, 1, 1)),
-        (2, 4, 8, 4, (2, 2, 1)),
-        (2, 1, 2, 1, (1, 1, 1)),
-        (4, 1, 4, 2, (2, 1, 1)),
-        (1, 1, 2, 5, None),
-        (2, 1, 2, 3, (1, 1, 3)),
+        # replicas, then pipeline, then tensor parallelism, and context parallelism last
+        ({"parallel": sizes(2)}, 4, 2, (2, 1, 1)),
+        ({"parallel": sizes(2)}, 2, 8, (2, 1, 4)),
+        ({"parallel": sizes(2, 2)}, 4, 2, (2, 1, 1)),
+        ({"parallel": sizes(2, 4)}, 8, 4, (2, 2, 1)),
+        ({"parallel": sizes(2)}, 2, 1, (1, 1, 1)),
+        ({"parallel": sizes(4)}, 4, 2, (2, 1, 1)),
+        ({"parallel": sizes(2)}, 2, 3, (1, 1, 3)),
+        ({}, 2, 5, None),
+        ({"parallel": sizes(2, context_parallel_size=2)}, 4, 2, (1, 1, 1)),
+        ({"parallel": sizes(2, context_parallel_size=2)}, 4, 1, (1, 1, 1)),
+        # what the file says of its stages holds for their number alone
+        ({"parallel": sizes(2, 2), "megatron_args": STAGES}, 4, 2, (1, 2, 1)),
+        # a checkpoint of the old format can't be divided anew
+        ({"parallel": sizes(2), "megatron_args": OLD}, 2, 4, (2, 1, 2)),
+        ({"parallel": sizes(2), "megatron_args": OLD}, 2, 1, None),
+        # an expert has replicas to lie on
+        ({"parallel": sizes(2, expert_model_parallel_size=2)}, 4, 2, (1, 1, 2)),
     ],
 )
-def test_replicas_then_pipeline_then_tensor(
-    tensor: int, pipeline: int, before: int, after: int, expected: tuple[int, int, int] | None
+def test_the_nearest_layout_is_taken(
+    sections: dict[str, Any], before: int, after: int, expected: tuple[int, int, int] | None
 ) -> None:
-    was = config(parallel=sizes(tensor, pipeline), training=batches())
+    was = config(training=batches(), **sections)
     if expected is None:
-        with pytest.raises(UsageError, match="no layout fits 5 processes"):
+        with pytest.raises(UsageError, match=f"no layout fits {after} process"):
             resume.on(was, before, after)
         return
     assert told(resume.on(was, before, after).config, after) == expected
@@ -165,24 +175,20 @@ def test_a_refusal_names_numbers_that_work() -> None:
         assert told(resume.on(was, 2, after).config, after)[:2] == (2, 1)
 
 
-def test_the_micro_batch_shrinks_only_where_it_must() -> None:
-    was = config(training=batches(micro=4, whole=24))
-    assert resume.on(was, 2, 3).config.training.micro_batch_size == 4
-    assert resume.on(was, 2, 4).config.training.micro_batch_size == 3
-
-
-def test_batches_that_grow_are_divided_at_every_size() -> None:
-    growing = {**batches(micro=4, whole=24), "rampup_batch_size": [8, 8, 100]}
-    was = config(training=growing)
-    assert resume.on(was, 2, 4).config.training.micro_batch_size == 2
-    with pytest.raises(UsageError, match="no layout fits 5 "):
-        resume.on(was, 2, 5)
-
-
-def test_a_batch_that_was_not_given_is_as_it_came_out() -> None:
-    was = config(training={"micro_batch_size": 4})
-    found = resume.on(was, 4, 2).config.training
-    assert (found.micro_batch_size, found.global_batch_size) == (4, 16)
+@pytest.mark.parametrize(
+    ("training", "before", "after", "expected"),
+    [
+        (batches(micro=4, whole=24), 2, 3, (4, 24)),
+        (batches(micro=4, whole=24), 2, 4, (3, 24)),  # smaller where it must be
+        (GROWING, 2, 4, (2, 24)),  # and divided at every size of a batch that grows
+        ({"micro_batch_size": 4}, 4, 2, (4, 16)),  # as it came out where it wasn't given
+    ],
+)
+def test_the_micro_batch_shrinks_only_where_it_must(
+    training: dict[str, Any], before: int, after: int, expected: tuple[int, int]
+) -> None:
+    found = resume.on(config(training=training), before, after).config.training
+    assert (found.micro_batch_size, found.global_batch_size) == expected
 
 
 @pytest.mark.parametrize(
@@ -221,31 +227,8 @@ def test_sizes_that_were_set_are_kept_or_refused() -> None:
     assert found.notes[0] == "layout: TP=2 PP=1 DP=1 -> TP=1 PP=2 DP=1; the global batch stays 48"
     with pytest.raises(UsageError, match="no layout fits 3 processes"):
         resume.on(asked, 2, 3, was)
-
-
-def test_another_number_of_nodes_is_another_number_of_processes() -> None:
-    two = {"count": 2, "master_addr": "a"}
-    was = config(nodes=two, training=batches(), parallel=sizes(2))
-    asked = config(training=batches(), parallel=sizes(2))
-    assert told(resume.on(asked, 2, 2, was).config, 2) == (2, 1, 1)
-
-
-def test_what_the_file_says_of_its_stages_keeps_their_number() -> None:
-    stages = {"decoder-first-pipeline-num-layers": 4}
-    was = config(parallel=sizes(2, 2), training=batches(), megatron_args=stages)
-    assert told(resume.on(was, 4, 2).config, 2) == (1, 2, 1)
-
-
-def test_a_checkpoint_of_the_old_format_is_not_divided_anew() -> None:
-    was = config(parallel=sizes(2), training=batches(), megatron_args={"--ckpt-format": "torch"})
-    assert told(resume.on(was, 2, 4).config, 4) == (2, 1, 2)
-    with pytest.raises(UsageError):
-        resume.on(was, 2, 1)
-
-
-def test_an_expert_has_replicas_to_lie_on() -> None:
-    was = config(parallel=sizes(2, expert_model_parallel_size=2), training=batches())
-    assert told(resume.on(was, 4, 2).config, 2) == (1, 1, 2)
+    (first, _) = resume.on(config(training=batches(whole=96)), 1, 2, config()).notes
+    assert first == "layout: TP=1 PP=1 DP=1 -> TP=1 PP=1 DP=2"  # another batch doesn't stay
 
 
 def test_parts_of_stages_go_with_the_stages() -> None:
@@ -254,15 +237,10 @@ def test_parts_of_stages_go_with_the_stages() -> None:
     assert found.parallel.num_layers_per_virtual_pipeline_stage is None
 
 
-def test_context_parallelism_is_given_up_last() -> None:
-    was = config(parallel=sizes(2, context_parallel_size=2), training=batches())
-    assert layout.layout(resume.on(was, 4, 2).config, 2) == Layout(2, 1, 1, 2)
-    assert layout.layout(resume.on(was, 4, 1).config, 1) == Layout(1, 1, 1, 1)
-
-
 def test_a_program_that_is_told_nothing_is_still_told_nothing() -> None:
     was = RunConfig.model_validate(GIVEN | {"program": "./own.py"})
     assert resume.on(was, 1, 4).config == was
+    assert resume.on(was, 2, 2) == resume.Resumed(was, ())
 
 
 SPLIT = "weights and optimizer are divided anew; random states are not carried over"
@@ -289,21 +267,12 @@ def test_notes(before: int, after: int, dropout: float | None, notes: list[str])
     assert others == notes
 
 
-def test_another_global_batch_is_not_said_to_stay() -> None:
-    was = config(training=batches())
-    (first, _) = resume.on(config(training=batches(whole=96)), 1, 2, was).notes
-    assert first == "layout: TP=1 PP=1 DP=1 -> TP=1 PP=1 DP=2"
-
-
 def test_it_loads_what_it_saved_and_all_of_it() -> None:
     checkpoint = {"save": "out", "load": "pretrained", "finetune": True, "no_load_rng": True}
     args = {"ckpt-step": 100, "weight-decay-incr-style": "constant"}
     found = resume.from_newest(config(checkpoint=checkpoint, megatron_args=args))
     assert found.checkpoint.model_dump(exclude_none=True) == {"save": "out", "load": "out"}
     assert found.megatron_args == {"weight-decay-incr-style": "constant"}
-
-
-def test_a_run_that_saved_nothing_cannot_go_on() -> None:
     with pytest.raises(UsageError, match="saved no checkpoints"):
         resume.from_newest(config())
 

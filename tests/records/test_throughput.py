@@ -77,40 +77,21 @@ def test_rates() -> None:
     assert (two.tokens_per_s, two.tflops_per_gpu) == (found.tokens_per_s, found.tflops_per_gpu / 2)
 
 
-@pytest.mark.parametrize("ms", [0.0, -1.0, float("nan"), float("inf")])
-def test_no_time_has_no_rates(ms: float) -> None:
-    assert rates(GPT2, ms) is None
-
-
 @pytest.mark.parametrize(
     ("name", "precision", "tflops"),
     [
         ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
         ("NVIDIA H100 PCIe", "bf16", 756),
-        ("NVIDIA H100 NVL", "fp16", 835.5),
-        ("NVIDIA H200", "bf16", 989.5),
-        ("NVIDIA H200 NVL", "bf16", 835.5),
         ("NVIDIA A100-SXM4-40GB", "bf16", 312),
-        ("NVIDIA A100-SXM4-80GB", "fp32", 19.5),
-        ("NVIDIA A100-PCIE-40GB", "bf16", 312),
         ("NVIDIA A100 80GB PCIe", "fp16", 312),
         ("Tesla V100-SXM2-16GB", "fp16", 125),
         ("Tesla V100-SXM2-16GB", "bf16", None),
-        ("Tesla V100-PCIE-32GB", "fp16", 112),
-        ("Tesla T4", "fp16", 65),
-        ("NVIDIA A10", "bf16", 125),
         ("NVIDIA A10G", "bf16", None),
         ("NVIDIA L4", "bf16", 121),
-        ("NVIDIA L40", "bf16", 181.05),
         ("NVIDIA L40S", "bf16", 362.05),
-        ("NVIDIA RTX A6000", "bf16", 154.8),
-        ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
-        ("NVIDIA GeForce RTX 3090 Ti", "bf16", None),
-        ("NVIDIA B200", "bf16", 2250),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", None),
         ("NVIDIA H100 80GB HBM3", "fp8", None),
-        ("Some GPU", "bf16", None),
         ("", "bf16", None),
     ],
 )
@@ -118,8 +99,9 @@ def test_peaks(name: str, precision: str, tflops: float | None) -> None:
     assert peak(name, precision) == tflops
 
 
-def test_an_unknown_gpu_has_no_share() -> None:
+def test_an_unknown_gpu_has_no_share_and_no_time_no_rates() -> None:
     for name in ("NVIDIA H20", None):
         found = rates(GPT2, 82.1, name)
         assert found
         assert found.mfu is None
+    assert [rates(GPT2, ms) for ms in (0.0, -1.0, float("nan"), float("inf"))] == [None] * 4
