@@ -52,7 +52,7 @@ def plot(names: Sequence[str], output: Path) -> list[str]:
 
 def read(run: str) -> Iterator[dict[str, Any]]:
     """What is kept of a run's metrics; what says no attempt and no iteration is passed over."""
-    for found in record.read_lines(run, record.METRICS):
+    for found in record.read_lines(record.folder(run) / record.METRICS):
         if isinstance(found.get("attempt"), int) and isinstance(found.get("iteration"), int):
             yield found
 

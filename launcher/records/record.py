@@ -202,12 +202,12 @@ def read(run: str, name: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def read_lines(run: str, name: str, last: int = 0) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path, last: int = 0) -> Iterator[dict[str, Any]]:
     """The objects in lines of JSON, in the `last` bytes if given; no line that isn't whole.
 
     Such a line is one that a launcher was killed at. A file that can't be read has none.
     """
-    with suppress(OSError), (folder(run) / name).open("rb") as file:
+    with suppress(OSError), path.open("rb") as file:
         if last:
             file.seek(max(0, os.fstat(file.fileno()).st_size - last))
         for line in file:

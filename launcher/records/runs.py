@@ -70,7 +70,7 @@ def _run(kept: Record, alive: set[str]) -> Run:
 
 def _last_ending(run: str) -> dict[str, Any] | None:
     """How the last attempt ended; None where it isn't known, as of one that goes on."""
-    endings = [*record.read_lines(run, record.ENDINGS)]
+    endings = [*record.read_lines(record.folder(run) / record.ENDINGS)]
     ending = endings[-1] if endings else None
     begun = watch.log_name(ending["attempt"] + 1) if ending else ""
     return None if begun and (record.folder(run) / begun).exists() else ending
@@ -79,7 +79,7 @@ def _last_ending(run: str) -> dict[str, Any] | None:
 def _last_step(run: str) -> Mapping[str, Any]:
     """The newest step among the metrics' last lines."""
     step = dict[str, Any]()
-    for found in record.read_lines(run, record.METRICS, last=TAIL):
+    for found in record.read_lines(record.folder(run) / record.METRICS, last=TAIL):
         step = found if found.get("kind") == "step" else step
     return step
 
@@ -167,5 +167,5 @@ def shown(text: str) -> dict[str, Any]:
         "plan": record.read(kept.run, record.PLAN),
         "build": record.read(kept.run, record.BUILD),
         **facts,
-        "endings": [*record.read_lines(kept.run, record.ENDINGS)],
+        "endings": [*record.read_lines(record.folder(kept.run) / record.ENDINGS)],
     }

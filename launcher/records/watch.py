@@ -6,11 +6,12 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from launcher import files
-from launcher.records import metrics
+from launcher.records import metrics, record, throughput
 from launcher.records.metrics import Found, Step
 from launcher.records.record import APPEND, LOG, METRICS
 from launcher.records.throughput import Rates
@@ -22,14 +23,31 @@ MARKS = (b"iteration", b"padded vocab")
 """What every line that is read has one of; most of a log has none, and is passed over."""
 
 
-class Speed(Protocol):
-    """Makes rates of steps, by what the log says of the model."""
+class Speed:
+    """Tells how fast a step was, from the plan's sizes and what the log says of the vocabulary."""
+
+    def __init__(self, plan: dict[str, Any] | None, facts: dict[str, Any] | None) -> None:
+        self.plan, self.gpu = plan, _gpu(facts)
+        self.step = throughput.step_of(plan) if plan else None
 
     def read(self, line: str) -> None:
-        """Take what a line says of the model."""
+        """Take the padded vocabulary from the line that tells it."""
+        if self.plan and (size := metrics.padded_vocabulary(line)):
+            self.step = throughput.step_of(self.plan, size)
 
     def of(self, step: Step) -> Rates | None:
-        """The rates of a step, where they can be told."""
+        """The rates of a step; None where the model isn't known."""
+        if self.step is None:
+            return None
+        batch = step.global_batch_size or self.step.batch
+        return throughput.rates(replace(self.step, batch=batch), step.ms_per_step, self.gpu)
+
+
+def _gpu(facts: dict[str, Any] | None) -> str | None:
+    """The name of the machine's GPUs, where they have one name."""
+    machine = facts and facts["machine"]
+    names = {gpu["name"] for gpu in machine["gpus"] or ()} if machine else set()
+    return names.pop() if len(names) == 1 else None
 
 
 class Watch:
@@ -74,11 +92,7 @@ class Watch:
         """Keep a piece of output, and read the lines that end in it."""
         if not self.opened:
             self._open()
-        if self.files:
-            try:
-                _write(self.files[0], data)
-            except OSError as error:
-                self._lost(error)
+        self._write(0, data)
         whole, newline, begun = data.rpartition(b"\n")
         if newline:
             self._read(self.begun[is_error] + whole)
@@ -108,12 +122,17 @@ class Watch:
     def _keep(self, found: Found) -> None:
         rates = self.speed.of(found) if self.speed and isinstance(found, Step) else None
         self.seen(found, rates)
-        kept = json.dumps(metrics.as_record(found, self.attempt, rates)) + "\n"
-        if self.files:
-            try:
-                _write(self.files[1], kept.encode())
-            except OSError as error:
-                self._lost(error)
+        kept = json.dumps(metrics.as_record(found, self.attempt, rates))
+        self._write(1, f"{kept}\n".encode())
+
+    def _write(self, which: int, data: bytes) -> None:
+        """Write all of it to the log, or to the metrics, past what one call takes."""
+        left = memoryview(data)
+        try:
+            while left and self.files:
+                left = left[os.write(self.files[which], left) :]
+        except OSError as error:
+            self._lost(error)
 
     def _lost(self, error: OSError) -> None:
         self.tell(f"the log is kept no longer: {error.filename or LOG}: {error.strerror}")
@@ -140,25 +159,6 @@ def logs(folder: Path) -> list[Path]:
 
 def _forget(path: Path, attempt: int) -> None:
     """Leave out of the metrics what was kept of an attempt that is now read from its beginning."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    except FileNotFoundError:
-        return
-    kept = [line for line in lines if _attempt_of(line) not in (attempt, None)]
-    if kept != lines:
-        files.write(path, "".join(kept), 0o600)
-
-
-def _attempt_of(line: str) -> object:
-    """The attempt that a line is of; None where a launcher died as it wrote it."""
-    try:
-        return json.loads(line).get("attempt")
-    except (ValueError, AttributeError):
-        return None
-
-
-def _write(file: int, data: bytes) -> None:
-    """Write all of it, past what one call takes."""
-    left = memoryview(data)
-    while left:
-        left = left[os.write(file, left) :]
+    lines = record.read_lines(path)
+    kept = [json.dumps(one) + "\n" for one in lines if one.get("attempt") not in (attempt, None)]
+    files.write(path, "".join(kept), 0o600)

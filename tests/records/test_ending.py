@@ -196,7 +196,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_who_ended_it(kept: Path, found: Ending, signals: list[str], by: str) -> None:
     ending.keep(RUN, 0, found, signals, None)
-    assert [told["by"] for told in record.read_lines(RUN, record.ENDINGS)] == [by]
+    assert [told["by"] for told in record.read_lines(kept / record.ENDINGS)] == [by]
 
 
 def test_endings_come_back_in_their_order_with_what_was_saved(kept: Path) -> None:
@@ -205,7 +205,7 @@ def test_endings_come_back_in_their_order_with_what_was_saved(kept: Path) -> Non
     ending.keep(RUN, 1, Ending(Ended(0), False, ""), [], None)
     with (kept / record.ENDINGS).open("a") as file:
         file.write('{"attempt": 2, "out')
-    first, second = record.read_lines(RUN, record.ENDINGS)
+    first, second = record.read_lines(kept / record.ENDINGS)
     assert (first["outcome"], first["code"], first["iteration"]) == ("failed", 1, 20)
     assert first["reason"] == "rank 1 exited with code 1"
     assert (second["attempt"], second["outcome"], second["checkpoint"]) == (1, "finished", None)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.follow.listen import Speed, listening
+from launcher.follow.listen import listening
 from launcher.records import watch
 from launcher.records.metrics import Step
-from launcher.records.watch import Watch
+from launcher.records.watch import Speed, Watch
 
 PLAN: dict[str, Any] = {
     "program": "gpt",
