@@ -6,10 +6,12 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.command import argument, command
+from launcher.screen import printable
 
 if TYPE_CHECKING:
     from launcher.data.contents import Data, Sizes
@@ -95,7 +97,21 @@ def _counts(data: Data, found: Sizes) -> list[str]:
         f"tokens     {data.tokens:,} of {data.kind.itemsize} bytes",
         f"lengths    {found.shortest:,} to {found.longest:,} tokens, {mean:,.1f} on average",
         "index      fits the .bin: every entry was checked",
+        *_how_made(data),
     ]
+
+
+def _how_made(data: Data) -> list[str]:
+    """The tokenizer and the release whose rule made the tokens, where a record says so."""
+    from launcher.data import made
+
+    said = made.read(data.prefix, data.documents, data.tokens)
+    with suppress(KeyError, TypeError):
+        if said:
+            chosen = said["tokenizer"]
+            rule = printable(f"{chosen['type']}, by the rule of Megatron {chosen['megatron']}")
+            return [f"tokenizer  {rule}"]
+    return []
 
 
 def _histogram(found: Sizes) -> list[str]:

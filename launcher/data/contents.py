@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.data import indexed
+from launcher.data import indexed, made
 from launcher.data.faults import DataError
 from launcher.data.indexed import PIECE, Output
+from launcher.data.made import Made
 from launcher.data.output import publish, writing
 from launcher.errors import UsageError
 
@@ -227,18 +228,23 @@ def merge(prefixes: Sequence[Path], target: Path) -> Output:
     with writing(target), closing(Output(target, kinds.pop().itemsize)) as output:
         for part in parts:
             _append(output, part)
-        publish([output])
+        said = made.joined([made.read(one.prefix, one.documents, one.tokens) for one in parts])
+        with ExitStack() as closed:
+            records = [Made(output, said)] if said else []
+            for record in records:
+                closed.callback(record.close)
+            publish([output, *records])
     return output
 
 
-def _append(made: Output, part: Data) -> None:
+def _append(output: Output, part: Data) -> None:
     for lengths in part.lengths():
-        made.add(b"", lengths, ())
+        output.add(b"", lengths, ())
     for counts in part.counts():
-        made.add(b"", (), counts.astype("<i4"))
+        output.add(b"", (), counts.astype("<i4"))
     with open(f"{part.prefix}.bin", "rb") as file:
         while piece := file.read(BYTES):
-            made.add(piece, (), ())
+            output.add(piece, (), ())
 
 
 def _check_shards(prefixes: Sequence[Path]) -> None:

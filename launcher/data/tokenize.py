@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.data import indexed, ledger, records, sources, tokenizers
+from launcher.data import indexed, ledger, made, records, sources, tokenizers
 from launcher.data.faults import DataError, Fault, Refused
 from launcher.data.indexed import Output
 from launcher.data.ledger import Ledger, Leniency
+from launcher.data.made import Made
 from launcher.data.output import publish, writing
 from launcher.data.records import Block
 from launcher.data.sources import Place, Reading
@@ -110,17 +111,21 @@ def run(
     if job.append_eod and tokenizer.end is None:
         raise UsageError("the tokenizer has no end-of-document token", "Name it: --eod-token")
     names = [path for prefix in outputs(job) for path in indexed.targets(prefix)]
-    sources.refuse_own(found, [*names, ledger.path(job.prefix)])
+    told = [made.path(prefix) for prefix in outputs(job)]
+    sources.refuse_own(found, [*names, *told, ledger.path(job.prefix)])
     with writing(job.prefix), ExitStack() as closed:
         written: list[Output] = []
         for prefix in outputs(job):
             written.append(Output(prefix, indexed.token_width(tokenizer.size)))
             closed.callback(written[-1].close)
+        said = [Made(output, made.of_job(job)) for output in written]
+        for one in said:
+            closed.callback(one.close)
         rejects = Ledger(found, job.prefix, job.leniency)
         closed.callback(rejects.close)
         done = _write(job, found, tokenizer, written, rejects, report)
         check(done)
-        publish([rejects, *written])
+        publish([rejects, *written, *said])
     return done
 
 

@@ -53,7 +53,9 @@ def test_from_text_to_files_that_are_looked_into(corpus: Path, tmp_path: Path) -
 
 
 def test_shards_are_merged_and_compared(corpus: Path, tmp_path: Path) -> None:
-    command = ["data", "tokenize", str(corpus), "--append-eod", "--output-prefix"]
+    """And which release's rule made the tokens is told of all of them."""
+    command = ["data", "tokenize", str(corpus), "--append-eod", "--megatron", "0.16.1"]
+    command += ["--output-prefix"]
     assert launcher(*command, str(tmp_path / "whole")).returncode == 0
     for part in (1, 2):
         done = launcher(*command, str(tmp_path / "c"), "--shard", f"{part}/2")
@@ -65,6 +67,8 @@ def test_shards_are_merged_and_compared(corpus: Path, tmp_path: Path) -> None:
     whole = str(tmp_path / "whole_text_document")
     same = launcher("data", "inspect", joined, "--compare", whole)
     assert (same.returncode, same.stdout) == (0, "the same bytes\n")
+    shown = launcher("data", "inspect", joined)
+    assert "tokenizer  GPT2BPETokenizer, by the rule of Megatron 0.16.1\n" in shown.stdout
     unlike = launcher("data", "inspect", shards[0], "--compare", whole)
     assert (unlike.returncode, unlike.stdout[:20]) == (1, "they differ in docum")
 

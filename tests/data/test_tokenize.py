@@ -143,7 +143,7 @@ def test_no_document_is_lost_in_silence(
     listed = folder / "out.rejects.jsonl"
     found = [json.loads(line) for line in listed.read_text("utf-8").split("\n")[:-1]] if bad else []
     assert [record["line"] for record in found] == bad
-    names = {"in.jsonl", "out_text_document.bin", "out_text_document.idx"}
+    names = {"in.jsonl", *(f"out_text_document.{end}" for end in ("bin", "idx", "made.json"))}
     assert {*os.listdir(folder)} == names | ({"out.rejects.jsonl"} if bad else set())
 
 
