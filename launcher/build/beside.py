@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from launcher import files
 from launcher.build import attest
 from launcher.build.attest import Made
 from launcher.errors import BuildError, UsageError
+from launcher.oci.container import container_of, copy_out
 from launcher.settings import Settings
 
 if TYPE_CHECKING:
@@ -203,34 +204,19 @@ def record(client: DockerClient, image: str, name: str = "the image") -> dict[st
     Raises UsageError where the image has none, or something else there: the launcher didn't
     build it.
     """
-    from docker.errors import NotFound
-
     remedy = "It isn't an image that `launcher image build` made."
-
-    container = client.containers.create(image, ["true"], network_mode="none")
+    text = io.BytesIO()
     try:
-        stream, _ = container.get_archive(RECORD)
-        with tarfile.open(fileobj=io.BytesIO(_limited(stream))) as tar:
-            file = tar.extractfile("build.json")
-            found = _parsed(file.read() if file else b"")
+        with container_of(client, image) as container:
+            there = copy_out(container, RECORD, text, LARGEST)
+        found = _parsed(text.getvalue()) if there else {}
+        if there:
             _fitting(_Record, found, "build.json")
-            return found
-    except NotFound:
-        raise UsageError(f"{name}: has no {RECORD}", remedy) from None
     except (ValueError, KeyError, tarfile.TarError) as error:
         raise UsageError(f"{name}: its {RECORD} is none of ours: {error}", remedy) from error
-    finally:
-        container.remove(force=True, v=True)
-
-
-def _limited(stream: Iterator[bytes]) -> bytes:
-    """All of a stream. Raises ValueError for one that is longer than any build.json."""
-    content = b""
-    for block in stream:
-        content += block
-        if len(content) > LARGEST:
-            raise ValueError(f"it has more than {LARGEST} bytes")
-    return content
+    if not there:
+        raise UsageError(f"{name}: has no {RECORD}", remedy)
+    return found
 
 
 def _write(path: Path, content: bytes) -> None:

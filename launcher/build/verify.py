@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 
 from launcher.errors import BuildError
 from launcher.matrix.schema import Row
+from launcher.oci.container import container_of
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -63,19 +64,15 @@ def look(client: DockerClient, image: str, name: str, *extension: str) -> Facts:
     """
     from docker.errors import APIError
 
-    command = ["-c", LOOK, *extension]
-    container = client.containers.create(
-        image, command, entrypoint=["python3"], network_mode="none"
-    )
-    try:
-        container.start()
-        failed = container.wait()["StatusCode"] != 0
-        printed = container.logs(stdout=not failed, stderr=failed).decode(errors="replace")
-    except APIError as error:
-        reason = error.explanation or error
-        raise BuildError(f"{name}: python3 doesn't run in it: {reason}") from error
-    finally:
-        container.remove(force=True, v=True)
+    command = ("-c", LOOK, *extension)
+    with container_of(client, image, *command, entrypoint=["python3"]) as container:
+        try:
+            container.start()
+            failed = container.wait()["StatusCode"] != 0
+            printed = container.logs(stdout=not failed, stderr=failed).decode(errors="replace")
+        except APIError as error:
+            reason = error.explanation or error
+            raise BuildError(f"{name}: python3 doesn't run in it: {reason}") from error
     if failed:
         raise BuildError(f"{name}: python3 can't look into it:\n{printed.strip()}")
     facts: dict[str, Any] = json.loads(printed)

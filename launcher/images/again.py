@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import secrets
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import zip_longest
@@ -23,7 +25,8 @@ from launcher.images import compare, images
 from launcher.images.compare import ABSENT, Difference
 from launcher.matrix.schema import Matrix
 from launcher.names import LABEL
-from launcher.oci.layers import Entry, Layer, layers, unpack
+from launcher.oci.container import container_of, copy_out
+from launcher.oci.layers import Layer, layers
 from launcher.progress import Progress
 from launcher.screen import printable
 from launcher.settings import Settings
@@ -257,7 +260,10 @@ class Verification:
         try:
             rebuilt = subject(self.client, built.id)
             claimed = claims(image, rebuilt, base, inputs.source.epoch)
-            with _opened(self.client, image.id) as one, _opened(self.client, built.id) as other:
+            with (
+                container_of(self.client, image.id) as one,
+                container_of(self.client, built.id) as other,
+            ):
                 boxes = (one, other)
                 pair = Comparison(image, rebuilt, base, claimed, boxes, self.progress, self.tell)
                 return pair.compare(diffoscope)
@@ -363,7 +369,7 @@ class Comparison:
             self._show(found)
             self._look_inside(found, None if diffoscope else DIFFOSCOPE_WITHIN)
         elif self.claimed.layers:
-            self.tell(f"no file differs: {compare.unlike(image, rebuilt)}")
+            self.tell("no file differs: layers have them in another order, or in other layers")
         return found
 
     def _read(
@@ -389,15 +395,8 @@ class Comparison:
         """Tell the first difference in full and the next ones by name."""
         first = found[0]
         self.tell(f"first difference, of {len(found)}: {first.path}")
-        with tempfile.TemporaryDirectory() as folder:
-            files = [Path(folder) / side for side in ("image", "rebuilt")]
-            there = [_fetch(*one, first.path) for one in zip(self.boxes, files, strict=True)]
-            for line in compare.described(first.image or there[0], first.rebuilt or there[1]):
-                self.tell(f"  {line}")
-            if all(file.exists() for file in files):
-                with files[0].open("rb") as one, files[1].open("rb") as other:
-                    for line in compare.parted(compare.parting(one, other)):
-                        self.tell(f"  {line}")
+        for line in compare.described(first.image, first.rebuilt):
+            self.tell(f"  {line}")
         for more in found[1 : MOST_LISTED + 1]:
             self.tell(f"also {more.path}: {', '.join(more.names)}")
         if len(found) > MOST_LISTED + 1:
@@ -413,10 +412,12 @@ class Comparison:
         with tempfile.TemporaryDirectory() as folder:
             for box, side in zip(self.boxes, ("image", "rebuilt"), strict=True):
                 (Path(folder) / side).mkdir()
-                for one in found[:MOST_SHOWN]:
-                    _fetch(
-                        box, Path(folder) / side / one.path.strip("/").replace("/", "%"), one.path
-                    )
+                for path in (one.path for one in found[:MOST_SHOWN]):
+                    target = Path(folder) / side / path.strip("/").replace("/", "%")
+                    with target.open("wb") as file:
+                        there = copy_out(box, path, file)
+                    if not there:
+                        target.unlink()
             # Modes and owners are told by us; times are those of the copies made here.
             command = ["diffoscope", "--exclude-directory-metadata=recursive", "--text", "-"]
             command += ["image", "rebuilt"]
@@ -434,35 +435,12 @@ class Comparison:
             self.tell(f"  {line}")
 
 
-@contextmanager
-def _opened(client: DockerClient, image: str) -> Iterator[Container]:
-    """A container of an image that never starts: its files can be read."""
-    container = client.containers.create(image, ["true"], network_mode="none")
-    try:
-        yield container
-    finally:
-        container.remove(force=True, v=True)
-
-
-def _fetch(container: Container, file: Path, path: str) -> Entry | None:
-    """What lies at a path, None where nothing does; a file's content is written to `file`."""
-    from docker.errors import NotFound
-
-    try:
-        stream, _ = container.get_archive(path)
-    except NotFound:
-        return None
-    with closing(stream):
-        return unpack(stream, file)
-
-
 def _wheel(container: Container) -> str:
     """The name and the sha256 of the wheel in an image, as it has them."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "build.json"
-        _fetch(container, file, beside.RECORD)
-        try:
-            wheel = json.loads(file.read_text(encoding="utf-8"))["wheel"]
-            return f"{wheel['sha256']} {wheel['name']}"
-        except (OSError, ValueError, KeyError, TypeError):
-            return f"{ABSENT}: {beside.RECORD} can't be read"
+    record = io.BytesIO()
+    try:
+        copy_out(container, beside.RECORD, record, beside.LARGEST)
+        wheel = json.loads(record.getvalue())["wheel"]
+        return f"{wheel['sha256']} {wheel['name']}"
+    except (ValueError, KeyError, TypeError, tarfile.TarError):
+        return f"{ABSENT}: {beside.RECORD} can't be read"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, cast
 
 from launcher.errors import EngineError
-from launcher.oci.parts import Stream
 from launcher.oci.saved import Saved
 from launcher.unpack import Unreadable, unpacked
 
@@ -99,26 +97,12 @@ def read(file: io.BufferedReader) -> tuple[str, Layer]:
     return f"sha256:{hashed.sha256.hexdigest()}", tuple(entries)
 
 
-def unpack(archive: Iterable[bytes], target: Path) -> Entry:
-    """The first entry in a tar that an engine made of a path; a file's content goes to `target`."""
-    with tarfile.open(fileobj=cast(IO[bytes], Stream(iter(archive))), mode="r|") as tar:
-        member = tar.next()
-        if member is None:
-            raise EngineError("the engine gave an empty tar in place of a file")
-        if not member.isreg():
-            return _described(member, "")[1]
-        with target.open("wb") as file:
-            return _described(member, _sha256(tar.extractfile(member), file))[1]
-
-
-def _sha256(content: IO[bytes] | None, copy: IO[bytes] | None = None) -> str:
-    """The sha256 of a file in a tar, in hex; what is read is written to `copy` as well."""
+def _sha256(content: IO[bytes] | None) -> str:
+    """The sha256 of a file in a tar, in hex."""
     assert content is not None
     sha256 = hashlib.sha256()
     while block := content.read(BLOCK):
         sha256.update(block)
-        if copy is not None:
-            copy.write(block)
     return sha256.hexdigest()
 
 

@@ -124,7 +124,7 @@ class _Container:
         self.containers = SimpleNamespace(create=lambda *_, **__: self)
 
     def get_archive(self, path: str) -> tuple[Iterator[bytes], None]:
-        return iter([self.archive]), None
+        return (chunk for chunk in [self.archive]), None
 
     def remove(self, force: bool, v: bool) -> None:
         """Nothing is left of it."""

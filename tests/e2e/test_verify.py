@@ -120,7 +120,7 @@ def test_an_image_of_the_lock_is_identical_and_nothing_is_left(
     assert beside.is_kept(made.id, made.site)
 
 
-def test_one_changed_byte_is_named_by_file_place_and_line(
+def test_one_changed_byte_is_named_by_file_and_shown_by_diffoscope(
     engine: DockerClient, made: Made, tmp_path: Path
 ) -> None:
     """With a diffoscope that stands in for the real one: it lists what it is given."""
@@ -138,9 +138,6 @@ def test_one_changed_byte_is_named_by_file_place_and_line(
         assert code == 1, (report, said)
         assert f"{UTILS}\n  kind " in report
         assert "first difference, of " in report
-        assert f"  byte       {place}: image 0x68, rebuilt 0x69\n" in report
-        assert "             image    hmport" in report
-        assert "             rebuilt  import" in report
         assert "wheel: same" in lines
         assert "image: differs" in lines
         assert "--text - image rebuilt" in report

@@ -1,0 +1,53 @@
+"""The door to a container: files are copied out of one that was made from an image."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from launcher.oci.parts import BLOCK, Stream
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.containers import Container
+
+
+@contextmanager
+def container_of(
+    client: DockerClient, image: str, *command: str, **how: Any
+) -> Iterator[Container]:
+    """A container of an image, without a network, for as long as this lasts; it isn't started."""
+    container = client.containers.create(image, command or ["true"], network_mode="none", **how)
+    try:
+        yield container
+    finally:
+        container.remove(force=True, v=True)
+
+
+def copy_out(container: Container, path: str, to: IO[bytes], most: int | None = None) -> bool:
+    """Copy a regular file out of a container; whether there is one.
+
+    Raises ValueError for one of more than `most` bytes, tarfile.TarError where the engine gives
+    something else than a tar.
+    """
+    from docker.errors import NotFound
+
+    try:
+        chunks, _ = container.get_archive(path)
+    except NotFound:
+        return False
+    with (
+        closing(chunks),
+        tarfile.open(fileobj=cast(IO[bytes], Stream(iter(chunks))), mode="r|") as tar,
+    ):
+        member = tar.next()
+        content = tar.extractfile(member) if member and member.isreg() else None
+        if member is None or content is None:
+            return False
+        if most is not None and member.size > most:
+            raise ValueError(f"it has more than {most} bytes")
+        while block := content.read(BLOCK):
+            to.write(block)
+    return True
