@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from launcher import files
 from launcher.data.convert import convert
-from launcher.data.faults import DataError
 from launcher.data.ledger import Leniency
 from launcher.data.sources import Reading
 from launcher.data.tokenize import Done
@@ -32,29 +29,6 @@ def texts(path: Path) -> list[str]:
     return [json.loads(line)["text"] for line in path.read_text().splitlines()]
 
 
-def test_two_jobs_dont_write_the_same_file(tmp_path: Path) -> None:
-    source, target = write(tmp_path / "a.jsonl", "a"), tmp_path / "out.jsonl"
-
-    def second(done: Done) -> None:
-        with pytest.raises(UsageError, match=r"out\.jsonl: another job writes it"):
-            run(write(tmp_path / "b.jsonl", "b"), to=target)
-
-    convert([str(source)], target, Reading(), SKIP, second)
-    assert texts(target) == ["a"]
-    assert not [*tmp_path.glob("*.aside")]
-    run(tmp_path / "b.jsonl", to=target)
-    assert texts(target) == ["b"]
-
-
-def test_an_ended_job_leaves_the_older_file(tmp_path: Path) -> None:
-    source, target = write(tmp_path / "a.jsonl", "a"), write(tmp_path / "out.jsonl", "older")
-    source.write_text("{")
-    with pytest.raises(DataError):
-        run(source, to=target, leniency=Leniency())
-    assert texts(target) == ["older"]
-    assert sorted(os.listdir(tmp_path)) == ["a.jsonl", "out.jsonl"]
-
-
 def test_an_output_is_no_input(tmp_path: Path) -> None:
     """Not under another name either; a list of bad records isn't one by a pattern."""
     source, target = write(tmp_path / "a.jsonl", "a"), tmp_path / "out.jsonl"
@@ -71,16 +45,6 @@ def test_an_output_is_no_input(tmp_path: Path) -> None:
         run(rejects, to=target)
     target.unlink()
     assert run(pattern, to=tmp_path / "other").documents == 1
-
-
-@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.rejects.jsonl"])
-def test_what_an_ended_job_left_is_no_input(tmp_path: Path, name: str) -> None:
-    """It would be removed before it is read."""
-    left = write(files.aside_path(tmp_path / name, "0" * 16), "a")
-    reading = Reading(format="jsonl")
-    with pytest.raises(UsageError, match=r"\.aside: it would be written while it is read"):
-        convert([str(left)], tmp_path / "out.jsonl", reading, SKIP, lambda done: None)
-    assert texts(left) == ["a"]
 
 
 def test_bad_records_are_listed_in_json_whatever_the_name(tmp_path: Path) -> None:

@@ -371,14 +371,6 @@ def test_lines_end_as_in_text_files(
     assert max(len(block.lines) for _, block in found) < 3 * size
 
 
-def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Given:
-        buffer = io.BytesIO(gzip.compress(jsonl(TEXTS)))
-
-    monkeypatch.setattr(sys, "stdin", Given)
-    assert read("-") == [[text] for text in TEXTS]
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
