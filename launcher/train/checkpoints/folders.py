@@ -82,7 +82,8 @@ def publish(root: Path, iteration: int) -> Path:
         _take_place(files.rename(new, final.with_suffix(READY)))
         tracker.publish()
     files.sweep(root / TRACKER)
-    _remove_replaced(final)
+    if final.with_suffix(REPLACED).exists():
+        remove(final.with_suffix(REPLACED))
     return final
 
 
@@ -113,11 +114,6 @@ def _take_place(ready: Path) -> Path:
     if final.exists() and not final.with_suffix(REPLACED).exists():
         files.rename(final, final.with_suffix(REPLACED))
     return files.rename(ready, final)
-
-
-def _remove_replaced(final: Path) -> None:
-    if final.with_suffix(REPLACED).exists():
-        remove(final.with_suffix(REPLACED))
 
 
 def scan(root: Path) -> list[Checkpoint]:
@@ -196,30 +192,21 @@ def line_of(root: Path, run: str, *, on: bool) -> str:
     return found or run
 
 
-def foreign(root: Path, line: str, *, on: bool) -> list[Checkpoint]:
-    """Those of others that a run of `line` would come upon, the oldest first; raises as `scan`.
-
-    One that goes `on` from the newest complete one meets only what is newer.
-    """
-    found = since_complete(root) if on else scan(root)
-    met = found[1:] if on and found and not found[0].problem else found
-    return [each for each in met if lineage.owner(each.folder) != line]
-
-
 def refusal(root: Path, line: str, *, on: bool) -> str:
     """Why a run of `line` may not save under `root`, for others' checkpoints; "" where it may.
 
-    Raises as `scan`.
+    One that goes `on` from the newest complete one meets only what is newer. Raises as `scan`.
     """
-    found = foreign(root, line, on=on)
-    if not found:
-        return ""
-    newest = found[-1].folder
-    owner = lineage.owner(newest)
-    whose = f"run {owner}'s" if owner else "not known to be this run's"
-    if on:
-        return f"{newest} is newer than what the run goes on from, and is {whose}"
-    return f"{root} holds checkpoints that aren't this run's: {newest.name} is {whose}"
+    for each in _newest_first(root):
+        if on and not each.problem:
+            break
+        if (owner := lineage.owner(each.folder)) != line:
+            whose = f"run {owner}'s" if owner else "not known to be this run's"
+            if on:
+                return f"{each.folder} is newer than what the run goes on from, and is {whose}"
+            held = f"{root} holds checkpoints that aren't this run's"
+            return f"{held}: {each.folder.name} is {whose}"
+    return ""
 
 
 def set_aside(root: Path, line: str) -> list[Path]:

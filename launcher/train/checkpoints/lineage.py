@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from launcher import files
 
@@ -162,17 +161,10 @@ def _read(folder: Path) -> Note | None:
     try:
         handle = files.open_own(folder / NOTE, os.O_RDONLY)
         with open(handle, "rb") as stream:
-            return _note(json.loads(stream.read(LONGEST)))
-    except (OSError, ValueError, RecursionError):
+            found = json.loads(stream.read(LONGEST))
+        over = found.get("overwrite") is True
+        note = Note(found["run"], found["line"], tuple(found["before"]), over)
+        known = re.fullmatch(ID, note.run) and re.fullmatch(ID, note.line)
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return None
-
-
-def _note(found: Any) -> Note | None:
-    if not isinstance(found, dict):
-        return None
-    run, of, before = (found.get(key) for key in ("run", "line", "before"))
-    named = all(isinstance(one, str) and re.fullmatch(ID, one) for one in (run, of))
-    if not named or not isinstance(before, list):
-        return None
-    names = tuple(name for name in before if isinstance(name, str))
-    return Note(str(run), str(of), names, found.get("overwrite") is True)
+    return note if known else None

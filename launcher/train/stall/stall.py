@@ -10,7 +10,7 @@ import re
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -372,30 +372,27 @@ def ask(runner: int) -> dict[str, bytes]:
     return {}
 
 
+def _processes() -> Iterator[tuple[int, list[bytes], list[bytes]]]:
+    """Of each process that may be looked at: its id, command line and variables."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = [(process / name).read_bytes().split(b"\0") for name in ("cmdline", "environ")]
+            yield int(process.name), words[0], words[1]
+
+
 def _folder(runner: int) -> Path | None:
     """The folder that a runner's ranks write to, by their variables."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if _status(int(process.name), "PPid") == str(runner):
-                variables = (process / "environ").read_bytes().split(b"\0")
-                for variable in variables:
-                    if variable.startswith(f"{stacks.FOLDER}=".encode()):
-                        return Path(os.fsdecode(variable.partition(b"=")[2]))
-    return None
-
-
-def _runner() -> int | None:
-    """The process of the runner in this container."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if (process / "cmdline").read_bytes().split(b"\0")[1:3] == RUNNER:
-                return int(process.name)
+    for pid, _, variables in _processes():
+        if _status(pid, "PPid") == str(runner):
+            for variable in variables:
+                if variable.startswith(f"{stacks.FOLDER}=".encode()):
+                    return Path(os.fsdecode(variable.partition(b"=")[2]))
     return None
 
 
 def main() -> int:
     """Write a report of this container's run to standard output, as a tar; 1 where none comes."""
-    runner = _runner()
+    runner = next((pid for pid, command, _ in _processes() if command[1:3] == RUNNER), None)
     files = ask(runner) if runner else {}
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
         for name, content in files.items():
