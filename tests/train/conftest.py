@@ -8,12 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from launcher.train.ranks import stacks
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,6 +127,35 @@ def going_on(command: list[str], stdin: int | None = None) -> Iterator[Ranks]:
         except BaseException:
             process.kill()  # its ranks end with it
             raise
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Those that a test starts, which end with it."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def start_rank(folder: Path, number: int, program: str) -> subprocess.Popen[bytes]:
+    """A process that runs `program` as a rank does, once it has come to its last line."""
+    script, there = folder / f"program-{number}.py", folder / f"there-{number}"
+    before = "import ctypes, os, signal, socket, sys, threading, time"
+    script.write_text(
+        f"{before}\ndef hang():\n    open({str(there)!r}, 'w')\n    {program}\nhang()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher.train.ranks.stacks", str(script), "--an", "option"],
+        env={**environment(), stacks.FOLDER: str(folder), "RANK": str(number)},
+    )
+    until = time.monotonic() + 60
+    while not there.exists():
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return process
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from launcher.train.gpt import arguments as command_line
-from launcher.train.gpt.__main__ import main
 
 from .conftest import TINY
 
@@ -82,13 +81,3 @@ def test_missing_data_file_is_named() -> None:
 def test_typo_names_the_nearest() -> None:
     with pytest.raises(command_line.UsageError, match="did you mean --global-batch-size"):
         command_line.parse([*MOCK, "--globl-batch-size", "4"])
-
-
-@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
-def test_only_rank_0_prints_a_refusal(
-    rank: str, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    assert main([*MOCK, "--tensor-model-parallel-size", "3"]) == 2
-    assert capsys.readouterr().err.count("\n") == lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.train.ranks.devices import Device, able, problem
+from launcher.train.ranks.devices import able
 
 VOLTA, AMPERE, ADA, HOPPER, BLACKWELL = (7, 0), (8, 0), (8, 9), (9, 0), (12, 0)
 
@@ -34,12 +34,3 @@ VOLTA, AMPERE, ADA, HOPPER, BLACKWELL = (7, 0), (8, 0), (8, 9), (9, 0), (12, 0)
 )
 def test_able(capability: tuple[int, int], arch_list: str, expected: bool) -> None:
     assert able(capability, arch_list.split()) == expected
-
-
-def test_the_gpu_that_is_not_is_named() -> None:
-    devices = [Device("NVIDIA H100 80GB HBM3", HOPPER), Device("NVIDIA GeForce RTX 5090", (12, 0))]
-    assert problem(devices[:1], ["sm_80", "sm_90"]) == ""
-    assert problem(devices, ["sm_80", "sm_90"]).startswith(
-        "GPU 1 (NVIDIA GeForce RTX 5090) has compute capability 12.0, and the torch here has code "
-        "for sm_80, sm_90 only"
-    )

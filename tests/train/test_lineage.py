@@ -1,4 +1,7 @@
-"""What is another run's is neither loaded as one's own, nor moved, removed or overwritten."""
+"""What is another run's is neither loaded as one's own, nor moved, removed or overwritten.
+
+And old checkpoints of one's own are removed when the tracker changes, and at the end.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 from launcher.train.checkpoints import folders, lineage, retention
 from launcher.train.checkpoints.lineage import Wish
 
-from .test_folders import distributed, tracked
+from .test_folders import RUN, claimed, distributed, tracked
 
 A, B, C = "aaaaaaaa", "bbbbbbbb", "cccccccc"
 
@@ -206,3 +209,45 @@ def test_a_removal_that_was_cut_off_is_taken_up(tmp_path: Path) -> None:
             path.unlink()
     folders.prune(tmp_path, 1, A)
     assert names(tmp_path) == ["iter_0000006", folders.TRACKER]
+
+
+def save(root: Path, iteration: int) -> None:
+    distributed(folders.partial(root, iteration))
+    folders.publish(root, iteration)
+
+
+def test_it_looks_again_when_the_tracker_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed(tmp_path)
+    said: list[str] = []
+    kept = retention.Retention(tmp_path, RUN, 1, said.append)
+    kept.look()
+    for iteration in (1, 2, 3):
+        save(tmp_path, iteration)
+    kept.look()
+    assert said == ["removed checkpoints iter_0000001, iter_0000002"]
+    monkeypatch.setattr(folders, "prune", lambda *_: pytest.fail("it has not changed"))
+    kept.look()
+
+
+def test_the_last_look_is_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "POLL_SECONDS", 3600.0)
+    claimed(tmp_path)
+    said: list[str] = []
+    with retention.Retention(tmp_path, RUN, 1, said.append):
+        save(tmp_path, 1)
+        save(tmp_path, 2)
+    assert said == ["removed checkpoints iter_0000001"]
+    assert [each.iteration for each in folders.scan(tmp_path)] == [2]
+
+
+def test_what_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(root: Path, keep: int, line: str) -> list[Path]:
+        raise PermissionError(13, os.strerror(13), str(root))
+
+    monkeypatch.setattr(folders, "prune", refuse)
+    save(tmp_path, 1)
+    said: list[str] = []
+    retention.Retention(tmp_path, RUN, 1, said.append).look()
+    assert said == [f"checkpoints in {tmp_path} can't be signed or removed: Permission denied"]

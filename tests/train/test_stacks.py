@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from launcher.train.ranks import stacks
 from launcher.train.ranks.stacks import Frame, Stack
 
-from .conftest import environment
+from .conftest import environment, start_rank
 
 # As CPython 3.11 wrote it in a rank that waited in a collective, beside a thread of its own.
 WRITTEN = """\
@@ -77,53 +76,19 @@ def test_any_frames_are_read_back(threads: list[Stack]) -> None:
     assert stacks.parse(text) == threads
 
 
-@given(st.text(max_size=400))
-def test_any_text_is_read(text: str) -> None:
-    stacks.main_thread(stacks.parse(text))
-
-
-@pytest.fixture
-def rank(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Ranks that a test starts, which end with it."""
-    started: list[subprocess.Popen[bytes]] = []
-    yield started
-    for process in started:
-        process.kill()
-        process.wait()
-
-
-def start_rank(folder: Path, number: int, program: str) -> subprocess.Popen[bytes]:
-    """A process that runs `program` as a rank does, once it has come to its last line."""
-    script, there = folder / f"program-{number}.py", folder / f"there-{number}"
-    before = "import ctypes, os, signal, socket, sys, threading, time"
-    script.write_text(
-        f"{before}\ndef hang():\n    open({str(there)!r}, 'w')\n    {program}\nhang()\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "launcher.train.ranks.stacks", str(script), "--an", "option"],
-        env={**environment(), stacks.FOLDER: str(folder), "RANK": str(number)},
-    )
-    until = time.monotonic() + 60
-    while not there.exists():
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    return process
-
-
 @pytest.mark.parametrize("program", HANGS.values(), ids=HANGS.keys())
 def test_a_rank_writes_its_stacks_wherever_it_hangs(
-    program: str, tmp_path: Path, rank: list[subprocess.Popen[bytes]]
+    program: str, tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    rank.append(start_rank(tmp_path, 3, program))
+    processes.append(start_rank(tmp_path, 3, program))
     file = stacks.path(tmp_path, 3)
     for written in (1, 2):  # and goes on hanging
         time.sleep(0.2)
-        rank[0].send_signal(stacks.SIGNAL)
+        processes[0].send_signal(stacks.SIGNAL)
         until = time.monotonic() + 60
         while file.read_text().count("_run_module_as_main") < written:
             assert time.monotonic() < until
-            assert rank[0].poll() is None
+            assert processes[0].poll() is None
             time.sleep(0.02)
     main = stacks.main_thread(stacks.parse(file.read_text()))
     assert [(frame.place, frame.function) for frame in main if not frame.is_library] == [

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -22,9 +21,8 @@ from launcher.train.ranks.stacks import Frame, Stack
 from launcher.train.stall import flight, stall
 from launcher.train.stall.stall import Kind, Place, Rank
 
-from .conftest import environment, runner_command
+from .conftest import environment, runner_command, start_rank
 from .test_flight import entry, operations, record
-from .test_stacks import start_rank
 
 TORCH = "/usr/local/lib/python3.10/dist-packages/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"
@@ -184,25 +182,16 @@ def all_reduce():
 """
 
 
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Ranks that a test starts, which end with it."""
-    package = tmp_path / "site-packages/torch/distributed"
-    package.mkdir(parents=True)
-    (package / "distributed_c10d.py").write_text(FAKE_TORCH)
-    started: list[subprocess.Popen[bytes]] = []
-    yield started
-    for process in started:
-        process.kill()
-        process.wait()
-
-
 def in_collective(folder: Path) -> str:
     path = str(folder / "site-packages/torch/distributed")
     return f"sys.path.insert(0, {path!r}); import distributed_c10d; distributed_c10d.all_reduce()"
 
 
-def test_real_processes_are_asked(tmp_path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
+def test_real_processes_are_asked(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+    package = tmp_path / "site-packages/torch/distributed"
+    package.mkdir(parents=True)
+    (package / "distributed_c10d.py").write_text(FAKE_TORCH)
+    ranks = processes
     collector = stall.Collector(tmp_path, {}, cpu=True, whole=True)
     for number, program in enumerate([in_collective(tmp_path), "time.sleep(600)"] * 2):
         ranks.append(start_rank(tmp_path, number, program))
