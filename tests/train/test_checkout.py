@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launcher.data import indexed
 from launcher.train.ranks import checkout
 
-from .conftest import TINY, Run, environment, runner_command
+from .conftest import environment
 
 
 def tree(root: Path, release: str = "0.16.1", extension: str = "helpers_cpp") -> Path:
@@ -91,64 +88,3 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     assert done.stderr == (
         f"checkout: {tmp_path} is no Megatron-LM checkout: it has no megatron/core\n"
     )
-
-
-@pytest.fixture
-def edited(tmp_path: Path) -> Path:
-    """The Megatron that is here as a checkout has it: nothing compiled, and `make` to be run."""
-    spec = importlib.util.find_spec("megatron.core")
-    assert spec
-    assert spec.submodule_search_locations
-    core = tmp_path / "checkout/megatron/core"
-    ignored = shutil.ignore_patterns("*.so", "__pycache__")
-    shutil.copytree(spec.submodule_search_locations[0], core, ignore=ignored)
-    with (core / "__init__.py").open("a") as stream:
-        stream.write('\nprint("an edited line", flush=True)\n')
-    with (core / "datasets/utils.py").open("a") as stream:
-        stream.write('\ndef compile_helpers():\n    raise SystemExit("make was run")\n')
-    return tmp_path / "checkout"
-
-
-def run(folder: Path, *program: str) -> Run:
-    command = runner_command(2, *program)
-    at = command.index("--")
-    done = subprocess.run(
-        [*command[:at], "--checkout", str(folder), *command[at:]],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    return Run(done.returncode, done.stdout)
-
-
-SCRIPT = """
-import megatron.core
-from megatron.core.datasets.utils import compile_helpers
-compile_helpers()
-from megatron.core.datasets import helpers
-print(megatron.core.__file__, callable(helpers.build_sample_idx_int32), flush=True)
-"""
-
-
-@pytest.mark.megatron
-def test_a_script_finds_the_edited_core_and_compiles_nothing(tmp_path: Path, edited: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    done = run(edited, str(tmp_path / "script.py"))
-    assert done.code == 0, done.output
-    assert done.output.count(f"{edited}/megatron/core/__init__.py True\n") == 2
-    assert done.output.count("stands in for what isn't compiled") == 1
-
-
-@pytest.mark.megatron
-def test_training_with_an_edited_core(
-    train: Callable[..., Run], tmp_path: Path, edited: Path
-) -> None:
-    prefix = tmp_path / "text_document"
-    indexed.write(prefix, ([*range(n % 9, 60 + n % 9), 99] for n in range(99)), vocab_size=100)
-    data = ("--data-path", str(prefix), "--split", "90,10,0")
-    more = ("--data-cache-path", str(tmp_path / "cache"), "--save", str(tmp_path / "saved"))
-    done = run(edited, "-m", "launcher.train.gpt", *TINY, *data, *more)
-    assert done.code == 0, done.output
-    assert "an edited line" in done.output
-    assert done.losses == train(2, data=(*data, *more[:2])).losses

@@ -182,19 +182,6 @@ def test_contradictions(text: str, environ: dict[str, str], reason: str) -> None
         environment(text, environ)
 
 
-@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("3", 0)])
-def test_told_once_on_each_node(
-    rank: str, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    waited: list[float] = []
-    monkeypatch.setattr(example.time, "sleep", waited.append)
-    for name, value in {**TORCHRUN, "LOCAL_RANK": rank, "RANK": str(4 + int(rank))}.items():
-        monkeypatch.setenv(name, value)
-    assert example.main(["--world-size=2"]) == 2
-    assert capsys.readouterr().err.count("megatron_core_training_example: ") == lines
-    assert len(waited) == 1 - lines  # else torchrun would end the rank that tells
-
-
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"--output-dir: can't make .*file/out: Not a directory"):

@@ -202,23 +202,6 @@ def sleeper(folder: Path, rank_1: str = "pass", handler: str = "signal.SIG_DFL")
 
 
 @pytest.mark.megatron
-@pytest.mark.parametrize(
-    ("rank_1", "code", "words"),
-    [
-        ("sys.exit(3)", 3, "rank 1 exited with code 3"),
-        ("os.kill(os.getpid(), 9)", 137, "rank 1 was killed by signal 9 (SIGKILL)"),
-    ],
-)
-def test_first_failure_is_named_and_passed_on(
-    tmp_path: Path, rank_1: str, code: int, words: str
-) -> None:
-    run = start(2, sleeper(tmp_path, rank_1))
-    assert run.code == code
-    assert run.output.count("runner:") == 1
-    assert words in run.output
-
-
-@pytest.mark.megatron
 def test_ranks_that_outlive_a_failed_one_are_killed(tmp_path: Path) -> None:
     script = sleeper(tmp_path, "time.sleep(1); sys.exit(3)", handler="signal.SIG_IGN")
     run = start(2, script)
@@ -243,18 +226,6 @@ def signalled(script: str, *signums: int, grace: str = "60") -> tuple[int, str]:
             ranks.process.send_signal(signum)
             time.sleep(0.5)
     return ranks.ended.code, ranks.output
-
-
-@pytest.mark.megatron
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_ranks_may_end_well_after_a_signal(tmp_path: Path, signum: int) -> None:
-    handler = "lambda *_: (time.sleep(1), print('saved', rank, flush=True), sys.exit(0))"
-    code, output = signalled(sleeper(tmp_path, handler=handler), signum)
-    assert code == 0, output
-    assert "saved 0" in output
-    assert "saved 1" in output
-    assert output.splitlines()[-1] == "runner: stopped: all 2 ranks ended after SIGTERM"
-    assert output.splitlines()[-1].startswith(runner.STOPPED)
 
 
 @pytest.mark.megatron
@@ -303,20 +274,6 @@ def test_a_request_while_the_ranks_are_started_ends_them_and_is_no_crash(tmp_pat
 
 
 @pytest.mark.megatron
-def test_a_tied_run_stops_when_its_input_ends(tmp_path: Path) -> None:
-    handler = "lambda *_: (print('saved', rank, flush=True), sys.exit(0))"
-    command = with_options(2, ["--tie"], sleeper(tmp_path, handler=handler))
-    with going_on(command, stdin=subprocess.PIPE) as ranks:
-        ranks.line()
-        ranks.line()
-        assert ranks.process.stdin
-        ranks.process.stdin.close()
-    assert ranks.ended.code == 0, ranks.output
-    assert "runner: the launcher has gone: asked 2 ranks to stop" in ranks.output
-    assert "saved 0" in ranks.output
-
-
-@pytest.mark.megatron
 @pytest.mark.parametrize(
     ("signals", "grace", "why"),
     [
@@ -331,53 +288,6 @@ def test_ranks_that_ignore_a_signal_are_killed(
     assert code == 137, output
     assert why in output
     assert runner.STOPPED not in output
-
-
-def alive(process: int) -> bool:
-    """Whether it runs: what has ended and that nobody has waited for does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.megatron
-def test_ranks_do_not_outlive_a_killed_runner(tmp_path: Path) -> None:
-    """Signals that they may ignore, and busy in C code."""
-    script = tmp_path / "busy.py"
-    script.write_text(
-        "import os, signal\n"
-        "for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):\n"
-        "    signal.signal(signum, signal.SIG_IGN)\n"
-        "print(os.getpid(), flush=True)\n"
-        "sum(range(10**12))\n"
-    )
-    with subprocess.Popen(
-        runner_command(2, str(script)), env=environment(), stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
-        ranks = [int(process.stdout.readline()) for _ in range(2)]
-        assert all(map(alive, ranks))
-        process.kill()
-    deadline = time.monotonic() + 20
-    while any(map(alive, ranks)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(alive, ranks))
-
-
-@pytest.mark.megatron
-def test_secrets_reach_the_ranks_and_no_log(tmp_path: Path) -> None:
-    (tmp_path / "secrets").mkdir()
-    (tmp_path / "secrets/API_KEY").write_text("k-123\n")
-    (tmp_path / "secrets/RANK").write_text("7")
-    script = tmp_path / "secret.py"
-    script.write_text(
-        "import os\nassert os.environ['API_KEY'] == 'k-123'\nprint('rank', os.environ['RANK'])\n"
-    )
-    command = with_options(1, ["--secrets", str(tmp_path / "secrets")], str(script))
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "rank 0\n"), done.stderr
-    assert "k-123" not in done.stderr
 
 
 SAVER = """

@@ -6,10 +6,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import tarfile
 import time
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -21,7 +18,7 @@ from launcher.train.ranks.stacks import Frame, Stack
 from launcher.train.stall import flight, stall
 from launcher.train.stall.stall import Kind, Place, Rank
 
-from .conftest import environment, runner_command, start_rank
+from .conftest import start_rank
 from .test_flight import entry, operations, record
 
 TORCH = "/usr/local/lib/python3.10/dist-packages/torch"
@@ -219,59 +216,6 @@ def test_real_processes_are_asked(tmp_path: Path, processes: list[subprocess.Pop
 
 def test_who_is_no_runner_is_not_asked() -> None:
     assert stall.ask(os.getpid()) == {}
-
-
-RANK = """\
-import os, sys, time
-import torch.distributed as dist
-dist.init_process_group("nccl")
-rank = dist.get_rank()
-print("ready", rank, flush=True)
-if rank == 1:
-    time.sleep(600)
-dist.barrier()
-"""
-
-
-@pytest.mark.megatron
-def test_the_runner_says_who_waits_where_and_goes_on(tmp_path: Path) -> None:
-    script = tmp_path / "hang.py"
-    script.write_text(RANK)
-    with subprocess.Popen(
-        runner_command(3, str(script)),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout
-        lines = iter(process.stdout.readline, "")
-        for _ in range(3):
-            assert next(line for line in lines if line.startswith("ready"))
-        time.sleep(1)
-        for _ in range(2):
-            process.send_signal(stacks.SIGNAL)
-            report = []
-            while not (report and report[-1].startswith(f"runner: {stall.CONCLUSION}")):
-                report.append(next(lines).rstrip("\n"))
-            assert report[1] == "runner: rank 1 is in <module> (hang.py:7): time.sleep(600)"
-            assert report[-1].startswith(
-                "runner: in short: rank 1 isn't in a collective: in <module> (hang.py:7): "
-                "time.sleep(600), while ranks 0, 2 wait in barrier, from hang.py:8"
-            )
-        done = subprocess.run(  # as it is asked from outside of the container
-            [sys.executable, "-m", "launcher.train.stall.stall"],
-            env=environment(),
-            capture_output=True,
-        )
-        with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
-            names = sorted(archive.getnames())
-        assert (done.returncode, names) == (
-            0,
-            [*(f"rank-{n}.stack" for n in range(3)), stall.REPORT],
-        )
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 143
 
 
 def test_records_of_a_time_out_say_who_was_missing(tmp_path: Path) -> None:
