@@ -12,6 +12,7 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from launcher import files
+from launcher.backends import backend
 from launcher.errors import LauncherError
 from launcher.follow.assemble import bare_plan
 from launcher.machine.machine import Finding
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 DEADLINE = 60
 """Seconds that the answer may take; importing torch and Megatron takes most of them."""
 
+ENGINES = ("docker", "compose")
+"""The backends whose images one container can be asked in."""
+
 ASKABLE = re.compile(r"/opt/megatron/src/pretrain_\w+\.py")
 """Upstream's programs in an image. Ours checks its options itself, before it imports anything."""
 
@@ -34,10 +38,11 @@ def check(plan: Plan, machine: Machine, chosen: Backend, cache: Path) -> Iterato
     The answer is kept in `cache`, by the image and by all that is asked of it.
     """
     argv = plan.words
-    if not (chosen.name == "docker" and argv and ASKABLE.fullmatch(argv[0])):
+    if not (chosen.name in ENGINES and argv and ASKABLE.fullmatch(argv[0])):
         return
+    asker = chosen if chosen.name == "docker" else backend("docker")
     try:
-        answer = _kept(plan, argv, machine, chosen, cache)
+        answer = _kept(plan, argv, machine, asker, cache)
     except (LauncherError, OSError, ValueError) as error:
         answer = {"unasked": str(error).partition("\n")[0]}
     except Exception as error:

@@ -119,6 +119,17 @@ def test_a_cache_that_cant_be_written_is_no_reason_either(asked: Asker, tmp_path
     assert not finding.refuse
 
 
+def test_a_compose_project_is_asked_in_one_container(
+    asked: Asker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, engine = Answering(""), Answering("print('{}')")
+    project.__dict__["name"] = "compose"
+    monkeypatch.setattr(ask, "backend", {"docker": engine}.__getitem__)
+    assert found(asked, project, tmp_path) == []
+    assert len(engine.__dict__["started"]) == 1
+    assert project.__dict__["started"] == []
+
+
 @pytest.mark.parametrize("sets", [("program=gpt",), ("program=./mine.py",)])
 def test_other_programs_are_not_asked(asked: Asker, tmp_path: Path, sets: tuple[str, ...]) -> None:
     engine = Answering("print('{}')")
