@@ -23,78 +23,44 @@ LINES = LOG.read_text(encoding="utf-8").splitlines()
 METRIC = [line for line in LINES if re.search(r"iteration +\d+/|loss at|memory \(MB\)", line)]
 
 WHOLE = st.integers(0, 10**12)
-REAL = st.floats(0, 1e12, allow_nan=False)
-LOSS = st.one_of(st.floats(0, 1e6), st.sampled_from([math.inf, math.nan]))
+REAL = st.floats(0, 1e12, allow_nan=False).map(lambda x: as_printed(x))
+LOSS = st.one_of(st.floats(0, 1e6), st.sampled_from([math.inf, math.nan])).map(
+    lambda x: as_printed(x)
+)
 NAMES = ("load_balancing_loss", "mtp_1 loss", "z_loss", "sop loss")
 
 
-def as_printed(value: float, form: str) -> float:
-    return float(format(value, form))
+def as_printed(value: float) -> float:
+    return float(f"{value:.6E}")
 
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[str, Step]:
-    """A line as Megatron 0.8 to 0.16 format it, and what it says."""
-    found = Step(
-        iteration=draw(st.integers(1, 10**9)),
-        train_iters=draw(st.integers(1, 10**9)),
-        ms_per_step=as_printed(draw(REAL), ".1f"),
-        time=draw(st.sampled_from(["2025-04-13 23:41:20", "2030-12-31 00:00:00"])),
-        samples=draw(WHOLE),
-        skipped_samples=draw(st.none() | WHOLE),
-        reported_tflops_per_gpu=draw(st.none() | REAL.map(lambda x: as_printed(x, ".1f"))),
-        learning_rate=as_printed(draw(st.floats(0, 1)), ".6E"),
-        decoupled_learning_rate=draw(st.none() | REAL.map(lambda x: as_printed(x, ".6E"))),
-        global_batch_size=draw(st.integers(1, 10**6)),
-        loss=draw(st.none() | LOSS.map(lambda x: as_printed(x, ".6E"))),
-        losses=draw(
-            st.dictionaries(st.sampled_from(NAMES), LOSS.map(lambda x: as_printed(x, ".6E")))
-        ),
-        loss_scale=as_printed(draw(REAL), ".1f"),
-        grad_norm=draw(st.none() | LOSS.map(lambda x: as_printed(x, ".3f"))),
-        num_zeros=draw(st.none() | REAL.map(lambda x: as_printed(x, ".1f"))),
-        params_norm=draw(st.none() | REAL.map(lambda x: as_printed(x, ".3f"))),
-        skipped=draw(st.integers(0, 1000)),
-        nan=draw(st.integers(0, 1000)),
-    )
-    return step_line(found, draw(st.sampled_from(["", ".123456"]))), found
-
-
-def step_line(found: Step, fraction: str = "") -> str:
-    fields = [
-        f" [{found.time}{fraction}] iteration {found.iteration:8d}/{found.train_iters:8d} |",
-        f" consumed samples: {found.samples:12d} |",
-        _field("skipped samples", found.skipped_samples, "12d"),
-        f" elapsed time per iteration (ms): {found.ms_per_step:.1f} |",
-        _field("throughput per GPU (TFLOP/s/GPU)", found.reported_tflops_per_gpu, ".1f"),
-        f" learning rate: {found.learning_rate:.6E} |",
-        _field("decoupled learning rate", found.decoupled_learning_rate, ".6E"),
-        f" global batch size: {found.global_batch_size:5d} |",
-        _field("lm loss", found.loss, ".6E"),
-        *(_field(name, value, ".6E") for name, value in found.losses.items()),
-        f" loss scale: {found.loss_scale:.1f} |",
-        _field("grad norm", found.grad_norm, ".3f"),
-        _field("num zeros", found.num_zeros, ".1f"),
-        _field("params norm", found.params_norm, ".3f"),
-        f" number of skipped iterations: {found.skipped:3d} |",
-        f" number of nan iterations: {found.nan:3d} |",
-    ]
-    return "".join(fields)
-
-
-def _field(name: str, value: float | None, form: str) -> str:
-    return "" if value is None else f" {name}: {value:{form}} |"
+    """A line of Megatron's 0.8 to 0.16, and what it says; names are those of the sample log."""
+    often = {name: LOSS if "loss" in field else REAL for name, field in metrics.STEP.items()}
+    always = {name: often.pop(name) for name in ("elapsed time per iteration (ms)",)}
+    fields = draw(st.fixed_dictionaries(always, optional=often))
+    counts = draw(st.fixed_dictionaries({}, optional=dict.fromkeys(metrics.COUNTS, WHOLE)))
+    losses = draw(st.dictionaries(st.sampled_from(NAMES), LOSS))
+    known = {metrics.STEP[name]: value for name, value in fields.items()}
+    known |= {metrics.COUNTS[name]: value for name, value in counts.items()}
+    iteration, of = draw(st.integers(1, 10**9)), draw(st.integers(1, 10**9))
+    time, fraction = "2025-04-13 23:41:20", draw(st.sampled_from(["", ".123456"]))
+    line = f" [{time}{fraction}] iteration {iteration:8d}/{of:8d} |"
+    line += "".join(f" {name}: {value:12d} |" for name, value in counts.items())
+    line += "".join(f" {name}: {value:.6E} |" for name, value in (fields | losses).items())
+    return line, Step(iteration, of, time=time, losses=losses, **known)
 
 
 @st.composite
 def validations(draw: st.DrawFn) -> tuple[str, Validation]:
-    loss = as_printed(draw(LOSS), ".6E")
+    loss = draw(LOSS)
     found = Validation(
         iteration=draw(st.integers(0, 10**9)),
         split=draw(st.sampled_from(["validation", "test"])),
         dataset=draw(st.none() | st.integers(0, 99)),
         loss=loss,
-        perplexity=as_printed(math.exp(min(20, loss)), ".6E"),
+        perplexity=as_printed(math.exp(min(20, loss))),
     )
     suffix = "" if found.dataset is None else f"-{found.dataset}"
     test = found.split == "test"
@@ -107,7 +73,7 @@ def validations(draw: st.DrawFn) -> tuple[str, Validation]:
 
 @st.composite
 def memories(draw: st.DrawFn) -> tuple[str, Memory]:
-    sizes = [draw(st.floats(0, 1e6).map(lambda x: as_printed(x, ".2f"))) for _ in range(4)]
+    sizes = [round(draw(st.floats(0, 1e6)), 2) for _ in range(4)]
     found = Memory(draw(st.integers(0, 9999)), draw(st.integers(1, 10**6)), *sizes)
     return (
         f"[Rank {found.rank}] (after {found.iteration} iterations) memory (MB)"

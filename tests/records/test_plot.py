@@ -73,13 +73,6 @@ def test_the_later_attempt_counts_where_two_overlap() -> None:
     assert found.validation == [(4, 6.6)]
 
 
-def test_the_order_of_the_lines_doesnt_matter() -> None:
-    told = [(0, step(1, 3.0)), (0, step(2, 2.5)), (1, step(2, 2.4)), (2, step(3, 2.0))]
-    whole = plot.curves("a", records(*told))
-    assert plot.curves("a", records(*told[::-1])) == whole
-    assert whole.train == [(1, 3.0), (2, 2.4), (3, 2.0)]
-
-
 def test_what_a_curve_is_made_of() -> None:
     nan = float("nan")
     found = plot.curves(

@@ -191,33 +191,6 @@ def test_the_micro_batch_shrinks_only_where_it_must(
     assert (found.micro_batch_size, found.global_batch_size) == expected
 
 
-@pytest.mark.parametrize(
-    ("divisible_by", "size", "before", "after", "expected"),
-    [
-        (None, 50257, 2, 1, 256),
-        (None, None, 1, 2, 64),
-        (128, 50257, 4, 1, 512),
-        (8, 257, 2, 1, 16),
-        (1, 6, 1, 2, 3),
-        (1, None, 1, 2, None),
-        (1, 257, 1, 2, None),
-    ],
-)
-def test_the_padding_follows_tensor_parallelism(
-    divisible_by: int | None, size: int | None, before: int, after: int, expected: int | None
-) -> None:
-    model = {"num_layers": 1, "num_attention_heads": 4}
-    model |= {"make_vocab_size_divisible_by": divisible_by} if divisible_by else {}
-    was = config(model=model, parallel=sizes(before), data={"vocab_size": size})
-    asked = config(model=model, parallel=sizes(after), data={"vocab_size": size})
-    if expected is None:
-        with pytest.raises(UsageError):
-            resume.on(asked, before, after, was)
-        return
-    found = resume.on(asked, before, after, was).config
-    assert found.model.make_vocab_size_divisible_by == expected
-
-
 def test_sizes_that_were_set_are_kept_or_refused() -> None:
     was = config(parallel=sizes(2), training=batches())
     asked = config(parallel=sizes(1, 2), training=batches())
