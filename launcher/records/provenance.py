@@ -130,8 +130,10 @@ def _began(plan: Plan) -> str:
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """A line for each fact that bears on a run's results and isn't what it was."""
     lines = []
-    if then["image"].get("id") != now["image"].get("id"):
-        lines.append(f"the image {_named(now['image'])} is another one: {_ids(then, now)}")
+    was, now_is = then["image"].get("id"), now["image"].get("id")
+    if was != now_is:
+        name = now["image"].get("name", "")
+        lines.append(f"the image {name} is another one: {was}, now {now_is}")
     for key, what in (("launcher", "the launcher"), ("source", "the checkout")):
         if then[key] != now[key]:
             lines.append(f"{what} was {then[key]}, and is {now[key]}")
@@ -146,16 +148,8 @@ def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         lines.append(f"it began from {began}, and would begin from {begins}")
     gpus = [_gpus(facts["machine"]) for facts in (then, now)]
     if None not in gpus and gpus[0] != gpus[1]:
-        lines.append(f"the GPUs were {_told(gpus[0])}, and are {_told(gpus[1])}")
+        lines.append(f"the GPUs were {gpus[0]}, and are {gpus[1]}")
     return lines
-
-
-def _named(image: Mapping[str, Any]) -> str:
-    return str(image.get("name", ""))
-
-
-def _ids(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    return f"{then['image'].get('id')}, now {now['image'].get('id')}"
 
 
 def _same_file(was: Mapping[str, Any], now: Mapping[str, Any] | None) -> bool:
@@ -165,10 +159,7 @@ def _same_file(was: Mapping[str, Any], now: Mapping[str, Any] | None) -> bool:
     return all(was[key] == now[key] for key in keys)
 
 
-def _gpus(machine: Mapping[str, Any] | None) -> list[str] | None:
+def _gpus(machine: Mapping[str, Any] | None) -> str | None:
+    """Their names, None where they weren't looked for."""
     listed = machine["gpus"] if machine else None
-    return None if listed is None else [gpu["name"] for gpu in listed]
-
-
-def _told(names: list[str] | None) -> str:
-    return ", ".join(names or []) or "none"
+    return None if listed is None else ", ".join(gpu["name"] for gpu in listed) or "none"

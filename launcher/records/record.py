@@ -86,35 +86,26 @@ def of(plan: Plan, asked: Asked, backend: str) -> Record:
 def without_secrets(
     config: RunConfig, *, exclude_unset: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
-    """The configuration as it is kept, and the keys whose values were left out of it."""
-    kept = config.model_dump(mode="json", exclude_unset=exclude_unset)
+    """The configuration as it is kept, and the dotted keys whose values were left out of it.
+
+    A variable's becomes null, which is the launcher's own of that name.
+    """
     hidden = list[str]()
-    for name, value in kept.get("env", {}).items():
-        if is_secret(name, value):
-            kept["env"][name] = None
-            hidden.append(f"env.{name}")
-    args = kept.get("megatron_args", {})
-    for name, value in args.items():
-        secret = is_secret_option(name) and not isinstance(value, bool | None)
-        if secret or has_credential(str(value)):
-            args[name] = HIDDEN
-            hidden.append(f"megatron_args.{name}")
-    return _without_credentials(kept, "", hidden), hidden
 
+    def kept(value: Any, key: str) -> Any:
+        if isinstance(value, dict):
+            return {name: kept(inner, f"{key}.{name}".lstrip(".")) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [kept(inner, f"{key}.{at}") for at, inner in enumerate(value)]
+        section, _, name = key.partition(".")
+        variable = section == "env" and is_secret(name, value)
+        option = section == "megatron_args" and is_secret_option(name)
+        if variable or has_credential(value) or (option and not isinstance(value, bool | None)):
+            hidden.append(key)
+            return None if variable else HIDDEN
+        return value
 
-def _without_credentials(value: Any, key: str, hidden: list[str]) -> Any:
-    """`value` less the texts in it that look like credentials; their dotted keys join `hidden`."""
-    if isinstance(value, dict):
-        return {
-            name: _without_credentials(inner, f"{key}.{name}".lstrip("."), hidden)
-            for name, inner in value.items()
-        }
-    if isinstance(value, list):
-        return [_without_credentials(one, f"{key}.{at}", hidden) for at, one in enumerate(value)]
-    if has_credential(value):
-        hidden.append(key)
-        return HIDDEN
-    return value
+    return kept(config.model_dump(mode="json", exclude_unset=exclude_unset), ""), hidden
 
 
 def check_secrets(record: Record, config: RunConfig, environ: Mapping[str, str]) -> None:
@@ -132,21 +123,20 @@ def check_secrets(record: Record, config: RunConfig, environ: Mapping[str, str])
 
 
 def _supplied(key: str, config: RunConfig, environ: Mapping[str, str]) -> bool:
-    if key.startswith("--"):
-        return False
+    """Whether what was under the key is there; what stood after `--` never is."""
     section, _, name = key.partition(".")
     if section == "env":
         literal = config.env.get(name) is not None
         return literal or name in config.secrets or name in environ or name not in config.env
-    if section == "megatron_args":
-        return config.megatron_args.get(name) != HIDDEN
-    value: Any = config.model_dump()
-    for part in key.split("."):
-        there = dict(enumerate(value)) if isinstance(value, list) else value
-        value = (
-            there.get(int(part) if part.isdigit() else part) if isinstance(there, dict) else None
-        )
-    return bool(value != HIDDEN)
+    return not key.startswith("--") and (key, HIDDEN) not in _leaves("", config.model_dump())
+
+
+def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
+    """The dotted keys of all that is in dictionaries and lists, and what is under each."""
+    below = dict(enumerate(value)) if isinstance(value, list) else value
+    if not isinstance(below, dict):
+        return [(key, value)]
+    return [leaf for part in below for leaf in _leaves(f"{key}.{part}".lstrip("."), below[part])]
 
 
 def folder(run: str) -> Path:

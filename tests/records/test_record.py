@@ -121,7 +121,7 @@ def test_what_looks_like_a_credential_is_kept_under_no_key(
 @pytest.mark.parametrize(
     ("changes", "environ", "lacking"),
     [
-        ({}, {}, "env.API_KEY, env.HF_TOKEN, megatron_args.wandb-api-key"),
+        ({}, {}, "megatron_args.wandb-api-key, env.API_KEY, env.HF_TOKEN"),
         ({}, {"API_KEY": "x", "HF_TOKEN": ""}, "megatron_args.wandb-api-key"),
         ({"secrets": {"API_KEY": "~/.k"}}, {"HF_TOKEN": "x"}, "megatron_args.wandb-api-key"),
         (
