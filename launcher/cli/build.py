@@ -22,12 +22,12 @@ from launcher.cli.command import (
     flag,
     image,
 )
+from launcher.errors import EngineError, LauncherError, UsageError
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
     from launcher.build.image import Request
-    from launcher.errors import LauncherError
     from launcher.matrix.schema import Matrix
     from launcher.progress import Progress
     from launcher.settings import Settings
@@ -62,7 +62,6 @@ def build(args: Namespace) -> int:
     """Build one or more rows of the matrix."""
     from launcher.build.image import Builds, build_all
     from launcher.engine.connect import connect
-    from launcher.errors import UsageError
     from launcher.matrix.load import load_matrix
     from launcher.progress import Progress
     from launcher.settings import settings
@@ -88,7 +87,6 @@ def build(args: Namespace) -> int:
 def _requests(args: Namespace, matrix: Matrix, **departures: Any) -> list[Request]:
     """What is asked for of each row. Raises UsageError for no row, or one that isn't there."""
     from launcher.build.image import Request
-    from launcher.errors import UsageError
     from launcher.matrix.load import find_row
 
     tags = matrix.usual if args.all else args.tags
@@ -200,7 +198,6 @@ def _folder(path: Path) -> Path:
 def _engine(must: bool, progress: Progress) -> DockerClient | None:
     """The engine that answers; where none does, none is needed unless images `must` be packed."""
     from launcher.engine.connect import connect
-    from launcher.errors import EngineError
 
     try:
         return connect(timeout=600)
@@ -213,8 +210,6 @@ def _engine(must: bool, progress: Progress) -> DockerClient | None:
 
 def _platform(client: DockerClient, asked: str | None) -> str:
     """What an engine pulls images for; refuse one that isn't what is asked for."""
-    from launcher.errors import UsageError
-
     version = client.version()
     own = f"{version['Os']}/{version['Arch']}"
     if asked and asked != own:
@@ -224,7 +219,6 @@ def _platform(client: DockerClient, asked: str | None) -> str:
 
 def _take(args: Namespace, site: Settings, progress: Progress) -> int:
     """Check a bundle and take all of it; a row that needs more here is told."""
-    from launcher.errors import UsageError
     from launcher.images import bundle
 
     if args.tags or args.all:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.command import actions, argument, call_action, command, flag
 from launcher.cli.data_inspect import TOKENIZER, inspect, tokenizer, vocab
+from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from launcher.data.ledger import Leniency
@@ -132,7 +133,6 @@ def data(args: Namespace) -> int:
 
 def _inputs(args: Namespace) -> tuple[str, ...]:
     """All inputs. Raises UsageError where there is none."""
-    from launcher.errors import UsageError
 
     if not (found := (*args.inputs, *args.more)):
         raise UsageError(
@@ -147,7 +147,6 @@ def _target(option: str, given: str) -> Path:
 
     Raises UsageError where that is a folder's, or standard output, which can't be taken back.
     """
-    from launcher.errors import UsageError
     from launcher.settings import expanded
 
     if given == "-" or os.path.basename(given) in ("", ".", ".."):
@@ -161,7 +160,6 @@ def _target(option: str, given: str) -> Path:
 def _reading(args: Namespace, shard: tuple[int, int] = (0, 1)) -> Reading:
     """How they are read. Raises UsageError for options that can't be."""
     from launcher.data.sources import Reading
-    from launcher.errors import UsageError
 
     delimiter = "\t" if args.csv_delimiter == r"\t" else args.csv_delimiter
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '\r\n"'):
@@ -185,7 +183,6 @@ def _reading(args: Namespace, shard: tuple[int, int] = (0, 1)) -> Reading:
 def _largest(given: int | None) -> int:
     """Bytes of a record at most. Raises UsageError for fewer than are read at a time."""
     from launcher.data.sources import BLOCK, LARGEST
-    from launcher.errors import UsageError
 
     if given is not None and given << 20 < BLOCK:
         raise UsageError(f"--max-record {given}: at least {BLOCK >> 20} are read at a time")
@@ -195,7 +192,6 @@ def _largest(given: int | None) -> int:
 def _leniency(args: Namespace) -> Leniency:
     """What becomes of bad records. Raises UsageError for a limit of what isn't skipped."""
     from launcher.data.ledger import Leniency
-    from launcher.errors import UsageError
 
     if args.max_errors is not None and args.on_error != "skip":
         raise UsageError("--max-errors without --on-error skip")
@@ -207,7 +203,6 @@ def _leniency(args: Namespace) -> Leniency:
 def _workers(given: int | None) -> int:
     """Raises UsageError for fewer than one."""
     from launcher.data import workers
-    from launcher.errors import UsageError
 
     if given is not None and given < 1:
         raise UsageError(f"--workers {given}: at least one is needed")
@@ -216,7 +211,6 @@ def _workers(given: int | None) -> int:
 
 def _shard(given: str | None, prefix: Path) -> tuple[tuple[int, int], Path]:
     """The part, from 0, of how many; and its own prefix. Raises UsageError for no part."""
-    from launcher.errors import UsageError
 
     if given is None:
         return (0, 1), prefix
@@ -232,8 +226,6 @@ def _named(given: str) -> list[Path]:
 
     Raises UsageError for a pattern that means none.
     """
-    from launcher.errors import UsageError
-
     path = os.path.expanduser(given)
     if os.path.exists(path) or os.path.exists(f"{path}.idx") or not has_magic(path):
         return [Path(path)]

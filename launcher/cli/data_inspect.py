@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.command import argument, command
+from launcher.errors import UsageError
 from launcher.screen import printable
 
 if TYPE_CHECKING:
@@ -147,7 +148,6 @@ def vocab(args: Namespace) -> int:
     """Check vocab.json and merges.txt, and show what their tokens stand for."""
     from launcher.data import tokenizers
     from launcher.data.faults import Refused
-    from launcher.errors import UsageError
 
     for option, number in (("--from", args.first), ("--count", args.count)):
         if number < 0:
@@ -188,8 +188,6 @@ def _explain(files: Sequence[Path], first: int, count: int) -> None:
 
 def _require_text(argument: str) -> None:
     """Raises UsageError where it wasn't UTF-8: Python puts surrogates in the place of bytes."""
-    from launcher.errors import UsageError
-
     try:
         argument.encode()
     except UnicodeEncodeError:

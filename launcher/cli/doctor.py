@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from launcher import names
 from launcher.cli.command import argument, command, either, flag, image
+from launcher.errors import EngineError, PreflightError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,6 @@ def doctor(args: Namespace) -> int:
 
 
 def _lines(args: Namespace, chosen: Backend) -> list[Line]:
-    from launcher.errors import EngineError
     from launcher.machine import gather, report
     from launcher.matrix.load import find_row, load_matrix
     from launcher.plan.gpus import parse_gpus
@@ -66,7 +66,6 @@ def _lines(args: Namespace, chosen: Backend) -> list[Line]:
 
 def _environment(chosen: Backend) -> Iterator[Line]:
     """What runs without a container need of this environment: torch, and Megatron for most."""
-    from launcher.errors import EngineError
     from launcher.machine import report
 
     if chosen.contained:
@@ -87,7 +86,6 @@ def _print(found: list[Line], *, as_json: bool) -> int:
     import json
     from dataclasses import asdict
 
-    from launcher.errors import PreflightError
     from launcher.machine import report
 
     if as_json:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.command import argument, command
+from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from launcher.matrix.schema import Matrix
@@ -25,7 +26,6 @@ def import_(args: Namespace) -> int:
 
     What isn't in the run file goes to stderr, each with its line.
     """
-    from launcher.errors import UsageError
     from launcher.importing.shell_script import imported
     from launcher.matrix.load import find_row, load_matrix
     from launcher.yamlfile import read

@@ -19,6 +19,7 @@ from launcher.cli.command import (
 )
 from launcher.cli.command import image as image_name
 from launcher.cli.transfer import load, pull, push, save
+from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -151,7 +152,6 @@ def scan(args: Namespace) -> int:
 
 def _packages(name: str, megatron: str | None) -> list[Package]:
     """What a row would add, by the lock; what an image adds, by the SBOM beside it."""
-    from launcher.errors import UsageError
     from launcher.images import scan
     from launcher.matrix.load import find_release, load_lock, load_matrix
 
@@ -171,7 +171,6 @@ def _packages(name: str, megatron: str | None) -> list[Package]:
 def _packages_of_image(name: str) -> list[Package]:
     from launcher.build import beside
     from launcher.engine.connect import connect
-    from launcher.errors import UsageError
     from launcher.images import scan
     from launcher.images.images import find, reference
     from launcher.matrix.load import load_matrix
@@ -214,7 +213,6 @@ def probe(args: Namespace) -> int:
     1 where a fact failed, or isn't what the row says.
     """
     from launcher.backends import backend
-    from launcher.errors import UsageError
     from launcher.matrix.load import find_row, load_matrix
     from launcher.plan.gpus import parse_gpus
     from launcher.settings import settings
@@ -287,7 +285,6 @@ def _told(new: Mapping[str, str]) -> str:
 )
 def prune(args: Namespace) -> int:
     """Remove our images that no tag names any more, told and asked first; or stale downloads."""
-    from launcher.errors import UsageError
 
     if args.keep < 0:
         raise UsageError(f"--keep {args.keep} is no number of images")
@@ -348,8 +345,6 @@ def _cache(args: Namespace) -> int:
 
 def _agreed(args: Namespace, count: int, what: str, size: int) -> bool:
     """Tell what it would free, and ask; nobody is asked where nothing is to be removed."""
-    from launcher.errors import UsageError
-
     print(f"{count} {what}, {size / 1e6:.1f} MB")
     if args.dry_run or not count:
         print("nothing was removed")

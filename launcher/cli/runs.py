@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from launcher.cli.command import (
     flag,
     table,
 )
-from launcher.errors import EngineError
+from launcher.errors import EngineError, LauncherError, UsageError, nearest
 
 if TYPE_CHECKING:
     from launcher.follow.find import Silent
@@ -75,7 +76,6 @@ def attach(args: Namespace) -> int:
 @command(RUN, flag("--follow -f", "go on until the run ends"))
 def logs(args: Namespace) -> int:
     """Print what a run has written, also after its end."""
-    from launcher.errors import LauncherError, UsageError
     from launcher.follow import find
     from launcher.follow.supervise import tell, write
     from launcher.records import record, watch
@@ -103,7 +103,6 @@ def logs(args: Namespace) -> int:
 @command(RUN)
 def stacks(args: Namespace) -> int:
     """Say where a run's ranks are, and which one the others wait for."""
-    from launcher.errors import UsageError
     from launcher.follow import find, watchdog
     from launcher.follow.supervise import tell
     from launcher.records import record
@@ -134,7 +133,6 @@ def _seconds(text: str) -> int:
 )
 def stop(args: Namespace) -> int:
     """Ask runs to save a checkpoint and end; remove what is left of ended ones."""
-    from launcher.errors import UsageError
     from launcher.follow import find, supervise
     from launcher.records import owner, record
 
@@ -159,9 +157,7 @@ def exec(args: Namespace) -> int:
     """Run a command where a run goes on: exec RUN -- nvidia-smi."""
     import shlex
     import subprocess
-    import sys
 
-    from launcher.errors import UsageError
     from launcher.follow import find
 
     if args.words:
@@ -213,7 +209,6 @@ def show(args: Namespace) -> int:
 )
 def prune(args: Namespace) -> int:
     """Remove records; checkpoints and running runs stay."""
-    from launcher.errors import UsageError
     from launcher.follow import find
     from launcher.records import runs
 
@@ -270,7 +265,6 @@ def _row(run: Run) -> tuple[str, ...]:
 
 
 def _filter(args: Namespace) -> Filter:
-    from launcher.errors import UsageError, nearest
     from launcher.records import runs
 
     for state in args.state:
