@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from launcher.errors import UsageError
-from launcher.importing.shell import Left, Word
+from launcher.importing.shell import Left
+from launcher.importing.words import Word
 from launcher.plan.gpus import parse_gpus
 
 WITHOUT_VALUE = frozenset("detach d init interactive i privileged rm tty t it ti itd".split())

@@ -362,10 +362,10 @@ def test_options_of_what_is_not_followed_are_named_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("A=x\n" + "A=$A$A\n" * 40, "42: $A: variables come to too many characters"),
-        ("A=\n" + 'A="$A$A"\n' * 40, "42: $A: variables come to too many characters"),
-        ("A=(x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40, "42: $A: variables come to too many"),
-        ("A=(x)\n" + "A+=(${A[@]})\n" * 40, "42: $A: variables come to too many characters"),
+        ("A=x\n" + "A=$A$A\n" * 40, "$A comes to too many characters"),
+        ("A=\n" + 'A="$A$A"\n' * 40, "$A comes to too many characters"),
+        ("A=(x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40, "$A comes to too many"),
+        ("A=(x)\n" + "A+=(${A[@]})\n" * 40, "$A comes to too many characters"),
         ("set -e\nA=" + "${a:-" * 300 + "}" * 300 + "\n", "Line 2: nested deeper than 100 levels"),
         ("true && " * 2000 + "A=1\n", "Line 1: nested deeper than 100 levels"),
         ("A=$((" + "1+" * 3000 + "1))\n", "Line 1: nested deeper than 100 levels"),
