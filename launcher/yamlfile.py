@@ -25,6 +25,8 @@ MOST_VALUES = 20_000
 """Values once aliases are followed; a few lines of aliases can stand for billions."""
 LARGEST = 2**63
 """Whole numbers from here on are refused; Python won't even print one of 4301 digits."""
+MOST_BYTES = 16 << 20
+"""Of a file that people write; a device has no end."""
 MOST_DIGITS = 18
 MOST_FAULTS = 20
 LONGEST = 100
@@ -73,10 +75,13 @@ def load(path: Path, model: type[Model]) -> Model:
 def read(path: Path, name: str) -> str:
     """The text of the file at `path`, which messages call `name`. Raises UsageError."""
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{name}: can't be read: {reason}") from error
+    if len(raw) > MOST_BYTES:
+        raise UsageError(f"{name}: has over {MOST_BYTES >> 20} MB, which nobody wrote by hand")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -371,7 +370,7 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
         files.make_folder(repository)
     command = ["git", "-C", str(repository), *WITHOUT_CLEANING, "fetch", "--quiet", "--depth=1"]
     at, env = remote(url)
-    with _alone(repository):
+    with files.folder_lock(repository):
         for left in repository.glob("*.lock"):  # of a fetch that was killed
             files.remove_file(left, repository)
         git(repository, "init", "--bare", "--quiet")
@@ -384,17 +383,6 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
             "Without access to it, name a mirror in LAUNCHER_GIT_MIRROR; "
             "in place of Megatron-LM itself, SOURCE=path takes a clone from elsewhere.",
         )
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time write in `folder`; the lock ends with its holder."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def archive(repository: Path, commit: str, folder: Path) -> None:

@@ -31,7 +31,7 @@ KEPT = ("RUN", "NAME", "STATE", "CODE", "ITERATION", "LOSS", "BACKEND", "IMAGE",
 FILTERS = (
     argument(
         "--state",
-        "running, finished, stopped, failed or unknown (may be repeated)",
+        "running, paused, finished, stopped, failed or unknown (may be repeated)",
         action="append",
         default=[],
     ),

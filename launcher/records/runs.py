@@ -14,8 +14,8 @@ from launcher.plan.job import Job, goes_on
 from launcher.records import owner, record, watch
 from launcher.records.record import Record
 
-RUNNING, UNKNOWN = "running", "unknown"
-STATES = (RUNNING, "finished", "stopped", "failed", UNKNOWN)
+RUNNING, PAUSED, UNKNOWN = "running", "paused", "unknown"
+STATES = (RUNNING, PAUSED, "finished", "stopped", "failed", UNKNOWN)
 """Unknown is a run that ended with nobody following it, or that an engine, one that doesn't answer
 or isn't asked, may still have."""
 
@@ -43,20 +43,20 @@ class Run:
 
 def known(jobs: Iterable[Job]) -> list[Run]:
     """The runs that have a record, newest first; `jobs` are those that backends know of."""
-    alive = {job.run for job in jobs if goes_on(job)}
+    alive = {job.run: PAUSED if job.state() == PAUSED else RUNNING for job in jobs if goes_on(job)}
     return [_run(kept, alive) for kept in record.records()]
 
 
-def _run(kept: Record, alive: set[str]) -> Run:
+def _run(kept: Record, alive: Mapping[str, str]) -> Run:
     ending = _last_ending(kept.run)
     last = _last_step(kept.run)
     image = (record.read(kept.run, record.FACTS) or {}).get("image", {})
     over = ending if kept.run not in alive else None
-    state = RUNNING if kept.run in alive else ending["outcome"] if ending else UNKNOWN
+    outcome = ending["outcome"] if ending else UNKNOWN
     return Run(
         run=kept.run,
         name=kept.name,
-        state=state,
+        state=alive.get(kept.run, outcome),
         code=over["code"] if over else None,
         created=kept.created,
         ended=over["ended"] if over else "",
@@ -129,7 +129,7 @@ def to_prune(found: Iterable[Run], wanted: Filter, keep: int) -> list[Run]:
 
     Those of which it isn't known whether they ended only where `wanted` says so.
     """
-    stays = {RUNNING, UNKNOWN} - {state for state in wanted.states if state == UNKNOWN}
+    stays = {RUNNING, PAUSED, UNKNOWN} - {state for state in wanted.states if state == UNKNOWN}
     taken = [run for run in found if wanted.takes(run)]
     return [run for run in taken[keep:] if run.state not in stays]
 

@@ -12,6 +12,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from launcher import yamlfile
 from launcher.errors import UsageError
 from launcher.plan import source
 from launcher.plan.image import Facts
@@ -50,6 +51,12 @@ def test_the_nearest_preset_is_named() -> None:
 
 def test_a_folder_is_no_run_file(tmp_path: Path) -> None:
     assert "is a folder" in refusal(str(tmp_path))
+
+
+def test_what_has_no_end_is_told() -> None:
+    """It took all memory."""
+    with pytest.raises(UsageError, match="has over 16 MB"):
+        yamlfile.read(Path("/dev/zero"), "zero")
 
 
 def test_a_file_that_is_not_text_is_told(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def job(run: str, ended: Ended | None = None) -> Any:
-    return SimpleNamespace(run=run, ended=lambda: ended)
+def job(run: str, ended: Ended | None = None, state: str = "running") -> Any:
+    return SimpleNamespace(run=run, ended=lambda: ended, state=lambda: state)
 
 
 def lost(run: str) -> Any:
@@ -51,6 +51,12 @@ def lost(run: str) -> Any:
 
 def known() -> list[runs.Run]:
     return runs.known([job(IDS[0]), job(IDS[3], Ended(0)), lost(IDS[3])])
+
+
+def test_a_paused_run_is_told_as_ps_tells_it_and_stays() -> None:
+    (found, *_) = runs.known([job(IDS[0], state="paused")])
+    assert found.state == "paused"
+    assert found not in runs.to_prune([found], runs.Filter(), 0)
 
 
 def test_each_run_has_its_state_its_code_and_its_last_step() -> None:
