@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher import files, names
 from launcher.errors import UsageError
+from launcher.names import parse_reference
 
 if TYPE_CHECKING:
     from launcher.settings_file import SettingsFile
@@ -131,7 +132,7 @@ def repository_fault(text: str) -> str | None:
     match = _REPOSITORY.fullmatch(text)
     if match is None:
         return "takes a registry and parts of a name in lower case, as in mirror.example/nvidia"
-    if not _is_host(match["host"]):
+    if parse_reference(f"{match['host']}/x").registry != match["host"]:
         return f"begins with a registry, as in docker.io/{text}"
     return None
 
@@ -191,14 +192,8 @@ def _begins(reference: str, prefix: str) -> bool:
 
 def _with_registry(reference: str) -> str:
     """The reference in full: `python:3.11` is docker.io/library/python:3.11 to an engine."""
-    first, slash, _ = reference.partition("/")
-    if slash and _is_host(first):
-        return reference
-    return f"docker.io/{reference}" if slash else f"docker.io/library/{reference}"
-
-
-def _is_host(part: str) -> bool:
-    return "." in part or ":" in part or part == "localhost"
+    parts = parse_reference(reference)
+    return parts.in_full + reference.removeprefix(parts.name)
 
 
 def _path(value: str | Path) -> Path:

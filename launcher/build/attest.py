@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from launcher import __version__
 from launcher.build import context, fetch
-from launcher.oci import registry
+from launcher.names import HUB, parse_reference
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
@@ -105,8 +105,8 @@ def of_pin(pin: str) -> str:
 
 def of_image(reference: str) -> str:
     """The package URL of an image reference; without a host it is Docker Hub's or this engine's."""
-    at = registry.parse(reference)
-    if at.registry == registry.HUB:
+    at = parse_reference(reference)
+    if at.registry == HUB:
         return purl("docker", at.repository.removeprefix("library/"), at.target)
     return purl("docker", at.repository, at.target, repository_url=at.registry)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.matrix.schema import LockedImage
+from launcher.names import parse_reference
 from launcher.oci import registry
 from launcher.progress import Progress
 from launcher.settings import Settings
@@ -97,13 +98,13 @@ class Images:
             now = locked.digest if moves else digest_at(self.client, mirrored)
             if now != locked.digest:
                 raise moved(reference, locked.digest, "registry", now)
-            found = self._pull(f"{_repository(mirrored)}@{locked.digest}")
+            found = self._pull(f"{parse_reference(mirrored).name}@{locked.digest}")
             self._name(found, reference)
         return Image(self._name_of(found, reference, locked), found["Id"])
 
     def _by_digest(self, references: set[str], locked: LockedImage) -> dict[str, Any] | None:
         """The locked image where the engine has it under no name, or under one of `references`."""
-        names = [f"{_repository(one)}@{locked.digest}" for one in sorted(references)]
+        names = [f"{parse_reference(one).name}@{locked.digest}" for one in sorted(references)]
         found = (self._inspect(name) for name in [*names, *sorted(locked.digests)])
         return next((one for one in found if is_locked(one, locked)), None)
 
@@ -148,14 +149,16 @@ class Images:
         for name in (wanted, *tags):
             if (self._inspect(name) or {}).get("Id") == found["Id"]:
                 return str(name)
-        repository, tag = _repository(wanted), f"locked-{found['Id'].removeprefix('sha256:')[:12]}"
+        repository = parse_reference(wanted).name
+        tag = f"locked-{found['Id'].removeprefix('sha256:')[:12]}"
         self.client.api.tag(found["Id"], repository, tag)
         return f"{repository}:{tag}"
 
     def _name(self, found: dict[str, Any], reference: str) -> None:
         """Give what was pulled by digest or from a mirror the matrix's name, where that is free."""
         if "@" not in reference and self._inspect(reference) is None:
-            self.client.api.tag(found["Id"], _repository(reference), _tag(reference))
+            named = parse_reference(reference)
+            self.client.api.tag(found["Id"], named.name, named.target)
 
 
 def digest_at(client: DockerClient, reference: str, *platform: str) -> str:
@@ -196,7 +199,7 @@ def moved(reference: str, locked: str, where: str, now: str) -> BuildError:
     mend = (
         f"`docker rmi {reference}` has the locked one pulled by its digest"
         if where == "engine"
-        else f"the locked one may still be had as {_repository(reference)}@{locked}"
+        else f"the locked one may still be had as {parse_reference(reference).name}@{locked}"
     )
     return BuildError(
         f"{reference}: isn't the locked image\n  locked:    {locked}\n  {where + ':':<10} {now}",
@@ -209,14 +212,3 @@ def _digest(found: dict[str, Any]) -> str:
     """What an image is known by: the digest that it was pulled by, else its ID."""
     pulled_by = [one.partition("@")[2] for one in found.get("RepoDigests") or []]
     return str(pulled_by[0] if pulled_by else found["Id"])
-
-
-def _repository(reference: str) -> str:
-    """A reference without its tag and digest; a colon before a slash is a port's."""
-    name = reference.partition("@")[0]
-    return name if "/" in name.rpartition(":")[2] else name.rpartition(":")[0] or name
-
-
-def _tag(reference: str) -> str:
-    name = reference.partition("@")[0]
-    return name.removeprefix(_repository(reference)).removeprefix(":") or "latest"

@@ -144,7 +144,7 @@ def pull(args: Namespace) -> int:
     if locked is not None and not expected:
         expected = [locked.digest, *sorted(locked.digests - {locked.digest})]
         if published and name in matrix.moving:  # wherever its publisher has put the tag by now
-            there = f"{remote.split(there)[0]}@{locked.digest}"
+            there = f"{names.parse_reference(there).name}@{locked.digest}"
     client = connect(timeout=3600)
     progress = Progress()
     pulled = remote.pull(client, there, progress, expected, None if "@" in name else name)

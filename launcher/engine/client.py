@@ -32,19 +32,21 @@ class Api(APIClient):  # type: ignore[misc]
         send, seconds = partial(super().send, request), how.get("timeout")
         if seconds is None:
             return send(**how)
-        if request.method != "GET" or how.get("stream"):
+        if how.get("stream"):
             return send(**how | {"timeout": seconds + WORK_SECONDS})
+        if request.method != "GET":
+            return _said(send(**how | {"timeout": seconds + WORK_SECONDS}))
         try:
-            return within(seconds, partial(send, **how))
+            return _said(within(seconds, partial(send, **how)))
         except Timeout as error:
             raise ReadTimeout(f"{self.host}: no answer within {seconds:g} s") from error
 
-    def _result(self, response: Response, *how: Any, **more: Any) -> Any:
-        """The answer. Raises APIError for `null`, which stands for nothing that is asked."""
-        found = super()._result(response, *how, **more)
-        if found is None:
-            raise APIError(f"it answers null to {response.request.path_url}")
-        return found
+
+def _said(response: Response) -> Response:
+    """A whole answer. Raises APIError for `null`, which stands for nothing that is asked."""
+    if "json" in response.headers.get("Content-Type", "") and response.content.strip() == b"null":
+        raise APIError(f"it answers null to {response.request.path_url}")
+    return response
 
 
 class Client(DockerClient):  # type: ignore[misc]

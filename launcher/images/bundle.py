@@ -25,9 +25,9 @@ from launcher.build.inputs import Commit, Fetched
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.images import images, load, save
 from launcher.images.check import Damage, DamagedError, check, compare, read_list, read_listing
-from launcher.images.remote import split
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.schema import AMD64, GitUrl, Release, Tag
+from launcher.names import parse_reference
 from launcher.oci import layout, parts
 from launcher.oci.layout import Digest, Reference
 from launcher.oci.saved import hex_of
@@ -194,7 +194,8 @@ def _put_commit(folder: Path, one: Commit, progress: Progress) -> File:
 
 def _with_tag(names: Iterable[str]) -> tuple[str, ...]:
     """Those of the names that an engine can be told, which are no digests."""
-    return tuple(":".join(split(name)) for name in sorted(names) if "@" not in name)
+    parsed = (parse_reference(name) for name in sorted(names) if "@" not in name)
+    return tuple(f"{one.name}:{one.target}" for one in parsed)
 
 
 def _remove_others(folder: Path, index: Index) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.build.verify import is_ours
 from launcher.errors import EngineError, UsageError
-from launcher.names import LABEL
+from launcher.names import LABEL, parse_reference
 from launcher.oci.layout import DIGEST, Base
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def reference(text: str, rows: Mapping[str, object]) -> str:
         return f"{REPOSITORY}:{text}"
     if re.fullmatch(r"[0-9a-f]{12,64}", text):  # an ID, as `image build` prints it
         return text
-    last = text.rpartition("/")[2]
-    return text if ":" in last or "@" in text else f"{text}:latest"
+    asked = parse_reference(text)
+    return text if asked.tag or asked.digest else f"{text}:latest"
 
 
 def digest(text: str) -> str:
@@ -57,17 +57,12 @@ def find(client: DockerClient, name: str) -> Image:
     found = _inspect(client, name)
     if found is None:
         raise EngineError(f"the engine has no image {name}", _how_to_get(name))
-    short = _short(name)
-    tags = sorted(map(_short, found["RepoTags"] or []))
-    repository = short.rpartition(":")[0]
-    beside = [one for one in tags if one.rpartition(":")[0] == repository and one != short]
-    as_asked = (name.removesuffix(short) + one for one in beside)
-    return _image(found, (name, *as_asked) if short in tags else ())
-
-
-def _short(name: str) -> str:
-    """A name without Docker Hub in it: Docker tells it so, podman in full, a user either way."""
-    return re.sub(r"^docker\.io/(library/)?", "", name)
+    asked = parse_reference(name)
+    there = map(parse_reference, sorted(found["RepoTags"] or []))
+    tags = [one.tag for one in there if one.in_full == asked.in_full]
+    others = [tag for tag in tags if tag != asked.target]
+    own = [asked.target, *others] if asked.target in tags else []
+    return _image(found, tuple(f"{asked.name}:{tag}" for tag in own))
 
 
 def _how_to_get(name: str) -> str:

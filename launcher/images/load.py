@@ -20,6 +20,7 @@ from launcher.images.check import Damage, DamagedError, check, read_listing, unr
 from launcher.images.images import Image
 from launcher.images.remote import OtherImageError
 from launcher.images.shown import counted
+from launcher.names import parse_reference
 from launcher.oci import layout, packed, parts, saved
 from launcher.oci.layout import Base, Config, File, Listing, Manifest
 from launcher.oci.saved import Saved, hex_of
@@ -366,8 +367,8 @@ def name_image(client: DockerClient, id: str, names: Sequence[str]) -> tuple[str
         before = images.id_of(client, name)
         if before not in (None, id):
             moved.append(name)
-        repository, _, tag = name.rpartition(":")
-        client.api.tag(id, repository, tag)
+        given = parse_reference(name)
+        client.api.tag(id, given.name, given.target)
     return tuple(moved)
 
 

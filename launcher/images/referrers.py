@@ -17,7 +17,8 @@ from pydantic import BaseModel, ValidationError
 from launcher.build import beside
 from launcher.build.verify import is_ours
 from launcher.errors import EngineError, UsageError
-from launcher.images.remote import Carried, split
+from launcher.images.remote import Carried
+from launcher.names import parse_reference
 from launcher.oci.layout import MANIFEST_TYPE, Digest, compact
 from launcher.oci.registry import INDEXES, Conversation, digest_of, talking
 from launcher.progress import Progress
@@ -98,7 +99,7 @@ def pull(client: DockerClient, pulled: Carried, site: Settings, progress: Progre
 
 
 def _about(image: Carried) -> AbstractContextManager[Conversation]:
-    return talking(f"{split(image.name)[0]}@{image.digest}")
+    return talking(f"{parse_reference(image.name).name}@{image.digest}")
 
 
 def _subject(told: Conversation) -> dict[str, Any]:

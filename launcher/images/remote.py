@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.build.pins import digest_at
 from launcher.errors import LauncherError, UsageError
 from launcher.images import shown
+from launcher.names import parse_reference
 from launcher.oci import registry
 from launcher.oci.pull import describe_pull_failure
 from launcher.progress import Progress
@@ -43,8 +44,7 @@ def remote_name(name: str, prefix: str | None) -> str:
     """
     if prefix:
         return f"{prefix.rstrip('/')}/{name}"
-    host, slash, _ = name.partition("/")
-    if not slash or not ("." in host or ":" in host or host == "localhost"):
+    if not name.startswith(f"{parse_reference(name).registry}/"):
         raise UsageError(
             f"{name} names no registry",
             f"Say where it is: --registry registry.example/team, or registry.example/team/{name}",
@@ -58,7 +58,8 @@ def push(client: DockerClient, image: str, remote: str, progress: Progress) -> C
     Raises EngineError where it can't be pushed, OtherImageError where the registry then has
     another image there.
     """
-    repository, tag = split(remote)
+    named = parse_reference(remote)
+    repository, tag = named.name, named.target
     client.api.tag(image, repository, tag)
     here = client.api.inspect_image(image)
     with _told(remote):
@@ -88,7 +89,8 @@ def pull(
     OtherImageError where the registry has something else, before any layer comes; EngineError
     where it can't be pulled.
     """
-    repository, tag = split(remote)
+    named = parse_reference(remote)
+    repository, tag = named.name, named.target
     with _told(remote):
         engine = client.version()
     platform = f"{engine['Os']}/{engine['Arch']}"
@@ -105,21 +107,13 @@ def pull(
     if "@" not in remote:
         client.api.tag(found, repository, tag)
     if name is not None:
-        client.api.tag(found, *split(name))
+        given = parse_reference(name)
+        client.api.tag(found, given.name, given.target)
     return Carried(remote, digest, found)
 
 
-def split(reference: str) -> tuple[str, str]:
-    """Repository and tag, or digest; a colon before a slash is a port's."""
-    repository, at, digest = reference.partition("@")
-    if at:
-        return repository, digest
-    head, colon, tag = reference.rpartition(":")
-    return (head, tag) if colon and "/" not in tag else (reference, "latest")
-
-
 def _other(remote: str, expected: Sequence[str], found: str) -> OtherImageError:
-    repository, _ = split(remote)
+    repository = parse_reference(remote).name
     return OtherImageError(
         f"{remote}: isn't the expected image; nothing was pulled\n"
         f"  expected: {' or '.join(expected)}\n  registry: {found}",

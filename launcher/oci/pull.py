@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from launcher.errors import EngineError
+from launcher.names import parse_reference
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -88,15 +89,8 @@ def unpullable(client: DockerClient, reference: str, within: float = 3.0) -> Eng
     return None
 
 
-def registry_of(reference: str) -> str:
-    """The registry that an image reference names: the part before the first slash, if a host."""
-    first, slash, _ = reference.partition("/")
-    is_host = bool(slash) and ("." in first or ":" in first or first == "localhost")
-    return first if is_host else "docker.io"
-
-
 def _remedy(reference: str, fault: Fault) -> str:
-    registry = registry_of(reference)
+    registry = parse_reference(reference).registry
     if fault is Fault.UNAUTHORIZED:
         return _log_in(registry)
     return {

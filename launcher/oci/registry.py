@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from pydantic import BaseModel, ValidationError
 
 from launcher.deadline import within
 from launcher.errors import EngineError
-from launcher.oci.pull import Fault, refusal, registry_of
+from launcher.names import HUB, ImageName, parse_reference
+from launcher.oci.pull import Fault, refusal
 from launcher.settings import settings
 
 if TYPE_CHECKING:
@@ -51,7 +53,6 @@ TAKEN = (201, 202)
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 HERE = "this machine"
 CLIENT = "megatron-launchpad"
-HUB = "docker.io"
 HUB_HOST = "registry-1.docker.io"
 _STATUS = {
     401: Fault.UNAUTHORIZED,
@@ -89,26 +90,6 @@ class _Token(BaseModel):
 
 
 @dataclass(frozen=True)
-class Reference:
-    """An image's name in its parts.
-
-    registry: as in the name, docker.io where it has none
-    repository: the path at the registry; target: a tag or a digest
-    """
-
-    text: str
-    registry: str
-    repository: str
-    target: str
-
-    @property
-    def url(self) -> str:
-        """The repository's address. Plain HTTP is for loopback alone, as engines have it."""
-        host = HUB_HOST if self.registry == HUB else self.registry
-        return f"{'http' if is_loopback(host) else 'https'}://{host}/v2/{self.repository}"
-
-
-@dataclass(frozen=True)
 class Answer:
     """A registry's answer, whole; `content` is cut where it is larger than LARGEST."""
 
@@ -142,15 +123,10 @@ class Resolved:
     config: str
 
 
-def parse(reference: str) -> Reference:
-    """The parts of an image's name; `python` is docker.io/library/python:latest."""
-    registry = registry_of(reference)
-    rest = reference.removeprefix(f"{registry}/")
-    name, at, digest = rest.partition("@")
-    repository, _, tag = name.partition(":")
-    if registry == HUB and "/" not in repository:
-        repository = f"library/{repository}"
-    return Reference(reference, registry, repository, digest if at else tag or "latest")
+def address_of(where: ImageName) -> str:
+    """A repository's address. Plain HTTP is for loopback alone, as engines have it."""
+    host = HUB_HOST if where.registry == HUB else where.registry
+    return f"{'http' if is_loopback(host) else 'https'}://{host}/v2/{where.repository}"
 
 
 def is_loopback(host: str) -> bool:
@@ -201,7 +177,7 @@ def talking(reference: str) -> Iterator[Conversation]:
     """Talk to the registry of `reference`; what goes wrong on the way is told as EngineError."""
     import requests
 
-    where = parse(reference)
+    where = parse_reference(reference)
     with requests.Session() as session:
         session.auth = _unchanged
         session.verify = _authority(where.registry)
@@ -219,8 +195,9 @@ class Conversation:
     Each method raises EngineError for an answer that no registry should give, and for a refusal.
     """
 
-    def __init__(self, where: Reference, session: Session) -> None:
+    def __init__(self, where: ImageName, session: Session) -> None:
         self.where = where
+        self.address = address_of(where)
         self.session = session
         self.seconds = settings().answer_within
 
@@ -261,7 +238,7 @@ class Conversation:
         """Where the registry wants an upload: what it is let in by is for itself alone."""
         try:
             there = urljoin(asked, location)
-            same = urlsplit(there)[:2] == urlsplit(self.where.url)[:2]
+            same = urlsplit(there)[:2] == urlsplit(self.address)[:2]
         except ValueError as error:
             raise self.wrong(f"wants an upload to {location!r}: {error}") from error
         if not same:
@@ -270,7 +247,7 @@ class Conversation:
 
     def _ask(self, method: str, path: str, **more: Any) -> Answer:
         """An answer about the repository; `good` statuses are 200 unless told."""
-        return self._request(method, f"{self.where.url}/{path}", **more)
+        return self._request(method, f"{self.address}/{path}", **more)
 
     def _parsed(self, answer: Answer, content: bytes) -> Document:
         """The JSON object in an answer."""
@@ -355,12 +332,11 @@ class Conversation:
 
     def _authorization(self, challenge: str) -> str:
         """What the registry asks for: a token of the service it names, or name and password."""
-        from requests.auth import _basic_auth_str
-
         scheme, _, rest = challenge.partition(" ")
         own = _credentials(self.where)
         if scheme.lower() == "basic" and "username" in own:
-            return _basic_auth_str(own["username"], own["password"])
+            login = f"{own['username']}:{own['password']}".encode()
+            return f"Basic {b64encode(login).decode()}"
         if scheme.lower() != "bearer":
             raise refusal(self.where.text, Fault.UNAUTHORIZED, "it takes a name and a password")
         asked = dict(re.findall(r'(\w+)="([^"]*)"', rest))
@@ -415,7 +391,7 @@ def _authority(registry: str) -> str | bool:
     return str(path) if path.is_file() else True
 
 
-def _credentials(where: Reference) -> dict[str, str]:
+def _credentials(where: ImageName) -> dict[str, str]:
     """The user's name and password, or token, as `docker login` or its helpers keep them."""
     from docker.auth import load_config
     from docker.errors import DockerException

@@ -28,7 +28,7 @@ from launcher.errors import LauncherError, UsageError, nearest
 from launcher.matrix.load import find_release, find_row, load_lock, load_matrix
 from launcher.matrix.render import dockerfile
 from launcher.matrix.schema import Lock, LockedRelease, Matrix, Row, misfit
-from launcher.oci import registry
+from launcher.names import parse_reference
 from launcher.settings import ROOT, Settings
 from launcher.trials import facts, inside, quickstart_reload, trials
 from launcher.trials.cell import REPOSITORY
@@ -271,15 +271,14 @@ class Series:
 
         there: names that the engine had before, which stay, and the image with them
         """
-        own = [registry.parse(name) for name in (base, self.site.mirrored(base))]
-        targets = {(one.registry, one.repository): one.target for one in own}
+        own = [parse_reference(name) for name in (base, self.site.mirrored(base))]
+        targets = {one.in_full: one.target for one in own}
         names = _names([self._inspected(base) or {}])
-        found = {name: registry.parse(name) for name in names if name not in there}
+        found = {name: parse_reference(name) for name in names if name not in there}
         return [
             name
             for name, one in found.items()
-            if (target := targets.get((one.registry, one.repository)))
-            and ("@" in name or one.target == target)
+            if (target := targets.get(one.in_full)) and ("@" in name or one.target == target)
         ]
 
     def _file(self, cell: Cell) -> Path:

@@ -261,18 +261,3 @@ def test_an_image_that_is_not_found_is_none_of_the_source_s_faults(
 def test_what_is_no_name_is_refused(empty_site: Settings) -> None:
     with pytest.raises(UsageError, match="Foo Bar: not an image's name"):
         find(Engine(), empty_site, chosen="Foo Bar")
-
-
-@pytest.mark.parametrize(
-    ("reference", "repository", "tag"),
-    [
-        ("python", "python", "latest"),
-        ("python:3", "python", "3"),
-        ("localhost:5000/a", "localhost:5000/a", "latest"),
-        ("localhost:5000/a:1", "localhost:5000/a", "1"),
-        (f"a.b/c:1@{INDEX}", "a.b/c", "1"),
-        (f"localhost:5000/a@{INDEX}", "localhost:5000/a", "latest"),
-    ],
-)
-def test_a_reference_s_repository_and_tag(reference: str, repository: str, tag: str) -> None:
-    assert (pins._repository(reference), pins._tag(reference)) == (repository, tag)

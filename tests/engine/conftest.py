@@ -24,6 +24,7 @@ class StandInHandler(BaseHTTPRequestHandler):
         body = self.version if self.path.endswith("/version") else self.otherwise
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/json")
         self.end_headers()
         self.wfile.write(body)
 

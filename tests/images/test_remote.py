@@ -209,18 +209,6 @@ def test_docker_hub_is_never_meant_by_default(name: str) -> None:
         remote.remote_name(name, None)
 
 
-@pytest.mark.parametrize(
-    ("reference", "parts"),
-    [
-        ("host:5000/a", ("host:5000/a", "latest")),
-        ("host:5000/a:1", ("host:5000/a", "1")),
-        (f"host/a@{A}", ("host/a", A)),
-    ],
-)
-def test_a_reference_has_a_repository_and_a_tag(reference: str, parts: tuple[str, str]) -> None:
-    assert remote.split(reference) == parts
-
-
 def test_what_is_no_digest_is_refused() -> None:
     assert images.digest("a" * 64) == images.digest(A) == A
     with pytest.raises(UsageError, match="isn't a digest"):

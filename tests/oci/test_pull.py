@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from docker.errors import APIError, NotFound
 
-from launcher.oci.pull import Fault, classify, describe_pull_failure, registry_of, unpullable
+from launcher.oci.pull import Fault, classify, describe_pull_failure, unpullable
 
 NVIDIA = "nvcr.io/nvidia/pytorch:24.10-py3"
 
@@ -69,20 +69,6 @@ def test_a_missing_tag_does_not_send_to_login() -> None:
 def test_every_fault_has_a_remedy() -> None:
     for text in ("429", "x509", "no space left", "no such host", "denied", "404", "?"):
         assert describe_pull_failure("debian:12", APIError(text)).remedy
-
-
-@pytest.mark.parametrize(
-    ("reference", "registry"),
-    [
-        ("debian:12", "docker.io"),
-        ("library/debian", "docker.io"),
-        (NVIDIA, "nvcr.io"),
-        ("localhost:5000/x", "localhost:5000"),
-        ("mirror:5000/nvidia/pytorch@sha256:00", "mirror:5000"),
-    ],
-)
-def test_registry_of(reference: str, registry: str) -> None:
-    assert registry_of(reference) == registry
 
 
 def test_unpullable_asks_briefly_and_restores_the_timeout() -> None:

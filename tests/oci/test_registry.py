@@ -10,8 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from launcher.errors import EngineError
+from launcher.names import parse_reference
 from launcher.oci import registry
-from launcher.oci.registry import PLATFORM, parse, resolve
+from launcher.oci.registry import PLATFORM, address_of, resolve
 from tests import fake_registry
 from tests.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake, digest_of
 
@@ -38,9 +39,10 @@ def log_in(folder: Path, registry: str, entry: dict[str, str]) -> None:
 def test_a_name_s_parts(
     reference: str, registry: str, repository: str, target: str, host: str
 ) -> None:
-    found = parse(reference)
+    found = parse_reference(reference)
     assert (found.registry, found.repository, found.target) == (registry, repository, target)
-    assert found.url.startswith(host)
+    assert address_of(found).startswith(host)
+    assert reference.startswith(found.name)
 
 
 @pytest.mark.parametrize("of_type", [MANIFEST, OCI_MANIFEST])
