@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from launcher.records.throughput import Rates
+
+
+def _logged(name: str) -> Any:
+    """A field of what the log calls `name`; None where a line doesn't say it."""
+    return field(default=None, metadata={"name": name})
 
 
 @dataclass(frozen=True)
@@ -24,24 +29,24 @@ class Step:
 
     iteration: int
     train_iters: int
-    ms_per_step: float
+    ms_per_step: float = field(metadata={"name": "elapsed time per iteration (ms)"})
     time: str | None = None
-    samples: int | None = None
-    skipped_samples: int | None = None
-    reported_tflops_per_gpu: float | None = None
-    energy_j: float | None = None
-    power_w: float | None = None
-    learning_rate: float | None = None
-    decoupled_learning_rate: float | None = None
-    global_batch_size: int | None = None
-    loss: float | None = None
+    samples: int | None = _logged("consumed samples")
+    skipped_samples: int | None = _logged("skipped samples")
+    reported_tflops_per_gpu: float | None = _logged("throughput per GPU (TFLOP/s/GPU)")
+    energy_j: float | None = _logged("energy per GPU (J/iter/GPU)")
+    power_w: float | None = _logged("power per GPU (W/GPU)")
+    learning_rate: float | None = _logged("learning rate")
+    decoupled_learning_rate: float | None = _logged("decoupled learning rate")
+    global_batch_size: int | None = _logged("global batch size")
+    loss: float | None = _logged("lm loss")
     losses: dict[str, float] = field(default_factory=dict)
-    loss_scale: float | None = None
-    grad_norm: float | None = None
-    num_zeros: float | None = None
-    params_norm: float | None = None
-    skipped: int | None = None
-    nan: int | None = None
+    loss_scale: float | None = _logged("loss scale")
+    grad_norm: float | None = _logged("grad norm")
+    num_zeros: float | None = _logged("num zeros")
+    params_norm: float | None = _logged("params norm")
+    skipped: int | None = _logged("number of skipped iterations")
+    nan: int | None = _logged("number of nan iterations")
 
 
 @dataclass(frozen=True)
@@ -65,44 +70,25 @@ class Memory:
 
     rank: int
     iteration: int | None = None
-    allocated_mib: float | None = None
-    max_allocated_mib: float | None = None
-    reserved_mib: float | None = None
-    max_reserved_mib: float | None = None
-    device_mib: float | None = None
+    allocated_mib: float | None = _logged("allocated")
+    max_allocated_mib: float | None = _logged("max allocated")
+    reserved_mib: float | None = _logged("reserved")
+    max_reserved_mib: float | None = _logged("max reserved")
+    device_mib: float | None = _logged("total device memory used")
 
 
 Found = Step | Validation | Memory
 
 KINDS = {Step: "step", Validation: "validation", Memory: "memory"}
 
-STEP = {
-    "elapsed time per iteration (ms)": "ms_per_step",
-    "throughput per GPU (TFLOP/s/GPU)": "reported_tflops_per_gpu",
-    "energy per GPU (J/iter/GPU)": "energy_j",
-    "power per GPU (W/GPU)": "power_w",
-    "learning rate": "learning_rate",
-    "decoupled learning rate": "decoupled_learning_rate",
-    "lm loss": "loss",
-    "loss scale": "loss_scale",
-    "grad norm": "grad_norm",
-    "num zeros": "num_zeros",
-    "params norm": "params_norm",
-}
-COUNTS = {
-    "consumed samples": "samples",
-    "skipped samples": "skipped_samples",
-    "global batch size": "global_batch_size",
-    "number of skipped iterations": "skipped",
-    "number of nan iterations": "nan",
-}
-MEMORY = {
-    "allocated": "allocated_mib",
-    "max allocated": "max_allocated_mib",
-    "reserved": "reserved_mib",
-    "max reserved": "max_reserved_mib",
-    "total device memory used": "device_mib",
-}
+
+def _names(kind: type[Step | Memory], begins: str) -> dict[str, str]:
+    """The fields by the log's names, of those whose type begins so."""
+    logged = (one for one in fields(kind) if "name" in one.metadata)
+    return {one.metadata["name"]: one.name for one in logged if str(one.type).startswith(begins)}
+
+
+STEP, COUNTS, MEMORY = _names(Step, "float"), _names(Step, "int"), _names(Memory, "float")
 
 _START = re.compile(
     r"iteration +(?P<step>[0-9]{1,18})/ *(?P<of>[0-9]{1,18}) \|"
@@ -168,10 +154,10 @@ def _fields(text: str) -> list[tuple[str, str]]:
     return [(name.strip(), value.strip()) for name, _, value in pairs]
 
 
-def _step(start: re.Match[str], time: str | None, fields: list[tuple[str, str]]) -> Step | None:
+def _step(start: re.Match[str], time: str | None, said: list[tuple[str, str]]) -> Step | None:
     values: dict[str, Any] = {}
     losses: dict[str, float] = {}
-    for name, value in fields:
+    for name, value in said:
         if name in STEP:
             values[STEP[name]] = _number(value)
         elif name in COUNTS:
@@ -183,10 +169,10 @@ def _step(start: re.Match[str], time: str | None, fields: list[tuple[str, str]])
     return Step(int(start["step"]), int(start["of"]), time=time, losses=losses, **values)
 
 
-def _validation(start: re.Match[str], fields: list[tuple[str, str]]) -> Validation | None:
+def _validation(start: re.Match[str], said: list[tuple[str, str]]) -> Validation | None:
     losses = {
         name.removesuffix(" value"): float(value)
-        for name, value in fields
+        for name, value in said
         if name.endswith(" value") and _NUMBER.fullmatch(value) and _NAME.fullmatch(name)
     }
     if not losses:
@@ -196,7 +182,7 @@ def _validation(start: re.Match[str], fields: list[tuple[str, str]]) -> Validati
         split=start["split"] or "validation",
         dataset=int(start["dataset"]) if start["dataset"] else None,
         loss=losses.pop("lm loss", None),
-        perplexity=_number(dict(fields).get("lm loss PPL", "")),
+        perplexity=_number(dict(said).get("lm loss PPL", "")),
         losses=losses,
     )
 
