@@ -42,20 +42,21 @@ def test_gpus_and_their_users(stand_in, tmp_path: Path) -> None:
     assert nvidia.uses() == (Use("GPU-1a2b", 4242, 1000 * MIB), Use("GPU-1a2b", 4243, None))
 
 
-def test_a_driver_without_gpus(stand_in) -> None:
-    stand_in("echo No devices were found; exit 6")
-    assert nvidia.gpus() == ()
-
-
-def test_an_older_driver_doesnt_know_the_capability(stand_in) -> None:
-    row = "0, GPU-1a2b, Tesla T4, 15109, 0, 450.80.02"
-    stand_in(f'case "$1" in *compute_cap*) exit 2;; *) echo "{row}";; esac')
-    assert nvidia.gpus() == (Gpu(0, "GPU-1a2b", "Tesla T4", 15109 * MIB, 0, None, "450.80.02"),)
-
-
-def test_a_driver_that_doesnt_answer_tells_nothing(stand_in) -> None:
-    stand_in("echo 'NVIDIA-SMI has failed' ; exit 9")
-    assert nvidia.gpus() is None
+@pytest.mark.parametrize(
+    ("script", "gpus"),
+    [
+        ("echo No devices were found; exit 6", ()),
+        ("echo 'NVIDIA-SMI has failed' ; exit 9", None),
+        (  # an older driver doesn't know the capability
+            'case "$1" in *compute_cap*) exit 2;; *) echo "0, GPU-1, Tesla T4, 15109, 0, 450.80";; '
+            "esac",
+            (Gpu(0, "GPU-1", "Tesla T4", 15109 * MIB, 0, None, "450.80"),),
+        ),
+    ],
+)
+def test_other_drivers(stand_in, script: str, gpus: tuple[Gpu, ...] | None) -> None:
+    stand_in(script)
+    assert nvidia.gpus() == gpus
     assert nvidia.uses() == ()
 
 

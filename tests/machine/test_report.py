@@ -15,6 +15,9 @@ from tests.machine.conftest import ENGINE, GB, card
 
 CACHE = ("/home/user/.cache", 500 * GB)
 GOOD = Machine(gpus=(card(), card(1)), engine=ENGINE, shm=64 << 30, memlock=UNLIMITED)
+NO_TOOLKIT = replace(GOOD, engine=replace(ENGINE, gpus=False))
+OLD = replace(GOOD, gpus=(card(name="NVIDIA GeForce RTX 3090", driver="470.57.02"),))
+POOR = replace(GOOD, uses=(Use("GPU-1", 7, None),), shm=1 << 20, memlock=1 << 16)
 TABLE = """\
 ok       engine    27.0 at unix:///run/docker.sock, rootful, cgroup v2 (systemd)
 ok       GPU 0     NVIDIA H100 80GB HBM3, 85.0 GB, compute capability 9.0
@@ -72,30 +75,31 @@ def test_gpus_that_are_asked_for_and_not_there_are_refused(asked: str, said: str
     assert "GPUs" not in states(there, asked)  # it can't be seen from here
 
 
-def test_more_gpus_than_there_are_are_refused() -> None:
-    assert states(GOOD, "3")["GPUs"] == report.REFUSED
-    assert told(GOOD, gpus="3")["GPUs"].mend == "--gpus 2"
+@pytest.mark.parametrize(
+    ("machine", "cuda", "gpus", "name", "state", "mend"),
+    [
+        (GOOD, None, "3", "GPUs", report.REFUSED, "--gpus 2"),
+        (GOOD, None, "device=0,7", "GPUs", report.REFUSED, "device=0,1"),
+        (NO_TOOLKIT, None, None, "toolkit", report.REFUSED, "nvidia-ctk"),
+        (OLD, "12.6", None, "driver", report.REFUSED, "560.28.03"),
+        (OLD, None, None, "driver", report.OK, ""),
+        (POOR, None, None, "GPU 1", report.WARNING, "Choose free ones"),
+        (POOR, None, None, SHM, report.WARNING, "remount"),
+        (POOR, None, None, "memlock", report.WARNING, "ulimit -l"),
+        (POOR, None, None, "GPU 0", report.OK, ""),
+    ],
+)
+def test_what_is_wrong_has_its_line(
+    machine: Machine, cuda: str | None, gpus: str | None, name: str, state: str, mend: str
+) -> None:
+    line = told(machine, cuda, gpus)[name]
+    assert line.state == state
+    assert mend in line.mend
+
+
+def test_what_was_not_asked_about_has_no_line() -> None:
     assert "GPUs" not in states(GOOD, "2")
-    assert states(GOOD, "device=0,7")["GPUs"] == report.REFUSED
-
-
-def test_gpus_that_the_engine_cant_give_are_refused() -> None:
-    bare = replace(GOOD, engine=replace(ENGINE, gpus=False))
-    assert states(bare)["toolkit"] == report.REFUSED
-    assert "nvidia-ctk" in told(bare)["toolkit"].mend
-    assert "toolkit" not in states(bare, "0")
-
-
-def test_a_driver_too_old_is_refused() -> None:
-    old = replace(GOOD, gpus=(card(name="NVIDIA GeForce RTX 3090", driver="470.57.02"),))
-    assert told(old, "12.6")["driver"].state == report.REFUSED
-    assert told(old)["driver"].state == report.OK
-
-
-def test_warnings() -> None:
-    poor = replace(GOOD, uses=(Use("GPU-1", 7, None),), shm=1 << 20, memlock=1 << 16)
-    warned = {name for name, state in states(poor).items() if state == report.WARNING}
-    assert warned == {"GPU 1", SHM, "memlock"}
+    assert "toolkit" not in states(NO_TOOLKIT, "0")
 
 
 def test_a_full_disk_is_a_warning() -> None:
