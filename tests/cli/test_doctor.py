@@ -20,9 +20,7 @@ OLD = Gpu(0, "GPU-0", "NVIDIA GeForce RTX 3090", 24 << 30, 0, (8, 6), "470.57.02
 
 
 def run(*argv: str) -> int:
-    parser = argparse.ArgumentParser()
-    doctor.doctor.declare(parser)
-    return doctor.doctor(parser.parse_args(argv))
+    return doctor.doctor(doctor.doctor.declare(argparse.ArgumentParser()).parse_args(argv))
 
 
 @pytest.fixture(autouse=True)
@@ -116,8 +114,7 @@ def test_no_engine_is_a_line_among_the_others(
 
 
 def test_the_all_reduce_is_this_checkouts() -> None:
-    parser = argparse.ArgumentParser()
-    doctor.doctor.declare(parser)
+    parser = doctor.doctor.declare(argparse.ArgumentParser())
     args = parser.parse_args(["--nccl", "--gpus", "device=0,1", "--backend", "local"])
     plan = doctor.all_reduce_plan(args, local.backend())
     assert plan.argv[plan.argv.index("--") + 1].endswith("launcher/train/allreduce.py")

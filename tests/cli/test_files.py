@@ -1,14 +1,16 @@
-"""`launcher import`, as a command."""
+"""`launcher import` and `launcher schema`, as commands."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
 
-from launcher.cli.files import import_
+from launcher.cli.files import import_, schema
 from launcher.errors import UsageError
+from launcher.plan import schema as plan_schema
 
 SCRIPT = """\
 SAVE=$1
@@ -17,9 +19,7 @@ torchrun --nproc_per_node 2 pretrain_bert.py --num-layers 2 --mock-data --save $
 
 
 def run(argv: list[str], rest: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser()
-    import_.declare(parser)
-    args = parser.parse_args(argv)
+    args = import_.declare(argparse.ArgumentParser()).parse_args(argv)
     args.rest = rest or []
     return import_(args)
 
@@ -95,3 +95,10 @@ def test_nothing_of_the_script_is_run(tmp_path: Path, capsys: pytest.CaptureFixt
     )
     assert run([str(path)]) == 0
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.sh"]
+
+
+def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = schema.declare(argparse.ArgumentParser())
+    assert schema(parser.parse_args([])) == 0
+    assert json.loads(capsys.readouterr().out) == plan_schema.schema()
+    assert "yaml-language-server: $schema=" in (parser.epilog or "")
