@@ -29,7 +29,7 @@ def named(name: str) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, name) from None
 
 
-class Fault(NamedTuple):
+class BadRecord(NamedTuple):
     """A record that gives no document; `at` counts records of its block from 0.
 
     A tuple, since a block may have a million of them.

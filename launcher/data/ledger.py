@@ -9,9 +9,9 @@ from pathlib import Path
 
 import orjson
 
-from launcher.data.faults import DataError, Fault
+from launcher.data.faults import BadRecord, DataError
 from launcher.data.output import alone
-from launcher.data.sources import REJECTS, Place, Source, lines_before
+from launcher.data.sources import REJECTS, Position, Source, lines_before
 from launcher.screen import printable
 
 
@@ -58,7 +58,7 @@ class Ledger:
         self._before: int | None = None
 
     def enter(
-        self, place: Place, numbers: Sequence[int], faults: Sequence[Fault], records: int
+        self, place: Position, numbers: Sequence[int], faults: Sequence[BadRecord], records: int
     ) -> None:
         """Account for a block, in order. Raises DataError where that ends the job."""
         if place.source != self._source:
@@ -67,7 +67,7 @@ class Ledger:
             self._reject(fault, numbers)
         self._records += records
 
-    def _reject(self, fault: Fault, numbers: Sequence[int]) -> None:
+    def _reject(self, fault: BadRecord, numbers: Sequence[int]) -> None:
         source = self.sources[self._source]
         line = numbers[fault.at] if numbers else self._records + fault.at + 1
         if not numbers:
@@ -82,7 +82,7 @@ class Ledger:
         assert self._list is not None
         self._list.file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
 
-    def _ended(self, told: str, fault: Fault) -> DataError:
+    def _ended(self, told: str, fault: BadRecord) -> DataError:
         if not self.leniency.skip:
             return DataError(
                 f"{told}\n  | {printable(fault.excerpt)}",

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from launcher.data.faults import Fault, Refused, excerpt
+from launcher.data.faults import BadRecord, Refused, excerpt
 
 OTHER = "; --encoding names another, like gb18030"
 BLANK = " \t\r\n"
@@ -44,7 +44,7 @@ class Documents:
 
     texts: list[list[str]]
     counts: list[list[int]]
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[BadRecord] = field(default_factory=list)
     records: int = 0
     blank: int = 0
 
@@ -74,7 +74,9 @@ def documents(
             if check:
                 check(texts)
         except Refused as refused:
-            found.faults.append(Fault(at, intern(str(refused)), excerpt(refused.record or record)))
+            found.faults.append(
+                BadRecord(at, intern(str(refused)), excerpt(refused.record or record))
+            )
             if len(found.faults) == limit:
                 break
             continue

@@ -91,7 +91,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Where a block comes from: the source, from 0, and how many bytes of all have been read."""
 
     source: int
@@ -214,7 +214,7 @@ def _is_utf8(reading: Reading) -> bool:
         ) from None
 
 
-def blocks(found: Sequence[Source], reading: Reading) -> Iterator[tuple[Place, Block]]:
+def blocks(found: Sequence[Source], reading: Reading) -> Iterator[tuple[Position, Block]]:
     """All records of the sources in order.
 
     Raises DataError where a file can't be read to its end, UsageError for a table without a
@@ -228,11 +228,11 @@ def blocks(found: Sequence[Source], reading: Reading) -> Iterator[tuple[Place, B
         ):
             if source.format == "parquet":
                 for share, block in tables.parquet(source.name, reading.keys, reading.largest):
-                    yield Place(number, done + int(share * source.stop)), block
+                    yield Position(number, done + int(share * source.stop)), block
             else:
                 counted = Counted(file)
                 for block in _readable(counted, file, source, reading):
-                    yield Place(number, done + counted.count), block
+                    yield Position(number, done + counted.count), block
         done += source.stop - source.start
 
 

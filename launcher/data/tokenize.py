@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.data import indexed, ledger, made, records, sources, tokenizers
-from launcher.data.faults import DataError, Fault, Refused
+from launcher.data.faults import BadRecord, DataError, Refused
 from launcher.data.indexed import Output
 from launcher.data.ledger import Ledger, Leniency
 from launcher.data.made import Made
 from launcher.data.output import publish, writing
 from launcher.data.records import Block
-from launcher.data.sources import Place, Reading
+from launcher.data.sources import Position, Reading
 from launcher.data.tokenizers import Chosen, Tokenizer
 from launcher.data.workers import Workers
 from launcher.errors import UsageError
@@ -86,7 +86,7 @@ class Encoded:
     """What a worker made of a block: columns of each key."""
 
     columns: list[Columns]
-    faults: list[Fault]
+    faults: list[BadRecord]
     records: int
     blank: int
 
@@ -138,7 +138,7 @@ def _write(
     report: Callable[[Done], None],
 ) -> Done:
     """Send blocks to workers, and write in order what comes back."""
-    sent: deque[tuple[Place, Sequence[int]]] = deque()
+    sent: deque[tuple[Position, Sequence[int]]] = deque()
 
     def blocks() -> Iterator[Block]:
         for place, block in sources.blocks(found, job.reading):
