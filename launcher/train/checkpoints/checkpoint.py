@@ -217,16 +217,8 @@ def _clear_up(root: Path, made: Path | None, knows: bool) -> bool:
     return first
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """What a checkpoint gave; `saved_layout` is set where it was another than this run's."""
-
-    progress: Progress
-    saved_layout: dict[str, int] | None
-
-
-def load(source: Path, model: Any, optimizer: Any) -> Loaded:
-    """Load a checkpoint, saved with any layout.
+def load(source: Path, model: Any, optimizer: Any) -> tuple[Progress, dict[str, int] | None]:
+    """Load a checkpoint, saved with any layout: where it was, and another layout than this run's.
 
     All ranks call this together. Random states are those of ranks, so they are carried over
     only into the layout that they were saved with.
@@ -241,4 +233,4 @@ def load(source: Path, model: Any, optimizer: Any) -> Loaded:
     optimizer.load_state_dict(loaded["optimizer"])
     if same:
         _set_random_state(loaded["rng_state"])
-    return Loaded(Progress(**common["progress"]), None if same else common["layout"])
+    return Progress(**common["progress"]), None if same else common["layout"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -86,27 +85,15 @@ def datasets(arguments: argparse.Namespace) -> tuple[Any, Any]:
     return built[0], built[1]
 
 
-@dataclass(frozen=True)
-class Batches:
-    """A data-parallel rank's sample indices, one micro-batch after the other.
+def indices(first_sample: int, samples: int, size: int) -> Iterator[list[int]]:
+    """A data-parallel rank's sample indices, one micro-batch of `size` after the other.
 
     Step s takes samples s × global batch onwards, so a resumed run goes on where it was.
     """
-
-    first_sample: int
-    samples: int
-    micro_batch_size: int
-    data_rank: int
-    data_size: int
-
-    def __iter__(self) -> Iterator[list[int]]:
-        stride = self.micro_batch_size * self.data_size
-        start = self.first_sample + self.data_rank * self.micro_batch_size
-        for first in range(start, self.samples, stride):
-            yield list(range(first, first + self.micro_batch_size))
-
-    def __len__(self) -> int:
-        return (self.samples - self.first_sample) // (self.micro_batch_size * self.data_size)
+    stride = size * parallel_state.get_data_parallel_world_size()
+    start = first_sample + parallel_state.get_data_parallel_rank() * size
+    for first in range(start, samples, stride):
+        yield list(range(first, first + size))
 
 
 def batches(
@@ -126,13 +113,7 @@ def batches(
         workers = 2 if on_gpu else 0
     loader = torch.utils.data.DataLoader(
         dataset,
-        batch_sampler=Batches(
-            first_sample=first_sample,
-            samples=len(dataset),
-            micro_batch_size=arguments.micro_batch_size,
-            data_rank=parallel_state.get_data_parallel_rank(),
-            data_size=parallel_state.get_data_parallel_world_size(),
-        ),
+        batch_sampler=indices(first_sample, len(dataset), arguments.micro_batch_size),
         num_workers=workers,
         pin_memory=on_gpu,
         persistent_workers=workers > 0,

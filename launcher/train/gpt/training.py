@@ -195,12 +195,12 @@ class Trainer:
             if self.arguments.load:
                 say(f"no checkpoint in {self.arguments.load}: starting from the beginning")
             return Progress()
-        loaded = checkpoint.load(source, self.gpt, self.optimizer)
-        say(f"loaded {source}: going on after iteration {loaded.progress.iteration}")
-        if loaded.saved_layout:
-            saved = "TP={tensor} PP={pipeline}".format(**loaded.saved_layout)
+        progress, other = checkpoint.load(source, self.gpt, self.optimizer)
+        say(f"loaded {source}: going on after iteration {progress.iteration}")
+        if other:
+            saved = "TP={tensor} PP={pipeline}".format(**other)
             say(f"it was saved with {saved}: random states are not carried over")
-        return loaded.progress
+        return progress
 
     def run(self) -> None:
         """Train to the last iteration, or to where the run is asked to stop."""
