@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,8 +17,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
     model_validator,
 )
+from pydantic_core import core_schema
 
 from launcher import names
 from launcher.errors import LauncherError
@@ -98,33 +103,92 @@ def _size(value: object) -> str:
     return str(value)
 
 
-def _matching(pattern: str, example: str) -> AfterValidator:
-    return AfterValidator(names.matching(pattern, example))
+@dataclass(frozen=True)
+class Matching:
+    """What a text must match, with an example of one that does."""
+
+    pattern: str
+    example: str
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        check = names.matching(self.pattern, self.example)
+        return core_schema.no_info_after_validator_function(check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return handler(schema) | {"pattern": f"^({self.pattern})$"}
+
+
+def _like(pattern: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": pattern}
+
+
+def _either(*kinds: dict[str, Any], **limits: Any) -> WithJsonSchema:
+    """What may stand in a file for a value that a validator reads in its own way."""
+    return WithJsonSchema({"anyOf": [*kinds], **limits})
 
 
 LARGEST = 10**12  # far above any size, and still quick to factor for a suggestion
+NUMBERS = (
+    {"type": "number"},
+    _like(r"^\s*[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d[\d_]*)?\s*$"),
+)
+"""Numbers in a file: YAML 1.1, which the launcher reads, takes 1e-4 for text."""
+GPUS = _like(r"^\s*(all|\d{1,6}|device=[\w:.-]+(,[\w:.-]+)*)\s*$")
+SCALAR: dict[str, Any] = {"type": ["string", "boolean", "number"]}
+TAGS = ({"type": "number", "minimum": 0}, _like(r"^[A-Za-z0-9][\w.-]{0,99}$"))
+PARTS = {"type": "array", "items": {"type": ["string", "number"]}, "contains": {"type": "string"}}
 
 Text = Annotated[str, Field(min_length=1, strict=True), AfterValidator(_no_null_byte)]
 Whole = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(strict=True, gt=0, le=LARGEST)]
 Flag = Annotated[bool, Field(strict=True)]
-Number = Annotated[float, BeforeValidator(_number)]
-Fraction = Annotated[Number, Field(ge=0, le=1)]
-NotNegative = Annotated[Number, Field(ge=0)]
-Name = Annotated[Text, _matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}", "a name: gpt2-small")]
-Tag = Annotated[Text, BeforeValidator(_tag), AfterValidator(names.tag)]
-Reference = Annotated[Text, AfterValidator(names.image)]
-Variable = Annotated[Text, _matching(r"[A-Za-z_]\w*", "a variable's name")]
-Size = Annotated[str, BeforeValidator(_size)]
-GpuRequest = Annotated[str, BeforeValidator(_gpus)]
-MicroBatch = Annotated[int | str, BeforeValidator(_batch)]
-Prefixes = Annotated[str | list[str | int | float], BeforeValidator(_prefixes)]
+Fraction = Annotated[
+    float,
+    Field(ge=0, le=1),
+    BeforeValidator(_number),
+    _either(*NUMBERS, minimum=0, maximum=1),
+]
+NotNegative = Annotated[float, Field(ge=0), BeforeValidator(_number), _either(*NUMBERS, minimum=0)]
+Name = Annotated[Text, Matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}", "a name: gpt2-small")]
+Tag = Annotated[Text, BeforeValidator(_tag), AfterValidator(names.tag), _either(*TAGS)]
+Reference = Annotated[
+    Text, Matching(names.IMAGE, "an image's name: nvcr.io/nvidia/pytorch:24.10-py3")
+]
+Variable = Annotated[Text, Matching(r"[A-Za-z_]\w*", "a variable's name")]
+Size = Annotated[
+    str,
+    BeforeValidator(_size),
+    _either({"type": "integer", "minimum": 0}, _like("^[0-9]+[bkmgBKMG]?$")),
+]
+GpuRequest = Annotated[
+    str,
+    BeforeValidator(_gpus),
+    _either({"type": "integer", "minimum": 0, "maximum": 999999}, GPUS),
+]
+MicroBatch = Annotated[
+    int | str,
+    BeforeValidator(_batch),
+    _either({"type": "integer", "minimum": 1}, {"const": "auto"}),
+]
+Prefixes = Annotated[
+    str | list[str | int | float],
+    BeforeValidator(_prefixes),
+    _either({"type": "string", "minLength": 1}, PARTS),
+]
 Texts = Annotated[
     list[Text], Field(min_length=1), BeforeValidator(lambda v: [v] if isinstance(v, str) else v)
 ]
 Scalar = str | bool | int | float
-OneScalar = Annotated[Scalar, BeforeValidator(_scalar)]
-Scalars = Annotated[Scalar | list[Scalar], BeforeValidator(_scalars)]
+OneScalar = Annotated[Scalar, BeforeValidator(_scalar), WithJsonSchema(SCALAR)]
+Scalars = Annotated[
+    Scalar | list[Scalar],
+    BeforeValidator(_scalars),
+    _either(SCALAR, {"type": "array", "items": SCALAR}),
+]
 
 
 class Strict(BaseModel):
@@ -139,7 +203,7 @@ class Image(Strict):
 
     tag: Tag | None = None
     name: Reference | None = None
-    megatron: Annotated[Text, _matching(r"\d+\.\d+\.\d+[\w.+-]*", 'a release: "0.9.0"')] | None = (
+    megatron: Annotated[Text, Matching(r"\d+\.\d+\.\d+[\w.+-]*", 'a release: "0.9.0"')] | None = (
         None
     )
 
@@ -288,7 +352,7 @@ class MountSpec(Strict):
     """A folder or file of the host that the program sees at `target`."""
 
     source: Text
-    target: Annotated[Text, _matching(r"/.+", "an absolute path: /data")]
+    target: Annotated[Text, Matching(r"/.+", "an absolute path: /data")]
     read_only: Flag = True
 
 
@@ -303,7 +367,7 @@ class Resources(Strict):
     memory: Size | None = None
     ulimits: dict[Text, Annotated[int, Field(strict=True, ge=-1)]] | None = None
     network: Text | None = None
-    user: Annotated[Text, _matching(r"\d+(:\d+)?|auto|image", "auto, image or 1000:1000")] = "auto"
+    user: Annotated[Text, Matching(r"\d+(:\d+)?|auto|image", "auto, image or 1000:1000")] = "auto"
     no_new_privileges: Flag = True
     workdir: Text | None = None
     stop_grace: Whole = 600

@@ -6,56 +6,13 @@ refuses more. Where programs take only some values of an option, it has those of
 
 from __future__ import annotations
 
-from inspect import getclosurevars
-from typing import TYPE_CHECKING, Any
-
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic.json_schema import JsonSchemaValue
 
 from launcher import names
 from launcher.plan import arguments, config
 from launcher.plan.config import RunConfig
 
-if TYPE_CHECKING:
-    from pydantic_core import core_schema
-
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-NUMBER = r"^\s*[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d[\d_]*)?\s*$"
-"""Numbers as text: YAML 1.1, which the launcher reads, takes 1e-4 for text."""
-GPUS = r"^\s*(all|\d{1,6}|device=[\w:.-]+(,[\w:.-]+)*)\s*$"
-SCALAR = {"type": ["string", "boolean", "number"]}
-TAG = r"^[A-Za-z0-9][\w.-]{0,99}$"
-
-READ_AS: dict[Any, JsonSchemaValue] = {
-    config._number: {"anyOf": [{"type": "number"}, {"type": "string", "pattern": NUMBER}]},
-    config._gpus: {
-        "anyOf": [
-            {"type": "integer", "minimum": 0, "maximum": 999999},
-            {"type": "string", "pattern": GPUS},
-        ]
-    },
-    config._batch: {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]},
-    config._scalar: SCALAR,
-    config._scalars: {"anyOf": [SCALAR, {"type": "array", "items": SCALAR}]},
-    config._prefixes: {
-        "anyOf": [
-            {"type": "string", "minLength": 1},
-            {
-                "type": "array",
-                "items": {"type": ["string", "number"]},
-                "contains": {"type": "string"},
-            },
-        ]
-    },
-    config._size: {
-        "anyOf": [
-            {"type": "integer", "minimum": 0},
-            {"type": "string", "pattern": "^[0-9]+[bkmgBKMG]?$"},
-        ]
-    },
-    config._tag: {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": TAG}]},
-}
-"""What stands in a file for the values that a validator turns into something else first."""
-
 TOLD = {
     "name": "Begins the container's name.",
     "image": 'A row of the matrix ("24.10"), an image by its full name, or {tag:, megatron:}.',
@@ -73,31 +30,9 @@ TOLD = {
 }
 
 
-class _Generator(GenerateJsonSchema):
-    """Puts what a file may hold in the place of what the models hold."""
-
-    def function_before_schema(
-        self, schema: core_schema.BeforeValidatorFunctionSchema
-    ) -> JsonSchemaValue:
-        read_as = READ_AS.get(schema["function"]["function"])
-        return dict(read_as) if read_as else super().function_before_schema(schema)
-
-    def function_after_schema(
-        self, schema: core_schema.AfterValidatorFunctionSchema
-    ) -> JsonSchemaValue:
-        inner = super().function_after_schema(schema)
-        function: Any = schema["function"]["function"]
-        if getattr(function, "__qualname__", "").startswith("matching."):
-            pattern = getclosurevars(function).nonlocals["pattern"]
-            return inner if "anyOf" in inner else inner | {"pattern": f"^({pattern})$"}
-        bounds = getattr(function, "keywords", {})
-        limits = {"ge": "minimum", "le": "maximum"}
-        return inner | {limits[name]: value for name, value in bounds.items() if name in limits}
-
-
 def schema() -> JsonSchemaValue:
     """The schema of a run file, a JSON value (2020-12)."""
-    made = RunConfig.model_json_schema(schema_generator=_Generator)
+    made = RunConfig.model_json_schema()
     parts = made["$defs"]
     for part in (made, *parts.values()):
         _simplify(part)
@@ -149,7 +84,7 @@ def _short_forms(parts: dict[str, JsonSchemaValue]) -> None:
     image = parts["Image"]
     image["anyOf"] = [{"required": ["tag"]}, {"required": ["name"]}]
     named = {"type": "string", "pattern": f"^(?=.*[/:@])({names.IMAGE})$"}
-    parts["Image"] = {"anyOf": [*READ_AS[config._tag]["anyOf"], named, image]}
+    parts["Image"] = {"anyOf": [*config.TAGS, named, image]}
     parts["Nodes"] = {"anyOf": [{"type": "integer", "minimum": 1}, parts["Nodes"]]}
     resources = parts["Resources"]
     resources |= _where("shm_size", {"not": {"type": "null"}}, needs="ipc")
