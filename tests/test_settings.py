@@ -34,18 +34,13 @@ def with_mirrors(**mirrors: str) -> Settings:
     return Settings(Path("c"), Path("m"), "", GITHUB, Path("r"), image_mirrors=mirrors)
 
 
-MIRRORS = Settings(
-    Path("c"),
-    Path("m"),
-    "",
-    GITHUB,
-    Path("r"),
-    image_mirrors={
+MIRRORS = with_mirrors(
+    **{
         "nvcr.io": "mirror.example/nvcr",
         "nvcr.io/nvidia/pytorch": "fast.example:5000/pytorch",
         "docker.io": "mirror.example/hub",
         "localhost": "other.example",
-    },
+    }
 )
 
 
@@ -105,9 +100,7 @@ def test_the_file_gives_every_setting_and_variables_win(
     )
     found = settings()
     assert found.cache == Path.home() / "big"
-    assert (
-        found.matrix == file.parent / "mine/matrix.yaml"
-    )  # of the file, not of the folder we're in
+    assert found.matrix == file.parent / "mine/matrix.yaml"  # of the file, not where we are
     assert found.runs == Path("/runs")
     assert found.torch_index == ""
     assert found.git_mirror == "https://git.example/"
@@ -168,12 +161,10 @@ def test_a_change_of_the_file_is_seen(file: Path) -> None:
         ("image_mirrors:\n  nvcr.io: cache/nvcr\n", r":2: .*as in docker\.io/cache/nvcr"),
         ("image_mirrors:\n  python: a.b/c\n", r":2: .*as in docker\.io/python"),
         ("image_mirrors: nvcr.io=a.b\n", r":1: image_mirrors: takes keys and their values"),
-        ("answer_within: 0\n", r":1: answer_within: "),
-        ("answer_within: -1\n", r":1: answer_within: "),
-        ("answer_within: .inf\n", r":1: answer_within: "),
-        ("answer_within: .nan\n", r":1: answer_within: "),
-        ("answer_within: true\n", r":1: answer_within: "),
-        ("answer_within: 10s\n", r":1: answer_within: "),
+        *(
+            (f"answer_within: {value}\n", r":1: answer_within: ")
+            for value in ("0", "-1", ".inf", ".nan", "true", "10s")
+        ),
         ("cache: [\n", r"settings\.yaml:\d: not YAML"),
     ],
 )
