@@ -15,7 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from launcher.oci import registry
-from launcher.oci.registry import Resolved, digest_of
+from launcher.oci.layout import sha256
+from launcher.oci.registry import Resolved
 
 OCI_INDEX, LIST = registry.INDEXES
 OCI_MANIFEST, MANIFEST = registry.MANIFESTS
@@ -46,10 +47,10 @@ class Fake:
 
     def add(self, kind: str, content: bytes, *names: str, of_type: str = "") -> str:
         """Serve a manifest or a blob under its digest and under `names`."""
-        for name in (digest_of(content), *names):
+        for name in (sha256(content), *names):
             self.files[f"team/base/{kind}/{name}"] = content
             self.types[f"team/base/{kind}/{name}"] = of_type
-        return digest_of(content)
+        return sha256(content)
 
     def image(self, *tags: str, of_type: str = MANIFEST, arch: str = "amd64") -> Resolved:
         """Serve an image for one platform."""
@@ -78,11 +79,11 @@ class Fake:
         """The index of the manifests with this subject, as the registry itself lists them."""
         listed = []
         for name, content in self.files.items():
-            if self.types[name] == OCI_MANIFEST and name.endswith(digest_of(content)):
+            if self.types[name] == OCI_MANIFEST and name.endswith(sha256(content)):
                 manifest = json.loads(content)
                 if manifest.get("subject", {}).get("digest") == digest:
                     said = {key: manifest[key] for key in ("artifactType", "annotations")}
-                    listed.append({"digest": digest_of(content), "size": len(content), **said})
+                    listed.append({"digest": sha256(content), "size": len(content), **said})
         return json.dumps({"mediaType": OCI_INDEX, "manifests": listed}).encode()
 
     @property
@@ -116,7 +117,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.fake.status or content is None:
             said = b'{"errors":[{"code":"X","message":"no such thing"}]}'
             return self.answer(self.fake.status or 404, said)
-        called = self.fake.called or digest_of(content)
+        called = self.fake.called or sha256(content)
         kind = self.fake.types.get(name, "")
         return self.answer(200, content, {"Docker-Content-Digest": called, "Content-Type": kind})
 
@@ -142,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
         asked = urlsplit(self.path)
         if asked.path == urlsplit(self.fake.uploads).path:
             self.fake.add("blobs", content)
-            assert parse_qs(asked.query)["digest"] == [digest_of(content)]
+            assert parse_qs(asked.query)["digest"] == [sha256(content)]
             return self.answer(201, b"")
         self.fake.add(
             "manifests",

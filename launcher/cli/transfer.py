@@ -66,7 +66,7 @@ def load(args: Namespace) -> int:
     from launcher.engine.connect import connect
     from launcher.images import images
     from launcher.images.load import load, put_beside
-    from launcher.oci.saved import hex_of
+    from launcher.oci.archive import hex_of
     from launcher.progress import Progress
     from launcher.settings import expanded, settings
 

@@ -29,8 +29,8 @@ from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.schema import AMD64, GitUrl, Release, Tag
 from launcher.names import parse_reference
 from launcher.oci import layout, parts
+from launcher.oci.archive import hex_of
 from launcher.oci.layout import Digest, Reference
-from launcher.oci.saved import hex_of
 from launcher.progress import Progress
 from launcher.settings import Settings
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,15 +21,15 @@ from launcher.images.remote import OtherImageError
 from launcher.images.shown import counted
 from launcher.names import parse_reference
 from launcher.oci import layout, packed, parts, saved
+from launcher.oci.archive import archive, entry, hex_of, layer_name, load_archive
 from launcher.oci.layout import Base, Config, File, Listing, Manifest
-from launcher.oci.saved import Saved, hex_of
+from launcher.oci.saved import Saved
 from launcher.progress import Progress
 from launcher.settings import Settings
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-MANIFEST = "manifest.json"
 OURS = f"{images.REPOSITORY}:"
 """How names begin that an image is given without being asked to."""
 
@@ -234,68 +233,32 @@ def _give(client: DockerClient, content: _Content, base: Image | None, progress:
     An engine with the overlay2 store takes a stream without the layers that it has. One that
     doesn't is given the base's again, as it gives them itself.
     """
+    names = [layer_name(digest) for digest in content.layers]
     try:
-        return _stream(client, _archive(content, progress), content.listing.image, progress)
+        loaded = load_archive(client, archive(content.config, names, _layers(content, progress)))
     except EngineError as refused:
         if base is None or "no space left" in str(refused):
             raise
         progress.note("this engine wants the base's layers as well: they are read from it")
-        whole = _whole_archive(client, content, base, progress)
-        return _stream(client, whole, content.listing.image, progress)
-
-
-def _stream(client: DockerClient, archive: Iterator[bytes], image: str, progress: Progress) -> str:
-    """Have the engine load an archive; the ID that it tells, or `image`. Raises EngineError."""
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
-    said = []
-    try:
-        for event in client.api.load_image(archive, quiet=True):
-            if "error" in event:
-                raise _refused(event["error"])
-            said.append(str(event.get("stream", "")))
-    except (DockerException, RequestException) as error:
-        raise _refused(getattr(error, "explanation", None) or error) from error
+        loaded = load_archive(client, _whole_archive(client, content, base, progress))
     finally:
         progress.close()
-    named = re.search(rf"Loaded image ID: ({layout.DIGEST})", "".join(said))
-    return named[1] if named else image
-
-
-def _refused(reason: object) -> EngineError:
-    full = "no space left" in str(reason)
-    return EngineError(
-        f"the engine refused the image: {reason}",
-        "Free some of the engine's disk: docker system df." if full else "",
-    )
-
-
-def _archive(content: _Content, progress: Progress) -> Iterator[bytes]:
-    """What `docker load` reads, with the layers that the folder has."""
-    yield from _layers(content, progress)
-    names = [_member(digest) for digest in content.layers]
-    yield from _end(content, names, progress)
+    return loaded or content.listing.image
 
 
 def _whole_archive(
     client: DockerClient, content: _Content, base: Image, progress: Progress
 ) -> Iterator[bytes]:
-    """The same, with the base's layers out of the engine's own stream of the base."""
+    """The archive with the base's layers in it, out of the engine's own stream of the base."""
     count = len(content.listing.base.layers) if content.listing.base else 0
     with saved.told((*base.names, base.id)[0], "Load it again. The engine's own disk may be full."):
         stream = Saved(client.api.get_image(base.id, chunk_size=parts.BLOCK), base.layers)
         for member, file in stream.members():
             with counted(progress, f"read {member.name[:12]} of the base", member.size) as seen:
-                yield saved.header(member.name, member.size)
-                while block := file.read(parts.BLOCK):
-                    seen(len(block))
-                    yield block
-                yield saved.padding(member.size)
+                yield from entry(member.name, member.size, parts.blocks(file, member.size, seen))
         below = stream.layers()[:count]
-    yield from _layers(content, progress)
-    names = below + [_member(digest) for digest in content.layers[count:]]
-    yield from _end(content, names, progress)
+    names = below + [layer_name(digest) for digest in content.layers[count:]]
+    yield from archive(content.config, names, _layers(content, progress))
 
 
 def _layers(content: _Content, progress: Progress) -> Iterator[bytes]:
@@ -310,9 +273,8 @@ def _layers(content: _Content, progress: Progress) -> Iterator[bytes]:
             blocks: Iterator[bytes] = chain.from_iterable(read)
             if digest in content.packed:
                 size, blocks = packed.unpack(digest, blocks)
-            yield saved.header(_member(digest), size)
-            yield from blocks
-            yield saved.padding(size)
+            yield from entry(layer_name(digest), size, blocks)
+    progress.step("the engine unpacks it")
 
 
 def _read(folder: Path, file: File, seen: parts.Seen = lambda _: None) -> Iterator[bytes]:
@@ -324,18 +286,6 @@ def _read(folder: Path, file: File, seen: parts.Seen = lambda _: None) -> Iterat
         yield from parts.listed(folder, file.path, file.size, seen)
     except OSError as error:
         raise DamagedError(folder, [Damage(file.path, file.sha256, unreadable(error))]) from error
-
-
-def _end(content: _Content, layers: list[str], progress: Progress) -> Iterator[bytes]:
-    config = f"{hex_of(content.listing.image)}.json"
-    yield saved.file_entry(config, content.config)
-    yield saved.file_entry(MANIFEST, saved.load_manifest(config, layers))
-    yield saved.END
-    progress.step("the engine unpacks it")
-
-
-def _member(digest: str) -> str:
-    return f"{hex_of(digest)}/layer.tar"
 
 
 def _check(client: DockerClient, content: _Content, loaded: str, new: bool) -> None:

@@ -19,8 +19,8 @@ from launcher.build.verify import is_ours
 from launcher.errors import EngineError, UsageError
 from launcher.images.remote import Carried
 from launcher.names import parse_reference
-from launcher.oci.layout import MANIFEST_TYPE, Digest, compact
-from launcher.oci.registry import INDEXES, Conversation, digest_of, talking
+from launcher.oci.layout import MANIFEST_TYPE, Digest, compact, sha256
+from launcher.oci.registry import INDEXES, Conversation, talking
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -126,13 +126,13 @@ def _put(
             **named,
         }
     )
-    answer = told.put_manifest(content, MANIFEST_TYPE, digest_of(content))
+    answer = told.put_manifest(content, MANIFEST_TYPE, sha256(content))
     listed = LISTED in answer.headers
     return None if listed else _descriptor(MANIFEST_TYPE, content) | kind | named
 
 
 def _descriptor(of_type: str, content: bytes) -> dict[str, Any]:
-    return {"mediaType": of_type, "digest": digest_of(content), "size": len(content)}
+    return {"mediaType": of_type, "digest": sha256(content), "size": len(content)}
 
 
 def _tag(digest: str) -> str:

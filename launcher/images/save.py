@@ -19,8 +19,9 @@ from launcher.errors import EngineError, UsageError
 from launcher.images.images import Image
 from launcher.images.shown import counted
 from launcher.oci import layout, parts, saved
+from launcher.oci.archive import hex_of
 from launcher.oci.layout import Base, Blob, Digest, File, Listing, Manifest
-from launcher.oci.saved import Member, Saved, hex_of
+from launcher.oci.saved import Member, Saved
 from launcher.progress import Progress
 
 if TYPE_CHECKING:

@@ -1,85 +1,87 @@
-"""Writes a root file system as an archive for `docker load`, the same bytes for the same input."""
+"""Archives for `docker load`: written entry by entry, and given to an engine.
 
-# `docker import` would stamp the current time into the image, so its ID would always be another.
+The same input gives the same bytes: times are 0, and no image has a name in them.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
+import re
 import tarfile
-from collections.abc import Mapping
-from datetime import datetime, timezone
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+from launcher.errors import EngineError
+from launcher.oci.layout import DIGEST, compact, sha256
 
+if TYPE_CHECKING:
+    from docker import DockerClient
 
-def write(
-    archive: Path,
-    layer: Path,
-    epoch: int,
-    labels: Mapping[str, str],
-    architecture: str,
-) -> str:
-    """Write `archive`, an image without a name of the one layer `layer` (a tar); its image ID."""
-    digest = _sha256(layer)
-    config = _json(_config(digest, epoch, labels, architecture))
-    name = hashlib.sha256(config).hexdigest()
-    manifest = [{"Config": f"{name}.json", "RepoTags": None, "Layers": [f"{digest}/layer.tar"]}]
-    with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
-        _add(tar, "manifest.json", _json(manifest), epoch)
-        _add(tar, f"{name}.json", config, epoch)
-        with layer.open("rb") as file:
-            member = _member(f"{digest}/layer.tar", layer.stat().st_size, epoch)
-            tar.addfile(member, file)
-    return f"sha256:{name}"
+MANIFEST = "manifest.json"
 
 
-def image_id(archive: Path) -> str:
-    """The ID that the image in `archive` gets in an engine."""
-    with tarfile.open(archive) as tar:
-        manifest = tar.extractfile("manifest.json")
+def layer_name(digest: str) -> str:
+    """What the tar of a layer is called in an archive."""
+    return f"{hex_of(digest)}/layer.tar"
+
+
+def hex_of(digest: str) -> str:
+    """A digest without its algorithm."""
+    return digest.removeprefix("sha256:")
+
+
+def archive(config: bytes, layers: Sequence[str], entries: Iterable[bytes] = ()) -> Iterator[bytes]:
+    """An archive of one image, by its configuration and the names of its layers, lowest first.
+
+    entries: those of the layers that the engine hasn't, one `entry` after the other
+    """
+    yield from entries
+    name = f"{hex_of(sha256(config))}.json"
+    manifest = compact([{"Config": name, "RepoTags": None, "Layers": list(layers)}])
+    yield from entry(name, len(config), [config])
+    yield from entry(MANIFEST, len(manifest), [manifest])
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def entry(name: str, size: int, content: Iterable[bytes]) -> Iterator[bytes]:
+    """A file of `size` bytes in a tar."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = size, 0o644
+    yield member.tobuf(tarfile.GNU_FORMAT)
+    yield from content
+    yield bytes(-size % tarfile.BLOCKSIZE)
+
+
+def image_id(path: Path) -> str:
+    """The ID that the image in an archive gets in an engine that names it by its configuration."""
+    with tarfile.open(path) as tar:
+        manifest = tar.extractfile(MANIFEST)
         assert manifest is not None
         config: str = json.load(manifest)[0]["Config"]
     return f"sha256:{config.removesuffix('.json')}"
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def load_archive(client: DockerClient, chunks: Iterator[bytes]) -> str | None:
+    """Have an engine load an archive; the ID that it tells. Raises EngineError."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    said = []
+    try:
+        for event in client.api.load_image(chunks, quiet=True):
+            if "error" in event:
+                raise _refused(event["error"])
+            said.append(str(event.get("stream", "")))
+    except (DockerException, RequestException) as error:
+        raise _refused(getattr(error, "explanation", None) or error) from error
+    named = re.search(rf"Loaded image(?: ID)?: ({DIGEST})", "".join(said))
+    return named[1] if named else None
 
 
-def _config(
-    digest: str, epoch: int, labels: Mapping[str, str], architecture: str
-) -> dict[str, object]:
-    created = datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {
-        "architecture": architecture,
-        "os": "linux",
-        "created": created,
-        "config": {
-            "Env": [f"PATH={SEARCH_PATH}"],
-            "Cmd": ["/bin/bash"],
-            "Labels": dict(sorted(labels.items())),
-        },
-        "history": [{"created": created, "created_by": "megatron-launchpad: Debian stand-in base"}],
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
-    }
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _member(name: str, size: int, epoch: int) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.size, member.mtime, member.mode = size, epoch, 0o644
-    return member
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes, epoch: int) -> None:
-    tar.addfile(_member(name, len(content), epoch), io.BytesIO(content))
+def _refused(reason: object) -> EngineError:
+    full = "no space left" in str(reason)
+    return EngineError(
+        f"the engine refused the image: {reason}",
+        "Free some of the engine's disk: docker system df." if full else "",
+    )

@@ -58,7 +58,7 @@ def write(
     what is None is packed here
     """
     whole, content = hashlib.sha256(), hashlib.sha256()
-    plain = _exactly(source, size, seen)
+    plain = blocks(source, size, seen)
     stored = Stream(plain if packing is not None else packed.pack(_hashed(plain, content), size))
     pieces: list[Path] = []
     written: list[tuple[int, str]] = []
@@ -96,8 +96,8 @@ def _place(
     return tuple(placed)
 
 
-def _exactly(source: IO[bytes], size: int, seen: Seen) -> Iterator[bytes]:
-    """Blocks of `size` bytes in all; `seen` is told how many at each."""
+def blocks(source: IO[bytes], size: int, seen: Seen) -> Iterator[bytes]:
+    """Blocks of `size` bytes in all; `seen` is told how many at each. Raises EOFError."""
     for at in range(0, size, BLOCK):
         wanted = min(BLOCK, size - at)
         block = source.read(wanted)

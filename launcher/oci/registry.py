@@ -6,7 +6,6 @@ authentication that Docker's registry documents.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from base64 import b64encode
@@ -25,6 +24,7 @@ from pydantic import BaseModel, ValidationError
 from launcher.deadline import within
 from launcher.errors import EngineError
 from launcher.names import HUB, ImageName, parse_reference
+from launcher.oci.layout import sha256
 from launcher.oci.pull import Fault, refusal
 from launcher.settings import settings
 
@@ -222,7 +222,7 @@ class Conversation:
 
     def put_blob(self, content: bytes) -> None:
         """Put a blob into the repository, where it has none of these bytes."""
-        digest = digest_of(content)
+        digest = sha256(content)
         if self._ask("HEAD", f"blobs/{digest}", good=range(200, 500)).status != 200:
             begun = self._ask("POST", "blobs/uploads/", good=(202,))
             there = self._upload(begun.url, begun.headers.get("Location", ""))
@@ -259,7 +259,7 @@ class Conversation:
         if not isinstance(document, dict):
             raise self.wrong(f"sends no object for {what}")
         of_type = str(document.get("mediaType") or "") or _type_of(answer)
-        return Document(digest_of(content), len(content), of_type, document)
+        return Document(sha256(content), len(content), of_type, document)
 
     def fitting(self, model: type[Model], value: Any) -> Model:
         """What came, in what is read of it."""
@@ -279,7 +279,7 @@ class Conversation:
     def _checked(self, answer: Answer, target: str) -> bytes:
         """What came; its digest is that by which it was asked for, and that it is called by."""
         content = self._limited(answer)
-        digest = digest_of(content)
+        digest = sha256(content)
         called = answer.headers.get("Docker-Content-Digest", digest)
         for expected in {called, target if DIGEST.fullmatch(target) else digest}:
             if expected != digest:
@@ -409,11 +409,6 @@ def _credentials(where: ImageName) -> dict[str, str]:
     if found.get("username"):
         return {"username": found["username"], "password": found["password"]}
     return {}
-
-
-def digest_of(content: bytes) -> str:
-    """As registries name bytes."""
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def _last_part(url: str) -> str:

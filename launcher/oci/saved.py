@@ -1,4 +1,4 @@
-"""The tar streams in which engines give and take images: `docker save` and `docker load`."""
+"""Reads the tar streams in which engines give images: `docker save`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from launcher.errors import EngineError
-from launcher.oci.layout import compact, sha256
+from launcher.oci.archive import MANIFEST, hex_of
+from launcher.oci.layout import sha256
 from launcher.oci.parts import BLOCK, Stream
-
-BLOCKS = tarfile.BLOCKSIZE
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Saved:
             file = self._tar.extractfile(entry) if entry.isreg() else None
             if file is None:
                 continue
-            if entry.name == "manifest.json":
+            if entry.name == MANIFEST:
                 self._manifest = json.load(file)
             elif entry.name.endswith("/json"):
                 self._legacy[posixpath.dirname(entry.name)] = self._layer_of(json.load(file))
@@ -157,33 +156,3 @@ def _is_blob(name: str) -> bool:
         or name.startswith("blobs/sha256/")
         or re.fullmatch(r"[0-9a-f]{64}\.(json|tar)", name) is not None
     )
-
-
-def header(name: str, size: int) -> bytes:
-    """A tar header for a file of `size` bytes."""
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mode = size, 0o644
-    return entry.tobuf(tarfile.GNU_FORMAT)
-
-
-def padding(size: int) -> bytes:
-    """What fills a file's last block in a tar."""
-    return b"\0" * (-size % BLOCKS)
-
-
-def file_entry(name: str, content: bytes) -> bytes:
-    """A whole small file in a tar."""
-    return header(name, len(content)) + content + padding(len(content))
-
-
-END = b"\0" * (2 * BLOCKS)
-
-
-def load_manifest(config: str, layers: Sequence[str]) -> bytes:
-    """manifest.json for `docker load`, without names: those are given after the check."""
-    return compact([{"Config": config, "RepoTags": None, "Layers": list(layers)}])
-
-
-def hex_of(digest: str) -> str:
-    """A digest without its algorithm."""
-    return digest.removeprefix("sha256:")

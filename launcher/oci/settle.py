@@ -8,14 +8,13 @@ it has them all.
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import re
-import tarfile
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
+
+from launcher.oci.archive import archive, layer_name, load_archive
+from launcher.oci.layout import compact, sha256
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -33,7 +32,7 @@ def settle(client: DockerClient, image: str, base: str, epoch: int) -> str:
 
     base: the image that it was built on, whose history keeps its times. `image` itself is returned
     where it has that time, where its configuration can't be told exactly, and by an engine that
-    doesn't name images by their configuration. Raises docker's errors.
+    doesn't name images by their configuration. Raises docker's errors and EngineError.
     """
     found = client.api.inspect_image(image)
     if found["Created"].startswith(iso(epoch)[:19]):
@@ -44,8 +43,8 @@ def settle(client: DockerClient, image: str, base: str, epoch: int) -> str:
         return image
     own = len(history) - len(client.api.history(base))
     content = configuration(found, history, layered, own, epoch)
-    settled = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    client.api.load_image(archive(content, found["RootFS"]["Layers"]))
+    settled = sha256(content)
+    load_archive(client, archive(content, [*map(layer_name, found["RootFS"]["Layers"])]))
     if not has(client, settled):
         return image
     if not found["RepoTags"]:
@@ -85,7 +84,7 @@ def configuration(
         entry = {key: value for key, value in entry.items() if value}
         steps.append(entry if made else {**entry, "empty_layer": True})
     platform = {key.lower(): found.get(key) for key in ("Author", "Architecture", "Variant", "Os")}
-    return _json(
+    return compact(
         {
             **{key: value for key, value in platform.items() if value},
             "created": iso(epoch),
@@ -96,27 +95,9 @@ def configuration(
     )
 
 
-def archive(configuration: bytes, layers: Sequence[str]) -> bytes:
-    """What `docker load` takes for an image all of whose layers the engine has."""
-    name = f"{hashlib.sha256(configuration).hexdigest()}.json"
-    files = [f"{layer.partition(':')[2]}/layer.tar" for layer in layers]
-    manifest = _json([{"Config": name, "RepoTags": None, "Layers": files}])
-    written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for member, content in (("manifest.json", manifest), (name, configuration)):
-            info = tarfile.TarInfo(member)
-            info.size, info.mode = len(content), 0o644
-            tar.addfile(info, io.BytesIO(content))
-    return written.getvalue()
-
-
 def iso(seconds: int) -> str:
     """A time since 1970 as images have it: 2026-03-20T21:21:35Z."""
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%M:%S}Z"
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def has(client: DockerClient, image: str) -> bool:

@@ -24,7 +24,8 @@ from launcher.errors import LauncherError
 from launcher.images import referrers
 from launcher.images.remote import Carried
 from launcher.oci import registry
-from launcher.oci.registry import digest_of, resolve
+from launcher.oci.layout import sha256
+from launcher.oci.registry import resolve
 from launcher.progress import Progress
 from launcher.settings import Settings
 from tests.build.made import IMAGE, WHEEL, made
@@ -48,9 +49,9 @@ class Odd:
     def add(self, kind: str, value: Any, *names: str) -> str:
         """Serve a document, as JSON or as bytes, by its digest and by names."""
         content = value if isinstance(value, bytes) else json.dumps(value).encode()
-        for name in (digest_of(content), *names):
+        for name in (sha256(content), *names):
             self.bodies[f"/{kind}/{name}"] = content
-        return digest_of(content)
+        return sha256(content)
 
     def of(self, path: str) -> bytes:
         """The answer to what was asked."""

@@ -21,7 +21,7 @@ import pytest
 from launcher.build.beside import PROVENANCE, SBOM
 from launcher.engine.connect import engine_host
 from launcher.engine.private import private
-from launcher.oci import saved
+from launcher.oci.archive import archive, load_archive
 from launcher.settings import ROOT, Settings
 from tests.e2e.command import launcher, random_file, refused
 from tests.registry import Registry, serving
@@ -171,13 +171,13 @@ def test_an_engine_that_wants_the_bases_layers_too_gets_them_from_itself(
     assert content.listing.base is not None
     base = having(there, content.listing.base)
     assert base is not None
-    archive = b"".join(load._whole_archive(there, content, base, progress))
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    whole = b"".join(load._whole_archive(there, content, base, progress))
+    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
         names = tar.getnames()
     assert len([name for name in names if name.endswith("layer.tar")]) == 3
     for name in there.images.list():
         there.images.remove(name.id, force=True)
-    list(there.api.load_image(archive))
+    load_archive(there, iter([whole]))
     assert _id(there, content.listing.image) == _id(engine, image)
 
 
@@ -263,10 +263,7 @@ def _without_top_layer(engine: DockerClient, folder: Path, name: str) -> None:
     config["config"]["Labels"] = {}
     text = json.dumps(config).encode()
     layers = [f"{one[7:]}/layer.tar" for one in config["rootfs"]["diff_ids"]]
-    manifest = saved.load_manifest("config.json", layers)
-    archive = saved.file("config.json", text) + saved.file("manifest.json", manifest) + saved.END
-    events = list(engine.api.load_image(archive))
-    assert not [event for event in events if "error" in event], events
+    load_archive(engine, archive(text, layers))
     engine.api.tag(f"sha256:{hashlib.sha256(text).hexdigest()}", *name.split(":"))
 
 

@@ -13,7 +13,8 @@ from launcher.build import beside
 from launcher.errors import UsageError
 from launcher.images import referrers
 from launcher.images.remote import Carried
-from launcher.oci.registry import BLOB, digest_of
+from launcher.oci.layout import sha256
+from launcher.oci.registry import BLOB
 from launcher.progress import Progress
 from launcher.settings import Settings
 from tests import fake_registry
@@ -97,13 +98,13 @@ def test_each_is_an_artifact_of_the_specification(fake: Fake, documents: dict[st
             "artifactType": descriptor["artifactType"],
             "config": {
                 "mediaType": "application/vnd.oci.empty.v1+json",
-                "digest": digest_of(b"{}"),
+                "digest": sha256(b"{}"),
                 "size": 2,
             },
             "layers": [
                 {
                     "mediaType": descriptor["artifactType"],
-                    "digest": digest_of(content),
+                    "digest": sha256(content),
                     "size": len(content),
                     "annotations": {"org.opencontainers.image.title": title},
                 }
@@ -123,7 +124,7 @@ def test_the_same_once_more_changes_nothing_and_others_stay_listed(
 ) -> None:
     fake.lists = lists
     image, tag = carried(fake), "team/base/manifests/{}"
-    foreign = {"digest": digest_of(b"?"), "artifactType": "application/vnd.signature", "size": 1}
+    foreign = {"digest": sha256(b"?"), "artifactType": "application/vnd.signature", "size": 1}
     index = {"mediaType": OCI_INDEX, "manifests": [foreign]}
     name = image.digest.replace(":", "-")
     fake.add("manifests", json.dumps(index).encode(), name, of_type=OCI_INDEX)
@@ -251,7 +252,7 @@ def test_what_is_not_about_the_image_is_not_taken(
         put(fake, image, "provenance.json", content)
         put(fake, image, "sbom.cdx.json", content)
     right = documents["provenance.json"]
-    put(fake, image, "provenance.json", right, subject={"digest": digest_of(b"another")})
+    put(fake, image, "provenance.json", right, subject={"digest": sha256(b"another")})
     put(fake, image, "provenance.json", right, layers=[])
     put(fake, image, "provenance.json", right, artifactType="application/vnd.cyclonedx+json")
     assert pull(image, empty_site) == "  without provenance or SBOM\n"
@@ -266,7 +267,7 @@ def test_other_bytes_than_the_digest_says_are_not_taken(
 ) -> None:
     image = carried(fake)
     push(image, documents)
-    fake.files[f"team/base/blobs/{digest_of(documents['sbom.cdx.json'])}"] += b" "
+    fake.files[f"team/base/blobs/{sha256(documents['sbom.cdx.json'])}"] += b" "
     said = pull(image, empty_site)
     assert "sends other bytes than it says" in said
     assert said.endswith("\n  with provenance.json\n")
@@ -279,8 +280,8 @@ def test_other_bytes_than_the_digest_says_are_not_taken(
         1,
         {"digest": "sha256:12", "artifactType": "application/vnd.in-toto+json"},
         {"digest": f"sha512:{'1' * 128}", "artifactType": "application/vnd.in-toto+json"},
-        {"digest": digest_of(b"gone"), "artifactType": "application/vnd.in-toto+json"},
-        {"digest": digest_of(b"?"), "artifactType": None, "annotations": None},
+        {"digest": sha256(b"gone"), "artifactType": "application/vnd.in-toto+json"},
+        {"digest": sha256(b"?"), "artifactType": None, "annotations": None},
     ],
 )
 def test_an_entry_that_is_no_good_hides_no_other(

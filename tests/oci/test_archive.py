@@ -6,9 +6,17 @@ import hashlib
 import io
 import json
 import tarfile
-import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from docker.errors import APIError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.engine.private.base import write_image
+from launcher.errors import EngineError
 from launcher.oci import archive
 
 LABELS = {"b": "2", "a": "1"}
@@ -22,30 +30,20 @@ def make_layer(path: Path) -> Path:
     return path
 
 
-def test_same_input_same_bytes_and_same_image(tmp_path: Path) -> None:
+def test_same_input_same_bytes_and_every_input_counts(tmp_path: Path) -> None:
     layer = make_layer(tmp_path / "layer.tar")
-    first = archive.write(tmp_path / "1.tar", layer, 1_700_000_000, LABELS, "amd64")
+    usual = write_image(tmp_path / "1.tar", layer, 1, LABELS, "amd64")
     layer.touch()
-    time.sleep(0.01)
-    second = archive.write(
-        tmp_path / "2.tar", layer, 1_700_000_000, dict(reversed(LABELS.items())), "amd64"
-    )
-    assert first == second
+    again = write_image(tmp_path / "2.tar", layer, 1, dict(reversed(LABELS.items())), "amd64")
+    assert again == usual
     assert (tmp_path / "1.tar").read_bytes() == (tmp_path / "2.tar").read_bytes()
-
-
-def test_every_input_counts(tmp_path: Path) -> None:
-    layer = make_layer(tmp_path / "layer.tar")
-    out = tmp_path / "image.tar"
-    usual = archive.write(out, layer, 1, LABELS, "amd64")
-    assert archive.write(out, layer, 2, LABELS, "amd64") != usual
-    assert archive.write(out, layer, 1, {}, "amd64") != usual
-    assert archive.write(out, layer, 1, LABELS, "arm64") != usual
+    others = ((2, LABELS, "amd64"), (1, {}, "amd64"), (1, LABELS, "arm64"))
+    assert usual not in [write_image(tmp_path / "3.tar", layer, *other) for other in others]
 
 
 def test_the_archive_is_whole(tmp_path: Path) -> None:
     layer = make_layer(tmp_path / "layer.tar")
-    identity = archive.write(tmp_path / "i.tar", layer, 1_700_000_000, LABELS, "amd64")
+    identity = write_image(tmp_path / "i.tar", layer, 1_700_000_000, LABELS, "amd64")
     with tarfile.open(tmp_path / "i.tar") as tar:
         members = {member.name: tar.extractfile(member) for member in tar.getmembers()}
         contents = {name: file.read() for name, file in members.items() if file}
@@ -59,3 +57,52 @@ def test_the_archive_is_whole(tmp_path: Path) -> None:
     assert config["rootfs"] == {"type": "layers", "diff_ids": [f"sha256:{digest}"]}
     assert config["created"] == "2023-11-14T22:13:20Z"
     assert config["config"]["Labels"] == LABELS
+
+
+@given(st.lists(st.binary(max_size=1100), max_size=4))
+def test_any_tar_can_read_it(contents: list[bytes]) -> None:
+    entries = [
+        block
+        for number, content in enumerate(contents)
+        for block in archive.entry(f"{number}", len(content), [content])
+    ]
+    written = b"".join(archive.archive(b"{}", ["a"], entries))
+    with tarfile.open(fileobj=io.BytesIO(written)) as tar:
+        held = [tar.extractfile(one).read() for one in tar]  # type: ignore[union-attr]
+    assert held[:-2] == contents
+    assert len(written) % tarfile.BLOCKSIZE == 0
+
+
+def test_a_layer_of_more_than_8_gib_can_be_in_it() -> None:
+    header = next(archive.entry("layer.tar", 9 << 30, ()))
+    with tarfile.open(fileobj=io.BytesIO(header)) as tar:
+        assert tar.next().size == 9 << 30  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("line", "id"),
+    [
+        (f"Loaded image ID: sha256:{'a' * 64}\n", f"sha256:{'a' * 64}"),
+        (f"Loaded image: sha256:{'b' * 64}\n", f"sha256:{'b' * 64}"),
+        ("", None),
+    ],
+)
+def test_the_id_that_an_engine_tells_is_the_image_s(line: str, id: str | None) -> None:
+    def load_image(chunks: Any, quiet: bool) -> Any:
+        yield {"stream": line}
+
+    client: Any = SimpleNamespace(api=SimpleNamespace(load_image=load_image))
+    assert archive.load_archive(client, iter([b""])) == id
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_a_refusal_is_told(raised: bool) -> None:
+    def load_image(chunks: Any, quiet: bool) -> Any:
+        if raised:
+            raise APIError("500", explanation="no space left on device")
+        yield {"error": "no space left on device"}
+
+    client: Any = SimpleNamespace(api=SimpleNamespace(load_image=load_image))
+    with pytest.raises(EngineError, match="no space left on device") as caught:
+        archive.load_archive(client, iter([b""]))
+    assert "docker system df" in caught.value.remedy

@@ -12,9 +12,10 @@ import pytest
 from launcher.errors import EngineError
 from launcher.names import parse_reference
 from launcher.oci import registry
+from launcher.oci.layout import sha256
 from launcher.oci.registry import PLATFORM, address_of, resolve
 from tests import fake_registry
-from tests.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake, digest_of
+from tests.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake
 
 fake = fake_registry.fake
 
@@ -159,7 +160,7 @@ def test_other_bytes_than_the_digest_says_are_refused_with_both(fake: Fake) -> N
     with pytest.raises(EngineError) as caught:
         resolve(f"{fake.reference}:1")
     assert image.manifest in caught.value.problem
-    assert digest_of(changed) in caught.value.problem
+    assert sha256(changed) in caught.value.problem
 
 
 def test_a_header_that_names_another_digest_is_refused(fake: Fake) -> None:

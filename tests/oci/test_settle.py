@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import tarfile
 from typing import Any
 
 from hypothesis import given
@@ -53,15 +50,6 @@ def test_two_builds_at_different_times_have_the_same_configuration() -> None:
         for created, steps in (("2026-11-22T02:43:42Z", HISTORY), ("2026-11-22T02:44:42Z", later))
     )
     assert first == second
-
-
-def test_the_archive_names_the_configuration_by_its_hash_and_holds_no_layer() -> None:
-    content = settle.configuration(FOUND, HISTORY, [False, True, True], 2, 1)
-    with tarfile.open(fileobj=io.BytesIO(settle.archive(content, LAYERS))) as tar:
-        assert tar.getnames()[0] == "manifest.json"
-        members = {name: tar.extractfile(name) for name in tar.getnames()}
-    name = f"{hashlib.sha256(content).hexdigest()}.json"
-    assert set(members) == {"manifest.json", name}
 
 
 steps = st.one_of(

@@ -9,15 +9,18 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import files
 from launcher.engine.private import packages
 from launcher.errors import EngineError, nearest
-from launcher.oci import archive
+from launcher.oci.archive import archive, entry, image_id, layer_name, load_archive
+from launcher.oci.layout import compact, sha256
+from launcher.oci.settle import iso
 from launcher.settings import settings
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ EXCLUDED = [
 ]
 # What comes from this host doesn't belong in the image, and would change its ID.
 FORGOTTEN = ["apt/sources.list", "apt/sources.list.d/*", "hostname", "resolv.conf"]
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+BLOCK = 1 << 20
 KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PERL5LIB", "no_proxy", "NO_PROXY")
 Say = Callable[[str], None]
 
@@ -77,7 +82,7 @@ def debian_base(
     The engine's own is taken if it was made by the same recipe, then the archive in `cache`,
     which is a folder of the launcher's cache unless another is given. Raises EngineError.
     """
-    from docker.errors import ImageLoadError, ImageNotFound
+    from docker.errors import ImageNotFound
 
     recipe = _recipe(python, epoch)
     present = _present(client, name, recipe)
@@ -88,15 +93,15 @@ def debian_base(
         _make(made, recipe, say)
     try:
         with made.open("rb") as file:
-            told = client.images.load(file)  # containerd's store has IDs of its own
-        image = told[0] if told else client.images.get(archive.image_id(made))
-        image.tag(*name.rsplit(":", 1))  # podman takes no whole name
-    except (ImageLoadError, ImageNotFound, tarfile.TarError) as error:
+            told = load_archive(client, iter(partial(file.read, BLOCK), b""))
+        id = told or image_id(made)  # containerd's store has IDs of its own
+        client.api.tag(id, *name.rsplit(":", 1))  # podman takes no whole name
+    except (EngineError, ImageNotFound, tarfile.TarError) as error:
         raise EngineError(
             f"{made}: the engine doesn't take it: {error}",
             "Remove it to have it made again, unless the engine's disk is full.",
         ) from error
-    return str(image.id)
+    return id
 
 
 def _recipe(python: str, epoch: int) -> Recipe:
@@ -143,9 +148,45 @@ def _make(made: Path, recipe: Recipe, say: Say) -> None:
         layer, whole = Path(scratch, "layer.tar"), Path(scratch, "image.tar")
         _bootstrap(layer, recipe, made.parent)
         architecture = GO_NAMES.get(recipe.architecture, recipe.architecture)
-        archive.write(whole, layer, recipe.epoch, recipe.labels, architecture)
+        write_image(whole, layer, recipe.epoch, recipe.labels, architecture)
         files.sync(whole)
         files.rename(whole, made)
+
+
+def write_image(
+    path: Path, layer: Path, epoch: int, labels: Mapping[str, str], architecture: str
+) -> str:
+    """Write an archive of an image of the one layer `layer` (a tar); its ID.
+
+    `docker import` would stamp the current time into it, so that its ID would always be another.
+    """
+    sha = hashlib.sha256()
+    with layer.open("rb") as file:
+        while block := file.read(BLOCK):
+            sha.update(block)
+    digest = f"sha256:{sha.hexdigest()}"
+    created = iso(epoch)
+    config = compact(
+        {
+            "architecture": architecture,
+            "os": "linux",
+            "created": created,
+            "config": {
+                "Env": [f"PATH={SEARCH_PATH}"],
+                "Cmd": ["/bin/bash"],
+                "Labels": dict(labels),
+            },
+            "history": [
+                {"created": created, "created_by": "megatron-launchpad: Debian stand-in base"}
+            ],
+            "rootfs": {"type": "layers", "diff_ids": [digest]},
+        }
+    )
+    with layer.open("rb") as file, path.open("wb") as target:
+        blocks = iter(partial(file.read, BLOCK), b"")
+        name = layer_name(digest)
+        target.writelines(archive(config, [name], entry(name, layer.stat().st_size, blocks)))
+    return sha256(config)
 
 
 def _bootstrap(layer: Path, recipe: Recipe, cache: Path) -> None:
