@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from bench.measure import ROOT, Figure
 from launcher.engine.connect import docker_cli
-from launcher.records.watch import LOG
+from launcher.records.record import LOG
 
 if TYPE_CHECKING:
     from docker import DockerClient

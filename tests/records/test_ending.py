@@ -23,87 +23,62 @@ DONE = "step 8\nfinished after iteration 8\n"
 LEFT = f"{runner.stopped(2)}\n"
 ASKED = "runner: SIGTERM: asked 2 ranks to stop, waiting 600 s\n"
 THREE = "runner: rank 1 exited with code 3\n"
+LIMIT = "out of memory (the container's limit, resources.memory)"
+UNDER = "the engine was restarted under it"
 RANK_KILLED = "runner: rank 1 was killed by signal 9 (SIGKILL), exit code 137"
 
 FINISHED, STOPPED, FAILED = Outcome.FINISHED, Outcome.STOPPED, Outcome.FAILED
 
 
 @pytest.mark.parametrize(
-    ("code", "cause", "asked", "tail", "outcome", "restart"),
+    ("ended", "asked", "tail", "outcome", "restart", "reason"),
     [
-        (0, Cause.ITSELF, False, "", FINISHED, False),
-        (0, Cause.ITSELF, False, DONE, FINISHED, False),
-        (0, Cause.ITSELF, True, DONE, FINISHED, False),  # it was done before it heard
-        (0, Cause.ITSELF, True, "", STOPPED, False),
-        (0, Cause.ITSELF, False, LEFT, STOPPED, False),  # docker stop
-        (0, Cause.ITSELF, False, DONE + LEFT, FINISHED, False),
-        (7, Cause.ITSELF, False, "runner: the launcher has gone: asked 2 ranks to stop, waiting",
-         STOPPED, False),
-        (7, Cause.ITSELF, True, "", STOPPED, False),
-        (137, Cause.ITSELF, True, "", STOPPED, False),
-        (7, Cause.ITSELF, False, ASKED + "runner: rank 0 exited with code 7\n", STOPPED, False),
-        (3, Cause.ITSELF, False, THREE, FAILED, True),
-        (2, Cause.ITSELF, False, "", FAILED, False),
-        (121, Cause.ITSELF, False, "", FAILED, False),
-        (137, Cause.ITSELF, False, "", FAILED, True),
-        (137, Cause.MEMORY, False, "", FAILED, True),
-        (137, Cause.REMOVED, False, "", FAILED, False),
-        (137, Cause.REMOVED, True, "", STOPPED, False),
-        (137, Cause.ENGINE, False, "", FAILED, True),
-        (0, Cause.ENGINE, False, ASKED + LEFT, FAILED, True),
-        (0, Cause.ENGINE, False, DONE, FINISHED, False),
-        (0, Cause.ENGINE, True, ASKED + LEFT, STOPPED, False),
-    ],
-)  # fmt: skip
-def test_outcomes(
-    code: int, cause: Cause, asked: bool, tail: str, outcome: Outcome, restart: bool
-) -> None:
-    found = Ending(Ended(code, cause), asked, tail)
-    assert (found.outcome, found.may_restart) == (outcome, restart)
-
-
-@pytest.mark.parametrize(
-    ("code", "cause", "asked", "tail", "reason"),
-    [
-        (3, Cause.ITSELF, False, "", ""),
-        (3, Cause.ITSELF, False, THREE + "runner: rank 0 exited with code 1\n",
+        (Ended(0), False, "", FINISHED, False, ""),
+        (Ended(0), False, DONE, FINISHED, False, ""),
+        (Ended(0), True, DONE, FINISHED, False, ""),  # it was done before it heard
+        (Ended(0), True, "", STOPPED, False, ""),
+        (Ended(0), False, LEFT, STOPPED, False, ""),  # docker stop
+        (Ended(0), False, DONE + LEFT, FINISHED, False, ""),
+        (Ended(7), False, "runner: the launcher has gone: asked 2 ranks to stop, waiting", STOPPED,
+         False, ""),
+        (Ended(7), True, "", STOPPED, False, ""),
+        (Ended(7), False, ASKED + "runner: rank 0 exited with code 7\n", STOPPED, False,
+         "rank 0 exited with code 7"),
+        (Ended(2), False, "", FAILED, False, ""),
+        (Ended(121), False, "", FAILED, False, ""),
+        (Ended(3), False, "", FAILED, True, ""),
+        (Ended(3), False, THREE + "runner: rank 0 exited with code 1\n", FAILED, True,
          "rank 1 exited with code 3"),
-        (137, Cause.ITSELF, False, f"step 3 of{RANK_KILLED}\n",
-         "rank 1 was killed by signal 9 (SIGKILL), exit code 137"),
-        (137, Cause.ITSELF, False, "", "killed from outside, by SIGKILL"),
-        (137, Cause.ITSELF, True, "", ""),
-        (137, Cause.ITSELF, False, ASKED + "runner: killing rank 0, 1: grace period over\n",
-         "killing rank 0, 1: grace period over"),
-        (137, Cause.MEMORY, False, "", "out of memory (the container's limit, resources.memory)"),
-        (137, Cause.MEMORY, False, f"{RANK_KILLED}\n",
-         "out of memory (the container's limit, resources.memory)"),
-        (137, Cause.MEMORY, False, f"{RANK_KILLED}: out of memory (the machine's memory)\n",
-         f"{RANK_KILLED.removeprefix('runner: ')}: out of memory (the machine's memory)"),
-        (1, Cause.ITSELF, False, f"OSError: [Errno 28] No space left on device\n{THREE}",
+        (Ended(1), False, f"OSError: [Errno 28] No space left on device\n{THREE}", FAILED, True,
          "a disk is full"),
-        (137, Cause.REMOVED, False, "", "it was removed from outside"),
-        (137, Cause.ENGINE, False, "", "the engine was restarted under it"),
+        (Ended(137), True, "", STOPPED, False, ""),
+        (Ended(137), False, "", FAILED, True, "killed from outside, by SIGKILL"),
+        (Ended(137), False, f"step 3 of{RANK_KILLED}\n", FAILED, True,
+         "rank 1 was killed by signal 9 (SIGKILL), exit code 137"),
+        (Ended(137), False, ASKED + "runner: killing rank 0, 1: grace period over\n", STOPPED,
+         False, "killing rank 0, 1: grace period over"),
+        (Ended(137, Cause.MEMORY), False, "", FAILED, True, LIMIT),
+        (Ended(137, Cause.MEMORY), False, f"{RANK_KILLED}\n", FAILED, True, LIMIT),
+        (Ended(137, Cause.MEMORY), False, f"{RANK_KILLED}: out of memory (the machine's memory)\n",
+         FAILED, True,
+         f"{RANK_KILLED.removeprefix('runner: ')}: out of memory (the machine's memory)"),
+        (Ended(137, Cause.REMOVED), False, "", FAILED, False, "it was removed from outside"),
+        (Ended(137, Cause.REMOVED), True, "", STOPPED, False, "it was removed from outside"),
+        (Ended(137, Cause.ENGINE), False, "", FAILED, True, UNDER),
+        (Ended(0, Cause.ENGINE), False, ASKED + LEFT, FAILED, True, UNDER),
+        (Ended(0, Cause.ENGINE), False, DONE, FINISHED, False, UNDER),
+        (Ended(0, Cause.ENGINE), True, ASKED + LEFT, STOPPED, False, UNDER),
+        (Ended(143, Cause.ENGINE), False, "", FAILED, True, UNDER),
     ],
 )  # fmt: skip
-def test_reasons(code: int, cause: Cause, asked: bool, tail: str, reason: str) -> None:
-    assert Ending(Ended(code, cause), asked, tail).reason == reason
-
-
-@pytest.mark.parametrize(
-    ("ended", "tail", "code"),
-    [
-        (Ended(3), THREE, 3),
-        (Ended(0), DONE, 0),
-        (Ended(0), LEFT, 0),
-        (Ended(0, Cause.ENGINE), LEFT, 125),
-        (Ended(0, Cause.ENGINE), DONE, 0),
-        (Ended(143, Cause.ENGINE), "", 143),
-    ],
-)
-def test_the_exit_code_is_the_runs_but_no_0_of_one_cut_short(
-    ended: Ended, tail: str, code: int
+def test_what_became_of_it(
+    ended: Ended, asked: bool, tail: str, outcome: Outcome, restart: bool, reason: str
 ) -> None:
-    assert Ending(ended, False, tail).code == code
+    found = Ending(ended, asked, tail)
+    assert (found.outcome, found.may_restart) == (outcome, restart)
+    assert found.reason == reason
+    cut_short = ended.code == 0 and outcome is FAILED  # which would be a 0 for success
+    assert found.code == (125 if cut_short else ended.code)
 
 
 def test_a_finished_run_is_passed_over() -> None:
