@@ -52,8 +52,8 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
         starting.enter_context(owner.alone())
         assembled = replace(assembled, plan=of_line(assembled.plan, asked, chosen))
         machine = prepare(assembled, asked, chosen, preflight=preflight)
-        record.write(record.of(assembled.plan, asked, chosen.name))
-        facts = provenance.of(assembled.plan, asked, chosen, machine)
+        record.write(record.record_of(assembled.plan, asked, chosen.name))
+        facts = provenance.facts_of(assembled.plan, asked, chosen, machine)
         provenance.keep(assembled.plan, facts)
         gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
         gc.enable()
@@ -285,7 +285,7 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Aske
     config = overridden(resume.from_newest(asked.config), overrides)
     processes = processes_of(config, counted(config, chosen))
     record.check_secrets(kept, config, os.environ)
-    found = resume.on(config, kept.processes, processes, was=asked.config)
+    found = resume.on_processes(config, kept.processes, processes, was=asked.config)
     again = resume.upstreams(found.config, asked.config)
     return replace(asked, config=again.config), [*found.notes, *again.notes]
 
@@ -331,8 +331,8 @@ def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[Asked, list[st
     asked = replace(same, config=config)
     again = assemble(asked, chosen, new_stamp()).plan
     machine = gather.machine(gather.engine_of(chosen), gpus=bool(again.gpus.count))
-    lines = provenance.changed(then, provenance.of(again, asked, chosen, machine))
-    lines += repeat.differences(plan, provenance.shown(unmoved))
+    lines = provenance.changed(then, provenance.facts_of(again, asked, chosen, machine))
+    lines += repeat.differences(plan, provenance.kept_plan(unmoved))
     if lines and not force:
         told = [f"run {kept.run} can't be repeated exactly:", *(f"  {line}" for line in lines)]
         raise PreflightError("\n".join(told), "--force runs it all the same.")

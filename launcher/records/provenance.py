@@ -35,7 +35,7 @@ HASHED = 16 << 20
 """Bytes of a file up to which its content is compared, and beyond which its size and time are."""
 
 
-def of(
+def facts_of(
     plan: Plan, asked: Asked, chosen: Backend, machine: DataclassInstance | None
 ) -> dict[str, Any]:
     """The facts of a run that is about to start; `machine` as preflight saw it, None unseen.
@@ -58,7 +58,7 @@ def of(
     }
 
 
-def shown(plan: Plan) -> dict[str, Any]:
+def kept_plan(plan: Plan) -> dict[str, Any]:
     """The plan as it is kept: a secret's value is left out, as if it were the launcher's own.
 
     So is what only this one run is told.
@@ -74,7 +74,7 @@ def shown(plan: Plan) -> dict[str, Any]:
 
 def keep(plan: Plan, facts: Mapping[str, Any]) -> None:
     """Write both beside the run's record. Raises UsageError where they can't be kept."""
-    record.put(plan.run, record.PLAN, shown(plan))
+    record.put(plan.run, record.PLAN, kept_plan(plan))
     record.put(plan.run, record.FACTS, facts)
 
 

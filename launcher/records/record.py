@@ -61,7 +61,7 @@ class Record:
         return Asked(config, origin, self.cwd, tuple(self.rest))
 
 
-def of(plan: Plan, asked: Asked, backend: str) -> Record:
+def record_of(plan: Plan, asked: Asked, backend: str) -> Record:
     """The record of a run that is about to start."""
     config, hidden = without_secrets(asked.config, exclude_unset=True)
     rest, option = redacted(asked.rest), ""

@@ -80,7 +80,9 @@ def _model_parallel(config: RunConfig) -> tuple[int, int]:
     return where.tensor, where.pipeline
 
 
-def on(config: RunConfig, before: int, after: int, was: RunConfig | None = None) -> Resumed:
+def on_processes(
+    config: RunConfig, before: int, after: int, was: RunConfig | None = None
+) -> Resumed:
     """`config`, whose run had `before` processes on each node, for `after` of them.
 
     `was` is the configuration it ran with, where keys were set since; sizes set so are kept. The

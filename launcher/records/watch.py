@@ -35,7 +35,7 @@ class Speed:
         if self.plan and (size := metrics.padded_vocabulary(line)):
             self.step = throughput.step_of(self.plan, size)
 
-    def of(self, step: Step) -> Rates | None:
+    def rates_of(self, step: Step) -> Rates | None:
         """The rates of a step; None where the model isn't known."""
         if self.step is None:
             return None
@@ -120,7 +120,7 @@ class Watch:
                 self._keep(found)
 
     def _keep(self, found: Found) -> None:
-        rates = self.speed.of(found) if self.speed and isinstance(found, Step) else None
+        rates = self.speed.rates_of(found) if self.speed and isinstance(found, Step) else None
         self.seen(found, rates)
         kept = json.dumps(metrics.as_record(found, self.attempt, rates))
         self._write(1, f"{kept}\n".encode())

@@ -136,7 +136,7 @@ def test_a_run_without_a_record_here_is_only_looked_at(
 def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(
     save: Path, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record.write(record.of(replace(plan("gpt2-tiny.yaml"), run=RUN), asked(save), "docker"))
+    record.write(record.record_of(replace(plan("gpt2-tiny.yaml"), run=RUN), asked(save), "docker"))
     monkeypatch.setattr(start.find, "jobs", list)
     here: Any = None
     with owner.following(RUN), pytest.raises(UsageError, match=f"run {RUN} still goes on"):
@@ -173,8 +173,8 @@ def test_the_same_is_the_same_though_it_saves_elsewhere_and_is_tied_or_has_a_sec
     wanted = asked(save, program="./own.py", env={"API_KEY": "x"}, checkpoint=folder)
     wanted = replace(wanted, tie=tie)
     plan = assemble(wanted, chosen, Stamp(RUN, "")).plan
-    record.write(record.of(plan, wanted, "docker"))
-    provenance.keep(plan, provenance.of(plan, wanted, chosen, None))
+    record.write(record.record_of(plan, wanted, "docker"))
+    provenance.keep(plan, provenance.facts_of(plan, wanted, chosen, None))
     monkeypatch.setenv("API_KEY", "x")
     found, notes = start.repeated(RUN, chosen, force=False)
     assert notes == [f"it saves to {save}-rerun"]
@@ -245,7 +245,9 @@ def test_what_the_file_allows_is_saved_among_others_which_stay(theirs: Path) -> 
 def test_a_run_whose_folder_another_has_gone_over_is_not_resumed_from_that(
     theirs: Path, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record.write(record.of(replace(plan("gpt2-tiny.yaml"), run=ANOTHER), asked(theirs), "docker"))
+    record.write(
+        record.record_of(replace(plan("gpt2-tiny.yaml"), run=ANOTHER), asked(theirs), "docker")
+    )
     monkeypatch.setattr(start.find, "jobs", list)
     here: Any = None
     start.resumed(ANOTHER, here, [])

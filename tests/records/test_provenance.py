@@ -40,7 +40,7 @@ def made(tmp_path: Path, plan: Callable[..., Plan]) -> Callable[..., dict[str, A
         values = {"name": "a", "image": "cpu", "gpus": 0, "env": {"API_KEY": "se cret"}}
         asked = Asked(RunConfig.model_validate(values), Origin("a", {}, {}), str(tmp_path))
         cards = tuple(Gpu(n, "", name, 0, 0, None, "550") for n, name in enumerate(gpus))
-        return provenance.of(started, asked, BACKEND, Machine(gpus=cards))
+        return provenance.facts_of(started, asked, BACKEND, Machine(gpus=cards))
 
     return make
 
@@ -70,7 +70,7 @@ def test_a_kept_plan_has_its_options_without_secrets(
 ) -> None:
     started = plan("gpt2-tiny.yaml", "program=./mine.py", rest=rest)
     assert "hunter2" in str(started.options)
-    kept = json.loads(json.dumps(provenance.shown(started)))
+    kept = json.loads(json.dumps(provenance.kept_plan(started)))
     assert "hunter2" not in json.dumps(kept)
     assert (kept["program"], kept["options"]["num_layers"]) == ("./mine.py", 2)
 

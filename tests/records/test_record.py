@@ -46,7 +46,7 @@ def keep(plan: Callable[..., Plan]) -> Callable[..., Record]:
     def keep(wanted: Asked, run: str = "0a1b2c3d", name: str = "a", created: str = "") -> Record:
         labels = (("megatron-launchpad.created", created),)
         started = replace(plan("gpt2-tiny.yaml"), run=run, name=name, labels=labels)
-        found = record.of(started, wanted, "docker")
+        found = record.record_of(started, wanted, "docker")
         record.write(found)
         return found
 

@@ -95,7 +95,7 @@ def test_batch_and_vocabulary_stay_and_the_layout_works(
     old = layout.layout(was, processes)
     whole = global_batch(was, old)
     try:
-        found = resume.on(was, processes, after).config
+        found = resume.on_processes(was, processes, after).config
     except UsageError:
         # Else as many replicas of the whole model would do.
         assert whole % after
@@ -123,7 +123,7 @@ def test_the_number_of_replicas_changes_first(before: tuple[RunConfig, int], dat
     after = old.model * data.draw(
         st.sampled_from([n for n in range(1, whole + 1) if whole % n == 0])
     )
-    new = layout.layout(resume.on(was, processes, after).config, after)
+    new = layout.layout(resume.on_processes(was, processes, after).config, after)
     assert (new.tensor, new.pipeline, new.context) == (old.tensor, old.pipeline, old.context)
 
 
@@ -161,18 +161,18 @@ def test_the_nearest_layout_is_taken(
     was = config(training=batches(), **sections)
     if expected is None:
         with pytest.raises(UsageError, match=f"no layout fits {after} process"):
-            resume.on(was, before, after)
+            resume.on_processes(was, before, after)
         return
-    assert told(resume.on(was, before, after).config, after) == expected
+    assert told(resume.on_processes(was, before, after).config, after) == expected
 
 
 def test_a_refusal_names_numbers_that_work() -> None:
     was = config(parallel=sizes(2), training=batches(whole=4), model={"num_layers": 1})
     with pytest.raises(UsageError) as caught:
-        resume.on(was, 4, 7)
+        resume.on_processes(was, 4, 7)
     assert caught.value.remedy == "Nearest that keep TP=2 PP=1: 4 or 8 processes in all."
     for after in (4, 8):
-        assert told(resume.on(was, 2, after).config, after)[:2] == (2, 1)
+        assert told(resume.on_processes(was, 2, after).config, after)[:2] == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -187,33 +187,33 @@ def test_a_refusal_names_numbers_that_work() -> None:
 def test_the_micro_batch_shrinks_only_where_it_must(
     training: dict[str, Any], before: int, after: int, expected: tuple[int, int]
 ) -> None:
-    found = resume.on(config(training=training), before, after).config.training
+    found = resume.on_processes(config(training=training), before, after).config.training
     assert (found.micro_batch_size, found.global_batch_size) == expected
 
 
 def test_sizes_that_were_set_are_kept_or_refused() -> None:
     was = config(parallel=sizes(2), training=batches())
     asked = config(parallel=sizes(1, 2), training=batches())
-    found = resume.on(asked, 2, 2, was)
+    found = resume.on_processes(asked, 2, 2, was)
     assert told(found.config, 2) == (1, 2, 1)
     assert found.config.model.make_vocab_size_divisible_by == 256
     assert found.notes[0] == "layout: TP=2 PP=1 DP=1 -> TP=1 PP=2 DP=1; the global batch stays 48"
     with pytest.raises(UsageError, match="no layout fits 3 processes"):
-        resume.on(asked, 2, 3, was)
-    (first, _) = resume.on(config(training=batches(whole=96)), 1, 2, config()).notes
+        resume.on_processes(asked, 2, 3, was)
+    (first, _) = resume.on_processes(config(training=batches(whole=96)), 1, 2, config()).notes
     assert first == "layout: TP=1 PP=1 DP=1 -> TP=1 PP=1 DP=2"  # another batch doesn't stay
 
 
 def test_parts_of_stages_go_with_the_stages() -> None:
     parts = sizes(1, 2, num_layers_per_virtual_pipeline_stage=3)
-    found = resume.on(config(parallel=parts, training=batches()), 2, 1).config
+    found = resume.on_processes(config(parallel=parts, training=batches()), 2, 1).config
     assert found.parallel.num_layers_per_virtual_pipeline_stage is None
 
 
 def test_a_program_that_is_told_nothing_is_still_told_nothing() -> None:
     was = RunConfig.model_validate(GIVEN | {"program": "./own.py"})
-    assert resume.on(was, 1, 4).config == was
-    assert resume.on(was, 2, 2) == resume.Resumed(was, ())
+    assert resume.on_processes(was, 1, 4).config == was
+    assert resume.on_processes(was, 2, 2) == resume.Resumed(was, ())
 
 
 SPLIT = "weights and optimizer are divided anew; random states are not carried over"
@@ -234,7 +234,7 @@ NO_SP = "sequence parallelism is off, as there is no tensor parallelism"
 def test_notes(before: int, after: int, dropout: float | None, notes: list[str]) -> None:
     model = {**MODEL, "hidden_dropout": 0.0, "attention_dropout": dropout}
     was = config(model=model, parallel=sizes(2, sequence_parallel=True), training=batches())
-    first, *others = resume.on(was, before, after).notes
+    first, *others = resume.on_processes(was, before, after).notes
     assert first.startswith("layout: TP=2 PP=1 DP=1 -> ")
     assert first.endswith("; the global batch stays 48")
     assert others == notes

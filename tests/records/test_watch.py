@@ -75,9 +75,9 @@ def test_a_step_has_its_speed_by_the_plan_and_the_batch_of_its_own_line(tmp_path
 def test_the_vocabulary_that_the_log_tells_is_counted() -> None:
     speed = Speed(PLAN, None)
     step_of = Step(10, 100, 100.0, global_batch_size=8)
-    before = speed.of(step_of)
+    before = speed.rates_of(step_of)
     speed.read(" > padded vocab (size: 50257) with 175 dummy tokens (new size: 50432)")
-    after = speed.of(step_of)
+    after = speed.rates_of(step_of)
     assert before
     assert after
     assert after.tflops_per_gpu > before.tflops_per_gpu
