@@ -15,6 +15,8 @@ from packaging.utils import canonicalize_name
 
 from launcher import __version__
 from launcher.build import context, fetch
+from launcher.build.pins import Image
+from launcher.matrix.recipe import sha256_of_pin
 from launcher.names import HUB, parse_reference
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -24,31 +26,14 @@ BUILD_TYPE = f"{LAUNCHER}#docs/provenance.md"
 
 
 @dataclass(frozen=True)
-class Origin:
-    """A base or a builder: its reference and the digest it is known by.
-
-    digest: sha256:…, of the lock where `pinned`, else the ID that the engine has for it
-    """
-
-    reference: str
-    digest: str
-    pinned: bool
-
-
-@dataclass(frozen=True)
 class Made:
     """An image, and all that its documents are written from; equal values give equal bytes.
 
-    name: megatron:24.10-0.9.0; id: sha256:…; row: 24.10; url: of the release's git repository;
-    wheel: name and sha256 of the wheel in it
+    name: megatron:24.10-0.9.0; id: sha256:…; wheel: name and sha256 of the wheel in it
     """
 
     name: str
     id: str
-    row: str
-    url: str
-    base: Origin
-    builder: Origin
     inputs: context.Inputs
     wheel: dict[str, str]
 
@@ -67,16 +52,16 @@ def provenance(made: Made) -> dict[str, Any]:
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
                 "externalParameters": {
-                    "row": made.row,
+                    "row": inputs.recipe.tag,
                     "release": source.release,
                     "source": source.kind,
-                    "base": made.base.reference,
-                    "builder": made.builder.reference,
+                    "base": inputs.base.reference,
+                    "builder": inputs.builder.reference,
                 },
                 "internalParameters": {
                     "key": inputs.key(),
                     "epoch": source.epoch,
-                    "extension": inputs.extension,
+                    "extension": inputs.recipe.named.extension,
                     "version": inputs.version,
                     **({"rules": source.rules} if source.rules else {}),
                     **({"architectures": inputs.architectures} if inputs.architectures else {}),
@@ -120,12 +105,12 @@ def _dependencies(made: Made) -> list[dict[str, Any]]:
     }
     dockerfile = hashlib.sha256(inputs.dockerfile.encode()).hexdigest()
     groups: dict[str, list[str]] = {}
-    for group, pins in inputs.pins.items():
+    for group, pins in inputs.recipe.pins.items():
         for pin in pins:
             groups.setdefault(pin, []).append(group)
     return [
-        _image("base", made.base),
-        _image("builder", made.builder),
+        _image("base", inputs.base),
+        _image("builder", inputs.builder),
         _source(made),
         *(
             {
@@ -137,7 +122,7 @@ def _dependencies(made: Made) -> list[dict[str, Any]]:
                 },
             }
             for one in inputs.extensions
-            for path, url in {"": one.wanted.git.url, **one.wanted.submodules}.items()
+            for path, url in one.urls.items()
         ),
         *(
             [{"name": inputs.interpreter.name, "digest": _sha256(inputs.interpreter.parent.name)}]
@@ -149,7 +134,7 @@ def _dependencies(made: Made) -> list[dict[str, Any]]:
         *(
             {
                 "uri": of_pin(pin),
-                "digest": _sha256(fetch.sha256_of_pin(pin)),
+                "digest": _sha256(sha256_of_pin(pin)),
                 "annotations": {"for": sorted(groups[pin])},
             }
             for pin in sorted(groups)
@@ -157,12 +142,12 @@ def _dependencies(made: Made) -> list[dict[str, Any]]:
     ]
 
 
-def _image(name: str, origin: Origin) -> dict[str, Any]:
+def _image(name: str, image: Image) -> dict[str, Any]:
     return {
         "name": name,
-        "uri": of_image(origin.reference),
-        "digest": _sha256(origin.digest),
-        "annotations": {"pinned": origin.pinned},
+        "uri": of_image(image.reference),
+        "digest": _sha256(image.digest),
+        "annotations": {"pinned": image.pinned},
     }
 
 
@@ -172,7 +157,7 @@ def _source(made: Made) -> dict[str, Any]:
     if source.kind == "git":
         return {
             "name": "Megatron-LM",
-            "uri": f"git+{made.url}@{source.revision}",
+            "uri": f"git+{made.inputs.recipe.named.git.url}@{source.revision}",
             "digest": {"gitCommit": source.revision, "gitTree": source.identity},
         }
     if source.kind == "sdist":

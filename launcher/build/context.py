@@ -14,45 +14,38 @@ from typing import IO, Any
 import launcher
 from launcher.build import patch
 from launcher.build.extensions import ExtensionSource
+from launcher.build.pins import Image
 from launcher.build.source import MegatronSource
-from launcher.matrix.schema import AMD64
+from launcher.matrix.recipe import Recipe
 
 PACKAGE = Path(launcher.__file__).parent
-TOOLS = ("build", "extensions")  # the wheels that compile, of which none is in the image
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """All that goes into one image; two equal Inputs give the same image.
+    """A recipe with all that was found for it; two equal Inputs give the same image.
 
-    base, builder: image IDs, which engines number each in its way; base_digest, builder_digest: the
-    same in all of them where the lock has one, else the IDs; version: the wheel's; pins: by the
-    folder below wheels/ that they are installed from; labels: the image's, but for the key's;
-    interpreter: the archive of the Python for a base that has none; extensions: compiled on the
-    base, in this order, for the GPUs of architectures (80 90)
+    patches: in the order in which they apply; interpreter: the archive of the Python for a base
+    that has none; extensions: compiled on the base, in this order, for the GPUs of architectures
+    (80 90); labels: the image's, but for the key's
     """
 
+    recipe: Recipe
     dockerfile: str
-    base: str
-    base_digest: str
-    builder: str
-    builder_digest: str
+    base: Image
+    builder: Image
     source: MegatronSource
-    extension: str
-    version: str
     patches: tuple[Path, ...]
-    pins: dict[str, list[str]]
-    labels: dict[str, str] = field(default_factory=dict)
-    platform: str = AMD64
     interpreter: Path | None = None
     extensions: tuple[ExtensionSource, ...] = ()
     architectures: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
 
     @property
-    def added(self) -> list[str]:
-        """The pins of what is in the image, each once."""
-        groups = (pins for group, pins in self.pins.items() if group not in TOOLS)
-        return sorted({pin for pins in groups for pin in pins})
+    def version(self) -> str:
+        """The wheel's: what the source says of itself."""
+        own = self.source.release
+        return own if self.source.kind == "path" else self.recipe.named.version or own
 
     def record(self) -> dict[str, Any]:
         """source.json: what the wheel was made of, for the build stage and for build.json."""
@@ -64,7 +57,7 @@ class Inputs:
             "revision": self.source.revision,
             "identity": self.source.identity,
             "whole": self.source.whole,
-            "extension": self.extension,
+            "extension": self.recipe.named.extension,
             "patches": {path.name: _sha256(path.read_bytes()) for path in self.patches},
         }
 
@@ -72,14 +65,14 @@ class Inputs:
         """A sha256 over every input; an image that carries it needn't be built again."""
         parts = {
             "dockerfile": self.dockerfile,
-            "base": self.base_digest,
-            "builder": self.builder_digest,
+            "base": self.base.digest,
+            "builder": self.builder.digest,
             "record": self.record(),
             "epoch": self.source.epoch,
-            "pins": self.pins,
+            "pins": dict(self.recipe.pins),
             "labels": self.labels,
             "inside": inside_digest(),
-            "platform": self.platform,
+            "platform": self.recipe.platform,
             "interpreter": self.interpreter and self.interpreter.parent.name,  # its sha256
             "extensions": [
                 (one.record(), one.locked.model_dump(mode="json")) for one in self.extensions
@@ -123,7 +116,7 @@ def write(
         _add_text(tar, "source.json", json.dumps(inputs.record(), indent=2, sort_keys=True))
         for name, path in inside_files().items():
             _add_text(tar, name, path.read_text(encoding="utf-8"))
-        for group, pins in inputs.pins.items():
+        for group, pins in inputs.recipe.pins.items():
             _add_text(tar, f"wheels/{group}/requirements.txt", "\n".join(sorted(pins)) + "\n")
             for wheel in wheels[group]:
                 tar.add(wheel, f"wheels/{group}/{wheel.name}", filter=_plain)

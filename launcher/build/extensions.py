@@ -29,6 +29,11 @@ class ExtensionSource:
         """What is locked, by the submodule's folder, its own under ""."""
         return {"": self.locked.git, **self.locked.submodules}
 
+    @property
+    def urls(self) -> dict[str, str]:
+        """The publishers' repositories, by the submodule's folder."""
+        return {"": self.wanted.git.url, **self.wanted.submodules}
+
     def unpack(self, folder: Path) -> None:
         """Write the tree to `folder`, which must not exist, with the submodules that it needs.
 

@@ -11,11 +11,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from launcher import files
 from launcher.errors import BuildError
+from launcher.matrix.recipe import sha256_of_pin
 from launcher.matrix.schema import AMD64, Interpreter
 from launcher.settings import Settings
 
@@ -47,7 +49,7 @@ def target_options(python: str, platform: str = AMD64) -> list[str]:
     return ["--implementation=cp", f"--python-version={python}", *platforms]
 
 
-def wheels(pins: list[str], python: str, site: Settings, platform: str = AMD64) -> list[Path]:
+def wheels(pins: Sequence[str], python: str, site: Settings, platform: str = AMD64) -> list[Path]:
     """The wheels of `pins` for Python `python` (3.10), from the cache or from the user's index.
 
     Raises BuildError for one that can't be fetched or whose hash is another.
@@ -97,16 +99,6 @@ def mirrored(url: str, site: Settings) -> str:
 def without_login(text: str) -> str:
     """Text in which no address has a user's name, password or token: a mirror's may have one."""
     return re.sub(r"(?<=://)[^/\s]+@", "", text)
-
-
-def sha256_of_pin(pin: str) -> str:
-    """The hash in `name==version --hash=sha256:…`."""
-    return pin.rpartition(":")[2]
-
-
-def name_of_pin(pin: str) -> str:
-    """The project's name in `name==version --hash=sha256:…`."""
-    return pin.partition("==")[0]
 
 
 def cached(digest: str, site: Settings) -> Path | None:

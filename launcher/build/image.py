@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from packaging.utils import canonicalize_name
+from typing import TYPE_CHECKING
 
 from launcher import __version__
 from launcher.build import (
@@ -23,23 +20,22 @@ from launcher.build import (
     context,
     extensions,
     fetch,
-    patch,
     pins,
     source,
     verify,
 )
 from launcher.build.source import MegatronSource
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
-from launcher.matrix.load import find_release, find_row, load_lock, load_matrix
+from launcher.matrix.load import find_row, load_lock, load_matrix, patch_files
+from launcher.matrix.recipe import Recipe, recipe
 from launcher.matrix.render import dockerfile
 from launcher.matrix.schema import (
+    Extension,
     Lock,
-    LockedNeeds,
+    LockedExtension,
     Matrix,
-    Needs,
     Row,
     caution,
-    outdated,
     pinned_versions,
 )
 from launcher.names import LABEL
@@ -106,13 +102,14 @@ class Builds:
         self._facts: dict[str, verify.Facts] = {}
         self._sources: dict[tuple[str, str], MegatronSource] = {}
 
-    def check_request(self, request: Request) -> None:
-        """Raise UsageError for what matrix and lock don't have; no engine is asked."""
-        with _told(self.progress):
-            self._locked("releases", self._release(request))
-            self._architectures(request)
-            if self.matrix.rows[request.tag].packages:
-                self._packages(request)
+    def recipe(self, request: Request, platform: str | None = None) -> Recipe:
+        """What matrix and lock say of a request; no engine is asked. Raises UsageError."""
+        row, version = find_row(self.matrix, request.tag), request.megatron
+        if request.checkout is not None:
+            version = source.release_of(request.checkout, self.matrix, version, row.megatron)
+        found = recipe(self.matrix, self.lock, request.tag, version, platform)
+        _architectures(request, row)
+        return found
 
     def build(self, request: Request) -> Built:
         """Build, check and tag one image, or return the one that has the same inputs.
@@ -129,19 +126,22 @@ class Builds:
 
     def _build_or_reuse(self, request: Request) -> Built:
         inputs = self._inputs(request)
-        names = self._names(request, inputs.source.release)
+        names = self._names(inputs)
         key = inputs.key()
         if not request.no_cache and (found := self._with_key(key)):
             self._tag(found, names)
             if not beside.is_kept(found, self.site):
-                self._document(request, inputs, found)
+                self._document(inputs, found)
             return Built(names, found, reused=True)
-        self._caution(request, inputs.source.treated_as)
+        row = inputs.recipe.row
+        if because := caution(row, inputs.recipe.named):
+            at = f"Megatron {inputs.recipe.release} on torch {row.torch}"
+            self.progress.note(f"{at}: {because}")
         base = self._check_base(request, inputs)
         image = self._build(inputs, request, {**inputs.labels, f"{LABEL}key": key})
         try:
-            self._check(request, image, base, inputs)
-            self._document(request, inputs, image)
+            self._check(image, base, inputs)
+            self._document(inputs, image)
         except BaseException:
             self._discard(image)
             raise
@@ -149,179 +149,88 @@ class Builds:
         return Built(names, image, reused=False)
 
     def _inputs(self, request: Request) -> context.Inputs:
-        """Resolve a request to exact inputs: image IDs, source, patches, pins, Dockerfile."""
-        row = find_row(self.matrix, request.tag)
-        at = self._source(request)
-        release = self.matrix.releases[at.treated_as]
-        root = self.site.matrix.parent
-        base = self._base(request)
-        platform = self._platform(request)
-        needs = self._locked("needs", row.compiled_by(platform))
-        check_needs(self.matrix.needs, needs)
-        packages = {"build": needs.build, "runtime": needs.runtime}
-        if row.packages:
-            packages["packages"] = self._packages(request)
-        if row.extensions:
-            packages["extensions"] = needs.extensions
+        """Resolve a request to exact inputs: images, source, patches, pins, Dockerfile."""
+        asked = self.recipe(request)
+        at = self._source(request, asked)
+        row, root = asked.row, self.site.matrix.parent
+        base = self.images.find(row.base, request.base)
+        verify.check_platform(base.platform, row, request.base or row.base)
+        made = self.recipe(request, base.platform)
         template = (root / "Dockerfile.template").read_text(encoding="utf-8")
-        compiles = self.matrix.builders[row.compiled_by(platform)]
-        builder = self._builder(request)
         inputs = context.Inputs(
-            dockerfile=dockerfile(self.matrix, request.tag, template),
-            base=base.id,
-            base_digest=self._origin(request.base, row.base, base.id).digest,
-            builder=builder.id,
-            builder_digest=self._origin(request.builder, compiles, builder.id).digest,
+            recipe=made,
+            dockerfile=dockerfile(self.matrix, made.tag, template),
+            base=base,
+            builder=self.images.find(made.builder, request.builder),
             source=at,
-            extension=release.extension,
-            version=at.release if at.kind == "path" else release.version or at.release,
-            patches=tuple(patch.patch_files(root / "patches" / release.patches)),
-            pins=packages,
-            platform=platform,
-            interpreter=self._interpreter(row),
-            extensions=tuple(self._extension(name) for name in row.extensions),
-            architectures=self._architectures(request),
+            patches=tuple(patch_files(root, made.named)),
+            interpreter=self._interpreter(made),
+            extensions=tuple(self._extension(name, *one) for name, one in made.extensions.items()),
+            architectures=_architectures(request, row),
         )
-        return replace(inputs, labels=self._labels(request, inputs))
+        return replace(inputs, labels=_labels(inputs))
 
-    def _locked(self, part: str, key: str) -> Any:
-        """An entry of matrix.lock, which may be older than the row that asks for it."""
-        entries = getattr(self.lock, part)
-        if key not in entries:
-            raise UsageError(f"matrix.lock has no {part} of {key}", "Run `make lock`.")
-        return entries[key]
-
-    def _packages(self, request: Request) -> list[str]:
-        """The pins of what a base lacks."""
-        pins: list[str] = self._locked("packages", request.tag)
-        check_pins(request.tag, self.matrix.rows[request.tag], pins)
-        return pins
-
-    def _release(self, request: Request) -> str:
-        """The release that a request is for. Raises UsageError for one that doesn't fit the row."""
-        row = find_row(self.matrix, request.tag)
-        version = request.megatron or row.megatron
-        if request.checkout is not None:
-            version = source.release_of(
-                request.checkout, self.matrix, request.megatron, row.megatron
-            )
-        find_release(self.matrix, row, version)
-        return version
-
-    def _source(self, request: Request) -> MegatronSource:
+    def _source(self, request: Request, wanted: Recipe) -> MegatronSource:
         """The Megatron source of a request, resolved once for all rows that share it."""
-        row, version = self.matrix.rows[request.tag], self._release(request)
-        release = self.matrix.releases[version]
-        if request.checkout is not None:
-            resolve = partial(source.from_path, request.checkout, version)
-            kind = str(request.checkout)
-        else:
-            kind = row.source if row.source == "git" or release.sdist else "git"
-            resolve = {
-                "git": partial(source.from_git, version, release, site=self.site),
-                "sdist": partial(source.from_sdist, version, site=self.site),
-            }[kind]
+        kind, version = str(request.checkout or wanted.kind), wanted.release
         if (kind, version) not in self._sources:
-            locked = self._locked("releases", version)
-            what = f"Megatron {version} from {kind}" if request.checkout is None else kind
+            what = kind if request.checkout else f"Megatron {version} from {kind}"
             self.progress.step(f"source: {what}")
-            self._sources[kind, version] = found = resolve(locked=locked)
+            if request.checkout is None:
+                found = source.locked(wanted, self.site)
+            else:
+                found = source.from_path(request.checkout, version, wanted.locked)
+            self._sources[kind, version] = found
             self.progress.close()
             if found.rules:
                 said = f"Megatron {found.release}, built by the rules of {found.rules}"
                 self.progress.note(f"{found.at}: {said}")
         return self._sources[kind, version]
 
-    def _base(self, request: Request) -> pins.Image:
-        """The image that Megatron is added to."""
-        return self.images.find(self.matrix.rows[request.tag].base, request.base)
-
-    def _builder(self, request: Request) -> pins.Image:
-        """The image that compiles."""
-        return self.images.find(self._compiles(request), request.builder)
-
-    def _compiles(self, request: Request) -> str:
-        """The matrix's name of the image that compiles, on the base's platform."""
-        key = self.matrix.rows[request.tag].compiled_by(self._platform(request))
-        return self.matrix.builders[key]
-
-    def _platform(self, request: Request) -> str:
-        """The platform of the base that the engine has. Raises BuildError for none of the row's."""
-        image = self.client.api.inspect_image(self._base(request).id)
-        row = self.matrix.rows[request.tag]
-        platform = f"{image['Os']}/{image['Architecture']}"
-        verify.check_platform(platform, row, request.base or row.base)
-        return platform
-
-    def _interpreter(self, row: Row) -> Path | None:
+    def _interpreter(self, made: Recipe) -> Path | None:
         """The archive of the Python that the base lacks."""
-        if row.interpreter is None:
+        if made.interpreter is None:
             return None
-        self.progress.step(f"fetch Python {row.interpreter}")
-        found = fetch.archive(self.matrix.interpreters[row.interpreter], self.site)
+        self.progress.step(f"fetch Python {made.row.interpreter}")
+        found = fetch.archive(made.interpreter, self.site)
         self.progress.close()
         return found
 
-    def _extension(self, name: str) -> extensions.ExtensionSource:
+    def _extension(
+        self, name: str, wanted: Extension, locked: LockedExtension
+    ) -> extensions.ExtensionSource:
         """The source of an extension, resolved."""
         self.progress.step(f"source: {name} from git")
-        locked = self._locked("extensions", name)
-        found = extensions.from_git(name, self.matrix.extensions[name], locked, self.site)
+        found = extensions.from_git(name, wanted, locked, self.site)
         self.progress.close()
         return found
-
-    def _architectures(self, request: Request) -> str:
-        """The GPUs that extensions are compiled for. Raises UsageError where there are none."""
-        row = self.matrix.rows[request.tag]
-        if not row.extensions and (request.architectures or request.jobs):
-            raise UsageError(
-                f"{request.tag}: nothing is compiled for GPUs in this row",
-                "Leave out --architectures and --jobs: the base has its own extensions.",
-            )
-        wanted = (request.architectures or " ".join(row.architectures)).split()
-        if wrong := [one for one in wanted if not ARCHITECTURE.fullmatch(one)]:
-            raise UsageError(
-                f"--architectures: {wrong[0]} is no compute capability",
-                'Write 9.0 as 90, and several in quotes: --architectures "80 90".',
-            )
-        return " ".join(wanted)
-
-    def _caution(self, request: Request, version: str) -> None:
-        """Say what is known to be wrong with the release on this row's torch."""
-        row = self.matrix.rows[request.tag]
-        if because := caution(row, self.matrix.releases[version]):
-            self.progress.note(f"Megatron {version} on torch {row.torch}: {because}")
 
     def _check_base(self, request: Request, inputs: context.Inputs) -> verify.Facts:
         """Look into the base, once for each image, and refuse one that isn't the row's."""
-        name = request.base or self.matrix.rows[request.tag].base
-        row = self.matrix.rows[request.tag]
+        row, base = inputs.recipe.row, inputs.base
+        name = request.base or row.base
         if row.interpreter:
             return verify.Facts(row.python, {})
-        if inputs.base not in self._facts:
+        if base.id not in self._facts:
             self.progress.step(f"look into {name}")
-            self._facts[inputs.base] = verify.look(self.client, inputs.base, name)
+            self._facts[base.id] = verify.look(self.client, base.id, name)
             self.progress.close()
-        facts = self._facts[inputs.base]
-        verify.check_base(facts, row, name, self._is_standin(inputs.base))
+        facts = self._facts[base.id]
+        verify.check_base(facts, row, name, base.standin)
         return facts
-
-    def _is_standin(self, base: str) -> bool:
-        """Whether a base stands in for another in tests, without its torch."""
-        return is_standin(self.client.api.inspect_image(base))
 
     def _build(self, inputs: context.Inputs, request: Request, labels: dict[str, str]) -> str:
         """Write the context and have the engine build it."""
-        row = self.matrix.rows[request.tag]
-        self.progress.step(f"fetch {sum(map(len, inputs.pins.values()))} Python packages")
+        made = inputs.recipe
+        self.progress.step(f"fetch {sum(map(len, made.pins.values()))} Python packages")
         wheels = {
-            group: fetch.wheels(some, row.python, self.site, inputs.platform)
-            for group, some in inputs.pins.items()
+            group: fetch.wheels(pins, made.row.python, self.site, made.platform)
+            for group, pins in made.pins.items()
         }
         self.progress.step(f"patch Megatron {inputs.source.release}")
         args = {
-            "BASE_IMAGE": self._base(request).name,
-            "BUILDER_IMAGE": self._builder(request).name,
+            "BASE_IMAGE": inputs.base.name,
+            "BUILDER_IMAGE": inputs.builder.name,
             "SOURCE_DATE_EPOCH": str(inputs.source.epoch),
         }
         if inputs.extensions:
@@ -335,72 +244,37 @@ class Builds:
             wanted = builders.Build(tar, args, labels, request.no_cache)
             return builders.build(self.client, wanted, self.progress)
 
-    def _check(
-        self, request: Request, image: str, base: verify.Facts, inputs: context.Inputs
-    ) -> None:
+    def _check(self, image: str, base: verify.Facts, inputs: context.Inputs) -> None:
         """Look into the new image and compare it with its base and its row."""
         self.progress.step("check the image")
         of_base, of_image = (
-            self.client.api.inspect_image(one)["RootFS"]["Layers"] for one in (inputs.base, image)
+            self.client.api.inspect_image(one)["RootFS"]["Layers"]
+            for one in (inputs.base.id, image)
         )
         verify.check_layers(of_base, of_image)
-        facts = verify.look(self.client, image, "the image", inputs.extension)
-        added: set[str] = {canonicalize_name(fetch.name_of_pin(pin)) for pin in inputs.added}
-        verify.check_image(base, facts, added | {"megatron-core"}, inputs.source.whole)
-        verify.check_torch(facts, self.matrix.rows[request.tag], self._is_standin(inputs.base))
+        made = inputs.recipe
+        facts = verify.look(self.client, image, "the image", made.named.extension)
+        added = {*map(str, pinned_versions(made.added)), "megatron-core"}
+        verify.check_image(base, facts, added, inputs.source.whole)
+        verify.check_torch(facts, made.row, inputs.base.standin)
         verify.check_extensions(facts, [one.wanted.package for one in inputs.extensions])
         self.progress.close()
 
-    def _labels(self, request: Request, inputs: context.Inputs) -> dict[str, str]:
-        """Labels of ours, and of the OCI image specification; none has a clock or a host in it."""
-        at = inputs.source
-        base = self._origin(request.base, self.matrix.rows[request.tag].base, inputs.base)
-        builder = self._origin(request.builder, self._compiles(request), inputs.builder)
-        return {
-            f"{LABEL}row": request.tag,
-            f"{LABEL}megatron": at.release,
-            **({f"{LABEL}rules": at.rules} if at.rules else {}),
-            f"{LABEL}source": at.kind,
-            f"{LABEL}whole": str(at.whole).lower(),
-            f"{LABEL}version": __version__,
-            f"{OCI}title": f"Megatron-LM {at.release} on {request.tag}",
-            f"{OCI}version": at.release,
-            f"{OCI}source": self.matrix.releases[at.treated_as].git.url,
-            f"{OCI}revision": at.revision,
-            f"{OCI}created": datetime.fromtimestamp(at.epoch, timezone.utc).isoformat(),
-            f"{OCI}base.name": base.reference,
-            **({f"{OCI}base.digest": base.digest} if base.pinned else {}),
-            **({} if builder.pinned else {f"{LABEL}builder": builder.reference}),
-            **({f"{LABEL}architectures": gpus} if (gpus := inputs.architectures) else {}),
-        }
-
-    def _origin(self, asked: str | None, reference: str, image: str) -> attest.Origin:
-        """What a base or builder is: the locked image, wherever it was pulled from, or its ID."""
-        locked = self.lock.images.get(reference)
-        if locked and pins.is_locked(self.client.api.inspect_image(image), locked):
-            return attest.Origin(reference, locked.digest, pinned=True)
-        return attest.Origin(asked or reference, image, pinned=False)
-
-    def _document(self, request: Request, inputs: context.Inputs, image: str) -> None:
+    def _document(self, inputs: context.Inputs, image: str) -> None:
         """Write provenance and SBOM beside the image, the same whatever name it was built under."""
-        row = self.matrix.rows[request.tag]
         made = attest.Made(
-            name=f"{REPOSITORY}:{_tag(request, inputs.source.release)}",
+            name=f"{REPOSITORY}:{_tag(inputs)}",
             id=image,
-            row=request.tag,
-            url=self.matrix.releases[inputs.source.treated_as].git.url,
-            base=self._origin(request.base, row.base, inputs.base),
-            builder=self._origin(request.builder, self._compiles(request), inputs.builder),
             inputs=inputs,
             wheel=beside.record(self.client, image)["wheel"],
         )
         beside.keep(made, self.site)
 
-    def _names(self, request: Request, release: str) -> list[str]:
+    def _names(self, inputs: context.Inputs) -> list[str]:
         """The names an image gets: row and release, and the row alone for its default release."""
-        names = [f"{self.repository}:{_tag(request, release)}"]
-        if release == self.matrix.rows[request.tag].megatron:
-            names.append(f"{self.repository}:{request.tag}")
+        names = [f"{self.repository}:{_tag(inputs)}"]
+        if inputs.source.release == inputs.recipe.row.megatron:
+            names.append(f"{self.repository}:{inputs.recipe.tag}")
         return names
 
     def _with_key(self, key: str) -> str | None:
@@ -454,38 +328,47 @@ def _refused_by_system(error: OSError) -> BuildError:
     return BuildError(f"{what}{reason}", fetch.remedy_if_full(reason))
 
 
-def check_needs(needs: Needs, locked: LockedNeeds) -> None:
-    """Raise UsageError where the lock of all rows' needs is older than what the matrix asks for."""
-    for part, requirements in needs:
-        _check_age(f"the matrix's {part} needs", requirements, getattr(locked, part))
-
-
-def _check_age(what: str, requirements: Sequence[str], pins: Sequence[str]) -> None:
-    if wanted := outdated(requirements, pins):
+def _architectures(request: Request, row: Row) -> str:
+    """The GPUs that extensions are compiled for. Raises UsageError where there are none."""
+    if not row.extensions and (request.architectures or request.jobs):
         raise UsageError(
-            f"matrix.lock is older than {what}: {', '.join(wanted)}", "Run `make lock`."
+            f"{request.tag}: nothing is compiled for GPUs in this row",
+            "Leave out --architectures and --jobs: the base has its own extensions.",
         )
-
-
-def check_pins(tag: str, row: Row, pins: Sequence[str]) -> None:
-    """Raise UsageError where the lock of a row's packages is older than what the row asks for."""
-    _check_age(f"the packages of {tag}", row.packages, pins)
-    torch = pinned_versions(pins).get("torch", row.torch)
-    if not torch.startswith(row.torch):
+    wanted = (request.architectures or " ".join(row.architectures)).split()
+    if wrong := [one for one in wanted if not ARCHITECTURE.fullmatch(one)]:
         raise UsageError(
-            f"{tag}: the row says torch {row.torch}, and matrix.lock has {torch}",
-            "Name the same torch in the row's `packages`, then run `make lock`.",
+            f"--architectures: {wrong[0]} is no compute capability",
+            'Write 9.0 as 90, and several in quotes: --architectures "80 90".',
         )
+    return " ".join(wanted)
 
 
-def _tag(request: Request, release: str) -> str:
+def _labels(inputs: context.Inputs) -> dict[str, str]:
+    """Labels of ours, and of the OCI image specification; none has a clock or a host in it."""
+    at, made, base = inputs.source, inputs.recipe, inputs.base
+    return {
+        f"{LABEL}row": made.tag,
+        f"{LABEL}megatron": at.release,
+        **({f"{LABEL}rules": at.rules} if at.rules else {}),
+        f"{LABEL}source": at.kind,
+        f"{LABEL}whole": str(at.whole).lower(),
+        f"{LABEL}version": __version__,
+        f"{OCI}title": f"Megatron-LM {at.release} on {made.tag}",
+        f"{OCI}version": at.release,
+        f"{OCI}source": made.named.git.url,
+        f"{OCI}revision": at.revision,
+        f"{OCI}created": datetime.fromtimestamp(at.epoch, timezone.utc).isoformat(),
+        f"{OCI}base.name": base.reference,
+        **({f"{OCI}base.digest": base.digest} if base.pinned else {}),
+        **({} if inputs.builder.pinned else {f"{LABEL}builder": inputs.builder.reference}),
+        **({f"{LABEL}architectures": gpus} if (gpus := inputs.architectures) else {}),
+    }
+
+
+def _tag(inputs: context.Inputs) -> str:
     """Row and release as a tag, in which a local version, 0.13.0+mine, has no plus."""
-    return f"{request.tag}-{release.replace('+', '-')}"
-
-
-def is_standin(image: dict[str, Any]) -> bool:
-    """Whether an inspected image is one that stands in where no registry is in reach."""
-    return f"{LABEL}standin" in (image["Config"].get("Labels") or {})
+    return f"{inputs.recipe.tag}-{inputs.source.release.replace('+', '-')}"
 
 
 def _is_named(names: list[str] | None) -> bool:
@@ -502,7 +385,7 @@ def build_all(
     built: list[Built] = []
     failed: list[tuple[Request, LauncherError]] = []
     for request in requests:
-        builds.check_request(request)
+        builds.recipe(request)
     for request in requests:
         try:
             built.append(builds.build(request))

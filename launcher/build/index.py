@@ -27,6 +27,7 @@ from pydantic import BaseModel, ValidationError
 from launcher import files
 from launcher.build import fetch
 from launcher.errors import BuildError
+from launcher.matrix.recipe import sha256_of_pin
 from launcher.settings import Settings
 
 JSON = "application/vnd.pypi.simple.v1+json"
@@ -63,7 +64,7 @@ def sdist(pin: str, site: Settings) -> Path:
 
     Raises BuildError for one that can't be fetched or whose hash is another.
     """
-    digest = fetch.sha256_of_pin(pin)
+    digest = sha256_of_pin(pin)
     if not fetch.cached(digest, site):
         project, _, version = pin.partition(" ")[0].partition("==")
         with files.scratch(site.cache) as folder:

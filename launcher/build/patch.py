@@ -12,11 +12,6 @@ AS_WRITTEN = [*AS_COMMITTED, "-c", "apply.whitespace=nowarn", "-c", "apply.ignor
 """Options that keep a user's settings from changing what a patch makes."""
 
 
-def patch_files(folder: Path) -> list[Path]:
-    """The patches of one release, in the order in which they apply."""
-    return sorted(folder.glob("*.patch"))
-
-
 def apply(patches: list[Path], tree: Path) -> list[str]:
     """Apply `patches` to `tree` and return their names; one that is there already is left.
 

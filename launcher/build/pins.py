@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import BuildError, EngineError, UsageError
-from launcher.matrix.schema import LockedImage
-from launcher.names import parse_reference
+from launcher.matrix.schema import AMD64, LockedImage
+from launcher.names import LABEL, parse_reference
 from launcher.oci import registry
 from launcher.progress import Progress
 from launcher.settings import Settings
@@ -22,11 +22,40 @@ ASK_WITHIN = 30  # seconds, for an engine that asks a registry
 class Image:
     """An image that the engine has.
 
-    name: for FROM, by digest where the engine knows it so; id: the engine's
+    name: for FROM, by digest where the engine knows it so; id: the engine's, which each numbers in
+    its way; reference: the matrix's for the locked image, wherever it was pulled from, else the one
+    that was asked for; digest: sha256:…, of the lock where `pinned`, else the ID; standin: whether
+    it stands in where no registry is in reach
     """
 
     name: str
     id: str
+    reference: str
+    digest: str
+    pinned: bool
+    platform: str = AMD64
+    standin: bool = False
+
+    @classmethod
+    def told(
+        cls,
+        found: dict[str, Any],
+        name: str,
+        asked: str,
+        reference: str,
+        locked: LockedImage | None,
+    ) -> Image:
+        """What an engine tells of an image that was asked for in place of the matrix's."""
+        pinned = is_locked(found, locked)
+        return cls(
+            name,
+            found["Id"],
+            reference if pinned else asked,
+            locked.digest if locked and pinned else found["Id"],
+            pinned,
+            f"{found.get('Os', 'linux')}/{found.get('Architecture', 'amd64')}",
+            is_standin(found),
+        )
 
 
 class Images:
@@ -78,12 +107,13 @@ class Images:
             self._name(found, wanted)
         locked = self.locked.get(reference)
         if is_locked(found, locked) or "@sha256:" in wanted:
-            return Image(self._name_of(found, wanted, locked), found["Id"])
+            name = self._name_of(found, wanted, locked)
+            return Image.told(found, name, wanted, reference, locked)
         if not any(wanted == other for _, other in self._found):
             why = "not the locked image" if locked else "matrix.lock has no digest of it"
             mend = "" if locked or wanted != reference else "; `make lock` takes one"
             self.progress.note(f"UNPINNED {wanted}: {why}, so it is {_digest(found)} today{mend}")
-        return Image(wanted, found["Id"])
+        return Image.told(found, wanted, wanted, reference, locked)
 
     def _locked(self, reference: str, locked: LockedImage) -> Image:
         """The locked image, under whatever name the engine has it, else pulled by its digest."""
@@ -100,7 +130,8 @@ class Images:
                 raise moved(reference, locked.digest, "registry", now)
             found = self._pull(f"{parse_reference(mirrored).name}@{locked.digest}")
             self._name(found, reference)
-        return Image(self._name_of(found, reference, locked), found["Id"])
+        name = self._name_of(found, reference, locked)
+        return Image.told(found, name, reference, reference, locked)
 
     def _by_digest(self, references: set[str], locked: LockedImage) -> dict[str, Any] | None:
         """The locked image where the engine has it under no name, or under one of `references`."""
@@ -181,6 +212,11 @@ def digest_at(client: DockerClient, reference: str, *platform: str) -> str:
             raise describe_pull_failure(reference, error) from error
     finally:
         client.api.timeout = patience
+
+
+def is_standin(image: dict[str, Any]) -> bool:
+    """Whether an inspected image is one that stands in where no registry is in reach."""
+    return f"{LABEL}standin" in ((image.get("Config") or {}).get("Labels") or {})
 
 
 def is_locked(found: dict[str, Any] | None, locked: LockedImage | None) -> bool:

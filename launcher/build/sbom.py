@@ -15,8 +15,9 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from launcher import __version__
-from launcher.build import attest, context, fetch
+from launcher.build import attest, context
 from launcher.build.attest import LAUNCHER, Made, purl
+from launcher.matrix.recipe import sha256_of_pin
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, LAUNCHER)
 """Of serial numbers: a name-based UUID (RFC 9562, version 5) is the same for the same image."""
@@ -59,8 +60,9 @@ def _hashes(sha256: str) -> list[dict[str, str]]:
 def _image(made: Made) -> dict[str, Any]:
     """The image, and the base it lies on."""
     name, _, version = made.name.rpartition(":")
-    of_base = {"type": "container", "bom-ref": "base", "name": made.base.reference}
-    base = _component(attest.of_image(made.base.reference), made.base.digest, **of_base)
+    below = made.inputs.base
+    of_base = {"type": "container", "bom-ref": "base", "name": below.reference}
+    base = _component(attest.of_image(below.reference), below.digest, **of_base)
     own = {"type": "container", "bom-ref": made.id, "name": name, "version": version}
     url = attest.of_image(f"{name}@{made.id}")
     return _component(url, made.id, **own, pedigree={"ancestors": [base]})
@@ -72,13 +74,12 @@ def _added(made: Made) -> Iterator[dict[str, Any]]:
     yield _megatron(made)
     inside = {"name": "megatron-launchpad:inside", "value": context.inside_digest()}
     yield _component(f"{LAUNCHER}@{__version__}", **_LAUNCHER, properties=[inside])
-    for pin in inputs.added:
+    for pin in inputs.recipe.added:
         name, _, version = pin.partition(" ")[0].partition("==")
         own = {"name": canonicalize_name(name), "version": version}
-        yield _component(attest.of_pin(pin), fetch.sha256_of_pin(pin), **own)
+        yield _component(attest.of_pin(pin), sha256_of_pin(pin), **own)
     for one in inputs.extensions:
-        urls = {"": one.wanted.git.url, **one.wanted.submodules}
-        commits = [{"uid": git.commit, "url": urls[path]} for path, git in one.commits.items()]
+        commits = [{"uid": git.commit, "url": one.urls[path]} for path, git in one.commits.items()]
         name, commit = one.wanted.package, one.locked.git.commit
         url = purl("generic", name, commit, vcs_url=f"git+{one.wanted.git.url}@{commit}")
         yield _component(url, name=name, version=commit, pedigree={"commits": commits})
@@ -91,7 +92,7 @@ def _megatron(made: Made) -> dict[str, Any]:
     """Megatron's wheel: where its source is from, its commit, or what is known of a checkout."""
     source, version = made.inputs.source, made.inputs.version
     url = purl("pypi", "megatron-core", version)
-    references: list[dict[str, Any]] = [{"type": "vcs", "url": made.url}]
+    references: list[dict[str, Any]] = [{"type": "vcs", "url": made.inputs.recipe.named.git.url}]
     patches = [
         {"type": "unofficial", "diff": {"url": f"patches/{path.parent.name}/{path.name}"}}
         for path in made.inputs.patches
@@ -101,7 +102,7 @@ def _megatron(made: Made) -> dict[str, Any]:
         sdist = {"type": "source-distribution", "url": url, "hashes": _hashes(source.identity)}
         references.insert(0, sdist)
     elif source.kind == "git":
-        pedigree["commits"] = [{"uid": source.revision, "url": made.url}]
+        pedigree["commits"] = [{"uid": source.revision, "url": made.inputs.recipe.named.git.url}]
     else:
         rules = f", built by the rules of {source.rules}" if source.rules else ""
         pedigree["notes"] = f"a checkout: {source.revision}{rules}"

@@ -21,13 +21,8 @@ from packaging.version import InvalidVersion, Version
 from launcher import files
 from launcher.build import fetch, index
 from launcher.errors import BuildError, UsageError
-from launcher.matrix.schema import (
-    GitSource,
-    LockedGit,
-    LockedRelease,
-    Matrix,
-    MegatronRelease,
-)
+from launcher.matrix.recipe import Recipe
+from launcher.matrix.schema import GitSource, LockedGit, LockedRelease, Matrix, MegatronRelease
 from launcher.settings import Settings
 from launcher.train.ranks import checkout
 
@@ -93,6 +88,13 @@ class MegatronSource:
             copies.append(target)
         if _digest(folder, copies) != self.identity:
             raise BuildError(f"{self.at}: was edited while it was built from", "Build it again.")
+
+
+def locked(recipe: Recipe, site: Settings) -> MegatronSource:
+    """The source that a recipe has. Raises as `from_git` does."""
+    if recipe.kind == "sdist":
+        return from_sdist(recipe.release, recipe.locked, site)
+    return from_git(recipe.release, recipe.named, recipe.locked, site)
 
 
 def from_git(

@@ -167,6 +167,7 @@ def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
     from launcher.build.pins import Images
     from launcher.images import bundle
     from launcher.matrix.load import load_lock, load_matrix
+    from launcher.matrix.recipe import recipe
 
     matrix = load_matrix(site.matrix)
     lock = load_lock(site.matrix.with_suffix(".lock"))
@@ -176,17 +177,18 @@ def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
     rows = []
     for request in requests:
         usual = own if own in matrix.rows[request.tag].platforms else None
-        rows.append(inputs.needed(matrix, lock, request, args.platform or usual))
+        where = args.platform or usual
+        rows.append((recipe(matrix, lock, request.tag, request.megatron, where), request))
     images = client and Images(client, site, progress, lock.images, matrix.moving)
     fetched, failed = inputs.fetch_all(rows, images, site, progress)
     for one in fetched:
         size = sum(path.stat().st_size for path in one.files) / 1e6
         held = f"{len(one.files)} files, {size:.1f} MB; {len(set(one.images.values()))} images"
-        print(f"{one.row.tag} {one.row.release}: {held}")
+        print(f"{one.recipe.tag} {one.recipe.release}: {held}")
     if args.bundle and not failed:
         size, digest = bundle.write(_folder(args.bundle), fetched, client, progress)
         print(f"{args.bundle} {size / 1e6:.1f} MB, {bundle.INDEX} {digest}")
-    return _tell_failed([(row.tag, error) for row, error in failed])
+    return _tell_failed([(one.tag, error) for one, error in failed])
 
 
 def _folder(path: Path) -> Path:

@@ -324,9 +324,9 @@ def _images(args: Namespace) -> int:
 
 def _cache(args: Namespace) -> int:
     from launcher import files
-    from launcher.build.inputs import locked_hashes
     from launcher.images import prune
     from launcher.matrix.load import load_lock, load_matrix
+    from launcher.matrix.recipe import locked_hashes
     from launcher.settings import settings
 
     site, matrix = settings(), load_matrix()

@@ -44,12 +44,12 @@ def render(args: Namespace) -> int:
     """Write images/, compose/, README's tables."""
     from launcher.backends import compose_examples
     from launcher.matrix import render
-    from launcher.matrix.load import load_matrix
+    from launcher.matrix.load import load_lock, load_matrix
     from launcher.settings import settings
     from launcher.trials import kept
 
     root, matrix = settings().matrix.parent, load_matrix()
-    files = render.render_all(matrix, root) | compose_examples.files(matrix, root)
+    files = render.render_all(matrix, load_lock(), root) | compose_examples.files(matrix, root)
     files |= kept.files(files, root)
     changed = render.drift(files, root)
     if not args.check:

@@ -19,7 +19,8 @@ from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
 from launcher.build import beside
-from launcher.build.image import OCI, Builds, Built, Request, is_standin
+from launcher.build.image import OCI, Builds, Built, Request
+from launcher.build.pins import is_standin
 from launcher.errors import BuildError, UsageError
 from launcher.images import compare, images
 from launcher.images.compare import ABSENT, Difference
@@ -253,7 +254,7 @@ class Verification:
             options = " ".join(f"--{key} {name}" for key, name in others.items())
             self.tell(f"note: it says that {what}; for that: {options}")
         inputs = builds.inputs(wanted)
-        base = subject(self.client, inputs.base)
+        base = subject(self.client, inputs.base.id)
         for note in notes(image, base, inputs.labels, inputs.key()):
             self.tell(f"note: {note}")
         built = builds.build(wanted)

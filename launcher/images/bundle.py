@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 
 from launcher import files
-from launcher.build import fetch, inputs, source
-from launcher.build.image import Request
+from launcher.build import fetch, source
 from launcher.build.inputs import Commit, Fetched
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.images import images, load, save
 from launcher.images.check import Damage, DamagedError, check, compare, read_list, read_listing
 from launcher.matrix.load import load_lock, load_matrix
+from launcher.matrix.recipe import recipe
 from launcher.matrix.schema import AMD64, GitUrl, Release, Tag
 from launcher.names import parse_reference
 from launcher.oci import layout, parts
@@ -137,7 +137,8 @@ def write(
             size += outcome.size
             manifest = outcome.listing.manifest
             saved.append(PackedImage(id=id, manifest=manifest, names=tuple(sorted(names))))
-        rows = {(one.row.tag, one.row.release, one.row.platform) for one in fetched}
+        recipes = [one.recipe for one in fetched]
+        rows = {(made.tag, made.release, made.platform) for made in recipes}
         index = Index(
             rows=tuple(PackedRow(tag=t, megatron=m, platform=p) for t, m, p in sorted(rows)),
             commits=tuple(
@@ -291,8 +292,8 @@ def unmet(index: Index, site: Settings) -> list[tuple[str, str]]:
     found = []
     for row in index.rows:
         try:
-            here = inputs.needed(matrix, lock, Request(row.tag, row.megatron), row.platform)
-            lacks = ", ".join(inputs.unmet(here, hashes, commits))
+            here = recipe(matrix, lock, row.tag, row.megatron, row.platform)
+            lacks = ", ".join(here.lacks(hashes, commits))
         except UsageError as error:
             lacks = error.problem
         if lacks:

@@ -25,6 +25,11 @@ def lock_path() -> Path:
     return settings().matrix.with_suffix(".lock")
 
 
+def patch_files(root: Path, release: MegatronRelease) -> list[Path]:
+    """The patches of a release, of the matrix in `root`, in the order in which they apply."""
+    return sorted((root / "patches" / release.patches).glob("*.patch"))
+
+
 def find_row(matrix: Matrix, tag: str) -> Row:
     """The row `tag`. Raises UsageError that names the nearest where there is none."""
     if tag not in matrix.rows:

@@ -1,17 +1,23 @@
-"""Renders the Dockerfile of every row: matrix and template in, text out."""
+"""Renders the Dockerfile of every row, and what it is built from: matrix and lock in, text out."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import jinja2
+import yaml
 
 from launcher import files
 from launcher.errors import UsageError
-from launcher.matrix.schema import Matrix
+from launcher.matrix.load import patch_files
+from launcher.matrix.recipe import Recipe, recipe
+from launcher.matrix.schema import Lock, Matrix
 
-HEADER = b"# Generated from Dockerfile.template"
+HEADER = b"# Generated from "
+LISTED = "# Generated from matrix.yaml, matrix.lock and patches/ by `make render`; do not edit.\n"
 BEGIN = "<!-- images: written by `make render` -->"
 END = "<!-- /images -->"
 
@@ -28,13 +34,57 @@ def dockerfile(matrix: Matrix, tag: str, template: str) -> str:
     return text.render(tag=tag, row=row, builder=matrix.builders[row.abi])
 
 
-def render_all(matrix: Matrix, root: Path) -> dict[Path, str]:
-    """Every file `make render` writes below `root`, by its path."""
-    template = (root / "Dockerfile.template").read_text(encoding="utf-8")
-    files = {
-        root / "images" / tag / "Dockerfile": dockerfile(matrix, tag, template)
-        for tag in matrix.rows
+def inputs(recipes: Sequence[Recipe], patches: Mapping[str, str]) -> str:
+    """What a row is built from by default, as YAML: what its Dockerfile takes for granted.
+
+    recipes: one for each of the row's platforms; patches: sha256 by name
+    """
+    first = recipes[0]
+    named, locked = first.named.git, first.locked
+    if first.kind == "sdist" and locked.sdist:
+        source = {"sdist": f"megatron-core=={first.release}", "sha256": locked.sdist.sha256}
+    else:
+        assert locked.git is not None
+        source = {"git": named.url, "commit": locked.git.commit, "tree": locked.git.tree}
+    images = {name: image for one in recipes for name, image in one.images.items()}
+    said = {
+        "images": {name: one.digest if one else "not locked" for name, one in images.items()},
+        "megatron": {"release": first.release, **source, "patches": dict(patches)},
+        "interpreter": first.interpreter and first.interpreter.model_dump(),
+        "extensions": {
+            name: {path or ".": git.commit for path, git in {"": one.git, **one.submodules}.items()}
+            for name, (_, one) in first.extensions.items()
+        },
+        "wheels": {
+            one.platform: {group: [*pins] for group, pins in one.pins.items()} for one in recipes
+        },
     }
+    text = {part: value for part, value in said.items() if value}
+    return LISTED + yaml.dump(text, Dumper=_Plain, sort_keys=False, width=200)
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes a list in full where it stands again, not as a reference to the first."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def render_all(matrix: Matrix, lock: Lock, root: Path) -> dict[Path, str]:
+    """Every file `make render` writes below `root`, by its path.
+
+    Raises UsageError where the lock lacks what a row needs.
+    """
+    template = (root / "Dockerfile.template").read_text(encoding="utf-8")
+    files = {}
+    for tag, row in matrix.rows.items():
+        recipes = [recipe(matrix, lock, tag, platform=platform) for platform in row.platforms]
+        patches = {
+            f"{path.parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in patch_files(root, recipes[0].named)
+        }
+        files[root / "images" / tag / "Dockerfile"] = dockerfile(matrix, tag, template)
+        files[root / "images" / tag / "inputs.yaml"] = inputs(recipes, patches)
     readme = root / "README.md"
     if readme.exists():
         files[readme] = between_markers(readme.read_text(encoding="utf-8"), table(matrix))

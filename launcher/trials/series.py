@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import files
-from launcher.build import fetch, inputs, patch, source
+from launcher.build import fetch, source
 from launcher.build.context import inside_digest
-from launcher.build.image import Request
 from launcher.engine import disk
 from launcher.errors import LauncherError, UsageError, nearest
-from launcher.matrix.load import find_release, find_row, load_lock, load_matrix
+from launcher.matrix.load import find_row, load_lock, load_matrix, patch_files
+from launcher.matrix.recipe import Recipe, recipe
 from launcher.matrix.render import dockerfile
 from launcher.matrix.schema import Lock, LockedRelease, Matrix, Row, misfit
 from launcher.names import parse_reference
@@ -241,9 +241,8 @@ class Series:
 
     def _images(self, cell: Cell) -> list[str]:
         """The base and the builder of a cell."""
-        asked = self.options.asked(cell)
-        request = Request(cell.tag, cell.megatron, base=asked["base"], builder=asked["builder"])
-        return [chosen or name for name, chosen in self._needed(request).images]
+        asked, made = self.options.asked(cell), self._recipe(cell)
+        return [asked["base"] or made.row.base, asked["builder"] or made.builder]
 
     def _inspected(self, image: str) -> dict[str, Any] | None:
         """What the engine says of an image, None where it lacks it."""
@@ -300,20 +299,15 @@ class Series:
 
     def _tried_with(self, cell: Cell) -> dict[str, Any]:
         """All that a cell is tried with, less its limits."""
-        row = find_row(self.matrix, cell.tag)
-        release = find_release(self.matrix, row, cell.megatron)
-        root = self.site.matrix.parent
-        needed = self._needed(Request(cell.tag, cell.megatron))
-        patches = patch.patch_files(root / "patches" / release.patches)
+        root, made = self.site.matrix.parent, self._recipe(cell)
+        patches = patch_files(root, made.named)
         template = (root / "Dockerfile.template").read_text(encoding="utf-8")
         probes = [
             Path(str(module.__file__)) for module in (facts, inside, quickstart_reload, trials)
         ]
         return {
-            "row": row.model_dump(mode="json"),
-            "needed": str(needed),
-            "locked": {name: str(self.lock.images.get(name)) for name, _ in needed.images},
-            "checkout": self._identity(cell, needed.locked),
+            "recipe": str(made),
+            "checkout": self._identity(cell, made.locked),
             "dockerfile": dockerfile(self.matrix, cell.tag, template),
             "files": [_sha256(path) for path in [*patches, *probes]],
             "inside": inside_digest(),
@@ -328,10 +322,10 @@ class Series:
             return replace(self, matrix=matrix, lock=lock)._tried_with(cell) == tried_with
         return False
 
-    def _needed(self, request: Request) -> inputs.Needed:
-        """What a cell needs on this machine's platform."""
-        row = find_row(self.matrix, request.tag)
-        return inputs.needed(self.matrix, self.lock, request, _platform(row))
+    def _recipe(self, cell: Cell) -> Recipe:
+        """What a cell is built from on this machine's platform."""
+        where = _platform(find_row(self.matrix, cell.tag))
+        return recipe(self.matrix, self.lock, cell.tag, cell.megatron, where)
 
     def _identity(self, cell: Cell, locked: LockedRelease) -> str | None:
         """What is in the checkout, edits and all; None where there is none."""

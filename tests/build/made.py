@@ -6,9 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from launcher.build.attest import Made, Origin
+from launcher.build.attest import Made
 from launcher.build.context import Inputs
+from launcher.build.pins import Image
 from launcher.build.source import MegatronSource
+from launcher.matrix.load import load_lock, load_matrix
+from launcher.matrix.recipe import recipe
 from launcher.settings import ROOT
 
 COMMIT, TREE, SDIST = "1" * 40, "2" * 40, "3" * 64
@@ -24,28 +27,35 @@ SOURCES = {
 }
 
 
+# Of the row 24.10, whose packages no lock has.
+RECIPE = replace(
+    recipe(load_matrix(), load_lock(), "24.10", "0.9.0"),
+    pins={"build": [PIP, EINOPS], "runtime": [EINOPS], "packages": [TORCH]},
+)
+BASE = Image(
+    name="nvcr.io/nvidia/pytorch:24.10-py3",
+    id="sha256:" + "a" * 64,
+    reference="nvcr.io/nvidia/pytorch:24.10-py3",
+    digest="sha256:" + "c" * 64,
+    pinned=True,
+)
+BUILDER = "megatron-standin-base:cp311"
+BUILT = Image(BUILDER, "sha256:" + "b" * 64, BUILDER, "sha256:" + "b" * 64, pinned=False)
+
+
+def inputs_of(source: MegatronSource, **changes: object) -> Inputs:
+    """What row 24.10 would be built from with this source."""
+    patches = tuple(sorted((ROOT / "patches/0.9.0").glob("*.patch")))
+    inputs = Inputs(RECIPE, "FROM base\n", BASE, BUILT, source, patches)
+    return replace(inputs, **changes)  # type: ignore[arg-type]
+
+
 def made(kind: Literal["git", "sdist", "path"] = "git", **changes: object) -> Made:
     """An image of row 24.10 with release 0.9.0 from this kind of source."""
-    inputs = Inputs(
-        dockerfile="FROM base\n",
-        base="sha256:" + "a" * 64,
-        base_digest="sha256:" + "c" * 64,
-        builder="sha256:" + "b" * 64,
-        builder_digest="sha256:" + "b" * 64,
-        source=SOURCES[kind],
-        extension="megatron.core.datasets.helpers",
-        version="0.9.0",
-        patches=tuple(sorted((ROOT / "patches/0.9.0").glob("*.patch"))),
-        pins={"build": [PIP, EINOPS], "runtime": [EINOPS], "packages": [TORCH]},
-    )
     image = Made(
         name="megatron:24.10-0.9.0",
         id=IMAGE,
-        row="24.10",
-        url="https://github.com/NVIDIA/Megatron-LM.git",
-        base=Origin("nvcr.io/nvidia/pytorch:24.10-py3", "sha256:" + "c" * 64, pinned=True),
-        builder=Origin("megatron-standin-base:cp311", inputs.builder, pinned=False),
-        inputs=inputs,
+        inputs=inputs_of(SOURCES[kind]),
         wheel={"name": "megatron_core-0.9.0-cp310-cp310-linux_x86_64.whl", "sha256": WHEEL},
     )
     return replace(image, **changes)  # type: ignore[arg-type]

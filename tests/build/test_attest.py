@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
-from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +14,9 @@ from in_toto_attestation.v1.statement import Statement
 from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
 
 from launcher import __version__
-from launcher.build import attest, context, fetch
-from launcher.build.image import Builds, Request
-from launcher.matrix.load import load_matrix
-from launcher.matrix.schema import LockedImage
-from launcher.progress import Progress
-from launcher.settings import Settings
-from tests.build.made import COMMIT, IMAGE, SDIST, TREE, WHEEL, made
+from launcher.build import attest, context, fetch, image
+from launcher.build.pins import Image
+from tests.build.made import BASE, COMMIT, IMAGE, SDIST, SOURCES, TREE, WHEEL, inputs_of, made
 
 KINDS = ["git", "sdist", "path"]
 
@@ -125,7 +117,7 @@ def test_a_source_is_a_commit_an_sdist_or_a_checkout() -> None:
 
 def test_equal_images_give_equal_statements_and_another_input_another() -> None:
     assert attest.provenance(made()) == attest.provenance(made())
-    assert attest.provenance(made()) != attest.provenance(made(row="24.09"))
+    assert attest.provenance(made()) != attest.provenance(made("sdist"))
 
 
 @pytest.mark.parametrize(
@@ -154,59 +146,23 @@ def test_an_image_reference_is_a_package_url(reference: str, url: str) -> None:
     assert attest.of_image(reference) == url
 
 
-BASE = load_matrix().rows["24.10"].base
-PINNED = "sha256:" + "d" * 64
-CONFIG = "sha256:" + "e" * 64
+def labels(base: Image) -> dict[str, str]:
+    """The labels of an image of row 24.10 on this base."""
+    return image._labels(inputs_of(SOURCES["git"], base=base))
 
 
-class Engine:
-    """An engine that has the base as `docker pull` leaves it, under whatever name."""
-
-    def __init__(self, pulled_by: list[str]) -> None:
-        self.pulled_by = pulled_by
-
-    def inspect_image(self, image: str) -> dict[str, Any]:
-        return {
-            "Id": image,
-            "RepoDigests": self.pulled_by,
-            "Os": "linux",
-            "Architecture": "amd64",
-        }
-
-
-def labels(site: Settings, pulled_by: list[str], locked: bool, base: str | None) -> dict[str, str]:
-    """The labels of an image of row 24.10 on such an engine."""
-    builds = Builds(SimpleNamespace(api=Engine(pulled_by)), site, Progress(io.StringIO()))
-    images = {BASE: LockedImage(digest=PINNED, platforms={})} if locked else {}
-    builds.lock = builds.lock.model_copy(update={"images": images})
-    inputs = replace(made("git").inputs, base=CONFIG)
-    return builds._labels(Request("24.10", base=base), inputs)
-
-
-def test_a_pinned_base_is_named_as_the_matrix_has_it_wherever_it_is_from(
-    empty_site: Settings,
-) -> None:
-    """A mirror's copy of the locked image gives the same labels as the publisher's."""
-    own = labels(empty_site, [f"nvcr.io/nvidia/pytorch@{PINNED}"], True, None)
-    assert own["org.opencontainers.image.base.name"] == BASE
-    assert own["org.opencontainers.image.base.digest"] == PINNED
-    mirror = "mirror.example/pytorch:24.10-py3"
-    assert labels(empty_site, [f"mirror.example/pytorch@{PINNED}"], True, mirror) == own
-
-
-def test_a_base_that_is_not_the_locked_one_has_its_own_name_and_no_digest(
-    empty_site: Settings,
-) -> None:
-    other = labels(empty_site, [], True, "mine:1")
+def test_a_base_that_is_not_the_locked_one_has_its_own_name_and_no_digest() -> None:
+    own = labels(BASE)
+    assert own["org.opencontainers.image.base.name"] == BASE.reference
+    assert own["org.opencontainers.image.base.digest"] == BASE.digest
+    other = labels(Image("mine:1", IMAGE, "mine:1", IMAGE, pinned=False))
     assert other["org.opencontainers.image.base.name"] == "mine:1"
     assert "org.opencontainers.image.base.digest" not in other
-    assert "org.opencontainers.image.base.digest" not in labels(empty_site, [], False, None)
 
 
-def test_labels_tell_no_machine_user_or_day(empty_site: Settings, tmp_path: Path) -> None:
-    elsewhere = replace(empty_site, cache=tmp_path / "other", runs=tmp_path / "elsewhere")
-    here = labels(empty_site, [], False, None)
-    assert here == labels(elsewhere, [], False, None)
+def test_labels_tell_no_machine_user_or_day() -> None:
+    here = labels(BASE)
     assert here["org.opencontainers.image.created"] == "2023-11-14T22:13:20+00:00"
     assert here["org.opencontainers.image.revision"] == COMMIT
-    assert not any(str(tmp_path) in value for value in here.values())
+    checkout = image._labels(inputs_of(SOURCES["path"]))
+    assert not any("/home/me" in value for value in checkout.values())

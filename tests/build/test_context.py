@@ -18,22 +18,14 @@ from hypothesis import strategies as st
 from launcher.build import context, source
 from launcher.build.context import PACKAGE
 
+from .made import BASE, RECIPE, inputs_of
 from .test_source import ANY
 
 
 def inputs(checkout: Path) -> context.Inputs:
-    return context.Inputs(
-        dockerfile="FROM scratch\n",
-        base="sha256:base",
-        base_digest="sha256:locked-base",
-        builder="sha256:builder",
-        builder_digest="sha256:locked-builder",
-        source=source.from_path(checkout, "0.9.0", ANY),
-        extension="megatron.core.datasets.helpers",
-        version="0.9.0",
-        patches=(),
-        pins={"runtime": ["a==1 --hash=sha256:" + "1" * 64]},
-    )
+    pins = {"runtime": ["a==1 --hash=sha256:" + "1" * 64]}
+    own = source.from_path(checkout, "0.9.0", ANY)
+    return inputs_of(own, recipe=replace(RECIPE, pins=pins), patches=())
 
 
 def packed(given: context.Inputs, scratch: Path) -> bytes:
@@ -131,19 +123,21 @@ def test_each_input_is_in_the_key(checkout: Path, tmp_path: Path) -> None:
     given = inputs(checkout)
     patch = tmp_path / "01.patch"
     patch.write_text("x")
+    helpers = given.recipe.named.model_copy(update={"extension": "other"})
     others = [
         replace(given, dockerfile="FROM other\n"),
-        replace(given, base_digest="sha256:other"),
-        replace(given, builder_digest="sha256:other"),
+        replace(given, base=replace(BASE, digest="sha256:other")),
+        replace(given, builder=replace(BASE, digest="sha256:other")),
         replace(given, source=replace(given.source, identity="other")),
         replace(given, source=replace(given.source, epoch=1)),
-        replace(given, extension="other"),
-        replace(given, version="other"),
+        replace(given, source=replace(given.source, release="0.9.5")),
         replace(given, patches=(patch,)),
-        replace(given, pins={}),
+        replace(given, recipe=replace(given.recipe, pins={})),
+        replace(given, recipe=replace(given.recipe, named=helpers)),
+        replace(given, recipe=replace(given.recipe, platform="linux/arm64")),
     ]
     keys = {given.key(), *(other.key() for other in others)}
     assert len(keys) == 1 + len(others)
     assert inputs(checkout).key() == given.key()
-    here = replace(given, base="sha256:as-this-engine-numbers-it")
+    here = replace(given, base=replace(BASE, id="sha256:as-this-engine-numbers-it"))
     assert here.key() == given.key()  # another engine's number of the same image

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.build import context, extensions, fetch, inputs, source, stage
-from launcher.build.image import Request
+from launcher.build import extensions, fetch, source, stage
 from launcher.errors import BuildError, UsageError
 from launcher.matrix.load import load_lock, load_matrix
+from launcher.matrix.recipe import recipe, sha256_of_pin
 from launcher.matrix.schema import Extension, GitSource, Interpreter, LockedExtension
 from launcher.settings import Settings
+from tests.build.made import RECIPE, inputs_of
 
 MATRIX, LOCK = load_matrix(), load_lock()
 HUB = "https://github.com/"
@@ -162,7 +163,7 @@ def test_everything_of_an_extension_is_in_the_key_and_the_context(
     one = extensions.from_git("kernels", extension, locked(mirrored, extension), mirrored)
     megatron = source.MegatronSource("path", "0.9.0", "i", "r", False, 1, tmp_path / "megatron")
     (tmp_path / "megatron").mkdir()
-    made = partial(context.Inputs, "FROM x", "b", "b", "c", "c", megatron, "e", "0.9.0", (), {})
+    made = partial(inputs_of, megatron, patches=(), recipe=replace(RECIPE, pins={}))
     keys = [
         made(extensions=chosen, architectures=architectures).key()
         for chosen in ((), (one,), (replace(one, name="other"),))
@@ -171,7 +172,6 @@ def test_everything_of_an_extension_is_in_the_key_and_the_context(
     options = extension.model_copy(update={"options": ["--cpp_ext"]})
     keys += [
         made(extensions=(replace(one, wanted=options),), architectures="80").key(),
-        made(platform="linux/arm64").key(),
         made(interpreter=Path("/cache/sha256/abc/python.tar.gz")).key(),
         made(interpreter=Path("/cache/sha256/abd/python.tar.gz")).key(),
     ]
@@ -179,17 +179,15 @@ def test_everything_of_an_extension_is_in_the_key_and_the_context(
 
 
 def test_a_row_s_needs_have_its_python_and_its_commits() -> None:
-    row = inputs.needed(MATRIX, LOCK, Request("cuda-12.4"))
+    row = recipe(MATRIX, LOCK, "cuda-12.4")
     assert row.interpreter == MATRIX.interpreters["3.10.16"]
-    assert LOCK.extensions["apex-24.10"].git.commit in row.commits
-    assert set(LOCK.needs["cp310"].extensions) <= set(row.pins)
-    assert not set(LOCK.needs["cp310"].extensions) & set(
-        inputs.needed(MATRIX, LOCK, Request("24.10")).pins
-    )
-    files = {fetch.sha256_of_pin(pin) for pin in row.pins}
+    assert LOCK.extensions["apex-24.10"].git.commit in row.extension_commits
+    assert set(LOCK.needs["cp310"].extensions) <= set(row.wheels)
+    assert not set(LOCK.needs["cp310"].extensions) & set(recipe(MATRIX, LOCK, "24.10").wheels)
+    files = {sha256_of_pin(pin) for pin in row.wheels}
     assert row.locked.git is not None
-    lacks = inputs.unmet(row, files, [row.locked.git.commit])
-    assert lacks == ["Python 3.10", *(f"commit {commit}" for commit in row.commits)]
+    lacks = row.lacks(files, [row.locked.git.commit])
+    assert lacks == ["Python 3.10", *(f"commit {commit}" for commit in row.extension_commits)]
     assert len(lacks) == 4
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from launcher.build import fetch
 from launcher.errors import BuildError
+from launcher.matrix.recipe import sha256_of_pin
 from launcher.settings import Settings
 
 
@@ -39,7 +40,7 @@ def test_an_empty_file_in_the_cache_is_fetched_again(
 ) -> None:
     """A full disk or a crash left one, and each build was refused until somebody removed it."""
     pin = cache_file(empty_site, tmp_path, b"wheel")
-    path = fetch.cached(fetch.sha256_of_pin(pin), empty_site)
+    path = fetch.cached(sha256_of_pin(pin), empty_site)
     assert path is not None
     path.write_bytes(b"")
 
@@ -56,12 +57,12 @@ def test_an_empty_file_in_the_cache_is_fetched_again(
 
 def test_a_changed_byte_is_refused_with_both_hashes(empty_site: Settings, tmp_path: Path) -> None:
     pin = cache_file(empty_site, tmp_path, b"wheel")
-    path = fetch.cached(fetch.sha256_of_pin(pin), empty_site)
+    path = fetch.cached(sha256_of_pin(pin), empty_site)
     assert path is not None
     path.write_bytes(b"whEel")
     with pytest.raises(BuildError) as caught:
         fetch.wheels([pin], "3.10", empty_site)
-    assert fetch.sha256_of_pin(pin) in str(caught.value)
+    assert sha256_of_pin(pin) in str(caught.value)
     assert hashlib.sha256(b"whEel").hexdigest() in str(caught.value)
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +17,15 @@ from docker.errors import APIError
 from requests.exceptions import ReadTimeout
 
 from launcher import cli
-from launcher.build import attest, image, pins, sbom, verify
+from launcher.build import attest, image, sbom, verify
 from launcher.build.image import Builds, Request, build_all
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.matrix.load import find_release, load_matrix
+from launcher.matrix.recipe import recipe
 from launcher.progress import Progress
 from launcher.settings import Settings
 from tests.build.conftest import INFO
-from tests.build.made import made
+from tests.build.made import BASE, SOURCES, inputs_of, made
 
 
 class FakeApi:
@@ -77,8 +79,7 @@ def test_an_image_whose_check_did_not_end_is_removed(
     def check(*_: object) -> None:
         raise end
 
-    source = SimpleNamespace(release="0.16.1", treated_as="0.16.1")
-    inputs = SimpleNamespace(source=source, labels={}, key=lambda: "key")
+    inputs = inputs_of(SOURCES["git"])
     monkeypatch.setattr(building, "_inputs", lambda request: inputs)
     monkeypatch.setattr(building, "_check_base", lambda *_: None)
     monkeypatch.setattr(building, "_build", lambda *_: "sha256:new")
@@ -94,17 +95,16 @@ def test_the_torch_of_a_built_image_is_compared_with_its_row_s(
     empty_site: Settings, monkeypatch: pytest.MonkeyPatch, torch: str | None, standin: bool
 ) -> None:
     building, api = builds(empty_site, {})
-    labels = {"megatron-launchpad.standin": "test"} if standin else None
-    told = {"RootFS": {"Layers": ["a"]}, "Config": {"Labels": labels}}
+    told = {"RootFS": {"Layers": ["a"]}}
     monkeypatch.setattr(api, "inspect_image", lambda image: told)
     facts = verify.Facts("3.11", {"torch": torch} if torch else {})
     monkeypatch.setattr(verify, "look", lambda *_: facts)
-    source = SimpleNamespace(whole=False)
-    inputs: Any = SimpleNamespace(base="b", added=[], extension="x", source=source, extensions=())
+    cpu = recipe(building.matrix, building.lock, "cpu")
+    inputs = inputs_of(SOURCES["sdist"], recipe=cpu, base=replace(BASE, standin=standin))
     right = torch == "2.13.0+cpu" or (torch is None and standin)
     said = re.escape(f"the image has torch {torch or 'missing'}, and the row says 2.13.0+cpu")
     with nullcontext() if right else pytest.raises(BuildError, match=said):
-        building._check(Request("cpu"), "i", verify.Facts("3.11", {}), inputs)
+        building._check("i", verify.Facts("3.11", {}), inputs)
 
 
 def test_one_that_an_earlier_build_named_is_kept(empty_site: Settings) -> None:
@@ -138,14 +138,6 @@ def test_what_engine_or_system_refuse_is_told_and_ends_the_step(
         refuse()
     progress.step("next")
     assert out.getvalue() == "patch: failed\n"
-
-
-def test_a_row_that_is_not_in_the_lock_says_to_lock(empty_site: Settings) -> None:
-    building, _ = builds(empty_site, {})
-    with pytest.raises(UsageError) as caught:
-        building._locked("needs", "cp399")
-    assert "no needs of cp399" in caught.value.problem
-    assert "make lock" in caught.value.remedy
 
 
 @pytest.mark.parametrize("jobs", ["0", "-3"])
@@ -206,16 +198,15 @@ def test_a_row_that_turns_out_to_be_wrong_keeps_no_other_from_being_told(
     assert [(request.tag, error.exit_code) for request, error in failed] == [("24.10", 2)]
 
 
-@pytest.mark.parametrize("bare", [True, False])
 def test_a_release_that_is_none_is_told_so_of_a_checkout_too(
-    empty_site: Settings, tmp_path: Path, bare: bool
+    empty_site: Settings, tmp_path: Path
 ) -> None:
     """A bare repository is of any release."""
     (tmp_path / "objects").mkdir()
     (tmp_path / "HEAD").touch()
     building, _ = builds(empty_site, {})
     with pytest.raises(UsageError, match=r"no Megatron release '0\.9\.9' in the matrix"):
-        building._source(Request("cpu", "0.9.9", tmp_path if bare else None))
+        building.recipe(Request("cpu", "0.9.9", tmp_path))
 
 
 def test_a_checkout_of_another_patch_release_is_written_as_what_it_is(
@@ -225,16 +216,15 @@ def test_a_checkout_of_another_patch_release_is_written_as_what_it_is(
     checkout = tmp_path / "Megatron-LM"
     (checkout / "megatron/core").mkdir(parents=True)
     (checkout / "megatron/core/package_info.py").write_text(INFO.format(minor=13, patch=0))
-    api = SimpleNamespace(inspect_image=lambda name: {"Os": "linux", "Architecture": "amd64"})
     said = io.StringIO()
-    building = Builds(SimpleNamespace(api=api), empty_site, Progress(said))
-    here = pins.Image("base:1", "sha256:" + "b" * 64)
-    building.images = SimpleNamespace(find=lambda *_: here)
+    building = Builds(SimpleNamespace(), empty_site, Progress(said))
+    building.images = SimpleNamespace(find=lambda *_: BASE)
     inputs = building.inputs(Request("cpu", checkout=checkout))
     assert f"{checkout}: Megatron 0.13.0, built by the rules of 0.13.1" in said.getvalue()
     assert [path.parent.name for path in inputs.patches] == ["0.13.1", "0.13.1"]
-    assert building._names(Request("cpu"), inputs.source.release) == ["megatron:cpu-0.13.0"]
-    assert building._names(Request("cpu"), "0.13.0+mine") == ["megatron:cpu-0.13.0-mine"]
+    assert building._names(inputs) == ["megatron:cpu-0.13.0"]
+    own = replace(inputs, source=replace(inputs.source, release="0.13.0+mine"))
+    assert building._names(own) == ["megatron:cpu-0.13.0-mine"]
     told = {name.rpartition(".")[2]: value for name, value in inputs.labels.items()}
     assert (told["megatron"], told["rules"], told["version"]) == ("0.13.0", "0.13.1", "0.13.0")
     assert told["title"] == "Megatron-LM 0.13.0 on cpu"
@@ -252,7 +242,8 @@ def test_a_checkout_of_a_release_of_the_matrix_has_no_other_s_rules(
     empty_site: Settings, checkout: Path
 ) -> None:
     building, _ = builds(empty_site, {})
-    found = building._source(Request("24.10", checkout=checkout))
+    request = Request("24.10", checkout=checkout)
+    found = building._source(request, building.recipe(request))
     assert (found.release, found.rules) == ("0.9.0", "")
 
 

@@ -13,7 +13,7 @@ from jsonschema import Draft7Validator, ValidationError
 from launcher.build.extensions import ExtensionSource
 from launcher.build.sbom import sbom
 from launcher.matrix.load import load_lock, load_matrix
-from tests.build.made import COMMIT, IMAGE, SDIST, WHEEL, made
+from tests.build.made import COMMIT, IMAGE, RECIPE, SDIST, SOURCES, WHEEL, inputs_of, made
 
 TEXT = {"type": "string", "minLength": 1}
 
@@ -121,14 +121,9 @@ def test_it_lists_what_a_row_compiles_and_the_python_that_it_brings() -> None:
     name = "transformer-engine-2.10"
     compiled = ExtensionSource(name, matrix.extensions[name], lock.extensions[name], {})
     python = Path("/cache/sha256", "9" * 64, "cpython-3.12.9.tar.gz")
-    inputs = made().inputs
-    row = replace(
-        inputs,
-        pins={**inputs.pins, "extensions": [f"cmake==4.4.4 --hash=sha256:{'8' * 64}"]},
-        extensions=(compiled,),
-        interpreter=python,
-    )
-    document = sbom(made(inputs=row))
+    pins = {**RECIPE.pins, "extensions": [f"cmake==4.4.4 --hash=sha256:{'8' * 64}"]}
+    own = {"recipe": replace(RECIPE, pins=pins), "extensions": (compiled,), "interpreter": python}
+    document = sbom(made(inputs=inputs_of(SOURCES["git"], **own)))
     found = {one["name"]: one for one in check(document)["components"]}
     assert "cmake" not in found
     assert found[python.name]["hashes"] == [{"alg": "SHA-256", "content": "9" * 64}]

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.build.fetch import cached, sha256_of_pin
+from launcher.build.fetch import cached
 from launcher.build.image import Builds, Request
 from launcher.engine import acquire
 from launcher.engine.private import packages, private
 from launcher.engine.private.base import debian_base
 from launcher.errors import EngineError
+from launcher.matrix.recipe import sha256_of_pin
 from launcher.progress import Progress
 from launcher.settings import ROOT, Settings
 from tests.conftest import NAMES
@@ -122,7 +123,7 @@ def test_two_clones_of_two_users_give_the_same_wheel_and_image(
     if os.geteuid() != 0 or not host.startswith("unix://") or not shutil.which("setpriv"):
         pytest.skip("it needs root, setpriv, and the engine's socket on this machine")
     inputs = Builds(engine, site, Progress())._inputs(Request("cpu", None, None, *both(bases)))
-    pins = [pin for group in inputs.pins.values() for pin in group]
+    pins = [pin for group in inputs.recipe.pins.values() for pin in group]
     builds = Builds(engine, site, Progress(), NAMES)
     builds.build(Request("cpu", None, None, *both(bases)))  # fetches what isn't cached yet
     digests = sorted({inputs.source.identity, *map(sha256_of_pin, pins)})

@@ -20,6 +20,7 @@ import yaml
 from launcher.build import fetch, lock, source
 from launcher.build.image import REPOSITORY, Builds, Request
 from launcher.matrix.load import load_lock
+from launcher.matrix.recipe import sha256_of_pin
 from launcher.matrix.schema import Lock, LockedImage, LockedPlatform
 from launcher.oci import registry as registries
 from launcher.progress import Progress
@@ -337,11 +338,11 @@ def copied_cache(at: Site, cache: Path) -> dict[str, Path]:
     needs, release = locked.needs["cp311"], locked.releases[RELEASE]
     assert release.sdist is not None
     fetch.wheels([*needs.build, *needs.runtime], "3.11", at.settings)
-    digests = {fetch.sha256_of_pin(pin) for pin in [*needs.build, *needs.runtime]}
+    digests = {sha256_of_pin(pin) for pin in [*needs.build, *needs.runtime]}
     for digest in {*digests, release.sdist.sha256}:
         shutil.copytree(at.settings.cache / "sha256" / digest, cache / "sha256" / digest)
     found = replace(at.settings, cache=cache)
-    wheel = fetch.cached(fetch.sha256_of_pin(needs.runtime[0]), found)
+    wheel = fetch.cached(sha256_of_pin(needs.runtime[0]), found)
     sdist = fetch.cached(release.sdist.sha256, found)
     assert wheel is not None
     assert sdist is not None

@@ -198,8 +198,8 @@ def test_what_a_real_image_adds_is_more_than_its_base(
 
 
 def test_downloads_that_no_lock_names_are_told_and_removed(tmp_path: Path) -> None:
-    from launcher.build.inputs import locked_hashes
     from launcher.matrix.load import load_lock
+    from launcher.matrix.recipe import locked_hashes
 
     wanted = min(locked_hashes(load_lock()))
     for digest in (wanted, "0" * 64):

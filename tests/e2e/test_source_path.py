@@ -16,7 +16,7 @@ from launcher.errors import PreflightError
 from launcher.follow import ask
 from launcher.follow.assemble import assemble, new_stamp
 from launcher.machine.machine import Machine
-from launcher.matrix.load import load_matrix
+from launcher.matrix.load import load_matrix, patch_files
 from launcher.matrix.schema import misfit
 from launcher.plan import source
 from launcher.plan.source import Asked
@@ -123,6 +123,6 @@ def test_every_release_s_patches_apply_to_its_git_tag(tmp_path: Path) -> None:
         tree = tmp_path / version
         tree.mkdir()
         unpacked(release.git.commit, tree)
-        files = patch.patch_files(ROOT / "patches" / release.patches)
+        files = patch_files(ROOT, release)
         assert bool(files) == bool(release.patches)
         assert patch.apply(files, tree) == [path.name for path in files]

@@ -13,14 +13,14 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.build import fetch, inputs, source
-from launcher.build.image import Request
+from launcher.build import fetch, source
 from launcher.build.inputs import Commit, Fetched
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.images import bundle
 from launcher.images.check import DamagedError
 from launcher.images.load import load
 from launcher.matrix.load import load_lock, load_matrix
+from launcher.matrix.recipe import recipe
 from launcher.oci import layout
 from launcher.settings import Settings
 from tests.build.conftest import checkout, commit_all  # noqa: F401  # a fixture
@@ -47,7 +47,7 @@ def fetched(empty_site: Settings, tmp_path: Path, checkout: Path) -> Fetched:  #
     wheels = tuple(
         put(empty_site, tmp_path, text, f"{text.decode()}-1.whl") for text in (b"b", b"a")
     )
-    row = inputs.needed(load_matrix(), load_lock(), Request("cpu"))
+    row = recipe(load_matrix(), load_lock(), "cpu")
     base = filled().find("base:1").id
     return Fetched(row, wheels, (Commit(URL, head, at),), {"base:1": base, "b": base})
 
@@ -119,7 +119,7 @@ def test_the_same_inputs_in_another_order_and_cache_are_the_same_bytes(
     bundle.take(folder, bundle.check_bundle(folder, QUIET), there, QUIET)
     own = replace(fetched.commits[0], repository=next((there.cache / "git").iterdir()))
     again = Fetched(
-        fetched.row,
+        fetched.recipe,
         tuple(sorted((there.cache / "sha256").glob("*/[!.]*"), reverse=True)),
         (own, own),
         dict(reversed(list(fetched.images.items()))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import yaml
 
 from launcher.errors import UsageError
 from launcher.matrix import render
-from launcher.matrix.load import load_matrix
+from launcher.matrix.load import load_lock, load_matrix
+from launcher.matrix.recipe import recipe
 from launcher.matrix.schema import Matrix
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +31,34 @@ def instructions(stage: str) -> list[str]:
 
 
 def test_what_is_committed_is_what_is_rendered() -> None:
-    assert render.drift(render.render_all(load_matrix(), ROOT), ROOT) == []
+    assert render.drift(render.render_all(load_matrix(), load_lock(), ROOT), ROOT) == []
+
+
+def test_what_a_new_release_a_patch_or_a_wheel_changes_is_shown() -> None:
+    """The Dockerfile alone says `stage.py wheel`, whatever is in it."""
+    matrix, lock = load_matrix(), load_lock()
+    before = recipe(matrix, lock, "24.10")
+    text = render.inputs([before], {"0.9.0/01.patch": "1" * 64})
+    data = yaml.safe_load(text)
+    assert data["megatron"]["commit"] == matrix.releases["0.9.0"].git.commit
+    assert data["megatron"]["patches"] == {"0.9.0/01.patch": "1" * 64}
+    assert data["wheels"]["linux/amd64"]["runtime"] == lock.needs["cp310"].runtime
+    moved = {"runtime": [*before.pins["runtime"][:-1], f"six==9 --hash=sha256:{'0' * 64}"]}
+    others = [
+        render.inputs([recipe(matrix, lock, "24.10", "0.10.0")], {"0.9.0/01.patch": "1" * 64}),
+        render.inputs([before], {"0.9.0/01.patch": "2" * 64}),
+        render.inputs(
+            [replace(before, pins={**before.pins, **moved})], {"0.9.0/01.patch": "1" * 64}
+        ),
+    ]
+    assert len({text, *others}) == 4
+    assert (
+        render.inputs([recipe(matrix, lock, "cpu")], {}).count("sdist: megatron-core==0.16.1") == 1
+    )
+    for name in ("cuda-12.4", "26.06"):
+        found = yaml.safe_load((ROOT / f"images/{name}/inputs.yaml").read_text())
+        assert {*found["wheels"]} == {*matrix.rows[name].platforms}
+        assert {*found.get("extensions", ())} == {*matrix.rows[name].extensions}
 
 
 def test_drift_finds_an_edit_and_an_orphan(tmp_path: Path) -> None:
