@@ -4,6 +4,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m launcher
 COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
   --no-emit-index-url --no-emit-package future --custom-compile-command 'make requirements'
+# One has the container engine to itself, the other does the rest: tests/conftest.py.
+WORKERS := -n 2
 
 .DEFAULT_GOAL := help
 .PHONY: help venv dev demo test test-long image images render check lint drift verify lock compat requirements
@@ -22,10 +24,10 @@ demo: venv  ## the CPU image from Megatron's source, and a tiny GPT trained in i
 	@$(RUN) demo
 
 test: dev  ## unit, golden-file and end-to-end tests, with a real engine
-	@$(VENV)/bin/python -m pytest -m 'not long' $(ARGS)
+	@$(VENV)/bin/python -m pytest -m 'not long' $(WORKERS) $(ARGS)
 
-test-long: dev  ## repetitions, other releases, other builders, the browser
-	@$(VENV)/bin/python -m pytest -m long $(ARGS)
+test-long: dev  ## repetitions, other releases, other builders, the browser, long searches
+	@HYPOTHESIS_PROFILE=long $(VENV)/bin/python -m pytest -m 'long or hypothesis' $(WORKERS) $(ARGS)
 
 image: venv  ## build one image: make image TAG=24.10 [MEGATRON=0.10.0] [SOURCE=path] [BASE=image]
 	@$(RUN) image build $(if $(TAG),$(TAG),$(error TAG is missing: make image TAG=24.10)) \

@@ -6,8 +6,9 @@ import os
 import signal
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings as hypothesis_settings
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
     from launcher.engine.acquire import Bases
-    from tests.registry import Registry
 
 pytest_plugins = ["tests.plans"]
 
 # The same examples every time, so that what fails there fails here; search looks further.
-hypothesis_settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis_settings.register_profile("same", derandomize=True, deadline=None, max_examples=50)
+hypothesis_settings.register_profile("long", derandomize=True, deadline=None, max_examples=300)
 hypothesis_settings.register_profile("search", deadline=None)
 hypothesis_settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
@@ -92,18 +93,6 @@ def bases(engine: DockerClient, site: Settings) -> Bases:
 
 
 @pytest.fixture(scope="session")
-def registry(
-    engine: DockerClient, site: Settings, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Registry]:
-    """A real registry, empty at first, that the engine and this process reach by one name."""
-    from launcher.engine.connect import engine_host
-    from tests.registry import serving
-
-    with serving(site.cache, tmp_path_factory.mktemp("registry"), engine_host(engine)) as found:
-        yield found
-
-
-@pytest.fixture(scope="session")
 def python_image(bases: Bases) -> str:
     """A small image with python3, for what needs any container at all."""
     return bases.base
@@ -129,6 +118,25 @@ class CpuImages:
 def cpu_images(engine: DockerClient, site: Settings, bases: Bases) -> CpuImages:
     """Images of the cpu row."""
     return CpuImages(engine, site, bases)
+
+
+@cache
+def needs_engine(file: str) -> bool:
+    """Whether there are tests in a file that need an engine."""
+    return "pytest.mark.engine" in (ROOT / file).read_text(encoding="utf-8")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of several workers, one has all files that need an engine; the others take file by file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "engine" if needs_engine(file) else file
+
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -344,7 +344,7 @@ def test_a_target_or_an_option_that_is_none_is_noticed() -> None:
         known(["python3", "-m", "launcher", "matrix", "github", "--gpu-runner", "x"])
 
 
-@pytest.mark.parametrize("event", ["push", "pull_request"])
+@pytest.mark.parametrize("event", ["push", pytest.param("pull_request", marks=pytest.mark.long)])
 def test_a_change_is_linted_rendered_again_and_tested(act: Act, event: str) -> None:
     ran = act("check", event)
     assert ran.results == {"lint": "success", "drift": "success", "test": "success"}
@@ -357,7 +357,7 @@ def test_a_change_is_linted_rendered_again_and_tested(act: Act, event: str) -> N
     assert all(known(command) for _, *command in ran.commands)
 
 
-@pytest.mark.parametrize(("ci", "user", "code"), [("true", 1000, 1), ("true", 0, 0), ("", 1000, 0)])
+@pytest.mark.parametrize(("ci", "user", "code"), [("true", 1000, 1), ("", 1000, 0)])
 def test_what_is_skipped_for_lack_of_root_fails_in_ci(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ci: str, user: int, code: int
 ) -> None:
@@ -374,6 +374,14 @@ def test_what_is_skipped_for_lack_of_root_fails_in_ci(
     assert (failed if code else "1 passed, 2 skipped") in done.stdout
 
 
+def test_jobs_of_pull_requests_name_githubs_runner_in_the_workflow() -> None:
+    for workflow in map(load, NAMES):
+        for job in workflow["jobs"].values() if "pull_request" in workflow[True] else ():
+            hosted = "${{ github.event_name == 'pull_request' && 'ubuntu-24.04' || "
+            assert job["runs-on"] == "ubuntu-24.04" or job["runs-on"].startswith(hosted)
+
+
+@pytest.mark.long
 def test_each_row_is_built_where_a_runner_takes_it(act: Act) -> None:
     ran = act("images", variables={"CUDA_RUNNER": "mine,big"})
     rows = {tag: row for tag, row in load_matrix().rows.items() if not row.untried}
@@ -385,50 +393,73 @@ def test_each_row_is_built_where_a_runner_takes_it(act: Act) -> None:
     assert all(known(command) for _, *command in ran.commands)
 
 
+@pytest.mark.long
 def test_what_is_asked_for_by_hand_is_built(act: Act) -> None:
     asked = {"tags": "24.10 cpu", "releases": "0.9.0 0.12.3"}
     ran = act("images", inputs=asked, variables={"CUDA_RUNNER": "mine"})
     built = [command[2:] for command in ran.of("build") if command[0] == "make"]
-    assert sorted(built) == [
-        ["TAG=24.10", "MEGATRON=0.12.3"],
-        ["TAG=24.10", "MEGATRON=0.9.0"],
-        ["TAG=cpu", "MEGATRON=0.12.3"],
-        ["TAG=cpu", "MEGATRON=0.9.0"],
-    ]
+    wanted = [(tag, release) for tag in ("24.10", "cpu") for release in ("0.12.3", "0.9.0")]
+    assert sorted(built) == [[f"TAG={tag}", f"MEGATRON={release}"] for tag, release in wanted]
 
 
-def test_a_tag_that_is_none_fails_before_anything_is_built(act: Act) -> None:
-    ran = act("images", inputs={"tags": "24.11"})
-    assert ran.results == {"rows": "failure"}
-    assert "no tag '24.11' in the matrix" in ran.said
+GOES_ON = {"rows": "success", "report": "success"}
+BOTH = {"CUDA_RUNNER": "mine", "ARM64_RUNNER": "mine", "GPU_RUNNER": "mine"}
 
 
-def test_a_pull_request_reaches_no_machine_that_stays(act: Act) -> None:
-    ran = act("images", "pull_request", variables={"CUDA_RUNNER": "mine", "ARM64_RUNNER": "mine"})
-    assert ran.results == {"rows": "success", "build cpu": "success"}
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "event", "inputs", "variables", "results", "said"),
+    [
+        ("images", "", {"tags": "24.11"}, {}, {"rows": "failure"}, "no tag '24.11' in the matrix"),
+        # A pull request reaches no machine that stays.
+        ("images", "pull_request", {}, BOTH, {"rows": "success", "build cpu": "success"}, ""),
+        ("compat", "", {}, {}, GOES_ON | {"cpu cpu": "success"}, ""),
+        (
+            *("compat", "", {"tags": "24.09"}, {"GPU_RUNNER": "mine"}),
+            *(GOES_ON | {"gpu 24.09": "success"}, ""),
+        ),
+        (
+            *("compat", "", {"tags": "cpu", "disk": "7.5"}, {"GPU_RUNNER": "mine"}),
+            *(GOES_ON | {"cpu cpu": "success"}, ""),
+        ),
+        (
+            *("compat", "", {"tags": "24.09 24.10"}, {}, {"rows": "failure"}),
+            "set the variable CUDA_RUNNER or GPU_RUNNER",
+        ),
+        # Rows with CUDA are published only where that was chosen.
+        (
+            *("publish", "", {"tags": "24.10 cpu"}, {"CUDA_RUNNER": "mine"}),
+            *({"rows": "success", "publish cpu": "success"}, "names no runner: 24.10"),
+        ),
+    ],
+)
+def test_what_has_no_runner_is_told_or_left_out_and_the_rest_goes_on(
+    act: Act,
+    name: str,
+    event: str,
+    inputs: dict[str, str],
+    variables: dict[str, str],
+    results: dict[str, str],
+    said: str,
+) -> None:
+    ran = act(name, event or "workflow_dispatch", inputs=inputs, variables=variables)
+    assert ran.results == results
+    assert said in ran.said
+    if name == "compat" and "cpu" in inputs.get("tags", "cpu") and results["rows"] == "success":
+        assert ran.kept() == ["cpu-cpu-0.16.1/cpu-0.16.1.json", "report/compat-cpu/report.html"]
+        assert limits(ran) == {inputs.get("disk", "12")}
 
 
-def test_a_pull_requests_own_code_names_no_runner(act: Act) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("event", ["pull_request", "workflow_dispatch"])
+def test_a_pull_requests_own_code_names_no_runner(act: Act, event: str) -> None:
     job = {"tag": "cpu", "megatron": "0.16.1", "platform": "linux/amd64", "runner": ["mine"]}
     told = json.dumps({"include": [job]})
-    ran = act("images", "pull_request", github=told, takes=("ubuntu-24.04",))
-    assert ran.results == {"rows": "success", "build cpu": "success"}
+    ran = act("images", event, github=told, takes=("ubuntu-24.04",))
+    assert ("build cpu" in ran.results) == (event == "pull_request")
 
 
-def test_the_runner_that_the_matrix_names_is_taken_elsewhere(act: Act) -> None:
-    job = {"tag": "cpu", "megatron": "0.16.1", "platform": "linux/amd64", "runner": ["mine"]}
-    ran = act("images", github=json.dumps({"include": [job]}), takes=("ubuntu-24.04",))
-    assert "build cpu" not in ran.results
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_jobs_of_pull_requests_name_githubs_runner_in_the_workflow(name: str) -> None:
-    workflow = load(name)
-    for job in workflow["jobs"].values() if "pull_request" in workflow[True] else ():
-        hosted = "${{ github.event_name == 'pull_request' && 'ubuntu-24.04' || "
-        assert job["runs-on"] == "ubuntu-24.04" or job["runs-on"].startswith(hosted)
-
-
+@pytest.mark.long
 def test_cells_are_tried_without_a_gpu_and_with_one_and_reported_together(act: Act) -> None:
     runners = {"CUDA_RUNNER": "mine,big", "GPU_RUNNER": "mine,gpu"}
     ran = act("compat", inputs={"tags": "24.09 24.10 cpu"}, variables=runners, failing=("24.09",))
@@ -465,35 +496,12 @@ def test_cells_are_tried_without_a_gpu_and_with_one_and_reported_together(act: A
     assert all(known(command) for _, *command in ran.commands)
 
 
-def test_without_runners_of_ones_own_the_rest_goes_on(act: Act) -> None:
+def test_an_empty_half_is_passed_over() -> None:
     for half in ("cpu", "gpu"):  # GitHub refuses an empty matrix, act takes it
         assert load("compat")["jobs"][half]["if"] == f"needs.rows.outputs.{half} != ''"
-    ran = act("compat")
-    assert limits(ran) == {"12"}
-    assert ran.results == {"rows": "success", "cpu cpu": "success", "report": "success"}
-    assert ran.kept() == ["cpu-cpu-0.16.1/cpu-0.16.1.json", "report/compat-cpu/report.html"]
 
 
-def test_rows_with_cuda_are_tried_where_only_gpus_have_a_runner(act: Act) -> None:
-    ran = act("compat", inputs={"tags": "24.09"}, variables={"GPU_RUNNER": "mine"})
-    assert ran.results == {"rows": "success", "gpu 24.09": "success", "report": "success"}
-    assert ran.kept() == ["gpu-24.09-0.9.0/24.09-0.9.0.json", "report/compat-gpu/report.html"]
-
-
-def test_a_row_without_cuda_is_tried_where_gpus_have_a_runner(act: Act) -> None:
-    asked = {"tags": "cpu", "disk": "7.5"}
-    ran = act("compat", inputs=asked, variables={"GPU_RUNNER": "mine"})
-    assert ran.results == {"rows": "success", "cpu cpu": "success", "report": "success"}
-    assert ran.kept() == ["cpu-cpu-0.16.1/cpu-0.16.1.json", "report/compat-cpu/report.html"]
-    assert limits(ran) == {"7.5"}
-
-
-def test_where_no_runner_takes_what_is_asked_for_nothing_is_tried(act: Act) -> None:
-    ran = act("compat", inputs={"tags": "24.09 24.10"})
-    assert ran.results == {"rows": "failure"}
-    assert "set the variable CUDA_RUNNER or GPU_RUNNER" in ran.said
-
-
+@pytest.mark.long
 def test_what_is_published_was_built_twice_and_is_attested_by_its_digest(act: Act) -> None:
     ran = act("publish")
     assert ran.results == {"rows": "success", "publish cpu": "success"}
@@ -511,9 +519,3 @@ def test_what_is_published_was_built_twice_and_is_attested_by_its_digest(act: Ac
         f'{subject} https://slsa.dev/provenance/v1 {{"a": 1}}',
         f'{subject}  {{"b": 2}}',
     ]
-
-
-def test_rows_with_cuda_are_published_only_where_that_was_chosen(act: Act) -> None:
-    ran = act("publish", inputs={"tags": "24.10 cpu"}, variables={"CUDA_RUNNER": "mine"})
-    assert ran.results == {"rows": "success", "publish cpu": "success"}
-    assert "left out, as --cuda-runner names no runner: 24.10" in ran.said

@@ -121,18 +121,6 @@ while True:  # a signal just before one long sleep would be acted on after it
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_asks_the_program_to_stop(launch: Launch, signum: int) -> None:
-    process = launch(HANDLER)
-    wait_for(process, b"ready\n")
-    process.send_signal(signum)
-    code, out, err = finish(process)
-    assert (code, out) == (7, b"saved 15\n")
-    asked, ended = err.decode().splitlines()
-    assert asked == "launcher: asked the run to stop; it has 20 s. Once more ends it at once."
-    assert ended.endswith("stopped, exit code 7")
-
-
 def test_a_signal_is_heard_where_the_launcher_was_started_deaf(launch: Launch) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
@@ -144,18 +132,7 @@ def test_a_signal_is_heard_where_the_launcher_was_started_deaf(launch: Launch) -
     assert finish(process)[0] == 7
 
 
-def test_the_second_signal_ends_it_at_once(launch: Launch) -> None:
-    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    process = launch(f"{deaf}print('ready', flush=True)\ntime.sleep(60)\n")
-    wait_for(process, b"ready\n")
-    process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    assert b"asked the run to stop" in process.stderr.readline()
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    assert finish(process)[0] == 137
-
-
+@pytest.mark.long
 def test_the_grace_ends(launch: Launch) -> None:
     deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     process = launch(

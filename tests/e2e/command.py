@@ -1,4 +1,4 @@
-"""The command line, run as a user runs it; and this repository's tests, run in an image."""
+"""The command line, run as a user runs it; tests that run in an image; images to begin with."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from launcher.settings import ROOT
 
@@ -39,8 +41,10 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *said: str) -> No
         assert text in done.stderr
 
 
-def pytest_in(engine: DockerClient, image: str, *arguments: str, **more: Any) -> tuple[int, str]:
-    """Run pytest in a container of `image`: its exit code, and what it printed.
+def pytest_in(
+    engine: DockerClient, image: str, *arguments: str, chosen: str = "not long", **more: Any
+) -> tuple[int, str]:
+    """Run the tests that need Megatron in a container of `image`: exit code, and what was printed.
 
     pytest and the launcher's packages come from this environment, behind the image's own.
     """
@@ -52,7 +56,7 @@ def pytest_in(engine: DockerClient, image: str, *arguments: str, **more: Any) ->
     }
     container = engine.containers.create(
         image,
-        ["python3", "-m", "pytest", "-m", "megatron", *arguments],
+        ["python3", "-m", "pytest", "-m", f"megatron and {chosen}", *arguments],
         init=True,
         network_mode="none",
         working_dir="/repo",
@@ -70,13 +74,68 @@ def pytest_in(engine: DockerClient, image: str, *arguments: str, **more: Any) ->
         container.remove(force=True)
 
 
+def tarred(files: dict[str, bytes]) -> bytes:
+    """A tar of these files."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return out.getvalue()
+
+
 def random_file(name: str, size: int) -> bytes:
     """A tar of one file, whose bytes are as good as random and the same each time."""
     blocks = (hashlib.sha256(f"{name} {n}".encode()).digest() for n in range(size // 32))
-    content = b"".join(blocks)
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        entry = tarfile.TarInfo(name)
-        entry.size = len(content)
-        tar.addfile(entry, io.BytesIO(content))
-    return file.getvalue()
+    return tarred({name: b"".join(blocks)})
+
+
+def built(
+    engine: DockerClient,
+    dockerfile: str,
+    name: str | None = None,
+    files: Mapping[str, bytes] = {},
+    labels: Mapping[str, str] = {},
+) -> str:
+    """The id of an image by the classic builder, made of a Dockerfile and files beside it."""
+    context = io.BytesIO(tarred({"Dockerfile": dockerfile.encode(), **files}))
+    image, _ = engine.images.build(
+        fileobj=context,
+        custom_context=True,
+        tag=name,
+        rm=True,
+        network_mode="none",
+        labels=dict(labels),
+    )
+    return str(image.id)
+
+
+def in_image(engine: DockerClient, name: str, *command: str) -> str:
+    """What a command prints in a container without network."""
+    done = engine.containers.run(name, list(command), network_mode="none", remove=True)
+    return str(done.decode())
+
+
+def layers(engine: DockerClient, name: str) -> list[str]:
+    """The digests of an image's layers, lowest first."""
+    found: list[str] = engine.api.inspect_image(name)["RootFS"]["Layers"]
+    return found
+
+
+def matrix_folder(folder: Path, change: dict[str, dict[str, Any]]) -> Path:
+    """A matrix of its own, with rows changed; beside it lock, template, patches."""
+    data = yaml.safe_load((ROOT / "matrix.yaml").read_text())
+    for tag, values in change.items():
+        data["rows"][tag] |= values
+    (folder / "matrix.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
+    for name in ("matrix.lock", "Dockerfile.template", "patches"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder / "matrix.yaml"
+
+
+def standin(engine: DockerClient, python_image: str, name: str) -> str:
+    """A base of its own: a stand-in for an NGC image, which has Python and no torch."""
+    labelled = f"FROM {python_image}\nLABEL megatron-launchpad.standin=test\nENV STANDIN={name}\n"
+    built(engine, labelled, f"launchpad-test:{name}")
+    return f"launchpad-test:{name}"

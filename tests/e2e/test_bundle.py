@@ -16,9 +16,8 @@ from launcher.engine.connect import engine_host
 from launcher.images import bundle
 from launcher.progress import Progress
 from launcher.settings import ROOT, Settings
-from tests.conftest import CpuImages
-
-from .command import launcher, refused
+from tests.e2e.command import launcher, refused
+from tests.e2e.conftest import Small
 
 QUIET = Progress(open(os.devnull, "w"))  # noqa: SIM115
 
@@ -36,18 +35,10 @@ NOWHERE = {
 
 
 @pytest.fixture(scope="module")
-def instead(bases: Bases) -> list[str]:
-    """The options that name the base and the builder of these tests."""
-    return ["--base", bases.base, "--builder", bases.builder]
-
-
-@pytest.fixture(scope="module")
-def packed(
-    engine: DockerClient, instead: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """The cpu row's inputs, images and all."""
-    path = tmp_path_factory.mktemp("bundle") / "cpu"
-    done = launcher("fetch", "cpu", *instead, "--bundle", str(path))
+def packed(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small row's inputs, images and all."""
+    path = tmp_path_factory.mktemp("bundle") / "small"
+    done = launcher("fetch", "24.10", *small.instead, "--bundle", str(path), **small.env)
     assert done.returncode == 0, done.stderr
     assert f"{path} " in done.stdout
     return path
@@ -58,40 +49,28 @@ def offline(cache: Path, client: DockerClient) -> dict[str, str]:
 
 
 def test_the_same_image_is_built_where_nothing_can_be_fetched(
-    engine: DockerClient,
-    other_engine: DockerClient,
-    cpu_images: CpuImages,
-    packed: Path,
-    instead: list[str],
-    tmp_path: Path,
+    engine: DockerClient, elsewhere: DockerClient, small: Small, packed: Path, tmp_path: Path
 ) -> None:
-    here = engine.api.inspect_image(cpu_images.build())
-    environment = offline(tmp_path / "cache", other_engine)
-    done = launcher("image", "build", "cpu", *instead, **environment)
+    """And packing there what was taken gives the same bytes."""
+    here = engine.api.inspect_image(small.id)
+    environment = offline(tmp_path / "cache", elsewhere) | small.env
+    done = launcher("image", "build", "24.10", *small.instead, **environment)
     refused(done, 122 if "no index" in done.stderr else 125)  # neither package nor base is there
 
     taken = launcher("fetch", "--from", str(packed), **environment)
     assert taken.returncode == 0, taken.stderr
-    assert taken.stdout.startswith("cpu: ")
-    built = launcher("image", "build", "cpu", *instead, **environment)
+    assert taken.stdout.startswith("24.10: ")
+    built = launcher("image", "build", "24.10", *small.instead, **environment)
     assert built.returncode == 0, built.stderr
     assert " built" in built.stdout
 
-    there = other_engine.api.inspect_image("megatron:cpu")
+    there = elsewhere.api.inspect_image("megatron:24.10")
     for part in ("Config", "RootFS", "Architecture", "Os"):
         assert there[part] == here[part]
     if there["Created"] == here["Created"]:  # Docker 20.10 writes the time of the build there
         assert there["Id"] == here["Id"]
-
-
-def test_packing_again_gives_the_same_bytes(
-    packed: Path, instead: list[str], engine: DockerClient, site: Settings, tmp_path: Path
-) -> None:
     again = tmp_path / "again"
-    environment = offline(tmp_path / "cache", engine)
-    taken = launcher("fetch", "--from", str(packed), **environment)
-    assert taken.returncode == 0, taken.stderr
-    done = launcher("fetch", "cpu", *instead, "--bundle", str(again), **environment)
+    done = launcher("fetch", "24.10", *small.instead, "--bundle", str(again), **environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == f"sha256:{sha256(packed / bundle.INDEX)}"
     names = {path.relative_to(packed) for path in packed.rglob("*") if path.is_file()}
@@ -122,9 +101,12 @@ def test_a_flipped_byte_in_each_kind_of_file_is_named_and_nothing_is_taken(
 
 @pytest.mark.long
 def test_those_that_are_killed_leave_nothing_that_is_used(
-    packed: Path, engine: DockerClient, tmp_path: Path
+    engine: DockerClient, bases: Bases, tmp_path: Path
 ) -> None:
     """Ten of each kind, killed ever later; what they left harms nobody after them."""
+    packed, instead = tmp_path / "cpu", ["--base", bases.base, "--builder", bases.builder]
+    done = launcher("fetch", "cpu", *instead, "--bundle", str(packed))
+    assert done.returncode == 0, done.stderr
     wheels, site = tmp_path / "wheels", offline(tmp_path / "cache", engine)
     take = ["fetch", "--from", str(packed), "--no-images"]
     pack = ["fetch", "cpu", "--no-images", "--bundle", str(wheels)]
@@ -160,13 +142,13 @@ def killed(command: list[str], after: float, environment: dict[str, str]) -> boo
 
 
 def test_a_disk_that_takes_no_more_is_named(
-    packed: Path, engine: DockerClient, tmp_path: Path
+    packed: Path, small: Small, engine: DockerClient, tmp_path: Path
 ) -> None:
     """A limit on the size of a file, as FAT has one."""
-    site = offline(tmp_path / "cache", engine)
+    site = offline(tmp_path / "cache", engine) | small.env
     assert launcher("fetch", "--from", str(packed), "--no-images", **site).returncode == 0
     target = tmp_path / "inputs"
-    script = 'ulimit -f 100000; exec "$0" -m launcher fetch cpu --no-images --bundle "$1"'
+    script = 'ulimit -f 200; exec "$0" -m launcher fetch 24.10 --no-images --bundle "$1"'
     done = subprocess.run(
         ["bash", "-c", script, sys.executable, str(target)],
         cwd=ROOT,

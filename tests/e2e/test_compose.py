@@ -5,19 +5,15 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from launcher.backends.docker_job import PROJECT
-from tests.e2e.test_faults import Site, Started, make_site, standin, until
+from tests.e2e.site import Site, Started, standin, until
 
 if TYPE_CHECKING:
-    from docker import DockerClient
     from docker.models.containers import Container
-
-    from tests.conftest import CpuImages
 
 pytestmark = pytest.mark.engine
 
@@ -57,13 +53,10 @@ if rank == 1 and not os.path.exists("/kept/tried"):
 """
 
 
-@pytest.fixture
-def here(engine: DockerClient, tmp_path: Path) -> Iterator[Site]:
-    """A folder to use the launcher in; afterwards nothing of it may be left, networks included."""
-    site = make_site(tmp_path, engine)
-    yield site
-    left = site.end()
-    assert left + networks(site) == []
+@pytest.fixture(autouse=True)
+def _no_network_left(here: Site) -> Iterator[None]:
+    yield
+    assert here.end() == networks(here) == []
 
 
 def networks(site: Site) -> list[str]:
@@ -145,30 +138,6 @@ def test_the_others_start_though_the_launcher_was_killed_before(counting: Site) 
     assert counting.done("attach", counting.name).process.returncode == 7
 
 
-def test_it_can_be_left_alone(counting: Site) -> None:
-    run = counting.done("run", "run.yaml", "--backend", "compose", "--detach").out.strip()
-    node(counting, 1)
-    told = counting.done("exec", run, "--", "printenv", "PET_NODE_RANK").out
-    assert told == "0\n"
-    counting.done("stop", run)
-    attached = counting.done("attach", run)
-    assert attached.process.returncode == 7
-    counted(attached.out)
-
-
-def test_a_second_signal_ends_all_nodes(here: Site, python_image: str) -> None:
-    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(600)\n"
-    here.write(two(python_image), MEETING + deaf)
-    started = here.start("run", "run.yaml", "--backend", "compose")
-    started.said("node-1 | deaf")
-    run = here.run()
-    started.process.send_signal(signal.SIGINT)
-    started.said("asked the run to stop")
-    started.process.send_signal(signal.SIGINT)
-    assert started.ends() == 137
-    assert started.told()[1:] == [f"run {run} stopped, exit code 137"]
-
-
 def test_a_stop_is_heard_before_the_nodes_have_met(here: Site, python_image: str) -> None:
     here.write(two(python_image), "import time\nprint('here', flush=True)\ntime.sleep(600)\n")
     started = here.start("run", "run.yaml", "--backend", "compose")
@@ -204,14 +173,6 @@ def test_what_the_engine_refuses_leaves_nothing(here: Site, python_image: str) -
     assert networks(here) == []
 
 
-def test_one_node_is_like_a_container(here: Site, python_image: str) -> None:
-    here.write(standin(python_image, ulimits={"memlock": -1}), "print('out')\nraise SystemExit(5)")
-    started = here.start("run", "run.yaml", "--backend", "compose")
-    assert started.ends() == 5
-    assert started.out == "out\n"
-    assert "exit code 5" in started.told()[-1]
-
-
 # Real training: TP=2 within a node, DP=2 over two of them, by Megatron-Core on gloo.
 TRAINING = {
     "program": "gpt",
@@ -229,12 +190,6 @@ TRAINING = {
     "logging": {"log_interval": 1},
 }
 STEP = re.compile(r"iteration +(\d+)/.* lm loss: (\S+) .* grad norm: (\S+) ")
-
-
-@pytest.fixture(scope="module")
-def image(cpu_images: CpuImages) -> str:
-    """The cpu row with its default release."""
-    return cpu_images.build()
 
 
 def steps(started: Started) -> list[tuple[str, ...]]:
@@ -268,6 +223,7 @@ def test_a_killed_node_is_the_first_cause(here: Site, image: str) -> None:
     assert networks(here) == []
 
 
+@pytest.mark.long
 def test_tensorboard_shows_the_run_and_goes_with_it(here: Site, image: str) -> None:
     """The image has none, so the service ends at once: nothing to the run."""
     logging = {"log_interval": 1, "tensorboard_dir": "board"}

@@ -15,14 +15,13 @@ import yaml
 
 from launcher.build import fetch, lock
 from launcher.build.image import Builds, Request
-from launcher.errors import BuildError, UsageError
+from launcher.errors import BuildError
 from launcher.matrix.load import load_lock
 from launcher.matrix.schema import Extension, GitSource
 from launcher.progress import Progress
 from launcher.settings import ROOT, Settings
 from tests.build.test_extensions import HUB, git, repository
-from tests.e2e.command import launcher, refused
-from tests.e2e.test_image import in_image, standin
+from tests.e2e.command import in_image, standin
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -167,19 +166,3 @@ def test_an_option_that_its_setup_does_not_know_fails_the_build(
     own = own_matrix(tmp_path, replace(site, git_mirror=mirror), base, deaf)
     with pytest.raises(BuildError, match="holds no compiled kernels_ext"):
         Builds(engine, own, Progress(), NAMES).build(Request(TAG, builder=bases.builder))
-
-
-def test_architectures_that_are_none_are_told(
-    engine: DockerClient, own: Settings, bases: Bases
-) -> None:
-    builds = Builds(engine, own, Progress(), NAMES)
-    with pytest.raises(UsageError, match=r"sm_90 is no compute capability"):
-        builds.build(Request(TAG, builder=bases.builder, architectures="sm_90"))
-
-
-def test_a_row_that_compiles_nothing_takes_no_architectures(bases: Bases) -> None:
-    done = launcher(
-        *("image", "build", "cpu", "--base", bases.base, "--builder", bases.builder),
-        *("--architectures", "90"),
-    )
-    refused(done, 2, "cpu: nothing is compiled for GPUs in this row", "Leave out --architectures")

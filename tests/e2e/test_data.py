@@ -15,7 +15,7 @@ import pytest
 
 from launcher.engine.private import packages
 from tests.data.upstream import tokenize as upstream_tokenizes
-from tests.e2e.command import launcher, refused
+from tests.e2e.command import launcher
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -177,23 +177,3 @@ def test_megatrons_gpt_dataset_makes_the_same_samples_of_it(
     told = [json.loads(line) for line in printed.splitlines() if line.startswith(b"[")]
     assert told == [told[0]] * len(prefixes)
     assert told[0][0] > 8000  # more than an epoch: the corpus has some 5,000 of them
-
-
-def test_what_cant_run_is_told_before_anything_is_tokenized(
-    cpu_images: CpuImages, corpus: Path, tmp_path: Path
-) -> None:
-    settings = (f"data.text={corpus}", "data.text_key=content", "gpus=2")
-    command = train(cpu_images.build(), tmp_path, *settings)
-    refused(launcher(*command, LAUNCHER_CACHE=str(tmp_path / "cache")), 121, "GPU")
-    assert not (tmp_path / "cache/data").exists()
-
-
-def test_text_that_cant_be_read_starts_nothing(cpu_images: CpuImages, tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n{\n')
-    text = f"data.text={tmp_path / 'in.jsonl'}"
-    command = train(cpu_images.build(), tmp_path, text)
-    refused(launcher(*command, LAUNCHER_CACHE=str(tmp_path)), 1, "in.jsonl:2: not JSON")
-    both = train(cpu_images.build(), tmp_path, text, "data.path=a")
-    refused(launcher(*both), 2, "data.text and data.path")
-    key = train(cpu_images.build(), tmp_path, "data.text_key=a")
-    refused(launcher(*key), 2, "data.text_key without data.text")

@@ -45,135 +45,13 @@ chmod +x /tmp/bin/*
 export OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore
 """
 
-LAUNCH = """
-python -m torch.distributed.launch --nproc_per_node=2 \
-    megatron_core_training_example.py \
-    --tensor-model-parallel-size=2 \
-    --pipeline-model-parallel-size=1
-"""
-TORCHRUN = """
-torchrun --nproc_per_node=2 \
-    megatron_core_training_example.py \
-    --tensor-model-parallel-size=1 \
-    --pipeline-model-parallel-size=2
-"""
-TENSOR = """
-torchrun --nproc_per_node=8 \
-    megatron_core_training_example.py \
-    --tensor-model-parallel-size=2 \
-    --pipeline-model-parallel-size=1 \
-    --batch-size=16 \
-    --epochs=3 \
-    --train-steps=1000 \
-    --sequence-parallel \
-    --fp16
-"""
-PIPELINE = """
-torchrun --nproc_per_node=8 \
-    megatron_core_training_example.py \
-    --tensor-model-parallel-size=1 \
-    --pipeline-model-parallel-size=2 \
-    --batch-size=16 \
-    --epochs=3 \
-    --train-steps=1000 \
-    --fp16
-"""
-HYBRID = """
-torchrun --nproc_per_node=8 \
-    megatron_core_training_example.py \
-    --tensor-model-parallel-size=2 \
-    --pipeline-model-parallel-size=2 \
-    --batch-size=16 \
-    --epochs=3 \
-    --train-steps=1000 \
-    --sequence-parallel \
-    --fp16
-"""
-SMALL = """
-torchrun --nproc_per_node=2 \
-    megatron_core_training_example.py \
-    --tensor-model-parallel-size=2 \
-    --pipeline-model-parallel-size=1 \
-    --num-layers=2 \
-    --hidden-size=128 \
-    --num-attention-heads=4 \
-    --batch-size=4 \
-    --train-steps=10 \
-    --dataset-size=100 \
-    --monitor-memory-continuously
-"""
-TIPS = """
-torchrun --nproc_per_node=2 megatron_core_training_example.py \
-    --monitor-memory-continuously --memory-monitor-interval=0.5 \
-    --seq-length=128 --batch-size=4
-"""
-NODES = """
-(
-torchrun --nproc_per_node=4 --nnodes=2 --node_rank=1 --master_addr=MASTER_IP --master_port=MASTER_PORT \
-    megatron_core_training_example.py \
-    --tensor-model-parallel-size=2 \
-    --pipeline-model-parallel-size=2 \
-    --batch-size=16 \
-    --epochs=3 \
-    --train-steps=1000 \
-    --init-method=tcp://MASTER_IP:MASTER_PORT \
-    --world-size=8 \
-    --fp16
-) &
-torchrun --nproc_per_node=4 --nnodes=2 --node_rank=0 --master_addr=MASTER_IP --master_port=MASTER_PORT \
-    megatron_core_training_example.py \
-    --tensor-model-parallel-size=2 \
-    --pipeline-model-parallel-size=2 \
-    --batch-size=16 \
-    --epochs=3 \
-    --train-steps=1000 \
-    --init-method=tcp://MASTER_IP:MASTER_PORT \
-    --world-size=8 \
-    --fp16
-first=$?; wait $! && (exit $first)
-"""  # noqa: E501
-SLURM = r"""
-SLURM_JOB_ID=1 SLURM_NNODES=2 SLURM_JOB_NODELIST='node[0-1]'
-MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
-MASTER_PORT=29500
-GPUS_PER_NODE=4
-NNODES=$SLURM_NNODES
-WORLD_SIZE=$(($GPUS_PER_NODE * $NNODES))
-srun --jobid $SLURM_JOBID bash -c "
-    torchrun --nproc_per_node=$GPUS_PER_NODE \
-        --nnodes=$NNODES \
-        --node_rank=\$SLURM_PROCID \
-        --master_addr=$MASTER_ADDR \
-        --master_port=$MASTER_PORT \
-        megatron_core_training_example.py \
-        --tensor-model-parallel-size=2 \
-        --pipeline-model-parallel-size=2 \
-        --batch-size=16 \
-        --epochs=3 \
-        --train-steps=1000 \
-        --init-method=tcp://$MASTER_ADDR:$MASTER_PORT \
-        --world-size=$WORLD_SIZE \
-        --fp16
-"
-"""
-ALONE = """
-CUDA_VISIBLE_DEVICES=0 python megatron_core_training_example.py \
-    --tensor-model-parallel-size=1 --pipeline-model-parallel-size=1
-"""
-CONNECTIVITY = """
-(
-torchrun --nproc_per_node=2 --nnodes=2 --node_rank=1 --master_addr=MASTER_IP --master_port=MASTER_PORT \
-    megatron_core_training_example.py \
-    --tensor-model-parallel-size=2 --pipeline-model-parallel-size=1 \
-    --num-layers=2 --hidden-size=128 --train-steps=10 --batch-size=4
-) &
-torchrun --nproc_per_node=2 --nnodes=2 --node_rank=0 --master_addr=MASTER_IP --master_port=MASTER_PORT \
-    megatron_core_training_example.py \
-    --tensor-model-parallel-size=2 --pipeline-model-parallel-size=1 \
-    --num-layers=2 --hidden-size=128 --train-steps=10 --batch-size=4
-first=$?; wait $! && (exit $first)
-"""  # noqa: E501
-
+GUIDE = dict(
+    (head.split()[0], (command, [int(number) for number in head.split()[1:]]))
+    for part in Path(__file__).with_name("guide.sh").read_text().split("\n#: ")[1:]
+    for head, _, command in [part.partition("\n")]
+)
+"""The commands by name; of what they are made to be here TP, PP, DP, and how many losses."""
+USUAL = ("torch.distributed.launch", "hybrid", "small", "slurm")
 SCALE = {
     "--nproc_per_node=8": "--nproc_per_node=4",
     "--nproc_per_node=4 --nnodes=2": "--nproc_per_node=2 --nnodes=2",
@@ -261,24 +139,10 @@ def shell(engine: DockerClient, cpu_images: CpuImages) -> Shell:
 
 
 @pytest.mark.parametrize(
-    ("command", "layout", "steps"),
-    [
-        pytest.param(LAUNCH, (2, 1, 1), 10, id="torch.distributed.launch"),
-        pytest.param(TORCHRUN, (1, 2, 1), 10, id="torchrun"),
-        pytest.param(TENSOR, (2, 1, 2), 9, id="tensor"),
-        pytest.param(PIPELINE, (1, 2, 2), 9, id="pipeline"),
-        pytest.param(HYBRID, (2, 2, 1), 9, id="hybrid"),
-        pytest.param(SMALL, (2, 1, 1), 10, id="small"),
-        pytest.param(TIPS, (1, 1, 2), 10, id="tips"),
-        pytest.param(NODES, (2, 2, 1), 9, id="nodes"),
-        pytest.param(SLURM, (2, 2, 1), 9, id="slurm"),
-        pytest.param(ALONE, (1, 1, 1), 10, id="alone"),
-        pytest.param(CONNECTIVITY, (2, 1, 2), 10, id="connectivity"),
-    ],
+    "name", [pytest.param(one, marks=[] if one in USUAL else pytest.mark.long) for one in GUIDE]
 )
-def test_a_command_of_the_guide(
-    shell: Shell, command: str, layout: tuple[int, int, int], steps: int
-) -> None:
+def test_a_command_of_the_guide(shell: Shell, name: str) -> None:
+    command, (*layout, steps) = GUIDE[name]
     done = shell(scaled(command))
     assert done.code == 0, done.output[-6000:]
     assert done.output.count(f"{SCRIPT.removesuffix('.py')}: no GPU here") == 1
@@ -286,8 +150,8 @@ def test_a_command_of_the_guide(
     assert all(map(math.isfinite, done.losses))
     assert done.losses[-1] < done.losses[0] - 0.1
     summary = done.summary
-    found = tuple(summary["layout"][name] for name in ("tensor", "pipeline", "data"))
-    assert (found, summary["steps"]) == (layout, steps)
+    assert [summary["layout"][kind] for kind in ("tensor", "pipeline", "data")] == layout
+    assert summary["steps"] == steps
     assert summary["layout"]["world_size"] == math.prod(layout)
     assert summary["precision"] == ("fp16" if "--fp16" in command else "fp32")
     assert summary["final_loss"] == pytest.approx(done.losses[-1], rel=1e-5)

@@ -3,78 +3,37 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
+import random
 import re
 import shlex
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import termios
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from launcher import files
 from launcher.engine.connect import engine_host
 from launcher.engine.private import packages, private
-from launcher.settings import ROOT, Settings
+from launcher.settings import Settings
 from launcher.train.checkpoints import folders
+from tests.e2e.registry import listener
+from tests.e2e.site import WITHIN, Site, Started, make_site, script, standin, until
 
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
 
-    from tests.conftest import CpuImages
-
 pytestmark = pytest.mark.engine
 
-WITHIN = 180.0  # seconds, on a machine that is busy with other things
-RUNNER = """\
-# Stands in for the runner, which needs torch: starts the program in its own place.
-import os, sys
-program = sys.argv[sys.argv.index("--") + 1 :]
-os.execv(sys.executable, [sys.executable, *program])
-"""
-FAULTS = """\
-# Put into a rank's Python: at a line of output that a line of /faults/at names it kills the
-# rank, or holds it until /faults/go is there. Each line of that file counts once.
-import os, signal, sys, time
-
-AT, GO = "/faults/at", "/faults/go"
-
-class Output:
-    def __init__(self, stream):
-        self.stream = stream
-
-    def __getattr__(self, name):
-        return getattr(self.stream, name)
-
-    def write(self, text):
-        written = self.stream.write(text)
-        what, _, where = open(AT).readline().rstrip("\\n").partition(" ")
-        if where and where in text:
-            self.stream.flush()
-            rest = open(AT).readlines()[1:]
-            open(AT, "w").writelines(rest)
-            if what == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            while not os.path.exists(GO):
-                time.sleep(0.05)
-        return written
-
-if "RANK" in os.environ:
-    sys.stdout = Output(sys.stdout)
-"""
 COUNTER = """\
 import signal, sys, time
 asked = []
@@ -95,188 +54,11 @@ time.sleep(600)
 """
 
 
-def until(happened: Callable[[], Any], what: object) -> Any:
-    """What it gives, as soon as that is true; `what` is told where it never is."""
-    deadline = time.monotonic() + WITHIN
-    while not (found := happened()):
-        assert time.monotonic() < deadline, str(what)
-        time.sleep(0.02)
-    return found
-
-
-class Started:
-    """A launcher that was started, and what it has written so far."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-        self.kept = {process.stdout: bytearray(), process.stderr: bytearray()}
-        self.readers = [
-            threading.Thread(target=self._read, args=(stream,), daemon=True)
-            for stream in self.kept
-            if stream
-        ]
-        for reader in self.readers:
-            reader.start()
-
-    def _read(self, stream: IO[bytes]) -> None:
-        while data := os.read(stream.fileno(), 1 << 16):
-            self.kept[stream] += data
-
-    @property
-    def out(self) -> str:
-        return self.kept[self.process.stdout].decode()
-
-    @property
-    def err(self) -> str:
-        return self.kept[self.process.stderr].decode()
-
-    def said(self, text: str) -> None:
-        """Wait until it has said that, on either stream."""
-
-        def found() -> bool:
-            over = self.process.poll() is not None
-            if over:
-                self._complete()
-            said = text in self.out + self.err
-            assert said or not over, self
-            return said
-
-        until(found, self)
-
-    def _complete(self) -> None:
-        for reader in self.readers:
-            reader.join(WITHIN)
-
-    def ends(self) -> int:
-        """Its exit code, once all it has written is here."""
-        code = self.process.wait(WITHIN)
-        self._complete()
-        return code
-
-    def told(self) -> list[str]:
-        """The launcher's own lines, but for what it warns of and for how long it waits yet."""
-        lines = [line.partition("launcher: ") for line in self.err.splitlines()]
-        told = [text for before, name, text in lines if name and not before]
-        return [text for text in told if not text.startswith(("warning: ", "waiting for "))]
-
-    def __repr__(self) -> str:
-        return f"{self.out[-2000:]}\n{self.err[-4000:]}"
-
-
-@dataclass
-class Site:
-    """A folder in which the launcher is used, on one engine."""
-
-    folder: Path
-    client: DockerClient
-    name: str
-    started: list[Started] = field(default_factory=list)
-
-    def write(self, config: dict[str, Any], program: str = "") -> None:
-        (self.folder / "run.yaml").write_text(json.dumps({"name": self.name, **config}))
-        (self.folder / "program.py").write_text(program)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        own = {"LAUNCHER_RUNS": str(self.folder / "runs"), "TMPDIR": str(self.folder / "tmp")}
-        host = {"DOCKER_HOST": engine_host(self.client), "PYTHONPATH": str(ROOT)}
-        return {**os.environ, **own, **host}
-
-    def start(self, *arguments: str, **options: Any) -> Started:
-        """Start the launcher; its output is read as it comes."""
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "launcher", *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            **{**pipes, "stdin": subprocess.DEVNULL, **options},
-        )
-        self.started.append(Started(process))
-        return self.started[-1]
-
-    def done(self, *arguments: str) -> Started:
-        """The launcher, ended."""
-        started = self.start(*arguments)
-        started.ends()
-        return started
-
-    def containers(self) -> list[Container]:
-        """All of the runs that were started here."""
-        wanted = {"label": f"megatron-launchpad.name={self.name}"}
-        found: list[Container] = self.client.containers.list(all=True, filters=wanted)
-        return found
-
-    def container(self) -> Container:
-        """The one that was started, running."""
-        running = until(
-            lambda: [one for one in self.containers() if one.status == "running"], "no container"
-        )
-        return running[0]
-
-    def run(self) -> str:
-        """The id of the run that goes on."""
-        label: str = self.container().labels["megatron-launchpad.run"]
-        return label
-
-    def end(self) -> list[str]:
-        """End what still goes on; what was left, by name, which should be nothing."""
-        for one in self.started:
-            if one.process.poll() is None:
-                one.process.kill()
-                one.process.wait()
-        left = [f"container {one.name} ({one.status})" for one in self.containers()]
-        for one in self.containers():
-            one.remove(force=True)
-        left += [f"file {path}" for path in (self.folder / "tmp").iterdir()]
-        left += [f"file {path}" for path in (self.folder / "runs").rglob("*.partial")]
-        return left + [f"process {pid}" for pid in self._processes()]
-
-    def _processes(self) -> Iterator[str]:
-        """Those that were started here, by their environment."""
-        mark = f"LAUNCHER_RUNS={self.folder / 'runs'}".encode()
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if mark in path.read_bytes().split(b"\0"):
-                    yield path.parent.name
-            except OSError:
-                continue
-
-
-def make_site(folder: Path, client: DockerClient) -> Site:
-    for part in ("standin/launcher/train", "tmp", "runs", "faults"):
-        (folder / part).mkdir(parents=True)
-    (folder / "standin/launcher/train/runner.py").write_text(RUNNER)
-    (folder / "faults/sitecustomize.py").write_text(FAULTS)
-    (folder / "faults/at").write_text("")
-    return Site(folder, client, f"faults-{os.urandom(3).hex()}")
-
-
 @pytest.fixture
-def site_here(engine: DockerClient, tmp_path: Path) -> Iterator[Site]:
-    """A folder to use the launcher in; afterwards nothing of it may be left."""
-    site = make_site(tmp_path, engine)
-    yield site
-    assert site.end() == []
-
-
-def standin(image: str, **resources: Any) -> dict[str, Any]:
-    """A run of ./program.py with the stand-in runner."""
-    limits = {"network": "none", "ipc": "private", "ulimits": {}, "stop_grace": 60, **resources}
-    return {
-        "image": {"name": image},
-        "program": "./program.py",
-        "gpus": 0,
-        "env": {"PYTHONPATH": "/standin"},
-        "mounts": [{"source": "standin", "target": "/standin"}],
-        "resources": limits,
-    }
-
-
-@pytest.fixture
-def counting(site_here: Site, python_image: str) -> Site:
+def counting(here: Site, python_image: str) -> Site:
     """Where a run counts until it is asked to stop, and then exits with 7."""
-    site_here.write(standin(python_image), COUNTER)
-    return site_here
+    here.write(standin(python_image), COUNTER)
+    return here
 
 
 def counted(text: str) -> int:
@@ -301,11 +83,11 @@ def test_the_first_signal_is_a_request(counting: Site, signum: int) -> None:
     ]
 
 
-def test_the_second_signal_ends_the_run(site_here: Site, python_image: str) -> None:
-    site_here.write(standin(python_image), DEAF)
-    started = site_here.start("run", "run.yaml")
+def test_the_second_signal_ends_the_run(here: Site, python_image: str) -> None:
+    here.write(standin(python_image), DEAF)
+    started = here.start("run", "run.yaml")
     started.said("ready")
-    run = site_here.run()
+    run = here.run()
     started.process.send_signal(signal.SIGINT)
     started.said("asked the run to stop")
     assert started.process.poll() is None
@@ -343,15 +125,6 @@ def test_a_run_that_ended_with_nobody_watching_is_kept_for_attach(counting: Site
     attached = counting.done("attach", run)
     counted(attached.out)
     assert attached.process.returncode == 7
-
-
-def test_a_stop_at_once_from_elsewhere_is_no_failure(counting: Site) -> None:
-    started = counting.start("run", "run.yaml", "--max-restarts", "3")
-    started.said("line 2\n")
-    run = counting.run()
-    assert counting.done("stop", "--now", run).process.returncode == 0
-    assert started.ends() == 137
-    assert started.told() == [f"run {run} stopped, exit code 137"]
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["hung up", "nohup"])
@@ -404,10 +177,10 @@ def test_an_end_from_outside_is_told_as_one(
 
 
 def test_restarts_are_used_up_and_the_last_exit_code_is_passed_on(
-    site_here: Site, python_image: str
+    here: Site, python_image: str
 ) -> None:
-    site_here.write(standin(python_image), "import sys; print('began', flush=True); sys.exit(5)")
-    done = site_here.done("run", "run.yaml", "--max-restarts", "2")
+    here.write(standin(python_image), "import sys; print('began', flush=True); sys.exit(5)")
+    done = here.done("run", "run.yaml", "--max-restarts", "2")
     assert (done.process.returncode, done.out) == (5, "began\n" * 3)
     failed, again, *rest = done.told()
     assert failed.endswith("failed, exit code 5")
@@ -415,28 +188,7 @@ def test_restarts_are_used_up_and_the_last_exit_code_is_passed_on(
     assert rest == [failed, "starting it again: 2 of 2 times", failed]
 
 
-@pytest.mark.parametrize("code", [2, 121])
-def test_a_refusal_is_not_started_again(site_here: Site, python_image: str, code: int) -> None:
-    site_here.write(standin(python_image), f"print('began', flush=True); raise SystemExit({code})")
-    done = site_here.done("run", "run.yaml", "--max-restarts", "2")
-    assert (done.process.returncode, done.out) == (code, "began\n")
-
-
 # A real runner from here on.
-
-
-@pytest.fixture(scope="module")
-def image(cpu_images: CpuImages) -> str:
-    """The cpu row with its default release."""
-    return cpu_images.build()
-
-
-def script(image: str, processes: int = 2, **resources: Any) -> dict[str, Any]:
-    """A run of ./program.py on several ranks."""
-    limits = {"network": "none", "stop_grace": 60, **resources}
-    here = {"program": "./program.py", "gpus": 0, "processes": processes}
-    return {"image": {"name": image}, **here, "resources": limits}
-
 
 AS_RANK_1 = "import os, signal, sys, time\nif os.environ['RANK'] != '1': time.sleep(600)\n"
 
@@ -453,10 +205,10 @@ AS_RANK_1 = "import os, signal, sys, time\nif os.environ['RANK'] != '1': time.sl
     ],
 )
 def test_a_failed_rank_is_told_with_its_exit_code(
-    site_here: Site, image: str, program: str, code: int, said: str
+    here: Site, image: str, program: str, code: int, said: str
 ) -> None:
-    site_here.write(script(image), AS_RANK_1 + program)
-    done = site_here.done("run", "run.yaml")
+    here.write(script(image), AS_RANK_1 + program)
+    done = here.done("run", "run.yaml")
     assert done.process.returncode == code, done
     (told,) = done.told()
     assert re.fullmatch(rf"run \w+ failed: {re.escape(said)}", told)
@@ -465,25 +217,25 @@ def test_a_failed_rank_is_told_with_its_exit_code(
 GREEDY = "kept = []\nwhile True: kept.append(bytearray(b'x' * (1 << 24)))\n"
 
 
-def test_the_containers_memory_limit_is_told(site_here: Site, image: str) -> None:
-    if not site_here.client.info()["MemoryLimit"]:
+def test_the_containers_memory_limit_is_told(here: Site, image: str) -> None:
+    if not here.client.info()["MemoryLimit"]:
         pytest.skip("this engine has no cgroup to limit memory by")
-    site_here.write(script(image, memory="1g"), AS_RANK_1 + GREEDY)
-    done = site_here.done("run", "run.yaml")
+    here.write(script(image, memory="1g"), AS_RANK_1 + GREEDY)
+    done = here.done("run", "run.yaml")
     assert done.process.returncode == 137, done
     assert "out of memory (the container's limit" in done.told()[0]
 
 
-def test_a_tied_run_ends_by_itself_when_its_launcher_is_killed(site_here: Site, image: str) -> None:
-    site_here.write(script(image, processes=1), COUNTER)
-    first = site_here.start("run", "run.yaml", "--tie")
+def test_a_tied_run_ends_by_itself_when_its_launcher_is_killed(here: Site, image: str) -> None:
+    here.write(script(image, processes=1), COUNTER)
+    first = here.start("run", "run.yaml", "--tie")
     first.said("line 2\n")
-    run, container = site_here.run(), site_here.container()
+    run, container = here.run(), here.container()
     first.process.kill()
     container.wait(timeout=WITHIN)
     assert counted(container.logs(stderr=False).decode()) > 2
-    assert "ended (7)" in site_here.done("ps").out
-    assert site_here.done("attach", run).process.returncode == 7
+    assert "ended (7)" in here.done("ps").out
+    assert here.done("attach", run).process.returncode == 7
 
 
 def training(image: str) -> dict[str, Any]:
@@ -521,17 +273,17 @@ def pasted(site: Site, told: list[str]) -> Started:
 
 
 def test_a_stopped_training_run_saves_and_goes_on_and_a_truncated_checkpoint_is_set_aside(
-    site_here: Site, image: str
+    here: Site, image: str
 ) -> None:
-    site_here.write(training(image))
-    (site_here.folder / "faults/at").write_text("hold iteration       25/\n")
-    save = site_here.folder / "save"
-    first = site_here.start("run", "run.yaml")
+    here.write(training(image))
+    (here.folder / "faults/at").write_text("hold iteration       25/\n")
+    save = here.folder / "save"
+    first = here.start("run", "run.yaml")
     first.said("iteration       25/")
-    run = site_here.run()
+    run = here.run()
     first.process.send_signal(signal.SIGINT)
     first.said("asked 1 ranks to stop")
-    (site_here.folder / "faults/go").touch()
+    (here.folder / "faults/go").touch()
     assert first.ends() == 0, first
     last = iterations(first.out)[-1]
     assert 25 <= last < 30
@@ -541,7 +293,7 @@ def test_a_stopped_training_run_saves_and_goes_on_and_a_truncated_checkpoint_is_
         f"newest complete checkpoint: {folders.folder(save, last)} (iteration {last})",
         f"to go on: python3 -m launcher resume {run}",
     ]
-    second = pasted(site_here, first.told())
+    second = pasted(here, first.told())
     assert second.process.returncode == 0, second
     assert iterations(second.out) == [*range(last + 1, 61)]
     assert second.told() == []  # it has finished
@@ -549,7 +301,7 @@ def test_a_stopped_training_run_saves_and_goes_on_and_a_truncated_checkpoint_is_
     newest = folders.folder(save, 60)
     largest = max(newest.iterdir(), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
-    third = site_here.done("resume", run)
+    third = here.done("resume", run)
     assert third.process.returncode == 0, third
     assert iterations(third.out) == [*range(41, 61)]
     assert f"an incomplete checkpoint was set aside: {newest}.incomplete" in third.told()
@@ -557,16 +309,14 @@ def test_a_stopped_training_run_saves_and_goes_on_and_a_truncated_checkpoint_is_
 
 
 def test_a_killed_rank_is_restarted_from_the_newest_complete_checkpoint(
-    site_here: Site, image: str
+    here: Site, image: str
 ) -> None:
-    site_here.write(training(image))
-    (site_here.folder / "faults/at").write_text(
-        "kill iteration       30/\nkill iteration       50/"
-    )
-    done = site_here.done("run", "run.yaml", "--max-restarts", "2")
+    here.write(training(image))
+    (here.folder / "faults/at").write_text("kill iteration       30/\nkill iteration       50/")
+    done = here.done("run", "run.yaml", "--max-restarts", "2")
     assert done.process.returncode == 0, done
     assert iterations(done.out) == [*range(1, 31), *range(21, 51), *range(41, 61)]
-    save = site_here.folder / "save"
+    save = here.folder / "save"
     run = done.told()[0].split()[1]
     killed = f"run {run} failed: rank 0 was killed by signal 9 (SIGKILL), exit code 137"
     assert done.told() == [
@@ -583,16 +333,36 @@ def test_a_killed_rank_is_restarted_from_the_newest_complete_checkpoint(
     ]
 
 
-def engine_process(client: DockerClient) -> int:
-    """The process that listens on the engine's socket."""
-    host = engine_host(client)
-    if not host.startswith("unix://"):
-        pytest.skip(f"the engine at {host} may not be of this machine")
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.connect(host.removeprefix("unix://"))
-        told = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid: int = struct.unpack("3i", told)[0]
-    return pid
+LOSS = re.compile(r" iteration +(\d+)/.*?lm loss: (\S+)")
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """Weights, optimizer, random states and progress; the index has an id of its own."""
+    names = sorted(path for path in folder.iterdir() if path.suffix in (".distcp", ".pt"))
+    assert len(names) >= 3
+    return {path.name: path.read_bytes() for path in names}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_killed_ten_times_it_ends_as_if_it_had_not_been(here: Site, image: str) -> None:
+    """With dropout, and tensors that two ranks share: every loss, and the bytes at the end."""
+    config = training(image) | {"processes": 2, "parallel": {"tensor_model_parallel_size": 2}}
+    here.write(config | {"checkpoint": {"save": "whole", "save_interval": 5}})
+    whole = here.done("run", "run.yaml")
+    assert whole.process.returncode == 0, whole
+    kills = sorted(random.Random(13).sample(range(6, 60), 10))  # noqa: S311
+    lines = [f"kill iteration {step:>8}/\n" for step in kills]
+    (here.folder / "faults/at").write_text("".join(lines))
+    here.write(config | {"checkpoint": {"save": "killed", "save_interval": 5}})
+    done = here.done("run", "run.yaml", "--max-restarts", "10")
+    assert done.process.returncode == 0, done
+    assert (here.folder / "faults/at").read_text() == ""
+    losses = dict(LOSS.findall(whole.out))
+    assert len(losses) == 60
+    assert [(step, losses[step]) for step, _ in LOSS.findall(done.out)] == LOSS.findall(done.out)
+    last = [folders.folder(here.folder / name, 60) for name in ("whole", "killed")]
+    assert weights(last[0]) == weights(last[1])
 
 
 @pytest.fixture
@@ -607,13 +377,12 @@ def small_disk(engine: DockerClient, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", image], check=True)
     attach = ["losetup", "--find", "--show", str(image)]
     device = subprocess.run(attach, check=True, capture_output=True, text=True).stdout.strip()
-    theirs = engine_process(engine)
-    here: list[str] = []
+    theirs = listener(engine_host(engine))
     there = ["nsenter", f"--target={theirs}", "--mount", "--pid"]
     apart = not os.path.samefile(f"/proc/{theirs}/ns/mnt", "/proc/self/ns/mnt")
-    mounted = []
+    mounted: list[list[str]] = []
     try:
-        for prefix in [here, there] if apart else [here]:
+        for prefix in [[], there] if apart else [[]]:
             subprocess.run([*prefix, "mount", device, folder], check=True)
             mounted.append(prefix)
         yield folder
@@ -631,15 +400,15 @@ def fill(path: Path) -> None:
 
 
 def test_a_full_disk_is_told_and_the_checkpoint_before_it(
-    small_disk: Path, site_here: Site, image: str
+    small_disk: Path, here: Site, image: str
 ) -> None:
-    site_here.write(training(image))
-    (site_here.folder / "faults/at").write_text("hold iteration       25/\n")
-    started = site_here.start("run", "run.yaml")
+    here.write(training(image))
+    (here.folder / "faults/at").write_text("hold iteration       25/\n")
+    started = here.start("run", "run.yaml")
     started.said("iteration       25/")
-    run = site_here.run()
+    run = here.run()
     fill(small_disk / "filler")
-    (site_here.folder / "faults/go").touch()
+    (here.folder / "faults/go").touch()
     assert started.ends() == 1, started
     assert started.told() == [
         f"run {run} failed, exit code 1: a disk is full",
@@ -741,36 +510,30 @@ def mortal(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
-def hollow_image(mortal: MortalEngine, tmp_path: Path) -> str:
-    """An image of links alone, for a container that has this machine's /usr."""
+def there(mortal: MortalEngine, tmp_path: Path) -> Iterator[Site]:
+    """On that engine, which has an image of links alone: for a container with this /usr."""
+    site = make_site(tmp_path / "site", mortal.client)
     links = tmp_path / "links"
     links.mkdir()
     for name in ("bin", "lib", "lib64"):
         (links / name).symlink_to(f"usr/{name}")
     tar = subprocess.run(["tar", "-C", links, "-c", "."], check=True, capture_output=True).stdout
     mortal.client.api.import_image_from_data(tar, repository="hollow", tag="1")
-    return "hollow:1"
-
-
-@pytest.fixture
-def site_there(mortal: MortalEngine, tmp_path: Path) -> Iterator[Site]:
-    """A folder to use the launcher in, on the engine that ends."""
-    site = make_site(tmp_path, mortal.client)
     yield site
     assert site.end() == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_a_restarted_engine_is_waited_for_and_told(
-    mortal: MortalEngine, site_there: Site, hollow_image: str, signum: signal.Signals
+    mortal: MortalEngine, there: Site, signum: signal.Signals
 ) -> None:
-    config = standin(hollow_image)
+    config = standin("hollow:1")
     config["mounts"].append({"source": "/usr", "target": "/usr"})
     config["env"]["PATH"] = "/usr/bin"
-    site_there.write(config, COUNTER)
-    started = site_there.start("run", "run.yaml", "--max-restarts", "1")
+    there.write(config, COUNTER)
+    started = there.start("run", "run.yaml", "--max-restarts", "1")
     started.said("line 3\n")
-    run = site_there.run()
+    run = there.run()
     mortal.restart(signum)
     started.said("starting it again: 1 of 1 times")
     first = started.out

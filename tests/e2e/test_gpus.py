@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from launcher.engine.connect import engine_host
 from launcher.engine.private import private
 from launcher.engine.private.base import debian_base
 from launcher.settings import Settings
-from tests.e2e.command import launcher
+from tests.e2e.command import built, launcher
 
 pytestmark = [
     pytest.mark.engine,
@@ -48,9 +47,7 @@ def hooked(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with private.private_engine(folder) as client:
         base = debian_base(client, "launchpad-test:base", STANDIN_EPOCH, cache=site.cache / "bases")
         text = f'FROM {base}\nRUN ["ln", "-sf", "/bin/true", "/usr/local/bin/python3"]\n'
-        client.images.build(
-            fileobj=io.BytesIO(text.encode()), tag=IMAGE, network_mode="none", rm=True
-        )
+        built(client, text, IMAGE)
         yield engine_host(client), seen
     patch.undo()
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from launcher.build import beside
 from launcher.build.fetch import cached
 from launcher.build.image import Builds, Request
 from launcher.engine import acquire
@@ -26,7 +27,7 @@ from launcher.matrix.recipe import sha256_of_pin
 from launcher.progress import Progress
 from launcher.settings import ROOT, Settings
 from tests.conftest import NAMES
-from tests.e2e.test_image import in_image, layers, matrix_folder
+from tests.e2e.command import in_image, layers, matrix_folder
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -70,6 +71,7 @@ class Clone:
         env = {name: os.environ[name] for name in kept if name in os.environ}
         env |= {"HOME": str(self.home), "DOCKER_HOST": self.host, "TMPDIR": str(self.home)}
         env |= {"LAUNCHER_CACHE": str(self.home / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+        env |= {"TZ": "Asia/Tokyo"} if self.uid else {}
         group = os.stat(self.host.removeprefix("unix://")).st_gid
         user = [f"--reuid={self.uid}", f"--regid={self.gid}", f"--groups={group}"]
         # Python may lie where only root may read, and so may a private engine's programs.
@@ -141,6 +143,11 @@ def test_two_clones_of_two_users_give_the_same_wheel_and_image(
     assert layers(engine, made[0]) == layers(engine, made[1])
     assert made[0] == made[1]
     assert (other.folder / "Makefile").stat().st_mode & 0o777 == 0o600
+    documents = [
+        one.home / "cache/images" / made[0].removeprefix("sha256:") for one in (root, other)
+    ]
+    for name in (beside.PROVENANCE, beside.SBOM):
+        assert (documents[0] / name).read_bytes() == (documents[1] / name).read_bytes()
 
 
 def both(bases: Bases) -> tuple[str, str]:

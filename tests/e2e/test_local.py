@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -174,18 +173,6 @@ def test_ctrl_c_saves_and_it_goes_on_in_another_layout(
 
 
 @trains
-def test_a_second_ctrl_c_ends_it_at_once(launchers: Launchers) -> None:
-    process = launchers.run()
-    process.send_signal(signal.SIGINT)
-    assert process.stderr
-    assert "asked the run to stop" in process.stderr.readline()
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
-    assert process.returncode in (0, 137)  # a save may have been quicker
-    assert ranks() == []
-
-
-@trains
 def test_it_outlives_its_launcher_and_is_found(launchers: Launchers, tmp_path: Path) -> None:
     process = launchers.run()
     process.kill()
@@ -221,42 +208,6 @@ def test_the_ranks_end_with_a_runner_that_is_killed(launchers: Launchers) -> Non
     assert process.returncode == 137
     assert "failed, exit code 137" in err
     assert ranks() == []
-
-
-@trains
-def test_tied_it_ends_with_its_launcher(launchers: Launchers) -> None:
-    process = launchers.run("--tie")
-    process.kill()
-    process.wait()
-    until = time.monotonic() + 60
-    while ranks() and time.monotonic() < until:
-        time.sleep(0.2)
-    assert ranks() == []
-    (run,) = launchers.ps()
-    assert launchers("stop", run).returncode == 0  # what is left of an ended one is removed
-
-
-@trains
-def test_the_exit_code_is_the_programs(launchers: Launchers, tmp_path: Path) -> None:
-    (tmp_path / "three.py").write_text("import os; os._exit(3 if os.environ['RANK'] == '1' else 0)")
-    (tmp_path / "run.yaml").write_text(
-        "name: three\nimage: cpu\nprogram: ./three.py\ngpus: 0\nprocesses: 2\n"
-    )
-    done = launchers("run", "--backend", "local", "run.yaml")
-    assert done.returncode == 3, done.stderr
-
-
-@trains
-def test_detached_its_id_is_printed_and_it_trains(launchers: Launchers, tmp_path: Path) -> None:
-    few = ("--set", "training.train_iters=3")
-    done = launchers("run", "--backend", "local", "run.yaml", "--detach", *few)
-    assert done.returncode == 0, done.stderr
-    run = done.stdout.strip()
-    assert launchers.ps() == [run]
-    attached = launchers("attach", run)
-    assert attached.returncode == 0
-    assert "finished after iteration 3" in attached.stdout
-    assert saved(tmp_path) == 3
 
 
 @trains

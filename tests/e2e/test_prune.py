@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pty
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -19,47 +17,28 @@ from launcher.engine.acquire import Bases
 from launcher.engine.connect import engine_host
 from launcher.images import prune
 from launcher.settings import ROOT, Settings
-from tests.conftest import CpuImages
-
-from .command import launcher, refused
+from tests.e2e.command import built, launcher, refused, tarred
 
 pytestmark = pytest.mark.engine
-LABEL = "megatron-launchpad."
 
 
-def tarred(**files: bytes) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return out.getvalue()
-
-
-def base(client: DockerClient) -> str:
+def base(client: DockerClient) -> None:
     """An image of one file, for others to stand on; it isn't ours."""
-    client.api.import_image_from_data(tarred(base=b"b" * 5000), repository="a-base", tag="1")
-    return "a-base:1"
+    content = tarred({"base": b"b" * 5000})
+    client.api.import_image_from_data(content, repository="a-base", tag="1")
 
 
 def made(
-    client: DockerClient,
-    content: bytes,
-    *names: str,
-    labels: bool = True,
-    dockerfile: str = "FROM a-base:1\nCOPY stage/ /\n",
+    client: DockerClient, content: bytes, *names: str, labels: bool = True, on: str = ""
 ) -> str:
-    """An image as the classic builder makes ours; its ID."""
-    ours = {f"{LABEL}key": content.hex()[:64], f"{LABEL}row": "cpu", f"{LABEL}megatron": "0.16.1"}
-    context = io.BytesIO(tarred(Dockerfile=dockerfile.encode(), **{"stage/file": content}))
-    events = client.api.build(
-        fileobj=context, custom_context=True, decode=True, rm=True, labels=ours if labels else {}
-    )
-    aux = [event["aux"]["ID"] for event in events if "aux" in event]
+    """An image as the classic builder makes ours, of one file, under names; its ID."""
+    ours = {"key": content.hex()[:64], "row": "cpu", "megatron": "0.16.1"} if labels else {}
+    dockerfile = f"FROM {on or 'a-base:1'}\nCOPY stage/ /{'own/' if on else ''}\n"
+    named = {f"megatron-launchpad.{key}": value for key, value in ours.items()}
+    id = built(client, dockerfile, files={"stage/file": content}, labels=named)
     for name in names:
-        client.api.tag(aux[-1], *name.split(":"))
-    return str(aux[-1])
+        client.api.tag(id, *name.split(":"))
+    return id
 
 
 def exists(client: DockerClient, id: str) -> bool:
@@ -95,9 +74,9 @@ def asked(answer: str, client: DockerClient) -> tuple[int, str]:
 
 
 def test_builds_that_no_tag_names_go_and_all_else_stays(
-    other_engine: DockerClient, tmp_path: Path
+    elsewhere: DockerClient, tmp_path: Path
 ) -> None:
-    client = other_engine
+    client = elsewhere
     env = {"DOCKER_HOST": engine_host(client), "LAUNCHER_CACHE": str(tmp_path / "cache")}
     base(client)
     old = made(client, b"1" * 3000, "megatron:cpu", "megatron:cpu-0.16.1")
@@ -105,9 +84,7 @@ def test_builds_that_no_tag_names_go_and_all_else_stays(
     now = made(client, b"3" * 3000, "megatron:cpu", "megatron:cpu-0.16.1")
     named = made(client, b"4" * 3000, "mine:1")
     foreign = made(client, b"5" * 3000, labels=False)
-    derived = made(
-        client, b"6" * 3000, labels=False, dockerfile=f"FROM {named}\nCOPY stage/ /own/\n"
-    )
+    derived = made(client, b"6" * 3000, labels=False, on=named)
     container = client.containers.create(used, ["/file"])
     beside = tmp_path / "cache/images" / old.removeprefix("sha256:")
     beside.mkdir(parents=True)
@@ -158,43 +135,42 @@ def test_builds_that_no_tag_names_go_and_all_else_stays(
     assert again.stdout == "0 images, 0.0 MB\nnothing was removed\n"
 
 
-def test_a_person_is_asked(other_engine: DockerClient) -> None:
-    base(other_engine)
-    old = made(other_engine, b"1" * 3000)
-    code, shown = asked("n\n", other_engine)
+def test_a_person_is_asked(elsewhere: DockerClient) -> None:
+    base(elsewhere)
+    old = made(elsewhere, b"1" * 3000)
+    code, shown = asked("n\n", elsewhere)
     assert code == 0
     assert "Remove them? [y/N]" in shown
     assert shown.endswith("nothing was removed\n")
-    assert exists(other_engine, old)
-    code, shown = asked("y\n", other_engine)
+    assert exists(elsewhere, old)
+    code, shown = asked("y\n", elsewhere)
     assert code == 0
-    assert not exists(other_engine, old)
+    assert not exists(elsewhere, old)
 
 
 def test_a_container_made_meanwhile_keeps_its_image(
-    other_engine: DockerClient, site: Settings
+    elsewhere: DockerClient, site: Settings
 ) -> None:
-    base(other_engine)
-    old = made(other_engine, b"1" * 3000)
-    (chosen,) = prune.to_prune(prune.ours(other_engine), False, 0)
-    container = other_engine.containers.create(old, ["/file"])
-    assert "container" in prune.remove(other_engine, chosen, site)
-    assert exists(other_engine, old)
+    base(elsewhere)
+    old = made(elsewhere, b"1" * 3000)
+    (chosen,) = prune.to_prune(prune.ours(elsewhere), False, 0)
+    container = elsewhere.containers.create(old, ["/file"])
+    assert "container" in prune.remove(elsewhere, chosen, site)
+    assert exists(elsewhere, old)
     container.remove()
-    assert prune.remove(other_engine, chosen, site) == ""
-    assert prune.remove(other_engine, chosen, site) == ""  # and where somebody else was quicker
+    assert prune.remove(elsewhere, chosen, site) == ""
+    assert prune.remove(elsewhere, chosen, site) == ""  # and where somebody else was quicker
 
 
 def test_what_a_real_image_adds_is_more_than_its_base(
-    engine: DockerClient, bases: Bases, cpu_images: CpuImages
+    engine: DockerClient, bases: Bases, image: str
 ) -> None:
-    name = cpu_images.build()
-    (image,) = (one for one in prune.ours(engine) if name in one.names)
-    inspected = [engine.api.inspect_image(one) for one in (name, bases.base)]
+    (listed,) = (one for one in prune.ours(engine) if image in one.names)
+    inspected = [engine.api.inspect_image(one) for one in (image, bases.base)]
     layers = [one["RootFS"]["Layers"] for one in inspected]
-    assert len(image.added) == len(layers[0]) - len(layers[1]) == 2
-    assert sum(image.added) == inspected[0]["Size"] - inspected[1]["Size"]
-    assert (image.row, image.release) == ("cpu", "0.16.1")
+    assert len(listed.added) == len(layers[0]) - len(layers[1]) == 2
+    assert sum(listed.added) == inspected[0]["Size"] - inspected[1]["Size"]
+    assert (listed.row, listed.release) == ("cpu", "0.16.1")
 
 
 def test_downloads_that_no_lock_names_are_told_and_removed(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from launcher.matrix.schema import misfit
 from launcher.plan import source
 from launcher.plan.source import Asked
 from launcher.settings import ROOT
-from tests.e2e.command import launcher
-from tests.e2e.test_image import CALL_HELPERS, in_image
+from tests.e2e.command import in_image, launcher
+from tests.e2e.test_image import CALL_HELPERS
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -20,11 +20,10 @@ import pytest
 
 from launcher.build.beside import PROVENANCE, SBOM
 from launcher.engine.connect import engine_host
-from launcher.engine.private import private
 from launcher.oci.archive import archive, load_archive
 from launcher.settings import ROOT, Settings
 from tests.e2e.command import launcher, random_file, refused
-from tests.registry import Registry, serving
+from tests.e2e.registry import Registry, serving
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -51,29 +50,6 @@ def image(engine: DockerClient) -> Iterator[str]:
         engine.images.remove(name, force=True)
 
 
-@pytest.fixture(scope="module")
-def elsewhere(
-    site: Settings, engine: DockerClient, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[DockerClient]:
-    """Another engine, with nothing in it."""
-    if reason := private.unsupported():
-        pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("elsewhere")
-    unpacked = site.cache / "engine/packages"
-    if unpacked.exists():
-        (folder / "packages").symlink_to(unpacked)
-    with private.private_engine(folder) as client:
-        yield client
-
-
-@pytest.fixture
-def there(elsewhere: DockerClient) -> Iterator[DockerClient]:
-    """The other engine, emptied again at the end."""
-    yield elsewhere
-    for one in elsewhere.images.list():
-        elsewhere.images.remove(one.id, force=True)
-
-
 def on(engine: DockerClient, *args: str) -> subprocess.CompletedProcess[str]:
     """The launcher on one of the engines."""
     return launcher(*args, DOCKER_HOST=engine_host(engine))
@@ -88,13 +64,13 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def carry_base(engine: DockerClient, there: DockerClient) -> None:
+def carry_base(engine: DockerClient, elsewhere: DockerClient) -> None:
     """What another site has when it has the base alone."""
-    list(there.api.load_image(engine.api.get_image(BASE)))
+    list(elsewhere.api.load_image(engine.api.get_image(BASE)))
 
 
 def test_an_image_goes_to_another_engine_by_folder(
-    engine: DockerClient, there: DockerClient, image: str, tmp_path: Path
+    engine: DockerClient, elsewhere: DockerClient, image: str, tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "stick")
     said = done(on(engine, "image", "save", image, "-o", folder, "--part-size", "5M"))
@@ -103,33 +79,27 @@ def test_an_image_goes_to_another_engine_by_folder(
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", folder, str(copy)], check=True)
     assert f"{image} {_id(engine, image)[7:19]} loaded" in done(
-        on(there, "image", "load", "--all-tags", str(copy))
+        on(elsewhere, "image", "load", "--all-tags", str(copy))
     )
-    assert _id(there, image) == _id(engine, image)
+    assert _id(elsewhere, image) == _id(engine, image)
     assert json.loads((copy / "transfer.json").read_text())["manifest"] in said
 
 
-def test_the_same_image_is_the_same_bytes(engine: DockerClient, image: str, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        done(on(engine, "image", "save", image, "-o", str(tmp_path / name)))
-    assert subprocess.run(["diff", "-r", "one", "two"], cwd=tmp_path).returncode == 0
-
-
 def test_thin_is_refused_without_the_base_and_loaded_with_it(
-    engine: DockerClient, there: DockerClient, image: str, tmp_path: Path
+    engine: DockerClient, elsewhere: DockerClient, image: str, tmp_path: Path
 ) -> None:
     folder = str(tmp_path)
     done(on(engine, "image", "save", image, "--thin", "--base", BASE, "-o", folder))
-    refused(on(there, "image", "load", "--all-tags", folder), 125, BASE, f"docker pull {BASE}")
-    assert not there.images.list(all=True)
-    carry_base(engine, there)
-    done(on(there, "image", "load", "--all-tags", folder))
-    assert _id(there, image) == _id(engine, image)
+    refused(on(elsewhere, "image", "load", "--all-tags", folder), 125, BASE, f"docker pull {BASE}")
+    assert not elsewhere.images.list(all=True)
+    carry_base(engine, elsewhere)
+    done(on(elsewhere, "image", "load", "--all-tags", folder))
+    assert _id(elsewhere, image) == _id(engine, image)
 
 
 def test_thin_is_loaded_onto_a_base_that_was_pulled_packed(
     engine: DockerClient,
-    there: DockerClient,
+    elsewhere: DockerClient,
     registry: Registry,
     site: Settings,
     image: str,
@@ -145,19 +115,19 @@ def test_thin_is_loaded_onto_a_base_that_was_pulled_packed(
         near = tmp_path / "near"
         near.mkdir()
         (near / "data").symlink_to(registry.data)
-        served = stack.enter_context(serving(site.cache, near, engine_host(there)))
+        served = stack.enter_context(serving(site.cache, near, engine_host(elsewhere)))
         here = f"{served.address}/{BASE}"
-        wrong = on(there, "image", "pull", here, "--digest", _id(engine, image))
+        wrong = on(elsewhere, "image", "pull", here, "--digest", _id(engine, image))
         refused(wrong, 1, "isn't the expected image", digest, _id(engine, image))
-        assert not there.images.list(all=True)
-        assert digest in done(on(there, "image", "pull", here, "--digest", digest))
-    done(on(there, "image", "load", "--all-tags", folder))
-    assert _id(there, image) == _id(engine, image)
+        assert not elsewhere.images.list(all=True)
+        assert digest in done(on(elsewhere, "image", "pull", here, "--digest", digest))
+    done(on(elsewhere, "image", "load", "--all-tags", folder))
+    assert _id(elsewhere, image) == _id(engine, image)
     engine.images.remove(name)
 
 
 def test_an_engine_that_wants_the_bases_layers_too_gets_them_from_itself(
-    engine: DockerClient, there: DockerClient, image: str, tmp_path: Path
+    engine: DockerClient, elsewhere: DockerClient, image: str, tmp_path: Path
 ) -> None:
     """The way in which thin images are loaded where the first is refused, on a real engine."""
     from launcher.images import load
@@ -165,25 +135,27 @@ def test_an_engine_that_wants_the_bases_layers_too_gets_them_from_itself(
     from launcher.progress import Progress
 
     done(on(engine, "image", "save", image, "--thin", "--base", BASE, "-o", str(tmp_path)))
-    carry_base(engine, there)
+    carry_base(engine, elsewhere)
     progress = Progress(io.StringIO())
     content = load._content(tmp_path, load.check(tmp_path, progress))
     assert content.listing.base is not None
-    base = having(there, content.listing.base)
+    base = having(elsewhere, content.listing.base)
     assert base is not None
-    whole = b"".join(load._whole_archive(there, content, base, progress))
+    whole = b"".join(load._whole_archive(elsewhere, content, base, progress))
     with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
         names = tar.getnames()
     assert len([name for name in names if name.endswith("layer.tar")]) == 3
-    for name in there.images.list():
-        there.images.remove(name.id, force=True)
-    load_archive(there, iter([whole]))
-    assert _id(there, content.listing.image) == _id(engine, image)
+    for name in elsewhere.images.list():
+        elsewhere.images.remove(name.id, force=True)
+    load_archive(elsewhere, iter([whole]))
+    assert _id(elsewhere, content.listing.image) == _id(engine, image)
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+@pytest.mark.parametrize(
+    "damage", ["flip", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("cut", "remove"))]
+)
 def test_damage_in_each_file_is_told_and_nothing_is_loaded(
-    engine: DockerClient, there: DockerClient, image: str, tmp_path: Path, damage: str
+    engine: DockerClient, elsewhere: DockerClient, image: str, tmp_path: Path, damage: str
 ) -> None:
     done(on(engine, "image", "save", image, "-o", str(tmp_path), "--part-size", "5M"))
     files = [path for path in sorted(tmp_path.rglob("[!.]*")) if path.is_file()]
@@ -195,17 +167,17 @@ def test_damage_in_each_file_is_told_and_nothing_is_loaded(
         else:
             flipped = bytes([content[middle] ^ 1]) + content[middle + 1 :]
             path.write_bytes(content[:middle] + (flipped if damage == "flip" else b""))
-        result = on(there, "image", "load", "--all-tags", str(tmp_path))
+        result = on(elsewhere, "image", "load", "--all-tags", str(tmp_path))
         path.write_bytes(content)
         refused(result, 1, path.relative_to(tmp_path).as_posix(), "nothing was loaded")
         assert result.stderr.count("expected:") == 1
-    assert not there.images.list(all=True)
-    done(on(there, "image", "load", "--all-tags", str(tmp_path)))
+    assert not elsewhere.images.list(all=True)
+    done(on(elsewhere, "image", "load", "--all-tags", str(tmp_path)))
 
 
 @pytest.mark.long
 def test_saves_that_are_killed_leave_nothing_that_is_loaded_and_the_next_completes_it(
-    engine: DockerClient, there: DockerClient, image: str, tmp_path: Path
+    engine: DockerClient, elsewhere: DockerClient, image: str, tmp_path: Path
 ) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     save = ["image", "save", image, "--part-size", "1M", "-o"]
@@ -226,16 +198,17 @@ def test_saves_that_are_killed_leave_nothing_that_is_loaded_and_the_next_complet
         if process.wait() == -signal.SIGKILL:
             killed += 1
             if folder.exists() and not (folder / "transfer.json").exists():
-                refused(on(there, "image", "load", "--all-tags", str(folder)), 2, str(folder))
+                refused(on(elsewhere, "image", "load", "--all-tags", str(folder)), 2, str(folder))
     assert killed
-    assert not there.images.list(all=True)
+    assert not elsewhere.images.list(all=True)
     done(on(engine, *save, str(folder)))
     assert subprocess.run(["diff", "-r", whole, folder]).returncode == 0
-    done(on(there, "image", "load", "--all-tags", str(folder)))
+    done(on(elsewhere, "image", "load", "--all-tags", str(folder)))
 
 
+@pytest.mark.long
 def test_the_cpu_image_is_under_3_percent_thin(
-    engine: DockerClient, there: DockerClient, cpu_images: CpuImages, tmp_path: Path
+    engine: DockerClient, elsewhere: DockerClient, cpu_images: CpuImages, tmp_path: Path
 ) -> None:
     """It goes to an engine that has another image of the row: torch and all but our layer."""
     name, older = cpu_images.build(), "launchpad-test-older:cpu"
@@ -245,12 +218,15 @@ def test_the_cpu_image_is_under_3_percent_thin(
     assert size_of(thin) < 0.03 * size_of(full)
     assert {path.name for path in (thin / "documents").iterdir()} == {PROVENANCE, SBOM}
     refused(
-        on(there, "image", "load", "--all-tags", str(thin)), 125, name, "Save it without --thin"
+        on(elsewhere, "image", "load", "--all-tags", str(thin)),
+        125,
+        name,
+        "Save it without --thin",
     )
-    done(on(there, "image", "load", "--all-tags", str(full)))
-    _without_top_layer(there, full, older)
-    there.images.remove(name, force=True)
-    loaded = done(on(there, "image", "load", "--all-tags", str(thin)))
+    done(on(elsewhere, "image", "load", "--all-tags", str(full)))
+    _without_top_layer(elsewhere, full, older)
+    elsewhere.images.remove(name, force=True)
+    loaded = done(on(elsewhere, "image", "load", "--all-tags", str(thin)))
     assert _id(engine, name)[7:19] in loaded
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,19 +13,15 @@ import pytest
 from docker.errors import ImageNotFound
 
 from launcher.build import beside
-from launcher.build.image import Builds, Request
 from launcher.engine.acquire import STANDIN_NAME
 from launcher.images.again import REPOSITORY, Departures, Verification
 from launcher.progress import Progress
-from launcher.settings import Settings
 from tests.conftest import NAMES
-from tests.e2e.command import launcher, refused
-from tests.e2e.test_image import matrix_folder
+from tests.e2e.command import built, launcher, refused
+from tests.e2e.conftest import Small
 
 if TYPE_CHECKING:
     from docker import DockerClient
-
-    from launcher.engine.acquire import Bases
 
 pytestmark = pytest.mark.engine
 
@@ -35,43 +29,11 @@ CHANGED = f"{NAMES}-changed:1"
 UTILS = "/opt/megatron/lib/megatron/core/utils.py"
 
 
-@dataclass(frozen=True)
-class Made:
-    """An image of a small row, and how `image verify` gets it again."""
-
-    name: str
-    id: str
-    site: Settings
-    bases: Bases
-
-    def verify(self, name: str, *more: str, **env: str) -> tuple[int, list[str], str]:
-        """Exit code, the report's lines and what stderr says of `image verify`."""
-        return self.again(
-            name, "--base", self.bases.base, "--builder", self.bases.builder, *more, **env
-        )
-
-    def again(self, name: str, *options: str, **env: str) -> tuple[int, list[str], str]:
-        """The same without base and builder, which an image on a stand-in says by itself."""
-        matrix = {"LAUNCHER_MATRIX": str(self.site.matrix), **env}
-        done = launcher("image", "verify", name, *options, **matrix)
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout.splitlines(), done.stderr
-
-
-@pytest.fixture(scope="module")
-def made(
-    engine: DockerClient, site: Settings, bases: Bases, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Made]:
-    row = {"python": "3.11", "megatron": "0.10.0", "source": "sdist"}
-    path = matrix_folder(tmp_path_factory.mktemp("matrix"), {"24.10": row})
-    own = replace(site, matrix=path)
-    with suppress(ImageNotFound):  # of a test that was killed: it has the labels of the right one
-        engine.api.remove_image(CHANGED)
-    request = Request("24.10", base=bases.base, builder=bases.builder)
-    built = Builds(engine, own, Progress(), f"{NAMES}-verify").build(request)
-    yield Made(built.names[0], built.id, own, bases)
-    for name in built.names:
-        engine.api.remove_image(name)
+def verify(small: Small, name: str, *options: str, **env: str) -> tuple[int, list[str], str]:
+    """Exit code, the report's lines and what stderr says of `image verify`."""
+    done = launcher("image", "verify", name, *options, **small.env, **env)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout.splitlines(), done.stderr
 
 
 def left(engine: DockerClient) -> list[str]:
@@ -104,35 +66,37 @@ def changed(engine: DockerClient, image: str, path: str, name: str) -> int:
 
 
 def test_an_image_of_the_lock_is_identical_and_nothing_is_left(
-    engine: DockerClient, made: Made
+    engine: DockerClient, small: Small
 ) -> None:
-    stands_in = made.bases.base.startswith(STANDIN_NAME)
-    code, lines, said = (made.again if stands_in else made.verify)(made.name)
+    stands_in = small.bases.base.startswith(STANDIN_NAME)  # which the image says by itself
+    code, lines, said = verify(small, small.name, *([] if stands_in else small.instead))
     assert code == 0, (lines, said)
     assert lines[0].endswith("row 24.10, Megatron 0.10.0 from sdist, built by launcher 0.1.0")
     assert lines[-1] == "identical: wheel, added layers and image"
     for what in ("inputs", "wheel", "layer 1 above the base", "image"):
         at = lines.index(f"{what}: same")
         assert lines[at + 1].split()[1:] == lines[at + 2].split()[1:]
-    assert made.id in lines[lines.index("image: same") + 1]
+    assert small.id in lines[lines.index("image: same") + 1]
     assert not left(engine)
-    assert engine.images.get(made.name).id == made.id
-    assert beside.is_kept(made.id, made.site)
+    assert engine.images.get(small.name).id == small.id
+    assert beside.is_kept(small.id, small.site)
 
 
 def test_one_changed_byte_is_named_by_file_and_shown_by_diffoscope(
-    engine: DockerClient, made: Made, tmp_path: Path
+    engine: DockerClient, small: Small, tmp_path: Path
 ) -> None:
     """With a diffoscope that stands in for the real one: it lists what it is given."""
     program = tmp_path / "bin/diffoscope"
     program.parent.mkdir()
     program.write_text('#!/bin/sh\necho "$@"\ncmp image/* rebuilt/*\nexit 1\n')
     program.chmod(0o755)
-    place = changed(engine, made.name, UTILS, CHANGED)
+    with suppress(ImageNotFound):  # of a test that was killed: it has the labels of the right one
+        engine.api.remove_image(CHANGED)
+    place = changed(engine, small.name, UTILS, CHANGED)
     kept = []
     try:
         path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-        code, lines, said = made.verify(CHANGED, "--keep", PATH=path)
+        code, lines, said = verify(small, CHANGED, *small.instead, "--keep", PATH=path)
         kept = left(engine)
         report = "\n".join(lines)
         assert code == 1, (report, said)
@@ -144,42 +108,37 @@ def test_one_changed_byte_is_named_by_file_and_shown_by_diffoscope(
         assert f"rebuilt/opt%megatron%lib%megatron%core%utils.py differ: byte {place + 1}" in report
         assert lines[-2].startswith("differs from what the lock gives")
         assert lines[-1].removeprefix("kept: ") in kept
-        assert engine.images.get(kept[0]).id == made.id
+        assert engine.images.get(kept[0]).id == small.id
     finally:
         for image in (CHANGED, *kept):
             engine.api.remove_image(image)
-    assert engine.images.get(made.name).id == made.id
+    assert engine.images.get(small.name).id == small.id
 
 
 @pytest.mark.long
 def test_with_the_classic_builder_wheel_and_files_are_claimed_and_no_more(
-    engine: DockerClient, made: Made, monkeypatch: pytest.MonkeyPatch
+    engine: DockerClient, small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.engine.connect.buildkit", lambda client: None)
     lines: list[str] = []
-    departures = Departures(base=made.bases.base, builder=made.bases.builder)
-    verification = Verification(engine, made.site, Progress(), lines.append)
-    assert verification.verify(made.name, departures), lines
+    departures = Departures(base=small.bases.base, builder=small.bases.builder)
+    verification = Verification(engine, small.site, Progress(), lines.append)
+    assert verification.verify(small.name, departures), lines
     assert lines[-1].startswith("identical: wheel and added files (content, modes, owners); ")
     assert "different builders" in lines[-1]
     assert not left(engine)
 
 
+@pytest.mark.long
 def test_an_image_on_another_base_says_so_first(
-    engine: DockerClient, made: Made, python_image: str
+    engine: DockerClient, small: Small, python_image: str
 ) -> None:
     """Another base: the same one with a file more in it."""
     text = f"FROM {python_image}\nLABEL megatron-launchpad.standin=test\nCOPY Dockerfile /other\n"
     other = f"{NAMES}-other:1"
-    context = io.BytesIO()
-    with tarfile.open(fileobj=context, mode="w") as tar:
-        member = tarfile.TarInfo("Dockerfile")
-        member.size = len(text)
-        tar.addfile(member, io.BytesIO(text.encode()))
-    context.seek(0)
-    engine.images.build(fileobj=context, custom_context=True, tag=other, rm=True)
+    built(engine, text, other)
     try:
-        code, lines, said = made.verify(made.name, "--base", other)
+        code, lines, said = verify(small, small.name, *small.instead, "--base", other)
     finally:
         engine.api.remove_image(other)
     assert code == 1, (lines, said)
@@ -203,7 +162,7 @@ def test_what_cannot_be_rebuilt_is_refused(
     text = f"FROM {python_image}\n"
     text += "".join(f"LABEL megatron-launchpad.{key}={value}\n" for key, value in labels.items())
     name = f"{NAMES}-refused:{len(labels)}"
-    engine.images.build(fileobj=io.BytesIO(text.encode()), tag=name, rm=True)
+    built(engine, text, name)
     done = launcher("image", "verify", name)
     engine.api.remove_image(name)
     refused(done, code, said)

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.e2e.test_faults import Site, make_site, script
-
-if TYPE_CHECKING:
-    from docker import DockerClient
-
-    from tests.conftest import CpuImages
+from tests.e2e.site import Site, script
 
 pytestmark = pytest.mark.engine
 
@@ -31,7 +25,7 @@ PROGRAM = """\
 import os, signal, socket, sys, threading, time
 import torch
 import torch.distributed as dist
-from launcher.train import gpt
+from launcher.train.gpt import __main__ as gpt
 
 COLLECTIVES = "all_reduce all_gather_into_tensor reduce_scatter_tensor broadcast barrier".split()
 receive = dist.recv
@@ -80,30 +74,17 @@ def training(image: str, processes: int, action: str) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def image(cpu_images: CpuImages) -> str:
-    return cpu_images.build()
-
-
-@pytest.fixture
-def site_here(engine: DockerClient, tmp_path: Path) -> Iterator[Site]:
-    """A folder to use the launcher in; afterwards nothing of it may be left."""
-    site = make_site(tmp_path, engine)
-    (tmp_path / "gate").mkdir()
-    yield site
-    assert site.end() == []
-
-
 def launch(site: Site, config: dict[str, Any], text: str) -> list[str]:
     """The arguments of `launcher run` for that program."""
     options = config.pop("options")
+    (site.folder / "gate").mkdir(exist_ok=True)
     site.write(config, text)
     return ["run", "run.yaml", "--", *options]
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 10), marks=pytest.mark.long)])
-def test_a_rank_that_hangs_is_named_each_time(site_here: Site, image: str, seeds: range) -> None:
+def test_a_rank_that_hangs_is_named_each_time(here: Site, image: str, seeds: range) -> None:
     named = []
     for seed in seeds:
         drawn = random.Random(seed)  # noqa: S311
@@ -111,7 +92,7 @@ def test_a_rank_that_hangs_is_named_each_time(site_here: Site, image: str, seeds
         processes = 4 if kind == "receive" else drawn.choice([2, 4])
         rank, call = drawn.randrange(processes), drawn.randint(40, 300)
         text = program(HANGS[kind], rank, call)
-        done = site_here.done(*launch(site_here, training(image, processes, "end"), text))
+        done = here.done(*launch(here, training(image, processes, "end"), text))
         case = f"seed {seed}: {kind} at collective {call} of rank {rank} among {processes}"
         told = done.told()
         found = re.fullmatch(r"no output for (\d+) s: (.*)", told[0])
@@ -133,32 +114,32 @@ def test_a_rank_that_hangs_is_named_each_time(site_here: Site, image: str, seeds
     assert wrong == [], "\n".join(wrong)
 
 
-def test_a_run_that_is_kept_can_be_asked_again_and_goes_on(site_here: Site, image: str) -> None:
+def test_a_run_that_is_kept_can_be_asked_again_and_goes_on(here: Site, image: str) -> None:
     wait = f"[time.sleep(0.1) for _ in iter(lambda: os.path.exists('{GO}'), True)]"
     text = program(wait, rank=1, call=60)
-    started = site_here.start(*launch(site_here, training(image, 2, "keep"), text))
+    started = here.start(*launch(here, training(image, 2, "keep"), text))
     started.said("to end it: ")
-    run = site_here.run()
-    asked = site_here.done("stacks", run)
+    run = here.run()
+    asked = here.done("stacks", run)
     assert asked.process.returncode == 0, asked
     *lines, last = asked.out.splitlines()
     assert last.startswith("in short: rank 1 isn't in a collective: in <listcomp> (program.py:")
     assert [line[:6] for line in lines] == ["rank 0", "rank 1"]
-    assert asked.told() == [f"every rank's stack is in {site_here.folder}/runs/{run}/stalled-2"]
-    (site_here.folder / "gate/go").write_text("")
+    assert asked.told() == [f"every rank's stack is in {here.folder}/runs/{run}/stalled-2"]
+    (here.folder / "gate/go").write_text("")
     assert started.ends() == 0
     assert "finished after iteration 60" in started.out
     told = [line for line in started.told() if "isn't in a collective" in line]
     assert len(told) == 1, started  # though it was silent for longer than that
-    nobody = site_here.done("stacks", run)
+    nobody = here.done("stacks", run)
     assert nobody.process.returncode == 2
 
 
-def test_a_run_that_was_ended_for_it_is_started_again(site_here: Site, image: str) -> None:
+def test_a_run_that_was_ended_for_it_is_started_again(here: Site, image: str) -> None:
     hang = f"open('{GO}', 'w'); time.sleep(3600)"
     config = training(image, 2, "end") | {"max_restarts": 1}
     config["mounts"][0]["read_only"] = False
-    done = site_here.done(*launch(site_here, config, program(hang, rank=0, call=60)))
+    done = here.done(*launch(here, config, program(hang, rank=0, call=60)))
     assert done.process.returncode == 0, done
     told = done.told()
     assert told[0].startswith(f"no output for {WITHIN} s: rank 0 isn't in a collective: in hang")
@@ -178,11 +159,17 @@ FAILURES = {
 BEGIN = "import mmap, os, socket\nrank, port = os.environ['RANK'], int(os.environ['MASTER_PORT'])\n"
 
 
-@pytest.mark.parametrize("cause", FAILURES)
-def test_a_known_failure_is_told_as_it_happens(site_here: Site, image: str, cause: str) -> None:
+@pytest.mark.parametrize(
+    "cause",
+    [
+        pytest.param(one, marks=[] if "shared memory" in one else pytest.mark.long)
+        for one in FAILURES
+    ],
+)
+def test_a_known_failure_is_told_as_it_happens(here: Site, image: str, cause: str) -> None:
     limits = {"ipc": "private", "shm_size": "64k"}
-    site_here.write(script(image, 1, **limits), BEGIN + FAILURES[cause])
-    done = site_here.done("run", "run.yaml")
+    here.write(script(image, 1, **limits), BEGIN + FAILURES[cause])
+    done = here.done("run", "run.yaml")
     assert done.process.returncode not in (0, 2), done
     told = done.told()
     assert told[1].startswith(f"cause: {cause}: "), done

@@ -17,9 +17,9 @@ from launcher.oci.layout import sha256
 from launcher.oci.registry import BLOB
 from launcher.progress import Progress
 from launcher.settings import Settings
-from tests import fake_registry
 from tests.build.made import IMAGE, WHEEL, made
-from tests.fake_registry import OCI_INDEX, OCI_MANIFEST, Fake
+from tests.oci import fake_registry
+from tests.oci.fake_registry import OCI_INDEX, OCI_MANIFEST, Fake
 
 fake = fake_registry.fake
 OURS = [{"CreatedBy": "COPY /stage/ / # buildkit"}]

@@ -14,8 +14,8 @@ from launcher.names import parse_reference
 from launcher.oci import registry
 from launcher.oci.layout import sha256
 from launcher.oci.registry import PLATFORM, address_of, resolve
-from tests import fake_registry
-from tests.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake
+from tests.oci import fake_registry
+from tests.oci.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake
 
 fake = fake_registry.fake
 

@@ -68,7 +68,9 @@ def test_pairs_are_told_with_those_that_are_broken(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.megatron
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize(
+    "processes", [2, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 3))]
+)
 def test_over_gloo(processes: int) -> None:
     run = start(processes, *MODULE)
     assert run.code == 0, run.output

@@ -47,8 +47,11 @@ def at_iteration_3(folder: Path, copy: Path) -> str:
 
 @pytest.mark.parametrize(
     "layout",
-    [TENSOR, (*TENSOR, "--sequence-parallel"), ()],
-    ids=["tensor", "sequence", "data"],
+    [
+        pytest.param((*TENSOR, "--sequence-parallel"), id="sequence"),
+        pytest.param(TENSOR, id="tensor", marks=pytest.mark.long),
+        pytest.param((), id="data", marks=pytest.mark.long),
+    ],
 )
 def test_two_ranks_agree_with_one(train: Train, single: Run, layout: tuple[str, ...]) -> None:
     run = train(2, *layout)
@@ -65,7 +68,8 @@ def test_gradients_are_clipped(train: Train, single: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "scale"), [("--bf16", "1.0"), ("--fp16", "65536.0")], ids=["bf16", "fp16"]
+    ("precision", "scale"),
+    [pytest.param("--bf16", "1.0", marks=pytest.mark.long), ("--fp16", "65536.0")],
 )
 def test_half_precision_is_near(train: Train, single: Run, precision: str, scale: str) -> None:
     run = train(2, *TENSOR, precision, "--initial-loss-scale", "65536")
@@ -145,6 +149,7 @@ def test_real_data(train: Train, tmp_path: Path) -> None:
     assert any((tmp_path / "cache").iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("left", [0, 4096, 100 * 1024])
 def test_a_full_disk_at_the_first_save(small_disk: Path, left: int) -> None:
     """In the part that rank 0 writes alone, and in those of all ranks."""
@@ -194,6 +199,7 @@ def test_a_signal_while_saving(tmp_path: Path) -> None:
     assert run.output.count("saved ") == 1
 
 
+@pytest.mark.long
 def test_a_signal_while_evaluating(tmp_path: Path) -> None:
     """An evaluation that would take hours is given up."""
     endless = ["--eval-interval", "2", "--eval-iters", "100000", "--micro-batch-size", "1"]

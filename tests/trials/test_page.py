@@ -9,7 +9,7 @@ import pytest
 
 from launcher.settings import settings
 from launcher.trials import html
-from tests import browser
+from tests.trials import browser
 from tests.trials.samples import HOSTILE, RESULTS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]

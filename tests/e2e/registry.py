@@ -74,15 +74,21 @@ def _free_port() -> int:
         return port
 
 
-def _other_network(engine_host: str) -> Path | None:
-    """The network namespace of an engine on a local socket, where it isn't this process's."""
+def listener(engine_host: str) -> int:
+    """The process that listens on the socket of an engine on this machine."""
     scheme, _, path = engine_host.partition("://")
     if scheme != "unix":
-        pytest.skip(f"a registry on loopback is nothing to an engine at {engine_host}")
+        pytest.skip(f"the engine at {engine_host} may not be on this machine")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.connect(path)
         peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    (pid, _, _) = struct.unpack("3i", peer)
+    pid: int = struct.unpack("3i", peer)[0]
+    return pid
+
+
+def _other_network(engine_host: str) -> Path | None:
+    """The network namespace of an engine on a local socket, where it isn't this process's."""
+    pid = listener(engine_host)
     network = Path(f"/proc/{pid}/ns/net")
     own = Path("/proc/self/ns/net")
     return None if pid == 1 or network.readlink() == own.readlink() else network

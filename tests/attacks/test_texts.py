@@ -1,0 +1,262 @@
+"""Files that a person hands us, changed at random: each is taken or refused in words, and soon."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.start import run
+from launcher.errors import LauncherError
+from launcher.files import Refused
+from launcher.importing.shell_script import imported
+from launcher.matrix.load import load_lock, load_matrix
+from launcher.matrix.schema import Lock, Matrix
+from launcher.settings import Settings, settings
+from tests.attacks.conftest import bounded
+from tests.conftest import ROOT
+
+NAMES = (
+    *("--upload-pack=touch x;", "ext::sh -c x", "ssh://-oProxyCommand=x/y", "-v/:/host", "-u"),
+    *("../../etc/passwd", "a/../b", "/etc", ".", "a b", "a\\nb", "https://-x/y", "file:///etc"),
+    *("git@host:-x", "a@sha256:0", "24.10", "core.lock", "x" * 20_000, "a-" * 10_000, "", "é"),
+    *("~nosuchuser/x", "~", "/proc/self/mem", "https://me:hunter2@host", "hunter2@host", "$(id)"),
+    *("https://[::1", "nvcr.io=a.b/c", "=a.b", "a=b=c", ",,,", "[::1]:1=a.b", "nan", "1e400"),
+    *("0", "-1", "0x10", "1_0", "3600.1", "--privileged", "device=0,0", "<<", "__class__", "all"),
+)
+"""What goes on to git, pip, the engine or the file system, and what can't."""
+VALUES = (
+    *(f'"{name}"' for name in NAMES),
+    *("", "~", "true", "{}", "[]", "[[hunter2]]", "{a: {b: c}}", "0", "-1", "1.5", "1e400", ".nan"),
+    *("-.inf", "24.10", "1_000", "0o17", "0100", "1:30", "2024-01-01", "2024-13-45", "9" * 400),
+    *('"\\0"', '"a\\0b"', '"\\ud800"', '"\\e[2J"', '"\\u202e"', "!!binary x", "*nowhere", "a\tb"),
+    *("!!python/object/apply:os.system [id]", "&a [*a]", "|", "<<: x", "- x", "? [a]: b", "@", "'"),
+    *(
+        "[" * 300,
+        "{a: " * 300,
+        "[a, 1, b]",
+        "[-1, 0, 1]",
+        "{nvcr.io: 5}",
+        "{nvcr.io: a, nvcr.io: b}",
+    ),
+    *('">=2,<1"', '"numpy; os_name"', '"a @ file:///etc"', "[-e, .]"),
+)
+ENDS = (*["\n"] * 20, "", "\n...\n", "\n---\na: b\n", "\0", "\ufeff", "\n\t")
+
+
+def mutated(
+    chance: random.Random, text: str, keys: tuple[str, ...] = NAMES, named: str = ""
+) -> str:
+    """A YAML text with one or two changes, half of them in lines that match `named`."""
+    lines = text.splitlines()
+    for _ in range(chance.choice((1, 1, 2))):
+        matching = [at for at, line in enumerate(lines) if named and re.search(named, line)]
+        at = chance.choice([*(matching or [0]), chance.randrange(len(lines))])
+        line = lines[at]
+        indent = line[: len(line) - len(line.lstrip())]
+        match chance.randrange(9):
+            case 0 | 1:  # another value
+                lines[at] = f"{line.partition(': ')[0]}: {chance.choice(VALUES)}"
+            case 2 | 3 | 4:  # of several on a line, or in a list
+                places = [*re.finditer(r"(?<=[:,-] )[^,\]}{\[]+|(?<=\[)[^,\]]+", line)]
+                if places:
+                    place, value = chance.choice(places), chance.choice(VALUES)
+                    lines[at] = line[: place.start()] + value + line[place.end() :]
+            case 5:  # another key
+                lines[at] = f'{indent}"{chance.choice(keys)}": {line.partition(": ")[2]}'
+            case 6:
+                value = f"{chance.choice(keys)}: {chance.choice(VALUES)}"
+                lines.insert(at, chance.choice((line, indent + value)))
+            case 7:
+                lines[at : at + (len(lines) > 1)] = []
+            case _:
+                lines[at] = " " * chance.randint(0, 6) + line.lstrip()
+    changed = "\n".join(lines) + chance.choice(ENDS)
+    return changed if chance.randrange(20) else changed[: chance.randrange(len(changed) + 1)]
+
+
+def encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+NAMING = r"url:|base:|patches:|cp3\d+: |3rdparty|- .*(/|==)|(build|runtime|packages): \["
+"""Lines that name what goes on to git, pip, the engine or the file system."""
+
+
+def words(found: Matrix | Lock) -> Iterable[str]:
+    """What goes on to git, pip, the engine and the file system."""
+    if isinstance(found, Lock):
+        needs = [pin for one in found.needs.values() for pin in (*one.build, *one.runtime)]
+        pins = [pin for several in found.packages.values() for pin in several]
+        return [*needs, *pins, *found.packages, *found.images, *found.releases, *found.extensions]
+    platforms = [one for image in found.images for one in found.platforms(image)]
+    patches = [release.patches for release in found.releases.values()]
+    needs = [*found.needs.build, *found.needs.runtime, *found.needs.extensions]
+    packages = [package for row in found.rows.values() for package in row.packages]
+    folders = [folder for one in found.extensions.values() for folder in one.submodules]
+    lists = (platforms, patches, needs, packages, folders, found.moving, found.repositories)
+    return [*found.rows, *found.releases, *found.images, *(one for each in lists for one in each)]
+
+
+@pytest.mark.parametrize(("name", "files"), [("matrix.yaml", 200), ("matrix.lock", 100)])
+def test_a_matrix_and_a_lock(tmp_path: Path, name: str, files: int) -> None:
+    """Of one that is taken, nothing is an option or leads elsewhere."""
+    chance, path, taken = random.Random(13), tmp_path / name, 0  # noqa: S311 - the same every time
+    original = (ROOT / name).read_text("utf-8")
+    load = load_matrix if name == "matrix.yaml" else load_lock
+    for number in range(files):
+        path.write_bytes(encoded(text := mutated(chance, original, named=NAMING)))
+        try:
+            with bounded():
+                found: Matrix | Lock = load(path)
+        except LauncherError as error:
+            assert str(path) in error.problem
+            continue
+        except BaseException as error:
+            (tmp_path / f"{number}").write_bytes(encoded(text))
+            raise AssertionError(f"file {number}, kept in {tmp_path}: {error!r}") from error
+        taken += 1
+        for word in words(found):
+            assert not word.startswith("-"), number
+            assert ".." not in word.split("/"), number
+            assert not re.match(r"\w+::", word), number
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+    assert 0 < taken < files / 2  # some are taken still, and not most
+
+
+KEYS = (
+    *("name", "image", "gpus", "nodes", "program", "source", "env", "secrets", "mounts", "model"),
+    *("resources", "watchdog", "max_restarts", "processes", "megatron_args", "training", "data"),
+    *("parallel", "checkpoint", "logging", "mount", "1", "null", "<<", "eod_mask_loss", "--x"),
+    *("recompute_num_layers", "num_experts", "expert_tensor_parallel_size", "num-layers", "save"),
+    *("lr_wsd_decay_iters", "decoder_first_pipeline_num_layers", ""),
+)
+
+
+def test_a_run_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The presets and README's: each is a plan or an error, and nothing but the file is written."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine.sock")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("LAUNCHER_CACHE", str(tmp_path / "cache"))
+    chance = random.Random(13)  # noqa: S311 - the same files every time
+    files = [path.read_text("utf-8") for path in sorted((ROOT / "launcher/presets").glob("*.yaml"))]
+    readme = (ROOT / "README.md").read_text("utf-8")
+    files += re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    files += [one.replace("program: gpt\n", "program: pretrain_gpt.py\n") for one in files]
+    path, planned = tmp_path / "run.yaml", 0
+    parser = argparse.ArgumentParser()
+    run.declare(parser)
+    asked = parser.parse_args([str(path), "--dry-run"], argparse.Namespace(rest=[]))
+    for number in range(800):
+        text = mutated(chance, chance.choice(files), KEYS)
+        if not chance.randrange(4):
+            text += f"megatron_args: {{{chance.choice(KEYS)}: {chance.choice(VALUES)}}}\n"
+        path.write_bytes(encoded(text))
+        try:
+            with bounded():
+                run(asked)
+                planned += 1
+        except LauncherError as error:
+            assert error.problem, text
+        except Exception as error:
+            raise AssertionError(f"file {number}: {error!r}\n{text}") from error
+        capsys.readouterr()
+        assert [one.name for one in tmp_path.iterdir()] == ["run.yaml"]
+    assert 80 < planned < 800  # some are plans still, and not all
+
+
+SETTINGS = """\
+cache: /big/disk/megatron-launchpad
+matrix: mine/matrix.yaml
+runs: ~/runs
+git_mirror: https://me:hunter2@git.example/mirrors/
+index_url: https://me:hunter2@pip.example/simple
+torch_index: ""
+answer_within: 10
+image_mirrors:
+  nvcr.io: mirror.example/nvcr
+  docker.io: mirror.example:5000/hub
+"""
+VARIABLES = (
+    *("LAUNCHER_CACHE", "LAUNCHER_MATRIX", "LAUNCHER_RUNS", "LAUNCHER_TORCH_INDEX"),
+    *("LAUNCHER_GIT_MIRROR", "PIP_INDEX_URL", "LAUNCHER_IMAGE_MIRRORS", "LAUNCHER_ANSWER_WITHIN"),
+    *("XDG_CACHE_HOME", "XDG_STATE_HOME"),
+)
+
+
+def is_harmless(found: Settings) -> None:
+    """What is handed on is no option, no command, and names folders in full."""
+    for address in (found.git_mirror, found.index_url, found.torch_index):
+        assert not address.startswith("-")
+        assert "::" not in address.partition("/")[0]
+        assert address.isprintable()
+    assert all(path.is_absolute() for path in (found.cache, found.matrix, found.runs))
+    assert 0 < found.answer_within <= 3600
+    for image in ("python:3.11", "nvcr.io/nvidia/pytorch:24.10-py3", "localhost:5000/a"):
+        assert not found.mirrored(image).startswith("-")
+
+
+def test_settings_of_a_file_and_of_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no password is in any error."""
+    chance, path, taken = random.Random(13), tmp_path / "settings.yaml", 0  # noqa: S311
+    monkeypatch.setenv("LAUNCHER_SETTINGS", str(path))
+    for number in range(300):
+        content = mutated(chance, SETTINGS) if chance.randrange(3) else SETTINGS
+        path.unlink(missing_ok=True)
+        path.write_bytes(encoded(content))
+        with monkeypatch.context() as environment:
+            given = {name: chance.choice(NAMES) for name in VARIABLES if not chance.randrange(12)}
+            if "hunter2" in given.get("LAUNCHER_ANSWER_WITHIN", ""):  # where no password stands
+                del given["LAUNCHER_ANSWER_WITHIN"]
+            for name, text in given.items():
+                environment.setenv(name, text)
+            try:
+                with bounded():
+                    is_harmless(settings())
+                    taken += 1
+            except (LauncherError, Refused) as error:
+                assert "hunter2" not in str(error), (number, given, content)
+            except BaseException as error:
+                raise AssertionError(f"{number}: {error!r}\n{given}\n{content}") from error
+    assert [one.name for one in tmp_path.iterdir()] == ["settings.yaml"]
+    assert 15 < taken < 200  # some are taken still, and not most
+
+
+SCRIPTS = sorted((ROOT / "tests/importing/golden").glob("import-*.sh"))
+IMAGES = {"24.10": ("0.9.0", "0.11.0"), "26.06": ("0.19.0",), "cpu": ("0.16.1",)}
+ODD = (
+    *("$A", "${A:-", "}", "$(", "$((", "))", "`", "'", '"', "\\", "<<E", "(", ")", "{", "&&", ";;"),
+    *("\n", "\r\n", "\x1b[2J", "é", "\u202e", "\ud800", "--", "--x=", "A=$A$A\n", "[@]", "0100"),
+    *("if a; then\n", "fi\n", "for i in $A; do\n", "done\n", "f() {\n", "case $1 in\n", "esac\n"),
+    *('bash -c "', "eval ", "torchrun ", "python -m ", "#SBATCH --nodes=", "9" * 400),
+    "A+=($A ${A[@]})\n",
+)
+
+
+@pytest.mark.parametrize("ten", range(20))
+def test_a_shell_script(ten: int) -> None:
+    """With parts taken out, doubled, or put where they don't belong: some took all memory."""
+    for number in range(10 * ten, 10 * ten + 10):
+        chance = random.Random(1300 + number)  # noqa: S311
+        text = chance.choice(SCRIPTS).read_text(encoding="utf-8")
+        for _ in range(chance.randint(1, 8)):
+            at, to = sorted(chance.randrange(len(text) + 1) for _ in range(2))
+            odd = chance.choice(ODD) * chance.choice([1, 1, 2, 40, 300])
+            less = text[:at] + text[at + chance.randint(1, 20) :]
+            twice = (text[:to] + text[at:to] + text[to:], text[:at] + text[at:to][::-1] + text[to:])
+            text = chance.choice([less, text[:at] + odd + text[at:], *twice])
+        with bounded():
+            try:
+                done = imported(text, "a.sh", IMAGES, tag="24.10", bare={"cpu"}, positional=("x",))
+            except LauncherError as error:
+                assert str(error), number
+            else:
+                assert done.text.startswith("# From a.sh"), number
