@@ -61,20 +61,8 @@ def test_bad_records_are_listed_in_json_whatever_the_name(tmp_path: Path) -> Non
     }
 
 
-def test_lines_before_a_shard_are_counted_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And by what ends them in text files, CR too."""
-    from launcher.data import ledger
-
-    counted: list[str] = []
-
-    def count(source: ledger.Source) -> int:
-        counted.append(source.name)
-        return lines_before(source)
-
-    lines_before = ledger.lines_before
-    monkeypatch.setattr(ledger, "lines_before", count)
+def test_a_shards_bad_records_have_the_files_lines(tmp_path: Path) -> None:
+    """By what ends them in text files, CR too."""
     source = tmp_path / "a.jsonl"
     source.write_bytes(b"".join(b"{%d\r\r\n" % number for number in range(100)))
     reading = Reading(shard=(1, 2))
@@ -83,4 +71,3 @@ def test_lines_before_a_shard_are_counted_once(
     found = [json.loads(line) for line in listed]
     assert [record["line"] for record in found][-1] == 199
     assert all(record["begins"] == f"{{{record['line'] // 2}" for record in found)
-    assert counted == [str(source)]

@@ -281,15 +281,6 @@ def test_a_wrong_file_is_told(
     assert said in str(caught.value)
 
 
-def test_files_are_refused_as_the_tokenizer_is() -> None:
-    for refused in (Chosen("NoTokenizer"), Chosen(end="<s>")):
-        with pytest.raises(UsageError) as caught:
-            tokenizers.files(refused)
-        with pytest.raises(UsageError) as loading:
-            tokenizers.load(refused)
-        assert str(caught.value) == str(loading.value)
-
-
 @pytest.mark.parametrize(
     ("config", "said"),
     [

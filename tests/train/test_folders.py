@@ -270,19 +270,6 @@ def test_no_tracker_where_nothing_is_complete(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["iter_0000003.incomplete"]
 
 
-def test_retention_counts_complete_ones_only(tmp_path: Path) -> None:
-    three(tmp_path)
-    assert folders.prune(tmp_path, 2, RUN) == []
-    assert folders.prune(tmp_path, 1, RUN) == [tmp_path / "iter_0000003"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "iter_0000006",
-        "iter_0000009",
-        "iter_0000012.partial",
-        folders.TRACKER,
-        lineage.NOTE,
-    ]
-
-
 def test_retention_spares_what_the_tracker_names(tmp_path: Path) -> None:
     """An emptied or edited tracker may name an older one, which is then what gets loaded."""
     claimed(tmp_path)
@@ -318,32 +305,3 @@ def test_retention_keeps_the_newest(complete: set[int], cut: set[int], keep: st.
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         folders.prune(tmp_path, 0, RUN)
-
-
-def test_publishing_on_a_full_disk_leaves_the_tracker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stand-in for a full disk: every write fails."""
-    claimed(tmp_path)
-    distributed(folders.folder(tmp_path, 3))
-    distributed(folders.partial(tmp_path, 6))
-    tracked(tmp_path, 3)
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space"):
-            folders.publish(tmp_path, 6)
-    assert folders.noted(tmp_path) == "3"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "iter_0000003",
-        "iter_0000006.partial",
-        folders.TRACKER,
-        lineage.NOTE,
-    ]
-    assert folders.publish(tmp_path, 6) == tmp_path / "iter_0000006"
-    assert problems(tmp_path) == {"iter_0000003": "", "iter_0000006": ""}
-    folders.remove_partial(tmp_path)
-    assert folders.noted(tmp_path) == "6"
