@@ -104,9 +104,9 @@ def _counts(data: Data, found: Sizes) -> list[str]:
 
 def _how_made(data: Data) -> list[str]:
     """The tokenizer and the release whose rule made the tokens, where a record says so."""
-    from launcher.data import made
+    from launcher.data import contents
 
-    said = made.read(data.prefix, data.documents, data.tokens)
+    said = contents.how_made(data)
     with suppress(KeyError, TypeError):
         if said:
             chosen = said["tokenizer"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.data import indexed, made
+from launcher.data import indexed
 from launcher.data.faults import DataError
 from launcher.data.indexed import PIECE, Output
-from launcher.data.made import Made
 from launcher.data.output import publish, writing
 from launcher.errors import UsageError
 
@@ -228,13 +228,28 @@ def merge(prefixes: Sequence[Path], target: Path) -> Output:
     with writing(target), closing(Output(target, kinds.pop().itemsize)) as output:
         for part in parts:
             _append(output, part)
-        said = made.joined([made.read(one.prefix, one.documents, one.tokens) for one in parts])
-        with ExitStack() as closed:
-            records = [Made(output, said)] if said else []
-            for record in records:
-                closed.callback(record.close)
-            publish([output, *records])
+        output.made = _made_alike([how_made(part) for part in parts])
+        publish([output])
     return output
+
+
+def how_made(data: Data) -> dict[str, Any] | None:
+    """What PREFIX.made.json says; None where there is none, or it is of other files."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        with open(f"{data.prefix}.made.json", "rb") as file:
+            said: dict[str, Any] = json.loads(file.read(1 << 24))
+        if (said["documents"], said["tokens"]) == (data.documents, data.tokens):
+            return said
+    return None
+
+
+def _made_alike(records: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """What holds for all of them together; None where they were made in different ways."""
+    counted = ("inputs", "documents", "tokens")
+    alike = [{k: v for k, v in one.items() if k not in counted} for one in records if one]
+    if len(alike) < len(records) or any(one != alike[0] for one in alike):
+        return None
+    return {**alike[0], "inputs": [name for one in records if one for name in one["inputs"]]}
 
 
 def _append(output: Output, part: Data) -> None:

@@ -7,10 +7,11 @@ lengths in tokens, i64 sequence offsets in bytes, and i64 indices at which a doc
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -30,7 +31,7 @@ WIDTHS = {1: 1, 2: 1, 3: 2, INT32_CODE: 4, 5: 8, UINT16_CODE: 2}
 
 READY = ".ready"
 """How the name of a complete index ends until its .bin has its name."""
-SUFFIXES = (".bin", ".idx", ".documents")
+SUFFIXES = (".bin", ".idx", ".made.json", ".documents")
 """Of the files of a prefix; the last one's column goes into the index in the end."""
 
 HEADER = len(MAGIC) + struct.calcsize("<QBQQ")
@@ -42,8 +43,11 @@ class Output:
     """One data file being written piece by piece, aside; both files appear only when complete.
 
     `width` is a token's bytes, 2 or 4. The columns of the index are kept on disk as well, so
-    memory doesn't grow with the documents. Raises as `output.alone` does.
+    memory doesn't grow with the documents. `made` is how they were made, if that is known, for
+    PREFIX.made.json. Raises as `output.alone` does.
     """
+
+    made: Mapping[str, Any] | None = None
 
     def __init__(self, prefix: Path, width: int) -> None:
         self.prefix = prefix
@@ -51,7 +55,8 @@ class Output:
         self.sequences = self.documents = self.tokens = 0
         self._written = ExitStack()
         recover(prefix)
-        self._bin, self._index, self._counts = output.alone(targets(prefix), self._written)
+        asides = output.alone(targets(prefix), self._written)
+        self._bin, self._index, self._made, self._counts = asides
         self._index.file.write(bytes(HEADER))
 
     def add(self, tokens: bytes, lengths: Any, counts: Any) -> None:
@@ -68,15 +73,19 @@ class Output:
 
     def complete(self) -> None:
         """Finish the index and bring both files to the disk, where they stay aside."""
-        index, counts = self._index.file, self._counts.file
+        index, documents = self._index.file, self._counts.file
         index.flush()
         self._write_begins(index, HEADER, self.sequences, self.width)
-        counts.flush()
-        end = self._write_begins(counts, 0, self.documents, 1)
+        documents.flush()
+        end = self._write_begins(documents, 0, self.documents, 1)
         index.write(struct.pack("<q", end))
         code = {2: UINT16_CODE, 4: INT32_CODE}[self.width]
         index.seek(0)
         index.write(MAGIC + struct.pack("<QBQQ", VERSION, code, self.sequences, self.documents + 1))
+        if self.made:
+            counts = {"documents": self.documents, "tokens": self.tokens}
+            self._made.file.write(json.dumps({**self.made, **counts}, indent=1).encode() + b"\n")
+            self._made.complete()
         for aside in (self._bin, self._index):
             aside.complete()
 
@@ -105,6 +114,8 @@ class Output:
             _name_pair(self.prefix, index.token)
         self._bin.file.close()
         index.file.close()
+        if self.made:
+            self._made.publish()
         self.close()
 
 
@@ -148,7 +159,7 @@ def recover(prefix: Path) -> None:
 
 def _name_pair(prefix: Path, token: str) -> None:
     """Name a complete pair; the old index goes before its .bin does, and the new one comes last."""
-    data, index, _ = targets(prefix)
+    data, index = targets(prefix)[:2]
     new = files.aside_path(data, token)
     if new.exists():
         index.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.data import indexed, ledger, made, records, sources, tokenizers
+from launcher import __version__
+from launcher.data import indexed, ledger, records, sources, tokenizers
 from launcher.data.faults import BadRecord, DataError, Refused
 from launcher.data.indexed import Output
 from launcher.data.ledger import Ledger, Leniency
-from launcher.data.made import Made
 from launcher.data.output import publish, writing
 from launcher.data.records import Block
 from launcher.data.sources import Position, Reading
@@ -111,22 +111,31 @@ def run(
     if job.append_eod and tokenizer.end is None:
         raise UsageError("the tokenizer has no end-of-document token", "Name it: --eod-token")
     names = [path for prefix in outputs(job) for path in indexed.targets(prefix)]
-    told = [made.path(prefix) for prefix in outputs(job)]
-    sources.refuse_own(found, [*names, *told, ledger.path(job.prefix)])
+    sources.refuse_own(found, [*names, ledger.path(job.prefix)])
     with writing(job.prefix), ExitStack() as closed:
         written: list[Output] = []
         for prefix in outputs(job):
             written.append(Output(prefix, indexed.token_width(tokenizer.size)))
+            written[-1].made = _made(job)
             closed.callback(written[-1].close)
-        said = [Made(output, made.of_job(job)) for output in written]
-        for one in said:
-            closed.callback(one.close)
         rejects = Ledger(found, job.prefix, job.leniency)
         closed.callback(rejects.close)
         done = _write(job, found, tokenizer, written, rejects, report)
         check(done)
-        publish([rejects, *written, *said])
+        publish([rejects, *written])
     return done
+
+
+def _made(job: Job) -> dict[str, Any]:
+    """What is said of the outputs: the release's rule makes other tokens of the same vocabulary."""
+    chosen = {key: value for key, value in asdict(job.tokenizer).items() if value is not None}
+    chosen["rule"] = asdict(tokenizers.rule(job.tokenizer))
+    return {
+        "launcher": __version__,
+        "tokenizer": {key: str(v) if isinstance(v, Path) else v for key, v in chosen.items()},
+        "append_eod": job.append_eod,
+        "inputs": list(job.inputs),
+    }
 
 
 def _write(

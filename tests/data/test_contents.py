@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import cli
-from launcher.data import contents, made, tokenize
+from launcher.data import contents, tokenize
 from launcher.data.faults import DataError
 from launcher.data.indexed import Output
 from launcher.data.output import publish
@@ -214,9 +214,11 @@ def test_merged_shards_are_the_single_run(tmp_path: Path, parts: int) -> None:
 
 def test_the_record_of_other_files_is_not_told(tmp_path: Path) -> None:
     """As after a kill between the new files and their record."""
-    prefix = tmp_path / "a"
-    made.path(prefix).write_text('{"documents": 2, "tokens": 9, "tokenizer": {"type": "x"}}')
-    assert made.read(prefix, 2, 9) is not None
-    assert made.read(prefix, 2, 8) is None
-    made.path(prefix).write_text("[")
-    assert made.read(prefix, 2, 9) is None
+    data = contents.opened(write(tmp_path / "a", SOME))
+    record = tmp_path / "a.made.json"
+    assert contents.how_made(data) is None
+    for tokens in (data.tokens, data.tokens + 1):
+        record.write_text(json.dumps({"documents": data.documents, "tokens": tokens}))
+        assert (contents.how_made(data) is not None) == (tokens == data.tokens)
+    record.write_text("[")
+    assert contents.how_made(data) is None
