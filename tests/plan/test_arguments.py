@@ -1,21 +1,18 @@
-"""The table of options, and what is refused by it."""
+"""The table of options and their values, and what is refused by it."""
 
 from __future__ import annotations
 
-import ast
 import json
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from launcher.errors import UsageError
 from launcher.plan import arguments
+from launcher.plan.arguments import Option
 from launcher.plan.image import Facts
 from launcher.plan.plan import Plan
 from launcher.train.gpt.arguments import parser
-from tools import extract
 
 Planner = Callable[..., Plan]
 UPSTREAM = (
@@ -224,59 +221,113 @@ def test_a_name_is_spelled_as_megatron_spells_it(plan: Planner) -> None:
         assert plan(UPSTREAM, given, facts=Facts(release, "git")).argv[-1] == spelled
 
 
-SOURCES = {
-    "pretrain_gpt.py": "",
-    "megatron/training/arguments.py": (
-        "from megatron.training.parts import Options\n"
-        "def add(parser):\n"
-        "    parser.add_argument('--by-hand', '--by-hand-too', type=int)\n"
-        "    parser.add_argument('--both', action=argparse.BooleanOptionalAction)\n"
-        "    skip = ['left_out']\n"
-        "    ArgumentGroupFactory(Options, exclude=skip).build_group(parser)\n"
-    ),
-    "megatron/training/parts/__init__.py": "from .options import Options\n",
-    "megatron/training/parts/base.py": "class Base:\n    inherited: int\n    fresh: bool = True\n",
-    "megatron/training/parts/options.py": (
-        "from .base import Base as Parent\n"
-        "class Options(Parent):\n"
-        "    plain_value: int = 1\n"
-        "    left_out: int = 1\n"
-        "    off: bool = False\n"
-        "    on: bool = True\n"
-        "    unset: bool | None = None\n"
-        "    fresh: bool = field(default=False)\n"
-        "    inner: int = field(init=False)\n"
-        "    named: bool = field(default=True, metadata={'argparse_meta': "
-        "{'arg_names': ['--other-name'], 'dest': 'x'}})\n"
-        "    SHARED: ClassVar[int] = 1\n"
-    ),
-}
+def test_every_option_has_a_kind() -> None:
+    for release in arguments.table().releases:
+        kinds = arguments.table().kinds_of(f"{release}.0")
+        assert kinds.keys() == arguments.table().of(f"{release}.0")
+    assert arguments.table().kinds_of(None).keys() == arguments.table().gpt
 
 
-def test_options_are_read_from_calls_and_dataclasses(tmp_path: Path) -> None:
-    for name, text in SOURCES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf-8")
-        ast.parse(text)
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["tag", "core_v1.0.0"]):
-        subprocess.run([*git, *command], check=True)
-    assert extract.options_of(extract.Checkout(tmp_path, "core_v1.0.0")) == {
-        *(
-            "--by-hand",
-            "--by-hand-too",
-            "--both",
-            "--no-both",
-            "--inherited",
-            "--plain-value",
-            "--off",
-            "--fresh",
-        ),
-        *("--no-on", "--disable-on", "--no-unset", "--disable-unset", "--other-name"),
+@pytest.mark.parametrize(
+    ("name", "values", "told"),
+    [
+        ("--eod-mask-loss", ("5",), "takes no value, and is given 5"),
+        ("--recompute-num-layers", ("two",), "takes a whole number, and is given two"),
+        ("--recompute-num-layers", ("1.5",), "takes a whole number, and is given 1.5"),
+        ("--recompute-num-layers", (), "takes a whole number, and is given none"),
+        ("--recompute-num-layers", ("1", "2"), "takes a whole number, and is given 1 2"),
+        ("--rotary-percent", ("half",), "takes a number, and is given half"),
+        ("--data-path", ("--x",), "can't be given --x, which looks like an option"),
+        ("--num-layers", ("-1",), ""),
+        ("--data-path", (), ""),
+        ("--rampup-batch-size", ("1", "2", "3"), ""),
+        ("--lr", ("1e-4",), ""),
+    ],
+)
+def test_values_are_of_the_options_type_and_number(
+    name: str, values: tuple[str, ...], told: str
+) -> None:
+    given = [Option(name, list(values) or True, "run.yaml:3: megatron_args.x")]
+    if told:
+        with pytest.raises(UsageError, match=f"x: {name} of Megatron 0.9.0 {told}"):
+            arguments.check_values(given, "0.9.0")
+    else:
+        arguments.check_values(given, "0.9.0")
+
+
+def test_a_secret_of_the_wrong_type_is_not_told() -> None:
+    with pytest.raises(UsageError, match="is given ") as caught:
+        arguments.check_values([Option("--save-interval", "https://u:hunter2@h", "a")], None)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_our_programs_choices_are_those_of_its_parser() -> None:
+    assert arguments.table().gpt_choices == {
+        action.option_strings[-1]: tuple(action.choices)
+        for action in parser()._actions
+        if action.choices
     }
 
 
-def test_spans_have_gaps_where_an_option_was_gone() -> None:
-    releases = {"1.0": {"--a", "--b"}, "1.1": {"--b"}, "1.2": {"--a", "--b"}}
-    table = extract.upstreams(releases)
-    assert table["megatron"] == {"--a": "1.0-1.0,1.2-", "--b": "1.0-"}
+def test_the_choices_are_of_options_that_there_are_and_sorted() -> None:
+    data = json.loads(arguments.DATA.read_text(encoding="utf-8"))
+    assert list(data["choices"]) == sorted(data["choices"])
+    for release in data["releases"]:
+        choices = arguments.table().choices_of(f"{release}.0")
+        assert choices.keys() <= (arguments.table().of(release) or set())
+
+
+@pytest.mark.parametrize(
+    ("release", "option", "allowed"),
+    [
+        (None, "--lr-decay-style", ("constant", "linear", "cosine")),
+        ("0.9.0", "--optimizer", ("adam", "sgd")),
+        ("0.9.0", "--position-embedding-type", ("learned_absolute", "rope", "none")),
+        ("0.9.0", "--attention-backend", None),
+        ("0.12.3", "--attention-backend", ("flash", "fused", "unfused", "local", "auto")),
+        ("0.19.0", "--attention-backend", ("flash", "fused", "unfused", "local", "auto")),
+        ("0.19.0", "--normalization", ("LayerNorm", "RMSNorm")),
+        ("0.99.0", "--optimizer", None),
+    ],
+)
+def test_what_releases_take(release: str | None, option: str, allowed: object) -> None:
+    assert arguments.table().choices_of(release).get(option) == allowed
+
+
+def test_a_wrong_value_is_refused_with_place_nearest_and_all() -> None:
+    wrong = Option("--normalization", "RMSNrom", "run.yaml:3: model.normalization")
+    with pytest.raises(UsageError) as caught:
+        arguments.check_values([wrong], "0.9.0")
+    assert str(caught.value) == (
+        "run.yaml:3: model.normalization: Megatron 0.9.0 takes no --normalization 'RMSNrom'\n"
+        "  Did you mean 'RMSNorm'? Known: LayerNorm, RMSNorm"
+    )
+    with pytest.raises(UsageError, match="the program gpt takes no --lr-decay-style 'WSD'"):
+        arguments.check_values([Option("--lr-decay-style", "WSD", "here")], None)
+
+
+def test_an_option_of_two_lines_is_told_on_one() -> None:
+    for check in (arguments.check_ours, lambda one: arguments.check_megatron(one, "0.9.0")):
+        with pytest.raises(UsageError, match=r"run.yaml:2: a: .* no --a\\nb"):
+            check({"--a\nb": "run.yaml:2: a"})
+
+
+def test_right_values_and_options_without_choices_pass() -> None:
+    options = [Option("--optimizer", "sgd", ""), Option("--data-path", "anything", "")]
+    arguments.check_values([*options, Option("--fp16", True, "")], "0.9.0")
+    arguments.check_values([Option("--optimizer", "new", "")], "0.99.0")
+
+
+def test_words_are_options_with_their_values() -> None:
+    words = ("left", "--a", "1", "2", "--b=x=y", "--c", "--api-key=z")
+    assert arguments.given(words) == [
+        Option("--a", ["1", "2"], "-- --a"),
+        Option("--b", "x=y", "-- --b=x=y"),
+        Option("--c", True, "-- --c"),
+        Option("--api-key", "z", "-- --api-key=(hidden)"),
+    ]
+
+
+def test_what_any_release_takes_is_known_for_editors() -> None:
+    assert "muon" in arguments.table().any_choices("--optimizer")
+    assert arguments.table().any_choices("--data-path") == ()
