@@ -23,11 +23,8 @@ DEEPEST = 50
 """Levels of nesting, far more than any file of ours has; libyaml crashes at about 50,000."""
 MOST_VALUES = 20_000
 """Values once aliases are followed; a few lines of aliases can stand for billions."""
-LARGEST = 2**63
-"""Whole numbers from here on are refused; Python won't even print one of 4301 digits."""
 MOST_BYTES = 16 << 20
 """Of a file that people write; a device has no end."""
-MOST_DIGITS = 18
 MOST_FAULTS = 20
 LONGEST = 100
 SURPRISES = (
@@ -36,12 +33,8 @@ SURPRISES = (
     ("int float", ".*:", "numbers with colons for one to base 60", "Write one number"),
     ("int float", ".*_", "a number without its _", "Write its digits alone"),
     ("int", "[-+]?0b", "a number that begins with 0b for a binary one", "Write it in decimals"),
-    (
-        "int",
-        "[-+]?0[0-7]",
-        "a number that begins with 0 for an octal one",
-        "Write it without that 0",
-    ),
+    ("int", "[-+]?0[0-7]", "a number that begins with 0 for an octal one", "Drop that 0"),
+    ("int", r"[-+]?\w{19}", "this for a number of 19 digits or more", "Write a smaller one"),
 )
 """What YAML 1.1 makes of plain words and 1.2 doesn't: types, how they begin, what, the cure."""
 UNREADABLE = (ValueError, LookupError, AttributeError, ArithmeticError, TypeError)
@@ -147,7 +140,7 @@ def value(root: yaml.Node, name: str) -> Any:
     for node in _scalars(root):
         _refuse_surprise(node, name)
     try:
-        built = _built(root)
+        return _built(root)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UsageError(f"{name}:{line}: {error.problem}") from error
@@ -155,10 +148,6 @@ def value(root: yaml.Node, name: str) -> Any:
         line = next((_line(node) for node in _scalars(root) if not _readable(node)), _line(root))
         reason = "it looks like a date or a number, and is none"
         raise UsageError(f"{name}:{line}: a value can't be read: {reason}") from error
-    for node in _scalars(root):
-        if len(node.value) > MOST_DIGITS and _is_huge(_built(node)):
-            raise UsageError(f"{name}:{_line(node)}: a number of 2^63 or more")
-    return built
 
 
 def lines(root: yaml.Node | None) -> dict[str, int]:
@@ -361,10 +350,6 @@ def _refuse_surprise(node: yaml.Node, name: str) -> None:
         if kind in kinds.split() and re.match(begins, node.value):
             remedy = f"{remedy}, or put it in quotes where it is text."
             raise SurpriseError(f"{name}:{_line(node)}", f"YAML takes {what}", remedy)
-
-
-def _is_huge(built: object) -> bool:
-    return isinstance(built, int) and abs(built) >= LARGEST
 
 
 def _refuse_repeated_keys(node: yaml.Node, name: str) -> None:

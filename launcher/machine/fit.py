@@ -96,7 +96,9 @@ def smallest(config: RunConfig, origin: Origin, processes: int, card: Gpu) -> Ch
     return None
 
 
-def _holds(config: RunConfig, processes: int, card: Gpu, already: Sequence[layout.Fault]) -> bool:
+def _holds(
+    config: RunConfig, processes: int, card: Gpu, already: Sequence[layout.BrokenRule]
+) -> bool:
     if any(fault not in already for fault in layout.faults(config, processes)):
         return False
     found = memory.estimate(config, layout.layout(config, processes), card.capability)

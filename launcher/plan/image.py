@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from launcher.errors import EngineError, UsageError, nearest
 from launcher.names import LABEL
 from launcher.plan.config import Image
+
+if TYPE_CHECKING:
+    from launcher.matrix.schema import Matrix
 
 
 @dataclass(frozen=True)
@@ -17,26 +20,6 @@ class Facts:
 
     release: str | None = None
     scripts: bool | None = None
-
-
-class Row(Protocol):
-    """What is needed of a row of the matrix."""
-
-    @property
-    def megatron(self) -> str: ...
-
-    @property
-    def source(self) -> str: ...
-
-
-class Matrix(Protocol):
-    """What is needed of the matrix."""
-
-    @property
-    def rows(self) -> Mapping[str, Row]: ...
-
-    @property
-    def releases(self) -> Mapping[str, object]: ...
 
 
 def reference(image: Image) -> str:

@@ -51,7 +51,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Fault:
+class BrokenRule:
     """A rule that a configuration breaks: the key, what is wrong, and what would work."""
 
     key: str
@@ -88,7 +88,7 @@ def check(config: RunConfig, origin: Origin, processes: int, release: str | None
         raise UsageError("\n".join(told))
 
 
-def faults(config: RunConfig, processes: int, release: str | None = None) -> list[Fault]:
+def faults(config: RunConfig, processes: int, release: str | None = None) -> list[BrokenRule]:
     """Every rule that `config` breaks with `processes` on each node, and Megatron `release`."""
     where = layout(config, processes)
     found = [*_world(config, where), *_model(config, where, release), *_training(config)]
@@ -97,21 +97,21 @@ def faults(config: RunConfig, processes: int, release: str | None = None) -> lis
     return found
 
 
-def _world(config: RunConfig, where: Layout) -> Iterator[Fault]:
+def _world(config: RunConfig, where: Layout) -> Iterator[BrokenRule]:
     if where.world % where.model:
         near = neighbours(where.world, where.model)
         product = f"tensor {where.tensor} × pipeline {where.pipeline}"
         if where.context > 1:
             product += f" × context {where.context}"
         key = "gpus" if config.gpus != "0" else "processes"
-        yield Fault(
+        yield BrokenRule(
             key,
             f"{where.world} processes aren't divisible by {product} = {where.model}",
             f"Nearest that work: {listed(near)} processes in all.",
         )
 
 
-def _model(config: RunConfig, where: Layout, release: str | None) -> Iterator[Fault]:
+def _model(config: RunConfig, where: Layout, release: str | None) -> Iterator[BrokenRule]:
     model = config.model
     heads, groups, layers = model.num_attention_heads, model.num_query_groups, model.num_layers
     if heads and heads % where.tensor:
@@ -145,10 +145,10 @@ def _uneven(config: RunConfig) -> bool:
     return any("pipeline_num_layers" in n or "pipeline_model_parallel_layout" in n for n in names)
 
 
-def _sequence(config: RunConfig, where: Layout) -> Iterator[Fault]:
+def _sequence(config: RunConfig, where: Layout) -> Iterator[BrokenRule]:
     length, positions = config.model.seq_length, config.model.max_position_embeddings
     if length and positions and positions < length:
-        yield Fault(
+        yield BrokenRule(
             "model.max_position_embeddings",
             f"{positions} positions are fewer than the sequence's {length}",
             f"Set it to {length} or more.",
@@ -157,33 +157,35 @@ def _sequence(config: RunConfig, where: Layout) -> Iterator[Fault]:
     if config.parallel.sequence_parallel:
         parts = lcm(parts, where.context * where.tensor)
     if length and length % parts:
-        yield Fault(
+        yield BrokenRule(
             "model.seq_length",
             f"{length} isn't divisible by {parts}, the parts that the processes take",
             f"Nearest that work: {listed(neighbours(length, parts))}.",
         )
 
 
-def _training(config: RunConfig) -> Iterator[Fault]:
+def _training(config: RunConfig) -> Iterator[BrokenRule]:
     training = config.training
     for one, other in EXCLUSIVE:
         if getattr(training, one) and getattr(training, other):
-            yield Fault(f"training.{other}", f"{one} is set too", "Keep one of the two.")
+            yield BrokenRule(f"training.{other}", f"{one} is set too", "Keep one of the two.")
     if training.lr is not None and training.min_lr is not None and training.min_lr > training.lr:
-        yield Fault(
+        yield BrokenRule(
             "training.min_lr",
             f"{training.min_lr} is above the learning rate, {training.lr}",
             "Set it to lr or less.",
         )
 
 
-def _batches(config: RunConfig, where: Layout) -> Iterator[Fault]:
+def _batches(config: RunConfig, where: Layout) -> Iterator[BrokenRule]:
     training = config.training
     micro = micro_batch(config, where)
     if training.micro_batch_size == "auto":
         if not training.global_batch_size:
             problem = "auto needs a global batch to divide"
-            yield Fault("training.micro_batch_size", problem, "Set training.global_batch_size.")
+            yield BrokenRule(
+                "training.micro_batch_size", problem, "Set training.global_batch_size."
+            )
             return
         micro = 1
     if not micro:
@@ -198,10 +200,10 @@ def _batches(config: RunConfig, where: Layout) -> Iterator[Fault]:
             problem = f"{training.global_batch_size} isn't reached from {start} by {increment}s"
             near = neighbours(training.global_batch_size - start, increment)
             remedy = f"Nearest global batches that work: {listed([start + n for n in near])}."
-            yield Fault(key, problem, remedy)
+            yield BrokenRule(key, problem, remedy)
     for key, size in sizes:
         if size and size % step:
-            yield Fault(key, *_no_share(size, micro, where))
+            yield BrokenRule(key, *_no_share(size, micro, where))
 
 
 def _no_share(size: int, micro: int, where: Layout) -> tuple[str, str]:
@@ -220,8 +222,8 @@ def _no_share(size: int, micro: int, where: Layout) -> tuple[str, str]:
     return problem, f"{remedy}."
 
 
-def _indivisible(key: str, parts: int, what: str, whole: int) -> Fault:
-    return Fault(
+def _indivisible(key: str, parts: int, what: str, whole: int) -> BrokenRule:
+    return BrokenRule(
         key,
         f"{whole} {what} aren't divisible by {parts}",
         f"Nearest that work: {listed(divisors_near(whole, parts))}.",
