@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from launcher.errors import BuildError
-from launcher.oci.settle import has, settle
+from launcher.oci.container import find_image
+from launcher.oci.settle import settle
 from launcher.progress import KEPT, Progress
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def build(client: DockerClient, wanted: Build, progress: Progress) -> str:
         return podman(command, env, wanted, progress)
     if command := connect.buildkit(client):
         known_by = buildkit(command, env, wanted, progress)
-        image = next((one for one in known_by if has(client, one)), None)
+        image = next((one for one in known_by if find_image(client, one)), None)
         if image is None:
             raise BuildError(f"the engine doesn't have what it built: {' or '.join(known_by)}")
         args = wanted.args

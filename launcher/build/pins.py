@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import BuildError, EngineError, UsageError
+from launcher.errors import BuildError, EngineError
 from launcher.matrix.schema import AMD64, LockedImage
 from launcher.names import LABEL, parse_reference
 from launcher.oci import registry
+from launcher.oci.container import find_image
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -100,7 +101,7 @@ class Images:
 
         A user's own choice is pulled under its own name, the matrix's from a mirror of it.
         """
-        found = self._inspect(wanted)
+        found = find_image(self.client, wanted)
         if found is None:
             at = wanted if wanted != reference else self.site.mirrored(wanted)
             found = self._pull(at)
@@ -117,7 +118,7 @@ class Images:
 
     def _locked(self, reference: str, locked: LockedImage) -> Image:
         """The locked image, under whatever name the engine has it, else pulled by its digest."""
-        found = self._inspect(reference)
+        found = find_image(self.client, reference)
         moves = reference in self.moving
         if found is not None and not is_locked(found, locked) and not moves:
             raise moved(reference, locked.digest, "engine", _digest(found))
@@ -136,19 +137,8 @@ class Images:
     def _by_digest(self, references: set[str], locked: LockedImage) -> dict[str, Any] | None:
         """The locked image where the engine has it under no name, or under one of `references`."""
         names = [f"{parse_reference(one).name}@{locked.digest}" for one in sorted(references)]
-        found = (self._inspect(name) for name in [*names, *sorted(locked.digests)])
+        found = (find_image(self.client, name) for name in [*names, *sorted(locked.digests)])
         return next((one for one in found if is_locked(one, locked)), None)
-
-    def _inspect(self, name: str) -> dict[str, Any] | None:
-        from docker.errors import APIError, ImageNotFound
-
-        try:
-            found: dict[str, Any] = self.client.api.inspect_image(name)
-        except ImageNotFound:
-            return None
-        except APIError as error:
-            raise UsageError(f"{name}: not an image's name: {error.explanation}") from error
-        return found
 
     def _pull(self, reference: str) -> dict[str, Any]:
         from docker.errors import APIError
@@ -178,7 +168,7 @@ class Images:
                 return str(one)
         tags = [tag for tag in found.get("RepoTags") or [] if tag != "<none>:<none>"]
         for name in (wanted, *tags):
-            if (self._inspect(name) or {}).get("Id") == found["Id"]:
+            if (find_image(self.client, name) or {}).get("Id") == found["Id"]:
                 return str(name)
         repository = parse_reference(wanted).name
         tag = f"locked-{found['Id'].removeprefix('sha256:')[:12]}"
@@ -187,7 +177,7 @@ class Images:
 
     def _name(self, found: dict[str, Any], reference: str) -> None:
         """Give what was pulled by digest or from a mirror the matrix's name, where that is free."""
-        if "@" not in reference and self._inspect(reference) is None:
+        if "@" not in reference and find_image(self.client, reference) is None:
             named = parse_reference(reference)
             self.client.api.tag(found["Id"], named.name, named.target)
 

@@ -13,6 +13,7 @@ from launcher.engine import connect
 from launcher.engine.private import base, private
 from launcher.errors import EngineError
 from launcher.oci import pull
+from launcher.oci.container import find_image
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -74,10 +75,6 @@ def bases(
 
 def _refused(client: DockerClient, image: str, site: Settings) -> EngineError | None:
     """Why `image` is neither in the engine nor to be pulled, or None where it is."""
-    from docker.errors import ImageNotFound
-
-    try:
-        client.api.inspect_image(image)
-    except ImageNotFound:
-        return pull.unpullable(client, site.mirrored(image))
-    return None
+    if find_image(client, image):
+        return None
+    return pull.unpullable(client, site.mirrored(image))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.build.verify import is_ours
 from launcher.errors import EngineError, UsageError
 from launcher.names import LABEL, parse_reference
+from launcher.oci.container import find_image
 from launcher.oci.layout import DIGEST, Base
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def digest(text: str) -> str:
 
 def find(client: DockerClient, name: str) -> Image:
     """The image of this name. Raises EngineError where the engine has none."""
-    found = _inspect(client, name)
+    found = find_image(client, name)
     if found is None:
         raise EngineError(f"the engine has no image {name}", _how_to_get(name))
     asked = parse_reference(name)
@@ -83,18 +84,6 @@ def _image(found: Mapping[str, Any], names: tuple[str, ...]) -> Image:
     )
 
 
-def _inspect(client: DockerClient, name: str) -> dict[str, Any] | None:
-    from docker.errors import APIError, ImageNotFound
-
-    try:
-        found: dict[str, Any] = client.api.inspect_image(name)
-    except ImageNotFound:
-        return None
-    except APIError as error:
-        raise UsageError(f"{name}: not an image's name: {error.explanation}") from error
-    return found
-
-
 def base_of(
     client: DockerClient, image: Image, rows: Mapping[str, Any], chosen: str | None = None
 ) -> Base:
@@ -111,7 +100,7 @@ def base_of(
     if row and row.packages and is_ours(client.api.history(image.id)):
         return Base(name=_name(image), id=image.id, digests=image.digests, layers=image.layers[:-1])
     for name in _base_names(image, rows):
-        found = _inspect(client, name)
+        found = find_image(client, name)
         if found and _shared(image, base := _image(found, (name,))) == len(base.layers):
             return _common(image, base)
     wholes = [one for one in _named(client) if 0 < _shared(image, one) == len(one.layers)]
@@ -128,14 +117,14 @@ def base_of(
 def having(client: DockerClient, base: Base) -> Image | None:
     """An image of the engine that has the layers of `base`, or None."""
     count = len(base.layers)
-    by_name = [one for name in (base.id, base.name) if (one := _inspect(client, name))]
+    by_name = [one for name in (base.id, base.name) if (one := find_image(client, name))]
     images = [*(_image(one, ()) for one in by_name), *_named(client)]
     return next((one for one in images if one.layers[:count] == base.layers), None)
 
 
 def id_of(client: DockerClient, name: str) -> str | None:
     """The ID of the image of this name, or None."""
-    found = _inspect(client, name)
+    found = find_image(client, name)
     return found["Id"] if found else None
 
 
@@ -149,7 +138,7 @@ def _named(client: DockerClient) -> Iterator[Image]:
     """All images of the engine that have a name."""
     for one in client.api.images():
         names = [name for name in one.get("RepoTags") or [] if name != "<none>:<none>"]
-        found = _inspect(client, one["Id"]) if names else None
+        found = find_image(client, one["Id"]) if names else None
         if found:
             yield _image(found, tuple(sorted(names)))
 

@@ -1,4 +1,4 @@
-"""The door to a container: files are copied out of one that was made from an image."""
+"""The door to an engine's images and containers: what one is, and files out of it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,28 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from launcher.errors import UsageError
 from launcher.oci.parts import BLOCK, Stream
 
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
+
+
+def find_image(client: DockerClient, name: str) -> dict[str, Any] | None:
+    """What an engine says of an image; None where it has none of that name.
+
+    Raises UsageError for what is no image's name to it.
+    """
+    from docker.errors import APIError, NotFound
+
+    try:
+        found: dict[str, Any] = client.api.inspect_image(name)
+    except NotFound:
+        return None
+    except APIError as error:
+        raise UsageError(f"{name}: not an image's name: {error.explanation}") from error
+    return found
 
 
 @contextmanager

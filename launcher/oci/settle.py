@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from launcher.oci.archive import archive, layer_name, load_archive
+from launcher.oci.container import find_image
 from launcher.oci.layout import compact, sha256
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def settle(client: DockerClient, image: str, base: str, epoch: int) -> str:
     content = configuration(found, history, layered, own, epoch)
     settled = sha256(content)
     load_archive(client, archive(content, [*map(layer_name, found["RootFS"]["Layers"])]))
-    if not has(client, settled):
+    if find_image(client, settled) is None:
         return image
     if not found["RepoTags"]:
         client.api.remove_image(image)
@@ -98,14 +99,3 @@ def configuration(
 def iso(seconds: int) -> str:
     """A time since 1970 as images have it: 2026-03-20T21:21:35Z."""
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%M:%S}Z"
-
-
-def has(client: DockerClient, image: str) -> bool:
-    """Whether the engine knows an image by this."""
-    from docker.errors import ImageNotFound
-
-    try:
-        client.api.inspect_image(image)
-    except ImageNotFound:
-        return False
-    return True

@@ -29,6 +29,7 @@ from launcher.matrix.recipe import Recipe, recipe
 from launcher.matrix.render import dockerfile
 from launcher.matrix.schema import Lock, LockedRelease, Matrix, Row, misfit
 from launcher.names import parse_reference
+from launcher.oci.container import find_image
 from launcher.settings import ROOT, Settings
 from launcher.trials import facts, inside, quickstart_reload, trials
 from launcher.trials.cell import REPOSITORY
@@ -140,7 +141,7 @@ class Series:
         tried_with = self._tried_with(cell)
         base, _ = self._images(cell)
         pulled = self._file(cell).with_suffix(".pulled")
-        if self._inspected(base) is None:  # for the next series as well, where this one is killed
+        if find_image(self.client, base) is None:  # for the next series, where this one is killed
             files.write(pulled, "\n".join(_names(self.client.api.images())))
         cached = disk.cached(self.client)
         before = time.monotonic()
@@ -225,7 +226,8 @@ class Series:
         if most is None:
             return lambda: ""
         own = {name for image in self._images(cell) for name in (image, self.site.mirrored(image))}
-        there = {one["Id"]: int(one["Size"]) for one in map(self._inspected, own) if one}
+        found = filter(None, (find_image(self.client, name) for name in own))
+        there = {one["Id"]: int(one["Size"]) for one in found}
         before = disk.used(self.client)
         if before is None:
             self.say("the engine doesn't tell what its images take: what is added isn't counted")
@@ -243,16 +245,6 @@ class Series:
         """The base and the builder of a cell."""
         asked, made = self.options.asked(cell), self._recipe(cell)
         return [asked["base"] or made.row.base, asked["builder"] or made.builder]
-
-    def _inspected(self, image: str) -> dict[str, Any] | None:
-        """What the engine says of an image, None where it lacks it."""
-        from docker.errors import APIError
-
-        try:
-            found: dict[str, Any] = self.client.api.inspect_image(image)
-        except APIError:
-            return None
-        return found
 
     def _remove(self, *names: str) -> None:
         from docker.errors import APIError, NotFound
@@ -272,7 +264,7 @@ class Series:
         """
         own = [parse_reference(name) for name in (base, self.site.mirrored(base))]
         targets = {one.in_full: one.target for one in own}
-        names = _names([self._inspected(base) or {}])
+        names = _names([find_image(self.client, base) or {}])
         found = {name: parse_reference(name) for name in names if name not in there}
         return [
             name

@@ -200,7 +200,7 @@ def test_an_image_is_what_the_engine_knows_it_by(
     monkeypatch.setattr(connect, "cli_environment", lambda client: {})
     monkeypatch.setattr(connect, "podman", lambda client: None)
     monkeypatch.setattr(connect, "buildkit", lambda client: command)
-    monkeypatch.setattr(builders, "has", lambda client, image: image in known)
+    monkeypatch.setattr(builders, "find_image", lambda client, image: image in known)
     monkeypatch.setattr(builders, "settle", lambda client, image, base, epoch: image)
     args = {"BASE_IMAGE": "base", "SOURCE_DATE_EPOCH": "1700000000"}
     with tempfile.TemporaryFile() as context:

@@ -47,9 +47,10 @@ class StandInImages:
         if not own:
             yield {"error": "no configuration"}
             return
-        image = SimpleNamespace(id=self.own or own, labels=base._recipe("3.11", EPOCH).labels)
-        self.known[image.id] = image
-        yield {"stream": f"Loaded image ID: {image.id}"}
+        labels = base._recipe("3.11", EPOCH).labels
+        id = self.own or own
+        self.known[id] = {"Id": id, "Config": {"Labels": labels}}
+        yield {"stream": f"Loaded image ID: {id}"}
 
     def tag(self, id: str, name: str, tag: str) -> None:
         self.known[f"{name}:{tag}"] = self.known[id]
@@ -62,7 +63,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(base.os, "geteuid", lambda: 0)
     monkeypatch.setattr(base, "_bootstrap", write_layer)
     images = StandInImages()
-    api = SimpleNamespace(load_image=images.load, tag=images.tag)
+    api = SimpleNamespace(load_image=images.load, tag=images.tag, inspect_image=images.get)
     return SimpleNamespace(images=images, api=api)
 
 
@@ -105,11 +106,11 @@ def test_a_damaged_one_in_the_cache_is_told(client: SimpleNamespace, tmp_path: P
 
 
 def test_an_image_of_another_recipe_is_not_taken(client: SimpleNamespace, tmp_path: Path) -> None:
-    foreign = SimpleNamespace(id="sha256:foreign", labels={base.STANDIN: "debian-bookworm"})
+    foreign = {"Id": "sha256:foreign", "Config": {"Labels": {base.STANDIN: "debian-bookworm"}}}
     client.images.known["base:x"] = foreign
     made = base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
     assert made != "sha256:foreign"
-    assert client.images.get("base:x").id == made
+    assert client.images.get("base:x")["Id"] == made
 
 
 def test_nothing_half_made_is_left(

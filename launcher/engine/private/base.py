@@ -19,6 +19,7 @@ from launcher import files
 from launcher.engine.private import packages
 from launcher.errors import EngineError, nearest
 from launcher.oci.archive import archive, entry, image_id, layer_name, load_archive
+from launcher.oci.container import find_image
 from launcher.oci.layout import compact, sha256
 from launcher.oci.settle import iso
 from launcher.settings import settings
@@ -125,14 +126,9 @@ def _architecture() -> str:
 
 def _present(client: DockerClient, name: str, recipe: Recipe) -> str | None:
     """The ID of the image `name`, if it was made by `recipe`."""
-    from docker.errors import ImageNotFound
-
-    try:
-        image = client.images.get(name)
-    except ImageNotFound:
-        return None
-    same = recipe.labels.items() <= image.labels.items()
-    return str(image.id) if same else None
+    found = find_image(client, name) or {"Config": {}}
+    labels = found["Config"].get("Labels") or {}
+    return str(found["Id"]) if recipe.labels.items() <= labels.items() else None
 
 
 def _make(made: Path, recipe: Recipe, say: Say) -> None:
