@@ -67,7 +67,10 @@ def main(argv: list[str]) -> int:
     if sys.stderr is None:  # closed by a shell's 2>&-: else a file that is opened takes its place
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for any takes 30 ms
-    argv, rest = _split_rest(argv) if argv[:1] and argv[0] in WITH_REST else (argv, [])
+    rest = list[str]()
+    if argv[:1] and argv[0] in WITH_REST and "--" in argv:
+        at = argv.index("--")
+        argv, rest = argv[:at], argv[at + 1 :]
     try:
         args = parser(argv).parse_args(argv)
         args.rest = rest
@@ -169,11 +172,3 @@ def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
     for name in wanted:
         find_command(name).add_to(commands, whole=argv is None or name in argv)
     return parser
-
-
-def _split_rest(argv: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before and after the first `--`."""
-    if "--" not in argv:
-        return argv, []
-    at = argv.index("--")
-    return argv[:at], argv[at + 1 :]

@@ -67,9 +67,11 @@ READ = (
 )
 def tokenize(args: Namespace) -> int:
     """Make .bin and .idx of jsonl, csv, parquet or plain text, packed or not."""
-    from launcher.data import tokenize
+    from launcher.data import tokenize, workers
     from launcher.data.bar import Bar
 
+    if args.workers is not None and args.workers < 1:
+        raise UsageError(f"--workers {args.workers}: at least one is needed")
     shard, prefix = _shard(args.shard, _target("--output-prefix", args.output_prefix))
     job = tokenize.Job(
         inputs=_inputs(args),
@@ -77,7 +79,7 @@ def tokenize(args: Namespace) -> int:
         reading=_reading(args, shard),
         tokenizer=tokenizer(args),
         append_eod=args.append_eod,
-        workers=_workers(args.workers),
+        workers=args.workers or workers.usual(),
         leniency=_leniency(args),
     )
     made = [f"{prefix}.bin" for prefix in tokenize.outputs(job)]
@@ -159,8 +161,12 @@ def _target(option: str, given: str) -> Path:
 
 def _reading(args: Namespace, shard: tuple[int, int] = (0, 1)) -> Reading:
     """How they are read. Raises UsageError for options that can't be."""
-    from launcher.data.sources import Reading
+    from launcher.data.sources import BLOCK, LARGEST, Reading
 
+    if args.max_record is not None and args.max_record << 20 < BLOCK:
+        raise UsageError(
+            f"--max-record {args.max_record}: at least {BLOCK >> 20} are read at a time"
+        )
     delimiter = "\t" if args.csv_delimiter == r"\t" else args.csv_delimiter
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '\r\n"'):
         raise UsageError(f"--csv-delimiter {delimiter}: not one character", r"--csv-delimiter '\t'")
@@ -176,17 +182,8 @@ def _reading(args: Namespace, shard: tuple[int, int] = (0, 1)) -> Reading:
         encoding=args.encoding,
         unit=args.document,
         shard=shard,
-        largest=_largest(args.max_record),
+        largest=LARGEST if args.max_record is None else args.max_record << 20,
     )
-
-
-def _largest(given: int | None) -> int:
-    """Bytes of a record at most. Raises UsageError for fewer than are read at a time."""
-    from launcher.data.sources import BLOCK, LARGEST
-
-    if given is not None and given << 20 < BLOCK:
-        raise UsageError(f"--max-record {given}: at least {BLOCK >> 20} are read at a time")
-    return LARGEST if given is None else given << 20
 
 
 def _leniency(args: Namespace) -> Leniency:
@@ -198,15 +195,6 @@ def _leniency(args: Namespace) -> Leniency:
     if args.max_errors is not None and args.max_errors < 0:
         raise UsageError(f"--max-errors {args.max_errors}: fewer than none")
     return Leniency(args.on_error == "skip", args.max_errors)
-
-
-def _workers(given: int | None) -> int:
-    """Raises UsageError for fewer than one."""
-    from launcher.data import workers
-
-    if given is not None and given < 1:
-        raise UsageError(f"--workers {given}: at least one is needed")
-    return given or workers.usual()
 
 
 def _shard(given: str | None, prefix: Path) -> tuple[tuple[int, int], Path]:

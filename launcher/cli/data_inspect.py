@@ -153,7 +153,8 @@ def vocab(args: Namespace) -> int:
         if number < 0:
             raise UsageError(f"{option} {number}: tokens are counted from 0")
     for text in args.texts:
-        _require_text(text)
+        if text != text.encode(errors="ignore").decode():  # Python puts surrogates for bytes
+            raise UsageError(f"{text!a}: not UTF-8", "iconv -t UTF-8 converts a text.")
     chosen = tokenizer(args)
     if not args.texts and chosen.type == "GPT2BPETokenizer":
         _explain(tokenizers.files(chosen), args.first, args.count)
@@ -184,14 +185,6 @@ def _explain(files: Sequence[Path], first: int, count: int) -> None:
     names = {number: name for name, number in found.ids.items()}
     for number in range(first, min(first + count, len(names))):
         print(f"{number:>7}  {names[number]:<20} {_stands_for(names[number])}")
-
-
-def _require_text(argument: str) -> None:
-    """Raises UsageError where it wasn't UTF-8: Python puts surrogates in the place of bytes."""
-    try:
-        argument.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"{argument!a}: not UTF-8", "iconv -t UTF-8 converts a text.") from None
 
 
 def _stands_for(token: str) -> str:

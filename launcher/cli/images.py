@@ -20,13 +20,14 @@ from launcher.cli.command import (
 from launcher.cli.command import image as image_name
 from launcher.cli.transfer import load, pull, push, save
 from launcher.errors import UsageError
+from launcher.screen import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from launcher.build.beside import Documents
     from launcher.images.images import Image
-    from launcher.images.scan import Finding, Package
+    from launcher.images.scan import Package
     from launcher.trials.facts import Fact
     from launcher.trials.trials import Verdict
 
@@ -96,10 +97,14 @@ def inspect(args: Namespace) -> int:
     return 0
 
 
+def _inputs(provenance: dict[str, Any]) -> str:
+    definition = provenance["predicate"]["buildDefinition"]
+    return f"{len(definition['resolvedDependencies'])} inputs"
+
+
 def _text(image: Image, names: list[str], record: dict[str, Any], documents: Documents) -> str:
     """The lines for a person; what isn't there is said."""
     from launcher.build.beside import PROVENANCE, SBOM
-    from launcher.screen import printable
 
     lines = [
         ("image", ", ".join(names) or "without a name"),
@@ -108,18 +113,12 @@ def _text(image: Image, names: list[str], record: dict[str, Any], documents: Doc
         ("wheel", f"{record['wheel']['name']} sha256:{record['wheel']['sha256']}"),
         *(("patch", f"{name} sha256:{digest}") for name, digest in record["patches"].items()),
     ]
-    absent = f"not on this machine: no {{}} in {documents.folder}"
-    if documents.provenance is None:
-        lines.append(("provenance", absent.format(PROVENANCE)))
-    else:
-        definition = documents.provenance["predicate"]["buildDefinition"]
-        count = len(definition["resolvedDependencies"])
-        lines.append(("provenance", f"{count} inputs: {documents.folder / PROVENANCE}"))
-    if documents.sbom is None:
-        lines.append(("sbom", absent.format(SBOM)))
-    else:
-        count = len(documents.sbom["components"])
-        lines.append(("sbom", f"{count} components: {documents.folder / SBOM}"))
+    for name, file, held in (
+        ("provenance", PROVENANCE, documents.provenance and _inputs(documents.provenance)),
+        ("sbom", SBOM, documents.sbom and f"{len(documents.sbom['components'])} components"),
+    ):
+        absent = f"not on this machine: no {file} in {documents.folder}"
+        lines.append((name, f"{held}: {documents.folder / file}" if held else absent))
     width = max(len(name) for name, _ in lines)
     return "".join(f"{name:{width}}  {printable(value)}\n" for name, value in lines)
 
@@ -144,7 +143,10 @@ def scan(args: Namespace) -> int:
     packages = _packages(args.image, args.megatron)
     found = scan(packages, args.database.rstrip("/"))
     for one in found:
-        print(_line(one))
+        ids = " ".join((one.id, *one.aliases))
+        fixed = f"fixed in {', '.join(one.fixed)}" if one.fixed else "no fix recorded"
+        line = f"{one.package.name} {one.package.version}  {ids}  {fixed}  {one.summary}"
+        print(printable(line))
     known = f"{len(found) or 'no'} known {'vulnerability' if len(found) < 2 else 'vulnerabilities'}"
     print(f"{len(packages)} packages, {known} in {args.database}", file=sys.stderr)
     return 1 if found else 0
@@ -186,14 +188,6 @@ def _packages_of_image(name: str) -> list[Package]:
         )
     beside.check(documents, image.id, beside.record(client, image.id, name))
     return scan.of_sbom(documents.sbom)
-
-
-def _line(one: Finding) -> str:
-    from launcher.screen import printable
-
-    names = " ".join((one.id, *one.aliases))
-    fixed = f"fixed in {', '.join(one.fixed)}" if one.fixed else "no fix recorded"
-    return printable(f"{one.package.name} {one.package.version}  {names}  {fixed}  {one.summary}")
 
 
 @command(
@@ -246,7 +240,8 @@ def probe(args: Namespace) -> int:
         path = settings().matrix
         new = facts.unstated(row, found)
         files.write(path, write.into(path.read_text(encoding="utf-8"), args.tag, new))
-        print(f"launcher: {path.name}: {_told(new)}", file=sys.stderr)
+        told = ", ".join(f"{key}: {value}" for key, value in new.items()) or "nothing to add"
+        print(f"launcher: {path.name}: {told}", file=sys.stderr)
     failed = any(fact.error for fact in found.values())
     return 1 if wrong or failed or any(one.failed for one in verdicts.values()) else 0
 
@@ -270,10 +265,6 @@ def _json(found: Mapping[str, Fact], verdicts: Mapping[str, Verdict]) -> str:
         "trials": {name: asdict(verdict) for name, verdict in verdicts.items()},
     }
     return json.dumps(told, indent=2)
-
-
-def _told(new: Mapping[str, str]) -> str:
-    return ", ".join(f"{key}: {value}" for key, value in new.items()) or "nothing to add"
 
 
 @command(

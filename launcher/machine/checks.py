@@ -233,9 +233,8 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def _fits(case: Case) -> Iterator[Finding]:
-    """The model's memory against the GPUs'."""
     processes = case.plan.processes_per_node
-    yield from fit.check(case.config, case.origin, processes, case.visible, case.machine.uses)
+    return fit.check(case.config, case.origin, processes, case.visible, case.machine.uses)
 
 
 def _shared_memory(case: Case) -> Iterator[Finding]:

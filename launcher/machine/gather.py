@@ -8,6 +8,7 @@ import shutil
 import socket
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from launcher.plan.config import RunConfig
     from launcher.plan.job import Backend
-    from launcher.plan.mounts import Mount
     from launcher.plan.plan import Plan
 
 TOOLKIT = ("nvidia-container-runtime-hook", "nvidia-container-runtime", "nvidia-ctk")
@@ -79,9 +79,17 @@ def gather(config: RunConfig, plan: Plan, api: APIClient | None) -> Machine:
         found,
         port=_is_free(nodes.master_port) if nodes.count > 1 and nodes.rank == 0 else None,
         resolves=_resolves(nodes.master_addr) if nodes.rank > 0 and nodes.master_addr else None,
-        datasets=tuple(_datasets(plan, who)),
+        datasets=tuple(
+            _dataset(mount.source.removesuffix(".idx"), who)
+            for mount in plan.mounts
+            if mount.key == "data.path" and mount.source.endswith(".idx")
+        ),
         unseen=tuple(_unseen(plan, root)) if root else (),
-        folders=tuple(_folder(mount, who) for mount in plan.mounts if not mount.read_only),
+        folders=tuple(
+            Folder(mount.source, mount.key, _unwritable(mount.source, who), free(mount.source))
+            for mount in plan.mounts
+            if not mount.read_only
+        ),
         load=_saved(_source(plan, "checkpoint.load", config.checkpoint.load)),
         save=_saved(_source(plan, "checkpoint.save", config.checkpoint.save)),
     )
@@ -99,24 +107,19 @@ def _visible(there: tuple[Gpu, ...] | None) -> tuple[Gpu, ...] | None:
 def engine(api: APIClient) -> Engine:
     """What the engine tells of itself."""
     info: dict[str, Any] = api.info()
-    unix = str(api.base_url) == LOCAL
+    unix, path = str(api.base_url) == LOCAL, _socket_path(api)
     options = info.get("SecurityOptions") or []
     devices = [str(one.get("ID", "")) for one in info.get("DiscoveredDevices") or []]
     local = unix and info.get("Name") == socket.gethostname()
     return Engine(
         version=str(info.get("ServerVersion", "")),
-        host=_host(api),
+        host=f"unix://{path}" if path else str(api.base_url),
         local=local,
         rootless=is_rootless(info) or any("userns" in option for option in options),
         cgroup=f"v{info.get('CgroupVersion', '1')} ({info.get('CgroupDriver', '')})",
-        gpus=_gives_gpus(info, devices, _socket_path(api) if local else None),
+        gpus=_gives_gpus(info, devices, path if local else None),
         devices=tuple(one for one in devices if one.startswith(NVIDIA_DEVICE)),
     )
-
-
-def _host(api: APIClient) -> str:
-    path = _socket_path(api)
-    return f"unix://{path}" if path else str(api.base_url)
 
 
 def _socket_path(api: APIClient) -> str | None:
@@ -256,23 +259,11 @@ def may(path: str, who: Identity | None, access: int) -> bool:
     told = os.stat(path)
     if told.st_uid == who.uid:
         return (told.st_mode >> 6) & access == access
-    if _has_access_list(path):
-        return True
+    with suppress(OSError, AttributeError):  # a file system, or a system, without such attributes
+        if "system.posix_acl_access" in os.listxattr(path):
+            return True
     shift = 3 if told.st_gid in who.groups else 0
     return (told.st_mode >> shift) & access == access
-
-
-def _has_access_list(path: str) -> bool:
-    try:
-        return "system.posix_acl_access" in os.listxattr(path)
-    except (OSError, AttributeError):  # a file system, or a system, without extended attributes
-        return False
-
-
-def _datasets(plan: Plan, who: Identity | None) -> Iterator[Dataset]:
-    for mount in plan.mounts:
-        if mount.key == "data.path" and mount.source.endswith(".idx"):
-            yield _dataset(mount.source.removesuffix(".idx"), who)
 
 
 def _dataset(prefix: str, who: Identity | None) -> Dataset:
@@ -289,10 +280,6 @@ def _dataset(prefix: str, who: Identity | None) -> Dataset:
         return Dataset(prefix, "")  # told by launcher.follow.files, or for the run's user to read
     except OSError as error:
         return Dataset(prefix, f"{error.filename}: {error.strerror}")
-
-
-def _folder(mount: Mount, who: Identity | None) -> Folder:
-    return Folder(mount.source, mount.key, _unwritable(mount.source, who), free(mount.source))
 
 
 def _unwritable(path: str, who: Identity | None) -> str:

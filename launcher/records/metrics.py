@@ -216,9 +216,6 @@ def as_record(found: Found, attempt: int, rates: Rates | None = None) -> dict[st
     losses = values.pop("losses", {})
     values |= {f"losses.{name}": value for name, value in losses.items()}
     record = {name: value for name, value in values.items() if value is not None}
-    odd = {name: str(value) for name, value in record.items() if not _is_json(value)}
+    real = {name: value for name, value in record.items() if isinstance(value, float)}
+    odd = {name: str(value) for name, value in real.items() if not math.isfinite(value)}
     return {**record, **dict.fromkeys(odd), "not_finite": odd} if odd else record
-
-
-def _is_json(value: object) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)

@@ -68,7 +68,12 @@ def curves(name: str, records: Iterable[dict[str, Any]]) -> Curves:
             (each["iteration"], each.get("loss")) for each in kept if each["kind"] == VALIDATION
         ),
         tokens=_points((each["iteration"], each.get("tokens_per_s")) for each in steps),
-        samples=_points((each["iteration"], _samples_per_s(each)) for each in steps),
+        samples=_points(
+            (each["iteration"], 1000 * each["global_batch_size"] / each["ms_per_step"])
+            for each in steps
+            if _is_number(each.get("global_batch_size")) and _is_number(each.get("ms_per_step"))
+            if each["ms_per_step"]
+        ),
     )
 
 
@@ -93,11 +98,6 @@ def continued(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         begun = min(mine)[0]
         kept = {key: each for key, each in kept.items() if key[0] < begun} | mine
     return [each for _, each in sorted(kept.items(), key=lambda item: item[0])]
-
-
-def _samples_per_s(step: dict[str, Any]) -> float | None:
-    batch, ms = step.get("global_batch_size"), step.get("ms_per_step")
-    return batch * 1000 / ms if _is_number(batch) and _is_number(ms) and ms else None
 
 
 def _points(pairs: Iterable[tuple[int, object]]) -> Points:

@@ -140,8 +140,10 @@ def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     source = now["source"]
     if source and source == then["source"] and not COMMIT.fullmatch(source):
         lines.append(f"what was in the checkout isn't known: {source}")
-    for path, was in then["files"].items():
-        if not _same_file(was, now["files"].get(path)):
+    for path, file in then["files"].items():
+        there = now["files"].get(path, {})
+        keys = ("sha256",) if "sha256" in file and "sha256" in there else ("size", "modified")
+        if any(file[key] != there.get(key) for key in keys):
             lines.append(f"{path} is not the file that it was")
     if then["began"] != now["began"]:
         began, begins = then["began"] or "no checkpoint", now["began"] or "no checkpoint"
@@ -150,13 +152,6 @@ def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if None not in gpus and gpus[0] != gpus[1]:
         lines.append(f"the GPUs were {gpus[0]}, and are {gpus[1]}")
     return lines
-
-
-def _same_file(was: Mapping[str, Any], now: Mapping[str, Any] | None) -> bool:
-    if now is None:
-        return False
-    keys = ("sha256",) if "sha256" in was and "sha256" in now else ("size", "modified")
-    return all(was[key] == now[key] for key in keys)
 
 
 def _gpus(machine: Mapping[str, Any] | None) -> str | None:

@@ -32,7 +32,8 @@ def aside(config: RunConfig, cwd: str, *, began: bool) -> tuple[RunConfig, list[
         save = _free(checkpoint.save, cwd, several=several)
         notes.append(f"it saves to {save}")
         updates["checkpoint"] = {"save": save}
-        if not began and _same(checkpoint.load, checkpoint.save, cwd):
+        same = checkpoint.load and _path(checkpoint.load, cwd) == _path(checkpoint.save, cwd)
+        if same and not began:
             updates["checkpoint"]["load"] = save
     if logging.tensorboard_dir:
         folder = _free(logging.tensorboard_dir, cwd, several=several)
@@ -44,19 +45,16 @@ def aside(config: RunConfig, cwd: str, *, began: bool) -> tuple[RunConfig, list[
 
 
 def _free(folder: str, cwd: str, *, several: bool) -> str:
-    """A name beside the folder's that nothing has yet; of `several` nodes all find the same."""
-    plain = folder.rstrip("/")
-    names = (f"{plain}-rerun{number if number > 1 else ''}" for number in count(1))
-    return next(name for name in names if not _taken(_path(name, cwd), empty=not several))
+    """A name beside the folder's that nothing has yet.
 
-
-def _taken(path: str, *, empty: bool) -> bool:
-    """Whether something is there; an empty folder, as another node makes it, only if `empty`."""
-    return lexists(path) if empty or not isdir(path) else bool(listdir(path))
-
-
-def _same(one: str | None, other: str, cwd: str) -> bool:
-    return one is not None and _path(one, cwd) == _path(other, cwd)
+    Of `several` nodes all find the same: to them an empty folder, as another one makes it, is free.
+    """
+    for number in count(1):
+        name = f"{folder.rstrip('/')}-rerun{number if number > 1 else ''}"
+        path = _path(name, cwd)
+        if not (listdir(path) if several and isdir(path) else lexists(path)):
+            break
+    return name
 
 
 def _path(text: str, cwd: str) -> str:

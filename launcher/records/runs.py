@@ -98,21 +98,14 @@ class Filter:
 
     def takes(self, run: Run) -> bool:
         """Whether the run is one of them."""
-        created = _time(run.created)
-        return (
-            (not self.states or run.state in self.states)
-            and (self.name is None or run.name == self.name)
-            and (self.since is None or (created is not None and created >= self.since))
-            and (self.before is None or (created is not None and created < self.before))
-        )
-
-
-def _time(text: str) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+        if (self.states and run.state not in self.states) or self.name not in (None, run.name):
+            return False
+        try:
+            created = datetime.fromisoformat(run.created)
+        except ValueError:
+            return self.since is None and self.before is None
+        created = created if created.tzinfo else created.replace(tzinfo=timezone.utc)
+        return (self.since or created) <= created and (not self.before or created < self.before)
 
 
 def ago(text: str, now: datetime | None = None) -> datetime:
