@@ -11,6 +11,7 @@ import yaml
 
 from launcher.backends import shown
 from launcher.backends.docker import NO_NEW_PRIVILEGES, DockerBackend, container_name
+from launcher.backends.group import node_name
 from launcher.errors import UsageError
 from launcher.names import LABEL
 from launcher.plan.mounts import Mount
@@ -93,11 +94,6 @@ def request(plan: Plan) -> Request:
     if plan.nodes > 1:
         file["networks"] = {NETWORK: {"driver": "bridge"}}
     return Request(project_name(plan), file, _secrets(plan))
-
-
-def node_name(rank: int) -> str:
-    """The service of a node, which the other nodes know it by."""
-    return f"node-{rank}"
 
 
 def project_name(plan: Plan) -> str:
