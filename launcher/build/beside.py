@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from packaging.version import Version
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AliasPath, BaseModel, Field, ValidationError, model_validator
 
 from launcher import files
 from launcher.build import attest
@@ -34,43 +34,24 @@ LARGEST = 4 << 20
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class _Wheel(BaseModel):
-    name: str
-    sha256: str
+def _at(*keys: str) -> Any:
+    """A field that stands below these keys."""
+    return Field(validation_alias=AliasPath(*keys))
 
 
 class _Record(BaseModel):
-    wheel: _Wheel
+    name: str = _at("wheel", "name")
+    sha256: str = _at("wheel", "sha256")
     patches: dict[str, str]
 
 
-class _Digest(BaseModel):
-    sha256: str
-
-
 class _Subject(BaseModel):
-    digest: _Digest
-
-
-class _Definition(BaseModel):
-    resolvedDependencies: list[dict[str, Any]]
-
-
-class _Predicate(BaseModel):
-    buildDefinition: _Definition
+    sha256: str = _at("digest", "sha256")
 
 
 class _Provenance(BaseModel):
     subject: list[_Subject]
-    predicate: _Predicate
-
-
-class _Described(BaseModel):
-    ref: str = Field(alias="bom-ref")
-
-
-class _Metadata(BaseModel):
-    component: _Described
+    dependencies: list[dict[str, Any]] = _at("predicate", "buildDefinition", "resolvedDependencies")
 
 
 class _Component(BaseModel):
@@ -86,7 +67,7 @@ class _Component(BaseModel):
 
 
 class _Sbom(BaseModel):
-    metadata: _Metadata
+    image: str = _at("metadata", "component", "bom-ref")
     components: list[_Component]
 
 
@@ -179,12 +160,12 @@ def _check(documents: Documents, image: str, record: dict[str, Any]) -> None:
     """Raises ValueError where a document is about another image, or about none."""
     if documents.provenance is not None:
         statement = _fitting(_Provenance, documents.provenance, PROVENANCE)
-        digests = {subject.digest.sha256 for subject in statement.subject}
+        digests = {subject.sha256 for subject in statement.subject}
         if digests != {image.removeprefix("sha256:"), record["wheel"]["sha256"]}:
             raise ValueError(f"{PROVENANCE} is about another image or wheel")
     if documents.sbom is not None:
         bill = _fitting(_Sbom, documents.sbom, SBOM)
-        if bill.metadata.component.ref != image:
+        if bill.image != image:
             raise ValueError(f"{SBOM} is about another image")
 
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import subprocess
 import tarfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 import launcher
-from launcher.build import patch
 from launcher.build.extensions import ExtensionSource
 from launcher.build.pins import Image
-from launcher.build.source import MegatronSource
+from launcher.build.source import AS_COMMITTED, MegatronSource, git_environment
+from launcher.errors import BuildError
 from launcher.matrix.recipe import Recipe
 
 PACKAGE = Path(launcher.__file__).parent
+AS_WRITTEN = [*AS_COMMITTED, "-c", "apply.whitespace=nowarn", "-c", "apply.ignoreWhitespace=no"]
+"""Options that keep a user's settings from changing what a patch makes."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +105,14 @@ def inside_digest() -> str:
     return _sha256(json.dumps(files, sort_keys=True).encode())
 
 
-def write(
-    inputs: Inputs, wheels: dict[str, list[Path]], scratch: Path, file: IO[bytes]
-) -> list[str]:
+def write(inputs: Inputs, wheels: dict[str, list[Path]], scratch: Path, file: IO[bytes]) -> None:
     """Unpack and patch the source in `scratch`, write the context's tar to `file`.
 
-    Returns the names of the patches. Raises BuildError where a patch doesn't apply.
+    Raises BuildError where a patch doesn't apply.
     """
     tree = scratch / "source"
     inputs.source.unpack(tree)
-    applied = patch.apply(list(inputs.patches), tree)
+    apply_patches(inputs.patches, tree)
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         _add_text(tar, "Dockerfile", inputs.dockerfile)
         _add_text(tar, "source.json", json.dumps(inputs.record(), indent=2, sort_keys=True))
@@ -128,7 +130,33 @@ def write(
             one.unpack(scratch / at)
             _add_text(tar, f"{at}/extension.json", json.dumps(one.record(), sort_keys=True))
             tar.add(scratch / at, f"{at}/source", filter=_plain)
-    return applied
+
+
+def apply_patches(patches: Iterable[Path], tree: Path) -> None:
+    """Apply `patches` to `tree`, in order; one that is there already is left.
+
+    Raises BuildError with the name of the first that doesn't apply: a patch that matches nothing
+    would give a wheel that lacks what it was for.
+    """
+    for path in patches:
+        if _git_apply(tree, path, "--check", "--reverse").returncode == 0:
+            continue
+        done = _git_apply(tree, path)
+        if done.returncode:
+            raise BuildError(
+                f"{path.parent.name}/{path.name} doesn't apply:\n  {done.stderr.strip()}",
+                "The source isn't the release this patch was made for, or it has been edited "
+                "at the same lines.",
+            )
+        if _git_apply(tree, path, "--check", "--reverse").returncode:
+            raise BuildError(f"{path.parent.name}/{path.name} changed nothing")
+
+
+def _git_apply(tree: Path, patch: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run `git apply` as outside any repository, where it takes paths from the tree's top."""
+    env = git_environment() | {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
+    command = ["git", *AS_WRITTEN, "apply", *options, "--", str(patch.resolve())]
+    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, check=False)
 
 
 def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:

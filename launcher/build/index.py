@@ -44,9 +44,7 @@ class Listed(BaseModel):
     hashes: dict[str, str] = {}
 
 
-class Page(BaseModel):
-    """A project's page in an index."""
-
+class _Page(BaseModel):
     files: list[Listed]
 
 
@@ -270,7 +268,7 @@ def _of_html(text: str) -> list[Listed]:
 
 def _of_json(text: str) -> list[Listed]:
     try:
-        return Page.model_validate_json(text).files
+        return _Page.model_validate_json(text).files
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"not a page of an index: {first['loc']}: {first['msg']}") from error

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.build import patch
+from launcher.build import context
 from launcher.errors import BuildError
 
 from .conftest import commit_all
@@ -41,32 +41,32 @@ def patches(tmp_path: Path) -> list[Path]:
 
 
 def test_it_applies(tree: Path, patches: list[Path]) -> None:
-    assert patch.apply(patches, tree) == ["01-change.patch"]
+    context.apply_patches(patches, tree)
     assert (tree / "setup.py").read_text() == "first\nchanged\nthird\n"
 
 
 def test_what_is_there_already_is_left(tree: Path, patches: list[Path]) -> None:
-    patch.apply(patches, tree)
-    assert patch.apply(patches, tree) == ["01-change.patch"]
+    context.apply_patches(patches, tree)
+    context.apply_patches(patches, tree)
     assert (tree / "setup.py").read_text() == "first\nchanged\nthird\n"
 
 
 def test_one_that_does_not_match_fails_by_name(tree: Path, patches: list[Path]) -> None:
     (tree / "setup.py").write_text("first\nelse\nthird\n")
     with pytest.raises(BuildError, match=r"0\.9\.0/01-change\.patch doesn't apply"):
-        patch.apply(patches, tree)
+        context.apply_patches(patches, tree)
     assert (tree / "setup.py").read_text() == "first\nelse\nthird\n"
 
 
 def test_a_missing_file_fails_by_name(tree: Path, patches: list[Path]) -> None:
     (tree / "setup.py").unlink()
     with pytest.raises(BuildError, match=r"01-change\.patch"):
-        patch.apply(patches, tree)
+        context.apply_patches(patches, tree)
 
 
 def test_it_applies_within_another_repository_too(tree: Path, patches: list[Path]) -> None:
     commit_all(tree.parent)
-    patch.apply(patches, tree)
+    context.apply_patches(patches, tree)
     assert "changed" in (tree / "setup.py").read_text()
 
 
@@ -81,5 +81,5 @@ def test_a_user_s_git_settings_do_not_change_what_a_patch_makes(
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", key)
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", value)
-    patch.apply(patches, tree)
+    context.apply_patches(patches, tree)
     assert (tree / "setup.py").read_bytes() == b"first\nchanged  \nthird\n"
