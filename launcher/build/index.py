@@ -48,15 +48,6 @@ class _Page(BaseModel):
     files: list[Listed]
 
 
-@dataclass(frozen=True)
-class Described:
-    """What an sdist's PKG-INFO says of it, and the newest time of its files."""
-
-    name: str
-    version: str
-    newest: int
-
-
 def sdist(pin: str, site: Settings) -> Path:
     """The source distribution of `name==version --hash=sha256:…`, from the cache or an index.
 
@@ -100,8 +91,11 @@ def download(
     )
 
 
-def described(archive: Path) -> Described:
-    """Read an sdist without running it. Raises BuildError for one that has no readable PKG-INFO."""
+def epoch_of(archive: Path, project: str, version: str) -> int:
+    """The newest time in an sdist, in seconds since 1970, read without running it.
+
+    Raises BuildError for one without a readable PKG-INFO, or whose PKG-INFO names something else.
+    """
     try:
         with tarfile.open(archive, "r:gz") as tar:
             members = tar.getmembers()
@@ -114,7 +108,12 @@ def described(archive: Path) -> Described:
         raise BuildError(f"{archive.name}: can't be read: {error}") from error
     except StopIteration:
         raise BuildError(f"{archive.name}: isn't an sdist: it has no PKG-INFO") from None
-    return Described(str(said["Name"]), str(said["Version"]), newest)
+    if (canonicalize_name(str(said["Name"])), said["Version"]) != (project, version):
+        raise BuildError(
+            f"{archive.name}: its PKG-INFO says that it is {said['Name']} {said['Version']}",
+            "The index serves another file under this name: don't build with it.",
+        )
+    return newest
 
 
 def _pips_own(site: Settings) -> list[str]:

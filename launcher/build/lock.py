@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import yaml
-from packaging.utils import canonicalize_name
 
 from launcher import files
 from launcher.build import extensions, fetch, index, source
@@ -367,12 +366,7 @@ def _lock_sdist(version: str, site: Settings) -> LockedSdist:
     """Fetch the sdist once, for its hash and for the newest time in it; none of it is run."""
     with files.scratch(site.cache) as folder:
         archive = index.download("megatron-core", version, site, folder)
-        found = index.described(archive)
-        if (canonicalize_name(found.name), found.version) != ("megatron-core", version):
-            raise BuildError(
-                f"{archive.name}: its PKG-INFO says that it is {found.name} {found.version}",
-                "The index serves another file under this name: don't build with it.",
-            )
+        epoch = index.epoch_of(archive, "megatron-core", version)
         sha256 = fetch.sha256(archive)
         fetch.store(archive, site)
-    return LockedSdist(sha256=sha256, epoch=found.newest)
+    return LockedSdist(sha256=sha256, epoch=epoch)

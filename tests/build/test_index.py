@@ -170,7 +170,7 @@ def test_a_file_of_another_version_under_the_name_is_refused(
 def test_what_is_no_sdist_is_refused_in_a_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
     with pytest.raises(BuildError, match=NAME):
-        index.described(tmp_path / NAME)
+        index.epoch_of(tmp_path / NAME, "megatron-core", "0.16.1")
 
 
 def test_a_login_goes_to_its_index_alone_and_into_no_message(
