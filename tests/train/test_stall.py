@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from launcher.train.ranks import stacks
 from launcher.train.ranks.stacks import Frame, Stack
 from launcher.train.stall import flight, stall
-from launcher.train.stall.stall import Kind, Place, Rank
+from launcher.train.stall.stall import Kind, Rank, Whereabouts
 
 from .conftest import start_rank
 from .test_flight import entry, operations, record
@@ -37,11 +37,11 @@ def line(file: str, number: int) -> str:
     return LINES.get((os.path.basename(file), number), "")
 
 
-def at(*frames: Frame) -> Place:
+def at(*frames: Frame) -> Whereabouts:
     return stall.place(frames, line)
 
 
-def collective(name: str = "all_reduce", caller: Frame = GRADS) -> Place:
+def collective(name: str = "all_reduce", caller: Frame = GRADS) -> Whereabouts:
     wrapper = Frame(f"{TORCH}/distributed/c10d_logger.py", 81, "wrapper")
     return at(Frame(C10D, 2806, name), wrapper, caller, MINE)
 
@@ -49,7 +49,7 @@ def collective(name: str = "all_reduce", caller: Frame = GRADS) -> Place:
 SLEEPS = at(MINE)
 
 
-def said(places: dict[int, Place], *, whole: bool = True) -> str:
+def said(places: dict[int, Whereabouts], *, whole: bool = True) -> str:
     return stall.conclude(places, {}, whole=whole)
 
 
@@ -97,7 +97,7 @@ def test_a_rank_outside_of_collectives_is_the_one() -> None:
 
 
 def test_one_that_does_not_answer_is_the_one() -> None:
-    silent = Place(Kind.SILENT, "the kernel has it as T (stopped)")
+    silent = Whereabouts(Kind.SILENT, "the kernel has it as T (stopped)")
     told = said({0: SLEEPS, 1: silent, 2: collective()})
     assert told.startswith("rank 1 doesn't answer: the kernel has it as T (stopped), while ")
 

@@ -61,7 +61,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Place:
+class Whereabouts:
     """Where a rank is: in `what` at `frame`, come from `caller`, the program's innermost line.
 
     `source` is the text of that line, as far as it can be read, and no collective is waited in.
@@ -101,10 +101,10 @@ def source_line(file: str, line: int) -> str:
     return linecache.getline(file, line).strip()
 
 
-def place(stack: Stack, source: Source = source_line) -> Place:
+def place(stack: Stack, source: Source = source_line) -> Whereabouts:
     """Where a rank is, by its main thread's stack."""
     if not stack:
-        return Place(Kind.ELSEWHERE, "no Python function")
+        return Whereabouts(Kind.ELSEWHERE, "no Python function")
     passed = 0
     while passed < len(stack) and stack[passed].is_library:
         passed += 1
@@ -113,17 +113,17 @@ def place(stack: Stack, source: Source = source_line) -> Place:
         if COLLECTIVES.search(frame.file) and frame.function != "<module>":
             single = frame.function in POINT_TO_POINT
             kind = Kind.POINT_TO_POINT if single else Kind.COLLECTIVE
-            return Place(kind, frame.function, frame, caller)
+            return Whereabouts(kind, frame.function, frame, caller)
     text = source(caller.file, caller.line) if caller else ""
     kind = Kind.ELSEWHERE
     if caller and not within and WAIT.search(text):
         kind = Kind.POINT_TO_POINT if caller.file.endswith(PIPELINE) else Kind.COLLECTIVE
     elif DEVICE.search(text):
         kind = Kind.DEVICE
-    return Place(kind, stack[0].function, stack[0], caller, text)
+    return Whereabouts(kind, stack[0].function, stack[0], caller, text)
 
 
-def conclude(places: Mapping[int, Place], records: flight.Records, *, whole: bool) -> str:
+def conclude(places: Mapping[int, Whereabouts], records: flight.Records, *, whole: bool) -> str:
     """Which rank the others wait for, in a line.
 
     `whole` is whether these are all ranks of the run, and not those of one node among several.
@@ -152,7 +152,7 @@ def conclude(places: Mapping[int, Place], records: flight.Records, *, whole: boo
     return f"{everyone}, all of them: a GPU or the network between them doesn't go on"
 
 
-def _late(places: Mapping[int, Place], late: Sequence[flight.Behind]) -> str:
+def _late(places: Mapping[int, Whereabouts], late: Sequence[flight.Behind]) -> str:
     """The ranks that are behind by the flight records, each told once, and who waits for them."""
     told = {
         one.rank: f"rank {one.rank} {one.told}"
@@ -163,7 +163,7 @@ def _late(places: Mapping[int, Place], late: Sequence[flight.Behind]) -> str:
     return f"{'; '.join(reversed(told.values()))}, while {_ranks(waiting, 'waits', 'wait')} there"
 
 
-def _on_gpu(at: Place, operations: Iterable[flight.Operation]) -> Place:
+def _on_gpu(at: Whereabouts, operations: Iterable[flight.Operation]) -> Whereabouts:
     """Outside of collectives, with one that its GPU has still to do, a rank waits for that."""
     pending = flight.pending(operations)
     if at.kind is not Kind.ELSEWHERE or pending is None:
@@ -171,13 +171,13 @@ def _on_gpu(at: Place, operations: Iterable[flight.Operation]) -> Place:
     return replace(at, kind=Kind.DEVICE, pending=f", {pending.told} isn't done")
 
 
-def _alone(at: Place) -> str:
+def _alone(at: Whereabouts) -> str:
     if at.kind is Kind.ELSEWHERE:
         return f"isn't in a collective: in {at.told}"
     return f"{at.kind.value[0]} {at.told}"
 
 
-def _odd_one_out(places: Mapping[int, Place]) -> int | None:
+def _odd_one_out(places: Mapping[int, Whereabouts]) -> int | None:
     """The one rank that is elsewhere than all others, or that alone waits for a single one."""
     if len(places) < 3:
         return None
@@ -190,11 +190,11 @@ def _odd_one_out(places: Mapping[int, Place]) -> int | None:
     return single[0] if len(single) == 1 and len(by_kind) == 2 else None
 
 
-def _key(at: Place) -> tuple[Kind, str]:
+def _key(at: Whereabouts) -> tuple[Kind, str]:
     return at.kind, at.shared
 
 
-def _grouped(places: Mapping[int, Place], ranks: Iterable[int]) -> str:
+def _grouped(places: Mapping[int, Whereabouts], ranks: Iterable[int]) -> str:
     """Those ranks, together where they are in the same: "ranks 0, 2 wait in all_reduce"."""
     by_place = _by({rank: places[rank] for rank in ranks}, _key)
     return ", ".join(
@@ -205,7 +205,9 @@ def _grouped(places: Mapping[int, Place], ranks: Iterable[int]) -> str:
 Key = TypeVar("Key")
 
 
-def _by(places: Mapping[int, Place], key: Callable[[Place], Key]) -> dict[Key, list[int]]:
+def _by(
+    places: Mapping[int, Whereabouts], key: Callable[[Whereabouts], Key]
+) -> dict[Key, list[int]]:
     found: dict[Key, list[int]] = {}
     for rank in sorted(places):
         found.setdefault(key(places[rank]), []).append(rank)
@@ -303,13 +305,13 @@ class Collector:
         return dict(sorted(found.items()))
 
 
-def _where(rank: Rank, text: str) -> Place:
+def _where(rank: Rank, text: str) -> Whereabouts:
     """Where a rank is by what it wrote; one that wrote nothing is told by its process."""
     if threads := stacks.parse(text):
         return place(stacks.main_thread(threads))
     if not listens(rank.pid):
-        return Place(Kind.SILENT, "it has just been started, or it handles SIGUSR2 itself")
-    return Place(Kind.SILENT, f"the kernel has it as {_status(rank.pid, 'State') or 'ended'}")
+        return Whereabouts(Kind.SILENT, "it has just been started, or it handles SIGUSR2 itself")
+    return Whereabouts(Kind.SILENT, f"the kernel has it as {_status(rank.pid, 'State') or 'ended'}")
 
 
 def _wait_for(files: Mapping[int, Path], before: Mapping[int, int]) -> None:
