@@ -6,9 +6,11 @@ import shutil
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
-from launcher.screen import bare, printable
+from launcher.screen import bare, printable, size
 
 KEPT = 30
 
@@ -47,6 +49,24 @@ class Progress:
             width = shutil.get_terminal_size().columns - 1
             self.stream.write("\r\x1b[K" + printable(text)[:width])
             self.stream.flush()
+
+    @contextmanager
+    def counted(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A step of `total` bytes; what it yields is told how many more are done."""
+        text = f"{what}, {size(total)}"
+        done, shown = 0, -1
+
+        def seen(count: int) -> None:
+            nonlocal done, shown
+            done += count
+            percent = 100 * done // max(total, 1)
+            if percent != shown:
+                shown = percent
+                self.show(f"{text} · {percent}%")
+
+        self.step(text)
+        yield seen
+        self.close()
 
     def note(self, text: str) -> None:
         """A line, or several, that stay."""

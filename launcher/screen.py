@@ -58,3 +58,8 @@ def _guard(stream: TextIO | None) -> TextIO:
 def bare(stream: TextIO) -> TextIO:
     """The stream below, for a line that is drawn again and again; its words are made printable."""
     return stream.stream if isinstance(stream, Screen) else stream
+
+
+def size(count: int) -> str:
+    """12.3 MB of a number of bytes."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -10,6 +10,7 @@ from launcher.matrix.schema import AMD64, LockedImage
 from launcher.names import LABEL, parse_reference
 from launcher.oci import registry
 from launcher.oci.container import find_image
+from launcher.oci.pull import describe_pull_failure, follow, told
 from launcher.progress import Progress
 from launcher.settings import Settings
 
@@ -141,21 +142,10 @@ class Images:
         return next((one for one in found if is_locked(one, locked)), None)
 
     def _pull(self, reference: str) -> dict[str, Any]:
-        from docker.errors import APIError
-
-        from launcher.oci.pull import describe_pull_failure
-
-        self.progress.step(f"pull {reference}")
-        try:
-            for event in self.client.api.pull(reference, stream=True, decode=True):
-                if "error" in event:
-                    raise APIError(event["error"], explanation=event["error"])
-                self.progress.output(f"{event.get('status', '')} {event.get('progress', '')}")
+        with told(reference):
+            events = self.client.api.pull(reference, stream=True, decode=True)
+            follow(events, f"pull {reference}", self.progress)
             found: dict[str, Any] = self.client.api.inspect_image(reference)
-        except APIError as error:
-            self.progress.fail()
-            raise describe_pull_failure(reference, error) from error
-        self.progress.close()
         return found
 
     def _name_of(self, found: dict[str, Any], wanted: str, locked: LockedImage | None) -> str:
@@ -189,8 +179,6 @@ def digest_at(client: DockerClient, reference: str, *platform: str) -> str:
     """
     from docker.errors import DockerException
     from requests.exceptions import RequestException
-
-    from launcher.oci.pull import describe_pull_failure
 
     patience, client.api.timeout = client.api.timeout, ASK_WITHIN
     try:

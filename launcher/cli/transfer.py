@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -33,12 +34,12 @@ def save(args: Namespace) -> int:
     from launcher.engine.connect import connect
     from launcher.images import images
     from launcher.images.save import save
-    from launcher.images.shown import bytes_of, size
     from launcher.matrix.load import load_matrix
     from launcher.progress import Progress
+    from launcher.screen import size
     from launcher.settings import expanded, settings
 
-    part_size = bytes_of(args.part_size)
+    part_size = _bytes(args.part_size)
     rows = load_matrix().rows
     client = connect(timeout=600)
     image = images.find(client, images.reference(args.image, rows))
@@ -51,6 +52,16 @@ def save(args: Namespace) -> int:
     without = f" without the {len(base.layers)} layers of {base.name}" if base else ""
     print(f"{name} saved in {folder}: {size(outcome.size)}{without}, manifest {listing.manifest}")
     return 0
+
+
+def _bytes(text: str) -> int:
+    """The bytes of 500M or 1G. Raises UsageError for anything else."""
+    from launcher.errors import UsageError
+
+    found = re.fullmatch(r"([1-9]\d{0,9})([KMG]?)", text.upper(), re.ASCII)
+    if not found:
+        raise UsageError(f"{text!r} isn't a size", "Such as 500M or 1G.")
+    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]]
 
 
 @command(

@@ -14,7 +14,6 @@ from typing import TypeVar
 from launcher import files
 from launcher.errors import LauncherError, UsageError
 from launcher.images.save import INCOMING
-from launcher.images.shown import counted
 from launcher.oci import layout, parts
 from launcher.oci.layout import File, Files, Listing
 from launcher.progress import Progress
@@ -102,7 +101,7 @@ def compare(folder: Path, listed: Mapping[str, File], progress: Progress) -> lis
     size = sum(file.size for file in listed.values())
     damages = []
     with (
-        counted(progress, f"check {len(listed)} files", size) as seen,
+        progress.counted(f"check {len(listed)} files", size) as seen,
         ThreadPoolExecutor(READERS) as readers,
     ):
         found = readers.map(partial(_sha256, folder), listed.values())

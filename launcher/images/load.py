@@ -18,7 +18,6 @@ from launcher.images import images
 from launcher.images.check import Damage, DamagedError, check, read_listing, unreadable
 from launcher.images.images import Image
 from launcher.images.remote import OtherImageError
-from launcher.images.shown import counted
 from launcher.names import parse_reference
 from launcher.oci import layout, packed, parts, saved
 from launcher.oci.archive import archive, entry, hex_of, layer_name, load_archive
@@ -254,7 +253,7 @@ def _whole_archive(
     with saved.told((*base.names, base.id)[0], "Load it again. The engine's own disk may be full."):
         stream = Saved(client.api.get_image(base.id, chunk_size=parts.BLOCK), base.layers)
         for member, file in stream.members():
-            with counted(progress, f"read {member.name[:12]} of the base", member.size) as seen:
+            with progress.counted(f"read {member.name[:12]} of the base", member.size) as seen:
                 yield from entry(member.name, member.size, parts.blocks(file, member.size, seen))
         below = stream.layers()[:count]
     names = below + [layer_name(digest) for digest in content.layers[count:]]
@@ -268,7 +267,7 @@ def _layers(content: _Content, progress: Progress) -> Iterator[bytes]:
         if not files:
             continue
         size = sum(file.size for file in files)
-        with counted(progress, f"load layer {hex_of(digest)[:12]}", size) as seen:
+        with progress.counted(f"load layer {hex_of(digest)[:12]}", size) as seen:
             read = (_read(content.folder, file, seen) for file in files)
             blocks: Iterator[bytes] = chain.from_iterable(read)
             if digest in content.packed:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from launcher.build.pins import digest_at
 from launcher.errors import LauncherError, UsageError
-from launcher.images import shown
 from launcher.names import parse_reference
 from launcher.oci import registry
-from launcher.oci.pull import describe_pull_failure
+from launcher.oci.pull import follow, told
 from launcher.progress import Progress
 
 if TYPE_CHECKING:
     from docker import DockerClient
-
-_DONE = {"Pushed", "Layer already exists", "Pull complete", "Already exists"}
-_MOVING = {"Pushing", "Downloading"}
 
 
 class OtherImageError(LauncherError):
@@ -62,9 +57,9 @@ def push(client: DockerClient, image: str, remote: str, progress: Progress) -> C
     repository, tag = named.name, named.target
     client.api.tag(image, repository, tag)
     here = client.api.inspect_image(image)
-    with _told(remote):
+    with told(remote):
         events = client.api.push(repository, tag, stream=True, decode=True)
-        digest = _follow(events, f"push {remote}", progress)
+        digest = follow(events, f"push {remote}", progress)
     found = digest_at(client, remote, f"{here['Os']}/{here['Architecture']}")
     if digest not in ("", found):
         raise OtherImageError(
@@ -91,7 +86,7 @@ def pull(
     """
     named = parse_reference(remote)
     repository, tag = named.name, named.target
-    with _told(remote):
+    with told(remote):
         engine = client.version()
     platform = f"{engine['Os']}/{engine['Arch']}"
     digest = digest_at(client, remote, platform)
@@ -99,10 +94,10 @@ def pull(
         there = registry.resolve(f"{repository}@{digest}", platform)
         if not {there.manifest, there.config} & {*expected}:
             raise _other(remote, expected, digest)
-    with _told(remote):
+    with told(remote):
         by_digest = f"{repository}@{digest}"
         events = client.api.pull(repository, digest, stream=True, decode=True)
-        _follow(events, f"pull {remote}", progress)
+        follow(events, f"pull {remote}", progress)
         found = client.api.inspect_image(by_digest)["Id"]
     if "@" not in remote:
         client.api.tag(found, repository, tag)
@@ -120,61 +115,3 @@ def _other(remote: str, expected: Sequence[str], found: str) -> OtherImageError:
         "The name was given to another image since. The expected one may still be there as "
         f"{repository}@{expected[0]}, unless that is an image's ID.",
     )
-
-
-@contextmanager
-def _told(reference: str) -> Iterator[None]:
-    """What the engine or the registry refuses, as our error."""
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
-    try:
-        yield
-    except (DockerException, RequestException) as error:
-        raise describe_pull_failure(reference, error) from error
-
-
-@dataclass
-class _Layers:
-    """The layers under way: bytes done and in all, by the engine's short ID of each."""
-
-    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)
-
-    def see(self, event: Mapping[str, Any]) -> str:
-        """A line where a layer has come to its end, else nothing."""
-        layer, status = str(event.get("id", "")), str(event.get("status", ""))
-        detail = event.get("progressDetail") or {}
-        if status in _MOVING and detail.get("current"):
-            done, total = int(detail["current"]), int(detail.get("total") or 0)
-            self.counts[layer] = done, max(done, total)
-        ends = status in _DONE or status.startswith("Mounted from")
-        if not layer or not ends or layer in self.ended:
-            return ""
-        self.ended.add(layer)
-        size = self.counts.get(layer, (0, 0))[1]
-        return f"{layer}: {status.lower()}" + (f", {shown.size(size)}" if size else "")
-
-    def summary(self) -> str:
-        """How far all of them are."""
-        done = sum(count for count, _ in self.counts.values())
-        total = sum(count for _, count in self.counts.values())
-        return f"{shown.size(done)} of {shown.size(total)}" if total else ""
-
-
-def _follow(events: Iterable[Mapping[str, Any]], what: str, progress: Progress) -> str:
-    """Show a push or pull layer by layer; the digest that the engine says of it, or nothing."""
-    from docker.errors import APIError
-
-    layers, digest = _Layers(), ""
-    progress.step(what)
-    for event in events:
-        if "error" in event:
-            progress.fail()
-            raise APIError(event["error"], explanation=event["error"])
-        digest = str((event.get("aux") or {}).get("Digest") or digest)
-        if line := layers.see(event):
-            progress.note(f"  {line}")
-        progress.show(f"{what} · {layers.summary()}")
-    progress.close()
-    return digest

@@ -17,7 +17,6 @@ from pydantic import BaseModel
 from launcher import files
 from launcher.errors import EngineError, UsageError
 from launcher.images.images import Image
-from launcher.images.shown import counted
 from launcher.oci import layout, parts, saved
 from launcher.oci.archive import hex_of
 from launcher.oci.layout import Base, Blob, Digest, File, Listing, Manifest
@@ -211,7 +210,7 @@ def _shown(progress: Progress, member: Member) -> Iterator[parts.Seen]:
         yield lambda _: None
         return
     label = hex_of(member.diff_id or member.guess or member.name)[:12]
-    with counted(progress, f"save layer {label}", member.size) as seen:
+    with progress.counted(f"save layer {label}", member.size) as seen:
         yield seen
 
 

@@ -25,7 +25,7 @@ from launcher.deadline import within
 from launcher.errors import EngineError
 from launcher.names import HUB, ImageName, parse_reference
 from launcher.oci.layout import sha256
-from launcher.oci.pull import Fault, refusal
+from launcher.oci.pull import Cause, refusal
 from launcher.settings import settings
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ HERE = "this machine"
 CLIENT = "megatron-launchpad"
 HUB_HOST = "registry-1.docker.io"
 _STATUS = {
-    401: Fault.UNAUTHORIZED,
-    403: Fault.UNAUTHORIZED,
-    404: Fault.MISSING,
-    429: Fault.RATE_LIMIT,
+    401: Cause.UNAUTHORIZED,
+    403: Cause.UNAUTHORIZED,
+    404: Cause.MISSING,
+    429: Cause.RATE_LIMIT,
 }
 _NAMED = {"service", "scope"}  # of a challenge, what the token is asked for
 
@@ -184,9 +184,9 @@ def talking(reference: str) -> Iterator[Conversation]:
         try:
             yield Conversation(where, session)
         except requests.exceptions.SSLError as error:
-            raise refusal(reference, Fault.CERTIFICATE, _innermost(error), HERE) from error
+            raise refusal(reference, Cause.CERTIFICATE, _innermost(error), HERE) from error
         except requests.exceptions.RequestException as error:
-            raise refusal(reference, Fault.UNREACHABLE, _innermost(error), HERE) from error
+            raise refusal(reference, Cause.UNREACHABLE, _innermost(error), HERE) from error
 
 
 class Conversation:
@@ -338,7 +338,7 @@ class Conversation:
             login = f"{own['username']}:{own['password']}".encode()
             return f"Basic {b64encode(login).decode()}"
         if scheme.lower() != "bearer":
-            raise refusal(self.where.text, Fault.UNAUTHORIZED, "it takes a name and a password")
+            raise refusal(self.where.text, Cause.UNAUTHORIZED, "it takes a name and a password")
         asked = dict(re.findall(r'(\w+)="([^"]*)"', rest))
         return f"Bearer {self._token(asked, own)}"
 
@@ -370,7 +370,7 @@ class Conversation:
         said = f"{answer.status} {answer.reason}"
         if message := re.search(rb'"message": ?"([^"]+)"', answer.content):
             said += f": {message[1].decode(errors='replace')}"
-        return refusal(self.where.text, _STATUS.get(answer.status, Fault.OTHER), said)
+        return refusal(self.where.text, _STATUS.get(answer.status, Cause.OTHER), said)
 
     def wrong(self, what: str) -> EngineError:
         """The error for an answer that no registry should give."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from docker.errors import APIError, NotFound
 
-from launcher.oci.pull import Fault, classify, describe_pull_failure, unpullable
+from launcher.oci.pull import Cause, classify, describe_pull_failure, unpullable
 
 NVIDIA = "nvcr.io/nvidia/pytorch:24.10-py3"
 
@@ -15,37 +15,40 @@ NVIDIA = "nvcr.io/nvidia/pytorch:24.10-py3"
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("unauthorized: authentication required", Fault.UNAUTHORIZED),
-        ("Head https://nvcr.io/v2/x/manifests/y: denied: 403 Forbidden", Fault.UNAUTHORIZED),
+        ("unauthorized: authentication required", Cause.UNAUTHORIZED),
+        ("Head https://nvcr.io/v2/x/manifests/y: denied: 403 Forbidden", Cause.UNAUTHORIZED),
         (
             "pull access denied for x, repository does not exist or may require 'docker login': "
             "denied: requested access to the resource is denied",
-            Fault.UNAUTHORIZED,
+            Cause.UNAUTHORIZED,
         ),
-        ("no basic auth credentials", Fault.UNAUTHORIZED),
-        ("manifest for nvcr.io/x:y not found: manifest unknown: manifest unknown", Fault.MISSING),
-        ("errors: name unknown: repository name not known to registry", Fault.MISSING),
-        ("toomanyrequests: You have reached your pull rate limit.", Fault.RATE_LIMIT),
+        ("no basic auth credentials", Cause.UNAUTHORIZED),
+        (
+            "manifest for nvcr.io/x:y not found: manifest unknown: manifest unknown",
+            Cause.MISSING,
+        ),
+        ("errors: name unknown: repository name not known to registry", Cause.MISSING),
+        ("toomanyrequests: You have reached your pull rate limit.", Cause.RATE_LIMIT),
         (
             'Get "https://nvcr.io/v2/": dial tcp: lookup nvcr.io on 10.0.0.1:53: no such host',
-            Fault.UNREACHABLE,
+            Cause.UNREACHABLE,
         ),
         (
             'Get "https://nvcr.io/v2/": net/http: request canceled while waiting for connection '
             "(Client.Timeout exceeded while awaiting headers)",
-            Fault.UNREACHABLE,
+            Cause.UNREACHABLE,
         ),
-        ("dial tcp 1.2.3.4:443: connect: network is unreachable", Fault.UNREACHABLE),
-        ("x509: certificate signed by unknown authority", Fault.CERTIFICATE),
-        ("write /var/lib/docker/tmp/x: no space left on device", Fault.DISK_FULL),
-        ("filesystem layer verification failed for digest sha256:401", Fault.DAMAGED),
-        ("image config verification failed for digest sha256:eof", Fault.DAMAGED),
-        ("failed commit on ref: unexpected commit digest sha256:1, expected", Fault.DAMAGED),
-        ("Digest did not match, expected sha256:1, got sha256:2", Fault.DAMAGED),
-        ("something else", Fault.OTHER),
+        ("dial tcp 1.2.3.4:443: connect: network is unreachable", Cause.UNREACHABLE),
+        ("x509: certificate signed by unknown authority", Cause.CERTIFICATE),
+        ("write /var/lib/docker/tmp/x: no space left on device", Cause.DISK_FULL),
+        ("filesystem layer verification failed for digest sha256:401", Cause.DAMAGED),
+        ("image config verification failed for digest sha256:eof", Cause.DAMAGED),
+        ("failed commit on ref: unexpected commit digest sha256:1, expected", Cause.DAMAGED),
+        ("Digest did not match, expected sha256:1, got sha256:2", Cause.DAMAGED),
+        ("something else", Cause.OTHER),
     ],
 )
-def test_classify(text: str, fault: Fault) -> None:
+def test_classify(text: str, fault: Cause) -> None:
     assert classify(APIError("500 Server Error", explanation=text)) is fault
     assert classify(APIError(text)) is fault
 
