@@ -16,7 +16,7 @@ from typing import IO, Any
 import launcher
 from launcher.build.extensions import ExtensionSource
 from launcher.build.pins import Image
-from launcher.build.source import AS_COMMITTED, MegatronSource, git_environment
+from launcher.build.source import AS_COMMITTED, MegatronSource, git_environment, run_git
 from launcher.errors import BuildError
 from launcher.matrix.recipe import Recipe
 
@@ -155,8 +155,7 @@ def apply_patches(patches: Iterable[Path], tree: Path) -> None:
 def _git_apply(tree: Path, patch: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `git apply` as outside any repository, where it takes paths from the tree's top."""
     env = git_environment() | {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
-    command = ["git", *AS_WRITTEN, "apply", *options, "--", str(patch.resolve())]
-    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, check=False)
+    return run_git(*AS_WRITTEN, "apply", *options, "--", str(patch.resolve()), at=tree, env=env)
 
 
 def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:

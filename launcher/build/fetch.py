@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from launcher import files
 from launcher.errors import BuildError
@@ -65,18 +66,13 @@ def archive(wanted: Interpreter, site: Settings) -> Path:
 
     Raises BuildError for one that can't be fetched or whose hash is another.
     """
-    import requests
-
     if not cached(wanted.sha256, site):
         url = mirrored(wanted.url, site)
         with files.scratch(site.cache) as folder:
             path = folder / url.rpartition("/")[2]
             try:
-                with requests.get(url, stream=True, timeout=ANSWER_WITHIN) as answer:
-                    answer.raise_for_status()
-                    with path.open("wb") as file:
-                        file.writelines(answer.iter_content(1 << 20))
-            except requests.exceptions.RequestException as error:
+                save(url, path)
+            except OSError as error:
                 raise BuildError(
                     without_login(f"{url}: can't be fetched: {error}"),
                     "Where this machine has no access to it, name a mirror in LAUNCHER_GIT_MIRROR.",
@@ -89,6 +85,20 @@ def archive(wanted: Interpreter, site: Settings) -> Path:
                 )
             store(path, site)
     return checked(wanted.sha256, wanted.url, site)
+
+
+def save(url: str, path: Path, **how: Any) -> str:
+    """Write what a server has at an address to `path`; its content type. Raises OSError.
+
+    how: options of requests
+    """
+    import requests
+
+    with requests.get(url, stream=True, timeout=ANSWER_WITHIN, **how) as answer:
+        answer.raise_for_status()
+        with path.open("wb") as file:
+            file.writelines(answer.iter_content(1 << 20))
+    return str(answer.headers.get("Content-Type", ""))
 
 
 def mirrored(url: str, site: Settings) -> str:

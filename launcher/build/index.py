@@ -199,8 +199,6 @@ class Pip:
 
     def save(self, url: str, path: Path) -> str:
         """Write what is at an address to `path`; its content type. Raises OSError."""
-        import requests
-
         if local := _path(url):
             shutil.copyfile(local, path)
             return ""
@@ -208,20 +206,15 @@ class Pip:
         host = parts.netloc.rpartition("@")[2]
         trusted = {host, parts.hostname} & {*self.options.get("trusted-host", [])}
         proxy = self._first("proxy")
-        with requests.get(
+        return fetch.save(
             parts._replace(netloc=host).geturl(),
+            path,
             headers=ASKING,
             auth=self._login(parts.scheme, host),
             proxies={"http": proxy, "https": proxy} if proxy else None,
             verify=False if trusted else self._first("cert") or True,
             cert=self._first("client-cert") or None,
-            stream=True,
-            timeout=fetch.ANSWER_WITHIN,
-        ) as answer:
-            answer.raise_for_status()
-            with path.open("wb") as file:
-                file.writelines(answer.iter_content(1 << 20))
-        return str(answer.headers.get("Content-Type", ""))
+        )
 
     def _login(self, scheme: str, host: str) -> tuple[str, str] | None:
         """Name and password for a host, of the index that is there; else .netrc is asked."""

@@ -138,13 +138,7 @@ def commit_of(url: str, ref: str, site: Settings) -> str:
     """The commit that a tag, or else a branch, of `url` names just now. Raises BuildError."""
     names = (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}")
     at, env = remote(fetch.mirrored(url, site))
-    done = subprocess.run(
-        ["git", "ls-remote", "--quiet", "--", at, *names],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_git("ls-remote", "--quiet", "--", at, *names, env=env)
     if done.returncode:
         raise BuildError(f"git can't ask {at} for {ref}:\n  {done.stderr.strip()}")
     found = {name: commit for commit, name in map(str.split, done.stdout.splitlines())}
@@ -357,12 +351,10 @@ def _is_empty(path: Path) -> bool:
 
 def _has_commit(repository: Path, commit: str) -> bool:
     """Whether a commit is there with all its files: a fetch that was killed may leave a part."""
-    command = ["git", "-C", str(repository), "rev-list", "--objects", "--no-walk", "--quiet"]
-    command += ["--end-of-options", commit]
     if not repository.is_dir():
         return False
-    done = subprocess.run(command, env=git_environment(), capture_output=True)
-    return not done.returncode
+    options = ["--objects", "--no-walk", "--quiet", "--end-of-options"]
+    return not run_git("rev-list", *options, commit, at=repository).returncode
 
 
 def _fetch_commit(url: str, commit: str, repository: Path) -> None:
@@ -370,15 +362,13 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
     repository.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         files.make_folder(repository)
-    command = ["git", "-C", str(repository), *WITHOUT_CLEANING, "fetch", "--quiet", "--depth=1"]
+    command = [*WITHOUT_CLEANING, "fetch", "--quiet", "--depth=1"]
     at, env = remote(url)
     with files.folder_lock(repository):
         for left in repository.glob("*.lock"):  # of a fetch that was killed
             files.remove_file(left, repository)
         git(repository, "init", "--bare", "--quiet")
-        done = subprocess.run(
-            [*command, "--", at, commit], env=env, capture_output=True, text=True, check=False
-        )
+        done = run_git(*command, "--", at, commit, at=repository, env=env)
     if done.returncode:
         raise BuildError(
             f"git can't fetch {commit} from {at}:\n  {done.stderr.strip()}",
@@ -424,12 +414,19 @@ def unpack(archive: IO[bytes], folder: Path, *options: str) -> None:
 
 def git(repository: Path, *args: str) -> str:
     """What a git command in `repository` prints. Raises BuildError where it fails."""
-    command = ["git", "-C", str(repository), *args]
-    env = git_environment()
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = run_git(*args, at=repository)
     if done.returncode:
         raise BuildError(f"{repository}: git {args[0]} failed: {done.stderr.strip()}")
     return done.stdout
+
+
+def run_git(
+    *args: str, at: Path = Path(), env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run git in a folder; env: as `remote` has it, else `git_environment`."""
+    command = ["git", "-C", str(at), *args]
+    env = env or git_environment()
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
 def remote(url: str) -> tuple[str, dict[str, str]]:

@@ -39,7 +39,6 @@ for extension in sys.argv[1:]:
     spec = FileFinder(folder, (ExtensionFileLoader, EXTENSION_SUFFIXES)).find_spec(name)
     try:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
-        facts["extension"] = spec.origin
     except Exception as error:
         facts["extension_error"] = "%s: %s" % (type(error).__name__, error)
     facts["training"] = importlib.util.find_spec("megatron.training") is not None
@@ -75,13 +74,7 @@ def look(client: DockerClient, image: str, name: str, *extension: str) -> Facts:
             raise BuildError(f"{name}: python3 doesn't run in it: {reason}") from error
     if failed:
         raise BuildError(f"{name}: python3 can't look into it:\n{printed.strip()}")
-    facts: dict[str, Any] = json.loads(printed)
-    return Facts(
-        python=facts["python"],
-        packages=facts["packages"],
-        extension_error=facts.get("extension_error"),
-        training=facts.get("training", False),
-    )
+    return Facts(**json.loads(printed))
 
 
 def is_ours(history: Sequence[dict[str, Any]]) -> bool:

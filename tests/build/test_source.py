@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -320,6 +320,7 @@ def test_a_tree_s_hash_is_git_s(checkout: Path) -> None:
     assert source.tree_hash(checkout) == tree_of(bare)
 
 
+@settings(max_examples=25)
 @given(
     st.dictionaries(
         st.text("ab.-0", min_size=1, max_size=4).filter(lambda name: name not in (".", "..")),
