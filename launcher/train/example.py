@@ -27,11 +27,15 @@ MICRO_BATCHES_PER_STAGE = 4
 """Of a pipeline: with P stages and 4 × P micro-batches, a stage idles less than a fifth of a step
 ((P - 1) / (5 × P - 1), https://arxiv.org/abs/2104.04473, section 2.2)."""
 
-SAME = (
-    "num-layers hidden-size num-attention-heads ffn-hidden-size vocab-size seq-length lr fp16 bf16 "
-    "tensor-model-parallel-size pipeline-model-parallel-size sequence-parallel num-workers"
+DEFAULTS = {
+    **{"num_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "vocab_size": 1024},
+    **{"seq_length": 128, "lr": 1e-3},
+}
+LATER = (
+    "eval_interval eval_iters log_interval lr_warmup_iters clip_grad initial_loss_scale "
+    "memory_interval"
 ).split()
-"""The options that gpt has under the same names."""
+"""gpt's options that have defaults there, and follow from the script's own here."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -49,51 +53,36 @@ def train(argv: Sequence[str]) -> None:
 
     Raises `UsageError` and `RunError`.
     """
-    options, rest = parse(argv)
+    options = parser().known(argv)
     os.environ.update(environment(options, os.environ))
     if options.monitor_memory_continuously or options.save_performance_summary:
         _make(options.output_dir)
-    checked = gpt.check(translate(options, rest, int(os.environ["WORLD_SIZE"])))
+    checked = gpt.check(complete(options, int(os.environ["WORLD_SIZE"])))
     _choose_device()
     gpt.train(*checked)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options of the script itself."""
-    made = command_line.Parser(
-        prog=f"{NAME}.py",
-        description="Train a GPT with Megatron-Core on made-up data, on all ranks that torchrun "
-        "starts, or as one process; on the CPU where there is no GPU. Takes the options of "
-        "launcher.train.gpt too.",
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+def parser() -> command_line.Parser:
+    """gpt's options, with the script's own and its defaults; those of `LATER` follow from these."""
+    made = command_line.parser(
+        f"{NAME}.py",
+        "Train a GPT with Megatron-Core on made-up data, on all ranks that torchrun starts, or as "
+        "one process; on the CPU where there is no GPU. Takes the options of launcher.train.gpt, "
+        "which win over the script's own.",
     )
-    add = made.add_argument_group("model").add_argument
-    add("--num-layers", type=int, default=4)
-    add("--hidden-size", type=int, default=256)
-    add("--num-attention-heads", type=int, default=8)
-    add("--ffn-hidden-size", type=int, help="4 × hidden size where not given")
-    add("--vocab-size", type=int, default=1024)
-    add("--seq-length", type=int, default=128)
-    add = made.add_argument_group("training").add_argument
+    for action in made._actions:
+        action.required = False
+    made.set_defaults(**DEFAULTS, **dict.fromkeys(LATER))
+    add = made.add_argument_group("the script's own").add_argument
     add("--batch-size", type=_above_0, default=8, help="samples of each replica in a step")
     add("--epochs", type=_above_0, default=1)
     add("--train-steps", type=_above_0, default=100, help="steps of an epoch")
     add("--dataset-size", type=_above_0, help="samples, taken again and again; else all differ")
-    add("--lr", type=float, default=1e-3)
     add("--warmup-steps", type=int, help="a tenth of all steps where not given")
     add("--gradient-clip-val", type=float, default=1.0)
-    add("--num-workers", type=int, help="of the data loader; 2 on GPUs, 0 on the CPU")
-    add("--fp16", action="store_true")
-    add("--bf16", action="store_true")
-    add = made.add_argument_group("ranks").add_argument
-    add("--tensor-model-parallel-size", type=_above_0, default=1)
-    add("--pipeline-model-parallel-size", type=_above_0, default=1)
-    add("--sequence-parallel", action="store_true")
     add("--world-size", type=_above_0, help="checked against the ranks that were started")
     add("--init-method", help="checked against where they meet: tcp://HOST:PORT")
     add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch's
-    add = made.add_argument_group("what is told of the run").add_argument
     add("--monitor-memory-continuously", action="store_true", help=f"into {SAMPLES}/")
     add("--memory-monitor-interval", type=float, default=1.0, help="seconds")
     add("--save-performance-summary", action="store_true", help=f"as {SUMMARY}")
@@ -109,64 +98,39 @@ def _above_0(text: str) -> int:
     return number
 
 
-def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The script's own options, and what remains for gpt. Raises `UsageError`."""
-    own = parser()
-    options, rest = own.parse_known_args(argv)
-    known = {*own._option_string_actions, *command_line.parser()._option_string_actions}
-    for word in rest:
-        name = word.partition("=")[0]
-        if word.startswith("--") and name not in known:
-            raise command_line.unknown_argument(name, known)
-    return options, rest
-
-
-def translate(options: argparse.Namespace, rest: Sequence[str], world_size: int) -> list[str]:
-    """gpt's arguments for `world_size` ranks; `rest`, which is gpt's already, wins."""
+def complete(options: argparse.Namespace, world_size: int) -> argparse.Namespace:
+    """gpt's arguments for `world_size` ranks: what isn't given follows from the script's own."""
     tensor = options.tensor_model_parallel_size
     pipeline = options.pipeline_model_parallel_size
-    replicas = max(1, world_size // (tensor * pipeline))  # gpt refuses what doesn't divide
+    replicas = max(1, world_size // max(1, tensor * pipeline))  # gpt refuses what doesn't divide
     steps = options.epochs * options.train_steps
     warmup = steps // 10 if options.warmup_steps is None else options.warmup_steps
     values = {
-        **{name: getattr(options, name.replace("-", "_")) for name in SAME},
-        "micro-batch-size": micro_batch(options.batch_size, pipeline),
-        "global-batch-size": options.batch_size * replicas,
-        "train-iters": steps,
-        "eval-interval": options.train_steps,
-        "eval-iters": 2,
-        "log-interval": min(10, max(1, steps // 20)),
-        "lr-warmup-iters": warmup,
-        "clip-grad": options.gradient_clip_val,
+        "micro_batch_size": micro_batch(options.batch_size, pipeline),
+        "global_batch_size": options.batch_size * replicas,
+        "train_iters": steps,
+        "eval_interval": options.train_steps,
+        "eval_iters": 2,
+        "log_interval": min(10, max(1, steps // 20)),
+        "lr_warmup_iters": warmup,
+        "clip_grad": options.gradient_clip_val,
         # gpt's own 2^32 would leave out the first steps, one for each halving.
-        "initial-loss-scale": 2**16 if options.fp16 else None,
-        "mock-data": not _given(rest, "--data-path"),
-        "mock-samples": options.dataset_size,
-        "memory-interval": options.memory_monitor_interval,
+        "initial_loss_scale": 2.0**16,
+        "mock_samples": options.dataset_size,
+        "memory_interval": options.memory_monitor_interval,
     }
     if options.monitor_memory_continuously:
-        values["memory-samples"] = os.path.join(options.output_dir, SAMPLES)
+        values["memory_samples"] = os.path.join(options.output_dir, SAMPLES)
     if options.save_performance_summary:
-        values["performance-summary"] = os.path.join(options.output_dir, SUMMARY)
+        values["performance_summary"] = os.path.join(options.output_dir, SUMMARY)
     if options.use_wandb:
-        values["wandb-project"] = NAME
-        values["wandb-exp-name"] = f"tp{tensor}-pp{pipeline}-dp{replicas}"
-    return [*_words(values), *rest]
-
-
-def _given(words: Sequence[str], option: str) -> bool:
-    return any(word.partition("=")[0] == option for word in words)
-
-
-def _words(values: Mapping[str, object]) -> list[str]:
-    """Flags by themselves, values behind an =, which lets them begin with a dash."""
-    words = []
+        values["wandb_project"] = NAME
+        values["wandb_exp_name"] = f"tp{tensor}-pp{pipeline}-dp{replicas}"
     for name, value in values.items():
-        if value is True:
-            words.append(f"--{name}")
-        elif value is not None and value is not False:
-            words.append(f"--{name}={value}")
-    return words
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    options.mock_data = options.mock_data or not options.data_path
+    return command_line.complete(options)
 
 
 def micro_batch(batch: int, stages: int) -> int:

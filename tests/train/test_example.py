@@ -22,13 +22,9 @@ TORCHRUN = {
 }
 
 
-def translated(text: str, world_size: int = 1) -> list[str]:
-    return example.translate(*example.parse(text.split()), world_size)
-
-
 def laid_out(text: str, world_size: int) -> tuple[object, Layout]:
     """What gpt makes of it: all that it checks, too."""
-    arguments = command_line.parse(translated(text, world_size))
+    arguments = example.complete(example.parser().known(text.split()), world_size)
     return arguments, command_line.layout(arguments, world_size)
 
 
@@ -132,7 +128,7 @@ def test_refusals(text: str, reason: str) -> None:
 
 
 def environment(text: str, environ: dict[str, str]) -> dict[str, str]:
-    return example.environment(example.parse(text.split())[0], environ)
+    return example.environment(example.parser().known(text.split()), environ)
 
 
 @pytest.mark.parametrize(

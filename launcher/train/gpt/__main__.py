@@ -6,28 +6,24 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from launcher.train.gpt import arguments as command_line
+from launcher.train.gpt.arguments import Layout
 from launcher.train.ranks import ending
-
-if TYPE_CHECKING:
-    from launcher.train.gpt.arguments import Layout
 
 
 def main(argv: Sequence[str]) -> int:
     """Train; the process's exit code, 2 for arguments that can't work together."""
-    return ending.code(lambda: train(*check(argv)))
+    return ending.code(lambda: train(*check(command_line.parse(argv))))
 
 
-def check(argv: Sequence[str]) -> tuple[Namespace, Layout]:
-    """The arguments and the layout of the ranks, without importing what is heavy.
+def check(arguments: Namespace) -> tuple[Namespace, Layout]:
+    """The arguments, checked, and the layout of the ranks, without importing what is heavy.
 
     Raises `UsageError`.
     """
-    from launcher.train.gpt import arguments as command_line
     from launcher.train.gpt import performance, writers
 
-    arguments = command_line.parse(argv)
     layout = command_line.layout(arguments, int(os.environ.get("WORLD_SIZE", 1)))
     if "RANK" not in os.environ:
         raise command_line.UsageError("start its ranks with python3 -m launcher.train.runner")

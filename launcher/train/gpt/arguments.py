@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NoReturn
@@ -39,12 +39,25 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 
+    def known(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The arguments; raises `UsageError` for one that isn't known, with the nearest."""
+        arguments, unknown = self.parse_known_args(argv)
+        if unknown:
+            name = unknown[0].partition("=")[0]  # the value may be a secret
+            close = get_close_matches(name, self._option_string_actions, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise UsageError(f"unknown argument {name}{hint}")
+        return arguments
 
-def parser() -> argparse.ArgumentParser:
+
+def parser(
+    prog: str = "python3 -m launcher.train.gpt",
+    description: str = "Train a Megatron-Core GPT. Start its ranks with launcher.train.runner.",
+) -> Parser:
     """Every argument; `argument_default` is left alone, so help shows upstream's defaults."""
     made = Parser(
-        prog="python3 -m launcher.train.gpt",
-        description="Train a Megatron-Core GPT. Start its ranks with launcher.train.runner.",
+        prog=prog,
+        description=description,
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -139,23 +152,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises `UsageError`.
     """
-    made = parser()
-    arguments, unknown = made.parse_known_args(argv)
-    if unknown:
-        raise unknown_argument(unknown[0], made._option_string_actions)
+    return complete(parser().known(argv))
+
+
+def complete(arguments: argparse.Namespace) -> argparse.Namespace:
+    """Fill in what follows from other values."""
     arguments.ffn_hidden_size = arguments.ffn_hidden_size or 4 * arguments.hidden_size
     arguments.max_position_embeddings = arguments.max_position_embeddings or arguments.seq_length
     arguments.lr_decay_iters = arguments.lr_decay_iters or arguments.train_iters
     if arguments.eod_id is None:
         arguments.eod_id = arguments.vocab_size - 1
     return arguments
-
-
-def unknown_argument(word: str, known: Iterable[str]) -> UsageError:
-    """The refusal of an option, with the nearest of those that are `known`."""
-    name = word.partition("=")[0]  # the value may be a secret
-    close = get_close_matches(name, sorted(known), n=1)
-    return UsageError(f"unknown argument {name}" + (f"; did you mean {close[0]}?" if close else ""))
 
 
 def padded_vocabulary(size: int, divisible_by: int, tensor: int) -> int:
