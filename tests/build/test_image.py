@@ -148,21 +148,28 @@ def test_a_number_of_compilers_that_is_none_is_refused_before_an_engine_is_asked
     assert capsys.readouterr().err == f"launcher: --jobs {jobs} is no number of compilers\n"
 
 
-def test_a_base_that_cannot_be_had_does_not_keep_other_rows_from_being_built(
-    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (EngineError("the registry has no such image (404)"), 125),
+        (UsageError("X: not an image's name"), 2),
+    ],
+)
+def test_a_row_that_fails_does_not_keep_others_from_being_built(
+    empty_site: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
 ) -> None:
     building, _ = builds(empty_site, {})
     made = image.Built(["megatron:cpu"], "sha256:a", reused=False)
 
     def build(request: Request) -> image.Built:
         if request.tag == "24.02":
-            raise EngineError("the registry has no such image (404)")
+            raise error
         return made
 
     monkeypatch.setattr(building, "build", build)
     built, failed = build_all(building, [Request("24.02"), Request("cpu")])
     assert built == [made]
-    assert [(request.tag, error.exit_code) for request, error in failed] == [("24.02", 125)]
+    assert [(request.tag, one.exit_code) for request, one in failed] == [("24.02", code)]
 
 
 def test_nothing_is_built_where_one_of_several_rows_cannot_be(
@@ -179,23 +186,6 @@ def test_nothing_is_built_where_one_of_several_rows_cannot_be(
     with pytest.raises(UsageError, match=r"matrix\.lock has no packages of cpu"):
         build_all(building, [Request("24.10"), Request("cpu")])
     assert not asked
-
-
-def test_a_row_that_turns_out_to_be_wrong_keeps_no_other_from_being_told(
-    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    building, _ = builds(empty_site, {})
-    made = image.Built(["megatron:cpu"], "sha256:a", reused=False)
-
-    def build(request: Request) -> image.Built:
-        if request.base:
-            raise UsageError("X: not an image's name")
-        return made
-
-    monkeypatch.setattr(building, "build", build)
-    built, failed = build_all(building, [Request("cpu"), Request("24.10", base="X")])
-    assert built == [made]
-    assert [(request.tag, error.exit_code) for request, error in failed] == [("24.10", 2)]
 
 
 def test_a_release_that_is_none_is_told_so_of_a_checkout_too(

@@ -37,18 +37,36 @@ def locked(commit: str, tree: str) -> LockedRelease:
 ANY = locked("a" * 40, "b" * 40)
 
 
-def test_a_checkout_is_the_release_its_package_info_names(checkout: Path) -> None:
-    assert source.release_of(checkout, load_matrix(), None, "0.16.1") == "0.9.0"
+@pytest.mark.parametrize(
+    ("minor", "patch", "asked", "release"),
+    [(9, 0, None, "0.9.0"), (12, 9, None, "0.12.3"), (7, 0, "0.9.0", "0.9.0")],
+)
+def test_a_checkout_is_the_release_that_it_names_or_the_nearest_or_the_one_asked_for(
+    checkout: Path, minor: int, patch: int, asked: str | None, release: str
+) -> None:
+    info = INFO.format(minor=minor, patch=patch)
+    (checkout / "megatron/core/package_info.py").write_text(info)
+    assert source.release_of(checkout, load_matrix(), asked, "0.16.1") == release
 
 
-def test_a_later_patch_level_is_treated_as_its_minor_release(checkout: Path) -> None:
-    (checkout / "megatron/core/package_info.py").write_text(INFO.format(minor=12, patch=9))
-    assert source.release_of(checkout, load_matrix(), None, "0.9.0") == "0.12.3"
-
-
-def test_another_release_than_the_one_asked_for_is_refused(checkout: Path) -> None:
-    with pytest.raises(UsageError, match=r"is Megatron 0\.9\.0, and 0\.12\.3 was asked for"):
-        source.release_of(checkout, load_matrix(), "0.12.3", "0.9.0")
+@pytest.mark.parametrize(
+    ("minor", "asked", "said"),
+    [
+        (9, "0.12.3", r"is Megatron 0\.9\.0, and 0\.12\.3 was asked for"),
+        (7, None, r"0\.7\.0, which the matrix doesn't have"),
+        (None, None, "isn't a Megatron-LM source"),
+    ],
+)
+def test_a_checkout_of_no_release_or_another_is_refused(
+    checkout: Path, minor: int | None, asked: str | None, said: str
+) -> None:
+    info = checkout / "megatron/core/package_info.py"
+    if minor is None:
+        info.unlink()
+    else:
+        info.write_text(INFO.format(minor=minor, patch=0))
+    with pytest.raises(UsageError, match=said):
+        source.release_of(checkout, load_matrix(), asked, "0.9.0")
 
 
 @pytest.mark.parametrize(
@@ -80,18 +98,6 @@ def test_a_version_that_is_none_is_refused(checkout: Path) -> None:
     (checkout / "megatron/core/package_info.py").write_text(info)
     with pytest.raises(UsageError, match=r"'0\.13\.0-\?' is no version"):
         source.own_version(checkout)
-
-
-def test_a_minor_release_outside_the_matrix_names_those_inside(checkout: Path) -> None:
-    (checkout / "megatron/core/package_info.py").write_text(INFO.format(minor=7, patch=0))
-    with pytest.raises(UsageError, match=r"0\.7\.0, which the matrix doesn't have"):
-        source.release_of(checkout, load_matrix(), None, "0.9.0")
-    assert source.release_of(checkout, load_matrix(), "0.9.0", "0.9.0") == "0.9.0"
-
-
-def test_a_folder_that_is_not_megatron_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="isn't a Megatron-LM source"):
-        source.release_of(tmp_path, load_matrix(), None, "0.9.0")
 
 
 def test_the_identity_changes_with_content_name_and_mode_and_not_with_time(checkout: Path) -> None:

@@ -49,17 +49,11 @@ def test_a_base_for_other_machines_is_refused() -> None:
     assert "--platform linux/amd64 base" in caught.value.remedy
 
 
-def test_an_extension_that_the_image_does_not_find_is_named() -> None:
-    check_extensions(Facts("3.10", {"apex": "0.1"}), ["apex"])
-    with pytest.raises(BuildError, match="finds no transformer-engine"):
-        check_extensions(Facts("3.10", {"apex": "0.1"}), ["transformer-engine", "apex"])
-
-
 @pytest.mark.parametrize("name", ["transformer_engine", "transformer.engine"])
 def test_an_extension_is_found_however_its_name_is_written(name: str) -> None:
-    check_extensions(Facts("3.10", {"transformer-engine": "1.13.0"}), [name])
-    with pytest.raises(BuildError, match=f"finds no {name}"):
-        check_extensions(Facts("3.10", {}), [name])
+    check_extensions(Facts("3.10", {"transformer-engine": "1.13.0", "apex": "0.1"}), [name, "apex"])
+    with pytest.raises(BuildError, match=f"finds no {name}$"):
+        check_extensions(Facts("3.10", {"apex": "0.1"}), [name, "apex"])
 
 
 @pytest.mark.parametrize("torch", ["2.5.1", "2.5.1+cu124"])
@@ -70,13 +64,6 @@ def test_a_row_with_packages_has_its_torch(torch: str) -> None:
     for standin in (False, True):
         with pytest.raises(BuildError, match=r"has torch 2\.5\.1.*, and the row says 2\.4\.0"):
             check_torch(Facts("3.10", {"torch": torch}), older, standin)
-
-
-def test_without_torch_only_a_stand_in_is_right() -> None:
-    row = load_matrix().rows["cuda-12.4"]
-    check_torch(Facts("3.10", {}), row, standin=True)
-    with pytest.raises(BuildError, match=r"has torch missing, and the row says 2\.5\.1"):
-        check_torch(Facts("3.10", {}), row, standin=False)
 
 
 def test_the_torch_of_a_row_without_packages_is_its_base_s() -> None:
