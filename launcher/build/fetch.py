@@ -18,8 +18,9 @@ from typing import Any
 
 from launcher import files
 from launcher.errors import BuildError
-from launcher.matrix.recipe import sha256_of_pin
+from launcher.matrix.recipe import Recipe, sha256_of_pin
 from launcher.matrix.schema import AMD64, Interpreter
+from launcher.progress import Progress
 from launcher.settings import Settings
 
 MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
@@ -59,6 +60,16 @@ def wheels(pins: Sequence[str], python: str, site: Settings, platform: str = AMD
     if missing:
         _download(missing, ["--only-binary=:all:", *target_options(python, platform)], site)
     return [checked(sha256_of_pin(pin), pin, site) for pin in pins]
+
+
+def interpreter(recipe: Recipe, site: Settings, progress: Progress) -> Path | None:
+    """The archive of the Python that a recipe's base lacks, if any. Raises as `archive` does."""
+    if recipe.interpreter is None:
+        return None
+    progress.step(f"fetch Python {recipe.row.interpreter}")
+    found = archive(recipe.interpreter, site)
+    progress.close()
+    return found
 
 
 def archive(wanted: Interpreter, site: Settings) -> Path:

@@ -30,9 +30,7 @@ from launcher.matrix.load import find_row, load_lock, load_matrix, patch_files
 from launcher.matrix.recipe import Recipe, recipe
 from launcher.matrix.render import dockerfile
 from launcher.matrix.schema import (
-    Extension,
     Lock,
-    LockedExtension,
     Matrix,
     Row,
     caution,
@@ -164,8 +162,8 @@ class Builds:
             builder=self.images.find(made.builder, request.builder),
             source=at,
             patches=tuple(patch_files(root, made.named)),
-            interpreter=self._interpreter(made),
-            extensions=tuple(self._extension(name, *one) for name, one in made.extensions.items()),
+            interpreter=fetch.interpreter(made, self.site, self.progress),
+            extensions=extensions.sources(made, self.site, self.progress),
             architectures=_architectures(request, row),
         )
         return replace(inputs, labels=_labels(inputs))
@@ -186,24 +184,6 @@ class Builds:
                 said = f"Megatron {found.release}, built by the rules of {found.rules}"
                 self.progress.note(f"{found.at}: {said}")
         return self._sources[kind, version]
-
-    def _interpreter(self, made: Recipe) -> Path | None:
-        """The archive of the Python that the base lacks."""
-        if made.interpreter is None:
-            return None
-        self.progress.step(f"fetch Python {made.row.interpreter}")
-        found = fetch.archive(made.interpreter, self.site)
-        self.progress.close()
-        return found
-
-    def _extension(
-        self, name: str, wanted: Extension, locked: LockedExtension
-    ) -> extensions.ExtensionSource:
-        """The source of an extension, resolved."""
-        self.progress.step(f"source: {name} from git")
-        found = extensions.from_git(name, wanted, locked, self.site)
-        self.progress.close()
-        return found
 
     def _check_base(self, request: Request, inputs: context.Inputs) -> verify.Facts:
         """Look into the base, once for each image, and refuse one that isn't the row's."""

@@ -61,10 +61,9 @@ def _fetch(
     Raises BuildError for what can't be fetched or isn't what is locked, EngineError for an image
     that can't be had.
     """
-    tag, python = recipe.tag, recipe.row.python
-    progress.step(f"{tag}: {len(recipe.wheels)} Python packages")
-    files = fetch.wheels(recipe.wheels, python, site, recipe.platform)
-    progress.step(f"{tag}: Megatron {recipe.release} from {recipe.kind}")
+    progress.step(f"{recipe.tag}: {len(recipe.wheels)} Python packages")
+    files = fetch.wheels(recipe.wheels, recipe.row.python, site, recipe.platform)
+    progress.step(f"{recipe.tag}: Megatron {recipe.release} from {recipe.kind}")
     found = source.locked(recipe, site)
     commits = []
     if recipe.kind == "git":
@@ -72,18 +71,13 @@ def _fetch(
     else:
         files.append(found.at)
     progress.close()
-    if recipe.interpreter:
-        progress.step(f"{tag}: Python {python}")
-        files.append(fetch.archive(recipe.interpreter, site))
-        progress.close()
-    for name, (wanted, locked) in recipe.extensions.items():
-        progress.step(f"{tag}: {name} from git")
-        one = extensions.from_git(name, wanted, locked, site)
-        commits += [
-            Commit(one.urls[path], git.commit, one.repositories[path])
-            for path, git in one.commits.items()
-        ]
-        progress.close()
+    if python := fetch.interpreter(recipe, site, progress):
+        files.append(python)
+    commits += [
+        Commit(one.urls[path], git.commit, one.repositories[path])
+        for one in extensions.sources(recipe, site, progress)
+        for path, git in one.commits.items()
+    ]
     ids = {}
     if images is not None:
         chosen = {recipe.row.base: request.base, recipe.builder: request.builder}

@@ -58,11 +58,6 @@ class MegatronSource:
     at: Path
     rules: str = ""
 
-    @property
-    def treated_as(self) -> str:
-        """The release of the matrix whose patches and extension it has."""
-        return self.rules or self.release
-
     def unpack(self, folder: Path) -> None:
         """Write the tree to `folder`, which must not exist.
 

@@ -81,9 +81,8 @@ def test_a_checkout_is_what_it_says_and_built_by_the_rules_of_the_nearest(
     for asked in (None, "0.13.1", own):  # by its own name, too
         assert source.release_of(checkout, load_matrix(), asked, "0.9.0") == "0.13.1"
     found = source.from_path(checkout, "0.13.1", ANY)
-    assert (found.release, found.rules, found.treated_as) == (own, "0.13.1", "0.13.1")
-    own_rules = source.from_path(checkout, own, ANY)
-    assert (own_rules.rules, own_rules.treated_as) == ("", own)
+    assert (found.release, found.rules) == (own, "0.13.1")
+    assert source.from_path(checkout, own, ANY).rules == ""
 
 
 def test_of_several_releases_of_a_series_a_checkout_is_its_own(checkout: Path) -> None:
