@@ -236,13 +236,16 @@ def neighbours(value: int, step: int) -> list[int]:
     return [n for n in (below, below + step) if n > 0]
 
 
+def divisors(whole: int) -> list[int]:
+    """The divisors of `whole`, the smallest first."""
+    small = [n for n in range(1, isqrt(whole) + 1) if whole % n == 0]
+    return sorted({*small, *(whole // n for n in small)})
+
+
 def divisors_near(whole: int, value: int) -> list[int]:
     """The divisors of `whole` next to `value`."""
-    small = [n for n in range(1, isqrt(whole) + 1) if whole % n == 0]
-    divisors = {*small, *(whole // n for n in small)}
-    below = [n for n in divisors if n < value]
-    above = [n for n in divisors if n > value]
-    return ([max(below)] if below else []) + ([min(above)] if above else [])
+    found = divisors(whole)
+    return [n for n in found if n < value][-1:] + [n for n in found if n > value][:1]
 
 
 def listed(values: list[int]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import gcd, isqrt
+from itertools import product
+from math import gcd
 from typing import Any
 
 from launcher.errors import UsageError
@@ -130,21 +131,14 @@ def _layouts(old: Layout, config: RunConfig, world: int) -> Iterator[Layout]:
     heads, layers = config.model.num_attention_heads, config.model.num_layers
     tensors = [old.tensor] if whole_only else _from(old.tensor, heads)
     pipelines = [old.pipeline] if stages_stay else _from(old.pipeline, layers)
-    contexts = sorted(_divisors(old.context), reverse=True)
-    for context in contexts:
-        for tensor in tensors:
-            for pipeline in pipelines:
-                yield Layout(world, tensor, pipeline, context)
+    contexts = reversed(layout.divisors(old.context))
+    for context, tensor, pipeline in product(contexts, tensors, pipelines):
+        yield Layout(world, tensor, pipeline, context)
 
 
 def _from(size: int, whole: int | None) -> list[int]:
     """`size`, then the smaller divisors of `whole` from the largest down, then the larger ones."""
-    return sorted({size, *_divisors(whole or size)}, key=lambda n: (n > size, abs(n - size)))
-
-
-def _divisors(whole: int) -> list[int]:
-    small = [n for n in range(1, isqrt(whole) + 1) if whole % n == 0]
-    return [*{*small, *(whole // n for n in small)}]
+    return sorted({size, *layout.divisors(whole or size)}, key=lambda n: (n > size, abs(n - size)))
 
 
 def _fitting(config: RunConfig, where: Layout, whole: int | None, after: int) -> RunConfig | None:
@@ -154,21 +148,21 @@ def _fitting(config: RunConfig, where: Layout, whole: int | None, after: int) ->
     training = _batches(config, where, whole)
     if training is None:
         return None
-    changed = _with(config, parallel=_parallel(config, where, after), training=training)
+    changed = _with(config, parallel=_parallel(config, where), training=training)
     return None if layout.faults(changed, after) else changed
 
 
-def _parallel(config: RunConfig, where: Layout, after: int) -> dict[str, Any]:
+def _parallel(config: RunConfig, where: Layout) -> dict[str, Any]:
     """What changes in the section parallel; a part that others divide is left out with them."""
-    now = layout.layout(config, after)
-    changed: dict[str, Any] = {}
-    if where.tensor != now.tensor:
-        changed["tensor_model_parallel_size"] = where.tensor
-    if where.pipeline != now.pipeline:
-        changed["pipeline_model_parallel_size"] = where.pipeline
+    sizes = {
+        "tensor_model_parallel_size": where.tensor,
+        "pipeline_model_parallel_size": where.pipeline,
+        "context_parallel_size": where.context,
+    }
+    now = config.parallel
+    changed: dict[str, Any] = {k: n for k, n in sizes.items() if n != (getattr(now, k) or 1)}
+    if "pipeline_model_parallel_size" in changed:
         changed["num_layers_per_virtual_pipeline_stage"] = None
-    if where.context != now.context:
-        changed["context_parallel_size"] = where.context
     if where.tensor == 1:
         changed["sequence_parallel"] = None
     return changed
@@ -184,7 +178,7 @@ def _batches(config: RunConfig, where: Layout, whole: int | None) -> dict[str, A
         return None
     micro = config.training.micro_batch_size
     if isinstance(micro, int):
-        micro = max(n for n in _divisors(common // where.data) if n <= micro)
+        micro = max(n for n in layout.divisors(common // where.data) if n <= micro)
     return {"global_batch_size": whole, "micro_batch_size": micro}
 
 
@@ -230,7 +224,7 @@ def _told(where: Layout, *, data: bool = True) -> str:
 
 def _nearest(where: Layout, whole: int | None) -> str:
     """The nearest numbers of processes for which this layout's replicas divide the batch."""
-    replicas = _divisors(whole) if whole else [max(1, where.data), where.data + 1]
+    replicas = layout.divisors(whole) if whole else [max(1, where.data), where.data + 1]
     near = sorted(replicas, key=lambda n: abs(n * where.model - where.world))[:2]
     return layout.listed(sorted(n * where.model for n in near))
 
