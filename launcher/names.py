@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 LABEL = "megatron-launchpad."
 """What the names of all our labels begin with."""
@@ -74,8 +74,7 @@ def git_mirror(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True)
-class ImageName:
+class ImageName(NamedTuple):
     """An image's name in its parts, as engines read it.
 
     name: as it was written, without tag and digest; empty strings where it has none of them

@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 import io
 import os
-import shlex
 import sys
 from argparse import Namespace
-from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,6 +147,8 @@ def _target(option: str, given: str) -> Path:
 
     Raises UsageError where that is a folder's, or standard output, which can't be taken back.
     """
+    import shlex
+
     from launcher.settings import expanded
 
     if given == "-" or os.path.basename(given) in ("", ".", ".."):
@@ -214,6 +214,8 @@ def _named(given: str) -> list[Path]:
 
     Raises UsageError for a pattern that means none.
     """
+    from glob import glob, has_magic
+
     path = os.path.expanduser(given)
     if os.path.exists(path) or os.path.exists(f"{path}.idx") or not has_magic(path):
         return [Path(path)]
