@@ -99,6 +99,16 @@ class Answer:
     headers: Mapping[str, str]
     content: bytes
 
+    @property
+    def what(self) -> str:
+        """The tag or digest that was asked for."""
+        return urlsplit(self.url).path.rpartition("/")[2]
+
+    @property
+    def media_type(self) -> str:
+        """The type in its header: OCI documents needn't name their own."""
+        return str(self.headers.get("Content-Type", "").partition(";")[0].strip())
+
 
 @dataclass(frozen=True)
 class Document:
@@ -227,11 +237,11 @@ class Conversation:
             begun = self._ask("POST", "blobs/uploads/", good=(202,))
             there = self._upload(begun.url, begun.headers.get("Location", ""))
             there += f"{'&' if urlsplit(there).query else '?'}digest={digest}"
-            self._request("PUT", there, good=TAKEN, data=content, headers=_typed(BLOB))
+            self._request("PUT", there, good=TAKEN, data=content, headers={"Content-Type": BLOB})
 
     def put_manifest(self, content: bytes, of_type: str, target: str) -> Answer:
         """Put a manifest, by its digest or under a tag; the answer."""
-        headers = _typed(of_type)
+        headers = {"Content-Type": of_type}
         return self._ask("PUT", f"manifests/{target}", good=TAKEN, data=content, headers=headers)
 
     def _upload(self, asked: str, location: str) -> str:
@@ -251,14 +261,13 @@ class Conversation:
 
     def _parsed(self, answer: Answer, content: bytes) -> Document:
         """The JSON object in an answer."""
-        what = _last_part(answer.url)
         try:
             document = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise self.wrong(f"sends no JSON for {what}: {error}") from error
+            raise self.wrong(f"sends no JSON for {answer.what}: {error}") from error
         if not isinstance(document, dict):
-            raise self.wrong(f"sends no object for {what}")
-        of_type = str(document.get("mediaType") or "") or _type_of(answer)
+            raise self.wrong(f"sends no object for {answer.what}")
+        of_type = str(document.get("mediaType") or answer.media_type)
         return Document(sha256(content), len(content), of_type, document)
 
     def fitting(self, model: type[Model], value: Any) -> Model:
@@ -290,7 +299,7 @@ class Conversation:
 
     def _limited(self, answer: Answer) -> bytes:
         if len(answer.content) > LARGEST:
-            raise self.wrong(f"sends more than {LARGEST} bytes for {_last_part(answer.url)}")
+            raise self.wrong(f"sends more than {LARGEST} bytes for {answer.what}")
         return answer.content
 
     def _request(
@@ -411,15 +420,6 @@ def _credentials(where: ImageName) -> dict[str, str]:
     return {}
 
 
-def _last_part(url: str) -> str:
-    """The tag or digest that was asked for."""
-    return urlsplit(url).path.rpartition("/")[2]
-
-
-def _typed(of_type: str) -> dict[str, str]:
-    return {"Content-Type": of_type}
-
-
 def _read(response: Response) -> Answer:
     """All of an answer, or LARGEST and a few bytes more of a larger one."""
     content = b""
@@ -430,11 +430,6 @@ def _read(response: Response) -> Answer:
                 break
     told = response.status_code, response.reason, response.headers
     return Answer(response.url, *told, content)
-
-
-def _type_of(answer: Answer) -> str:
-    """The type in an answer's header: OCI documents needn't name their own."""
-    return str(answer.headers.get("Content-Type", "").partition(";")[0].strip())
 
 
 def _innermost(error: BaseException) -> str:

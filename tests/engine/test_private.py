@@ -17,7 +17,7 @@ from docker import DockerClient
 
 from launcher import files
 from launcher.engine.acquire import STANDIN_EPOCH
-from launcher.engine.connect import buildkit, cli_environment, engine_host
+from launcher.engine.connect import engine_host
 from launcher.engine.private import private
 from launcher.engine.private.base import debian_base
 from launcher.engine.private.private import private_engine
@@ -225,19 +225,6 @@ def test_a_later_start_is_quick_and_keeps_the_images(folder: Path) -> None:
     with private_engine(folder) as client:
         assert time.monotonic() - started < 5
         assert client.images.get(NAME).id == image
-
-
-@engine
-@needs_root_and_apt
-def test_it_builds_with_buildkit(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_text(f"FROM {NAME}\nRUN echo built > /built\n")
-    with private_engine(folder) as client:
-        debian(client)
-        prefix = buildkit(client)
-        assert prefix is not None
-        argv = [*prefix, "--network=none", "--quiet", "--tag=x-built", str(tmp_path)]
-        subprocess.run(argv, check=True, env=cli_environment(client))
-        assert client.containers.run("x-built", ["cat", "/built"], remove=True) == b"built\n"
 
 
 @engine

@@ -7,10 +7,9 @@ import copy
 import gzip
 import hashlib
 import io
-import json
 import lzma
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +20,9 @@ from hypothesis import strategies as st
 from launcher.errors import EngineError
 from launcher.images import compare
 from launcher.oci.layers import Entry, Layer, layers, read
-from launcher.oci.saved import chain_ids, legacy_id
 from launcher.zstd import zstd
+
+from .conftest import FORMS, Engine, sha256
 
 FILE = Entry("file", 0o644, "0:0", 3, 0, sha256="a" * 64)
 FOLDER = Entry("folder", 0o755, "0:0", 0, 0)
@@ -49,73 +49,36 @@ def folder(name: str) -> tuple[tarfile.TarInfo, bytes]:
     return member(name, type=tarfile.DIRTYPE, mode=0o755), b""
 
 
-def sha256(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
 def layer(*members: tuple[tarfile.TarInfo, bytes]) -> Layer:
     return read(io.BufferedReader(io.BytesIO(tarred(*members))))[1]
 
 
-def chunks(content: bytes, size: int = 1000) -> Iterator[bytes]:
-    return (content[at : at + size] for at in range(0, len(content), size))
-
-
 # What engines save
 
-
-def as_before_25(contents: list[bytes], diff_ids: list[str]) -> bytes:
-    """Docker up to 24: ID/json and ID/layer.tar for each layer, in the order of the IDs."""
-    ids: list[str] = []
-    records: dict[str, tuple[bytes, bytes]] = {}
-    for content, chain in zip(contents, chain_ids(diff_ids), strict=True):
-        record: dict[str, Any] = {"created": "1970-01-01T00:00:00Z", "container_config": {}}
-        if ids:
-            record["parent"] = ids[-1]
-        ids.append(legacy_id(record, chain))
-        text = json.dumps({"id": ids[-1], **record, "os": "linux"}).encode()
-        records[ids[-1]] = text, content
-    names = [f"{one}/layer.tar" for one in ids]
-    manifest = json.dumps([{"Config": f"{'0' * 64}.json", "Layers": names}]).encode()
-    members = [(member(f"{'0' * 64}.json"), b"{}")]
-    for one in sorted(records):
-        members += [
-            (member(one, type=tarfile.DIRTYPE), b""),
-            (member(f"{one}/VERSION"), b"1.0"),
-            (member(f"{one}/json"), records[one][0]),
-            (member(f"{one}/layer.tar"), records[one][1]),
-        ]
-    return tarred(*members, (member("manifest.json"), manifest), pax=False)
-
-
-def as_oci(contents: list[bytes], diff_ids: list[str]) -> bytes:
-    """Docker from 25 on: blobs by their digest, in the order of those."""
-    named = dict(sorted((sha256(one).partition(":")[2], one) for one in [*contents, b'{"a":1}']))
-    manifest = json.dumps(
-        [
-            {
-                "Config": f"blobs/sha256/{sha256(b'{').partition(':')[2]}",
-                "Layers": [f"blobs/sha256/{sha256(one).partition(':')[2]}" for one in contents],
-            }
-        ]
-    ).encode()
-    blobs = [(member(f"blobs/sha256/{name}"), content) for name, content in named.items()]
-    return tarred(*blobs, (member("manifest.json"), manifest))
-
-
-FORMATS = {"before 25": as_before_25, "oci": as_oci}
 NO_TAR = b"\xff" * 2048  # would fail where it was read
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_layers_of_both_formats_are_read_and_those_below_are_passed_over(form: str) -> None:
+def saving(form: str, contents: list[bytes], packed: Callable[[bytes], bytes] = bytes) -> Engine:
+    """An engine with an image of these layers, which it gives packed."""
+    engine = Engine(form)
+    engine.add("image:1", contents)
+    engine.layers = {diff_id: packed(content) for diff_id, content in engine.layers.items()}
+    return engine
+
+
+def read_layers(engine: Engine, known: int = 0) -> dict[str, Layer]:
+    diff_ids = engine.find("image:1").diff_ids
+    return layers(engine.save("image:1", 1000), diff_ids, diff_ids[:known])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_of_all_formats_are_read_and_those_below_are_passed_over(form: str) -> None:
     added = [tarred((member("opt/a"), b"a")), tarred((member("opt/b"), b"b"))]
-    contents = [NO_TAR, *added]
-    diff_ids = [sha256(one) for one in contents]
-    stream = FORMATS[form](contents, diff_ids)
-    found = layers(chunks(stream), diff_ids, diff_ids[:1])
-    assert [found[one][0][0] for one in diff_ids[1:]] == ["/opt/a", "/opt/b"]
-    assert list(layers(chunks(stream), diff_ids, diff_ids[:2])) == diff_ids[2:]
+    engine = saving(form, [NO_TAR, *added])
+    _, first, second = engine.find("image:1").diff_ids
+    found = read_layers(engine, 1)
+    assert [found[one][0][0] for one in (first, second)] == ["/opt/a", "/opt/b"]
+    assert form == "packed" or list(read_layers(engine, 2)) == [second]
 
 
 PACKINGS = {
@@ -127,34 +90,24 @@ PACKINGS = {
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_packed_layers_are_known_by_what_is_in_them(packing: str) -> None:
-    plain = tarred((member("opt/a"), b"a"))
-    packed = PACKINGS[packing](plain)
-    found = layers(chunks(as_oci([packed], [sha256(plain)])), [sha256(plain)], [])
-    assert list(found) == [sha256(plain)]
+def test_packed_layers_are_known_by_what_is_in_them_and_damaged_ones_told(packing: str) -> None:
+    plain = tarred((member("opt/a"), bytes(range(256)) * 20))
+    found = read_layers(saving("oci", [plain], PACKINGS[packing]))
     assert [path for path, _ in found[sha256(plain)]] == ["/opt/a"]
-
-
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_a_packed_layer_that_is_damaged_is_told(packing: str) -> None:
-    packed = PACKINGS[packing](tarred((member("opt/a"), bytes(range(256)) * 20)))
-    stream = as_oci([packed[:-9]], [sha256(b"")])
     with pytest.raises(EngineError, match="can't be read"):
-        layers(chunks(stream), [sha256(b"")], [])
+        read_layers(saving("oci", [plain], lambda content: PACKINGS[packing](content)[:-9]))
 
 
 def test_a_layer_packed_as_python_cannot_read_it_is_left_out() -> None:
-    plain = tarred((member("opt/a"), b"a"))
-    lz4 = b"\x04\x22\x4d\x18" + NO_TAR
-    stream = as_oci([lz4, plain], [sha256(b""), sha256(plain)])
-    assert list(layers(chunks(stream), [sha256(b""), sha256(plain)], [])) == [sha256(plain)]
+    lz4, plain = b"\x04\x22\x4d\x18" + NO_TAR, tarred((member("opt/a"), b"a"))
+    assert list(read_layers(saving("oci", [lz4, plain]))) == [sha256(plain)]
 
 
 def test_a_stream_that_ends_early_is_told() -> None:
-    content = tarred((member("opt/a"), b"a" * 5000))
-    stream = as_oci([content], [sha256(content)])
+    engine = saving("oci", [tarred((member("opt/a"), b"a" * 5000))])
+    engine.ends = 3000
     with pytest.raises(EngineError, match="can't be read"):
-        layers(chunks(stream[:3000]), [sha256(content)], [])
+        read_layers(engine)
 
 
 def test_an_entry_holds_all_that_its_header_says() -> None:
