@@ -104,7 +104,7 @@ def csv_rows(
         if delimiter
         else csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
     )
-    width, places = len(columns), _find(lines.name, columns, keys) if columns else []
+    width, places = len(columns), _find(lines.name, columns, keys, NO_HEADER) if columns else []
     while True:
         lines.begin(reader.line_num + 1)
         try:
@@ -121,7 +121,7 @@ def csv_rows(
         if not row:
             continue
         if not width:
-            width, places = len(row), _find(lines.name, row, keys)
+            width, places = len(row), _find(lines.name, row, keys, NO_HEADER)
         elif len(row) == width:
             yield lines.line, [row[place] for place in places]
         else:
@@ -129,7 +129,8 @@ def csv_rows(
             yield lines.line, Refused(f"{fields}, and there are {width} columns", lines.begun)
 
 
-def _find(name: str, header: Sequence[str], keys: Sequence[str]) -> list[int]:
+def _find(name: str, header: Sequence[str], keys: Sequence[str], more: str = "") -> list[int]:
+    """Where the keys' columns stand. Raises UsageError where one isn't there, or twice."""
     for key in keys:
         if header.count(key) != 1:
             told = ", ".join(field[:30] for field in header[:10])
@@ -139,12 +140,12 @@ def _find(name: str, header: Sequence[str], keys: Sequence[str]) -> list[int]:
                 )
             raise UsageError(
                 f"{name}: {'no' if key not in header else 'more than one'} column {key!r}: {told}",
-                "Name the column with text: --json-keys content. Where the first row is data, "
-                "name all: --csv-columns id,content",
+                f"Name the column with text: --json-keys content{more}",
             )
     return [header.index(key) for key in keys]
 
 
+NO_HEADER = ". Where the first row is data, name all: --csv-columns id,content"
 COMPLETE = "Is it a complete copy?"
 
 
@@ -161,14 +162,7 @@ def parquet(name: str, keys: Sequence[str], largest: int) -> Iterator[tuple[floa
         raise UsageError("parquet can't be read from standard input", "Give the file.")
     try:
         with pyarrow.parquet.ParquetFile(name, page_checksum_verification=True) as file:
-            known = file.schema_arrow.names
-            for key in keys:
-                if known.count(key) != 1:
-                    raise UsageError(
-                        f"{name}: {'no' if key not in known else 'more than one'} column {key!r}: "
-                        f"{', '.join(known[:10])}",
-                        "Name the column with text: --json-keys content",
-                    )
+            _find(name, file.schema_arrow.names, keys)
             total, done = max(file.metadata.num_rows, 1), 0
             for batch in _batches(name, file, keys, largest):
                 values = [_values(batch.column(key)) for key in keys]

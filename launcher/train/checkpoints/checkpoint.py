@@ -47,23 +47,18 @@ def newest(root: str) -> Path | None:
     All ranks call this together: rank 0 looks, and says which newer ones it leaves out. Raises
     `UsageError` where none is complete though the tracker names one.
     """
-    found: list[Any] = [_look(Path(root)) if torch.distributed.get_rank() == 0 else None]
-    torch.distributed.broadcast_object_list(found)
-    if isinstance(found[0], UsageError):
-        raise found[0]
-    return found[0]
+    return _on_rank_0(lambda: _look(Path(root)))
 
 
-def _look(root: Path) -> Path | UsageError | None:
+def _look(root: Path) -> Path | None:
     try:
         every, named = folders.since_complete(root), folders.noted(root)
     except OSError as error:
-        return UsageError(f"--load {root} can't be read: {error.strerror}")
+        raise UsageError(f"--load {root} can't be read: {error.strerror}") from error
     complete = [each for each in every if not each.problem]
     if named and not complete:
         told = f"{root / folders.TRACKER} names iteration {named!r}, whose checkpoint isn't "
-        reason = "there" if not every else f"complete: {every[-1].problem}"
-        return UsageError(told + reason)
+        raise UsageError(told + (f"complete: {every[-1].problem}" if every else "there"))
     for each in every[every.index(complete[-1]) + 1 :] if complete else every:
         print(f"{each.folder} is left out: {each.problem}", flush=True)
     return complete[-1].folder if complete else None
@@ -157,20 +152,25 @@ def _make(partial: Path) -> None:
     partial.mkdir(parents=True)
 
 
-def _on_rank_0(work: Callable[[], Any]) -> None:
-    """Do it on rank 0 while the others wait; its `OSError` is a silent `RunError` on them."""
-    problem: list[OSError | None] = [None]
+def _on_rank_0(work: Callable[[], Any]) -> Any:
+    """What rank 0 finds, or makes while the others wait.
+
+    Raises what that raises: a `UsageError` on every rank, for an `OSError` a silent `RunError` on
+    the others.
+    """
+    told: list[Any] = [None, None]
     if torch.distributed.get_rank() == 0:
         try:
-            work()
-        except OSError as error:
-            problem = [error]
-    mine = problem[0]
-    torch.distributed.broadcast_object_list(problem)
-    if mine:
-        raise mine
-    if problem[0]:
+            told[0] = work()
+        except (OSError, UsageError) as error:
+            told[1] = error
+    mine = told[1]
+    torch.distributed.broadcast_object_list(told)
+    if mine or isinstance(told[1], UsageError):
+        raise mine or told[1]
+    if told[1]:
         raise RunError("")
+    return told[0]
 
 
 def _reason(error: BaseException, root: str) -> str | None:
