@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,21 +17,27 @@ from launcher import files
 from launcher.backends.compose import UP, request
 from launcher.backends.docker_job import (
     FAILURES,
-    KILLED,
     PROJECT,
     DockerJob,
-    MemlockRefused,
+    answering,
+    ended_as,
     remove_container,
     start_error,
     tell,
+    with_memlock_if_allowed,
     words_of,
 )
-from launcher.backends.group import POLL_SECONDS, Group, State, seconds
+from launcher.backends.group import (
+    POLL_SECONDS,
+    Group,
+    NodeState,
+    node_name,
+    seconds_since_1970,
+)
 from launcher.engine.compose import compose
 from launcher.engine.connect import cli_environment
 from launcher.names import LABEL
-from launcher.plan.job import Cause, Ended, Job, Lost
-from launcher.plan.plan import Plan, without_memlock
+from launcher.plan.plan import Plan
 from launcher.records import record
 
 if TYPE_CHECKING:
@@ -48,42 +54,46 @@ class ComposeJob(Group):
     `up` is the command that starts what has to wait for the first node, while it does.
     """
 
+    nodes: tuple[DockerJob, ...]
     api: APIClient = field(kw_only=True)
     project: str = field(kw_only=True)
     up: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    _known: dict[str, State] = field(default_factory=dict, repr=False)
+    _known: dict[int, NodeState] = field(default_factory=dict, repr=False)
+    _late: str = field(default="", repr=False)
 
     backend = "compose"
 
-    def look(self, node: Job) -> State:
-        """The state of a node. Raises Lost."""
-        before = self._known.get(node.handle)
-        try:
-            told = self.api.inspect_container(node.handle)["State"]
-        except NotFound:
-            was = before or State(started=True, ended=None)
-            if was.started and not was.ended:
-                was = State(True, Ended(KILLED, Cause.REMOVED), time.time())
-            self._known[node.handle] = was
-            return was
-        except FAILURES as error:
-            raise Lost(words_of(error)) from error
-        started = told["Status"] != "created"
-        state = State(
-            started,
-            node.ended() if started else None,
-            seconds(told["FinishedAt"]) if started else 0.0,
-            "" if started else told.get("Error", ""),
-            (told.get("Health") or {}).get("Status") == "unhealthy",
-            told["Status"] == "paused",
-        )
-        self._known[node.handle] = state
+    def look(self) -> list[NodeState]:
+        """The states of all nodes; those that wait for one that isn't ready in time never start."""
+        states = [self._look(rank, node) for rank, node in enumerate(self.nodes)]
+        return [
+            state if state.started or state.refused else replace(state, refused=self._late)
+            for state in states
+        ]
+
+    def _look(self, rank: int, node: DockerJob) -> NodeState:
+        """The state of a node; of one that has gone, what was known before. Raises Lost."""
+        told, before = node.inspected(), self._known.get(rank)
+        if told is None and before and (before.ended or not before.started):
+            return before
+        ended = ended_as(told)
+        if told is None:
+            state = NodeState(True, ended, time.time())
+        elif told["Status"] == "created":
+            state = NodeState(False, refused=told.get("Error", ""))
+        else:
+            at = seconds_since_1970(told["FinishedAt"]) if ended else 0.0
+            state = NodeState(True, ended, at, paused=told["Status"] == "paused")
+            unhealthy = (told.get("Health") or {}).get("Status") == "unhealthy"
+            if rank == 0 and unhealthy and not ended:  # one that has ended is so, too
+                self._late = f"{node_name(0)} didn't open its port in time"
+        self._known[rank] = state
         return state
 
-    def log(self, node: Job) -> str:
-        """The last lines of a node, each with its time before it; none where they can't be read."""
+    def log(self, rank: int) -> str:
+        container = self.nodes[rank].container
         try:
-            told: bytes = self.api.logs(node.handle, tail=LAST_LINES, timestamps=True)
+            told: bytes = self.api.logs(container, tail=LAST_LINES, timestamps=True)
         except FAILURES:
             return ""
         return told.decode(errors="replace")
@@ -101,11 +111,7 @@ def start(client: DockerClient, plan: Plan) -> ComposeJob:
     The first node has started by then; the others start by themselves once that one is ready.
     Raises EngineError, and leaves nothing, where it doesn't start.
     """
-    try:
-        return _start(client, plan)
-    except MemlockRefused:
-        tell("the engine may not raise the limit of locked memory (memlock); going on without it")
-        return _start(client, without_memlock(plan))
+    return with_memlock_if_allowed(lambda plan: _start(client, plan), plan)
 
 
 def _start(client: DockerClient, plan: Plan) -> ComposeJob:
@@ -139,7 +145,7 @@ def _started(
         while True:
             over = up.poll() is not None  # asked first: it may be done before it is looked at
             job = next((one for one in jobs(api) if one.project == project), None)
-            if job and len(job.nodes) == plan.nodes and job._states()[0].started:
+            if job and len(job.nodes) == plan.nodes and job.look()[0].started:
                 job.up = up
                 return job
             if over:
@@ -161,10 +167,8 @@ def _said(log: Path) -> str:
 
 def jobs(api: APIClient) -> list[ComposeJob]:
     """The projects that a launcher started, running or ended, newest first."""
-    try:
+    with answering():
         found = api.containers(all=True, filters={"label": [f"{LABEL}run", PROJECT]})
-    except FAILURES as error:
-        raise Lost(words_of(error)) from error
     projects: dict[str, list[dict[str, Any]]] = {}
     for one in sorted(found, key=lambda one: int(one["Created"]), reverse=True):
         projects.setdefault(one["Labels"][PROJECT], []).append(one)

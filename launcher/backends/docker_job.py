@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import struct
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from docker.api import APIClient
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-from docker.types.daemon import CancellableStream
 from docker.utils.socket import STDERR, frames_iter
 from requests.exceptions import RequestException
 from urllib3.exceptions import HTTPError
@@ -23,9 +23,10 @@ from urllib3.exceptions import HTTPError
 from launcher.backends.docker import request
 from launcher.errors import EngineError
 from launcher.names import LABEL
-from launcher.plan.job import Cause, Ended, Lost
+from launcher.plan.job import Cause, Ended, Job, Lost, Piece
 from launcher.plan.plan import Plan, without_memlock
 
+StartedJob = TypeVar("StartedJob", bound=Job)
 FAILURES = (DockerException, RequestException, HTTPError, OSError)
 OUTPUT = {"stdout": 1, "stderr": 1, "stream": 1}
 FRAME = struct.Struct(">BxxxL")
@@ -62,7 +63,6 @@ class DockerJob:
     api: APIClient
     container: str
     labels: Mapping[str, str]
-    created: str = ""
     stream: Any = field(default=None, repr=False)
 
     backend = "docker"
@@ -75,65 +75,55 @@ class DockerJob:
     def handle(self) -> str:
         return self.container
 
-    def output(self, *, follow: bool = True) -> Iterator[tuple[bool, bytes]]:
+    def output(self, *, follow: bool = True) -> Iterator[Piece]:
         """What the run has written from its beginning, and with `follow` until its end."""
         stream, self.stream = self.stream, None
         try:
-            if stream is None:
-                yield from self._recorded(follow)
-                return
-            for kind, data in frames_iter(stream, tty=False):
-                yield kind == STDERR, data
-        except FAILURES as error:
-            if isinstance(error, APIError) and error.status_code == NO_LOG:
-                raise EngineError(
-                    f"the engine keeps no log that can be read: {words_of(error)}",
-                    "Its log driver has to be json-file, local or journald.",
-                ) from error
-            raise Lost(words_of(error)) from error
+            with answering():
+                frames = frames_iter(stream, tty=False) if stream else self._recorded(follow)
+                for kind, data in frames:
+                    yield Piece(kind == STDERR, data)
         finally:
-            _hang_up(stream)
+            if stream:
+                _hang_up(stream)
 
-    def _recorded(self, follow: bool) -> Iterator[tuple[bool, bytes]]:
+    def _recorded(self, follow: bool) -> Iterator[tuple[int, bytes]]:
         """The engine's record of the output; docker's own `logs` merges the two streams."""
-        address = self.api._url("/containers/{0}/logs", self.container)
+        api = self.api
+        address = f"{api.base_url}/v{api.api_version}/containers/{self.container}/logs"
         wanted = {"stdout": 1, "stderr": 1, "follow": int(follow)}
-        with self.api._get(address, params=wanted, stream=True, timeout=None) as response:
-            self.api._raise_for_status(response)
+        with api.get(address, params=wanted, stream=True, timeout=None) as response:
+            if response.status_code == NO_LOG:
+                raise EngineError(
+                    f"the engine keeps no log that can be read: {response.json()['message']}",
+                    "Its log driver has to be json-file, local or journald.",
+                )
+            response.raise_for_status()
             while len(header := response.raw.read(FRAME.size)) == FRAME.size:
                 kind, length = FRAME.unpack(header)
-                yield kind == STDERR, response.raw.read(length)
+                yield kind, response.raw.read(length)
 
     def wait(self) -> Ended:
         try:
-            code: int = self.api.wait(self.container)["StatusCode"]
+            with answering():
+                code: int = self.api.wait(self.container)["StatusCode"]
         except NotFound:
             return Ended(KILLED, Cause.REMOVED)
-        except FAILURES as error:
-            raise Lost(words_of(error)) from error
         ended = self.ended() or Ended(code)
         # One that ended by itself is removed by whoever follows it.
         return Ended(code) if ended.cause is Cause.REMOVED and code != KILLED else ended
 
+    def inspected(self) -> dict[str, Any] | None:
+        """The engine's "State" of the container; None where it has gone. Raises Lost."""
+        with suppress(NotFound), answering():
+            return dict(self.api.inspect_container(self.container)["State"])
+        return None
+
     def ended(self) -> Ended | None:
-        try:
-            state = self.api.inspect_container(self.container)["State"]
-        except NotFound:
-            return Ended(KILLED, Cause.REMOVED)
-        except FAILURES as error:
-            raise Lost(words_of(error)) from error
-        if state["Running"] or state["Status"] in ("created", "restarting"):
-            return None
-        code: int = state["ExitCode"]
-        if state["Status"] in ("removing", "dead"):
-            return Ended(code or KILLED, Cause.REMOVED)
-        return Ended(code, Cause.MEMORY if state.get("OOMKilled") else Cause.ITSELF)
+        return ended_as(self.inspected())
 
     def state(self) -> str:
-        try:
-            return str(self.api.inspect_container(self.container)["State"]["Status"])
-        except FAILURES as error:
-            raise Lost(words_of(error)) from error
+        return str((self.inspected() or {"Status": "removed"})["Status"])
 
     def stop(self, grace: int) -> None:
         with suppress(*FAILURES):  # it may have ended by itself
@@ -147,29 +137,48 @@ class DockerJob:
 
     def _remove_unstarted(self) -> None:
         """A launcher that was killed between the two steps made it and didn't start it."""
-        if self.api.inspect_container(self.container)["State"]["Status"] == "created":
+        if (self.inspected() or {}).get("Status") == "created":
             self.remove()
 
     def remove(self) -> None:
         remove_container(self.api, self.container)
 
     def files(self, path: str) -> dict[str, bytes]:
-        try:
+        with suppress(NotFound), answering():
             stream, _ = self.api.get_archive(self.container, path)
             return _unpacked(b"".join(stream))
-        except NotFound:
-            return {}
-        except FAILURES as error:
-            raise Lost(words_of(error)) from error
+        return {}
 
     def diagnose(self) -> dict[str, bytes]:
-        try:
-            made = self.api.exec_create(self.container, DIAGNOSE, stderr=False)
-            return _unpacked(self.api.exec_start(made["Id"]))
-        except APIError:  # it has ended
-            return {}
-        except FAILURES as error:
-            raise Lost(words_of(error)) from error
+        with answering():
+            try:
+                made = self.api.exec_create(self.container, DIAGNOSE, stderr=False)
+                return _unpacked(self.api.exec_start(made["Id"]))
+            except APIError:  # it has ended
+                return {}
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Raises Lost where the engine fails; that there is no such container is for the caller."""
+    try:
+        yield
+    except NotFound:
+        raise
+    except FAILURES as error:
+        raise Lost(words_of(error)) from error
+
+
+def ended_as(state: Mapping[str, Any] | None) -> Ended | None:
+    """How a container ended, by the engine's "State" of it; None has gone."""
+    if state is None:
+        return Ended(KILLED, Cause.REMOVED)
+    if state["Running"] or state["Status"] in ("created", "restarting"):
+        return None
+    code: int = state["ExitCode"]
+    if state["Status"] in ("removing", "dead"):
+        return Ended(code or KILLED, Cause.REMOVED)
+    return Ended(code, Cause.MEMORY if state.get("OOMKilled") else Cause.ITSELF)
 
 
 def _unpacked(archive: bytes) -> dict[str, bytes]:
@@ -188,11 +197,16 @@ def start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:
 
     Raises EngineError, and leaves no container, where it doesn't start.
     """
+    return with_memlock_if_allowed(lambda plan: _start(api, plan, attach=attach), plan)
+
+
+def with_memlock_if_allowed(start: Callable[[Plan], StartedJob], plan: Plan) -> StartedJob:
+    """What `start` makes of the plan; of one without the memlock limit where that is refused."""
     try:
-        return _start(api, plan, attach=attach)
+        return start(plan)
     except MemlockRefused:
         tell("the engine may not raise the limit of locked memory (memlock); going on without it")
-        return _start(api, without_memlock(plan), attach=attach)
+        return start(without_memlock(plan))
 
 
 def _start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:
@@ -267,10 +281,8 @@ def _is_conflict(error: Exception) -> bool:
 
 def jobs(api: APIClient) -> list[DockerJob]:
     """The containers that a launcher started, running or ended, newest first."""
-    try:
+    with answering():
         found = api.containers(all=True, filters={"label": f"{LABEL}run"})
-    except FAILURES as error:
-        raise Lost(words_of(error)) from error
     newest = sorted(found, key=lambda one: int(one["Created"]), reverse=True)
     alone = (one for one in newest if PROJECT not in one["Labels"])
     return [DockerJob(api, one["Id"], one["Labels"]) for one in alone]
@@ -317,11 +329,9 @@ def _system(error: object) -> str:
 
 
 def _hang_up(stream: Any) -> None:
-    """Close the connection for output: an engine that waits for a reader can't end a container."""
-    response = getattr(stream, "_response", None)
-    with suppress(DockerException, OSError):  # over ssh, or hung up already
-        if response is not None:
-            CancellableStream(stream, response).close()
+    """End the connection for output: an engine that waits for a reader can't end a container."""
+    with suppress(OSError, ValueError):  # over ssh, or hung up already
+        socket.socket(fileno=os.dup(stream.fileno())).shutdown(socket.SHUT_RDWR)
 
 
 def remove_container(api: APIClient, container: str) -> None:

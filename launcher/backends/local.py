@@ -23,7 +23,7 @@ from launcher.backends import host, keeper, shown
 from launcher.errors import EngineError, UsageError
 from launcher.names import LABEL
 from launcher.plan.image import Facts
-from launcher.plan.job import Cause, Ended, Job
+from launcher.plan.job import Cause, Ended, Job, Piece
 from launcher.plan.plan import Plan
 from launcher.plan.program import SOURCE
 from launcher.plan.secrets import is_secret, redacted
@@ -133,7 +133,7 @@ class LocalJob:
     def handle(self) -> str:
         return str(self.process[0])
 
-    def output(self, *, follow: bool = True) -> Iterator[tuple[bool, bytes]]:
+    def output(self, *, follow: bool = True) -> Iterator[Piece]:
         """What it has written since its beginning, and with `follow` until its end."""
         with (
             (self.folder / keeper.STDOUT).open("rb") as out,
@@ -141,9 +141,9 @@ class LocalJob:
         ):
             while True:
                 last = not follow or self.ended() is not None
-                pieces = [(False, out.read(CHUNK)), (True, err.read(CHUNK))]
-                yield from (piece for piece in pieces if piece[1])
-                if not any(data for _, data in pieces):
+                pieces = [Piece(False, out.read(CHUNK)), Piece(True, err.read(CHUNK))]
+                yield from (piece for piece in pieces if piece.data)
+                if not any(piece.data for piece in pieces):
                     if last:
                         return
                     time.sleep(POLL_SECONDS)

@@ -95,7 +95,7 @@ def logs(args: Namespace) -> int:
                 while data := log.read(1 << 16):
                     write(data, is_error=False)
         return 0
-    for is_error, data in job.output(follow=args.follow):
+    for is_error, data, _ in job.output(follow=args.follow):
         write(data, is_error)
     return 0
 

@@ -102,7 +102,7 @@ def _said(plan: Plan, argv: list[str], chosen: Backend) -> str:
     deadline = Timer(DEADLINE, job.kill)
     deadline.start()
     try:
-        return b"".join(piece for is_error, piece in job.output() if not is_error).decode()
+        return b"".join(piece.data for piece in job.output() if not piece.is_error).decode()
     finally:
         deadline.cancel()
         job.remove()

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -171,7 +172,7 @@ class Follower:
         self.mine = mine
         self.listeners = [*listeners]
         self.tail = Tail()
-        self.passed = {False: 0, True: 0}
+        self.passed: Counter[tuple[bool, int]] = Counter()
 
     def follow(self) -> Ended:
         """Pass on the output until the end. Raises EngineError where the engine stays away."""
@@ -191,13 +192,14 @@ class Follower:
 
     def _pass_on(self) -> None:
         """Write what comes; after a loss the output comes from its beginning again."""
-        skip = dict(self.passed)
-        for is_error, data in self.job.output():
-            known = min(skip[is_error], len(data))
-            skip[is_error] -= known
+        skip = self.passed.copy()
+        for is_error, data, node in self.job.output():
+            stream = is_error, node
+            known = min(skip[stream], len(data))
+            skip[stream] -= known
             if new := data[known:]:
                 self._take(new, is_error)
-                self.passed[is_error] += len(new)
+                self.passed[stream] += len(new)
 
     def _take(self, data: bytes, is_error: bool) -> None:
         """Pass it on first: who listens mustn't hold it up."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from launcher.errors import EngineError
 
@@ -35,6 +35,14 @@ class Ended:
     why: str = ""
 
 
+class Piece(NamedTuple):
+    """A piece of a job's output, as it came: of stderr or stdout, and of which node."""
+
+    is_error: bool
+    data: bytes
+    node: int = 0
+
+
 class Lost(EngineError):
     """The connection to the engine was lost, for `reason`; the run itself may go on."""
 
@@ -60,10 +68,10 @@ class Job(Protocol):
     def handle(self) -> str:
         """What the backend knows the job by: a container's id, a process's."""
 
-    def output(self, *, follow: bool = True) -> Iterator[tuple[bool, bytes]]:
+    def output(self, *, follow: bool = True) -> Iterator[Piece]:
         """What it has written since its beginning, and with `follow` until its end.
 
-        Pieces as they come, each with whether it was written to stderr.
+        Read again, each stream of each node has the same bytes, in other pieces and another order.
         """
 
     def wait(self) -> Ended:

@@ -59,7 +59,7 @@ def _run(
     text = Path(inside.__file__).read_text(encoding="utf-8")
     job = chosen.start(bare_plan(chosen, image, gpus, ["python3", "-c", text, *names]), attach=True)
     try:
-        said = b"".join(piece for is_error, piece in job.output() if not is_error)
+        said = b"".join(piece.data for piece in job.output() if not piece.is_error)
         return dict(_facts(said.decode(errors="replace").splitlines())), job.wait().code
     finally:
         job.remove()

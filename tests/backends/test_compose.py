@@ -1,4 +1,4 @@
-"""The compose file of a plan, and what is made of the nodes' output and ends: no engine needed."""
+"""The compose file of a plan; no engine is needed."""
 
 from __future__ import annotations
 
@@ -181,9 +181,6 @@ def test_examples_name_no_place_of_a_machine() -> None:
         for service in yaml.safe_load(path.read_text())["services"].values():
             assert all(one["source"].startswith("./") for one in service["volumes"])
             assert "labels" not in service
-
-
-# Output and ends
 
 
 def test_containers_have_the_names_that_docker_gives(bare: Plan) -> None:

@@ -98,7 +98,7 @@ def test_it_attaches_before_it_starts_and_tells_the_streams_apart(bare: Plan) ->
     api = Api()
     job = docker_job.start(api, bare, attach=True)
     assert api.calls == ["create", "attach", "start"]
-    assert list(job.output()) == [(False, b"out"), (True, b"err")]
+    assert list(job.output()) == [(False, b"out", 0), (True, b"err", 0)]
     assert job.wait() == Ended(5)
 
 
@@ -262,32 +262,48 @@ def test_a_stop_removes_one_that_was_never_started(
     assert "remove" in api.calls
 
 
-def cut_log(piece: bytes) -> type[BaseHTTPRequestHandler]:
+class CutLog(BaseHTTPRequestHandler):
     """An engine that goes away after a piece of a log."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
-            frame = struct.pack(">BxxxL", 1, 100) + piece
-            self.send_response(200)
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            self.wfile.write(b"%x\r\n%s" % (len(frame) + 50, frame))
-            self.close_connection = True
+    def do_GET(self) -> None:
+        frame = struct.pack(">BxxxL", 1, 100) + b"half"
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"%x\r\n%s" % (len(frame) + 50, frame))
+        self.close_connection = True
 
-        def log_message(self, *_: object) -> None:
-            return
-
-    return Handler
+    def log_message(self, *_: object) -> None:
+        return
 
 
-def test_an_engine_that_goes_away_within_the_log_is_lost() -> None:
-    with HTTPServer(("127.0.0.1", 0), cut_log(b"half")) as server:
+class NoLog(CutLog):
+    """An engine whose log driver keeps nothing."""
+
+    def do_GET(self) -> None:
+        body = b'{"message": "configured logging driver does not support reading"}'
+        self.send_response(501)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.parametrize(
+    ("handler", "error", "said"),
+    [(CutLog, Lost, "lost"), (NoLog, EngineError, "log that can be read: configured logging")],
+)
+def test_an_engine_whose_log_isnt_whole_is_told(
+    handler: type[BaseHTTPRequestHandler], error: type[EngineError], said: str
+) -> None:
+    """501 is no loss, which would be waited for."""
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         api = APIClient(f"http://127.0.0.1:{server.server_port}", version="1.41")
-        with pytest.raises(Lost):
+        with pytest.raises(EngineError, match=said) as caught:
             list(docker_job.DockerJob(api, "abc", {}).output())
+        assert type(caught.value) is error
         api.close()
 
 
@@ -325,19 +341,6 @@ def test_gpus_that_an_engine_elsewhere_knows_of(
     api: Any = SimpleNamespace(base_url=address, info=lambda: {"DiscoveredDevices": listed})
     client: Any = SimpleNamespace(api=api)
     assert docker.DockerBackend(connect=lambda: client).count_gpus() == count
-
-
-def test_an_engine_without_a_readable_log_is_told(bare: Plan) -> None:
-    """Its answer is 501, which asking again would not change."""
-
-    def no_log(*_: Any, **__: Any) -> Any:
-        response: Any = SimpleNamespace(status_code=501, reason="Not Implemented", url="")
-        raise APIError("no", response=response, explanation="logging driver can't be read")
-
-    api: Any = SimpleNamespace(_url=lambda *_: "", _get=no_log)
-    job = docker_job.DockerJob(api, "abc", {})
-    with pytest.raises(EngineError, match="no log that can be read"):
-        list(job.output())
 
 
 def test_the_systems_word_is_found_below_the_sdks() -> None:

@@ -1,26 +1,28 @@
-"""Several nodes as one job: whose end it is, what they say together, and what was said before."""
+"""Several nodes as one job: their ends, the first that failed, and their output."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.backends import group
 from launcher.backends.group import (
-    LONGEST_LINE,
     Group,
     Lines,
-    Passed,
-    State,
+    NodeState,
+    Survivors,
     failing_since,
-    merged,
-    seconds,
+    group_ended,
+    joined,
+    joined_reports,
+    labelled,
+    seconds_since_1970,
 )
-from launcher.plan.job import Cause, Ended, Job
+from launcher.plan.job import Cause, Ended, Lost, Piece
 from launcher.train.words import CONCLUSION, REPORT
 
 PIECES = st.lists(st.binary(max_size=9).map(lambda data: data.replace(b"\r", b"\n")))
@@ -46,13 +48,18 @@ def test_streams_dont_mix_within_a_line() -> None:
 
 def test_a_line_without_an_end_is_passed_on_in_parts() -> None:
     lines = Lines(b"")
-    assert lines.add(b"x" * (LONGEST_LINE + 1), False).count(b"\n") == 1
+    assert lines.add(b"x" * (group.LONGEST_LINE + 1), False).count(b"\n") == 1
 
 
 def test_times_of_the_engine() -> None:
-    assert seconds("1970-01-01T00:01:00Z") == 60
-    assert seconds("2025-01-02T03:04:05.25Z") < seconds("2025-01-02T03:04:05.250000001Z") + 1e-6
-    assert seconds("2025-01-02T03:04:05.5Z") > seconds("2025-01-02T03:04:05.123456789Z")
+    assert seconds_since_1970("1970-01-01T00:01:00Z") == 60
+    assert (
+        seconds_since_1970("2025-01-02T03:04:05.25Z")
+        < seconds_since_1970("2025-01-02T03:04:05.250000001Z") + 1e-6
+    )
+    assert seconds_since_1970("2025-01-02T03:04:05.5Z") > seconds_since_1970(
+        "2025-01-02T03:04:05.123456789Z"
+    )
 
 
 def log(second: int, *lines: str) -> str:
@@ -62,7 +69,7 @@ def log(second: int, *lines: str) -> str:
 
 E0, E3 = "runner: rank 0 exited with code 1", "runner: rank 3 exited with code 1"
 K0 = "runner: rank 0 was killed by signal 9 (SIGKILL), exit code 137"
-AT = seconds("2025-01-02T03:04:00Z")
+AT = seconds_since_1970("2025-01-02T03:04:00Z")
 
 
 @pytest.mark.parametrize(
@@ -96,28 +103,9 @@ def test_the_first_to_fail_is_found(logs: list[tuple[str, int]], first: int) -> 
     assert since.index(min(since)) == first
 
 
-class Silent(Group):
-    """Nodes that nobody can be asked about."""
-
-    def log(self, node: Job) -> str:
-        return ""
-
-
-def job(count: int) -> Group:
-    return Silent(cast("tuple[Job, ...]", (SimpleNamespace(),) * count), {})
-
-
-def test_a_paused_node_holds_up_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were listed as running."""
-    states = [RUNS, replace(RUNS, paused=True)]
-    monkeypatch.setattr(Group, "_states", lambda self: states)
-    assert job(2).state() == "paused"
-    states.pop()
-    assert job(1).state() == "running"
-
-
-RUNS, WAITS = State(True, None), State(False, None)
-DONE, FAILED = State(True, Ended(0), AT), State(True, Ended(3), AT)
+RUNS, WAITS = NodeState(True, None), NodeState(False, None)
+DONE, FAILED = NodeState(True, Ended(0), AT), NodeState(True, Ended(3), AT)
+KILLED, NO_GPU = NodeState(True, Ended(137), AT), NodeState(False, refused="no GPU")
 
 
 @pytest.mark.parametrize(
@@ -132,58 +120,66 @@ DONE, FAILED = State(True, Ended(0), AT), State(True, Ended(3), AT)
         ([DONE, FAILED], 3, "on node-1"),
         ([FAILED, WAITS], 3, "on node-0"),
         ([DONE, WAITS], 125, "node-1 didn't start: node-0 ended before its port was open"),
-        ([RUNS, State(False, None, refused="no GPU")], None, ""),
+        ([RUNS, NO_GPU], None, ""),
+        ([DONE, NO_GPU], 125, "node-1 didn't start: no GPU"),
         (
-            [State(True, Ended(0)), State(False, None, refused="no GPU")],
-            125,
-            "node-1 didn't start: no GPU",
-        ),
-        (
-            [State(True, Ended(137, Cause.REMOVED), AT), DONE],
+            [NodeState(True, Ended(137, Cause.REMOVED), AT), DONE],
             137,
             "node-0: it was removed from outside",
         ),
+        ([KILLED, NO_GPU], 125, "node-1 didn't start: no GPU"),
         ([DONE], 0, ""),
         ([FAILED], 3, ""),
     ],
 )
-def test_how_a_run_ended(states: list[State], code: int | None, why: str) -> None:
-    ended = job(len(states))._decided(states)
+def test_how_a_run_ended(states: list[NodeState], code: int | None, why: str) -> None:
+    ended = group_ended(states, lambda rank: "")
     assert (ended.code if ended else None, ended.why if ended else "") == (code, why)
-
-
-def test_a_refused_start_is_the_cause_of_what_it_ends() -> None:
-    states = [State(True, Ended(137), AT), State(False, None, refused="no GPU")]
-    assert job(2)._decided(states) == Ended(125, why="node-1 didn't start: no GPU")
-
-
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=12), st.integers(0, 12))
-def test_each_byte_is_passed_on_once_though_the_engine_was_lost(
-    written: list[tuple[str, bool]], lost_after: int
-) -> None:
-    """Who follows counts the bytes of each stream, and leaves out as many the second time."""
-    lines = [(*one, f"{number}\n".encode()) for number, one in enumerate(written)]
-    passed = Passed()
-    passed.begin_again()
-    first = [told for line in lines[:lost_after] for told in passed.of(*line)]
-    passed.begin_again()
-    again = sorted(lines, key=lambda line: line[0], reverse=True)  # another order of the nodes
-    second = [told for line in again for told in passed.of(*line)] + [*passed.held()]
-    for stream in (False, True):
-        before = b"".join(data for is_error, data in first if is_error is stream)
-        after = b"".join(data for is_error, data in second if is_error is stream)
-        total = before + after[len(before) :]
-        assert sorted(total.splitlines()) == sorted(
-            line[2].strip() for line in lines if line[1] is stream
-        )
 
 
 def test_reports_of_several_nodes_become_one() -> None:
     one = {REPORT: f"stacks\n{CONCLUSION}rank 1 is late\n".encode(), "rank-0.txt": b"a"}
     two = {REPORT: f"{CONCLUSION}all wait\n".encode(), "rank-0.txt": b"b"}
-    found = merged([one, two])
+    found = joined_reports([one, two])
     assert found["node-0.rank-0.txt"] == b"a"
     assert found["node-1.rank-0.txt"] == b"b"
     last = found[REPORT].decode().splitlines()[-1]
     assert last == f"{CONCLUSION}node-0: rank 1 is late; node-1: all wait"
-    assert merged([{}, {}]) == {}
+    assert joined_reports([{}, {}]) == {}
+
+
+def test_survivors_are_ended_once_they_had_time_to_fail_too() -> None:
+    survivors = Survivors()
+    assert not survivors.are_due([RUNS, RUNS], 0.0)
+    assert not survivors.are_due([RUNS, FAILED], 5.0)
+    assert not survivors.are_due([RUNS, FAILED], 5.0 + group.SETTLE_SECONDS - 0.1)
+    assert survivors.are_due([RUNS, FAILED], 5.0 + group.SETTLE_SECONDS)
+    assert Survivors(failed_at=0.0).are_due([RUNS, NO_GPU], group.SETTLE_SECONDS)
+
+
+def test_nodes_are_read_together_and_a_lost_engine_is_told() -> None:
+    """All nodes are read at once, each line with its node; one that is lost ends it."""
+
+    def written(rank: int) -> Iterator[Piece]:
+        yield from (Piece(False, b"a\nb"), Piece(True, b"e\n"))
+        if rank == 2:
+            raise Lost("away")
+
+    outputs = [labelled(rank, written(rank)) for rank in range(2)]
+    looks: list[int] = []
+    told = sorted(joined(outputs, lambda: looks.append(1)), key=lambda piece: piece.node)
+    lines = [(False, b"node-0 | a\n", 0), (True, b"node-0 | e\n", 0), (False, b"node-0 | b\n", 0)]
+    assert told[:3] == lines
+    assert [piece.node for piece in told] == [0, 0, 0, 1, 1, 1]
+    assert looks
+    with pytest.raises(Lost):
+        list(joined([labelled(2, written(2))], lambda: None))
+
+
+def test_a_paused_node_holds_up_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were listed as running."""
+    job, states = Group((), {}), [RUNS, replace(RUNS, paused=True)]
+    monkeypatch.setattr(job, "look", lambda: states)
+    assert job.state() == "paused"
+    states.pop()
+    assert job.state() == "running"

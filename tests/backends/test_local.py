@@ -151,8 +151,8 @@ def start() -> Iterator[Callable[..., Any]]:
 def written(job: local.LocalJob, *, follow: bool = True) -> tuple[bytes, bytes]:
     """What the job wrote to stdout and stderr."""
     pieces = list(job.output(follow=follow))
-    out = b"".join(data for is_error, data in pieces if not is_error)
-    return out, b"".join(data for is_error, data in pieces if is_error)
+    out = b"".join(piece.data for piece in pieces if not piece.is_error)
+    return out, b"".join(piece.data for piece in pieces if piece.is_error)
 
 
 def wait_for(job: local.LocalJob, text: bytes) -> bytes:

@@ -20,13 +20,12 @@ from hypothesis import strategies as st
 
 from launcher.errors import EngineError
 from launcher.follow import supervise
-from launcher.plan.job import Cause, Ended, Lost
+from launcher.plan.job import Cause, Ended, Lost, Piece
 from launcher.records import owner
 from launcher.records.ending import Outcome
 from launcher.train.ranks import signals as caught
 
 RUN = "0a1b2c3d"
-Piece = tuple[bool, bytes]
 
 
 @dataclass
@@ -111,36 +110,43 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "LONGEST_PAUSE", 0.0)
 
 
-def pieces(data: bytes, is_error: bool, cuts: list[int]) -> list[Piece]:
+def pieces(data: bytes, stream: tuple[bool, int], cuts: list[int]) -> list[Piece]:
     """`data` in pieces that end at the cuts."""
     ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
-    return [(is_error, data[a:b]) for a, b in zip([0, *ends], ends, strict=False) if a < b]
+    is_error, node = stream
+    pairs = zip([0, *ends], ends, strict=False)
+    return [Piece(is_error, data[a:b], node) for a, b in pairs if a < b]
+
+
+STREAMS = [(False, 0), (True, 0), (False, 1), (True, 1)]
 
 
 @st.composite
-def cut_streams(draw: st.DrawFn) -> tuple[bytes, bytes, list[FakeJob]]:
-    """Two streams, and the jobs that give them: each from the beginning, all but the last cut.
+def cut_streams(draw: st.DrawFn) -> tuple[list[bytes], list[FakeJob]]:
+    """Two streams of two nodes each, and the jobs that give them: all but the last are cut.
 
     A later job has the same bytes of each stream in other pieces and in another order.
     """
-    out, err = draw(st.binary(max_size=40)), draw(st.binary(max_size=40))
+    drawn = [draw(st.binary(max_size=20)) for _ in STREAMS]
+    written = [bytes(n << 6 | byte & 63 for byte in data) for n, data in enumerate(drawn)]
     jobs = []
     for _ in range(draw(st.integers(1, 4))):
-        cuts = st.lists(st.integers(0, 40), max_size=6)
-        both = [pieces(out, False, draw(cuts)), pieces(err, True, draw(cuts))]
-        order = draw(st.permutations([False] * len(both[0]) + [True] * len(both[1])))
-        mixed = [both[is_error].pop(0) for is_error in order]
+        cuts = st.lists(st.integers(0, 20), max_size=4)
+        left = [pieces(*each, draw(cuts)) for each in zip(written, STREAMS, strict=True)]
+        order = draw(st.permutations([n for n in range(4) for _ in left[n]]))
+        mixed = [left[n].pop(0) for n in order]
         jobs.append(FakeJob(mixed, cut=draw(st.integers(0, len(mixed)))))
     jobs[-1].cut = None
-    return out, err, jobs
+    return written, jobs
 
 
 @settings(deadline=None)
 @given(cut_streams())
 def test_each_byte_is_passed_on_once_however_often_the_engine_goes(
-    drawn: tuple[bytes, bytes, list[FakeJob]],
+    drawn: tuple[list[bytes], list[FakeJob]],
 ) -> None:
-    out, err, jobs = drawn
+    """Of several nodes, too, though their lines come in another order the second time."""
+    written, jobs = drawn
     passed = {False: b"", True: b""}
 
     def write(data: bytes, is_error: bool) -> None:
@@ -151,8 +157,9 @@ def test_each_byte_is_passed_on_once_however_often_the_engine_goes(
         patched.setattr(supervise, "write", write)
         patched.setattr(supervise, "tell", lambda text: None)
         assert follower.follow() == Ended(0)
-    assert passed == {False: out, True: err}
-    assert len(follower.tail.text.encode(errors="replace")) >= len(out + err)
+    for number, (is_error, _) in enumerate(STREAMS):
+        assert bytes(byte for byte in passed[is_error] if byte >> 6 == number) == written[number]
+    assert sum(map(len, passed.values())) == sum(map(len, written))
 
 
 @settings(deadline=None)
@@ -387,7 +394,7 @@ def test_a_stop_from_elsewhere_is_no_failure(runs: Path) -> None:
 
 
 def test_a_guest_leaves_the_run_to_its_owner(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    job = FakeJob(pieces=[(False, b"loss\n")], end=Ended(3))
+    job = FakeJob(pieces=[Piece(False, b"loss\n")], end=Ended(3))
     found = supervise.supervise(engine(), never, restarts=5, job=job, guest=True)
     assert (found.code, job.calls) == (3, [])
     assert capfd.readouterr().out == "loss\n"
@@ -473,7 +480,7 @@ def closed_pipe() -> Iterator[TextIO]:
 def test_a_closed_pipe_asks_the_run_to_stop_and_its_ending_is_waited_for(
     runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
 ) -> None:
-    job = FakeJob([(False, b"line\n"), (False, b"line\n")], waits=True, end=Ended(7))
+    job = FakeJob([Piece(False, b"line\n"), Piece(False, b"line\n")], waits=True, end=Ended(7))
     with monkeypatch.context() as patched:
         patched.setattr("sys.stdout", closed_pipe)
         found = supervise.supervise(engine(), never, job=job)
@@ -499,7 +506,7 @@ def test_ctrl_c_that_ends_the_reader_first_is_one_request(
     lost = threading.Event()
     to_nowhere = supervise._to_nowhere
     monkeypatch.setattr(supervise, "_to_nowhere", lambda file: (to_nowhere(file), lost.set()))
-    job = FakeJob([(False, b"line\n")], waits=True)
+    job = FakeJob([Piece(False, b"line\n")], waits=True)
     signals((signal.SIGINT, lambda: ready() and lost.is_set()))
     with monkeypatch.context() as patched:
         patched.setattr("sys.stdout", closed_pipe)
@@ -510,7 +517,7 @@ def test_ctrl_c_that_ends_the_reader_first_is_one_request(
 def test_a_closed_pipe_of_one_who_looks_on_leaves_the_run(
     runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
 ) -> None:
-    job = FakeJob([(False, b"line\n")])
+    job = FakeJob([Piece(False, b"line\n")])
     with owner.following(RUN), monkeypatch.context() as patched:
         patched.setattr("sys.stdout", closed_pipe)
         with pytest.raises(BrokenPipeError):
@@ -525,7 +532,7 @@ def test_a_lost_terminal_leaves_the_run(runs: Path, monkeypatch: pytest.MonkeyPa
 
     gone = SimpleNamespace(buffer=SimpleNamespace(write=refuse), isatty=lambda: False)
     monkeypatch.setattr("sys.stdout", gone)
-    job = FakeJob([(False, b"line\n")])
+    job = FakeJob([Piece(False, b"line\n")])
     with pytest.raises(supervise.LostTerminal):
         supervise.supervise(engine(), never, job=job)
     assert job.calls == []
@@ -554,7 +561,7 @@ def test_a_listener_that_fails_is_told_of_once_and_the_run_goes_on(
 
     heard = list[bytes]()
     other = SimpleNamespace(add=lambda data, is_error: heard.append(data))
-    job = FakeJob([(False, b"one\n"), (False, b"two\n")], Ended(0))
+    job = FakeJob([Piece(False, b"one\n"), Piece(False, b"two\n")], Ended(0))
     found = supervise.supervise(
         engine(), never, job=job, listening=lambda job: nullcontext([Broken(), other])
     )

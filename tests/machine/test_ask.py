@@ -15,6 +15,7 @@ from launcher.errors import EngineError
 from launcher.follow import ask
 from launcher.machine.machine import Finding, Machine
 from launcher.plan.image import Facts
+from launcher.plan.job import Piece
 from launcher.plan.plan import Plan
 from tests.machine.conftest import Asker, card
 
@@ -51,9 +52,9 @@ class Process:
         argv = [sys.executable, "-c", program]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE)
 
-    def output(self) -> Iterator[tuple[bool, bytes]]:
+    def output(self) -> Iterator[Piece]:
         assert self.process.stdout
-        yield False, self.process.stdout.read()
+        yield Piece(False, self.process.stdout.read())
 
     def kill(self) -> None:
         self.process.kill()
