@@ -10,7 +10,7 @@ from bench import compat, demo, launch, logs, rows, tokenize, transfer
 from launcher.engine import acquire
 from launcher.engine.connect import engine_host
 from launcher.matrix.load import load_matrix
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import settings
 
 

@@ -13,7 +13,7 @@ import yaml
 from bench.measure import Figure
 from launcher.build.image import Builds, Request
 from launcher.matrix.load import load_matrix
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import ROOT, Settings
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from launcher.build.image import Builds, Request
 from launcher.engine.connect import cli_environment, docker_cli, engine_host
 from launcher.engine.private import private
 from launcher.errors import EngineError
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 
 if TYPE_CHECKING:

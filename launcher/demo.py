@@ -19,8 +19,7 @@ from launcher.data import indexed
 from launcher.engine import acquire
 from launcher.engine.connect import engine_host, is_private, socket_fault
 from launcher.errors import LauncherError
-from launcher.progress import Progress
-from launcher.screen import bare
+from launcher.screen import Progress, bare
 from launcher.settings import Settings
 
 TAG = "cpu"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings as hypothesis_settings
 
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings, settings
 
 if TYPE_CHECKING:

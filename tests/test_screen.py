@@ -12,10 +12,9 @@ import pytest
 
 from launcher.cli import main
 from launcher.cli.command import table
-from launcher.progress import Progress
 from launcher.records import record, watch
 from launcher.records.record import Record
-from launcher.screen import bare, guarded, printable
+from launcher.screen import Progress, bare, guarded, printable
 from launcher.settings import ROOT
 
 EVIL = "\x1b]0;owned\x07\x9b2J\r\u202eatad\u2066\ud800\x00"

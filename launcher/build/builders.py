@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING
 from launcher.errors import BuildError
 from launcher.oci.container import find_image
 from launcher.oci.settle import settle
-from launcher.progress import KEPT, Progress
+from launcher.screen import KEPT, Progress
 
 if TYPE_CHECKING:
     from docker import DockerClient

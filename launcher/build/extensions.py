@@ -10,7 +10,7 @@ from launcher.build import source
 from launcher.errors import BuildError, UsageError
 from launcher.matrix.recipe import Recipe
 from launcher.matrix.schema import Extension, LockedExtension, LockedGit
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 
 

@@ -20,7 +20,7 @@ from launcher import files
 from launcher.errors import BuildError
 from launcher.matrix.recipe import Recipe, sha256_of_pin
 from launcher.matrix.schema import AMD64, Interpreter
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 
 MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}

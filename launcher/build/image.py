@@ -37,7 +37,7 @@ from launcher.matrix.schema import (
     pinned_versions,
 )
 from launcher.names import LABEL
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 
 if TYPE_CHECKING:

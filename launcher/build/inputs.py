@@ -11,7 +11,7 @@ from launcher.build.image import Request
 from launcher.build.pins import Images
 from launcher.errors import LauncherError
 from launcher.matrix.recipe import Recipe
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 
 

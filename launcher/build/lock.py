@@ -40,7 +40,7 @@ from launcher.matrix.schema import (
     pinned_versions,
 )
 from launcher.oci import registry
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 
 if sys.version_info >= (3, 11):

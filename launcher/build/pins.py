@@ -11,7 +11,7 @@ from launcher.names import LABEL, parse_reference
 from launcher.oci import registry
 from launcher.oci.container import find_image
 from launcher.oci.pull import describe_pull_failure, follow, told
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ def lock(args: Namespace) -> int:
     """Write matrix.lock; pins that hold are kept."""
     from launcher.build import lock
     from launcher.matrix.load import load_lock, load_matrix, lock_path
-    from launcher.progress import Progress
+    from launcher.screen import Progress
     from launcher.settings import settings
 
     path = lock_path()

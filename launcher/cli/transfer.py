@@ -35,8 +35,7 @@ def save(args: Namespace) -> int:
     from launcher.images import images
     from launcher.images.save import save
     from launcher.matrix.load import load_matrix
-    from launcher.progress import Progress
-    from launcher.screen import size
+    from launcher.screen import Progress, size
     from launcher.settings import expanded, settings
 
     part_size = _bytes(args.part_size)
@@ -78,7 +77,7 @@ def load(args: Namespace) -> int:
     from launcher.images import images
     from launcher.images.load import load, put_beside
     from launcher.oci.archive import hex_of
-    from launcher.progress import Progress
+    from launcher.screen import Progress
     from launcher.settings import expanded, settings
 
     progress, folder = Progress(), expanded(args.folder).absolute()
@@ -111,7 +110,7 @@ def push(args: Namespace) -> int:
     from launcher.engine.connect import connect
     from launcher.images import images, referrers, remote
     from launcher.matrix.load import load_matrix
-    from launcher.progress import Progress
+    from launcher.screen import Progress
     from launcher.settings import settings
 
     name = images.reference(args.image, load_matrix().rows)
@@ -142,7 +141,7 @@ def pull(args: Namespace) -> int:
     from launcher.engine.connect import connect
     from launcher.images import images, referrers, remote
     from launcher.matrix.load import load_lock, load_matrix
-    from launcher.progress import Progress
+    from launcher.screen import Progress
     from launcher.settings import settings
 
     site = settings()

@@ -9,8 +9,7 @@ from dataclasses import asdict
 from typing import TextIO
 
 from launcher.data.tokenize import Done
-from launcher.progress import Progress
-from launcher.screen import printable
+from launcher.screen import Progress, printable
 
 WIDTH = 24
 """Columns of the bar."""

@@ -14,7 +14,7 @@ from launcher.engine.private import base, private
 from launcher.errors import EngineError
 from launcher.oci import pull
 from launcher.oci.container import find_image
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 
 if TYPE_CHECKING:

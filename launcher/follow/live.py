@@ -15,14 +15,13 @@ from typing import TextIO
 
 from launcher.records.metrics import Found, Memory, Step
 from launcher.records.throughput import Rates
-from launcher.screen import bare
+from launcher.screen import ERASE, bare, duration
 
 INTERVAL = 0.1
 """Seconds between two drawings, at least."""
 
 KEPT_TIMES = 5
 MIB = 1 << 20
-ERASE = "\r\x1b[K"
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def _parts(step: Step, state: State) -> list[tuple[int, str]]:
         (2, _pace(step.ms_per_step)),
         (4, f"{_short(rates.tokens_per_s)} tokens/s" if rates else ""),
         (5, f"{_tflops(tflops)} TFLOP/s{share}" if tflops is not None else ""),
-        (3, f"ETA {_span(left)}" if left > 0 else ""),
+        (3, f"ETA {duration(left)}" if left > 0 else ""),
         (6, f"mem {memory * MIB / 1e9:.1f} GB" if memory else ""),
     ]
     return [part for part in parts if part[1]]
@@ -105,20 +104,6 @@ def _short(number: float) -> str:
     if number < 1000:
         return f"{number:.0f}"
     return f"{number / 1000:.1f}k" if number < 999_950 else f"{number / 1e6:.1f}M"
-
-
-def _span(seconds: float) -> str:
-    """A time to wait, in its two largest units: 45 s, 12 min, 3 h 20 min, 2 d 4 h."""
-    if not seconds < 1e9:
-        return "?"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours} h"
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
 
 
 def terminal(stdout: TextIO, stderr: TextIO, environ: Mapping[str, str]) -> TextIO | None:

@@ -29,6 +29,7 @@ from launcher.plan.job import Backend, Cause, Ended, Job, Lost
 from launcher.plan.plan import AFTER_GRACE
 from launcher.records import ending, owner
 from launcher.records.ending import Ending
+from launcher.screen import duration
 from launcher.train.checkpoints.folders import Checkpoint
 from launcher.train.ranks.signals import Ear
 
@@ -231,7 +232,7 @@ class Follower:
 
         None where it has gone. Raises EngineError where the engine stays away.
         """
-        tell(f"the engine was lost ({reason}); waiting up to {_time(RECONNECT_SECONDS)} for it")
+        tell(f"the engine was lost ({reason}); waiting up to {duration(RECONNECT_SECONDS)} for it")
         until = time.monotonic() + RECONNECT_SECONDS
         while time.monotonic() < until and self.stopper.asked < 2:
             time.sleep(RETRY_SECONDS)
@@ -387,19 +388,13 @@ def ask(job: Job, name: str, grace: int, more: str = "") -> None:
     folder = job.labels.get(f"{LABEL}checkpoints")
     saving = f" and save to {folder}" if folder else ""
     until = time.monotonic() + min(grace, grace_of(job) - AFTER_GRACE)
-    tell(f"asked {name} to stop{saving}; it has {_time(until - time.monotonic())}.{more}")
+    tell(f"asked {name} to stop{saving}; it has {duration(until - time.monotonic())}.{more}")
     asking = _in_thread(lambda: job.stop(grace))
     asking.join(REMIND_SECONDS)
     while asking.is_alive():
-        left = _time(until - time.monotonic())
+        left = duration(until - time.monotonic())
         tell(f"waiting for {name} to {'save' if folder else 'end'}: {left} left")
         asking.join(REMIND_SECONDS)
-
-
-def _time(seconds: float) -> str:
-    """A span in words: 90 s, 10 min."""
-    whole = max(0, round(seconds))
-    return f"{whole} s" if whole < 120 else f"{whole / 60:.3g} min"
 
 
 def _in_thread(call: Callable[[], object]) -> threading.Thread:

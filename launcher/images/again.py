@@ -28,8 +28,7 @@ from launcher.matrix.schema import Matrix
 from launcher.names import LABEL
 from launcher.oci.container import container_of, copy_out
 from launcher.oci.layers import Layer, layers
-from launcher.progress import Progress
-from launcher.screen import printable
+from launcher.screen import Progress, printable
 from launcher.settings import Settings
 
 if TYPE_CHECKING:

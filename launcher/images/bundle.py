@@ -31,7 +31,7 @@ from launcher.names import parse_reference
 from launcher.oci import layout, parts
 from launcher.oci.archive import hex_of
 from launcher.oci.layout import Digest, Reference
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 
 if TYPE_CHECKING:

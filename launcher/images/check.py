@@ -16,7 +16,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.images.save import INCOMING
 from launcher.oci import layout, parts
 from launcher.oci.layout import File, Files, Listing
-from launcher.progress import Progress
+from launcher.screen import Progress
 
 READERS = 4  # at once: a disk is kept busy while hashes are made
 FilesT = TypeVar("FilesT", bound=Files)

@@ -23,7 +23,7 @@ from launcher.oci import layout, packed, parts, saved
 from launcher.oci.archive import archive, entry, hex_of, layer_name, load_archive
 from launcher.oci.layout import Base, Config, File, Listing, Manifest
 from launcher.oci.saved import Saved
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from launcher.images.remote import Carried
 from launcher.names import parse_reference
 from launcher.oci.layout import MANIFEST_TYPE, Digest, compact, sha256
 from launcher.oci.registry import INDEXES, Conversation, talking
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 
 if TYPE_CHECKING:

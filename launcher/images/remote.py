@@ -11,7 +11,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.names import parse_reference
 from launcher.oci import registry
 from launcher.oci.pull import follow, told
-from launcher.progress import Progress
+from launcher.screen import Progress
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -21,7 +21,7 @@ from launcher.oci import layout, parts, saved
 from launcher.oci.archive import hex_of
 from launcher.oci.layout import Base, Blob, Digest, File, Listing, Manifest
 from launcher.oci.saved import Member, Saved
-from launcher.progress import Progress
+from launcher.screen import Progress
 
 if TYPE_CHECKING:
     from docker import DockerClient

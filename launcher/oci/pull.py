@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import EngineError
 from launcher.names import parse_reference
-from launcher.progress import Progress
-from launcher.screen import size
+from launcher.screen import Progress, size
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from launcher.backends.keeper import PR_SET_PDEATHSIG
 from launcher.errors import LauncherError
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.trials import result
 
 REPOSITORY = "megatron-compat"

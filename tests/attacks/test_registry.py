@@ -26,7 +26,7 @@ from launcher.images.remote import Carried
 from launcher.oci import registry
 from launcher.oci.layout import sha256
 from launcher.oci.registry import resolve
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 from tests.build.made import IMAGE, WHEEL, made
 

@@ -13,7 +13,7 @@ import pytest
 from launcher.build import builders
 from launcher.engine import connect
 from launcher.errors import BuildError
-from launcher.progress import Progress
+from launcher.screen import Progress
 
 CLASSIC = """\
 Step 1/3 : FROM scratch AS wheel

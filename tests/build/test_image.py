@@ -22,7 +22,7 @@ from launcher.build.image import Builds, Request, build_all
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.matrix.load import find_release, load_matrix
 from launcher.matrix.recipe import recipe
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 from tests.build.conftest import INFO
 from tests.build.made import BASE, SOURCES, inputs_of, made

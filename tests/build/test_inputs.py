@@ -17,7 +17,7 @@ from launcher.engine import connect
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.recipe import recipe
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 
 MATRIX, LOCK = load_matrix(), load_lock()

@@ -28,7 +28,7 @@ from launcher.matrix.schema import (
 )
 from launcher.oci import registry
 from launcher.oci.registry import Resolved
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]

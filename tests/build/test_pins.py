@@ -15,7 +15,7 @@ from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.schema import LockedImage, LockedPlatform
 from launcher.oci import registry
 from launcher.oci.registry import Resolved
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 from launcher.trials.cell import Stages
 

@@ -14,7 +14,7 @@ from launcher.build.image import Builds, Request
 from launcher.engine.acquire import Bases
 from launcher.engine.connect import engine_host
 from launcher.engine.private import packages, private
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 from tests.conftest import NAMES, CpuImages, tidy
 from tests.e2e.command import matrix_folder

@@ -14,7 +14,7 @@ from launcher.build.fetch import sha256
 from launcher.engine.acquire import Bases
 from launcher.engine.connect import engine_host
 from launcher.images import bundle
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import ROOT, Settings
 from tests.e2e.command import launcher, refused
 from tests.e2e.conftest import Small

@@ -18,7 +18,7 @@ from launcher.build.image import Builds, Request
 from launcher.errors import BuildError
 from launcher.matrix.load import load_lock
 from launcher.matrix.schema import Extension, GitSource
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import ROOT, Settings
 from tests.build.test_extensions import HUB, git, repository
 from tests.e2e.command import in_image, standin

@@ -24,7 +24,7 @@ from launcher.engine.private import packages, private
 from launcher.engine.private.base import debian_base
 from launcher.errors import EngineError
 from launcher.matrix.recipe import sha256_of_pin
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import ROOT, Settings
 from tests.conftest import NAMES
 from tests.e2e.command import in_image, layers, matrix_folder
@@ -43,7 +43,7 @@ from pathlib import Path
 import launcher
 from launcher.build.image import Builds, Request
 from launcher.engine.connect import connect
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import settings
 assert Path(launcher.__file__).is_relative_to(Path.cwd()), launcher.__file__
 base, builder, names = sys.argv[1:]

@@ -11,7 +11,7 @@ import pytest
 from launcher.build.image import Builds, Request
 from launcher.errors import BuildError, EngineError
 from launcher.matrix.load import load_matrix
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 from tests.conftest import NAMES
 from tests.e2e.command import in_image, launcher, layers, matrix_folder, refused, standin, tarred

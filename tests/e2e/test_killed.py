@@ -32,7 +32,7 @@ BUILD = """
 import sys
 from launcher.build.image import Builds, Request
 from launcher.engine.connect import connect
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import settings
 base, builder, names = sys.argv[1:]
 request = Request("cpu", base=base, builder=builder, no_cache=True)

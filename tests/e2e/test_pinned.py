@@ -21,7 +21,7 @@ from launcher.matrix.load import load_lock
 from launcher.matrix.recipe import sha256_of_pin
 from launcher.matrix.schema import Lock, LockedImage, LockedPlatform
 from launcher.oci import registry as registries
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import ROOT, Settings
 from tests.e2e.command import built, launcher, refused
 

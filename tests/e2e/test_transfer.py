@@ -132,7 +132,7 @@ def test_an_engine_that_wants_the_bases_layers_too_gets_them_from_itself(
     """The way in which thin images are loaded where the first is refused, on a real engine."""
     from launcher.images import load
     from launcher.images.images import having
-    from launcher.progress import Progress
+    from launcher.screen import Progress
 
     done(on(engine, "image", "save", image, "--thin", "--base", BASE, "-o", str(tmp_path)))
     carry_base(engine, elsewhere)

@@ -15,7 +15,7 @@ from docker.errors import ImageNotFound
 from launcher.build import beside
 from launcher.engine.acquire import STANDIN_NAME
 from launcher.images.again import REPOSITORY, Departures, Verification
-from launcher.progress import Progress
+from launcher.screen import Progress
 from tests.conftest import NAMES
 from tests.e2e.command import built, launcher, refused
 from tests.e2e.conftest import Small

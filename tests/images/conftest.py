@@ -16,7 +16,7 @@ import pytest
 from docker.errors import ImageNotFound
 
 from launcher.oci.saved import chain_ids
-from launcher.progress import Progress
+from launcher.screen import Progress
 
 EMPTY_CONFIG = {"Hostname": "", "Env": None, "Cmd": None}  # not in the order of the alphabet
 

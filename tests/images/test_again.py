@@ -30,7 +30,7 @@ from launcher.images.again import (
 from launcher.images.compare import Difference
 from launcher.matrix.load import load_matrix
 from launcher.names import LABEL
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 
 LABELS = {f"{LABEL}row": "24.10", f"{LABEL}megatron": "0.12.3", f"{LABEL}source": "git"}

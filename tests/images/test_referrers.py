@@ -15,7 +15,7 @@ from launcher.images import referrers
 from launcher.images.remote import Carried
 from launcher.oci.layout import sha256
 from launcher.oci.registry import BLOB
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.settings import Settings
 from tests.build.made import IMAGE, WHEEL, made
 from tests.oci import fake_registry

@@ -16,7 +16,7 @@ from launcher.errors import EngineError, UsageError
 from launcher.images import images, remote
 from launcher.matrix.schema import LockedImage, LockedPlatform
 from launcher.oci.registry import Resolved
-from launcher.progress import Progress
+from launcher.screen import Progress
 
 A, B, C = (f"sha256:{letter * 64}" for letter in "abc")
 NAME = "registry.example:5000/team/megatron:24.10"

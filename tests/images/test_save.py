@@ -22,7 +22,7 @@ from launcher.images.images import Image
 from launcher.images.save import BEGUN, INCOMING, Outcome, save
 from launcher.oci import layout
 from launcher.oci.saved import chain_ids
-from launcher.progress import Progress
+from launcher.screen import Progress
 from launcher.zstd import zstd
 
 from .conftest import BASE_LAYERS, FORMS, OWN_LAYERS, Engine, filled, sha256
