@@ -149,11 +149,10 @@ def test_the_runners_own_lines_are_those_that_are_looked_for(
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kept(runs: Path) -> Path:
     """The folder of a run's record."""
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
-    (tmp_path / RUN).mkdir()
-    return tmp_path / RUN
+    (runs / RUN).mkdir(parents=True)
+    return runs / RUN
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,9 @@ with owner.following("0a1b2c3d") as mine:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def run(runs: Path) -> str:
     """A run with a folder for its record."""
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
-    (tmp_path / "0a1b2c3d").mkdir()
+    (runs / "0a1b2c3d").mkdir(parents=True)
     return "0a1b2c3d"
 
 

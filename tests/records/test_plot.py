@@ -24,14 +24,6 @@ ORANGE, BLUE = (0xFF, 0x7F, 0x0E), (0x1F, 0x77, 0xB4)
 """matplotlib's first two colours are BLUE and ORANGE."""
 
 
-@pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for this test's records alone."""
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "runs"
-
-
 Keep = Callable[..., None]
 
 

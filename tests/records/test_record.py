@@ -26,13 +26,6 @@ PROXY = "http://user:se-cret@proxy:80"
 REST = ("--hf-token", "se cret", "--api-key=se cret", "--seed", "7")
 
 
-@pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for this test's records alone."""
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
-    return tmp_path / "runs"
-
-
 def asked(rest: tuple[str, ...] = (), **sections: Any) -> Asked:
     values: dict[str, Any] = {"name": "a", "image": "cpu", "gpus": 0, "data": {"mock": True}}
     config = RunConfig.model_validate(values | sections)
@@ -40,7 +33,7 @@ def asked(rest: tuple[str, ...] = (), **sections: Any) -> Asked:
 
 
 @pytest.fixture
-def keep(plan: Callable[..., Plan]) -> Callable[..., Record]:
+def keep(plan: Callable[..., Plan], runs: Path) -> Callable[..., Record]:
     """Keeps the record of what is asked for."""
 
     def keep(wanted: Asked, run: str = "0a1b2c3d", name: str = "a", created: str = "") -> Record:

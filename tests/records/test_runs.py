@@ -108,16 +108,6 @@ def test_what_may_go_on_is_pruned_only_where_that_is_said(kept: Path) -> None:
     assert [run.run for run in runs.to_prune(known(), runs.Filter(), 0)] == [IDS[1]]
 
 
-def test_a_pruned_run_is_gone_and_one_that_is_followed_stays(kept: Path) -> None:
-    _, finished, failed, _ = known()
-    assert runs.prune(finished) > 0
-    assert not (kept / finished.run).exists()
-    with owner.following(failed.run) as mine:
-        assert mine
-        assert runs.prune(failed) is None
-    assert (kept / failed.run).exists()
-
-
 def test_ages() -> None:
     hours = {"30m": 0.5, "12h": 12, "7d": 168, "2w": 336}
     assert {age: (NOW - runs.ago(age, NOW)).total_seconds() / 3600 for age in hours} == hours
