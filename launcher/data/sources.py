@@ -6,7 +6,7 @@ import codecs
 import io
 import os
 import sys
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from glob import glob
@@ -251,7 +251,7 @@ def _readable(
             yield from _lines(_divided(file, counted, source), source, reading)
             return
         content = unpacked(io.BufferedReader(counted, BLOCK))
-        yield from READERS[source.format](content, source, reading)
+        yield from _content(content, source, reading)
     except (Unreadable, UnicodeError) as error:
         raise DataError(
             f"{source.told}: it can't be read to its end: {error}", "Is it a complete copy?"
@@ -374,28 +374,18 @@ def _few(lines: bytes) -> Iterator[bytes]:
     return (lines[at : at + size] for at in range(0, len(lines), size))
 
 
-def _jsonl(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:
-    return _lines(_read(file), source, reading)
-
-
-def _read(file: IO[bytes]) -> Iterator[bytes]:
-    return iter(partial(file.read, BLOCK), b"")
-
-
-def _text(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:
-    """Plain text: lines, or paragraphs between empty lines, or all of it."""
-    if len(reading.keys) > 1:
+def _content(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:
+    """Lines of an unpacked file, rows of a table, or of plain text paragraphs or all of it."""
+    plain, table = source.format == "txt", source.format == "csv"
+    if plain and len(reading.keys) > 1:
         raise UsageError("plain text has one key", "--json-keys text")
-    if _is_utf8(reading) and reading.unit == "line":
-        return _lines(_read(file), source, reading)
-    text = tables.Lines(source.told, _decoded(file, reading, None), reading.largest)
-    rows = tables.units(text, reading.unit)
-    return _gathered(rows, reading.encoding)
-
-
-def _csv(file: io.BufferedReader, source: Source, reading: Reading) -> Iterator[Block]:
+    if not table and (not plain or (_is_utf8(reading) and reading.unit == "line")):
+        return _lines(iter(partial(file.read, BLOCK), b""), source, reading)
+    decoded = _decoded(file, reading, "" if table else None)
+    text = tables.Lines(source.told, decoded, reading.largest)
+    if not table:
+        return _gathered(tables.units(text, reading.unit), reading.encoding)
     delimiter = reading.delimiter or (None if _suffix(source.name) == ".tsv" else ",")
-    text = tables.Lines(source.told, _decoded(file, reading, ""), reading.largest)
     rows = tables.csv_rows(text, reading.keys, reading.columns, delimiter)
     return _gathered(rows, reading.encoding)
 
@@ -420,10 +410,3 @@ def _gathered(rows: Iterator[tuple[int, tables.Row]], encoding: str) -> Iterator
             gathered, numbers, size = [], [], 0
     if gathered:
         yield Block(rows=gathered, numbers=numbers, encoding=encoding)
-
-
-READERS: dict[str, Callable[[io.BufferedReader, Source, Reading], Iterator[Block]]] = {
-    "jsonl": _jsonl,
-    "txt": _text,
-    "csv": _csv,
-}
