@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 MOST_LISTED = 24
 
@@ -91,3 +95,9 @@ def nearest(word: str, known: list[str]) -> str:
     close = begun[:1] or alike[-1:]
     listed = ", ".join(known if len(known) <= MOST_LISTED else [*known[:MOST_LISTED], "…"])
     return f"Did you mean {close[0]!r}? Known: {listed}" if close else f"Known: {listed}"
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first thing that is wrong with a document, in a line, with the keys that lead there."""
+    fault = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"

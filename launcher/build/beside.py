@@ -17,7 +17,7 @@ from pydantic import AliasPath, BaseModel, Field, ValidationError, model_validat
 from launcher import files
 from launcher.build import attest
 from launcher.build.attest import Made
-from launcher.errors import BuildError, UsageError
+from launcher.errors import BuildError, UsageError, first_fault
 from launcher.oci.container import container_of, copy_out
 from launcher.settings import Settings
 
@@ -174,9 +174,7 @@ def _fitting(model: type[Model], document: object, name: str) -> Model:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = ".".join(map(str, fault["loc"]))
-        raise ValueError(f"{name}: {where}: {fault['msg']}") from error
+        raise ValueError(f"{name}: {first_fault(error)}") from error
 
 
 def record(client: DockerClient, image: str, name: str = "the image") -> dict[str, Any]:

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 
 from launcher import files
 from launcher.build import fetch
-from launcher.errors import BuildError
+from launcher.errors import BuildError, first_fault
 from launcher.matrix.recipe import sha256_of_pin
 from launcher.settings import Settings
 
@@ -262,8 +262,7 @@ def _of_json(text: str) -> list[Listed]:
     try:
         return _Page.model_validate_json(text).files
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"not a page of an index: {first['loc']}: {first['msg']}") from error
+        raise ValueError(f"not a page of an index: {first_fault(error)}") from error
 
 
 def _is_sdist(filename: str, project: str, version: str) -> bool:

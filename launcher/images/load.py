@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from launcher.build import beside
 from launcher.build.verify import is_ours
-from launcher.errors import EngineError, UsageError
+from launcher.errors import EngineError, UsageError, first_fault
 from launcher.images import images
 from launcher.images.check import Damage, DamagedError, check, read_listing, unreadable
 from launcher.images.images import Image
@@ -196,9 +196,7 @@ def _document(folder: Path, listing: Listing, digest: str, model: type[Model]) -
     try:
         return model.model_validate_json(_blob(folder, listing, digest))
     except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(map(str, fault["loc"]))
-        raise _no_image(folder, f"{digest}: {where}: {fault['msg']}") from error
+        raise _no_image(folder, f"{digest}: {first_fault(error)}") from error
 
 
 def _blob(folder: Path, listing: Listing, digest: str) -> bytes:

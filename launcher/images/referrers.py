@@ -19,7 +19,7 @@ from launcher.build.verify import is_ours
 from launcher.errors import EngineError, UsageError
 from launcher.images.remote import Carried
 from launcher.names import parse_reference
-from launcher.oci.layout import MANIFEST_TYPE, Digest, compact, sha256
+from launcher.oci.layout import MANIFEST_TYPE, Descriptor, compact, sha256
 from launcher.oci.registry import INDEXES, Conversation, talking
 from launcher.screen import Progress
 from launcher.settings import Settings
@@ -43,10 +43,8 @@ MOST = 64
 """Referrers that are looked at: anybody who may push can add some."""
 
 
-class _Descriptor(BaseModel):
-    digest: Digest
+class _Descriptor(Descriptor):
     artifactType: str = ""
-    annotations: dict[str, str] = {}
 
 
 class _Artifact(BaseModel):

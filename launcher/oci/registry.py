@@ -22,9 +22,9 @@ from urllib.parse import urljoin, urlsplit
 from pydantic import BaseModel, ValidationError
 
 from launcher.deadline import within
-from launcher.errors import EngineError
+from launcher.errors import EngineError, first_fault
 from launcher.names import HUB, ImageName, parse_reference
-from launcher.oci.layout import sha256
+from launcher.oci.layout import DIGEST, sha256
 from launcher.oci.pull import Cause, refusal
 from launcher.settings import settings
 
@@ -50,7 +50,6 @@ BLOB = "application/octet-stream"
 TAKEN = (201, 202)
 """The statuses of an answer to what was put: by the specification, and by some older registry."""
 
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 HERE = "this machine"
 CLIENT = "megatron-launchpad"
 HUB_HOST = "registry-1.docker.io"
@@ -275,13 +274,11 @@ class Conversation:
         try:
             return model.model_validate(value)
         except ValidationError as error:
-            fault = error.errors(include_url=False)[0]
-            where = ".".join(map(str, fault["loc"]))
-            raise self.wrong(f"sends something else: {where}: {fault['msg']}") from error
+            raise self.wrong(f"sends something else: {first_fault(error)}") from error
 
     def digest_in(self, descriptor: _Descriptor) -> str:
         """The digest that a descriptor names."""
-        if not DIGEST.fullmatch(descriptor.digest):
+        if not re.fullmatch(DIGEST, descriptor.digest):
             raise self.wrong(f"names no sha256 digest: {descriptor.digest}")
         return descriptor.digest
 
@@ -290,7 +287,7 @@ class Conversation:
         content = self._limited(answer)
         digest = sha256(content)
         called = answer.headers.get("Docker-Content-Digest", digest)
-        for expected in {called, target if DIGEST.fullmatch(target) else digest}:
+        for expected in {called, target if re.fullmatch(DIGEST, target) else digest}:
             if expected != digest:
                 raise self.wrong(
                     f"sends other bytes than it says\n  said: {expected}\n  sent: {digest}"
