@@ -127,10 +127,12 @@ def check(documents: Documents, image: str, record: dict[str, Any]) -> None:
 
     `record` is the image's build.json, which has the sha256 of its wheel.
     """
-    try:
-        _check(documents, image, record)
-    except ValueError as error:
-        raise _spoilt(documents.folder, str(error)) from error
+    for name, document in ((PROVENANCE, documents.provenance), (SBOM, documents.sbom)):
+        try:
+            if document is not None:
+                _check(name, document, image, record)
+        except ValueError as error:
+            raise _spoilt(documents.folder, str(error)) from error
 
 
 def accept(
@@ -141,32 +143,24 @@ def accept(
     Their names; `record` as for `check`. What lies there stays: this machine may have built it.
     """
     there, accepted = texts(image, site), dict[str, bytes]()
-    at = folder(image, site)
     for name, content in found:
-        with suppress(ValueError):
-            document = _parsed(content)
-            of_name = {
-                PROVENANCE: Documents(at, document, None),
-                SBOM: Documents(at, None, document),
-            }
-            if name in of_name.keys() - accepted.keys() - there.keys():
-                _check(of_name[name], image, record)
+        if name in {PROVENANCE, SBOM} - accepted.keys() - there.keys():
+            with suppress(ValueError):
+                _check(name, _parsed(content), image, record)
                 accepted[name] = content
     put(accepted, image, site)
     return tuple(accepted)
 
 
-def _check(documents: Documents, image: str, record: dict[str, Any]) -> None:
+def _check(name: str, document: object, image: str, record: dict[str, Any]) -> None:
     """Raises ValueError where a document is about another image, or about none."""
-    if documents.provenance is not None:
-        statement = _fitting(_Provenance, documents.provenance, PROVENANCE)
-        digests = {subject.sha256 for subject in statement.subject}
-        if digests != {image.removeprefix("sha256:"), record["wheel"]["sha256"]}:
-            raise ValueError(f"{PROVENANCE} is about another image or wheel")
-    if documents.sbom is not None:
-        bill = _fitting(_Sbom, documents.sbom, SBOM)
-        if bill.image != image:
-            raise ValueError(f"{SBOM} is about another image")
+    if name == SBOM:
+        if _fitting(_Sbom, document, name).image != image:
+            raise ValueError(f"{name} is about another image")
+        return
+    digests = {subject.sha256 for subject in _fitting(_Provenance, document, name).subject}
+    if digests != {image.removeprefix("sha256:"), record["wheel"]["sha256"]}:
+        raise ValueError(f"{name} is about another image or wheel")
 
 
 def _fitting(model: type[Model], document: object, name: str) -> Model:

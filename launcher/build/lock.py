@@ -35,7 +35,6 @@ from launcher.matrix.schema import (
     LockedRelease,
     LockedSdist,
     Matrix,
-    Needs,
     outdated,
     pinned_versions,
 )
@@ -50,6 +49,7 @@ else:
 
 HEADER = "# Generated from matrix.yaml by `make lock`; do not edit.\n"
 AT_A_TIME = 6  # registries asked
+NOT_ASKED = "it is not asked for, as --offline says"
 
 Pinned = TypeVar("Pinned")
 
@@ -91,78 +91,149 @@ def lock(
     """
     old = old or Lock(needs={}, packages={}, releases={})
     _check_names(asking.upgrade or (), matrix, old)
+    return _Locking(matrix, old, site, progress, asking).all()
 
-    def pin(what: str, before: Pinned | None, ask: bool, resolve: Callable[[], Pinned]) -> Pinned:
+
+@dataclass(frozen=True)
+class _Locking:
+    """One lock in the making."""
+
+    matrix: Matrix
+    old: Lock
+    site: Settings
+    progress: Progress
+    asking: Asking
+
+    def all(self) -> Lock:
+        rows = self.matrix.rows
+        used = {name for row in rows.values() for name in row.extensions}
+        return Lock(
+            needs={key: self.needs(key) for key in self.matrix.builders},
+            packages={tag: self.packages(tag) for tag, row in rows.items() if row.packages},
+            releases={version: self.release(version) for version in self.matrix.releases},
+            extensions={
+                name: self.extension(name) for name in self.matrix.extensions if name in used
+            },
+            images=self.images(),
+        )
+
+    def pin(
+        self, what: str, before: Pinned | None, ask: bool, resolve: Callable[[], Pinned]
+    ) -> Pinned:
+        """`before`, where it holds and isn't to be asked for, or can't be; else what is found."""
         if before is not None and not ask:
             return before
-        progress.step(f"lock {what}")
+        self.progress.step(f"lock {what}")
         try:
-            if asking.offline:
-                raise BuildError("it is not asked for, as --offline says")
+            if self.asking.offline:
+                raise BuildError(NOT_ASKED)
             found = resolve()
         except BuildError as error:
-            progress.fail()
+            self.progress.fail()
             if before is None:
                 raise BuildError(f"{what}: {error.problem}", error.remedy) from error
-            progress.note(f"{what} keeps its old pin: {error.problem}")
+            self.progress.note(f"{what} keeps its old pin: {error.problem}")
             return before
-        progress.close()
+        self.progress.close()
         return found
 
-    def needs(key: str) -> LockedNeeds:
-        before = old.needs.get(key, LockedNeeds(build=[], runtime=[]))
-        options = ["--no-deps", *asking.packages(before.build, before.runtime, before.extensions)]
-        return pin(
-            f"needs of {key}",
-            before if _needs_hold(matrix.needs, before) else None,
-            len(options) > 1,
-            partial(_needs, matrix.needs, key, before, options, site),
+    def needs(self, key: str) -> LockedNeeds:
+        """The needs of an ABI, by the key of its builder: cp312, or cp312-arm64."""
+        abi, _, other = key.partition("-")
+        python, platform = f"3.{abi.removeprefix('cp3')}", f"linux/{other}" if other else AMD64
+        before = self.old.needs.get(key, LockedNeeds(build=[], runtime=[]))
+        parts = {part: (some, getattr(before, part)) for part, some in self.matrix.needs}
+        holds = all(
+            len(pins) == len(some) and not outdated(some, pins) for some, pins in parts.values()
         )
+        upgrades = self.asking.packages(*(pins for _, pins in parts.values()))
 
-    def packages(tag: str) -> list[str]:
-        row, before = matrix.rows[tag], old.packages.get(tag, [])
-        wanted = Wanted(row.packages, row.python, before, asking.packages(before))
-        # What its packages need, in turn, nobody but an index knows.
-        holds = not outdated(row.packages, before)
-        return pin(
-            f"packages of {tag}", before if holds else None, True, partial(resolve, wanted, site)
-        )
+        def found() -> LockedNeeds:
+            options = ["--no-deps", *upgrades]
+            wanted = {
+                part: Wanted(some, python, pins, options, platform)
+                for part, (some, pins) in parts.items()
+            }
+            return LockedNeeds(**{part: resolve(one, self.site) for part, one in wanted.items()})
 
-    def release(version: str) -> LockedRelease:
-        named, before = matrix.releases[version], old.releases.get(version, LockedRelease())
-        anew = asking.anew(version)
-        git = before.git if before.git and _is_named(before.git, named.git) else None
-        return LockedRelease(
-            git=pin(f"{version} from git", git, anew, partial(_lock_git, named.git, site)),
-            sdist=pin(
-                f"{version} as sdist", before.sdist, anew, partial(_lock_sdist, version, site)
-            )
-            if named.sdist
-            else None,
-        )
+        return self.pin(f"needs of {key}", before if holds else None, bool(upgrades), found)
 
-    def extension(name: str) -> LockedExtension:
-        wanted, before = matrix.extensions[name], old.extensions.get(name)
-        holds = (
-            before
-            and {*before.submodules} == {*wanted.submodules}
-            and _is_named(before.git, wanted.git)
-        )
-        return pin(
-            f"extension {name}",
-            before if holds else None,
-            asking.anew(name),
-            partial(_lock_extension, name, wanted, site),
-        )
+    def packages(self, tag: str) -> list[str]:
+        """The packages of a row; what they need, in turn, nobody but an index knows."""
+        row, before = self.matrix.rows[tag], self.old.packages.get(tag, [])
+        wanted = Wanted(row.packages, row.python, before, self.asking.packages(before))
+        held = None if outdated(row.packages, before) else before
+        return self.pin(f"packages of {tag}", held, True, partial(resolve, wanted, self.site))
 
-    compiled = {name for row in matrix.rows.values() for name in row.extensions}
-    return Lock(
-        needs={key: needs(key) for key in matrix.builders},
-        packages={tag: packages(tag) for tag, row in matrix.rows.items() if row.packages},
-        releases={version: release(version) for version in matrix.releases},
-        extensions={name: extension(name) for name in matrix.extensions if name in compiled},
-        images=_lock_images(matrix, old, site, progress, asking),
-    )
+    def release(self, version: str) -> LockedRelease:
+        """A release's commit, and its sdist where it has one."""
+        named, before = self.matrix.releases[version], self.old.releases.get(version)
+        anew, git, sdist = self.asking.anew(version), None, None
+        if before and before.git and _is_named(before.git, named.git):
+            git = before.git
+        git = self.pin(f"{version} from git", git, anew, partial(_lock_git, named.git, self.site))
+        if named.sdist:
+            sdist = before.sdist if before else None
+            found = partial(_lock_sdist, version, self.site)
+            sdist = self.pin(f"{version} as sdist", sdist, anew, found)
+        return LockedRelease(git=git, sdist=sdist)
+
+    def extension(self, name: str) -> LockedExtension:
+        """An extension's commit, and those of the submodules that it is compiled with."""
+        wanted, before = self.matrix.extensions[name], self.old.extensions.get(name)
+        if before and {*before.submodules} != {*wanted.submodules}:
+            before = None
+        if before and not _is_named(before.git, wanted.git):
+            before = None
+        found = partial(_lock_extension, name, wanted, self.site)
+        return self.pin(f"extension {name}", before, self.asking.anew(name), found)
+
+    def images(self) -> dict[str, LockedImage]:
+        """What each base and builder is at its registry; all that are asked are asked at a time.
+
+        One that can't be had keeps its old pin, or has none; either is told.
+        """
+        matrix, before = self.matrix, self.old.images
+        images = {name: before[name] for name in matrix.images if name in before}
+        asked = [
+            name
+            for name in matrix.images
+            if name not in before
+            or {*before[name].platforms} != {*matrix.platforms(name)}
+            or self.asking.anew(name)
+        ]
+        if not asked:
+            return images
+        self.progress.step("lock bases and builders")
+        with ThreadPoolExecutor(AT_A_TIME) as pool:
+            for reference, answer in zip(asked, pool.map(self._image, asked), strict=True):
+                if isinstance(answer, EngineError):
+                    kept = reference in images
+                    state = "keeps its old pin" if kept else "has no pin, so builds go by its tag"
+                    self.progress.note(f"{matrix.images[reference]} {state}: {answer.problem}")
+                else:
+                    images[reference] = answer
+        self.progress.close()
+        return images
+
+    def _image(self, reference: str) -> LockedImage | EngineError:
+        """What a name is at its registry on each platform that it is used on."""
+        if self.asking.offline:
+            return EngineError(NOT_ASKED)
+        try:
+            found = {
+                platform: registry.resolve(self.site.mirrored(reference), platform)
+                for platform in self.matrix.platforms(reference)
+            }
+        except EngineError as error:
+            return error
+        if len(names := {one.digest for one in found.values()}) > 1:
+            return EngineError(f"{reference}: was moved while it was asked: {', '.join(names)}")
+        platforms = {
+            platform: LockedPlatform(manifest=one.manifest, config=one.config)
+            for platform, one in found.items()
+        }
+        return LockedImage(digest=names.pop(), platforms=platforms)
 
 
 def dump(locked: Lock) -> str:
@@ -189,31 +260,8 @@ def _check_names(names: Collection[str], matrix: Matrix, old: Lock) -> None:
             raise UsageError(f"--upgrade: nothing that is locked is {name}", nearest(name, known))
 
 
-def _needs_hold(needs: Needs, before: LockedNeeds) -> bool:
-    """Whether pins are those of what is needed, and of nothing else."""
-    return all(
-        len(getattr(before, part)) == len(wanted) and not outdated(wanted, getattr(before, part))
-        for part, wanted in needs
-    )
-
-
 def _is_named(locked: LockedGit, named: GitSource) -> bool:
     return locked.ref == named.ref and named.commit in (None, locked.commit)
-
-
-def _needs(
-    needs: Needs, key: str, before: LockedNeeds, options: Sequence[str], site: Settings
-) -> LockedNeeds:
-    """The needs of an ABI, by the key of its builder: cp312, or cp312-arm64."""
-    abi, _, other = key.partition("-")
-    python = f"3.{abi.removeprefix('cp3')}"
-    platform = f"linux/{other}" if other else AMD64
-    return LockedNeeds(
-        **{
-            part: resolve(Wanted(some, python, getattr(before, part), options, platform), site)
-            for part, some in needs
-        }
-    )
 
 
 @dataclass(frozen=True)
@@ -313,53 +361,6 @@ def _lock_git(named: GitSource, site: Settings) -> LockedGit:
 def _lock_extension(name: str, wanted: Extension, site: Settings) -> LockedExtension:
     """An extension's commit, and those of the submodules that it is compiled with."""
     return extensions.lock(name, wanted, _lock_git(wanted.git, site), site)
-
-
-def _lock_images(
-    matrix: Matrix, old: Lock, site: Settings, progress: Progress, asking: Asking
-) -> dict[str, LockedImage]:
-    """What each base and builder is at its registry; all that are asked are asked at a time.
-
-    One that can't be had keeps its old pin, or has none; either is told.
-    """
-
-    def ask(reference: str) -> LockedImage | EngineError:
-        if asking.offline:
-            return EngineError("it is not asked for, as --offline says")
-        try:
-            found = {
-                platform: registry.resolve(site.mirrored(reference), platform)
-                for platform in matrix.platforms(reference)
-            }
-        except EngineError as error:
-            return error
-        if len(names := {one.digest for one in found.values()}) > 1:
-            return EngineError(f"{reference}: was moved while it was asked: {', '.join(names)}")
-        platforms = {
-            platform: LockedPlatform(manifest=one.manifest, config=one.config)
-            for platform, one in found.items()
-        }
-        return LockedImage(digest=names.pop(), platforms=platforms)
-
-    def holds(reference: str) -> bool:
-        before = old.images.get(reference)
-        return before is not None and {*before.platforms} == {*matrix.platforms(reference)}
-
-    images = {name: old.images[name] for name in matrix.images if name in old.images}
-    asked = [name for name in matrix.images if not holds(name) or asking.anew(name)]
-    if not asked:
-        return images
-    progress.step("lock bases and builders")
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        for reference, answer in zip(asked, pool.map(ask, asked), strict=True):
-            if isinstance(answer, EngineError):
-                kept = reference in images
-                state = "keeps its old pin" if kept else "has no pin, so builds go by its tag"
-                progress.note(f"{matrix.images[reference]} {state}: {answer.problem}")
-            else:
-                images[reference] = answer
-    progress.close()
-    return images
 
 
 def _lock_sdist(version: str, site: Settings) -> LockedSdist:
