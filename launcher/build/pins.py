@@ -10,7 +10,7 @@ from launcher.matrix.schema import AMD64, LockedImage
 from launcher.names import LABEL, parse_reference
 from launcher.oci import registry
 from launcher.oci.container import find_image
-from launcher.oci.pull import describe_pull_failure, follow, told
+from launcher.oci.pull import describe_pull_failure, follow, registry_errors
 from launcher.screen import Progress
 from launcher.settings import Settings
 
@@ -142,7 +142,7 @@ class Images:
         return next((one for one in found if is_locked(one, locked)), None)
 
     def _pull(self, reference: str) -> dict[str, Any]:
-        with told(reference):
+        with registry_errors(reference):
             events = self.client.api.pull(reference, stream=True, decode=True)
             follow(events, f"pull {reference}", self.progress)
             found: dict[str, Any] = self.client.api.inspect_image(reference)

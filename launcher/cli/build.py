@@ -186,7 +186,7 @@ def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
         held = f"{len(one.files)} files, {size:.1f} MB; {len(set(one.images.values()))} images"
         print(f"{one.recipe.tag} {one.recipe.release}: {held}")
     if args.bundle and not failed:
-        size, digest = bundle.write(_folder(args.bundle), fetched, client, progress)
+        size, digest = bundle.write_bundle(_folder(args.bundle), fetched, client, progress)
         print(f"{args.bundle} {size / 1e6:.1f} MB, {bundle.INDEX} {digest}")
     return _tell_failed([(one.tag, error) for one, error in failed])
 
@@ -230,7 +230,7 @@ def _take(args: Namespace, site: Settings, progress: Progress) -> int:
     wanted = index.images and not args.no_images
     client = _engine(must=True, progress=progress) if wanted else None
     progress.step(f"take {args.bundled}")
-    bundle.take(folder, index, site, progress)
+    bundle.take_bundle(folder, index, site, progress)
     progress.close()
     if client:
         bundle.load_images(folder, index, client, progress)

@@ -27,7 +27,7 @@ from launcher.images.compare import ABSENT, Difference
 from launcher.matrix.schema import Matrix
 from launcher.names import LABEL
 from launcher.oci.container import container_of, copy_out
-from launcher.oci.layers import Layer, layers
+from launcher.oci.layers import Layer, read_layers
 from launcher.screen import Progress, printable
 from launcher.settings import Settings
 
@@ -382,7 +382,7 @@ class Comparison:
         client = self.boxes[0].client
         self.progress.step(f"read what {image.id[:19]} adds, from what the engine saves of it")
         with closing(client.api.get_image(image.id)) as stream:
-            read = {**read, **layers(stream, image.layers, {*image.layers} - missing)}
+            read = {**read, **read_layers(stream, image.layers, {*image.layers} - missing)}
         self.progress.close()
         if lost := missing - {*read}:
             raise BuildError(

@@ -105,7 +105,7 @@ class Index(layout.Files):
         return self
 
 
-def write(
+def write_bundle(
     folder: Path, fetched: Sequence[Fetched], client: DockerClient | None, progress: Progress
 ) -> tuple[int, str]:
     """Write the bundle of some rows into `folder`; its bytes, and the sha256 of its list.
@@ -232,7 +232,7 @@ def check_bundle(folder: Path, progress: Progress) -> Index:
     return index
 
 
-def take(folder: Path, index: Index, site: Settings, progress: Progress) -> None:
+def take_bundle(folder: Path, index: Index, site: Settings, progress: Progress) -> None:
     """Put a checked bundle's files and commits into the cache."""
     with files.scratch(site.cache) as scratch:
         for file in index.files:

@@ -248,7 +248,9 @@ def _whole_archive(
 ) -> Iterator[bytes]:
     """The archive with the base's layers in it, out of the engine's own stream of the base."""
     count = len(content.listing.base.layers) if content.listing.base else 0
-    with saved.told((*base.names, base.id)[0], "Load it again. The engine's own disk may be full."):
+    with saved.stream_errors(
+        (*base.names, base.id)[0], "Load it again. The engine's own disk may be full."
+    ):
         stream = Saved(client.api.get_image(base.id, chunk_size=parts.BLOCK), base.layers)
         for member, file in stream.members():
             with progress.counted(f"read {member.name[:12]} of the base", member.size) as seen:

@@ -10,7 +10,7 @@ from launcher.build.pins import digest_at
 from launcher.errors import LauncherError, UsageError
 from launcher.names import parse_reference
 from launcher.oci import registry
-from launcher.oci.pull import follow, told
+from launcher.oci.pull import follow, registry_errors
 from launcher.screen import Progress
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def push(client: DockerClient, image: str, remote: str, progress: Progress) -> C
     repository, tag = named.name, named.target
     client.api.tag(image, repository, tag)
     here = client.api.inspect_image(image)
-    with told(remote):
+    with registry_errors(remote):
         events = client.api.push(repository, tag, stream=True, decode=True)
         digest = follow(events, f"push {remote}", progress)
     found = digest_at(client, remote, f"{here['Os']}/{here['Architecture']}")
@@ -86,7 +86,7 @@ def pull(
     """
     named = parse_reference(remote)
     repository, tag = named.name, named.target
-    with told(remote):
+    with registry_errors(remote):
         engine = client.version()
     platform = f"{engine['Os']}/{engine['Arch']}"
     digest = digest_at(client, remote, platform)
@@ -94,7 +94,7 @@ def pull(
         there = registry.resolve(f"{repository}@{digest}", platform)
         if not {there.manifest, there.config} & {*expected}:
             raise _other(remote, expected, digest)
-    with told(remote):
+    with registry_errors(remote):
         by_digest = f"{repository}@{digest}"
         events = client.api.pull(repository, digest, stream=True, decode=True)
         follow(events, f"pull {remote}", progress)

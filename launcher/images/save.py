@@ -82,7 +82,7 @@ def save(
     left_out = set(image.layers[:below]) - set(image.layers[below:])
     blobs: dict[str, Blob] = {}
     kept = 0
-    with saved.told(begun.names[0], _AGAIN):
+    with saved.stream_errors(begun.names[0], _AGAIN):
         stream = Saved(client.api.get_image(image.id, chunk_size=parts.BLOCK), image.layers)
         for member, file in stream.members():
             if member.diff_id in left_out:

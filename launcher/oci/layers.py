@@ -57,7 +57,7 @@ Layer = tuple[tuple[str, Entry], ...]
 """A layer's entries in their order, by absolute path."""
 
 
-def layers(
+def read_layers(
     chunks: Iterator[bytes], diff_ids: Sequence[str], known: Collection[str]
 ) -> dict[str, Layer]:
     """The layers in a stream of `docker save`, by diff ID, but for those that are `known`.
@@ -74,14 +74,14 @@ def layers(
             if member.diff_id in known or content.peek(1)[:1] == b"{":
                 continue
             with suppress(tarfile.ReadError):  # packed as Python can't read it
-                diff_id, layer = read(content)
+                diff_id, layer = read_layer(content)
                 found[diff_id] = layer
     except (tarfile.TarError, EOFError, Unreadable, ValueError) as error:
         raise EngineError(f"what the engine saves of the image can't be read: {error}") from error
     return found
 
 
-def read(file: io.BufferedReader) -> tuple[str, Layer]:
+def read_layer(file: io.BufferedReader) -> tuple[str, Layer]:
     """The diff ID and the entries of a layer's tar, which may be packed.
 
     Raises tarfile.ReadError for anything else, Unreadable where what is packed is damaged.

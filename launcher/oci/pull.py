@@ -102,7 +102,7 @@ def unpullable(client: DockerClient, reference: str, within: float = 3.0) -> Eng
 
 
 @contextmanager
-def told(reference: str) -> Iterator[None]:
+def registry_errors(reference: str) -> Iterator[None]:
     """What the engine or the registry refuses, as our error."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException

@@ -109,7 +109,7 @@ class Saved:
 
 
 @contextmanager
-def told(name: str, remedy: str) -> Iterator[None]:
+def stream_errors(name: str, remedy: str) -> Iterator[None]:
     """An engine that ends the stream of an image early, or gives something else, is told as such.
 
     Raises EngineError with `remedy`.

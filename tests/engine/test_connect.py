@@ -57,7 +57,7 @@ def test_docker_host_is_used(
     client = connect(timeout=33)
     assert engine_host(client) == host
     assert client.api.timeout == 33
-    assert client.api._version == "1.41"
+    assert client.api.api_version == "1.41"
 
 
 def test_docker_host_that_does_not_answer_ends_the_search(

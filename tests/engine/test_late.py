@@ -135,7 +135,8 @@ def test_what_is_read_as_it_comes_is_waited_for(late: Serve) -> None:
     """The log of a run that is silent for longer than an answer may take."""
     late("/logs", "is slow")
     api = connect().api
-    with api._get(api._url("/containers/run/logs"), stream=True) as log:
+    address = f"{api.base_url}/v{api.api_version}/containers/run/logs"
+    with api.get(address, stream=True, timeout=api.timeout) as log:
         assert log.content == b"[]"
 
 

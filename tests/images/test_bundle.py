@@ -56,7 +56,7 @@ def fetched(empty_site: Settings, tmp_path: Path, checkout: Path) -> Fetched:  #
 def folder(fetched: Fetched, tmp_path: Path) -> Path:
     """A bundle of it."""
     path = tmp_path / "inputs"
-    bundle.write(path, [fetched], cast("Any", filled()), QUIET)
+    bundle.write_bundle(path, [fetched], cast("Any", filled()), QUIET)
     return path
 
 
@@ -70,7 +70,7 @@ def test_what_was_packed_is_what_is_taken(
     index = bundle.check_bundle(folder, QUIET)
     assert [row.tag for row in index.rows] == ["cpu"]
     there = elsewhere(empty_site, tmp_path)
-    bundle.take(folder, index, there, QUIET)
+    bundle.take_bundle(folder, index, there, QUIET)
     for content in (b"a", b"b"):
         digest = hashlib.sha256(content).hexdigest()
         assert fetch.checked(digest, "", there).read_bytes() == content
@@ -95,10 +95,10 @@ def test_what_is_there_already_is_left_as_it_is(
         return {path: path.stat().st_mtime_ns for path in below.rglob("*") if path.is_file()}
 
     cached = times(empty_site.cache / "sha256")
-    bundle.take(folder, bundle.check_bundle(folder, QUIET), empty_site, QUIET)
+    bundle.take_bundle(folder, bundle.check_bundle(folder, QUIET), empty_site, QUIET)
     assert times(empty_site.cache / "sha256") == cached
     before = times(folder)
-    bundle.write(folder, [fetched], cast("Any", filled()), QUIET)
+    bundle.write_bundle(folder, [fetched], cast("Any", filled()), QUIET)
     changed = {path.name for path, time in times(folder).items() if before[path] != time}
     assert changed <= {
         bundle.INDEX,
@@ -116,7 +116,7 @@ def test_the_same_inputs_in_another_order_and_cache_are_the_same_bytes(
     folder: Path, fetched: Fetched, empty_site: Settings, tmp_path: Path
 ) -> None:
     there = elsewhere(empty_site, tmp_path)
-    bundle.take(folder, bundle.check_bundle(folder, QUIET), there, QUIET)
+    bundle.take_bundle(folder, bundle.check_bundle(folder, QUIET), there, QUIET)
     own = replace(fetched.commits[0], repository=next((there.cache / "git").iterdir()))
     again = Fetched(
         fetched.recipe,
@@ -124,7 +124,7 @@ def test_the_same_inputs_in_another_order_and_cache_are_the_same_bytes(
         (own, own),
         dict(reversed(list(fetched.images.items()))),
     )
-    bundle.write(tmp_path / "again", [again, again], cast("Any", filled("oci")), QUIET)
+    bundle.write_bundle(tmp_path / "again", [again, again], cast("Any", filled("oci")), QUIET)
     assert contents(tmp_path / "again") == contents(folder)
 
 
@@ -132,8 +132,8 @@ def test_another_bundle_in_the_same_folder_leaves_nothing_of_the_first(
     folder: Path, fetched: Fetched, tmp_path: Path
 ) -> None:
     less = replace(fetched, files=fetched.files[:1], commits=(), images={})
-    bundle.write(folder, [less], None, QUIET)
-    bundle.write(tmp_path / "new", [less], None, QUIET)
+    bundle.write_bundle(folder, [less], None, QUIET)
+    bundle.write_bundle(tmp_path / "new", [less], None, QUIET)
     assert contents(folder) == contents(tmp_path / "new")
 
 
@@ -144,7 +144,7 @@ def test_an_image_that_the_engine_does_not_give_whole_makes_no_bundle(
     engine = filled()
     engine.ends = 30_000
     with pytest.raises(EngineError, match="the engine ended its stream early"):
-        bundle.write(folder, [fetched], cast("Any", engine), QUIET)
+        bundle.write_bundle(folder, [fetched], cast("Any", engine), QUIET)
     with pytest.raises(DamagedError, match=r"bundle\.json\n.*\n.*missing"):
         bundle.check_bundle(folder, QUIET)
 
@@ -204,7 +204,7 @@ def test_what_is_no_bundle_is_told(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="nothing was saved there"):
             bundle.check_bundle(path, QUIET)
     with pytest.raises(UsageError, match=r"it has thesis\.doc in it"):
-        bundle.write(tmp_path, [], None, QUIET)
+        bundle.write_bundle(tmp_path, [], None, QUIET)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.doc"]
 
 
@@ -247,7 +247,7 @@ def test_a_cached_file_with_another_byte_is_not_packed(fetched: Fetched, tmp_pat
     path = fetched.files[0]
     path.write_bytes(b"x")
     with pytest.raises(BuildError, match=path.parent.name):
-        bundle.write(tmp_path / "new", [fetched], cast("Any", filled()), QUIET)
+        bundle.write_bundle(tmp_path / "new", [fetched], cast("Any", filled()), QUIET)
     assert not (tmp_path / "new" / bundle.INDEX).exists()
 
 

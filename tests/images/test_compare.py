@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import EngineError
 from launcher.images import compare
-from launcher.oci.layers import Entry, Layer, layers, read
+from launcher.oci.layers import Entry, Layer, read_layer, read_layers
 from launcher.zstd import zstd
 
 from .conftest import FORMS, Engine, sha256
@@ -50,7 +50,7 @@ def folder(name: str) -> tuple[tarfile.TarInfo, bytes]:
 
 
 def layer(*members: tuple[tarfile.TarInfo, bytes]) -> Layer:
-    return read(io.BufferedReader(io.BytesIO(tarred(*members))))[1]
+    return read_layer(io.BufferedReader(io.BytesIO(tarred(*members))))[1]
 
 
 # What engines save
@@ -66,9 +66,9 @@ def saving(form: str, contents: list[bytes], packed: Callable[[bytes], bytes] = 
     return engine
 
 
-def read_layers(engine: Engine, known: int = 0) -> dict[str, Layer]:
+def layers_of(engine: Engine, known: int = 0) -> dict[str, Layer]:
     diff_ids = engine.find("image:1").diff_ids
-    return layers(engine.save("image:1", 1000), diff_ids, diff_ids[:known])
+    return read_layers(engine.save("image:1", 1000), diff_ids, diff_ids[:known])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -76,9 +76,9 @@ def test_layers_of_all_formats_are_read_and_those_below_are_passed_over(form: st
     added = [tarred((member("opt/a"), b"a")), tarred((member("opt/b"), b"b"))]
     engine = saving(form, [NO_TAR, *added])
     _, first, second = engine.find("image:1").diff_ids
-    found = read_layers(engine, 1)
+    found = layers_of(engine, 1)
     assert [found[one][0][0] for one in (first, second)] == ["/opt/a", "/opt/b"]
-    assert form == "packed" or list(read_layers(engine, 2)) == [second]
+    assert form == "packed" or list(layers_of(engine, 2)) == [second]
 
 
 PACKINGS = {
@@ -92,22 +92,22 @@ PACKINGS = {
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_packed_layers_are_known_by_what_is_in_them_and_damaged_ones_told(packing: str) -> None:
     plain = tarred((member("opt/a"), bytes(range(256)) * 20))
-    found = read_layers(saving("oci", [plain], PACKINGS[packing]))
+    found = layers_of(saving("oci", [plain], PACKINGS[packing]))
     assert [path for path, _ in found[sha256(plain)]] == ["/opt/a"]
     with pytest.raises(EngineError, match="can't be read"):
-        read_layers(saving("oci", [plain], lambda content: PACKINGS[packing](content)[:-9]))
+        layers_of(saving("oci", [plain], lambda content: PACKINGS[packing](content)[:-9]))
 
 
 def test_a_layer_packed_as_python_cannot_read_it_is_left_out() -> None:
     lz4, plain = b"\x04\x22\x4d\x18" + NO_TAR, tarred((member("opt/a"), b"a"))
-    assert list(read_layers(saving("oci", [lz4, plain]))) == [sha256(plain)]
+    assert list(layers_of(saving("oci", [lz4, plain]))) == [sha256(plain)]
 
 
 def test_a_stream_that_ends_early_is_told() -> None:
     engine = saving("oci", [tarred((member("opt/a"), b"a" * 5000))])
     engine.ends = 3000
     with pytest.raises(EngineError, match="can't be read"):
-        read_layers(engine)
+        layers_of(engine)
 
 
 def test_an_entry_holds_all_that_its_header_says() -> None:
