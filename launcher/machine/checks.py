@@ -10,8 +10,17 @@ from dataclasses import dataclass
 from launcher.backends.docker import bytes_of_size
 from launcher.errors import PreflightError
 from launcher.machine import fit, memory
-from launcher.machine.machine import GB, UNLIMITED, Engine, Finding, Folder, Gpu, Machine, Use
-from launcher.machine.machine import find_gpu as find
+from launcher.machine.machine import (
+    GB,
+    UNLIMITED,
+    Engine,
+    Finding,
+    Folder,
+    Gpu,
+    Machine,
+    Use,
+    find_gpu,
+)
 from launcher.plan.arguments import key_of
 from launcher.plan.config import RunConfig
 from launcher.plan.gpus import Gpus
@@ -119,7 +128,7 @@ def chosen(asked: Gpus, there: Sequence[Gpu]) -> list[Gpu]:
     A device that isn't there is left out.
     """
     if asked.devices:
-        return [gpu for gpu in (find(device, there) for device in asked.devices) if gpu]
+        return [gpu for gpu in (find_gpu(device, there) for device in asked.devices) if gpu]
     return list(there if asked.everything else there[: asked.count])
 
 
@@ -151,7 +160,7 @@ def gpus_are_there(asked: Gpus, there: Sequence[Gpu] | None) -> Iterator[Finding
         return
     indices = ", ".join(str(gpu.index) for gpu in there)
     for device in asked.devices:
-        if find(device, there) is None and not device.upper().startswith("MIG-"):
+        if find_gpu(device, there) is None and not device.upper().startswith("MIG-"):
             yield Finding(
                 f"gpus: no device {device} on this machine",
                 f"There are {indices}: " + "; ".join(gpu.uuid for gpu in there),

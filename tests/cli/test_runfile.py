@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.files import import_, schema
+from launcher.cli.runfile import import_, schema
 from launcher.errors import UsageError
 from launcher.plan import schema as plan_schema
 
