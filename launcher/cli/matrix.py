@@ -160,25 +160,17 @@ def compat(args: Namespace) -> int:
     from launcher.trials import kept, report, series
 
     matrix = load_matrix()
-    if args.kept:
-        cells = series.cells(matrix, args.tags or matrix.rows, args.megatron or matrix.releases)
-    else:
-        cells = series.cells(matrix, args.tags or matrix.usual, args.megatron)
+    tags, releases = (matrix.rows, [*matrix.releases]) if args.kept else (matrix.usual, [])
+    cells = series.cells(matrix, args.tags or tags, args.megatron or releases)
     finished = args.output / "cells"
     parse_gpus(args.gpus)
     if args.write and args.no_train:
         raise UsageError("--write keeps what was trained: leave out --no-train")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    engine = partial(connect, timeout=600)
-    options = _options(args)
-    tried = series.Series(
-        engine, settings(), matrix, load_lock(), options, finished, say, args.again
-    )
-    results: list[Result] = []
+    engine, lock, options = partial(connect, timeout=600), load_lock(), _options(args)
+    say = partial(print, file=sys.stderr, flush=True)
+    tried = series.Series(engine, settings(), matrix, lock, options, finished, say, args.again)
+    results = list[Result]()
     try:
         for one in tried.kept(cells) if args.kept else tried.run(cells):
             results.append(one)
