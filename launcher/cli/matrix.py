@@ -170,7 +170,7 @@ def compat(args: Namespace) -> int:
     engine, lock, options = partial(connect, timeout=600), load_lock(), _options(args)
     say = partial(print, file=sys.stderr, flush=True)
     tried = series.Series(engine, settings(), matrix, lock, options, finished, say, args.again)
-    results = list[Result]()
+    results: list[Result] = []
     try:
         for one in tried.kept(cells) if args.kept else tried.run(cells):
             results.append(one)
