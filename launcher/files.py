@@ -19,7 +19,6 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 MARKER = ".megatron-launchpad"
@@ -88,12 +87,7 @@ class Aside:
     def __enter__(self) -> Aside:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -121,15 +115,12 @@ def sweep(target: Path) -> bool:
     """
     busy = False
     for path in asides(target).values():
-        with suppress(FileNotFoundError):
-            handle = open_own(path, os.O_RDWR)  # of NFS, no lock else
-            try:
-                locked = try_lock(handle)
-                busy = busy or locked is False
-                if locked:
-                    os.unlink(path)
-            finally:
-                os.close(handle)
+        # To be written, too: of NFS, no lock else.
+        with suppress(FileNotFoundError), _closing(open_own(path, os.O_RDWR)) as handle:
+            locked = try_lock(handle)
+            busy = busy or locked is False
+            if locked:
+                os.unlink(path)
     return busy
 
 
@@ -146,21 +137,12 @@ def open_own(path: Path, flags: int, mode: int = 0o600) -> int:
 
     Raises Refused for a symbolic link, a file that has another name as well, a pipe or a device.
     """
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    truncate = flags & os.O_TRUNC
+    refusal = Refused(path, "is no file of ours: it isn't a regular file")
+    handle = _open_regular(path, flags & ~os.O_TRUNC, refusal, mode=mode)
     try:
-        handle = os.open(path, flags & ~os.O_TRUNC, mode)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise Refused(path, "is no file of ours: it isn't a regular file") from None
-        raise
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise Refused(path, "is no file of ours: it isn't a regular file")
-        if status.st_nlink > 1:
+        if os.fstat(handle).st_nlink > 1:
             raise Refused(path, "is no file of ours: it has another name as well")
-        if truncate:
+        if flags & os.O_TRUNC:
             os.ftruncate(handle, 0)
     except BaseException:
         os.close(handle)
@@ -168,10 +150,35 @@ def open_own(path: Path, flags: int, mode: int = 0o600) -> int:
     return handle
 
 
-def try_lock(handle: int) -> bool | None:
+def _open_regular(
+    path: Path | str, flags: int, refusal: Refused, mode: int = 0o600, folder: int | None = None
+) -> int:
+    """A descriptor of a regular file; raises `refusal` for a link, and for what may have no end."""
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags, mode, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise refusal from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise refusal
+    return handle
+
+
+@contextmanager
+def _closing(handle: int) -> Iterator[int]:
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def try_lock(handle: int, *, wait: bool = False) -> bool | None:
     """Take the lock of an open file; False where another one has it, None where there are none."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     except OSError as error:
@@ -184,16 +191,9 @@ def try_lock(handle: int) -> bool | None:
 @contextmanager
 def folder_lock(path: Path) -> Iterator[None]:
     """Let one process of ours at a time change what lies in a folder, where locks are to be had."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in UNLOCKABLE:
-                raise
+    with _closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as handle:
+        try_lock(handle, wait=True)
         yield
-    finally:
-        os.close(handle)
 
 
 def rename(source: Path, target: Path) -> Path:
@@ -207,14 +207,12 @@ def rename(source: Path, target: Path) -> Path:
 
 def sync(path: Path) -> None:
     """Bring a folder's list of names, or a file, to the disk; where a file system can't, go on."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in UNLOCKABLE:
-            raise
-    finally:
-        os.close(handle)
+    with _closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as handle:
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            if error.errno not in UNLOCKABLE:
+                raise
 
 
 def sync_tree(folder: Path) -> None:
@@ -237,16 +235,8 @@ def open_foreign(path: Path, below: Path) -> IO[bytes]:
     a device may have no end.
     """
     with _parent(path, below) as (parent, name):
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
-            handle = os.open(name, flags, dir_fd=parent)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):
-                raise Refused(path, "isn't read: it is no regular file") from None
-            raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise Refused(path, "isn't read: it is no regular file")
+        refusal = Refused(path, "isn't read: it is no regular file")
+        handle = _open_regular(name, os.O_RDONLY, refusal, folder=parent)
     return open(handle, "rb", buffering=0)
 
 
@@ -284,35 +274,26 @@ def scratch(below: Path) -> Iterator[Path]:
 
 def mark(path: Path) -> None:
     """Say that an empty folder, or one that this process has made, is ours."""
-    handle = open_own(path / MARKER, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with _closing(open_own(path / MARKER, flags, 0o644)) as handle:
         os.write(handle, MADE)
-    finally:
-        os.close(handle)
 
 
 def is_ours(path: Path) -> bool:
     """Whether our marker lies in the folder `path`, which is no symbolic link."""
-    try:
-        handle = os.open(path, _FOLDER)
-    except OSError:
-        return False
-    try:
+    with suppress(OSError), _closing(os.open(path, _FOLDER)) as handle:
         return _marked(handle)
-    finally:
-        os.close(handle)
+    return False
 
 
 def _marked(folder: int, proof: str = MARKER) -> bool:
-    try:
-        marker = os.open(proof, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    except OSError:
-        return False
-    try:
-        regular = stat.S_ISREG(os.fstat(marker).st_mode)
-        return regular and (proof != MARKER or os.read(marker, len(MADE)) == MADE)
-    finally:
-        os.close(marker)
+    refusal = Refused(proof, "is no regular file")
+    with (
+        suppress(OSError),
+        _closing(_open_regular(proof, os.O_RDONLY, refusal, folder=folder)) as marker,
+    ):
+        return proof != MARKER or os.read(marker, len(MADE)) == MADE
+    return False
 
 
 def real_folder(path: Path, below: Path, *, make: bool = True) -> Path:
@@ -413,12 +394,10 @@ def _refuse_foreign(parent: int, name: str, path: Path, proof: str) -> None:
         if error.errno in _LINK:
             raise Refused(path, "isn't removed: it is a link, or no folder") from None
         raise
-    try:
+    with _closing(folder):
         mine = os.fstat(folder)
         real = os.path.realpath(f"/proc/self/fd/{folder}")
         known = not proof or _marked(folder, proof)
-    finally:
-        os.close(folder)
     for lived in (Path("/"), Path.cwd(), Path(os.path.expanduser("~"))):
         if any(_is(each, mine) for each in (lived, *lived.parents)):
             raise Refused(path, f"isn't removed: {lived} is, or lies in, it")
@@ -447,8 +426,7 @@ def _mounts() -> list[str]:
 
 def _remove_tree(parent: int, name: str, proof: str) -> None:
     """Remove a folder with all in it, following no link; what shows that it is ours goes last."""
-    top = os.open(name, _FOLDER, dir_fd=parent)
-    try:
+    with _closing(os.open(name, _FOLDER, dir_fd=parent)) as top:
         # Each folder is empty when its turn comes, but for the proof in the topmost.
         for root, folders, names, at in os.fwalk(".", topdown=False, dir_fd=top):
             for each in names:
@@ -461,70 +439,4 @@ def _remove_tree(parent: int, name: str, proof: str) -> None:
                     os.rmdir(each, dir_fd=at)
         if proof:
             os.unlink(proof, dir_fd=top)
-    finally:
-        os.close(top)
     os.rmdir(name, dir_fd=parent)
-
-
-# Trusted
-
-
-def require_trusted(path: Path) -> None:
-    """Raise Refused where another user owns or can write `path`, or a folder that leads there.
-
-    root is trusted, and under sudo the user who called. A folder where each removes only their
-    own, as /tmp, may lead there. What LAUNCHER_TRUSTED names, folders with ":" between them, a
-    site's shared disk say, is trusted with all below.
-    """
-    trusted = [Path(each) for each in os.environ.get("LAUNCHER_TRUSTED", "").split(":") if each]
-    for real in dict.fromkeys((path.absolute(), Path(os.path.realpath(path)))):
-        if any(real.is_relative_to(each) for each in trusted):
-            continue
-        for each in (real, *real.parents):
-            with suppress(FileNotFoundError):
-                if why := _distrust(each, leads=each != real):
-                    raise Refused(
-                        each,
-                        f"{why}, and so could change what we do there. Take another place, or "
-                        f"say that you trust it: export LAUNCHER_TRUSTED={each}",
-                    )
-
-
-def _distrust(path: Path, leads: bool) -> str:
-    status = os.lstat(path)
-    ours = {0, os.geteuid()}
-    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
-        ours.add(int(os.environ["SUDO_UID"]))
-    if status.st_uid not in ours:
-        return f"belongs to {_user(status.st_uid)}"
-    kept = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)  # /dev/null keeps nothing
-    if not kept or (leads and status.st_mode & stat.S_ISVTX):
-        return ""
-    if status.st_mode & stat.S_IWOTH:
-        return "can be written by everybody"
-    if status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid, status.st_uid):
-        return "can be written by a group"
-    return ""
-
-
-def _user(number: int) -> str:
-    import pwd
-
-    try:
-        return f"user {pwd.getpwuid(number).pw_name}"
-    except KeyError:
-        return f"user id {number}"
-
-
-def _is_private(group: int, owner: int) -> bool:
-    """Whether nobody but the owner and root is in the group, as far as its own list tells."""
-    import grp
-    import pwd
-
-    if group == 0:
-        return True
-    try:
-        account = pwd.getpwuid(owner)
-        return account.pw_gid == group and not {*grp.getgrgid(group).gr_mem} - {account.pw_name}
-    except KeyError:
-        return False

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from launcher import files, names
 from launcher.errors import UsageError
 from launcher.names import parse_reference
+from launcher.trust import require_trusted
 
 if TYPE_CHECKING:
     from launcher.settings_file import SettingsFile
@@ -79,7 +80,7 @@ def settings() -> Settings:
     def own_folder(variable: str, key: str, usual: Path) -> Path:
         path = folder(variable, key, usual)
         try:
-            files.require_trusted(path)
+            require_trusted(path)
         except files.Refused:
             raise
         except OSError as error:  # too long a name, or one below a file
@@ -144,7 +145,7 @@ def _file() -> SettingsFile | None:
         return None
     from launcher.settings_file import read
 
-    files.require_trusted(path)
+    require_trusted(path)
     return read(path)
 
 

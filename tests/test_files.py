@@ -11,6 +11,7 @@ import pytest
 
 from launcher import files
 from launcher.files import Refused
+from launcher.trust import require_trusted
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
 
@@ -210,8 +211,8 @@ def test_a_folder_that_another_user_has_or_can_write_is_not_trusted(
 ) -> None:
     cache = root / "shared/cache"
     cache.mkdir(parents=True)
-    files.require_trusted(cache)
-    files.require_trusted(root / "not/there/yet")
+    require_trusted(cache)
+    require_trusted(root / "not/there/yet")
     changed = cache.parent if above else cache
     for change, back in (
         (lambda: os.chown(changed, 4711, 0), lambda: os.chown(changed, 0, 0)),
@@ -220,15 +221,15 @@ def test_a_folder_that_another_user_has_or_can_write_is_not_trusted(
     ):
         change()
         with pytest.raises(Refused) as caught:
-            files.require_trusted(cache)
+            require_trusted(cache)
         assert caught.value.filename == str(changed)
         monkeypatch.setenv("LAUNCHER_TRUSTED", f"/nowhere:{changed}")
-        files.require_trusted(cache)
+        require_trusted(cache)
         monkeypatch.delenv("LAUNCHER_TRUSTED")
         back()
     os.chown(changed, 4711, 0)
     monkeypatch.setenv("SUDO_UID", "4711")
-    files.require_trusted(cache)
+    require_trusted(cache)
 
 
 @needs_root
@@ -237,18 +238,18 @@ def test_a_link_to_a_folder_of_another_user_is_not_trusted(root: Path) -> None:
     os.chown(root / "theirs", 4711, 4711)
     (root / "link").symlink_to("theirs")
     with pytest.raises(Refused, match="belongs to user id 4711"):
-        files.require_trusted(root / "link/cache")
+        require_trusted(root / "link/cache")
     (root / "theirs").rmdir()
     (root / "theirs").mkdir()
     os.lchown(root / "link", 4711, 4711)
     with pytest.raises(Refused):
-        files.require_trusted(root / "link/cache")
+        require_trusted(root / "link/cache")
 
 
 def test_where_each_removes_their_own_may_lead_there(root: Path) -> None:
     (root / "tmp").mkdir()
     (root / "tmp").chmod(0o1777)
     (root / "tmp/mine").mkdir()
-    files.require_trusted(root / "tmp/mine")
+    require_trusted(root / "tmp/mine")
     with pytest.raises(Refused, match="by everybody"):
-        files.require_trusted(root / "tmp")
+        require_trusted(root / "tmp")

@@ -72,18 +72,18 @@ def _bytes(text: str) -> int:
 )
 def load(args: Namespace) -> int:
     """Load an image that `image save` wrote, after checking every file."""
-    from launcher import files
     from launcher.engine.connect import connect
     from launcher.images import images
     from launcher.images.load import load, put_beside
     from launcher.oci.archive import hex_of
     from launcher.screen import Progress
     from launcher.settings import expanded, settings
+    from launcher.trust import require_trusted
 
     progress, folder = Progress(), expanded(args.folder).absolute()
     expected = images.digest(args.digest) if args.digest else None
     if not expected:  # what is expected can't be changed by whoever can write there
-        files.require_trusted(folder)
+        require_trusted(folder)
     client = connect(timeout=3600)
     loaded = load(client, folder, progress, expected, all_tags=args.all_tags)
     put_beside(client, loaded, settings(), progress)

@@ -13,6 +13,7 @@ from typing import Protocol
 from launcher import files
 from launcher.errors import UsageError
 from launcher.files import Aside
+from launcher.trust import require_trusted
 
 FULL = {
     errno.ENOSPC: "Free some of the disk, or name a file on another.",
@@ -52,7 +53,7 @@ def alone(written: Sequence[Path], stack: ExitStack) -> list[Aside]:
             raise UsageError(f"{target.parent}: no such folder", remedy)
         if target.exists() and not target.is_file():
             raise UsageError(f"{target}: it isn't a file", "Take another name for the output.")
-    files.require_trusted(written[0].parent)
+    require_trusted(written[0].parent)
     token = secrets.token_hex(8)
     with files.folder_lock(written[0].parent), ExitStack() as opened:
         for target in written:

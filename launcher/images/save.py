@@ -22,6 +22,7 @@ from launcher.oci.archive import hex_of
 from launcher.oci.layout import Base, Blob, Digest, File, Listing, Manifest
 from launcher.oci.saved import Member, Saved
 from launcher.screen import Progress
+from launcher.trust import require_trusted
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -116,7 +117,7 @@ def take_folder(folder: Path, ours: Collection[str]) -> None:
     Raises UsageError where something else is in it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    files.require_trusted(folder)
+    require_trusted(folder)
     if not folder.exists():
         files.make_folder(folder)
     there = {path.name for path in folder.iterdir()} - OF_SYSTEMS

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from launcher import files
 from launcher.engine.private import packages, supervisor
 from launcher.errors import EngineError
+from launcher.trust import require_trusted
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -87,7 +88,7 @@ def private_engine(folder: Path, say: Say = lambda _: None) -> Iterator[DockerCl
 
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    files.require_trusted(folder)
+    require_trusted(folder)
     with _lock(folder / "start.lock", say, f"another launcher that starts {folder}"):
         place, connection = _join(folder) or _start(folder, say)
     try:

@@ -1,0 +1,71 @@
+"""Whose folders are written to: those that nobody else can change behind our back.
+
+We run as root on people's machines, and what another user can put into a folder is another user's.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.files import Refused
+
+
+def require_trusted(path: Path) -> None:
+    """Raise Refused where another user owns or can write `path`, or a folder that leads there.
+
+    root is trusted, and under sudo the user who called. A folder where each removes only their
+    own, as /tmp, may lead there. What LAUNCHER_TRUSTED names, folders with ":" between them, a
+    site's shared disk say, is trusted with all below.
+    """
+    trusted = [Path(each) for each in os.environ.get("LAUNCHER_TRUSTED", "").split(":") if each]
+    for real in dict.fromkeys((path.absolute(), Path(os.path.realpath(path)))):
+        if any(real.is_relative_to(each) for each in trusted):
+            continue
+        for each in (real, *real.parents):
+            with suppress(FileNotFoundError):
+                if why := _distrust(each, leads=each != real):
+                    raise Refused(
+                        each,
+                        f"{why}, and so could change what we do there. Take another place, or "
+                        f"say that you trust it: export LAUNCHER_TRUSTED={each}",
+                    )
+
+
+def _distrust(path: Path, leads: bool) -> str:
+    status = os.lstat(path)
+    ours = {0, os.geteuid()}
+    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
+        ours.add(int(os.environ["SUDO_UID"]))
+    if status.st_uid not in ours:
+        return f"belongs to {_user(status.st_uid)}"
+    kept = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)  # /dev/null keeps nothing
+    if not kept or (leads and status.st_mode & stat.S_ISVTX):
+        return ""
+    if status.st_mode & stat.S_IWOTH:
+        return "can be written by everybody"
+    if status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid, status.st_uid):
+        return "can be written by a group"
+    return ""
+
+
+def _user(number: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"user id {number}"
+
+
+def _is_private(group: int, owner: int) -> bool:
+    """Whether nobody but the owner and root is in the group, as far as its own list tells."""
+    if group == 0:
+        return True
+    try:
+        account = pwd.getpwuid(owner)
+        return account.pw_gid == group and not {*grp.getgrgid(group).gr_mem} - {account.pw_name}
+    except KeyError:
+        return False
