@@ -152,12 +152,20 @@ class Pip:
             return []
         return self.options.get("index-url", []) + self.options.get("extra-index-url", [])
 
+    @property
+    def links(self) -> list[str]:
+        """Where files lie beside the indexes, as addresses: pip takes folders as well."""
+        places = self.options.get("find-links", [])
+        return [
+            one if "://" in one else Path(one).expanduser().absolute().as_uri() for one in places
+        ]
+
     def requirement_lines(self, more: str = "") -> list[str]:
         """Where uv is to look, as lines of a requirements file; more: one index besides.
 
         uv takes a version from the first index that has it, and its default index is the last.
         """
-        links = [f"--find-links {place}" for place in self.options.get("find-links", [])]
+        links = [f"--find-links {place}" for place in self.links]
         if not self.indexes:
             return ["--no-index", *links]
         *first, last = filter(None, [*self.indexes, more])
@@ -168,7 +176,7 @@ class Pip:
         said = {
             "SSL_CERT_FILE": self._first("cert"),
             "SSL_CLIENT_CERT": self._first("client-cert"),
-            "ALL_PROXY": self._first("proxy"),
+            **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), self._first("proxy")),
             "UV_INSECURE_HOST": " ".join(self.options.get("trusted-host", [])),
             "UV_HTTP_TIMEOUT": self._first("timeout") or self._first("default-timeout"),
         }
@@ -176,8 +184,7 @@ class Pip:
 
     def pages(self, project: str) -> Iterator[str]:
         """The addresses where a project's files are listed, those on this machine first."""
-        for place in self.options.get("find-links", []):
-            yield place if "://" in place else Path(place).expanduser().absolute().as_uri()
+        yield from self.links
         for index in self.indexes:
             yield f"{index.rstrip('/')}/{canonicalize_name(project)}/"
 

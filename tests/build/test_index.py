@@ -261,3 +261,22 @@ def test_where_nobody_says_otherwise_pips_own_index_is_asked(
     monkeypatch.delenv("PIP_INDEX_URL", raising=False)
     (found,) = index.Pip.configured(empty_site).options["index-url"]
     assert re.fullmatch(r"https://[a-z.]+/simple/?", found)
+
+
+def test_uv_asks_where_and_as_pip_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first index goes before the next; a folder is the user's, not one beside uv's file."""
+    monkeypatch.chdir(tmp_path)
+    options = {"index-url": ["a"], "extra-index-url": ["b"], "find-links": ["links"]}
+    links = f"--find-links {(tmp_path / 'links').as_uri()}"
+    pip = index.Pip(options)
+    assert pip.requirement_lines() == [links, "--extra-index-url a", "--index-url b"]
+    more = ["--extra-index-url a", "--extra-index-url b", "--index-url c"]
+    assert pip.requirement_lines("c") == [links, *more]
+    assert index.Pip({**options, "no-index": ["1"]}).requirement_lines("c") == ["--no-index", links]
+    own = {"cert": ["x.pem"], "proxy": ["http://p"], "trusted-host": ["h", "i:1"]}
+    assert index.Pip(own).uv_environment() == {
+        "SSL_CERT_FILE": "x.pem",
+        "HTTP_PROXY": "http://p",
+        "HTTPS_PROXY": "http://p",
+        "UV_INSECURE_HOST": "h i:1",
+    }
