@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 
 from launcher.machine import memory
 from launcher.machine.machine import GB, Finding, Gpu, Use
 from launcher.plan import layout, model
 from launcher.plan.config import RunConfig
 from launcher.plan.render import values_of
-from launcher.plan.source import Origin
+from launcher.plan.source import Origin, Override, overridden
 
 MARGIN = 0.1
 """Up to this share above or below a GPU's memory an estimate warns and refuses nothing."""
@@ -19,12 +18,8 @@ MOST_TENSOR = 8
 """Processes that split a layer: no more than the GPUs of one machine, over their fast links."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """A change to a run file, as arguments that make it."""
-
-    config: RunConfig
-    argument: str
+Changes = dict[str, object]
+"""What to change in a run file: values by dotted keys."""
 
 
 def check(
@@ -56,14 +51,12 @@ def check(
 def _too_large(
     config: RunConfig, origin: Origin, processes: int, card: Gpu, needed: memory.Memory
 ) -> Finding:
-    over = needed.total > card.total * (1 + MARGIN)
-    change = smallest(config, origin, processes, card)
     return Finding(
         f"{origin.of('model')}: about {_gb(needed.total)} GB on each GPU, and {card.name} has "
         f"{_gb(card.total)}",
         f"{told(needed)}.",
-        _advice(change, processes, card) if change else _none(config, card),
-        refuse=over,
+        _smallest(config, processes, card) or _none(config, card),
+        refuse=needed.total > card.total * (1 + MARGIN),
     )
 
 
@@ -80,72 +73,75 @@ def told(needed: memory.Memory) -> str:
     return ", ".join(f"{name} {_gb(size)}" for name, size in parts.items()) + " GB"
 
 
-def _advice(change: Change, processes: int, card: Gpu) -> str:
-    where = layout.layout(change.config, processes)
-    needed = memory.estimate(change.config, where, card.capability)
-    assert needed is not None
-    return f"{change.argument}: then about {_gb(needed.total)} GB"
-
-
-def smallest(config: RunConfig, origin: Origin, processes: int, card: Gpu) -> Change | None:
+def _smallest(config: RunConfig, processes: int, card: Gpu) -> str:
     """The first change, alone or on top of those before it, with which the model fits."""
     already = layout.faults(config, processes)  # which the image's Megatron allows
-    for change in (*_single(config, processes), *_together(config, processes)):
-        if _holds(change.config, processes, card, already):
-            return change
-    return None
+    for changes in _tried(config, processes):
+        changed = _with(config, changes)
+        if any(fault not in already for fault in layout.faults(changed, processes)):
+            continue
+        needed = memory.estimate(changed, layout.layout(changed, processes), card.capability)
+        if needed and needed.total <= card.total * (1 - MARGIN):
+            words = " ".join(f"--set {key}={_text(value)}" for key, value in changes.items())
+            return f"{words}: then about {_gb(needed.total)} GB"
+    return ""
 
 
-def _holds(
-    config: RunConfig, processes: int, card: Gpu, already: Sequence[layout.BrokenRule]
-) -> bool:
-    if any(fault not in already for fault in layout.faults(config, processes)):
-        return False
-    found = memory.estimate(config, layout.layout(config, processes), card.capability)
-    return found is not None and found.total <= card.total * (1 - MARGIN)
+def _with(config: RunConfig, changes: Changes) -> RunConfig:
+    return overridden(config, [Override("", changes)])
 
 
-Step = Callable[[RunConfig, int], Iterator[Change]]
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _micro_batches(config: RunConfig, processes: int) -> Iterator[Change]:
+def _tried(config: RunConfig, processes: int) -> Iterator[Changes]:
+    """Each step's changes alone, then on top of the last ones of the steps before it."""
+    for step in STEPS:
+        yield from step(config, processes)
+    base: Changes = {}
+    for step in (*STEPS, _sequence_parallel):  # once more, after tensor parallelism
+        last = base
+        for change in step(_with(config, base), processes):
+            last = base | change
+            yield last
+        base = last
+
+
+def _micro_batches(config: RunConfig, processes: int) -> list[Changes]:
     micro = layout.micro_batch(config, layout.layout(config, processes)) or 1
-    while micro > 1:
-        micro //= 2
-        yield _set(config, "training", "micro_batch_size", micro)
+    return [{"training.micro_batch_size": micro >> n} for n in range(1, micro.bit_length())]
 
 
-def _distributed_optimizer(config: RunConfig, processes: int) -> Iterator[Change]:
-    if not config.parallel.use_distributed_optimizer:
-        yield _set(config, "parallel", "use_distributed_optimizer", True)
+def _distributed_optimizer(config: RunConfig, processes: int) -> list[Changes]:
+    there = config.parallel.use_distributed_optimizer
+    return [] if there else [{"parallel.use_distributed_optimizer": True}]
 
 
-def _sequence_parallel(config: RunConfig, processes: int) -> Iterator[Change]:
-    tensor = config.parallel.tensor_model_parallel_size or 1
-    if tensor > 1 and not config.parallel.sequence_parallel:
-        yield _set(config, "parallel", "sequence_parallel", True)
+def _sequence_parallel(config: RunConfig, processes: int) -> list[Changes]:
+    there = config.parallel.sequence_parallel or _tensor(config) == 1
+    return [] if there else [{"parallel.sequence_parallel": True}]
 
 
-def _recompute(config: RunConfig, processes: int) -> Iterator[Change]:
+def _recompute(config: RunConfig, processes: int) -> list[Changes]:
     options = values_of(config, layout.layout(config, processes))
     if config.program == model.GPT or options.get("recompute_granularity") == "full":
-        return
-    more = {
-        "recompute_granularity": "full",
-        "recompute_method": "uniform",
-        "recompute_num_layers": 1,
-    }
-    found = config.model_copy(update={"megatron_args": {**config.megatron_args, **more}})
-    yield Change(found, " ".join(f"--set megatron_args.{k}={v}" for k, v in more.items()))
+        return []
+    more = {"granularity": "full", "method": "uniform", "num_layers": 1}
+    return [{f"megatron_args.recompute_{name}": value for name, value in more.items()}]
 
 
-def _more_tensor(config: RunConfig, processes: int) -> Iterator[Change]:
-    tensor = config.parallel.tensor_model_parallel_size or 1
-    while (tensor := tensor * 2) <= min(MOST_TENSOR, processes):
-        yield _set(config, "parallel", "tensor_model_parallel_size", tensor)
+def _more_tensor(config: RunConfig, processes: int) -> list[Changes]:
+    sizes = [_tensor(config) << n for n in range(1, MOST_TENSOR)]
+    key, most = "parallel.tensor_model_parallel_size", min(MOST_TENSOR, processes)
+    return [{key: size} for size in sizes if size <= most]
 
 
-STEPS: tuple[Step, ...] = (
+def _tensor(config: RunConfig) -> int:
+    return config.parallel.tensor_model_parallel_size or 1
+
+
+STEPS: tuple[Callable[[RunConfig, int], list[Changes]], ...] = (
     _micro_batches,
     _distributed_optimizer,
     _sequence_parallel,
@@ -153,28 +149,6 @@ STEPS: tuple[Step, ...] = (
     _more_tensor,
 )
 """What may help, the least change to the run first."""
-
-
-def _single(config: RunConfig, processes: int) -> Iterator[Change]:
-    for step in STEPS:
-        yield from step(config, processes)
-
-
-def _together(config: RunConfig, processes: int) -> Iterator[Change]:
-    """Each step's changes on top of the last ones of the steps before it."""
-    base = Change(config, "")
-    for step in (*STEPS, _sequence_parallel):  # once more, after tensor parallelism
-        last = base
-        for change in step(base.config, processes):
-            last = replace(change, argument=f"{base.argument} {change.argument}".strip())
-            yield last
-        base = last
-
-
-def _set(config: RunConfig, section: str, field: str, value: object) -> Change:
-    changed = getattr(config, section).model_copy(update={field: value})
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return Change(config.model_copy(update={section: changed}), f"--set {section}.{field}={text}")
 
 
 def _none(config: RunConfig, card: Gpu) -> str:
@@ -200,9 +174,8 @@ def replicas_of_one(config: RunConfig, card: Gpu) -> tuple[int, int] | None:
     ]
     for tensor, pipeline in sorted(splits, key=lambda split: (split[0] * split[1], split[1])):
         where = layout.Layout(tensor * pipeline, tensor, pipeline, 1)
-        smaller = _set(config, "training", "micro_batch_size", 1).config
-        if tensor > 1:
-            smaller = _set(smaller, "parallel", "sequence_parallel", True).config
+        split = {"parallel.sequence_parallel": True} if tensor > 1 else {}
+        smaller = _with(config, {"training.micro_batch_size": 1, **split})
         found = memory.estimate(smaller, where, card.capability)
         if found and found.total <= card.total * (1 - MARGIN):
             return tensor, pipeline
