@@ -2,69 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import tarfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from docker.errors import ImageNotFound
 
 from launcher.engine.private import base
 from launcher.errors import EngineError
+from tests.images.conftest import Engine
 
 EPOCH = 1_730_000_000
 
 
-class StandInImages:
-    """A stand-in for an engine's images: loads archives, knows their names.
-
-    own: the ID that it gives to an image, where that isn't its configuration's digest
-    """
-
-    def __init__(self) -> None:
-        self.own = ""
-        self.known: dict[str, Any] = {}
-        self.loads = 0
-
-    def get(self, name: str) -> Any:
-        if name not in self.known:
-            raise ImageNotFound(name)
-        return self.known[name]
-
-    def load(self, chunks: Iterator[bytes], quiet: bool) -> Iterator[dict[str, str]]:
-        self.loads += 1
-        try:
-            with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
-                names = tar.getnames()
-        except tarfile.TarError as error:
-            yield {"error": str(error)}
-            return
-        own = next((f"sha256:{name[:-5]}" for name in names if len(name) == 69), "")
-        if not own:
-            yield {"error": "no configuration"}
-            return
-        labels = base._recipe("3.11", EPOCH).labels
-        id = self.own or own
-        self.known[id] = {"Id": id, "Config": {"Labels": labels}}
-        yield {"stream": f"Loaded image ID: {id}"}
-
-    def tag(self, id: str, name: str, tag: str) -> None:
-        self.known[f"{name}:{tag}"] = self.known[id]
-
-
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def client(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An engine without images, on a machine where mmdebstrap's part is stood in for."""
     monkeypatch.setattr(base, "_architecture", lambda: "amd64")
     monkeypatch.setattr(base.os, "geteuid", lambda: 0)
     monkeypatch.setattr(base, "_bootstrap", write_layer)
-    images = StandInImages()
-    api = SimpleNamespace(load_image=images.load, tag=images.tag, inspect_image=images.get)
-    return SimpleNamespace(images=images, api=api)
+    return Engine()
 
 
 def write_layer(layer: Path, recipe: base.Recipe, cache: Path) -> None:
@@ -73,28 +31,30 @@ def write_layer(layer: Path, recipe: base.Recipe, cache: Path) -> None:
 
 
 def test_made_once_then_taken_from_the_engine_then_from_the_cache(
-    client: SimpleNamespace, tmp_path: Path
+    client: Engine, tmp_path: Path
 ) -> None:
     said: list[str] = []
     first = base.debian_base(client, "base:x", EPOCH, cache=tmp_path, say=said.append)
     assert base.debian_base(client, "base:x", EPOCH, cache=tmp_path) == first
-    assert (client.images.loads, len(said)) == (1, 1)
-    client.images.known.clear()
+    assert (client.loads, len(said)) == (1, 1)
+    client.images.clear()
     assert base.debian_base(client, "other:y", EPOCH, cache=tmp_path, say=said.append) == first
-    assert (client.images.loads, len(said)) == (2, 1)
+    assert (client.loads, len(said)) == (2, 1)
     assert [path.suffix for path in tmp_path.iterdir()] == [".tar"]
 
 
-def test_the_engine_s_own_id_of_it_is_taken(client: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_engine_s_own_id_of_it_is_taken(client: Engine, tmp_path: Path) -> None:
     """In containerd's store that isn't the one of the image's configuration."""
-    client.images.own = f"sha256:{'e' * 64}"
-    assert base.debian_base(client, "base:x", EPOCH, cache=tmp_path) == client.images.own
-    assert base.debian_base(client, "base:x", EPOCH, cache=tmp_path) == client.images.own
+    other = client.add("other:1", [b"other"])
+    told = [{"stream": f"Loaded image ID: {other.id}"}]
+    client.api.load_image = lambda chunks, quiet: iter(told)
+    assert base.debian_base(client, "base:x", EPOCH, cache=tmp_path) == other.id
+    assert "base:x" in other.names
 
 
-def test_a_damaged_one_in_the_cache_is_told(client: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_damaged_one_in_the_cache_is_told(client: Engine, tmp_path: Path) -> None:
     base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
-    client.images.known.clear()
+    client.images.clear()
     (made,) = tmp_path.iterdir()
     whole = made.read_bytes()
     for damaged in (b"", whole[:700], whole.replace(b".json", b".jsom", 1)):
@@ -105,16 +65,15 @@ def test_a_damaged_one_in_the_cache_is_told(client: SimpleNamespace, tmp_path: P
         assert "Remove it" in caught.value.remedy
 
 
-def test_an_image_of_another_recipe_is_not_taken(client: SimpleNamespace, tmp_path: Path) -> None:
-    foreign = {"Id": "sha256:foreign", "Config": {"Labels": {base.STANDIN: "debian-bookworm"}}}
-    client.images.known["base:x"] = foreign
+def test_an_image_of_another_recipe_is_not_taken(client: Engine, tmp_path: Path) -> None:
+    foreign = client.add("base:x", [b"other"], **{base.STANDIN: "debian-bookworm"})
     made = base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
-    assert made != "sha256:foreign"
-    assert client.images.get("base:x")["Id"] == made
+    assert made != foreign.id
+    assert client.find("base:x").id == made
 
 
 def test_nothing_half_made_is_left(
-    client: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(layer: Path, *_: object) -> None:
         layer.write_bytes(b"half")
@@ -135,15 +94,13 @@ def test_the_recipe_is_all_that_decides() -> None:
     assert recipe.labels[base.STANDIN] == "debian-bookworm"
 
 
-def test_a_python_that_no_debian_has(client: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_python_that_no_debian_has(client: Engine, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"no Debian release has Python 3\.12") as caught:
         base.debian_base(client, "base:x", EPOCH, "3.12", cache=tmp_path)
     assert "3.11" in caught.value.remedy
 
 
-def test_root_is_needed(
-    client: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_is_needed(client: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base.os, "geteuid", lambda: 1000)
     with pytest.raises(EngineError, match="root only") as caught:
         base.debian_base(client, "base:x", EPOCH, cache=tmp_path)

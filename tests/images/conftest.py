@@ -220,6 +220,9 @@ class Engine:
             names = tar.getnames()
             assert len(names) == len({*names})
             members = {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
+        if "manifest.json" not in members:
+            yield {"error": "no manifest.json"}
+            return
         (manifest,) = json.loads(members["manifest.json"])
         held = Held(members[manifest["Config"]])
         layers = zip(manifest["Layers"], held.diff_ids, strict=True)
