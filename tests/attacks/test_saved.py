@@ -31,18 +31,7 @@ ODD = [
     *(None, True, 0, -1, 1e400, 10**30, "", "x", "\x1b]0;x\x07", "\ud800", "../../etc/passwd", "/"),
     *([], {}, [None], {"": None}, ["a"] * 3000, "x" * 100_000, f"sha256:{'0' * 64}", "sha256:../x"),
 ]
-OTHERS = [
-    "-v/:/host",
-    "a;reboot",
-    "$(reboot)",
-    "\x1b[2J:1",
-    "a:1\nb:1",
-    "A:1",
-    "a",
-    "a:",
-    ":a",
-    "/",
-]
+OTHERS = [*"-v/:/host a;reboot $(reboot) A:1 a a: :a /".split(), "\x1b[2J:1", "a:1\nb:1"]
 
 
 @dataclass

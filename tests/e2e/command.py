@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,22 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 
+# Builds the cpu row anew from the clone that it runs in, under the names of tests; prints its id.
+BUILD = """
+import sys
+from pathlib import Path
+import launcher
+from launcher.build.image import Builds, Request
+from launcher.engine.connect import connect
+from launcher.screen import Progress
+from launcher.settings import settings
+assert Path(launcher.__file__).is_relative_to(Path.cwd()), launcher.__file__
+base, builder, names = sys.argv[1:]
+request = Request("cpu", base=base, builder=builder, no_cache=True)
+print(Builds(connect(600), settings(), Progress(), names).build(request).id)
+"""
+
+
 def launcher(*args: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
     """Run `python -m launcher` with `args` and, beside this environment, `env`."""
     return subprocess.run(
@@ -30,6 +48,23 @@ def launcher(*args: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedPr
         capture_output=True,
         text=True,
     )
+
+
+def killed(python: list[str], after: float, **env: str) -> bool:
+    """Run Python with arguments for `after` seconds; whether it was still at it, and was killed."""
+    with subprocess.Popen(
+        [sys.executable, *python],
+        cwd=ROOT,
+        env=os.environ | env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        time.sleep(after)
+        at_work = process.poll() is None
+        if at_work:
+            os.killpg(process.pid, signal.SIGKILL)
+    return at_work
 
 
 def refused(done: subprocess.CompletedProcess[str], code: int, *said: str) -> None:

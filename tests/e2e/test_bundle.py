@@ -16,7 +16,7 @@ from launcher.engine.connect import engine_host
 from launcher.images import bundle
 from launcher.screen import Progress
 from launcher.settings import ROOT, Settings
-from tests.e2e.command import launcher, refused
+from tests.e2e.command import killed, launcher, refused
 from tests.e2e.conftest import Small
 
 QUIET = Progress(open(os.devnull, "w"))  # noqa: SIM115
@@ -113,7 +113,7 @@ def test_those_that_are_killed_leave_nothing_that_is_used(
     kills = {"take": 0, "pack": 0}
     for name, command in (("take", take), ("pack", pack)):
         for n in range(10):
-            kills[name] += killed(command, 0.6 + 0.15 * n, site)
+            kills[name] += killed(["-m", "launcher", *command], 0.6 + 0.15 * n, **site)
         done = launcher(*command, **site)
         assert done.returncode == 0, done.stderr
         for path in (tmp_path / "cache/sha256").glob("*/*"):
@@ -121,24 +121,6 @@ def test_those_that_are_killed_leave_nothing_that_is_used(
     assert min(kills.values()) > 0, "none was killed: nothing was tested"
     there, whole = (bundle.check_bundle(folder, QUIET) for folder in (wheels, packed))
     assert there.files == whole.files
-
-
-def killed(command: list[str], after: float, environment: dict[str, str]) -> bool:
-    """Run a command for `after` seconds; whether it was still at it, and was killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "launcher", *command],
-        cwd=ROOT,
-        env=os.environ | environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        process.wait(after)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return True
-    return False
 
 
 def test_a_disk_that_takes_no_more_is_named(

@@ -27,7 +27,7 @@ from launcher.matrix.recipe import sha256_of_pin
 from launcher.screen import Progress
 from launcher.settings import ROOT, Settings
 from tests.conftest import NAMES
-from tests.e2e.command import in_image, layers, matrix_folder
+from tests.e2e.command import BUILD, in_image, layers, matrix_folder
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -37,19 +37,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(3600)]
 
 UID, GID = 12345, 23456
-BUILD = """
-import sys
-from pathlib import Path
-import launcher
-from launcher.build.image import Builds, Request
-from launcher.engine.connect import connect
-from launcher.screen import Progress
-from launcher.settings import settings
-assert Path(launcher.__file__).is_relative_to(Path.cwd()), launcher.__file__
-base, builder, names = sys.argv[1:]
-request = Request("cpu", base=base, builder=builder, no_cache=True)
-print(Builds(connect(600), settings(), Progress(), names).build(request).id)
-"""
 # One line: podman 4.3 cuts what a container printed when it is asked right after the end.
 ADDED = "cd /opt/megatron; find . -type f | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from launcher.build import source
 from launcher.build.image import Builds, Request
 from launcher.errors import BuildError, EngineError
 from launcher.matrix.load import load_matrix
@@ -192,29 +193,34 @@ def test_a_base_that_cannot_be_pulled_is_refused(engine: DockerClient, site: Set
         builds.build(Request("cpu", base="registry.invalid/none:1"))
 
 
+@pytest.fixture
+def builds(engine: DockerClient, site: Settings) -> Builds:
+    return Builds(engine, site, Progress(), NAMES)
+
+
+@pytest.fixture
+def edited(builds: Builds, bases: Bases, tmp_path: Path) -> Request:
+    """A build of a source of 0.12.3, to be changed."""
+    source.locked(builds.recipe(Request("cpu", "0.12.3")), builds.site).unpack(tmp_path / "edited")
+    return Request("cpu", "0.12.3", tmp_path / "edited", bases.base, bases.builder)
+
+
 def test_a_compiler_error_fails_the_build_with_its_lines_and_leaves_no_tag(
-    engine: DockerClient, site: Settings, bases: Bases, tmp_path: Path
+    engine: DockerClient, builds: Builds, edited: Request
 ) -> None:
     """From 0.10 on a broken compiler still gives a wheel, with no extension in it."""
-    lock = Builds(engine, site, Progress(), NAMES)
-    sdist = lock._source(Request("cpu", "0.12.3"))
-    sdist.unpack(tmp_path / "broken")
-    (tmp_path / "broken/megatron/core/datasets/helpers.cpp").write_text("not C++\n")
-    request = Request("cpu", "0.12.3", tmp_path / "broken", bases.base, bases.builder)
+    assert edited.checkout
+    (edited.checkout / "megatron/core/datasets/helpers.cpp").write_text("not C++\n")
     before = {name for found in engine.images.list() for name in found.tags}
     with pytest.raises(BuildError) as caught:
-        lock.build(request)
+        builds.build(edited)
     assert "holds no compiled megatron.core.datasets.helpers_cpp" in str(caught.value)
     assert {name for found in engine.images.list() for name in found.tags} == before
 
 
-def test_a_patch_that_does_not_apply_fails_by_name(
-    engine: DockerClient, site: Settings, bases: Bases, tmp_path: Path
-) -> None:
-    builds = Builds(engine, site, Progress(), NAMES)
-    builds._source(Request("cpu", "0.12.3")).unpack(tmp_path / "edited")
-    setup = tmp_path / "edited/setup.py"
+def test_a_patch_that_does_not_apply_fails_by_name(builds: Builds, edited: Request) -> None:
+    assert edited.checkout
+    setup = edited.checkout / "setup.py"
     setup.write_text(setup.read_text().replace("find_namespace_packages", "find_packages"))
-    request = Request("cpu", "0.12.3", tmp_path / "edited", bases.base, bases.builder)
     with pytest.raises(BuildError, match=r"0\.12\.3/01-package-all-of-megatron\.patch"):
-        builds.build(request)
+        builds.build(edited)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +15,7 @@ import pytest
 from launcher.build import fetch
 from launcher.settings import ROOT
 from tests.conftest import NAMES
+from tests.e2e.command import BUILD, killed
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -27,17 +26,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1800)]
 
-# `image build`, under the names that tests give their images.
-BUILD = """
-import sys
-from launcher.build.image import Builds, Request
-from launcher.engine.connect import connect
-from launcher.screen import Progress
-from launcher.settings import settings
-base, builder, names = sys.argv[1:]
-request = Request("cpu", base=base, builder=builder, no_cache=True)
-print(Builds(connect(timeout=600), settings(), Progress(), names).build(request).id)
-"""
 TIMES = 10
 LATEST = 12.0  # seconds: it is compiling by then
 
@@ -51,23 +39,14 @@ def test_ten_builds_that_are_killed_harm_none_that_follows(
     small = (path for path in sorted((cache / "sha256").glob("*/*")) if path.stat().st_size < 5e6)
     for path in [*small][::3]:
         path.unlink()  # some have to be fetched as well
-    command = [sys.executable, "-c", BUILD, bases.base, bases.builder, NAMES]
-    environment = os.environ | {"LAUNCHER_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
+    command = ["-c", BUILD, bases.base, bases.builder, NAMES]
+    environment = {"LAUNCHER_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
     drawn = random.Random(0)  # noqa: S311
-    killed = 0
-    for number in range(TIMES):
-        with subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        ) as process:
-            time.sleep(LATEST * (number + drawn.random()) / TIMES)
-            killed += process.poll() is None
-            os.killpg(process.pid, signal.SIGKILL)
-    assert killed == TIMES
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    waits = [LATEST * (number + drawn.random()) / TIMES for number in range(TIMES)]
+    assert all([killed(command, wait, **environment) for wait in waits])
+    done = subprocess.run(
+        [sys.executable, *command], env=os.environ | environment, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout.strip()) == (0, built), done.stderr
     files = [path for path in (cache / "sha256").glob("*/*") if path.is_file()]
     assert files

@@ -5,10 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-import signal
 import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -21,8 +18,8 @@ import pytest
 from launcher.build.beside import PROVENANCE, SBOM
 from launcher.engine.connect import engine_host
 from launcher.oci.archive import archive, load_archive
-from launcher.settings import ROOT, Settings
-from tests.e2e.command import launcher, random_file, refused
+from launcher.settings import Settings
+from tests.e2e.command import killed, launcher, random_file, refused
 from tests.e2e.registry import Registry, serving
 
 if TYPE_CHECKING:
@@ -184,22 +181,14 @@ def test_saves_that_are_killed_leave_nothing_that_is_loaded_and_the_next_complet
     started = time.monotonic()
     done(on(engine, *save, str(whole)))
     takes = time.monotonic() - started
-    killed = 0
+    kills = 0
     for number in range(10):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "launcher", *save, str(folder)],
-            cwd=ROOT,
-            env=os.environ | {"DOCKER_HOST": engine_host(engine)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        time.sleep(takes * (0.3 + 0.07 * number))
-        process.send_signal(signal.SIGKILL)
-        if process.wait() == -signal.SIGKILL:
-            killed += 1
+        command = ["-m", "launcher", *save, str(folder)]
+        if killed(command, takes * (0.3 + 0.07 * number), DOCKER_HOST=engine_host(engine)):
+            kills += 1
             if folder.exists() and not (folder / "transfer.json").exists():
                 refused(on(elsewhere, "image", "load", "--all-tags", str(folder)), 2, str(folder))
-    assert killed
+    assert kills
     assert not elsewhere.images.list(all=True)
     done(on(engine, *save, str(folder)))
     assert subprocess.run(["diff", "-r", whole, folder]).returncode == 0

@@ -138,11 +138,12 @@ def test_a_run_that_is_kept_can_be_asked_again_and_goes_on(here: Site, image: st
 def test_a_run_that_was_ended_for_it_is_started_again(here: Site, image: str) -> None:
     hang = f"open('{GO}', 'w'); time.sleep(3600)"
     config = training(image, 2, "end") | {"max_restarts": 1}
+    config["watchdog"]["timeout"] = 3 * WITHIN  # on a busy machine an ending is as long silent
     config["mounts"][0]["read_only"] = False
     done = here.done(*launch(here, config, program(hang, rank=0, call=60)))
     assert done.process.returncode == 0, done
     told = done.told()
-    assert told[0].startswith(f"no output for {WITHIN} s: rank 0 isn't in a collective: in hang")
+    assert re.match(r"no output for \d+ s: rank 0 isn't in a collective: in hang", told[0])
     assert told[-1] == "starting it again: 1 of 1 times"
     assert "finished after iteration 60" in done.out
 
