@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from launcher.train.ranks.stacks import Frame
+
 ENTRIES = 2000
 """How many collectives each rank keeps; the default of torch 2.6 and later."""
 
@@ -126,8 +128,6 @@ def _operation(entry: Mapping[str, Any]) -> Operation:
 
 
 def _caller(frames: Iterable[Mapping[str, Any]]) -> str:
-    from launcher.train.ranks.stacks import Frame
-
     found = (
         Frame(str(frame["filename"]), int(frame["line"]), str(frame["name"])) for frame in frames
     )
