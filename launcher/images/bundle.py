@@ -273,7 +273,11 @@ def load_images(folder: Path, index: Index, client: DockerClient, progress: Prog
         own = images.id_of(client, image.id)
         if own is None:
             place = folder / image.path
-            own, _ = load.load_checked(client, place, read_listing(place), progress)
+            listing = read_listing(place)
+            if listing.manifest != image.manifest:  # it was another when it was checked
+                path = f"{image.path}/{layout.LISTING}"
+                raise DamagedError(folder, [Damage(path, image.manifest, listing.manifest)])
+            own, _ = load.load_checked(client, place, listing, progress)
         names = _with_tag(image.names)
         for name in names:
             if (there := images.id_of(client, name)) not in (None, own):

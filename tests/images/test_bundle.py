@@ -16,7 +16,7 @@ import pytest
 from launcher.build import fetch, source
 from launcher.build.inputs import Commit, Fetched
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
-from launcher.images import bundle
+from launcher.images import bundle, images, save
 from launcher.images.check import DamagedError
 from launcher.images.load import load
 from launcher.matrix.load import load_lock, load_matrix
@@ -188,14 +188,14 @@ def test_all_that_is_damaged_is_named(folder: Path) -> None:
 def test_another_image_in_its_place_is_told(folder: Path, tmp_path: Path) -> None:
     """Somebody's own, whole in itself."""
     (place,) = (folder / "images").iterdir()
-    engine = Engine()
+    index, engine = bundle.check_bundle(folder, QUIET), Engine()
     other = engine.add("base:1", (*BASE_LAYERS, b"more"))
-    from launcher.images import images, save
-
     shutil.rmtree(place)
     save.save(cast("Any", engine), images.find(engine, other.names[0]), place, 10_000, QUIET)
     with pytest.raises(DamagedError, match=rf"images/{place.name}/transfer\.json"):
         bundle.check_bundle(folder, QUIET)
+    with pytest.raises(DamagedError, match=rf"images/{place.name}/transfer\.json"):
+        bundle.load_images(folder, index, cast("Any", engine), QUIET)  # put there meanwhile
 
 
 def test_what_is_no_bundle_is_told(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,17 +20,7 @@ def unpack(folder: Path, wanted: Sequence[str], optional: Sequence[str] = ()) ->
 
     Of `optional`, what the distribution has comes too. A folder that is complete is left alone.
     """
-    if (folder / COMPLETE).exists():
-        return folder
-    _require_apt(wanted)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with files.scratch(folder.parent) as scratch:
-        root = scratch / "root"
-        root.mkdir()
-        for package in _download(scratch, wanted, optional):
-            _run(["dpkg-deb", "--extract", "--", str(package), str(root)])
-        _put(root, folder, " ".join(wanted))
-    return folder
+    return _unpack(folder, wanted, lambda scratch: _download(scratch, wanted, optional))
 
 
 def unpack_newer(folder: Path, name: str, suite: str) -> Path:
@@ -38,28 +28,35 @@ def unpack_newer(folder: Path, name: str, suite: str) -> Path:
 
     It comes from the mirror that apt is set up with. A folder that is complete is left alone.
     """
-    if (folder / COMPLETE).exists():
-        return folder
-    _require_apt([name])
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with files.scratch(folder.parent) as scratch:
+
+    def download(scratch: Path) -> list[Path]:
         options = [*_apt_options(scratch), *_suite_options(scratch, suite)]
         _run(["apt-get", *options, "update"])
         _run(["apt-get", *options, "download", "--", name], cwd=scratch)
+        return [*scratch.glob("*.deb")]
+
+    return _unpack(folder, [name], download)
+
+
+def _unpack(
+    folder: Path, wanted: Sequence[str], download: Callable[[Path], Sequence[Path]]
+) -> Path:
+    """`folder` with what `download` puts into another, in place of an incomplete one of ours."""
+    if (folder / COMPLETE).exists():
+        return folder
+    _require_apt(wanted)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with files.scratch(folder.parent) as scratch:
         root = scratch / "root"
-        for package in scratch.glob("*.deb"):
+        root.mkdir()
+        for package in download(scratch):
             _run(["dpkg-deb", "--extract", "--", str(package), str(root)])
-        _put(root, folder, name)
+        files.write(root / COMPLETE, f"{' '.join(wanted)}\n")
+        files.mark(root)
+        with suppress(FileNotFoundError):
+            files.remove_folder(folder, folder.parent)
+        files.rename(root, folder)
     return folder
-
-
-def _put(root: Path, folder: Path, held: str) -> None:
-    """Give what was unpacked its name, in place of an incomplete folder of ours."""
-    files.write(root / COMPLETE, f"{held}\n")
-    files.mark(root)
-    with suppress(FileNotFoundError):
-        files.remove_folder(folder, folder.parent)
-    files.rename(root, folder)
 
 
 def _suite_options(scratch: Path, suite: str) -> list[str]:
