@@ -16,7 +16,7 @@ from launcher.matrix.load import load_matrix
 from launcher.matrix.schema import misfit
 
 MATRIX = load_matrix()
-CUDA = [tag for tag, row in MATRIX.rows.items() if row.cuda]
+FIT = [v for v, one in MATRIX.releases.items() if misfit(MATRIX.rows["cpu"], v, one) is None]
 
 
 def printed(capsys: pytest.CaptureFixture[str], *args: str) -> list[dict[str, object]]:
@@ -60,11 +60,6 @@ def test_rows_with_cuda_are_left_out_without_a_runner_for_them_and_that_is_told(
     assert err == "left out, as --cuda-runner names no runner: 24.09, 24.10\n"
 
 
-def test_only_cuda_leaves_the_others_out(capsys: pytest.CaptureFixture[str]) -> None:
-    jobs = printed(capsys, "24.10", "cpu", "--only-cuda", "--cuda-runner", "gpu")
-    assert [job["tag"] for job in jobs] == ["24.10"]
-
-
 def test_a_row_gets_a_job_for_each_named_release_that_fits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -75,13 +70,6 @@ def test_a_row_gets_a_job_for_each_named_release_that_fits(
         ("cpu", "0.9.0"),
         ("cpu", "0.15.3"),  # Python 3.11, and 0.19.0 wants 3.12
     ]
-
-
-def test_all_are_the_releases_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    row = MATRIX.rows["cpu"]
-    fits = [v for v, release in MATRIX.releases.items() if misfit(row, v, release) is None]
-    assert [job["megatron"] for job in printed(capsys, "cpu", "--megatron", "all")] == fits
-    assert len(fits) > 1
 
 
 @pytest.mark.parametrize("untried", [tag for tag, row in MATRIX.rows.items() if row.untried])
@@ -105,6 +93,8 @@ def test_an_untried_row_has_one_where_it_is_named(
         ),
         (["24.11"], "no tag '24.11' in the matrix"),
         (["--megatron", "0.9"], "no Megatron release '0.9' in the matrix"),
+        (["24.11", "--allow-none"], "no tag '24.11' in the matrix"),
+        (["cpu", "--megatron", "0.19.0", "--allow-none"], "requires python >=3.12"),
     ],
 )
 def test_what_github_would_refuse_is_refused(
@@ -131,21 +121,22 @@ def test_nothing_is_printed_for_no_job_where_that_is_allowed(
     assert capsys.readouterr() == ("", said)
 
 
-@pytest.mark.parametrize("args", [["24.11"], ["cpu", "--megatron", "0.19.0"]])
-def test_what_is_none_is_refused_there_too(
-    args: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("args", "same"),
+    [
+        (["cpu", "--allow-none"], ["cpu"]),
+        (["24.10", "cpu", "--only-cuda", "--cuda-runner", "x"], ["24.10", "--cuda-runner", "x"]),
+        (["cpu", "cpu", "--megatron", "0.16.1", "--megatron", "0.16.1"], ["cpu"]),
+        (
+            ["cpu", "--megatron", "all"],
+            ["cpu", *(word for one in FIT for word in ("--megatron", one))],
+        ),
+    ],
+)
+def test_what_is_left_out_or_named_twice_changes_nothing_else(
+    args: list[str], same: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["matrix", "github", "--allow-none", *args]) == 2
-    assert capsys.readouterr().out == ""
-
-
-def test_jobs_are_printed_where_none_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, "cpu", "--allow-none") == printed(capsys, "cpu")
-
-
-def test_what_is_named_twice_is_one_job(capsys: pytest.CaptureFixture[str]) -> None:
-    twice = ["cpu", "cpu", "--megatron", "0.9.0", "--megatron", "0.9.0"]
-    assert printed(capsys, *twice) == printed(capsys, "cpu", "--megatron", "0.9.0")
+    assert printed(capsys, *args) == printed(capsys, *same)
 
 
 def test_more_jobs_than_github_makes_are_refused() -> None:
