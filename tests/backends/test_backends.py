@@ -7,15 +7,8 @@ import sys
 
 import pytest
 
-from launcher.backends import BACKENDS, backend
+from launcher.backends import backend
 from launcher.errors import UsageError
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-def test_a_backend_has_what_the_command_needs(name: str) -> None:
-    found = backend(name)
-    for method in ("request", "show", "facts", "count_gpus", "start", "jobs", "shell", "inside"):
-        assert callable(getattr(found, method))
 
 
 def test_the_nearest_backend_is_named() -> None:

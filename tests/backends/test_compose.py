@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.backends import compose, compose_examples, docker
+from launcher.backends import compose, compose_examples
 from launcher.errors import UsageError
 from launcher.matrix import render
 from launcher.matrix.load import load_matrix
@@ -99,11 +99,6 @@ def test_what_cant_be_shared_out_is_refused(asked: str) -> None:
         split(replace(parse_gpus(asked), count=3), 2)
 
 
-def test_on_one_node_gpus_stay_as_they_are() -> None:
-    assert split(Gpus(2), 1) == Gpus(2)
-    assert split(Gpus(8, everything=True), 1) == Gpus(8, everything=True)
-
-
 def test_what_compose_cant_do_is_refused(full: Plan, several: Plan) -> None:
     with pytest.raises(UsageError, match="--tie"):
         compose.request(full)
@@ -181,7 +176,3 @@ def test_examples_name_no_place_of_a_machine() -> None:
         for service in yaml.safe_load(path.read_text())["services"].values():
             assert all(one["source"].startswith("./") for one in service["volumes"])
             assert "labels" not in service
-
-
-def test_containers_have_the_names_that_docker_gives(bare: Plan) -> None:
-    assert services(bare)["node-0"]["container_name"] == docker.container_name(bare)

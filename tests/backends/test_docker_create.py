@@ -82,20 +82,6 @@ def comparable(shown: dict[str, Any]) -> dict[str, Any]:
     return dict(parts)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "count", "ids"),
-    [("2", 2, None), ("all", -1, None), ("device=0,1", 0, ["0", "1"]), ("device=3", 0, ["3"])],
-)
-def test_the_engine_is_asked_for_gpus(
-    engine: DockerClient, python_image: str, bare: Plan, gpus: str, count: int, ids: list[str]
-) -> None:
-    asked = replace(parse_gpus(gpus), count=2)
-    with created(engine, replace(bare, image=python_image, gpus=asked)) as shown:
-        (devices,) = shown["HostConfig"]["DeviceRequests"]
-    assert (devices["Count"], devices["DeviceIDs"]) == (count, ids)
-    assert devices["Capabilities"] == [["gpu"]]
-
-
 def assert_same(client: DockerClient, plan: Plan) -> dict[str, Any]:
     """What inspect shows of the launcher's own container, which the shown line's is like."""
     with created(client, plan) as ours:

@@ -102,30 +102,23 @@ def test_it_attaches_before_it_starts_and_tells_the_streams_apart(bare: Plan) ->
     assert job.wait() == Ended(5)
 
 
-def test_detached_it_is_not_attached(bare: Plan) -> None:
-    api = Api()
-    job = docker_job.start(api, bare, attach=False)
-    assert api.calls == ["create", "start"]
-    assert (job.run, job.handle) == ("0a1b2c3d", "abc")
-
-
-def test_an_end_for_want_of_memory_is_told_apart(bare: Plan) -> None:
-    api = Api()
-    api.state = {"OOMKilled": True, "ExitCode": 137}
-    assert docker_job.start(api, bare, attach=False).ended() == Ended(137, Cause.MEMORY)
-
-
-def test_a_running_job_has_not_ended(bare: Plan) -> None:
-    api = Api()
-    api.state = {"Running": True, "Status": "running", "ExitCode": 0}
-    assert docker_job.start(api, bare, attach=False).ended() is None
-
-
-def test_a_paused_container_has_not_ended_and_does_not_run(bare: Plan) -> None:
-    api = Api()
-    api.state = {"Running": True, "Paused": True, "Status": "paused", "ExitCode": 0}
-    job = docker_job.start(api, bare, attach=False)
-    assert (job.ended(), job.state()) == (None, "paused")
+@pytest.mark.parametrize(
+    ("state", "ended"),
+    [
+        ({"Running": True, "Status": "running"}, None),
+        ({"Running": True, "Status": "paused"}, None),
+        ({"Running": False, "Status": "created"}, None),
+        ({"Running": False, "Status": "restarting"}, None),
+        ({"Status": "exited"}, Ended(137)),
+        ({"Status": "exited", "OOMKilled": True}, Ended(137, Cause.MEMORY)),
+        ({"Status": "removing"}, Ended(137, Cause.REMOVED)),
+        ({"Status": "dead"}, Ended(137, Cause.REMOVED)),
+        (None, Ended(137, Cause.REMOVED)),
+    ],
+)
+def test_the_end_by_the_engines_state(state: dict[str, Any] | None, ended: Ended | None) -> None:
+    told = None if state is None else {"Running": False, "ExitCode": 137, **state}
+    assert docker_job.ended_as(told) == ended
 
 
 def test_without_memlock_it_goes_on_and_says_so_once(
@@ -209,27 +202,31 @@ def test_a_lost_engine_is_no_end(bare: Plan) -> None:
     assert "remove" not in api.calls
 
 
-def test_a_container_that_was_removed_is_told(bare: Plan) -> None:
-    api = Api(wait=lambda body: NotFound("gone"))
-    assert docker_job.start(api, bare, attach=False).wait() == Ended(137, Cause.REMOVED)
-
-
-@pytest.mark.parametrize(
-    ("code", "ended"), [(5, Ended(5)), (0, Ended(0)), (137, Ended(137, Cause.REMOVED))]
-)
 def test_one_that_its_follower_removed_meanwhile_keeps_its_exit_code(
-    bare: Plan, monkeypatch: pytest.MonkeyPatch, code: int, ended: Ended
+    bare: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = Api(inspect=lambda body: NotFound("gone"))
-    monkeypatch.setattr(api, "wait", lambda container: {"StatusCode": code})
-    assert docker_job.start(api, bare, attach=False).wait() == ended
+    job = docker_job.start(api, bare, attach=False)
+    for code, ended in ((5, Ended(5)), (0, Ended(0)), (137, Ended(137, Cause.REMOVED))):
+        monkeypatch.setattr(api, "wait", lambda container, code=code: {"StatusCode": code})
+        assert job.wait() == ended
+    gone = Api(wait=lambda body: NotFound("gone"))
+    assert docker_job.start(gone, bare, attach=False).wait() == Ended(137, Cause.REMOVED)
 
 
-@pytest.mark.parametrize("status", ["removing", "dead"])
-def test_one_that_is_being_removed_was_removed(bare: Plan, status: str) -> None:
+def test_a_stop_leaves_a_running_one_to_its_follower_and_removes_an_unstarted_one(
+    bare: Plan,
+) -> None:
     api = Api()
-    api.state = {"Status": status, "ExitCode": 137}
-    assert docker_job.start(api, bare, attach=False).ended() == Ended(137, Cause.REMOVED)
+    job = docker_job.start(api, bare, attach=False)
+    job.stop(20)
+    job.kill()
+    assert api.calls == ["create", "start", "stop 20", "kill"]
+    api.state = {"Status": "created"}
+    for end in (lambda: job.stop(20), job.kill):
+        end()
+        assert api.calls[4:].count("remove") == 1
+        del api.calls[4:]
 
 
 @pytest.mark.parametrize(("status", "told"), [(409, 0), (500, 1)])
@@ -240,26 +237,6 @@ def test_what_somebody_else_is_removing_is_not_told_as_left(
     error.response.status_code = status
     docker_job.start(Api(remove=lambda body: error), bare, attach=False).remove()
     assert capsys.readouterr().err.count("docker rm -f abc") == told
-
-
-def test_a_stop_of_a_running_one_leaves_it_to_its_follower(bare: Plan) -> None:
-    api = Api()
-    job = docker_job.start(api, bare, attach=False)
-    job.stop(20)
-    job.kill()
-    assert api.calls == ["create", "start", "stop 20", "kill"]
-
-
-@pytest.mark.parametrize(
-    "end", [lambda job: job.stop(20), lambda job: job.kill()], ids=["stop", "kill"]
-)
-def test_a_stop_removes_one_that_was_never_started(
-    bare: Plan, end: Callable[[docker_job.DockerJob], None]
-) -> None:
-    api = Api()
-    api.state = {"Status": "created"}
-    end(docker_job.start(api, bare, attach=False))
-    assert "remove" in api.calls
 
 
 class CutLog(BaseHTTPRequestHandler):

@@ -177,12 +177,6 @@ def test_much_output_is_whole(start: Callable[..., Any]) -> None:
     assert written(job)[0] == b"".join(b"%d\n" % n for n in range(100_000))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_a_kill_is_told_as_a_shell_does(start: Callable[..., Any], signum: int) -> None:
-    job = start(f"import os; os.kill(os.getpid(), {signum})")
-    assert job.wait() == Ended(128 + signum)
-
-
 ASKED = """\
 import signal, sys, time
 def stop(signum, frame):

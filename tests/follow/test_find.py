@@ -147,20 +147,17 @@ def test_what_can_be_resumed_has_ended_and_left_a_complete_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("end", "state"),
-    [(None, "running"), (Ended(3), "ended (3)"), (Lost("gone"), "unknown")],
+    ("end", "doing", "state"),
+    [
+        (None, "running", "running"),
+        (None, "paused", "paused"),
+        (Ended(3), "", "ended (3)"),
+        (Lost("gone"), "", "unknown"),
+    ],
 )
-def test_a_row(end: Any, state: str, tmp_path: Path) -> None:
+def test_a_row(end: Any, doing: str, state: str, tmp_path: Path) -> None:
     more = {"gpus": "2", "image": "some/image", "checkpoints": str(tmp_path)}
-    job: Any = MadeUpJob("aa11", "first", "2025", end, more)
+    job: Any = MadeUpJob("aa11", "first", "2025", end, more, doing)
     told = ("aa11", "first", state, "made up", "2", "some/image", "2025", "")
     assert find.row(job) == told
-
-
-def test_a_paused_run_goes_on_and_is_not_running(
-    backends: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was listed as running."""
-    paused: Any = MadeUpJob("aa11", "first", "2025", doing="paused")
-    assert find.row(paused)[2] == "paused"
-    assert goes_on(paused)
+    assert goes_on(job) is (end is None)

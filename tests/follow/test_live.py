@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import TextIO
 
 import pytest
@@ -24,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.follow.live import LiveLine, State, line, terminal
-from launcher.records.metrics import Memory, Step, Validation
+from launcher.records.metrics import Found, Memory, Step, Validation
 from launcher.records.throughput import Rates
 from launcher.settings import ROOT
 
@@ -62,9 +61,33 @@ def test_it_fits_any_width(
     assert text.isascii()
 
 
-def test_nothing_before_the_first_step() -> None:
-    assert line(State(), 80) == ""
-    assert line(State().after(Validation(1, loss=2.0)), 80) == ""
+@pytest.mark.parametrize(
+    ("found", "rates", "told"),
+    [
+        ([], None, r"^$"),
+        ([Validation(1, loss=2.0)], None, r"^$"),
+        ([Step(10, 10, 5.0)], None, r"^(?!.*ETA)"),
+        ([Step(1, 2, 5.0, loss=math.nan)], None, r"loss nan"),
+        ([Step(1, 2, 5.0, nan=3)], None, r"loss nan"),
+        ([Step(1, 2, 5.0, skipped=10)], None, r"^(?!.*loss)"),
+        (
+            [Step(1, 2, 12_345.0, reported_tflops_per_gpu=8.7)],
+            None,
+            r"12\.3 s/step  8\.7 TFLOP/s  ETA",
+        ),
+        ([Step(1, 2, 5.0)], Rates(123.4, 0.00123), r"123 tokens/s  0\.0012 TFLOP/s"),
+        (
+            [STEP, *(Memory(n, max_reserved_mib=1000.0 * (n + 1)) for n in (0, 2, 1))],
+            None,
+            r"mem 3\.1 GB",  # of the GPU that takes most
+        ),
+    ],
+)
+def test_what_is_told_of(found: list[Found], rates: Rates | None, told: str) -> None:
+    state = State()
+    for each in found:
+        state = state.after(each, rates)
+    assert re.search(told, line(state, 200))
 
 
 @pytest.mark.parametrize(
@@ -85,33 +108,6 @@ def test_the_time_left_goes_by_the_middle_of_the_last_few(
     for number, ms in enumerate(times):
         state = state.after(Step(number, number + left, ms))
     assert line(state, 200).endswith(told)
-
-
-def test_no_time_is_left_at_the_end() -> None:
-    assert "ETA" not in line(State().after(Step(10, 10, 5.0)), 200)
-
-
-def test_a_loss_that_is_none() -> None:
-    assert "loss nan" in line(State().after(Step(1, 2, 5.0, loss=math.nan)), 80)
-    assert "loss nan" in line(State().after(Step(1, 2, 5.0, nan=3)), 80)
-    assert "loss" not in line(State().after(Step(1, 2, 5.0, skipped=10)), 80)
-
-
-def test_without_a_shape_the_logs_own_throughput_is_shown() -> None:
-    text = line(State().after(Step(1, 2, 12_345.0, reported_tflops_per_gpu=8.7)), 80)
-    assert "12.3 s/step  8.7 TFLOP/s  ETA" in text
-
-
-def test_a_slow_run_has_a_speed_too() -> None:
-    text = line(State().after(Step(1, 2, 5.0), Rates(123.4, 0.00123)), 80)
-    assert "123 tokens/s  0.0012 TFLOP/s" in text
-
-
-def test_memory_is_that_of_the_gpu_that_takes_most() -> None:
-    state = State()
-    for rank, size in enumerate((1000.0, 3000.0, 2000.0)):
-        state = state.after(Memory(rank, max_reserved_mib=size))
-    assert "mem 3.1 GB" in line(state.after(STEP), 200)
 
 
 class Terminal(io.StringIO):
@@ -304,17 +300,6 @@ def test_two_threads_write_whole_lines() -> None:
     assert sorted(lines_of(bytes(terminal.seen), 80)) == ["", *["a" * 9] * 200, *["b" * 9] * 200]
 
 
-def test_nothing_is_drawn_where_piped(tmp_path: Path) -> None:
-    threads = threading.active_count()
-    with open(tmp_path / "out", "wb") as out, LiveLine(None) as live:
-        live.show(STEP)
-        for data in OUTPUT:
-            with live.passing(data):
-                out.write(data)
-        assert threading.active_count() <= threads
-    assert (tmp_path / "out").read_bytes() == b"".join(OUTPUT)
-
-
 def test_a_terminal_that_is_lost_is_nothing_to_the_run() -> None:
     class Lost(Terminal):
         def write(self, text: str) -> int:
@@ -325,13 +310,6 @@ def test_a_terminal_that_is_lost_is_nothing_to_the_run() -> None:
         for _ in range(5):
             with live.passing(b"x\n"):
                 time.sleep(0.03)
-
-
-def test_an_error_of_the_write_is_passed_on() -> None:
-    with LiveLine(Terminal(), lambda: 80) as live:
-        live.show(STEP)
-        with pytest.raises(BrokenPipeError), live.passing(b"x\n"):
-            raise BrokenPipeError
 
 
 IN_BACKGROUND = """

@@ -181,11 +181,6 @@ def test_an_engine_that_comes_back_with_the_run_ended_has_ended_it(runs: Path) -
     assert (first.calls, back.calls) == ([], ["remove"])
 
 
-def test_a_run_that_outlives_its_engine_ends_by_itself(runs: Path) -> None:
-    found = supervise.supervise(engine(FakeJob(end=Ended(3))), never, job=FakeJob(cut=0))
-    assert found.ended == Ended(3)
-
-
 def test_a_run_that_has_gone_with_its_engine_was_removed(runs: Path) -> None:
     found = supervise.supervise(engine(), never, job=FakeJob(cut=0))
     assert found.ended == Ended(137, Cause.REMOVED)
@@ -252,15 +247,6 @@ def test_the_first_signal_asks_and_says_for_what_it_waits(
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_the_second_signal_ends_it(runs: Path) -> None:
-    job = FakeJob(waits=True, deaf=True, end=Ended(137))
-    signals((signal.SIGINT, ready), (signal.SIGTERM, lambda: job.calls))
-    found = supervise.supervise(engine(), never, job=job)
-    assert job.calls == ["stop 10", "kill", "remove"]
-    assert owner.asked_to_stop(RUN)  # for a launcher that follows it too
-    assert (found.outcome, found.code) == (Outcome.STOPPED, 137)
-
-
 def test_while_it_saves_what_is_left_is_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(supervise, "tell", told.append)
@@ -274,18 +260,6 @@ def test_while_it_saves_what_is_left_is_told(runs: Path, monkeypatch: pytest.Mon
     assert all(
         re.fullmatch(r"waiting for the run to save: [45][.0-9]* min left", one) for one in reminders
     )
-
-
-def test_a_signal_during_the_start_is_for_the_run_that_starts(runs: Path) -> None:
-    job = FakeJob(waits=True)
-
-    def start(attempt: int) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        job.calls.append("started")
-        return job
-
-    assert supervise.supervise(engine(), start).outcome is Outcome.STOPPED
-    assert job.calls == ["started", "stop 10", "remove"]
 
 
 def test_a_signal_during_the_start_is_heard_beside_other_threads(runs: Path) -> None:
@@ -434,16 +408,6 @@ def test_where_another_follows_it_the_run_is_neither_removed_nor_started_again(
     assert (found.code, job.calls) == (1, [])
     supervise.supervise(engine(), never, job=job)
     assert job.calls == ["remove"]
-
-
-def test_a_run_without_a_record_is_the_followers_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "none"))
-    with owner.following(RUN) as first, owner.following(RUN) as second:
-        assert first
-        assert second
-    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(("own", "told"), [(600, "25 s"), (20, "20 s")])
