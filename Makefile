@@ -47,6 +47,7 @@ lint: dev
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
+	@$(VENV)/bin/vulture
 	@$(VENV)/bin/jactionlint --shellcheck=$(VENV)/bin/shellcheck .github/*.yml .github/workflows/*.yml
 	@$(VENV)/bin/hadolint images/*/Dockerfile
 

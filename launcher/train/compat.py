@@ -1,4 +1,7 @@
-"""What differs between the Megatron-Core releases and the torch versions they meet."""
+"""What differs between the Megatron-Core releases and the torch versions they meet.
+
+Every other name that `launcher.train` uses of Megatron means the same in all of them.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,6 @@ import os
 from typing import Any
 
 from launcher.train.gpt.arguments import UsageError
-
-SUPPORTED = ("0.9.0", "0.10.0", "0.11.0", "0.12.3", "0.13.1", "0.14.0", "0.15.3", "0.16.1")
-"""The releases that `launcher.train.gpt` has trained, saved and loaded with.
-
-Others of the same minor versions are expected to work; 0.19 imports Triton even where there is
-no GPU. Every name that `launcher.train` uses of Megatron means the same in all of them; what
-isn't so is below.
-"""
 
 
 def trust_checkpoints() -> None:

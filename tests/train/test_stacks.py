@@ -50,7 +50,6 @@ def test_threads_are_read_as_they_were_written() -> None:
     assert [frame.function for frame in waiting] == ["wait", "get", "_bootstrap"]
     assert main[0].place == "distributed_c10d.py:2806"
     assert [frame.is_library for frame in main] == [True, True, False, False, True, True]
-    assert [frame.is_megatron for frame in main][2:4] == [True, False]
     assert stacks.main_thread([main, waiting]) == stacks.main_thread([waiting, main]) == main
 
 

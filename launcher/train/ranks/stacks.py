@@ -28,8 +28,6 @@ LIBRARY = re.compile(
 )
 """The paths of code that a program only passes through: torch, the standard library, this."""
 
-MEGATRON = re.compile(r"/megatron/(?:core|training|legacy|inference|post_training|rl)/")
-
 
 @dataclass(frozen=True)
 class Frame:
@@ -48,11 +46,6 @@ class Frame:
     def is_library(self) -> bool:
         """Whether it is torch's, the standard library's, or what starts a rank."""
         return bool(LIBRARY.search(self.file))
-
-    @property
-    def is_megatron(self) -> bool:
-        """Whether it is Megatron's."""
-        return bool(MEGATRON.search(self.file))
 
 
 Stack = tuple[Frame, ...]
