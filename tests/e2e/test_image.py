@@ -69,6 +69,7 @@ def test_what_is_added_is_one_layer_of_normalised_files_under_40_mb(
     assert not [row for row in rows if row[5].endswith(".o")]
 
 
+@pytest.mark.long  # of a small row: tests/e2e/test_verify.py
 def test_the_layers_are_the_same_when_it_is_built_again(
     engine: DockerClient, site: Settings, bases: Bases
 ) -> None:
