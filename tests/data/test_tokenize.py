@@ -108,9 +108,7 @@ EDITS = st.lists(
 )
 
 
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=LINES, end=st.sampled_from([b"\n", b"\r\n", b"\r"]), edits=EDITS, last=st.booleans())
 @example(lines=[b'{"text": "a"}', b"{"], end=b"\n", edits=[], last=False)
 def test_no_document_is_lost_in_silence(

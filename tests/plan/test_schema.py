@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -56,7 +56,6 @@ def test_the_schema_is_one() -> None:
     assert SCHEMA["additionalProperties"] is False
 
 
-@settings(max_examples=500, deadline=None)
 @given(st.data())
 def test_what_the_models_take_the_schema_takes(data: st.DataObject) -> None:
     kind, values = data.draw(st.sampled_from(VALUES))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
@@ -170,7 +170,6 @@ def told(text: str, sets: list[str], rest: tuple[str, ...], path: Path) -> str:
 RIGHT = "name: a\nimage: cpu\ngpus: 0\nprogram: ./own.py\n"
 
 
-@settings(max_examples=300, deadline=None)
 @given(secret=SECRETS, name=st.sampled_from(NAMES), data=st.data())
 def test_a_secret_is_never_shown(
     tmp_path_factory: pytest.TempPathFactory, secret: str, name: str, data: st.DataObject

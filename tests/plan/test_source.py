@@ -338,25 +338,24 @@ def draw_release(raw: bytes) -> str:
 THOROUGH = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=300, **THOROUGH)
+@settings(**THOROUGH)
 @given(text=spoiled_characters())
 def test_a_preset_with_wrong_characters_has_a_place(tmp_path: Path, text: str) -> None:
     judged(tmp_path / "run.yaml", text.encode(errors="surrogatepass"))
 
 
-@settings(max_examples=300, **THOROUGH)
+@settings(**THOROUGH)
 @given(data=st.dictionaries(KEYS, VALUES, max_size=6))
 def test_a_file_of_wrong_values_has_a_place(tmp_path: Path, data: dict[str, object]) -> None:
     judged(tmp_path / "run.yaml", yaml.safe_dump(data).encode())
 
 
-@settings(max_examples=100, **THOROUGH)
+@settings(**THOROUGH)
 @given(raw=st.binary(max_size=60))
 def test_bytes_have_a_place(tmp_path: Path, raw: bytes) -> None:
     assert judged(tmp_path / "run.yaml", raw)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text())
 def test_no_set_argument_raises_anything_but_a_usage_error(argument: str) -> None:
     try:
