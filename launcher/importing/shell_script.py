@@ -14,7 +14,7 @@ from launcher.importing import shell
 from launcher.importing.container_line import Container, container
 from launcher.importing.sheet import NUMBER, Sheet, wrong, yaml_text
 from launcher.importing.shell import HARMLESS, Left, Script
-from launcher.importing.slurm_lines import Batch, Count, batch
+from launcher.importing.slurm_lines import Batch, batch
 from launcher.importing.starts import Start, chosen, file_name, hint, named_in_part, start_of
 from launcher.importing.words import PLACEHOLDER, Word
 from launcher.plan import arguments
@@ -185,12 +185,12 @@ def _by_srun(start: Start, asked: Batch) -> dict[str, Word]:
     if start.torchrun is not None or not any(word.text == "srun" for word in start.before):
         return {}
     counts = {"nproc_per_node": asked.tasks or asked.gpus, "nnodes": asked.nodes}
-    return {name: Word(str(one.number), one.line) for name, one in counts.items() if one}
+    return {name: word for name, word in counts.items() if word}
 
 
-def _tell_difference(sheet: Sheet, asked: Count, what: str, key: str, count: int) -> None:
-    if asked.number != count:
-        told = f"{asked.number} {what} are asked for, and the script uses {count}: {key} is {count}"
+def _tell_difference(sheet: Sheet, asked: Word, what: str, key: str, count: int) -> None:
+    if int(asked.text) != count:
+        told = f"{asked.text} {what} are asked for, and the script uses {count}: {key} is {count}"
         sheet.tell(asked.line, told)
 
 

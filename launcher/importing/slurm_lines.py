@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from launcher.importing.shell import Left
+from launcher.importing.words import Word
 from launcher.yamlfile import printable
 
 SHORT = {"N": "nodes", "c": "cpus-per-task"}
@@ -33,39 +34,31 @@ VARIABLES = {
 
 
 @dataclass(frozen=True)
-class Count:
-    """How many a line asks for."""
-
-    number: int
-    line: int
-
-
-@dataclass(frozen=True)
 class Batch:
-    """What the #SBATCH lines ask for; None for what none of them names."""
+    """How many of each the #SBATCH lines ask for; None for what none of them names."""
 
-    nodes: Count | None = None
-    gpus: Count | None = None
-    tasks: Count | None = None
+    nodes: Word | None = None
+    gpus: Word | None = None
+    tasks: Word | None = None
     variables: tuple[tuple[str, str], ...] = ()
     left: tuple[Left, ...] = ()
 
 
 def batch(text: str) -> Batch:
     """What the #SBATCH lines of the script `text` ask for; the last of several counts."""
-    counts, left = dict[str, Count](), list[Left]()
+    counts, left = dict[str, Word](), list[Left]()
     for line, told, name, value in _options(text):
         found = re.fullmatch(COUNTS[name], value) if name in COUNTS else None
         if found:
             key = "gpus-per-node" if name == "gres" else name
-            counts[key] = Count(int(found[1] or 1), line)
+            counts[key] = Word(str(int(found[1] or 1)), line)
         if not found or name == "cpus-per-task":
             left.append(Left(line, f"#SBATCH {told}: not carried over"))
     return Batch(
         counts.get("nodes"),
         counts.get("gpus-per-node"),
         counts.get("ntasks-per-node"),
-        tuple((n, str(counts[key].number)) for n, key in VARIABLES.items() if key in counts),
+        tuple((n, counts[key].text) for n, key in VARIABLES.items() if key in counts),
         tuple(left),
     )
 

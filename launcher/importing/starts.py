@@ -11,6 +11,7 @@ from launcher.importing.shell import Branch, Command, Left, Script
 from launcher.importing.words import Word
 from launcher.plan.program import upstreams
 
+LAUNCHERS = ("torch.distributed.launch", "torch.distributed.run")
 OF_TORCHRUN = frozenset(
     "nproc_per_node nnodes node_rank master_addr master_port rdzv_backend rdzv_endpoint rdzv_id "
     "rdzv_conf max_restarts monitor_interval start_method role log_dir redirects tee "
@@ -47,14 +48,14 @@ def file_name(word: Word) -> str:
 
 def chosen(script: Script) -> tuple[Start | None, Script, list[Start]]:
     """What starts training, the script with what leads to it followed, and the other starts."""
-    found = list(starts(script))
+    found = list(_starts(script))
     if not found:
         return None, script, []
     best, branches = max(found, key=lambda one: _rank(*one))
     return best, _entered(script, branches, best), [one for one, _ in found if one is not best]
 
 
-def starts(
+def _starts(
     script: Script, branches: tuple[Branch, ...] = ()
 ) -> Iterator[tuple[Start, tuple[Branch, ...]]]:
     """The commands that start a program, each with the branches that lead to it."""
@@ -62,7 +63,7 @@ def starts(
         if start := start_of(command):
             yield start, branches
     for branch in script.branches:
-        yield from starts(branch.script, (*branches, branch))
+        yield from _starts(branch.script, (*branches, branch))
 
 
 def _rank(start: Start, branches: tuple[Branch, ...]) -> tuple[bool, bool, bool, int]:
@@ -102,13 +103,8 @@ def start_of(command: Command) -> Start | None:
             rest = words[at + 1 :]
             while rest and re.fullmatch(r"-[uOBsSEI]+", rest[0].text):
                 rest = rest[1:]
-            modules = ("torch.distributed.launch", "torch.distributed.run")
-            launched = (
-                [w.text for w in rest[:1]] == ["-m"] and rest[1:2] and rest[1].text in modules
-            )
-            return _taken_apart(
-                command, at, rest[2:] if launched else rest, launched=bool(launched)
-            )
+            launched = len(rest) > 1 and rest[0].text == "-m" and rest[1].text in LAUNCHERS
+            return _taken_apart(command, at, rest[2 * launched :], launched=launched)
         if word.unknown and words[at + 1 : at + 2] and named_in_part(words[at + 1]):
             return _taken_apart(command, at + 1, words[at + 1 :], launched=False)
         if re.fullmatch(r"pretrain_\w+\.py", called):
@@ -144,6 +140,7 @@ def _taken_apart(
 
 
 def hint(script: Script) -> str:
+    """What to say of a script where no command starts a program."""
     for command in script.commands:
         words = (Word("-c", 0), *command.words)
         for before, word in pairwise(words):
