@@ -264,7 +264,7 @@ def _set_options(
                 sheet.tell(given[name][1], f"{name}: given again on line {line}, which counts")
             given[name] = (values, line)
     release = _set_image(sheet, start, around, images, upstream, tag, list(given))
-    known = arguments.table().of(release) if release else None
+    known = arguments.table().options_of(release) if release else None
     checked = sheet.keys["program"] == "pretrain_gpt.py" and known is not None
     for name, (values, line) in given.items():
         if name == "--group-query-attention" and "--num-query-groups" in given:
@@ -332,15 +332,15 @@ def _set_image(
         tag = other
     releases = having.get(tag) or images[tag]
     table = arguments.table()
-    known = {release: table.of(release) or set() for release in releases}
+    known = {release: table.options_of(release) or set() for release in releases}
     release = max(releases, key=lambda one: sum(name in known[one] for name in options))
-    if table.of(releases[0]) is None:  # it may have them all
+    if table.options_of(releases[0]) is None:  # it may have them all
         release = releases[0]
     sheet.keys["image"] = f'"{tag}"' if NUMBER.fullmatch(tag) else tag
     usual = images[tag][0]
     if release != usual:
         sheet.keys["image"] = f'{{tag: "{tag}", megatron: "{release}"}}'
-        lacking = [name for name in options if name not in (table.of(usual) or options)]
+        lacking = [name for name in options if name not in (table.options_of(usual) or options)]
         some = ", ".join([name for name in lacking if name in known[release]][:3])
         asked = program if usual not in releases else some
         sheet.tell(start.line, f"{asked}: not in Megatron {usual}, so {release} is taken")

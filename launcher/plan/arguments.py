@@ -100,7 +100,7 @@ class Table:
     choices: dict[str, dict[tuple[str, ...], Spans]]
     kinds: dict[str, dict[str, Spans]]
 
-    def of(self, release: str) -> set[str] | None:
+    def options_of(self, release: str) -> set[str] | None:
         """Megatron's options in `release`; None for a series that the table doesn't know."""
         if series(release) not in self.releases:
             return None
@@ -200,7 +200,7 @@ def lacking_upstream(options: Iterable[str], release: str) -> list[tuple[str, ..
 
     Nothing of a release that the table doesn't know, or where another file has the arguments.
     """
-    there, names = table().of(release), set(options)
+    there, names = table().options_of(release), set(options)
     if there is None or "--yaml-cfg" in names:
         return []
     needed = REQUIRED[OF_A_CHECKPOINT:] if "--use-checkpoint-args" in names else REQUIRED
@@ -216,7 +216,7 @@ def check_megatron(options: dict[str, str], release: str, *, own: bool = False) 
     With `own`, the script may have options of its own: only those pass that no release knows.
     A release that the table doesn't know isn't checked.
     """
-    there, faults = table().of(release), Faults()
+    there, faults = table().options_of(release), Faults()
     if there is None:
         return
     for option, where in options.items():

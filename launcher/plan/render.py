@@ -60,7 +60,7 @@ def _upstream_extras(config: RunConfig) -> list[Option]:
 def _spelled(name: str, release: str | None) -> str:
     """The option as `release` spells it: a few have underscores, in some releases only."""
     wanted = "--" + name.lstrip("-").replace("_", "-")
-    there = (arguments.table().of(release) if release else None) or set()
+    there = (arguments.table().options_of(release) if release else None) or set()
     if wanted in there:
         return wanted
     return next((known for known in there if known.replace("_", "-") == wanted), wanted)

@@ -120,7 +120,7 @@ def test_the_table_is_sorted_and_compact() -> None:
     [("0.9.0", 347), ("0.11.0", 407), ("0.12.3", 456), ("0.16.1", 700), ("0.19.0", 868)],
 )
 def test_releases_have_as_many_options_as_their_own_parsers(release: str, count: int) -> None:
-    assert len(arguments.table().of(release) or ()) == count
+    assert len(arguments.table().options_of(release) or ()) == count
 
 
 @pytest.mark.parametrize(
@@ -134,11 +134,11 @@ def test_releases_have_as_many_options_as_their_own_parsers(release: str, count:
     ],
 )
 def test_when_options_came(option: str, release: str, there: bool) -> None:
-    assert (option in (arguments.table().of(release) or ())) == there
+    assert (option in (arguments.table().options_of(release) or ())) == there
 
 
 def test_a_release_that_is_not_in_the_table_is_not_checked(plan: Planner) -> None:
-    assert arguments.table().of("0.99.0") is None
+    assert arguments.table().options_of("0.99.0") is None
     planned = plan(UPSTREAM, "megatron_args.brand_new=1", facts=Facts("0.99.0", True))
     assert planned.argv[-2:] == ("--brand-new", "1")
 
@@ -224,7 +224,7 @@ def test_a_name_is_spelled_as_megatron_spells_it(plan: Planner) -> None:
 def test_every_option_has_a_kind() -> None:
     for release in arguments.table().releases:
         kinds = arguments.table().kinds_of(f"{release}.0")
-        assert kinds.keys() == arguments.table().of(f"{release}.0")
+        assert kinds.keys() == arguments.table().options_of(f"{release}.0")
     assert arguments.table().kinds_of(None).keys() == arguments.table().gpt
 
 
@@ -274,7 +274,7 @@ def test_the_choices_are_of_options_that_there_are_and_sorted() -> None:
     assert list(data["choices"]) == sorted(data["choices"])
     for release in data["releases"]:
         choices = arguments.table().choices_of(f"{release}.0")
-        assert choices.keys() <= (arguments.table().of(release) or set())
+        assert choices.keys() <= (arguments.table().options_of(release) or set())
 
 
 @pytest.mark.parametrize(
