@@ -78,7 +78,7 @@ def _plan(name: str, example: Example, matrix: Matrix) -> Plan:
     overrides = [Override(key, {key: _number(value)}) for key, value in example.options]
     config, origin = source.load(str(source.PRESETS / example.preset), overrides)
     gpus = split(parse_gpus(config.gpus), config.nodes.count)
-    facts = image.planned(config.image, matrix, origin.of)
+    facts = image.planned(config.image, matrix, origin.place)
     plan = make_plan(config, origin, facts, HERE, Stamp(name, ""), gpus=gpus)
     return replace(plan, mounts=tuple(map(_beside, plan.mounts)))
 

@@ -147,7 +147,7 @@ def _planned(config: RunConfig, origin: Origin) -> Facts:
 
     if config.image.name:
         return Facts(config.image.megatron)
-    return image.planned(config.image, load_matrix(), origin.of)
+    return image.planned(config.image, load_matrix(), origin.place)
 
 
 def _checkout(source: str, cwd: str) -> str:

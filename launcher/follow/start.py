@@ -163,7 +163,7 @@ def of_line(plan: Plan, asked: Asked, chosen: Backend) -> Plan:
         return plan
     if why:
         raise UsageError(
-            f"{asked.origin.of('checkpoint.save')}: {why}", _remedy(asked.config, wish.on)
+            f"{asked.origin.place('checkpoint.save')}: {why}", _remedy(asked.config, wish.on)
         )
     more = [(f"{LABEL}line", line)] if line != plan.run else []
     return replace(plan, labels=tuple(sorted([*plan.labels, *more])))

@@ -75,7 +75,7 @@ def _vocabulary(data: Data, origin: Origin, found: Prepared) -> int:
         return size
     if data.vocab_size < size:
         raise UsageError(
-            f"{origin.of(key)}: {data.vocab_size}, and {found.job.tokenizer.type} has tokens up "
+            f"{origin.place(key)}: {data.vocab_size}, and {found.job.tokenizer.type} has tokens up "
             f"to {size - 1}",
             f"Leave it out, or give at least {size}.",
         )

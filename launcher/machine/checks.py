@@ -177,7 +177,7 @@ def gpus_are_there(asked: Gpus, there: Sequence[Gpu] | None) -> Iterator[Finding
 def _able(case: Case) -> Iterator[Finding]:
     """The compute capability against the precision, of each kind of GPU once."""
     training = case.config.training
-    place = case.origin.of(f"training.{'bf16' if training.bf16 else 'fp16'}")
+    place = case.origin.place(f"training.{'bf16' if training.bf16 else 'fp16'}")
     for gpu in {gpu.name: gpu for gpu in reversed(case.visible)}.values():
         if gpu.capability is None:
             continue
@@ -255,7 +255,7 @@ def _shared_memory(case: Case) -> Iterator[Finding]:
     if have is None or have >= SHM or plan.processes_per_node == 1:
         return
     yield Finding(
-        f"{case.origin.of('resources.ipc')}: {have >> 20} MiB of /dev/shm for "
+        f"{case.origin.place('resources.ipc')}: {have >> 20} MiB of /dev/shm for "
         f"{plan.processes_per_node} processes",
         "NCCL and data loaders pass data through it, and fail to start where it is full; "
         "NVIDIA asks for 1 GiB.",
@@ -289,13 +289,13 @@ def _nodes_meet(case: Case) -> Iterator[Finding]:
         return
     if nodes.rank == 0 and machine.port is False:
         yield Finding(
-            f"{case.origin.of('nodes.master_port')}: port {nodes.master_port} is taken",
+            f"{case.origin.place('nodes.master_port')}: port {nodes.master_port} is taken",
             "The first node listens there for all others.",
             f"End what listens, or --set nodes.master_port={nodes.master_port + 1} on every node.",
         )
     if nodes.rank > 0 and machine.resolves is False:
         yield Finding(
-            f"{case.origin.of('nodes.master_addr')}: {nodes.master_addr} isn't known here",
+            f"{case.origin.place('nodes.master_addr')}: {nodes.master_addr} isn't known here",
             "This node has to reach the first one by that name.",
             "Give an address, or a name in /etc/hosts.",
             refuse=False,
@@ -306,7 +306,7 @@ def _data(case: Case) -> Iterator[Finding]:
     for dataset in case.machine.datasets:
         if dataset.problem:
             yield Finding(
-                f"{case.origin.of('data.path')}: {dataset.problem}",
+                f"{case.origin.place('data.path')}: {dataset.problem}",
                 "Megatron would stop, or read other tokens than were written.",
                 "Make the two again from the text, or copy both anew.",
             )
@@ -316,7 +316,7 @@ def _folders(case: Case) -> Iterator[Finding]:
     """The folders that are written to: seen by the engine, the user's to write to, and roomy."""
     for key, path in case.machine.unseen:
         yield Finding(
-            f"{case.origin.of(key)}: {path}: the engine sees something else there",
+            f"{case.origin.place(key)}: {path}: the engine sees something else there",
             "It has mounts of its own, without those made after its start: what the run writes "
             "there would be lost.",
             "Start the engine again, once all is mounted.",
@@ -324,7 +324,7 @@ def _folders(case: Case) -> Iterator[Finding]:
     for folder in case.machine.folders:
         if folder.problem:
             yield Finding(
-                f"{case.origin.of(folder.key)}: {folder.path}: {folder.problem}",
+                f"{case.origin.place(folder.key)}: {folder.path}: {folder.problem}",
                 "What the run writes there would be lost.",
                 "Give another folder, change its owner, or set resources.user.",
             )
@@ -338,7 +338,7 @@ def _room(case: Case, folder: Folder) -> Iterator[Finding]:
     each = memory.bytes_of_checkpoint(config, layout(config, case.plan.processes_per_node))
     if each is None or folder.free is None:
         return
-    what = f"{case.origin.of('checkpoint.save')}: {_told(folder.free)} free for {folder.path}"
+    what = f"{case.origin.place('checkpoint.save')}: {_told(folder.free)} free for {folder.path}"
     if each > folder.free:
         yield Finding(
             what,
@@ -391,7 +391,7 @@ def _loadable(case: Case) -> Iterator[Finding]:
     none = "No checkpoint in that folder is complete, so the run would begin anew."
     refuse = load.newest is None
     yield Finding(
-        f"{case.origin.of('checkpoint.load')}: {folder}: {problem}",
+        f"{case.origin.place('checkpoint.load')}: {folder}: {problem}",
         none if refuse else goes_on,
         "Move them away to begin from the start."
         if refuse

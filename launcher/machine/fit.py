@@ -52,7 +52,7 @@ def _too_large(
     config: RunConfig, origin: Origin, processes: int, card: Gpu, needed: memory.Memory
 ) -> Finding:
     return Finding(
-        f"{origin.of('model')}: about {_gb(needed.total)} GB on each GPU, and {card.name} has "
+        f"{origin.place('model')}: about {_gb(needed.total)} GB on each GPU, and {card.name} has "
         f"{_gb(card.total)}",
         f"{told(needed)}.",
         _smallest(config, processes, card) or _none(config, card),

@@ -84,7 +84,7 @@ def check(config: RunConfig, origin: Origin, processes: int, release: str | None
     """Raise UsageError with every rule that `config` breaks with `processes` on each node."""
     found = faults(config, processes, release)
     if found:
-        told = [f"{origin.of(f.key)}: {f.problem}\n  {f.remedy}" for f in found]
+        told = [f"{origin.place(f.key)}: {f.problem}\n  {f.remedy}" for f in found]
         raise UsageError("\n".join(told))
 
 

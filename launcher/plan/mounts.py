@@ -90,7 +90,7 @@ def check(mounts: tuple[Mount, ...], origin: Origin) -> None:
         other = by_target.setdefault(mount.target, mount)
         if other.source != mount.source:
             faults.add(
-                f"{origin.of(mount.key)}: {printable(mount.target)} is taken by {other.source} "
+                f"{origin.place(mount.key)}: {printable(mount.target)} is taken by {other.source} "
                 f"({other.key})",
                 "Give the mount another target.",
             )

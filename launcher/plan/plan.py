@@ -99,7 +99,7 @@ def _check_processes(config: RunConfig, origin: Origin, gpus: Gpus) -> None:
     )
     if gpus.count and given and config.processes != gpus.count:
         raise UsageError(
-            f"{origin.of('processes')}: {config.processes} on {gpus.count} GPUs of a node, and "
+            f"{origin.place('processes')}: {config.processes} on {gpus.count} GPUs of a node, and "
             "each GPU takes one process",
             f"Leave processes out, or ask for --gpus {config.processes}.",
         )
@@ -279,13 +279,13 @@ def _rendezvous(config: RunConfig, origin: Origin, host: Host) -> dict[str, str]
         return {}
     if host.every_node and nodes.rank:
         raise UsageError(
-            f"{origin.of('nodes.rank')}: every node is started here, so none is numbered by hand",
+            f"{origin.place('nodes.rank')}: every node is started here: none is numbered by hand",
             "Leave nodes.rank out.",
         )
     address = FIRST_NODE if host.every_node else nodes.master_addr
     if address is None:
         raise UsageError(
-            f"{origin.of('nodes')}: several nodes need master_addr, the first one's address",
+            f"{origin.place('nodes')}: several nodes need master_addr, the first one's address",
             "--set nodes.master_addr=ADDRESS; for all nodes on this machine, --backend compose.",
         )
     return {

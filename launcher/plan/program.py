@@ -66,7 +66,7 @@ def program(text: str, scripts: str = SOURCE) -> Program:
 
 def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, world: int) -> None:
     """Raise UsageError where the image or the run file doesn't suit the program."""
-    where, faults = origin.of("program"), Faults()
+    where, faults = origin.place("program"), Faults()
     if started.kind is Kind.SCRIPT and not started.host and not started.name.endswith(".py"):
         faults.add(
             f"{where}: no program {config.program!r}",
@@ -82,7 +82,7 @@ def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, wor
         _check_quickstart(config, origin, world, faults)
     elif started.kind is not Kind.SCRIPT and not (config.data.path or config.data.mock):
         faults.add(
-            f"{origin.of('data')}: no data to train on", "Set data.path, or data.mock: true."
+            f"{origin.place('data')}: no data to train on", "Set data.path, or data.mock: true."
         )
     faults.refuse()
 
@@ -100,12 +100,12 @@ def _check_quickstart(config: RunConfig, origin: Origin, world: int, faults: Fau
     for section in ("model", "training", "parallel", "data", "checkpoint", "logging"):
         if getattr(config, section).model_fields_set:
             faults.add(
-                f"{origin.of(section)}: {QUICKSTART} reads no arguments, so this would do nothing",
+                f"{origin.place(section)}: {QUICKSTART} reads no arguments: it would do nothing",
                 "Leave the section out, or use program: gpt.",
             )
     if world % 2 or config.nodes.count > 1:
         faults.add(
-            f"{origin.of('program')}: {QUICKSTART} needs an even number of processes on one node; "
-            f"this is {world} on {config.nodes.count}",
+            f"{origin.place('program')}: {QUICKSTART} needs an even number of processes on one "
+            f"node; this is {world} on {config.nodes.count}",
             f"Nearest that work: {listed(neighbours(world, 2))}.",
         )

@@ -69,7 +69,7 @@ def _spelled(name: str, release: str | None) -> str:
 def placed(found: list[Option], rest: tuple[str, ...], origin: Origin) -> list[Option]:
     """All options that the program is given, those behind `--` last, with the lines they are on."""
     return [
-        *(replace(option, where=origin.of(option.where)) for option in found),
+        *(replace(option, where=origin.place(option.where)) for option in found),
         *arguments.given(rest),
     ]
 
@@ -111,7 +111,7 @@ def check(
     with faults.collected():
         if "--save-interval" in given and "--save" not in given:
             raise UsageError(
-                f"{origin.of('checkpoint.save_interval')}: nothing is saved without a folder",
+                f"{origin.place('checkpoint.save_interval')}: nothing is saved without a folder",
                 "Set checkpoint.save, or leave save_interval out.",
             )
     with faults.collected():
@@ -132,7 +132,7 @@ def check(
 def place(given: Iterable[Option], origin: Origin) -> Callable[[str], str]:
     """Tells where an option stands, by its plain name, or where its key would."""
     known = {option.plain: option.where for option in given}
-    return lambda name: known.get(name) or origin.of(arguments.key_of(name))
+    return lambda name: known.get(name) or origin.place(arguments.key_of(name))
 
 
 def _check_complete(given: Iterable[str], origin: Origin) -> None:
@@ -147,7 +147,7 @@ def _check_upstreams(given: Iterable[str], release: str, origin: Origin) -> None
     own = own_keys()
     for one, *others in arguments.lacking_upstream(given, release):
         instead = "".join(f" or {own[name]}" for name in others if name in own)
-        where = origin.of(own[one])
+        where = origin.place(own[one])
         faults.add(f"{where}{instead} must be given: Megatron {release} ends without {one}")
     faults.refuse()
 

@@ -29,7 +29,7 @@ class Origin:
     lines: dict[str, int]
     overrides: dict[str, str]
 
-    def of(self, key: str) -> str:
+    def place(self, key: str) -> str:
         """'gpt2.yaml:12: model.num_layers', or the argument that set it."""
         shown = yamlfile.printable(key)
         for set_key, argument in self.overrides.items():
@@ -43,7 +43,7 @@ class Origin:
 
     def is_presets(self, key: str) -> bool:
         """Whether a preset says it: neither a file of the user's nor an argument."""
-        return self.of(key).startswith(PRESET)
+        return self.place(key).startswith(PRESET)
 
 
 @dataclass(frozen=True)

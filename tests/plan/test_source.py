@@ -277,10 +277,10 @@ def test_a_set_that_is_no_key_and_value_is_refused(write: Write, argument: str) 
 def test_values_are_placed_by_file_line_or_argument(write: Write) -> None:
     path = write("name: a\nimage: cpu\nmodel:\n  num_layers: 2\n")
     _, origin = source.load(path, [source.parse_set("training.lr=1.0")])
-    assert origin.of("model.num_layers") == f"{path}:4: model.num_layers"
-    assert origin.of("model.hidden_size") == f"{path}:3: model.hidden_size"
-    assert origin.of("training.lr") == "--set training.lr=1.0: training.lr"
-    assert origin.of("gpus") == f"{path}: gpus"
+    assert origin.place("model.num_layers") == f"{path}:4: model.num_layers"
+    assert origin.place("model.hidden_size") == f"{path}:3: model.hidden_size"
+    assert origin.place("training.lr") == "--set training.lr=1.0: training.lr"
+    assert origin.place("gpus") == f"{path}: gpus"
 
 
 PRESETS = {path.stem: path.read_text(encoding="utf-8") for path in source.PRESETS.glob("*.yaml")}

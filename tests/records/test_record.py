@@ -53,7 +53,7 @@ def test_what_was_asked_for_comes_back(keep: Callable[..., Record]) -> None:
     again = kept.asked()
     assert (again.config, again.cwd, again.rest) == (wanted.config, wanted.cwd, wanted.rest)
     assert again.config.model_fields_set == wanted.config.model_fields_set
-    assert again.origin.of("model.num_layers") == "run 0a1b2c3d (run.yaml): model.num_layers"
+    assert again.origin.place("model.num_layers") == "run 0a1b2c3d (run.yaml): model.num_layers"
 
 
 def test_no_secret_is_in_it_and_each_is_named(keep: Callable[..., Record], runs: Path) -> None:
