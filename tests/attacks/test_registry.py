@@ -66,6 +66,7 @@ class Odd:
 
 def head(status: str, **headers: str) -> bytes:
     """The beginning of an answer."""
+    headers["Connection"] = "close"
     lines = [f"HTTP/1.1 {status}", *(f"{name}: {text}" for name, text in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 

@@ -19,8 +19,6 @@ from launcher.settings import ROOT
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from tests.conftest import CpuImages
-
 pytestmark = pytest.mark.engine
 
 LABEL = "megatron-launchpad.name"
@@ -32,12 +30,6 @@ print("ready", flush=True)
 while True:  # a signal just before one long sleep would be acted on after it
     time.sleep(0.05)
 """
-
-
-@pytest.fixture(scope="module")
-def image(cpu_images: CpuImages) -> str:
-    """The cpu row with its default release."""
-    return cpu_images.build()
 
 
 @pytest.fixture

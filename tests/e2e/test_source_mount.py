@@ -18,8 +18,6 @@ from tests.e2e.command import launcher, refused
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from tests.conftest import CpuImages
-
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 EDITED = '\nprint("an edited line", flush=True)\n'
@@ -32,12 +30,6 @@ try:
 except OSError as error:
     print(error.strerror)
 """
-
-
-@pytest.fixture(scope="module")
-def image(cpu_images: CpuImages) -> str:
-    """The cpu row with its default release."""
-    return cpu_images.build()
 
 
 @pytest.fixture
