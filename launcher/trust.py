@@ -48,9 +48,19 @@ def _distrust(path: Path, leads: bool) -> str:
         return ""
     if status.st_mode & stat.S_IWOTH:
         return "can be written by everybody"
-    if status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid, status.st_uid):
-        return "can be written by a group"
+    if status.st_mode & stat.S_IWGRP:  # of a file with an ACL this is the mask: acl(5)
+        if _has_acl(path):
+            return "can be written by those in its access control list"
+        if not _is_private(status.st_gid, status.st_uid):
+            return "can be written by a group"
     return ""
+
+
+def _has_acl(path: Path) -> bool:
+    try:
+        return "system.posix_acl_access" in os.listxattr(path)
+    except OSError:  # a file system that keeps none
+        return False
 
 
 def _user(number: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +205,16 @@ def test_a_folder_of_ours_is_made_where_there_is_nothing(root: Path) -> None:
     assert sorted(os.listdir(root)) == ["letter", "made", "theirs"]
 
 
+ACL = "system.posix_acl_access"
+
+
+def _let_in(folder: Path, user: int = 4711) -> None:
+    """As `setfacl -m u:4711:rwx` does: the owner, the user, the group, the mask, all others."""
+    entries = ((0x01, 7, -1), (0x02, 7, user), (0x04, 5, -1), (0x10, 7, -1), (0x20, 5, -1))
+    packed = b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    os.setxattr(folder, ACL, struct.pack("<I", 2) + packed)
+
+
 @needs_root
 @pytest.mark.parametrize("above", [False, True])
 def test_a_folder_that_another_user_has_or_can_write_is_not_trusted(
@@ -217,7 +228,11 @@ def test_a_folder_that_another_user_has_or_can_write_is_not_trusted(
     for change, back in (
         (lambda: os.chown(changed, 4711, 0), lambda: os.chown(changed, 0, 0)),
         (lambda: changed.chmod(0o777), lambda: changed.chmod(0o755)),
-        (lambda: (os.chown(changed, 0, 4711), changed.chmod(0o775)), lambda: changed.chmod(0o755)),
+        (
+            lambda: (os.chown(changed, 0, 4711), changed.chmod(0o775)),
+            lambda: (os.chown(changed, 0, 0), changed.chmod(0o755)),
+        ),
+        (lambda: _let_in(changed), lambda: os.removexattr(changed, ACL)),
     ):
         change()
         with pytest.raises(Refused) as caught:
