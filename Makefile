@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python -m launcher
 COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
   --no-emit-index-url --no-emit-package future --custom-compile-command 'make requirements'
 # One has the container engine to itself, the other does the rest: tests/conftest.py.
-WORKERS := -n 2
+WORKERS := -n 2 --durations=20
 
 .DEFAULT_GOAL := help
 .PHONY: help venv dev demo test test-long image images render check lint drift verify lock compat requirements
