@@ -8,9 +8,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from launcher.train import cpu
 
 MB = 1_000_000
 SIZES = (1, 4, 16, 64, 256)
@@ -24,40 +25,33 @@ the ranks, which bf16 holds exactly for up to 85 of them."""
 
 PAIR_BYTES = 16 << 20
 TIMEOUT = datetime.timedelta(minutes=2)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One size: seconds of the slowest rank for one all-reduce of `size` bytes on `ranks`."""
-
-    size: int
-    dtype: str
-    ranks: int
-    seconds: float
-    right: bool
-
-    @property
-    def algorithm_bandwidth(self) -> float:
-        """GB/s: the message's bytes by the time."""
-        return self.size / self.seconds / 1e9
-
-    @property
-    def bus_bandwidth(self) -> float:
-        """GB/s that each GPU's link carries, to be compared with what hardware can do.
-
-        https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
-        """
-        return self.algorithm_bandwidth * 2 * (self.ranks - 1) / self.ranks
-
-    def __str__(self) -> str:
-        return (
-            f"{self.size / MB:>6.0f} {self.dtype:>6} {self.seconds * 1e3:>9.3f} "
-            f"{self.algorithm_bandwidth:>8.2f} {self.bus_bandwidth:>8.2f}  "
-            + ("right" if self.right else "WRONG")
-        )
-
-
 HEADING = f"{'MB':>6} {'type':>6} {'ms':>9} {'alg GB/s':>8} {'bus GB/s':>8}  sums"
+
+
+def measured(size: int, dtype: str, ranks: int, seconds: float, right: bool) -> dict[str, Any]:
+    """What is told of all-reduces of `size` bytes on `ranks` that took `seconds` each.
+
+    The algorithm's GB/s are the message's bytes by the time, the bus's what each GPU's link
+    carries: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+    """
+    algorithm = size / seconds / 1e9
+    return {
+        "megabytes": size // MB,
+        "type": dtype,
+        "seconds": seconds,
+        "algorithm_gb_s": algorithm,
+        "bus_gb_s": algorithm * 2 * (ranks - 1) / ranks,
+        "right": right,
+    }
+
+
+def row(told: Mapping[str, Any]) -> str:
+    """The same as a line under HEADING."""
+    return (
+        f"{told['megabytes']:>6} {told['type']:>6} {told['seconds'] * 1e3:>9.3f} "
+        f"{told['algorithm_gb_s']:>8.2f} {told['bus_gb_s']:>8.2f}  "
+        + ("right" if told["right"] else "WRONG")
+    )
 
 
 def expected(ranks: int, place: int) -> int:
@@ -89,14 +83,14 @@ def seconds(torch: Any, size: int, dtype: Any, group: Any) -> float:
     return (time.perf_counter() - start) / ROUNDS
 
 
-def measure(torch: Any, size: int, dtype: Any, group: Any) -> Measured:
+def measure(torch: Any, size: int, dtype: Any, group: Any) -> dict[str, Any]:
     """One size on all ranks together, told by the slowest and by any with wrong sums."""
     right = sums_are_right(torch, size, dtype, group)
     told = torch.tensor([seconds(torch, size, dtype, group), float(not right)])
     torch.distributed.all_reduce(told, op=torch.distributed.ReduceOp.MAX)  # over gloo
     slowest, wrong = told.tolist()
-    name = {"float32": "fp32", "bfloat16": "bf16"}[str(dtype).removeprefix("torch.")]
-    return Measured(size, name, torch.distributed.get_world_size(), slowest, not wrong)
+    name = "fp32" if dtype is torch.float32 else "bf16"
+    return measured(size, name, torch.distributed.get_world_size(), slowest, not wrong)
 
 
 def copies_arrive(torch: Any, source: int, target: int) -> bool:
@@ -110,87 +104,56 @@ def pairs(torch: Any, devices: int) -> tuple[list[list[str]], list[str]]:
     """Which device (row) reaches which directly, and a line for each pair that is broken."""
     table, broken = [], []
     for source in range(devices):
-        cells = []
-        for target in range(devices):
-            if source == target:
-                cells.append("-")
-                continue
+        cells = ["-"] * devices
+        for target in (n for n in range(devices) if n != source):
             direct = torch.cuda.can_device_access_peer(source, target)
-            arrives = copies_arrive(torch, source, target)
-            cells.append("BAD" if not arrives else "yes" if direct else "no")
-            if not arrives:
-                broken.append(
-                    f"GPU {source} to {target}: what is copied arrives changed"
-                    + (", by direct access" if direct else "")
-                )
+            cells[target] = "yes" if direct else "no"
+            if not copies_arrive(torch, source, target):
+                cells[target] = "BAD"
+                by = ", by direct access" if direct else ""
+                broken.append(f"GPU {source} to {target}: what is copied arrives changed{by}")
         table.append(cells)
     return table, broken
 
 
-def rows(table: list[list[str]]) -> list[str]:
-    """The table of pairs in lines, with the devices' numbers before and above."""
+def lines(table: list[list[str]]) -> list[str]:
+    """The table of pairs, with the devices' numbers before and above."""
     numbered = [["", *map(str, range(len(table)))]]
     numbered += [[str(number), *cells] for number, cells in enumerate(table)]
     return [" ".join(f"{cell:>3}" for cell in cells) for cells in numbered]
 
 
-@dataclass
-class Found:
-    """What there is to tell: `direct` says which GPU (row) reaches which (column) directly."""
+def report(torch: Any, sizes: Sequence[int], group: Any, say: Callable[[str], None]) -> Any:
+    """Say what is found as it is found; all of it, for JSON, with what is wrong on any rank.
 
-    title: str
-    direct: list[list[str]] = field(default_factory=list)
-    measured: list[Measured] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-
-    def json(self) -> str:
-        """All of it, as one JSON object."""
-        sizes = [
-            {
-                "megabytes": one.size // MB,
-                "type": one.dtype,
-                "seconds": one.seconds,
-                "algorithm_gb_s": one.algorithm_bandwidth,
-                "bus_gb_s": one.bus_bandwidth,
-                "right": one.right,
-            }
-            for one in self.measured
-        ]
-        told = {"title": self.title, "direct": self.direct, "sizes": sizes, "wrong": self.wrong}
-        return json.dumps(told, indent=2)
-
-
-def report(torch: Any, sizes: Sequence[int], group: Any, say: Callable[[str], None]) -> Found:
-    """Say what is found, as it is found; what is wrong is the same on every rank."""
-    found = Found(_title(torch))
-    say(found.title)
-    if not _on_cpu(torch):
-        seen: list[Any] = [None]
+    `direct` says which GPU (row) reaches which (column) directly.
+    """
+    on_cpu = cpu.is_installed()
+    name = torch.cuda.get_device_name(torch.cuda.current_device())
+    over = "gloo" if on_cpu else "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))
+    ranks = torch.distributed.get_world_size()
+    title = f"{ranks} ranks, each on a {name}; torch {torch.__version__}, {over}"
+    told: dict[str, Any] = {"title": title, "direct": [], "sizes": [], "wrong": []}
+    say(title)
+    if not on_cpu:
+        broken: list[Any] = [None]
         if torch.distributed.get_rank() == 0:
-            found.direct, broken = pairs(torch, torch.cuda.device_count())
-            say("direct access from GPU (row) to GPU (column):")
-            for line in rows(found.direct):
+            told["direct"], broken[0] = pairs(torch, torch.cuda.device_count())
+            for line in ("direct access from GPU (row) to GPU (column):", *lines(told["direct"])):
                 say(line)
-            seen = [broken]
-        torch.distributed.broadcast_object_list(seen)
-        found.wrong += seen[0]
-        if found.wrong:  # over a broken pair, an all-reduce may never end
-            return found
+        torch.distributed.broadcast_object_list(broken)
+        told["wrong"] = broken[0]
+        if told["wrong"]:  # over a broken pair, an all-reduce may never end
+            return told
     say(HEADING)
     for size in sizes:
         for dtype in (torch.float32, torch.bfloat16):
-            measured = measure(torch, size, dtype, group)
-            found.measured.append(measured)
-            say(str(measured))
-            if not measured.right:
-                found.wrong.append(f"all-reduce of {size // MB} MB {measured.dtype}: wrong sums")
-    return found
-
-
-def _on_cpu(torch: Any) -> bool:
-    from launcher.train import cpu
-
-    return hasattr(torch.cuda, cpu.MARK)
+            of_size = measure(torch, size, dtype, group)
+            told["sizes"].append(of_size)
+            say(row(of_size))
+            if not of_size["right"]:
+                told["wrong"].append(f"all-reduce of {size // MB} MB {of_size['type']}: wrong sums")
+    return told
 
 
 def main(argv: Sequence[str]) -> int:
@@ -212,23 +175,14 @@ def main(argv: Sequence[str]) -> int:
         if rank == 0 and not args.json:
             print(text, flush=True)
 
-    found = report(torch, [size * MB for size in SIZES if size <= args.largest], group, say)
+    told = report(torch, [size * MB for size in SIZES if size <= args.largest], group, say)
     if rank == 0:
-        for line in found.wrong:
+        for line in told["wrong"]:
             print(f"allreduce: {line}", file=sys.stderr, flush=True)
         if args.json:
-            print(found.json(), flush=True)
+            print(json.dumps(told, indent=2), flush=True)
     torch.distributed.destroy_process_group()
-    return 1 if found.wrong else 0
-
-
-def _title(torch: Any) -> str:
-    ranks = torch.distributed.get_world_size()
-    name = torch.cuda.get_device_name(torch.cuda.current_device())
-    over = "gloo"
-    if not _on_cpu(torch):
-        over = "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))
-    return f"{ranks} ranks, each on a {name}; torch {torch.__version__}, {over}"
+    return 1 if told["wrong"] else 0
 
 
 if __name__ == "__main__":

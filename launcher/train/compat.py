@@ -22,15 +22,10 @@ def trust_checkpoints() -> None:
 
 
 def prepare() -> None:
-    """Make any supported release importable and able to save; call before importing it."""
-    _repair_checkpoint_writing()
+    """Make any supported release able to save; call before importing it.
 
-
-def _repair_checkpoint_writing() -> None:
-    """Let releases up to 0.12 save with newer torch versions than they knew.
-
-    They call torch's `_write_item` as it was then. It has since gained transforms in front
-    of its arguments, and a serialization format (torch 2.8) behind them.
+    Those up to 0.12 call torch's `_write_item` as it was then. It has since gained transforms in
+    front of its arguments, and a serialization format (torch 2.8) behind them.
     """
     from torch.distributed.checkpoint import filesystem
 

@@ -10,6 +10,7 @@ import sys
 import time
 import types
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,10 +37,16 @@ def install() -> None:
     Device counts are those of a node with one device per local rank, so that programs
     which compare them with their ranks find what they would find on GPUs.
     """
-    _silence()
+    for package in ("megatron", "torch"):  # they warn of the absence of what needs a GPU, mostly
+        warnings.filterwarnings("ignore", module=rf"{package}\b")
     import torch
 
-    _skip_compilation(torch)
+    # Compiling for the CPU would need a C++ compiler, which an image need not have.
+    torch.compile = lambda model=None, **kwargs: (lambda f: f) if model is None else model
+    # Upstream's training programs ask nvcc for its version to compile these.
+    kernels = types.ModuleType("megatron.legacy.fused_kernels")
+    kernels.load = _nothing  # type: ignore[attr-defined]
+    sys.modules[kernels.__name__] = kernels
     _redirect_devices(torch)
     _redirect_device_queries(torch)
     _redirect_random_state(torch)
@@ -47,14 +54,7 @@ def install() -> None:
     _redirect_tensor_types(torch)
     _redirect_collectives(torch.distributed)
     _separate_loader_randomness(torch)
-    _skip_fused_kernels()
     setattr(torch.cuda, MARK, True)
-
-
-def _silence() -> None:
-    """Leave out what Megatron and torch warn of here: the absence of what needs a GPU, mostly."""
-    for package in ("megatron", "torch"):
-        warnings.filterwarnings("ignore", module=rf"{package}\b")
 
 
 def is_installed() -> bool:
@@ -65,18 +65,17 @@ def is_installed() -> bool:
 
 
 def _on_cpu(value: Any) -> Any:
-    """`value`, or "cpu" where it names a CUDA device by string or `torch.device`."""
+    """`value`, or "cpu" where it is a CUDA device: by string, index or `torch.device`."""
     kind = value if isinstance(value, str) else getattr(value, "type", "")
-    return "cpu" if isinstance(kind, str) and kind.startswith("cuda") else value
+    named = isinstance(kind, str) and kind.startswith("cuda")
+    return "cpu" if named or isinstance(value, int) else value
 
 
 def _with_cpu_device(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def redirected(*args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device")
-        if device is not None:
-            # A bare integer is an index of a CUDA device.
-            kwargs["device"] = "cpu" if isinstance(device, int) else _on_cpu(device)
+        if "device" in kwargs:
+            kwargs["device"] = _on_cpu(kwargs["device"])
         return function(*args, **kwargs)
 
     return redirected
@@ -90,9 +89,7 @@ def _redirect_devices(torch: Any) -> None:
     to = torch.Tensor.to
 
     def redirected_to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], int):
-            args = ("cpu", *args[1:])
-        return to(self, *(_on_cpu(argument) for argument in args[:1]), *args[1:], **kwargs)
+        return to(self, *map(_on_cpu, args[:1]), *args[1:], **kwargs)
 
     torch.Tensor.to = redirected_to
     torch.Tensor.cuda = lambda self, *args, **kwargs: self
@@ -126,16 +123,6 @@ def _no_operation() -> Callable[..., None]:
     return lambda *args, **kwargs: _nothing()
 
 
-class _Generators:
-    """Every device's random generator is the CPU's."""
-
-    def __init__(self, generator: Any) -> None:
-        self.generator = generator
-
-    def __getitem__(self, index: int) -> Any:
-        return self.generator
-
-
 def _redirect_random_state(torch: Any) -> None:
     generator = torch.default_generator
     names: dict[str, Callable[..., Any]] = {
@@ -147,7 +134,7 @@ def _redirect_random_state(torch: Any) -> None:
     for module in (torch.cuda, torch.cuda.random):
         for name, function in names.items():
             setattr(module, name, function)
-    torch.cuda.default_generators = _Generators(generator)
+    torch.cuda.default_generators = defaultdict(lambda: generator)  # every device's
     # Calls are otherwise queued until CUDA is initialised, which never happens.
     torch.cuda._lazy_call = lambda function, **kwargs: function()
     torch.cuda._lazy_init = _no_operation()
@@ -250,18 +237,6 @@ def _separate_loader_randomness(torch: Any) -> None:
         initialise(self, *args, **{**kwargs, "pin_memory": False})
 
     loader.__init__ = redirected
-
-
-def _skip_compilation(torch: Any) -> None:
-    """Compiling for the CPU would need a C++ compiler, which an image need not have."""
-    torch.compile = lambda model=None, **kwargs: (lambda f: f) if model is None else model
-
-
-def _skip_fused_kernels() -> None:
-    """Upstream's training programs ask nvcc for its version to compile kernels."""
-    kernels = types.ModuleType("megatron.legacy.fused_kernels")
-    kernels.load = _nothing  # type: ignore[attr-defined]
-    sys.modules[kernels.__name__] = kernels
 
 
 def write_whole_lines() -> None:

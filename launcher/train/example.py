@@ -148,50 +148,33 @@ def environment(options: argparse.Namespace, environ: Mapping[str, str]) -> dict
     Raises `UsageError` where the options say something else than the environment.
     """
     added = {}
-    address = _address(options.init_method) if options.init_method else None
     if "RANK" not in environ:
-        _check_alone(options)
         added = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         added |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    else:
-        _check_started(options, address, environ)
+    ranks = {**environ, **added}
+    started, meeting = int(ranks["WORLD_SIZE"]), ranks.get("MASTER_ADDR", "")
+    if options.world_size not in (None, started):
+        raise UsageError(
+            f"--world-size {options.world_size}, and {started} "
+            f"{'process was' if started == 1 else 'processes were'} started: make them equal, by "
+            "torchrun's --nproc_per_node and --nnodes, or leave the option out"
+        )
+    wanted = _address(options.init_method)
+    if wanted and not added and not _same(wanted, (meeting, ranks.get("MASTER_PORT", ""))):
+        raise UsageError(
+            f"--init-method {options.init_method}, and the processes meet at "
+            f"{meeting}:{ranks.get('MASTER_PORT', '')}: make them equal, by torchrun's "
+            "--master_addr and --master_port, or leave the option out"
+        )
     defaults = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # as the runner does it, and for its reasons
-    found = {**environ, **added}
-    one_machine = found["WORLD_SIZE"] == found.get("LOCAL_WORLD_SIZE")
-    if one_machine or found.get("MASTER_ADDR") in LOOPBACK:
+    if ranks["WORLD_SIZE"] == ranks.get("LOCAL_WORLD_SIZE") or meeting in LOOPBACK:
         defaults |= {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return added | {name: value for name, value in defaults.items() if name not in environ}
 
 
-def _check_alone(options: argparse.Namespace) -> None:
-    if options.world_size not in (None, 1):
-        raise UsageError(
-            f"--world-size {options.world_size}, and this is one process: start the others too, "
-            f"with torchrun --nproc_per_node={options.world_size} or, on N machines, --nnodes=N"
-        )
-
-
-def _check_started(
-    options: argparse.Namespace, address: tuple[str, str] | None, environ: Mapping[str, str]
-) -> None:
-    started = environ["WORLD_SIZE"]
-    if options.world_size not in (None, int(started)):
-        raise UsageError(
-            f"--world-size {options.world_size}, and {started} processes were started: make them "
-            "equal, by torchrun's --nproc_per_node and --nnodes, or leave the option out"
-        )
-    meeting = (environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", ""))
-    if address and not _same(address, meeting):
-        raise UsageError(
-            f"--init-method {options.init_method}, and the processes meet at "
-            f"{':'.join(meeting)}: make them equal, by torchrun's --master_addr and "
-            "--master_port, or leave the option out"
-        )
-
-
-def _address(url: str) -> tuple[str, str] | None:
+def _address(url: str | None) -> tuple[str, str] | None:
     """Host and port of tcp://HOST:PORT; None for env://, which says where to look instead."""
-    if url == "env://":
+    if url in (None, "env://"):
         return None
     match = re.fullmatch(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+):(\d+)/?", url)
     if not match:
@@ -201,16 +184,13 @@ def _address(url: str) -> tuple[str, str] | None:
 
 def _same(one: tuple[str, str], other: tuple[str, str]) -> bool:
     """Whether two addresses are of one place, which may be known by a name and by a number."""
-    if one[1] != other[1]:
-        return False
-    return one[0] == other[0] or not _numbers(one[0]).isdisjoint(_numbers(other[0]))
-
-
-def _numbers(host: str) -> set[object]:
+    if one == other:
+        return True
     try:
-        return {found[4][0] for found in socket.getaddrinfo(host, None)}
+        places = [{found[4][:2] for found in socket.getaddrinfo(*each)} for each in (one, other)]
     except OSError:
-        return set()
+        return False
+    return not places[0].isdisjoint(places[1])
 
 
 def _make(folder: str) -> None:

@@ -44,23 +44,17 @@ class Exit:
 
 
 @dataclass(frozen=True)
-class Stop:
-    """Somebody asked the runner to stop, by a signal or, then `why` says so, by another way."""
+class Request:
+    """Somebody asked the runner to stop or, by `stacks.SIGNAL`, to say where its ranks are.
+
+    `why` says so where it was by another way than a signal.
+    """
 
     signum: int
     why: str = ""
 
-    @property
-    def told(self) -> str:
-        return self.why or signal.Signals(self.signum).name
 
-
-@dataclass(frozen=True)
-class Stalled:
-    """Somebody asked where the ranks are, since the run doesn't go on."""
-
-
-Event = Exit | Stop | Stalled
+Event = Exit | Request
 
 
 def _start(
@@ -89,17 +83,6 @@ def _start(
     )
     handlers: dict[int, Any] = context.subprocess_handlers
     return handlers
-
-
-def exit_code(code: int) -> int:
-    """The shell's exit code for one of `subprocess`: 128 + S when signal S killed it."""
-    return 128 - code if code < 0 else code
-
-
-def _end(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    return f"was killed by signal {-code} ({signal.Signals(-code).name}), exit code {128 - code}"
 
 
 def stopped(ranks: int) -> str:
@@ -133,61 +116,60 @@ class Watch:
         self.at_deadline: Callable[[], None] = lambda: None
 
     def wait(self) -> int:
-        """Wait for all ranks; the exit code of the first that failed, or 0."""
+        """Wait for all ranks; the exit code of the first that failed, the shell's, or 0."""
         for local_rank, handler in self.handlers.items():
             arguments = (local_rank, handler.proc)
             threading.Thread(target=self._reap, args=arguments, daemon=True).start()
         while self.running:
-            self._handle(self._next_event())
+            left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+            try:
+                event = self.events.get(timeout=left)
+            except queue.Empty:
+                self.deadline = None
+                self.at_deadline()
+            else:
+                self._handle(event)
         self._signal_all(signal.SIGKILL, self.handlers)  # what the ranks left behind
-        if self.first_failure and self.collector:
-            for line in self.collector.after_failure():
-                say(line)
-        return exit_code(self.first_failure.code) if self.first_failure else 0
+        if self.first_failure is None:
+            return 0
+        for line in self.collector.after_failure() if self.collector else ():
+            say(line)
+        code = self.first_failure.code
+        return 128 - code if code < 0 else code
 
     def _reap(self, local_rank: int, process: subprocess.Popen[bytes]) -> None:
         # One blocking wait per rank: the queue's order is the order in which they ended.
         self.events.put(Exit(local_rank, process.wait()))
 
-    def _next_event(self) -> Event | None:
-        timeout = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
-        try:
-            return self.events.get(timeout=timeout)
-        except queue.Empty:
-            return None
-
-    def _handle(self, event: Event | None) -> None:
-        if event is None:
-            self.deadline = None
-            self.at_deadline()
-        elif isinstance(event, Exit):
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, Exit):
             self._ended(event)
-        elif isinstance(event, Stalled):
-            threading.Thread(target=self._report, args=(self._ranks(),), daemon=True).start()
+        elif event.signum == stacks.SIGNAL:
+            ranks = {self.job.rank(n): self.handlers[n].proc.pid for n in sorted(self.running)}
+            threading.Thread(target=self._report, args=(ranks,), daemon=True).start()
         elif not self.stopping:
-            self._ask_to_stop(event)
+            self._ask_to_stop(_name(event))
         elif event.signum == signal.SIGINT:
             self._kill("interrupted a second time")
         else:  # several may ask, and one that lost its engine asks again
-            say(f"{event.told}: asked to stop already")
+            say(f"{_name(event)}: asked to stop already")
 
     def _ended(self, event: Exit) -> None:
         self.running.discard(event.local_rank)
         if event.code == 0 or self.first_failure:
             return
         self.first_failure = event
-        killed = event.code == -signal.SIGKILL
-        why = oom.blame(self.memory, oom.read()) if killed else ""
-        told = f"rank {self.job.rank(event.local_rank)} {_end(event.code)}"
-        say(f"{told}: {why}" if why else told)
+        code, why = event.code, ""
+        how = f"exited with code {code}"
+        if code < 0:
+            name = signal.Signals(-code).name
+            how = f"was killed by signal {-code} ({name}), exit code {128 - code}"
+        if code == -signal.SIGKILL and (blamed := oom.blame(self.memory, oom.read())):
+            why = f": {blamed}"
+        say(f"rank {self.job.rank(event.local_rank)} {how}{why}")
         self._later(SETTLE_SECONDS, self._terminate)
 
-    def _ranks(self) -> list[stall.Rank]:
-        return [
-            stall.Rank(self.job.rank(n), self.handlers[n].proc.pid) for n in sorted(self.running)
-        ]
-
-    def _report(self, ranks: list[stall.Rank]) -> None:
+    def _report(self, ranks: Mapping[int, int]) -> None:
         """Say where the ranks are; meanwhile they may end, and be asked to stop."""
         if not (ranks and self.collector and self.reporting.acquire(blocking=False)):
             return
@@ -204,9 +186,9 @@ class Watch:
         self.deadline = time.monotonic() + seconds
         self.at_deadline = action
 
-    def _ask_to_stop(self, event: Stop) -> None:
+    def _ask_to_stop(self, told: str) -> None:
         # SIGTERM also for an interrupt: it is what training programs save a checkpoint on.
-        say(f"{event.told}: asked {len(self.running)} ranks to stop, waiting {self.job.grace:g} s")
+        say(f"{told}: asked {len(self.running)} ranks to stop, waiting {self.job.grace:g} s")
         self.stopping = True
         if not self.first_failure:
             self._later(self.job.grace, lambda: self._kill("grace period over"))
@@ -224,6 +206,10 @@ class Watch:
                 self.handlers[local_rank].close(signum)
 
 
+def _name(request: Request) -> str:
+    return request.why or signal.Signals(request.signum).name
+
+
 def run(job: Job, environ: Mapping[str, str]) -> int:
     """Run the job's ranks to their end; the exit code to pass on.
 
@@ -231,7 +217,7 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     """
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     faulthandler.register(stacks.SIGNAL)  # until there are ranks, it is the runner that is stuck
-    signals.Ear(SIGNALS, lambda signum: events.put(_event(signum)))
+    signals.Ear(SIGNALS, lambda signum: events.put(Request(signum)))
     if job.tie:
         threading.Thread(target=_read_to_the_end, args=(events,), daemon=True).start()
     import torch
@@ -268,12 +254,10 @@ def _retention(job: Job, environ: Mapping[str, str]) -> contextlib.AbstractConte
         wish = lineage.Wish(os.urandom(4).hex(), str(job.checkpoints), on=True, overwrite=True)
     if wish is None or job.node_rank:
         return contextlib.nullcontext()
-    root = Path(wish.folder)
-    line = wish.run
+    root, line = Path(wish.folder), wish.run
     try:
         line = folders.line_of(root, wish.run, on=wish.on)
-        why = "" if wish.overwrite else folders.refusal(root, line, on=wish.on)
-        if why:
+        if not wish.overwrite and (why := folders.refusal(root, line, on=wish.on)):
             raise Unable(why)
         root.mkdir(parents=True, exist_ok=True)
         lineage.claim(root, wish.run, line, overwrite=wish.overwrite)
@@ -282,16 +266,12 @@ def _retention(job: Job, environ: Mapping[str, str]) -> contextlib.AbstractConte
     return Retention(root, line, job.keep, say)
 
 
-def _event(signum: int) -> Event:
-    return Stalled() if signum == stacks.SIGNAL else Stop(signum)
-
-
 def _read_to_the_end(events: queue.SimpleQueue[Event]) -> None:
     """Ask to stop when standard input ends, which is when the launcher that holds it does."""
     with contextlib.suppress(OSError):
         while os.read(sys.stdin.fileno(), 1 << 12):
             pass
-    events.put(Stop(signal.SIGTERM, "the launcher has gone"))
+    events.put(Request(signal.SIGTERM, "the launcher has gone"))
 
 
 def main(argv: Sequence[str]) -> NoReturn:

@@ -138,7 +138,7 @@ def test_the_runners_own_lines_are_those_that_are_looked_for(
         n: SimpleNamespace(proc=Process(), close=lambda signum: None) for n in range(2)
     }
     watch = runner.Watch(job, handlers, queue.SimpleQueue())
-    watch._handle(runner.Stop(signal.SIGTERM))
+    watch._handle(runner.Request(signal.SIGTERM))
     asked = capsys.readouterr().err
     assert Ending(Ended(1), False, asked).outcome is STOPPED
     watch._handle(runner.Exit(1, 3))

@@ -241,12 +241,11 @@ def test_what_is_no_number_is_null_and_named() -> None:
 
 @pytest.mark.parametrize(("loss", "grad_norm"), [(2.5, 1.25), (None, None), (math.inf, 0.0)])
 def test_our_own_lines_are_read(loss: float | None, grad_norm: float | None) -> None:
-    interval = log.Interval(
-        iteration=50, train_iters=10**7, consumed_samples=800, milliseconds=12.34,
-        learning_rate=1e-4, global_batch_size=16, loss=loss, loss_scale=1.0,
+    found = parse(log.training_line(
+        "2025-04-13 23:41:20", iteration=50, train_iters=10**7, consumed_samples=800,
+        milliseconds=12.34, learning_rate=1e-4, global_batch_size=16, loss=loss, loss_scale=1.0,
         grad_norm=grad_norm, skipped=0, nan=0,
-    )  # fmt: skip
-    found = parse(log.training_line(interval, "2025-04-13 23:41:20"))
+    ))  # fmt: skip
     assert isinstance(found, Step)
     assert (found.iteration, found.samples, found.ms_per_step) == (50, 800, 12.3)
     assert (found.loss, found.grad_norm) == (loss, grad_norm)

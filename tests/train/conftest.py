@@ -78,19 +78,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
 
 
-def start(processes: int, *program: str) -> Run:
-    """Run a program's ranks on the CPU to their end."""
-    done = subprocess.run(
-        runner_command(processes, *program),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    return Run(done.returncode, done.stdout)
-
-
 @dataclass
 class Ranks:
     """Ranks that go on: their runner, and what they have printed so far."""
@@ -113,11 +100,10 @@ class Ranks:
 
 
 @contextmanager
-def going_on(command: list[str], stdin: int | None = None) -> Iterator[Ranks]:
+def going_on(command: list[str]) -> Iterator[Ranks]:
     """Start what `runner_command` gives; afterwards wait for its end, and read all of it."""
-    pipe = subprocess.PIPE
     with subprocess.Popen(
-        command, env=environment(), stdin=stdin, stdout=pipe, stderr=subprocess.STDOUT, text=True
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         ranks = Ranks(process)
         try:
@@ -127,6 +113,13 @@ def going_on(command: list[str], stdin: int | None = None) -> Iterator[Ranks]:
         except BaseException:
             process.kill()  # its ranks end with it
             raise
+
+
+def start(processes: int, *program: str) -> Run:
+    """Run a program's ranks on the CPU to their end."""
+    with going_on(runner_command(processes, *program)) as ranks:
+        pass
+    return ranks.ended
 
 
 @pytest.fixture

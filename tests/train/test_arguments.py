@@ -1,41 +1,40 @@
-"""The training program's arguments: arithmetic, defaults, refusals."""
+"""The training program's arguments: arithmetic, defaults, refusals, the learning rate."""
 
 from __future__ import annotations
+
+from argparse import Namespace
 
 import pytest
 
 from launcher.train.gpt import arguments as command_line
+from launcher.train.gpt.arguments import Layout
 
 from .conftest import TINY
 
 MOCK = [*TINY, "--mock-data"]
 
 
+def laid_out(world: int, *extra: str) -> tuple[Namespace, Layout]:
+    arguments = command_line.parse([*MOCK, *extra])
+    return arguments, command_line.layout(arguments, world)
+
+
 def test_layout_of_eight_ranks() -> None:
     parallel = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
-    arguments = command_line.parse([*MOCK, *parallel, "--global-batch-size", "24"])
-    layout = command_line.layout(arguments, 8)
-    assert layout == command_line.Layout(tensor=2, pipeline=2, data=2, micro_batches=6)
+    _, layout = laid_out(8, *parallel, "--global-batch-size", "24")
+    assert layout == Layout(tensor=2, pipeline=2, data=2, micro_batches=6)
 
 
 def test_values_that_follow_from_others() -> None:
-    arguments = command_line.parse(MOCK)
+    """Sequence parallelism alone is turned off, as upstream does."""
+    at = MOCK.index("--global-batch-size")
+    arguments = command_line.parse([*MOCK[:at], *MOCK[at + 2 :], "--sequence-parallel"])
+    command_line.layout(arguments, 4)
     assert arguments.ffn_hidden_size == 128
     assert arguments.max_position_embeddings == 32
     assert arguments.lr_decay_iters == 6
     assert arguments.eod_id == 99
-
-
-def test_global_batch_defaults_to_one_micro_batch_per_rank() -> None:
-    at = MOCK.index("--global-batch-size")
-    arguments = command_line.parse(MOCK[:at] + MOCK[at + 2 :])
-    command_line.layout(arguments, 4)
     assert arguments.global_batch_size == 8
-
-
-def test_sequence_parallelism_alone_is_turned_off_as_upstream_does() -> None:
-    arguments = command_line.parse([*MOCK, "--sequence-parallel"])
-    command_line.layout(arguments, 1)
     assert not arguments.sequence_parallel
 
 
@@ -65,11 +64,12 @@ def test_vocabulary_padding_is_upstreams(
         (["--micro-batch-size", "0"], 1, "at least 1"),
         (["--save-interval", "2"], 1, "needs --save"),
         (["--lr-warmup-iters", "2", "--lr-warmup-fraction", "0.1"], 1, "exclude each other"),
+        (["--globl-batch-size", "4"], 1, "did you mean --global-batch-size"),
     ],
 )
 def test_refusals(extra: list[str], world: int, reason: str) -> None:
     with pytest.raises(command_line.UsageError, match=reason):
-        command_line.layout(command_line.parse([*MOCK, *extra]), world)
+        laid_out(world, *extra)
 
 
 def test_missing_data_file_is_named() -> None:
@@ -78,6 +78,33 @@ def test_missing_data_file_is_named() -> None:
         command_line.layout(arguments, 1)
 
 
-def test_typo_names_the_nearest() -> None:
-    with pytest.raises(command_line.UsageError, match="did you mean --global-batch-size"):
-        command_line.parse([*MOCK, "--globl-batch-size", "4"])
+@pytest.mark.parametrize(
+    ("style", "steps", "rate"),
+    [
+        ("constant", 0, 0.0),
+        ("constant", 5, 0.5),
+        ("constant", 10, 1.0),
+        ("constant", 999, 1.0),
+        ("linear", 60, 0.55),
+        ("linear", 110, 0.1),
+        ("linear", 111, 0.1),
+        ("cosine", 60, 0.55),
+        ("cosine", 35, 0.1 + 0.9 * 0.8535533905932737),
+        ("cosine", 500, 0.1),
+    ],
+)
+def test_warmup_of_10_then_decay_to_110(style: str, steps: int, rate: float) -> None:
+    extra = "--lr 1 --min-lr 0.1 --lr-warmup-iters 10 --lr-decay-iters 110 --lr-decay-style"
+    arguments = command_line.parse([*MOCK, *extra.split(), style])
+    assert command_line.learning_rate(arguments, steps) == pytest.approx(rate, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("steps", "printed"),
+    [(4, "4.000000E-05"), (9, "9.000000E-05"), (19, "9.998165E-05"), (29, "9.991823E-05")],
+)
+def test_a_log_of_upstreams(steps: int, printed: str) -> None:
+    """Peak 1e-4, cosine to 1e-5 over 1000 iterations, 1 % warmup, the first 16 skipped."""
+    extra = "--lr 1e-4 --min-lr 1e-5 --lr-decay-style cosine --lr-decay-iters 1000"
+    arguments = command_line.parse([*MOCK, *extra.split(), "--lr-warmup-fraction", "0.01"])
+    assert f"{command_line.learning_rate(arguments, steps):.6E}" == printed

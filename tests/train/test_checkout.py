@@ -40,19 +40,16 @@ def test_the_images_extension_is_found(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = tree(tmp_path / "image", extension=name)
-    (image / "megatron/core/datasets/helpers.py").touch()
+    python = tree(tmp_path / "python", extension="")
+    for folder in (image, python):
+        (folder / "megatron/core/datasets/helpers.py").touch()  # which is no extension
     finder = checkout.Extensions([str(tmp_path), str(image)])
     found = finder.find_spec(f"megatron.core.datasets.{name}")
     assert found
     assert Path(str(found.origin)).parent == image / "megatron/core/datasets"
     assert f"checkout: {found.origin} stands in" in capsys.readouterr().err
     assert finder.find_spec("megatron.core.datasets.gpt_dataset") is None
-
-
-def test_a_python_module_is_no_extension(tmp_path: Path) -> None:
-    image = tree(tmp_path / "image", extension="")
-    (image / "megatron/core/datasets/helpers.py").touch()
-    assert checkout.Extensions([str(image)]).find_spec("megatron.core.datasets.helpers") is None
+    assert checkout.Extensions([str(python)]).find_spec(found.name) is None
 
 
 INSTALL = """

@@ -47,25 +47,18 @@ def record(*entries: Any) -> bytes:
     return pickle.dumps({"version": "2.4", "pg_config": {}, "entries": list(entries)}, protocol=2)
 
 
-def test_an_entry_is_read() -> None:
-    (operation,) = flight.read(record(entry(7, state="started")))
-    assert operation == flight.Operation(
+def test_entries_are_read() -> None:
+    """torch 2.3 had one number for both kinds, and no group's description; sends count apart."""
+    old = {"pg_id": 3, "seq_id": 5, "profiling_name": "nccl:_all_gather_base", "state": "scheduled"}
+    sent = entry(2, "nccl:send 0->1", "started", p2p_seq_id=40, is_p2p=True)
+    new, older, send = operations = flight.read(record(entry(7, state="started"), old, sent))
+    assert new == flight.Operation(
         "0", "default_pg", 7, "all_reduce", "started", "[[4, 8]]", False, "mine.py:12"
     )
-
-
-def test_an_entry_of_torch_2_3_is_read() -> None:
-    old = {"pg_id": 3, "seq_id": 5, "profiling_name": "nccl:_all_gather_base", "state": "scheduled"}
-    (operation,) = flight.read(record(old))
-    assert operation.told == "_all_gather_base 5 of group 3"
-    assert (operation.state, operation.caller) == ("scheduled", "")
-
-
-def test_sends_are_counted_apart() -> None:
-    sent = entry(2, "nccl:send 0->1", "started", p2p_seq_id=40, is_p2p=True)
-    operations = flight.read(record(entry(7), sent))
-    assert (operations[1].number, operations[1].point_to_point) == (40, True)
-    assert [one.number for one in flight.last(operations).values()] == [7]
+    assert older.told == "_all_gather_base 5 of group 3"
+    assert (older.state, older.caller) == ("scheduled", "")
+    assert (send.number, send.point_to_point) == (40, True)
+    assert flight.last(operations) == {"0": new, "3": older}
 
 
 class Evil:
@@ -130,39 +123,31 @@ def simulated(pairs: int, steps: int, hangs: int, before: int) -> flight.Records
     One of them hangs before its operation of that index; the others go on as far as they can.
     """
     ranks = range(2 * pairs)
-    program = ["pair", "half"] * steps
     done = dict.fromkeys(ranks, 0)
 
-    def group(rank: int, kind: str) -> str:
-        return f"{kind}-{rank // 2 if kind == 'pair' else rank % 2}"
+    def group(rank: int, at: int) -> str:
+        return f"half-{rank % 2}" if at % 2 else f"pair-{rank // 2}"
 
     def comes(rank: int, at: int) -> bool:
-        return done[rank] == at < len(program) and not (rank == hangs and at == before)
+        return done[rank] == at < 2 * steps and not (rank == hangs and at == before)
 
     going = True
     while going:
         going = False
-        for rank in ranks:
-            at = done[rank]
-            if at < len(program):
-                name = group(rank, program[at])
-                members = [one for one in ranks if group(one, program[at]) == name]
-                if all(comes(one, at) for one in members):
-                    done |= dict.fromkeys(members, at + 1)
-                    going = True
+        for rank, at in list(done.items()):
+            members = [other for other in ranks if group(other, at) == group(rank, at)]
+            if done[rank] == at and all(comes(other, at) for other in members):
+                done |= dict.fromkeys(members, at + 1)
+                going = True
     return {
         rank: [
-            flight.Operation(
-                group(rank, program[at]),
-                program[at],
-                at // 2 + 1,
-                "all_reduce",
-                "completed" if at < done[rank] else "started",
-                "",
-                False,
-                "",
-            )
+            operation
             for at in range(done[rank] + comes(rank, done[rank]))
+            for operation in operations(
+                at // 2 + 1,
+                group=group(rank, at),
+                state="completed" if at < done[rank] else "started",
+            )
         ]
         for rank in ranks
     }
@@ -183,21 +168,14 @@ def test_the_rank_that_hangs_is_found_at_any_collective(
     ("torch", "set_here"),
     [("2.3.0a0+ebedce2", True), ("2.5.1", True), ("2.6.0", False), ("2.11.0+cu130", False)],
 )
-def test_a_torch_that_keeps_records_isnt_told_to(
-    monkeypatch: pytest.MonkeyPatch, torch: str, set_here: bool
-) -> None:
+def test_variables(monkeypatch: pytest.MonkeyPatch, torch: str, set_here: bool) -> None:
+    """A torch that keeps records isn't told to; the user's own values win."""
     monkeypatch.setattr(metadata, "version", lambda name: {"torch": torch}[name])
-    assert ("TORCH_NCCL_TRACE_BUFFER_SIZE" in flight.variables(Path("/ranks"), {})) is set_here
-
-
-def test_the_users_own_values_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "version", lambda _: "2.5.1")
-    own = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/rank-"}
+    own = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/rank-"}
     given = flight.variables(Path("/ranks"), own)
-    assert given == {
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    assert given.pop("TORCH_NCCL_TRACE_BUFFER_SIZE", "") == ("2000" if set_here else "")
+    assert given == own | {
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/rank-",
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/ranks/pipe-",
     }
 

@@ -94,15 +94,6 @@ def problems(root: Path) -> dict[str, str]:
 
 
 @FORMATS
-def test_complete(tmp_path: Path, make: Make) -> None:
-    make(tmp_path / "iter_0000003")
-    tracked(tmp_path, "3\n")
-    found = folders.Checkpoint(3, tmp_path / "iter_0000003")
-    assert folders.scan(tmp_path) == [found]
-    assert folders.newest_complete(tmp_path) == found
-
-
-@FORMATS
 @settings(deadline=None)
 @given(data=st.data())
 def test_any_file_cut_anywhere_is_found(make: Make, data: st.DataObject) -> None:
@@ -117,46 +108,41 @@ def test_any_file_cut_anywhere_is_found(make: Make, data: st.DataObject) -> None
 
 @FORMATS
 def test_any_file_missing_is_found(tmp_path: Path, make: Make) -> None:
-    make(tmp_path / "whole")
-    for number, path in enumerate(files(tmp_path / "whole")):
-        copy = tmp_path / str(number)
-        shutil.copytree(tmp_path / "whole", copy)
-        (copy / path.relative_to(tmp_path / "whole")).unlink()
-        assert contents.problem(copy).endswith("is missing"), path
-    assert contents.problem(tmp_path / "whole") == ""
-
-
-def test_a_ranks_whole_folder_missing_is_found(tmp_path: Path) -> None:
-    legacy(tmp_path / "iter_0000003")
-    shutil.rmtree(tmp_path / "iter_0000003/mp_rank_01")
-    assert contents.problem(tmp_path / "iter_0000003") == "there are 1 of 2 folders mp_rank_…"
-
-
-def by_rank(folder: Path) -> None:
-    """A folder a rank, as upstream's programs save it: tensors, and the arguments as an object."""
-    import torch
-
-    for rank in range(2):
-        place = folder / f"mp_rank_{rank:02d}"
-        place.mkdir(parents=True)
-        arguments = Namespace(tensor_model_parallel_size=2, pipeline_model_parallel_size=1)
-        state = {"args": arguments, "model": {"weight": torch.arange(1000.0)}, "iteration": 3}
-        torch.save(state, place / "model_optim_rng.pt")
+    whole = tmp_path / "iter_0000003"
+    make(whole)
+    tracked(tmp_path, "3\n")
+    assert folders.scan(tmp_path) == [folders.Checkpoint(3, whole)]
+    assert folders.newest_complete(tmp_path) == folders.Checkpoint(3, whole)
+    for path in files(whole):
+        content = path.read_bytes()
+        path.unlink()
+        assert contents.problem(whole).endswith("is missing"), path
+        path.write_bytes(content)
+    assert contents.problem(whole) == ""
 
 
 @pytest.mark.megatron
-def test_what_torch_saves(tmp_path: Path) -> None:
-    """A distributed checkpoint of torch's is in test_gpt."""
-    folder = tmp_path / "iter_0000003"
-    by_rank(folder)
-    assert contents.problem(folder) == ""
-    for path in files(folder):
+def test_what_torch_saves_by_rank(tmp_path: Path) -> None:
+    """As upstream's programs do; a distributed checkpoint of torch's is in test_gpt."""
+    import torch
+
+    legacy(tmp_path)
+    arguments = Namespace(tensor_model_parallel_size=2, pipeline_model_parallel_size=1)
+    state = {"args": arguments, "model": {"weight": torch.arange(1000.0)}, "iteration": 3}
+    for path in tmp_path.glob("*/model_optim_rng.pt"):
+        torch.save(state, path)
+    assert contents.problem(tmp_path) == ""
+    for path in tmp_path.glob("*/model_optim_rng.pt"):
         whole = path.read_bytes()
         os.truncate(path, len(whole) - 1)
-        assert path.name in contents.problem(folder)
+        assert contents.problem(tmp_path) == "model_optim_rng.pt is cut short"
         path.write_bytes(whole)
-    shutil.rmtree(folder / "mp_rank_01")
-    assert contents.problem(folder) == "there are 1 of 2 folders mp_rank_…"
+
+
+def test_a_ranks_whole_folder_missing_is_found(tmp_path: Path) -> None:
+    legacy(tmp_path)
+    shutil.rmtree(tmp_path / "mp_rank_01")
+    assert contents.problem(tmp_path) == "there are 1 of 2 folders mp_rank_…"
 
 
 class Attack:
@@ -189,13 +175,16 @@ def test_any_bytes_for_an_index(garbage: bytes) -> None:
         assert contents.problem(folder) == ".metadata is cut short"
 
 
+NAMES = "its saving was interrupted: latest_checkpointed_iteration.txt names"
+
+
 @pytest.mark.parametrize(
     ("tracker", "problem"),
     [
         ("4", ""),
         ("3", ""),
-        ("2", "its saving was interrupted: latest_checkpointed_iteration.txt names 2"),
-        ("release", "its saving was interrupted: latest_checkpointed_iteration.txt names release"),
+        ("2", f"{NAMES} 2"),
+        ("release", f"{NAMES} release"),
         (None, "its saving was interrupted: there is no latest_checkpointed_iteration.txt"),
         ("", ""),
     ],
@@ -280,6 +269,8 @@ def test_retention_spares_what_the_tracker_names(tmp_path: Path) -> None:
     distributed(folders.folder(tmp_path, 3))
     tracked(tmp_path, 3)
     assert folders.prune(tmp_path, 1, RUN) == []
+    with pytest.raises(ValueError, match="at least 1"):
+        folders.prune(tmp_path, 0, RUN)
 
 
 @settings(deadline=None)
@@ -300,8 +291,3 @@ def test_retention_keeps_the_newest(complete: set[int], cut: set[int], keep: st.
         left = {each.iteration for each in folders.scan(root) if not each.problem}
         assert left == set(sorted(complete)[-number:])
         assert set(problems(root)) >= {folders.folder(root, n).name for n in cut - complete}
-
-
-def test_keeping_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        folders.prune(tmp_path, 0, RUN)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from launcher.train.checkpoints import folders, lineage, retention
 from launcher.train.checkpoints.lineage import Wish
 
-from .test_folders import RUN, claimed, distributed, tracked
+from .test_folders import distributed, tracked
 
 A, B, C = "aaaaaaaa", "bbbbbbbb", "cccccccc"
 
@@ -47,15 +48,11 @@ def test_a_wish_is_told_in_one_variable(on: bool, over: bool) -> None:
     assert lineage.wish({lineage.VARIABLE: "nonsense"}) is None
 
 
-def test_a_checkpoint_says_whose_it_is_and_nothing_else_stays(tmp_path: Path) -> None:
-    saved(tmp_path, A, 3)
-    assert lineage.owner(tmp_path / "iter_0000003") == A
-    assert names(tmp_path) == ["iter_0000003", folders.TRACKER]
-
-
 def test_another_runs_checkpoints_are_met_unless_they_are_gone_on_from(tmp_path: Path) -> None:
     """B saved among A's without a word, and took A's newest for its own."""
     saved(tmp_path, A, 3, 6)
+    assert lineage.owner(tmp_path / "iter_0000003") == A
+    assert names(tmp_path) == ["iter_0000003", "iter_0000006", folders.TRACKER]
     assert folders.line_of(tmp_path, B, on=False) == B
     assert folders.refusal(tmp_path, B, on=False) == (
         f"{tmp_path} holds checkpoints that aren't this run's: iter_0000006 is run {A}'s"
@@ -169,18 +166,14 @@ def test_an_older_one_that_was_said_to_be_ours_by_a_link_is_not(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{", '{"run": 3}', '{"run": "x y", "line": "x", "before": []}', "[" * 99999],
+    ["", "[]", "{", '{"run": 3}', '{"run": "x y", "line": "x", "before": []}', "[" * 99999, None],
 )
-def test_a_note_that_cannot_be_read_says_nothing(tmp_path: Path, content: str) -> None:
+def test_a_note_that_cannot_be_read_says_nothing(tmp_path: Path, content: str | None) -> None:
+    """None is a pipe, which is not waited for."""
     distributed(tmp_path / "iter_0000003")
-    (tmp_path / "iter_0000003" / lineage.NOTE).write_text(content)
+    note = tmp_path / "iter_0000003" / lineage.NOTE
+    os.mkfifo(note) if content is None else note.write_text(content)
     lineage.claim(tmp_path, A, A)
-    assert lineage.owner(tmp_path / "iter_0000003") == ""
-
-
-def test_a_note_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    distributed(tmp_path / "iter_0000003")
-    os.mkfifo(tmp_path / "iter_0000003" / lineage.NOTE)
     assert lineage.owner(tmp_path / "iter_0000003") == ""
 
 
@@ -211,43 +204,28 @@ def test_a_removal_that_was_cut_off_is_taken_up(tmp_path: Path) -> None:
     assert names(tmp_path) == ["iter_0000006", folders.TRACKER]
 
 
-def save(root: Path, iteration: int) -> None:
-    distributed(folders.partial(root, iteration))
-    folders.publish(root, iteration)
-
-
-def test_it_looks_again_when_the_tracker_has_changed(
+def test_it_looks_when_the_tracker_has_changed_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claimed(tmp_path)
-    said: list[str] = []
-    kept = retention.Retention(tmp_path, RUN, 1, said.append)
-    kept.look()
-    for iteration in (1, 2, 3):
-        save(tmp_path, iteration)
-    kept.look()
-    assert said == ["removed checkpoints iter_0000001, iter_0000002"]
-    monkeypatch.setattr(folders, "prune", lambda *_: pytest.fail("it has not changed"))
-    kept.look()
-
-
-def test_the_last_look_is_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "POLL_SECONDS", 3600.0)
-    claimed(tmp_path)
+    lineage.claim(tmp_path, A, A)
     said: list[str] = []
-    with retention.Retention(tmp_path, RUN, 1, said.append):
-        save(tmp_path, 1)
-        save(tmp_path, 2)
-    assert said == ["removed checkpoints iter_0000001"]
-    assert [each.iteration for each in folders.scan(tmp_path)] == [2]
+    with retention.Retention(tmp_path, A, 1, said.append) as kept:
+        saved(tmp_path, A, 1, 2, 3)
+        kept.look()
+        assert said == ["removed checkpoints iter_0000001, iter_0000002"]
+        with monkeypatch.context() as patched:
+            patched.setattr(folders, "prune", lambda *_: pytest.fail("it has not changed"))
+            kept.look()
+        saved(tmp_path, A, 4)
+    assert said[1:] == ["removed checkpoints iter_0000003"]
+    assert [each.iteration for each in folders.scan(tmp_path)] == [4]
 
 
 def test_what_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(root: Path, keep: int, line: str) -> list[Path]:
-        raise PermissionError(13, os.strerror(13), str(root))
-
+    refuse = Mock(side_effect=PermissionError(13, os.strerror(13), str(tmp_path)))
     monkeypatch.setattr(folders, "prune", refuse)
-    save(tmp_path, 1)
+    saved(tmp_path, A, 1)
     said: list[str] = []
-    retention.Retention(tmp_path, RUN, 1, said.append).look()
+    retention.Retention(tmp_path, A, 1, said.append).look()
     assert said == [f"checkpoints in {tmp_path} can't be signed or removed: Permission denied"]

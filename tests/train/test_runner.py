@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import queue
 import signal
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,8 +19,9 @@ from launcher.train import runner
 from launcher.train.checkpoints import folders, lineage
 from launcher.train.ranks import devices, oom
 from launcher.train.ranks.job import Job, Refused, Unable, parse, read_secrets
+from launcher.train.words import STOPPED
 
-from .conftest import environment, going_on, runner_command, start
+from .conftest import environment, going_on, runner_command
 from .test_folders import distributed
 
 
@@ -79,18 +83,16 @@ def test_another_runs_checkpoints_are_refused_from_inside(tmp_path: Path) -> Non
     assert lineage.said(tmp_path / "iter_0000003") == ""
 
 
-def test_one_node_meets_on_loopback() -> None:
-    parsed = job("--", "x")
-    assert parsed.master_addr == "127.0.0.1"
-    assert parsed.master_port > 0
-
-
-def test_a_clusters_variables_are_defaults() -> None:
+def test_where_ranks_meet() -> None:
+    """A cluster's variables are defaults; one node meets on loopback."""
     found = {"NNODES": "3", "NODE_RANK": "2", "MASTER_ADDR": "node-a", "MASTER_PORT": "1234"}
     cluster = {f"PET_{name}": value for name, value in found.items()}
     parsed = job("--master-port", "99", "--", "x", environ=cluster)
     assert (parsed.nodes, parsed.node_rank) == (3, 2)
     assert (parsed.master_addr, parsed.master_port) == ("node-a", 99)
+    alone = job("--", "x")
+    assert alone.master_addr == "127.0.0.1"
+    assert alone.master_port > 0
 
 
 @pytest.mark.parametrize(
@@ -107,19 +109,14 @@ def test_one_device_per_process(visible: int, cpu: bool, reason: str) -> None:
     assert refused.value.code == 121
 
 
-def test_a_torch_without_code_for_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    v100 = devices.Device("Tesla V100-SXM2-16GB", (7, 0))
-    monkeypatch.setattr(devices, "look", lambda: ([v100], ["sm_80", "sm_90"]))
+def test_gpus_that_cannot_be_used_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    v100 = [("Tesla V100-SXM2-16GB", (7, 0))], ["sm_80", "sm_90"]
+    monkeypatch.setattr(devices, "look", lambda: v100)
     job("--cpu", "--", "x").check_architectures()
     with pytest.raises(Unable, match=r"GPU 0 \(Tesla V100-SXM2-16GB\) .* 7\.0, .* sm_80"):
         job("--", "x").check_architectures()
-
-
-def test_cuda_that_does_not_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def look() -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old")
-
-    monkeypatch.setattr(devices, "look", look)
+    too_old = Mock(side_effect=RuntimeError("The NVIDIA driver on your system is too old"))
+    monkeypatch.setattr(devices, "look", too_old)
     with pytest.raises(Unable, match="can't be started: The NVIDIA driver"):
         job("--", "x").check_architectures()
 
@@ -154,32 +151,15 @@ def test_secrets_are_files_named_like_variables(
     assert read_secrets(tmp_path / "nowhere") == {}
 
 
-def test_environment_of_a_rank_on_the_second_node() -> None:
+def test_environment_of_a_rank() -> None:
     where = ["--nodes", "2", "--node-rank", "1", "--master-addr", "a", "--master-port", "1"]
     given = job(*where, "--", "x").environment(1, {"OMP_NUM_THREADS": "7"}, cpus=8)
-    assert given == {
-        "RANK": "3",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "4",
-        "LOCAL_WORLD_SIZE": "2",
-        "NODE_RANK": "1",
-        "GROUP_RANK": "1",
-        "MASTER_ADDR": "a",
-        "MASTER_PORT": "1",
-        "OMP_NUM_THREADS": "7",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    }
-
-
-def test_cpu_ranks_on_one_node_use_loopback() -> None:
-    given = job("--cpu", "--", "x").environment(0, {}, cpus=4)
-    assert given["GLOO_SOCKET_IFNAME"] == "lo"
-    assert given["OMP_NUM_THREADS"] == "2"
-
-
-@pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])
-def test_exit_code_is_the_shells(code: int, expected: int) -> None:
-    assert runner.exit_code(code) == expected
+    assert " ".join(f"{name}={value}" for name, value in given.items()) == (
+        "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 NODE_RANK=1 GROUP_RANK=1 "
+        "MASTER_ADDR=a MASTER_PORT=1 OMP_NUM_THREADS=7 CUDA_DEVICE_MAX_CONNECTIONS=1"
+    )
+    on_cpu = job("--cpu", "--", "x").environment(0, {}, cpus=4)
+    assert (on_cpu["GLOO_SOCKET_IFNAME"], on_cpu["OMP_NUM_THREADS"]) == ("lo", "2")
 
 
 SLEEPER = """
@@ -201,31 +181,11 @@ def sleeper(folder: Path, rank_1: str = "pass", handler: str = "signal.SIG_DFL")
     return str(script)
 
 
-@pytest.mark.megatron
-def test_ranks_that_outlive_a_failed_one_are_killed(tmp_path: Path) -> None:
-    script = sleeper(tmp_path, "time.sleep(1); sys.exit(3)", handler="signal.SIG_IGN")
-    run = start(2, script)
-    assert run.code == 3
-    assert "killing rank 0: outlived a failed rank" in run.output
-
-
 def with_options(processes: int, options: list[str], *program: str) -> list[str]:
     """The command that starts ranks, with more options for the runner."""
     command = runner_command(processes, *program)
     at = command.index("--")
     return [*command[:at], *options, *command[at:]]
-
-
-def signalled(script: str, *signums: int, grace: str = "60") -> tuple[int, str]:
-    """Start two ranks, wait until both are ready, send the runner signals half a second apart."""
-    command = with_options(2, ["--grace", grace], script)
-    with going_on(command) as ranks:
-        ranks.line()
-        ranks.line()
-        for signum in signums:
-            ranks.process.send_signal(signum)
-            time.sleep(0.5)
-    return ranks.ended.code, ranks.output
 
 
 @pytest.mark.megatron
@@ -275,19 +235,27 @@ def test_a_request_while_the_ranks_are_started_ends_them_and_is_no_crash(tmp_pat
 
 @pytest.mark.megatron
 @pytest.mark.parametrize(
-    ("signals", "grace", "why"),
+    ("signals", "rank_1", "code", "why"),
     [
-        ([signal.SIGTERM, signal.SIGINT], "60", "interrupted a second time"),
-        ([signal.SIGTERM], "1", "grace period over"),
+        ([signal.SIGTERM, signal.SIGINT], "pass", 137, "interrupted a second time"),
+        ([signal.SIGTERM], "pass", 137, "grace period over"),
+        ([], "time.sleep(1); sys.exit(3)", 3, "killing rank 0: outlived a failed rank"),
     ],
 )
 def test_ranks_that_ignore_a_signal_are_killed(
-    tmp_path: Path, signals: list[int], grace: str, why: str
+    tmp_path: Path, signals: list[int], rank_1: str, code: int, why: str
 ) -> None:
-    code, output = signalled(sleeper(tmp_path, handler="signal.SIG_IGN"), *signals, grace=grace)
-    assert code == 137, output
-    assert why in output
-    assert runner.STOPPED not in output
+    script = sleeper(tmp_path, rank_1, handler="signal.SIG_IGN")
+    command = with_options(2, ["--grace", "1" if len(signals) == 1 else "60"], script)
+    with going_on(command) as ranks:
+        for _ in range(2 if signals else 0):
+            ranks.line()  # both are ready
+        for signum in signals:
+            ranks.process.send_signal(signum)
+            time.sleep(0.5)
+    assert ranks.ended.code == code, ranks.output
+    assert why in ranks.output
+    assert STOPPED not in ranks.output
 
 
 SAVER = """
@@ -352,20 +320,13 @@ def test_old_torch_is_started_with_its_own_arguments(
 ) -> None:
     from torch.distributed.elastic import multiprocessing
 
-    seen = {}
-
-    class Context:
-        subprocess_handlers: dict[int, object] = {}  # noqa: RUF012
-
-    def old(name: str, entrypoint: str, args: dict, envs: dict, log_dir: str) -> Context:  # type: ignore[type-arg]
-        seen.update(entrypoint=entrypoint, args=args, envs=envs, log_dir=log_dir)
-        return Context()
-
-    monkeypatch.setattr(multiprocessing, "start_processes", old)
+    start_processes = Mock(return_value=SimpleNamespace(subprocess_handlers={}))
+    start_processes.__signature__ = inspect.Signature()  # which has no logs_specs
+    monkeypatch.setattr(multiprocessing, "start_processes", start_processes)
     runner._start(job("--", "train.py", "x"), dict(os.environ), str(tmp_path), {"MORE": "1"})
-    assert seen["entrypoint"] == sys.executable
+    seen = start_processes.call_args.kwargs
     isolated, _, becomes, parent, *command = seen["args"][1]
     assert (isolated, Path(becomes).name, parent) == ("-I", "rank.py", str(os.getpid()))
     assert command == [sys.executable, "-u", "-m", "launcher.train.ranks.stacks", "train.py", "x"]
     assert [(env["RANK"], env["MORE"]) for env in seen["envs"].values()] == [("0", "1"), ("1", "1")]
-    assert seen["log_dir"] == str(tmp_path)
+    assert (seen["entrypoint"], seen["log_dir"]) == (sys.executable, str(tmp_path))

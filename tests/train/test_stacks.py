@@ -46,15 +46,12 @@ HANGS = {
 
 
 def test_threads_are_read_as_they_were_written() -> None:
+    """A main thread whose beginning is cut off is the last."""
     waiting, main = stacks.parse(f"a line of something else\n{WRITTEN}")
     assert [frame.function for frame in waiting] == ["wait", "get", "_bootstrap"]
     assert main[0].place == "distributed_c10d.py:2806"
     assert [frame.is_library for frame in main] == [True, True, False, False, True, True]
     assert stacks.main_thread([main, waiting]) == stacks.main_thread([waiting, main]) == main
-
-
-def test_a_main_thread_cut_off_at_its_beginning_is_the_last() -> None:
-    waiting, main = stacks.parse(WRITTEN)
     assert stacks.main_thread([waiting, main[:3]]) == main[:3]
     assert stacks.main_thread([]) == ()
 
@@ -96,53 +93,39 @@ def test_a_rank_writes_its_stacks_wherever_it_hangs(
     ]
 
 
+def ran(script: Path, text: str, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A program run as a rank is."""
+    script.write_text(text)
+    command = [sys.executable, "-m", "launcher.train.ranks.stacks", str(script), *argv]
+    return subprocess.run(command, env={**environment(), **env}, capture_output=True, text=True)
+
+
 def test_a_program_is_run_as_it_would_be_without(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
     (tmp_path / "beside.py").write_text("FOUND = 7\n")
-    script.write_text(
-        "import sys, beside\nprint(__name__, __file__ == sys.argv[0], sys.argv[1:])\n"
-        "sys.exit(beside.FOUND)\n"
-    )
-    for before in ([], ["-m", "launcher.train.ranks.stacks"]):
-        done = subprocess.run(
-            [sys.executable, *before, str(script), "-x", "--", "y"],
-            env=environment(),
-            capture_output=True,
-            text=True,
-        )
-        assert (done.returncode, done.stdout) == (7, "__main__ True ['-x', '--', 'y']\n")
+    text = "import sys, beside\nprint(__name__, __file__ == sys.argv[0], sys.argv[1:])\n"
+    done = ran(tmp_path / "program.py", f"{text}sys.exit(beside.FOUND)", "-x", "--", "y")
+    assert (done.returncode, done.stdout) == (7, "__main__ True ['-x', '--', 'y']\n")
+
+
+SPAWNS = """
+import multiprocessing as m
+def double(n):
+    return 2 * n
+if __name__ == '__main__':
+    with m.get_context('spawn').Pool(1) as pool:
+        print(pool.map(double, [1, 2]))
+"""
 
 
 def test_spawned_processes_import_the_program_and_write_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(
-        "import multiprocessing as m\n"
-        "def double(n):\n    return 2 * n\n"
-        "if __name__ == '__main__':\n"
-        "    with m.get_context('spawn').Pool(1) as pool:\n"
-        "        print(pool.map(double, [1, 2]))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher.train.ranks.stacks", str(script)],
-        env={**environment(), stacks.FOLDER: str(tmp_path), "RANK": "0"},
-        capture_output=True,
-        text=True,
-    )
+    done = ran(tmp_path / "program.py", SPAWNS, RANK="0", **{stacks.FOLDER: str(tmp_path)})
     assert done.stdout == "[2, 4]\n", done.stderr
     assert stacks.path(tmp_path, 0).read_bytes() == b""
 
 
 def test_a_crash_shows_its_stack(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(
-        "import os, signal\ndef crash():\n    os.kill(os.getpid(), signal.SIGBUS)\ncrash()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher.train.ranks.stacks", str(script)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
+    text = "import os, signal\ndef crash():\n    os.kill(os.getpid(), signal.SIGBUS)\ncrash()"
+    done = ran(tmp_path / "program.py", text)
     assert done.returncode == -signal.SIGBUS
     found = stacks.main_thread(stacks.parse(done.stderr))
     assert (found[0].place, found[0].function) == ("program.py:3", "crash")

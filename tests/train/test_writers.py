@@ -36,6 +36,12 @@ def finish():
 """
 
 
+def imitate_wandb(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "wandb.py").write_text(WANDB)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setenv("CALLS", str(folder / "calls"))
+
+
 def read(folder: Path) -> dict[str, dict[int, float]]:
     """Every tag's value by step, by TensorBoard's own reader."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -50,12 +56,9 @@ def read(folder: Path) -> dict[str, dict[int, float]]:
 
 def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writers.importlib.util, "find_spec", lambda name: None)
-    arguments = command_line.parse([*TINY, "--mock-data", "--tensorboard-dir", "x"])
-    with pytest.raises(UsageError, match="--tensorboard-dir needs the Python package tensorboard"):
-        writers.check(arguments)
-    arguments = command_line.parse([*TINY, "--mock-data", "--wandb-project", "x"])
-    with pytest.raises(UsageError, match="--wandb-project needs the Python package wandb"):
-        writers.check(arguments)
+    for option, package in (("--tensorboard-dir", "tensorboard"), ("--wandb-project", "wandb")):
+        with pytest.raises(UsageError, match=f"{option} needs the Python package {package}"):
+            writers.check(command_line.parse([*TINY, "--mock-data", option, "x"]))
     writers.check(command_line.parse([*TINY, "--mock-data"]))
 
 
@@ -101,10 +104,7 @@ def test_a_resumed_run_writes_over_what_came_after_its_checkpoint(
 def test_wandb_gets_the_logs_numbers(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "wandb.py").write_text(WANDB)
-    path = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    imitate_wandb(tmp_path, monkeypatch)
     plain = train(2)
     run = train(2, "--wandb-project", "p", "--wandb-exp-name", "n", "--save", str(tmp_path / "s"))
     assert run.losses == plain.losses
@@ -120,18 +120,23 @@ def test_wandb_gets_the_logs_numbers(
     assert [values["samples vs steps"] for values in steps.values()] == [4, 8, 12, 16, 20, 24]
     assert {*TAGS, "iteration-time"} <= {*steps[1]}
 
-    wanted = ["--wandb-project", "refused", "--wandb-exp-name", "n"]
-    refused = start(1, "-m", "launcher.train.gpt", *TINY, "--mock-data", *wanted)
-    assert refused.code == 1
-    assert "gpt: W&B doesn't start: No API key configured." in refused.output
-    assert "Traceback" not in refused.output
-
 
 @pytest.mark.megatron
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ("--wandb-project refused --wandb-exp-name n", 1, "W&B doesn't start: No API key confi"),
+        ("--tensorboard-dir file/board", 1, "can't write to file/board: Not a directory"),
+        ("--memory-samples file/m", 2, "can't write to file/m: Not a directory"),
+    ],
+)
+def test_what_cannot_be_written_is_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, code: int, said: str
+) -> None:
+    imitate_wandb(tmp_path, monkeypatch)
     (tmp_path / "file").touch()
-    board = ["--tensorboard-dir", str(tmp_path / "file/board")]
-    run = start(1, "-m", "launcher.train.gpt", *TINY, "--mock-data", *board)
-    assert run.code == 1
-    assert f"gpt: can't write to {tmp_path}/file/board: Not a directory" in run.output
+    monkeypatch.chdir(tmp_path)
+    run = start(1, "-m", "launcher.train.gpt", *TINY, "--mock-data", *options.split())
+    assert run.code == code, run.output
+    assert run.output.count(f"gpt: {said}") == 1
     assert "Traceback" not in run.output

@@ -95,20 +95,13 @@ def _random_state() -> ShardedObject:
         "cuda": torch.cuda.get_rng_state(),
         "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
     }
-    layout = _layout()
+    shape = tuple(reversed(_layout().values()))
     ranks = (
         parallel_state.get_pipeline_model_parallel_rank(),
         parallel_state.get_tensor_model_parallel_rank(),
     )
     replica = parallel_state.get_data_parallel_rank()
-    shape = (layout["pipeline"], layout["tensor"])
     return ShardedObject("rng_state", state, shape, ranks, replica_id=replica)
-
-
-def _set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["cpu"])
-    torch.cuda.set_rng_state(state["cuda"])
-    tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
 
 
 def _sharded(model: Any, optimizer: Any, is_loading: bool) -> dict[str, Any]:
@@ -159,18 +152,17 @@ def _on_rank_0(work: Callable[[], Any]) -> Any:
     the others.
     """
     told: list[Any] = [None, None]
-    if torch.distributed.get_rank() == 0:
+    first = torch.distributed.get_rank() == 0
+    if first:
         try:
             told[0] = work()
         except (OSError, UsageError) as error:
             told[1] = error
-    mine = told[1]
     torch.distributed.broadcast_object_list(told)
-    if mine or isinstance(told[1], UsageError):
-        raise mine or told[1]
-    if told[1]:
-        raise RunError("")
-    return told[0]
+    result, failure = told
+    if failure:
+        raise failure if first or isinstance(failure, UsageError) else RunError("")
+    return result
 
 
 def _reason(error: BaseException, root: str) -> str | None:
@@ -232,5 +224,8 @@ def load(source: Path, model: Any, optimizer: Any) -> tuple[Progress, dict[str, 
     model.load_state_dict(loaded["model"])
     optimizer.load_state_dict(loaded["optimizer"])
     if same:
-        _set_random_state(loaded["rng_state"])
+        random = loaded["rng_state"]
+        torch.set_rng_state(random["cpu"])
+        torch.cuda.set_rng_state(random["cuda"])
+        tensor_parallel.get_cuda_rng_tracker().set_states(random["tracker"])
     return Progress(**common["progress"]), None if same else common["layout"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 DESCRIPTION = "metadata.json"
 """Of Megatron's distributed checkpoints: which formats the rest is in; it is written last."""
@@ -38,30 +40,40 @@ def problem(folder: Path) -> str:
             _check_distributed(folder)
     except _Cut as cut:
         return str(cut)
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
     except OSError as error:
         return f"{error.filename or folder} can't be read: {error.strerror}"
     return ""
 
 
 def _check_distributed(folder: Path) -> None:
-    described = (folder / DESCRIPTION).exists()
-    if not described and not (folder / INDEX).exists():
-        raise _Cut(f"{DESCRIPTION} is missing")
-    if described or (folder / COMMON).exists():
+    description, index = folder / DESCRIPTION, folder / INDEX
+    if description.exists() or (folder / COMMON).exists() or not index.exists():
+        description.stat()
         _check_archive(folder / COMMON)
-        if _description(folder / DESCRIPTION).get("sharded_backend") != "torch_dist":
+        with _legible(description, "cut short"):
+            backend = json.loads(description.read_text(encoding="utf-8")).get("sharded_backend")
+        if backend != "torch_dist":
             return
-    for name, needed in _extents(folder / INDEX).items():
-        found = _size(folder / name)
-        if found < needed:
-            raise _Cut(f"{name} has {found} of {needed} bytes")
+    needed: dict[str, int] = {}  # bytes that each file must have at least
+    with index.open("rb") as stream, _legible(index, "cut short"):
+        for item in _Reader(stream).load().storage_data.values():
+            end, name = int(item.offset) + int(item.length), str(item.relative_path)
+            needed[name] = max(end, needed.get(name, 0))
+        for name, size in needed.items():
+            if (there := (folder / name).stat().st_size) < size:
+                raise _Cut(f"{name} has {there} of {size} bytes")
 
 
 def _check_ranks(ranks: list[Path]) -> None:
     """Every rank's folder, by what the first says of the layout and the optimizer."""
     for rank in ranks:
         _check_archive(rank / RANK)
-    arguments = _arguments(ranks[0] / RANK)
+    with _legible(ranks[0] / RANK, "damaged"), zipfile.ZipFile(ranks[0] / RANK) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        with archive.open(name) as stream:  # upstream notes its command line
+            arguments = _Reader(stream).load().get("args")
     needed = 1
     for kind in ("tensor", "pipeline", "expert"):
         needed *= int(getattr(arguments, f"{kind}_model_parallel_size", 1))
@@ -73,55 +85,22 @@ def _check_ranks(ranks: list[Path]) -> None:
             _check_archive(rank / OPTIMIZER)
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        raise _Cut(f"{path.name} is missing") from None
-
-
 def _check_archive(path: Path) -> None:
     """A file that torch saved is a zip archive, whose directory stands at its end."""
-    _size(path)
+    path.stat()
     if not zipfile.is_zipfile(path):
         raise _Cut(f"{path.name} is cut short")
 
 
-def _description(path: Path) -> dict[str, Any]:
-    _size(path)
+@contextmanager
+def _legible(path: Path, lack: str) -> Iterator[None]:
+    """Whatever an unpickler or a parser makes of the bytes of `path`, that is what it lacks."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError:
-        raise _Cut(f"{path.name} is cut short") from None
-
-
-def _extents(index: Path) -> dict[str, int]:
-    """How many bytes each file must have at least, as torch's index has it."""
-    _size(index)
-    needed: dict[str, int] = {}
-    with index.open("rb") as stream:
-        try:
-            for item in _read(stream).storage_data.values():
-                end = int(item.offset) + int(item.length)
-                needed[item.relative_path] = max(end, needed.get(item.relative_path, 0))
-        except OSError:
-            raise
-        except Exception:  # whatever bytes make of an unpickler
-            raise _Cut(f"{index.name} is cut short") from None
-    return needed
-
-
-def _arguments(path: Path) -> Any:
-    """What upstream noted of its command line; None where it isn't there."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            with archive.open(name) as stream:
-                return _read(stream).get("args")
-    except OSError:
+        yield
+    except (OSError, _Cut):
         raise
-    except Exception:  # whatever bytes make of an unpickler
-        raise _Cut(f"{path.name} is damaged") from None
+    except Exception:
+        raise _Cut(f"{path.name} is {lack}") from None
 
 
 class _Inert:
@@ -148,7 +127,3 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> None:
         """A tensor's storage, which stands elsewhere."""
-
-
-def _read(stream: IO[bytes]) -> Any:
-    return _Reader(stream).load()

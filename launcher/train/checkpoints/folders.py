@@ -5,8 +5,10 @@ It needs only the standard library, so that the launcher can look at a folder fr
 
 from __future__ import annotations
 
+import errno
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,11 +93,14 @@ def make_room(path: Path) -> None:
     """See that a checkpoint's name is free, or its own line's.
 
     One that nobody is known to have made, as a program that was started by hand leaves it, is set
-    aside. Raises `FileExistsError` for another line's.
+    aside. Raises `FileExistsError` for another line's, unless the claim allows that it goes.
     """
-    if lineage.is_nobodys(path):
+    if not os.path.lexists(path):
+        return
+    if not any(os.path.lexists(folder / lineage.NOTE) for folder in (path, path.parent)):
         _move_aside(path)
-    lineage.refuse_to_replace(path)
+    elif not lineage.may_replace(path):
+        raise FileExistsError(errno.EEXIST, f"{path.name} is there, of another run")
 
 
 def recover(root: Path, mine: Callable[[Path], bool]) -> None:
@@ -132,12 +137,14 @@ def since_complete(root: Path) -> list[Checkpoint]:
 
     All of them where none is complete. The older ones' files, which may be many, aren't read.
     """
-    found = list[Checkpoint]()
-    for each in _newest_first(root):
-        found.append(each)
+    return [*_since_complete(_newest_first(root))][::-1]
+
+
+def _since_complete(newest_first: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
+    for each in newest_first:
+        yield each
         if not each.problem:
-            break
-    return found[::-1]
+            return
 
 
 def _newest_first(root: Path) -> Iterator[Checkpoint]:
@@ -156,14 +163,14 @@ def _newest_first(root: Path) -> Iterator[Checkpoint]:
 
 
 def _unfinished(path: Path, iteration: int, newest: str) -> str:
+    interrupted = "its saving was interrupted"
     if path.name.endswith(PARTIAL):
-        return "its saving was interrupted"
-    if path.name.endswith(READY):
-        return contents.problem(path)
-    if newest == RELEASE or (newest.isdecimal() and iteration > int(newest)):
-        return f"its saving was interrupted: {TRACKER} names {newest}"
-    if not newest and not (path.parent / TRACKER).exists():
-        return f"its saving was interrupted: there is no {TRACKER}"
+        return interrupted
+    if not path.name.endswith(READY):
+        if newest == RELEASE or (newest.isdecimal() and iteration > int(newest)):
+            return f"{interrupted}: {TRACKER} names {newest}"
+        if not newest and not (path.parent / TRACKER).exists():
+            return f"{interrupted}: there is no {TRACKER}"
     return contents.problem(path)
 
 
@@ -216,30 +223,22 @@ def set_aside(root: Path, line: str) -> list[Path]:
     none: upstream would load what it names, and up to 0.9 refuses to save into a folder that is
     there. Where it names another line's it stays. Raises `OSError` where that isn't allowed.
     """
-    root, broken, newest = Path(root), list[Checkpoint](), None
+    root = Path(root)
     recover(root, lambda path: lineage.said(path) == line)
-    for each in _newest_of(root, line):
-        if not each.problem:
-            newest = each
-            break
-        broken.append(each)
-    moved = [_move_aside(each.folder) for each in reversed(broken)]
+    mine = [*_since_complete(_newest_of(root, line))]
+    newest = mine.pop() if mine and not mine[-1].problem else None
+    moved = [_move_aside(each.folder) for each in reversed(mine)]
     if moved and not newest:
         newest = newest_complete(root)
-    if _names_another(root, line):
+    named = noted(root)
+    path = folder(root, int(named)) if named.isdecimal() else root / RELEASE
+    if named and path.is_dir() and lineage.owner(path) != line:
         return moved
-    if newest and noted(root) != _name(newest):
+    if newest and named != _name(newest):
         files.write(root / TRACKER, _name(newest))
     elif moved and not newest:
         files.remove_file(root.absolute() / TRACKER, root.absolute(), missing_ok=True)
     return moved
-
-
-def _names_another(root: Path, line: str) -> bool:
-    """Whether the tracker names a checkpoint that is there and isn't of `line`."""
-    named = noted(root)
-    path = folder(root, int(named)) if named.isdecimal() else root / RELEASE
-    return bool(named) and path.is_dir() and lineage.owner(path) != line
 
 
 def _name(checkpoint: Checkpoint) -> str:

@@ -7,7 +7,6 @@ for what was there before; else it is somebody else's. It needs only the standar
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -80,8 +79,8 @@ def said(checkpoint: Path) -> str:
 
 def is_claimed(checkpoint: Path) -> bool:
     """Whether it is of the line that has claimed the folder it lies in."""
-    held = _read(checkpoint.parent)
-    return held is not None and held.line == owner(checkpoint)
+    claimed = _read(checkpoint.parent)
+    return claimed is not None and claimed.line == owner(checkpoint)
 
 
 def _owner(checkpoint: Path) -> Note | None:
@@ -105,9 +104,9 @@ def claim(root: Path, run: str, of: str, *, overwrite: bool = False) -> None:
 
     Raises `OSError` where that can't be written.
     """
-    held = _read(root)
-    if held and held.line == of:  # one that was killed: what it left is its line's
-        before = held.before
+    earlier = _read(root)
+    if earlier and earlier.line == of:  # one that was killed: what it left is its line's
+        before = earlier.before
     else:
         settle(root)
         before = tuple(path.name for path in _checkpoints(root) if not owner(path))
@@ -130,18 +129,10 @@ def sign(checkpoint: Path) -> None:
         _write(checkpoint, Note(note.run, note.line))
 
 
-def is_nobodys(checkpoint: Path) -> bool:
-    """Whether nothing says whose it is: the program was started by hand, and nothing is claimed."""
-    notes = (checkpoint / NOTE, checkpoint.parent / NOTE)
-    return os.path.lexists(checkpoint) and not any(map(os.path.lexists, notes))
-
-
-def refuse_to_replace(checkpoint: Path) -> None:
-    """Raise `FileExistsError` where another line's checkpoint stands; the claim may allow it."""
-    held = _read(checkpoint.parent)
-    allowed = is_claimed(checkpoint) or (held is not None and held.overwrite)
-    if os.path.lexists(checkpoint) and not allowed:
-        raise FileExistsError(errno.EEXIST, f"{checkpoint.name} is there, of another run")
+def may_replace(checkpoint: Path) -> bool:
+    """Whether the claim is of the same line as a checkpoint, or allows another line's to go."""
+    claimed = _read(checkpoint.parent)
+    return claimed is not None and (claimed.overwrite or claimed.line == owner(checkpoint))
 
 
 def _checkpoints(root: Path) -> Iterator[Path]:
@@ -159,11 +150,10 @@ def _write(folder: Path, note: Note) -> None:
 def _read(folder: Path) -> Note | None:
     """What is noted in a folder; None where nothing is, or not by us."""
     try:
-        handle = files.open_own(folder / NOTE, os.O_RDONLY)
-        with open(handle, "rb") as stream:
-            found = json.loads(stream.read(LONGEST))
-        over = found.get("overwrite") is True
-        note = Note(found["run"], found["line"], tuple(found["before"]), over)
+        with open(files.open_own(folder / NOTE, os.O_RDONLY), "rb") as stream:
+            said = json.loads(stream.read(LONGEST))
+        over = said.get("overwrite") is True
+        note = Note(said["run"], said["line"], tuple(said["before"]), over)
         known = re.fullmatch(ID, note.run) and re.fullmatch(ID, note.line)
     except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return None

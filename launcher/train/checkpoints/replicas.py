@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 CHUNK = 1 << 22
 """Elements summed at a time, which bounds the check's memory to 64 MB."""
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """A parameter whose copy on `ranks` is not that of the first rank of its group."""
-
-    parameter: str
-    ranks: tuple[int, ...]
-    reference: int
-
-    def __str__(self) -> str:
-        ranks = ", ".join(map(str, self.ranks))
-        return f"{self.parameter} on rank {ranks} is not what it is on rank {self.reference}"
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,9 +27,11 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def disagreements(parameters: Iterable[tuple[str, torch.Tensor]], group: Any) -> list[Disagreement]:
-    """The named tensors that differ between the group's ranks; every rank gets the same list."""
-    named = list(parameters)
+def disagreements(named: Sequence[tuple[str, torch.Tensor]], group: Any) -> list[tuple[int, str]]:
+    """The named tensors that differ between the group's ranks; every rank gets the same list.
+
+    Each with the first rank whose copy isn't that of the first of the group, and in words.
+    """
     size = torch.distributed.get_world_size(group)
     if size == 1 or not named:
         return []
@@ -51,19 +39,15 @@ def disagreements(parameters: Iterable[tuple[str, torch.Tensor]], group: Any) ->
     gathered = [torch.empty_like(mine) for _ in range(size)]
     torch.distributed.all_gather(gathered, mine, group=group)
     ranks = torch.distributed.get_process_group_ranks(group)
-    differs = (torch.stack(gathered) != gathered[0]).cpu()
-    return [
-        Disagreement(
-            parameter=name,
-            ranks=tuple(rank for rank, bad in zip(ranks, differs[:, column], strict=True) if bad),
-            reference=ranks[0],
-        )
-        for column, (name, _) in enumerate(named)
-        if bool(differs[:, column].any())
-    ]
+    told, columns = [], (torch.stack(gathered) != gathered[0]).T.tolist()
+    for (name, _), differs in zip(named, columns, strict=True):
+        if bad := [rank for rank, other in zip(ranks, differs, strict=True) if other]:
+            listed = ", ".join(map(str, bad))
+            told.append((bad[0], f"{name} on rank {listed} is not what it is on rank {ranks[0]}"))
+    return told
 
 
-def model_disagreements(model: torch.nn.Module) -> list[Disagreement]:
+def model_disagreements(model: torch.nn.Module) -> list[tuple[int, str]]:
     """Across tensor-parallel ranks, of what isn't divided among them; across data-parallel, of all.
 
     A cause seen in practice: random states that have parted, so that dropout differs where
@@ -72,11 +56,7 @@ def model_disagreements(model: torch.nn.Module) -> list[Disagreement]:
     from megatron.core import parallel_state
 
     named = list(model.named_parameters())
-    shared = [
-        (name, parameter)
-        for name, parameter in named
-        if not getattr(parameter, "tensor_model_parallel", False)
-    ]
+    shared = [each for each in named if not getattr(each[1], "tensor_model_parallel", False)]
     return [
         *disagreements(shared, parallel_state.get_tensor_model_parallel_group()),
         *disagreements(named, parallel_state.get_data_parallel_group()),

@@ -22,14 +22,14 @@ def check(arguments: Namespace) -> tuple[Namespace, Layout]:
 
     Raises `UsageError`.
     """
-    from launcher.train.gpt import performance, writers
+    from launcher.train.gpt import measurements, writers
 
     layout = command_line.layout(arguments, int(os.environ.get("WORLD_SIZE", 1)))
     if "RANK" not in os.environ:
         raise command_line.UsageError("start its ranks with python3 -m launcher.train.runner")
     writers.check(arguments)
     if arguments.performance_summary and os.environ["RANK"] == "0":
-        performance.check(arguments.performance_summary)
+        measurements.check_summary(arguments.performance_summary)
     return arguments, layout
 
 
@@ -46,10 +46,10 @@ def train(arguments: Namespace, layout: Layout) -> None:
     arguments.on_cpu = cpu.is_installed()
     import torch
 
-    from launcher.train.gpt import memory, training
+    from launcher.train.gpt import measurements, training
 
     training.initialise(arguments, layout)
-    with memory.sampled(arguments):
+    with measurements.sampled(arguments):
         training.Trainer(arguments, layout).run()
     torch.distributed.destroy_process_group()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -174,6 +175,27 @@ def padded_vocabulary(size: int, divisible_by: int, tensor: int) -> int:
     return -(-size // multiple) * multiple
 
 
+def learning_rate(arguments: argparse.Namespace, steps: int) -> float:
+    """The rate after `steps` steps that the optimizer took, which the next one uses.
+
+    Upstream's schedule: linear warmup from 0, then decay to the minimum. A step that was skipped
+    for an overflow doesn't count.
+    """
+    decay, lowest = arguments.lr_decay_iters, arguments.min_lr
+    fraction = arguments.lr_warmup_fraction
+    warmup = float(arguments.lr_warmup_iters) if fraction is None else fraction * decay
+    if warmup > 0 and steps <= warmup:
+        return float(arguments.lr * steps / warmup)
+    if arguments.lr_decay_style == "constant":
+        return float(arguments.lr)
+    if steps > decay:
+        return float(lowest)
+    done = (steps - warmup) / (decay - warmup)
+    linear = arguments.lr_decay_style == "linear"
+    left = 1.0 - done if linear else 0.5 * (math.cos(math.pi * done) + 1.0)
+    return float(lowest + left * (arguments.lr - lowest))
+
+
 def layout(arguments: argparse.Namespace, world_size: int) -> Layout:
     """The layout of `world_size` ranks; fills in the global batch size where not given.
 
@@ -181,7 +203,9 @@ def layout(arguments: argparse.Namespace, world_size: int) -> Layout:
     """
     tensor = arguments.tensor_model_parallel_size
     pipeline = arguments.pipeline_model_parallel_size
-    _positive(arguments)
+    for name in AT_LEAST_ONE:
+        if getattr(arguments, name.replace("-", "_")) < 1:
+            raise UsageError(f"--{name} must be at least 1")
     if tensor == 1:
         arguments.sequence_parallel = False  # as upstream's programs do
     _divides(tensor * pipeline, world_size, "TP × PP", "the world size")
@@ -191,14 +215,8 @@ def layout(arguments: argparse.Namespace, world_size: int) -> Layout:
     batch = "micro-batch size × data-parallel size"
     _divides(step, arguments.global_batch_size, batch, "--global-batch-size")
     _check_model(arguments, tensor, pipeline)
-    _check_choices(arguments, tensor)
+    _check_choices(arguments)
     return Layout(tensor, pipeline, data, arguments.global_batch_size // step)
-
-
-def _positive(arguments: argparse.Namespace) -> None:
-    for name in AT_LEAST_ONE:
-        if getattr(arguments, name.replace("-", "_")) < 1:
-            raise UsageError(f"--{name} must be at least 1")
 
 
 def _divides(divisor: int, number: int, divisor_name: str, name: str) -> None:
@@ -215,38 +233,32 @@ def _check_model(arguments: argparse.Namespace, tensor: int, pipeline: int) -> N
         _divides(tensor, arguments.num_query_groups, size, "--num-query-groups")
         _divides(arguments.num_query_groups, heads, "--num-query-groups", "--num-attention-heads")
     _divides(pipeline, arguments.num_layers, "--pipeline-model-parallel-size", "--num-layers")
-    if arguments.max_position_embeddings < arguments.seq_length:
+    if arguments.sequence_parallel:
+        _divides(tensor, arguments.seq_length, size, "--seq-length")
+
+
+def _check_choices(given: argparse.Namespace) -> None:
+    if given.max_position_embeddings < given.seq_length:
         raise UsageError("--max-position-embeddings is smaller than --seq-length")
-    if not 0 <= arguments.eod_id < arguments.vocab_size:
-        raise UsageError(f"--eod-id {arguments.eod_id} is not in the vocabulary")
-
-
-def _check_data_files(data_path: list[str]) -> None:
+    if not 0 <= given.eod_id < given.vocab_size:
+        raise UsageError(f"--eod-id {given.eod_id} is not in the vocabulary")
+    if given.fp16 and given.bf16:
+        raise UsageError("--fp16 and --bf16 exclude each other")
+    if given.mock_data == bool(given.data_path):
+        raise UsageError("give either --mock-data or --data-path")
+    if given.mock_samples is not None and (given.data_path or given.mock_samples < 1):
+        raise UsageError("--mock-samples is a number above 0, and needs --mock-data")
     # An even number of words is pairs of a weight and a prefix, as upstream has it.
-    for prefix in data_path if len(data_path) % 2 else data_path[1::2]:
+    prefixes = given.data_path or []
+    for prefix in prefixes if len(prefixes) % 2 else prefixes[1::2]:
         for name in (f"{prefix}.bin", f"{prefix}.idx"):
             if not os.path.isfile(name):
                 raise UsageError(f"--data-path: there is no file {name}")
-
-
-def _check_choices(arguments: argparse.Namespace, tensor: int) -> None:
-    if arguments.sequence_parallel:
-        size = "--tensor-model-parallel-size"
-        _divides(tensor, arguments.seq_length, size, "--seq-length")
-    if arguments.fp16 and arguments.bf16:
-        raise UsageError("--fp16 and --bf16 exclude each other")
-    if arguments.mock_data == bool(arguments.data_path):
-        raise UsageError("give either --mock-data or --data-path")
-    if arguments.mock_samples is not None and not (
-        arguments.mock_data and arguments.mock_samples > 0
-    ):
-        raise UsageError("--mock-samples is a number above 0, and needs --mock-data")
-    _check_data_files(arguments.data_path or [])
-    if arguments.lr_warmup_iters and arguments.lr_warmup_fraction is not None:
+    if given.lr_warmup_iters and given.lr_warmup_fraction is not None:
         raise UsageError("--lr-warmup-iters and --lr-warmup-fraction exclude each other")
-    if arguments.save_interval and not arguments.save:
+    if given.save_interval and not given.save:
         raise UsageError("--save-interval needs --save")
-    if arguments.wandb_project and not arguments.wandb_exp_name:
+    if given.wandb_project and not given.wandb_exp_name:
         raise UsageError("--wandb-project needs --wandb-exp-name")
-    if arguments.memory_interval <= 0:
+    if given.memory_interval <= 0:
         raise UsageError("--memory-interval must be above 0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -55,21 +56,14 @@ class Attention(torch.nn.Module):
         if repeats > 1:
             key, value = (x.repeat_interleave(repeats, dim=2) for x in (key, value))
         heads = [x.permute(1, 2, 0, 3) for x in (query, key, value)]
-        if self.training and self.dropout > 0:
-            # Each TP rank has heads of its own, so it needs random numbers of its own.
-            with tensor_parallel.get_cuda_rng_tracker().fork():
-                context = _attend(heads, self.dropout)
-        else:
-            context = _attend(heads, 0.0)
+        dropout = self.dropout if self.training else 0.0
+        # Each TP rank has heads of its own, so it needs random numbers of its own.
+        with tensor_parallel.get_cuda_rng_tracker().fork() if dropout else nullcontext():
+            context = torch.nn.functional.scaled_dot_product_attention(
+                *heads, dropout_p=dropout, is_causal=True
+            )
         # Which kernel torch takes decides the layout; Megatron views the result as it stands.
         return context.permute(2, 0, 1, 3).flatten(2).contiguous()
-
-
-def _attend(heads: list[torch.Tensor], dropout: float) -> torch.Tensor:
-    query, key, value = heads
-    return torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, dropout_p=dropout, is_causal=True
-    )
 
 
 def local_layer() -> ModuleSpec:
@@ -104,14 +98,12 @@ def local_layer() -> ModuleSpec:
     return ModuleSpec(module=TransformerLayer, submodules=layer)
 
 
-def _uses_transformer_engine(arguments: argparse.Namespace) -> bool:
-    if arguments.transformer_impl != "auto":
-        return bool(arguments.transformer_impl == "transformer_engine")
-    return not arguments.on_cpu and importlib.util.find_spec("transformer_engine") is not None
-
-
 def _layers(arguments: argparse.Namespace) -> Any:
-    if _uses_transformer_engine(arguments):
+    wanted = arguments.transformer_impl
+    if wanted == "auto":
+        there = not arguments.on_cpu and importlib.util.find_spec("transformer_engine")
+        wanted = "transformer_engine" if there else "local"
+    if wanted == "transformer_engine":
         return get_gpt_layer_with_transformer_engine_spec()
     layers = arguments.num_layers // arguments.pipeline_model_parallel_size
     return TransformerBlockSubmodules(layer_specs=[local_layer()] * layers, layer_norm=LayerNorm)

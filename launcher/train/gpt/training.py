@@ -22,18 +22,12 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from launcher.train.checkpoints import checkpoint, replicas
 from launcher.train.checkpoints.checkpoint import Progress
-from launcher.train.gpt import (
-    data,
-    learning_rate,
-    log,
-    memory,
-    model,
-    optimizer,
-    performance,
-    writers,
-)
-from launcher.train.gpt.arguments import Layout, UsageError, padded_vocabulary
+from launcher.train.gpt import data, log, measurements, model, optimizer
+from launcher.train.gpt.arguments import Layout, UsageError, learning_rate, padded_vocabulary
+from launcher.train.gpt.writers import Writers
 from launcher.train.ranks.ending import RunError
+
+ASKED = "asked to by a signal"
 
 
 def say(text: str) -> None:
@@ -124,11 +118,6 @@ class Meter:
             if advanced:
                 self.loss = self.loss + loss
 
-    @property
-    def milliseconds(self) -> float:
-        """Mean time of an iteration."""
-        return 1000.0 * (time.perf_counter() - self.started) / self.iterations
-
 
 def _mean_of(losses: list[dict[str, torch.Tensor]]) -> torch.Tensor | None:
     """The mean over a step's micro-batches; None where this rank has no losses."""
@@ -176,19 +165,18 @@ class Trainer:
         self.config.finalize_model_grads_func = finalize_model_grads
         if arguments.overlap_grad_reduce:
             self.config.no_sync_func = self.wrapped.no_sync
-        self.schedule = learning_rate.from_arguments(arguments)
         self.forward_backward = get_forward_backward_func()
         self.progress = self._load(source)
         optimizer.fuse_adam(self.optimizer)
+        self.saved = self.progress.iteration
         self.loss: torch.Tensor | None = None  # the last step's, on the last stage
         self.seconds: list[float] = []  # each step's, where they are asked for
-        self.writes = writers.asked_for(arguments)
-        self.writers = None
-        if self.writes and _is_last():
-            self.writers = writers.start(arguments, self.progress.iteration)
+        self.writes = bool(arguments.tensorboard_dir or arguments.wandb_project)
+        self.writers = Writers(arguments, self.saved) if self.writes and _is_last() else None
         self.memory_told = bool(arguments.on_cpu)  # upstream tells a GPU's
         self.stop = StopRequest() if arguments.exit_signal_handler else None
         self.training_set, self.validation_set = data.datasets(arguments)
+        self.meter = Meter()
 
     def _load(self, source: Path | None) -> Progress:
         if source is None:
@@ -204,43 +192,61 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the last iteration, or to where the run is asked to stop."""
-        batches = data.batches(self.arguments, self.training_set, self.progress.consumed_samples)
+        arguments, reason = self.arguments, ""
+        batches = data.batches(arguments, self.training_set, self.progress.consumed_samples)
         self._set_learning_rate()
-        meter = Meter()
-        saved = self.progress.iteration
-        while self.progress.iteration < self.arguments.train_iters:
-            meter = self._iteration(batches, meter)
-            saved = self._after_iteration(saved)
-            if self._must_stop(saved):
-                break
-        else:
-            self._finish(saved)
+        self.meter = Meter()
+        while self.progress.iteration < arguments.train_iters and not reason:
+            self._iteration(batches)
+            reason = self._reason_to_stop()
+        if not reason:
+            self._check_replicas()
+        if arguments.save and self.saved != self.progress.iteration:
+            self._save()
+        if not reason and not self._evaluate():
+            reason = ASKED
+        end = f"after iteration {self.progress.iteration}"
+        say(f"stopped {end}: {reason}" if reason else f"finished {end}")
         if self.writers:
             self.writers.close()
-        if self.arguments.performance_summary:
+        if arguments.performance_summary:
             self._summarise()
 
-    def _iteration(self, batches: Any, meter: Meter) -> Meter:
-        started = time.perf_counter()
+    def _iteration(self, batches: Any) -> None:
+        """Step, and do what is due after it."""
+        arguments, started = self.arguments, time.perf_counter()
         losses, advanced, grad_norm = self.step(batches)
-        if self.arguments.performance_summary:
+        if arguments.performance_summary:
             torch.cuda.synchronize()
             self.seconds.append(time.perf_counter() - started)
         self.loss = _mean_of(losses)
-        meter.add(self.loss, advanced)
+        self.meter.add(self.loss, advanced)
         self.progress = replace(
             self.progress,
             iteration=self.progress.iteration + 1,
-            consumed_samples=self.progress.consumed_samples + self.arguments.global_batch_size,
+            consumed_samples=self.progress.consumed_samples + arguments.global_batch_size,
             steps=self.progress.steps + advanced,
         )
         self._set_learning_rate()
-        if self.writes and self.progress.iteration % self.arguments.tensorboard_log_interval == 0:
+        if self.writes and self._is_due(arguments.tensorboard_log_interval):
             self._write(grad_norm)
-        if self.progress.iteration % self.arguments.log_interval == 0:
-            self._log(meter, grad_norm)
-            return Meter()
-        return meter
+        if self._is_due(arguments.log_interval):
+            self._log(grad_norm)
+        if self._is_due(arguments.check_replicas_interval):
+            self._check_replicas()
+        ended = self.progress.iteration >= arguments.train_iters  # then it evaluates anyway
+        if self._is_due(arguments.eval_interval) and not ended:
+            self._evaluate()
+        if self._is_due(arguments.save_interval):
+            self._save()
+
+    def _is_due(self, interval: int | None) -> bool:
+        return self.progress.iteration % interval == 0 if interval else False
+
+    def _reason_to_stop(self) -> str:
+        if self.stop and self.stop.agreed():
+            return ASKED
+        return "--exit-interval" if self._is_due(self.arguments.exit_interval) else ""
 
     def step(self, batches: Any) -> tuple[list[dict[str, torch.Tensor]], bool, float | None]:
         """One step: its losses (on the last stage), whether it was taken, the gradient's norm."""
@@ -264,15 +270,16 @@ class Trainer:
         return losses
 
     def _set_learning_rate(self) -> None:
+        self.learning_rate = learning_rate(self.arguments, self.progress.steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule.at(self.progress.steps) * group.get("lr_mult", 1.0)
+            group["lr"] = self.learning_rate * group.get("lr_mult", 1.0)
 
     def _write(self, grad_norm: float | None) -> None:
         """This iteration's numbers; all ranks call this, since the loss is a mean over them."""
         loss = None if self.loss is None else _mean_over_data(self.loss.clone())
         if self.writers:
             values = {
-                "learning-rate": self.schedule.at(self.progress.steps),
+                "learning-rate": self.learning_rate,
                 "batch-size": self.arguments.global_batch_size,
                 "lm loss": loss,
                 "loss-scale": float(self.optimizer.get_loss_scale()),
@@ -280,18 +287,22 @@ class Trainer:
             }
             self.writers.write(values, self.progress.iteration, self.progress.consumed_samples)
 
-    def _log(self, meter: Meter, grad_norm: float | None) -> None:
-        loss, nan = None, 0
+    def _log(self, grad_norm: float | None) -> None:
+        """The interval's line, on the last rank, and what else comes with it; begin another."""
+        meter, iteration, loss, nan = self.meter, self.progress.iteration, None, 0
         if parallel_state.is_pipeline_last_stage():
             nan = int(meter.nan)
             if meter.advanced:
                 loss = _mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced
-        interval = log.Interval(
-            iteration=self.progress.iteration,
+        # Once the loss is known, the device has come to here.
+        milliseconds = 1000.0 * (time.perf_counter() - meter.started) / meter.iterations
+        line = log.training_line(
+            time.strftime("%Y-%m-%d %H:%M:%S"),
+            iteration=iteration,
             train_iters=self.arguments.train_iters,
             consumed_samples=self.progress.consumed_samples,
-            milliseconds=meter.milliseconds,
-            learning_rate=self.schedule.at(self.progress.steps),
+            milliseconds=milliseconds,
+            learning_rate=self.learning_rate,
             global_batch_size=self.arguments.global_batch_size,
             loss=loss,
             loss_scale=float(self.optimizer.get_loss_scale()),
@@ -299,20 +310,14 @@ class Trainer:
             skipped=meter.iterations - meter.advanced,
             nan=nan,
         )
-        _say_last(log.training_line(interval, time.strftime("%Y-%m-%d %H:%M:%S")))
+        _say_last(line)
         if self.writers:  # upstream's is in seconds
-            seconds = interval.milliseconds / 1000.0
-            self.writers.write({"iteration-time": seconds}, interval.iteration)
+            self.writers.write({"iteration-time": milliseconds / 1000.0}, iteration)
         if not self.memory_told and self.progress.steps:  # the optimizer has made its state
             self.memory_told = True
-            self._tell_memory()
-
-    def _tell_memory(self) -> None:
-        """Each rank of the first replica tells, as upstream has it."""
-        if parallel_state.get_data_parallel_rank() == 0:
-            rank = torch.distributed.get_rank()
-            now, peak = memory.current(on_cpu=False), memory.peak(on_cpu=False)
-            print(memory.line(rank, self.progress.iteration, now, peak), flush=True)
+            if parallel_state.get_data_parallel_rank() == 0:  # as upstream has it
+                print(measurements.memory_line(iteration), flush=True)
+        self.meter = Meter()
 
     def _summarise(self) -> None:
         """Write the summary on rank 0, from what all ranks know."""
@@ -320,68 +325,35 @@ class Trainer:
         loss = float("nan") if self.loss is None else _mean_over_data(self.loss.clone())
         last = torch.tensor([loss], device=device, dtype=torch.float64)
         torch.distributed.broadcast(last, src=torch.distributed.get_world_size() - 1)
-        peak = memory.peak(self.arguments.on_cpu)
+        peak = measurements.peak(self.arguments.on_cpu)
         most = torch.tensor(list(peak.values()), device=device, dtype=torch.float64)
         torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
         if torch.distributed.get_rank() == 0:
-            made = performance.summary(
+            made = measurements.summary(
                 self.arguments,
                 self.layout,
                 self.seconds,
                 loss=float(last.item()),
                 memory={kind: int(most[at].item()) for at, kind in enumerate(peak)},
             )
-            say(performance.write(made, Path(self.arguments.performance_summary)))
+            say(measurements.write(made, Path(self.arguments.performance_summary)))
 
-    def _after_iteration(self, saved: int) -> int:
-        iteration, arguments = self.progress.iteration, self.arguments
-        if arguments.check_replicas_interval and iteration % arguments.check_replicas_interval == 0:
-            self._check_replicas()
-        if iteration % arguments.eval_interval == 0 and iteration < arguments.train_iters:
-            self._evaluate()
-        if arguments.save_interval and iteration % arguments.save_interval == 0:
-            return self._save()
-        return saved
-
-    def _must_stop(self, saved: int) -> bool:
-        iteration, arguments = self.progress.iteration, self.arguments
-        reason = ""
-        if self.stop and self.stop.agreed():
-            reason = "asked to by a signal"
-        elif arguments.exit_interval and iteration % arguments.exit_interval == 0:
-            reason = "--exit-interval"
-        if reason:
-            self._save_unless(saved)
-            say(f"stopped after iteration {iteration}: {reason}")
-        return bool(reason)
-
-    def _finish(self, saved: int) -> None:
+    def _save(self) -> None:
         self._check_replicas()
-        self._save_unless(saved)
-        evaluated = self._evaluate()
-        end = f"after iteration {self.progress.iteration}"
-        say(f"finished {end}" if evaluated else f"stopped {end}: asked to by a signal")
-
-    def _save_unless(self, saved: int) -> None:
-        if self.arguments.save and saved != self.progress.iteration:
-            self._save()
-
-    def _save(self) -> int:
-        self._check_replicas()
+        self.saved = self.progress.iteration
         folder = checkpoint.save(self.arguments.save, self.gpt, self.optimizer, self.progress)
         say(f"saved {folder}")
-        return self.progress.iteration
 
     def _check_replicas(self) -> None:
         """Raises `RunError` on every rank when any rank's replicas disagree."""
-        found = replicas.model_disagreements(self.gpt)
-        flag = torch.tensor([len(found)], device=torch.cuda.current_device())
-        torch.distributed.all_reduce(flag)
-        if not int(flag.item()):
+        disagreements = replicas.model_disagreements(self.gpt)
+        count = torch.tensor([len(disagreements)], device=torch.cuda.current_device())
+        torch.distributed.all_reduce(count)
+        if not int(count.item()):
             return
-        for disagreement in found:
-            if torch.distributed.get_rank() == disagreement.ranks[0]:
-                print(f"replicas disagree: {disagreement}", flush=True)
+        for rank, text in disagreements:
+            if torch.distributed.get_rank() == rank:
+                print(f"replicas disagree: {text}", flush=True)
         raise RunError("")  # said by those ranks
 
     def _evaluate(self) -> bool:

@@ -16,11 +16,6 @@ FLUSH_SECONDS = 10
 """How long TensorBoard's writer keeps a number at most."""
 
 
-def asked_for(arguments: argparse.Namespace) -> bool:
-    """Whether anything is to be written."""
-    return bool(arguments.tensorboard_dir or arguments.wandb_project)
-
-
 def check(arguments: argparse.Namespace) -> None:
     """Raises `UsageError` where the package isn't there that would write."""
     for option, value, package in (
@@ -34,21 +29,45 @@ def check(arguments: argparse.Namespace) -> None:
             )
 
 
-def start(arguments: argparse.Namespace, iteration: int) -> Writers:
-    """What writes for a run that begins after `iteration`; for one rank.
+class Writers:
+    """Writes to TensorBoard, to Weights & Biases, to both or to neither; for one rank."""
 
-    Raises `RunError` where the folder can't be written, or W&B doesn't start.
-    """
-    return Writers(
-        _tensorboard(arguments, iteration) if arguments.tensorboard_dir else None,
-        _wandb(arguments) if arguments.wandb_project else None,
-    )
+    def __init__(self, arguments: argparse.Namespace, iteration: int) -> None:
+        """For a run that begins after `iteration`.
+
+        Raises `RunError` where the folder can't be written, or W&B doesn't start.
+        """
+        folder, project = arguments.tensorboard_dir, arguments.wandb_project
+        self.tensorboard: Any = _tensorboard(folder, iteration) if folder else None
+        self.wandb: Any = _wandb(arguments) if project else None
+
+    def write(
+        self, values: Mapping[str, float | None], iteration: int, samples: int | None = None
+    ) -> None:
+        """The numbers of an iteration, by tag; those that are None are left out.
+
+        With `samples`, TensorBoard has each a second time, over the samples consumed.
+        """
+        known = {tag: value for tag, value in values.items() if value is not None}
+        for tag, value in known.items() if self.tensorboard else ():
+            self.tensorboard.add_scalar(tag, value, iteration)
+            if samples is not None:
+                self.tensorboard.add_scalar(f"{tag} vs samples", value, samples)
+        if self.wandb:
+            over = {} if samples is None else {"samples vs steps": samples}
+            self.wandb.log({**over, **known}, iteration)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self.tensorboard:
+            self.tensorboard.close()
+        if self.wandb:
+            self.wandb.finish()
 
 
-def _tensorboard(arguments: argparse.Namespace, iteration: int) -> Any:
+def _tensorboard(folder: str, iteration: int) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
-    folder = arguments.tensorboard_dir
     # What an interrupted run wrote after its last checkpoint gives way to what comes now.
     purge = iteration + 1 if iteration else None
     try:
@@ -75,34 +94,3 @@ def _wandb(arguments: argparse.Namespace) -> Any:
         reason = str(error).strip().partition("\n")[0]
         raise RunError(f"W&B doesn't start: {reason}") from error
     return wandb
-
-
-class Writers:
-    """Writes to a SummaryWriter, to a module wandb whose run has begun, to both or to neither."""
-
-    def __init__(self, tensorboard: Any, wandb: Any) -> None:
-        self.tensorboard = tensorboard
-        self.wandb = wandb
-
-    def write(
-        self, values: Mapping[str, float | None], iteration: int, samples: int | None = None
-    ) -> None:
-        """The numbers of an iteration, by tag; those that are None are left out.
-
-        With `samples`, TensorBoard has each a second time, over the samples consumed.
-        """
-        known = {tag: value for tag, value in values.items() if value is not None}
-        for tag, value in known.items() if self.tensorboard else ():
-            self.tensorboard.add_scalar(tag, value, iteration)
-            if samples is not None:
-                self.tensorboard.add_scalar(f"{tag} vs samples", value, samples)
-        if self.wandb:
-            over = {} if samples is None else {"samples vs steps": samples}
-            self.wandb.log({**over, **known}, iteration)
-
-    def close(self) -> None:
-        """Write what is left."""
-        if self.tensorboard:
-            self.tensorboard.close()
-        if self.wandb:
-            self.wandb.finish()

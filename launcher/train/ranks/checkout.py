@@ -13,10 +13,9 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from launcher.train import compat
@@ -47,22 +46,17 @@ class Compilers:
     """Lets upstream compile the extension only where there is none; first on sys.meta_path."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != COMPILER:
-            return None
-        found = PathFinder.find_spec(name, path)
+        found = PathFinder.find_spec(name, path) if name == COMPILER else None
         if found and found.loader:
-            _after_execution(found.loader, _spare_compilation)
+            loader: Any = found.loader
+            execute = loader.exec_module
+
+            def execute_and_spare(utils: Any) -> None:
+                execute(utils)
+                _spare_compilation(utils)
+
+            loader.exec_module = execute_and_spare
         return found
-
-
-def _after_execution(loader: Any, change: Callable[[ModuleType], None]) -> None:
-    execute = loader.exec_module
-
-    def execute_and_change(module: ModuleType) -> None:
-        execute(module)
-        change(module)
-
-    loader.exec_module = execute_and_change
 
 
 def _spare_compilation(utils: Any) -> None:

@@ -6,17 +6,10 @@ import multiprocessing
 import re
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 
 ARCH = r"(sm|compute)_(\d+)(\d)([af]?)"
-
-
-@dataclass(frozen=True)
-class Device:
-    """A GPU: its name and its compute capability, major and minor."""
-
-    name: str
-    capability: tuple[int, int]
+Device = tuple[str, tuple[int, int]]
+"""A GPU: its name and its compute capability, major and minor."""
 
 
 def able(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
@@ -27,26 +20,23 @@ def able(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
     another maker's GPUs or of a torch for the CPU, says nothing, and is no reason to refuse.
     https://docs.nvidia.com/cuda/cuda-compiler-driver-nvcc/#gpu-compilation
     """
-    known = [match for arch in arch_list if (match := re.fullmatch(ARCH, arch))]
-    return not known or any(_runs(capability, *match.groups()) for match in known)
-
-
-def _runs(capability: tuple[int, int], kind: str, major: str, minor: str, suffix: str) -> bool:
-    made_for = (int(major), int(minor))
-    if suffix == "a":
-        return capability == made_for
-    same_family = capability[0] == made_for[0] or (kind == "compute" and not suffix)
-    return capability >= made_for and same_family
+    known = [match.groups() for arch in arch_list if (match := re.fullmatch(ARCH, arch))]
+    for kind, major, minor, suffix in known:
+        made_for = (int(major), int(minor))
+        any_later = capability[0] == made_for[0] or (kind == "compute" and not suffix)
+        if capability == made_for or (suffix != "a" and any_later and capability > made_for):
+            return True
+    return not known
 
 
 def problem(devices: Sequence[Device], arch_list: Sequence[str]) -> str:
     """Which GPU can't run this torch, or "" where all can."""
-    for number, device in enumerate(devices):
-        if not able(device.capability, arch_list):
+    for number, (name, capability) in enumerate(devices):
+        if not able(capability, arch_list):
             return (
-                f"GPU {number} ({device.name}) has compute capability "
-                f"{device.capability[0]}.{device.capability[1]}, and the torch here has code for "
-                f"{', '.join(arch_list)} only: take an image whose torch knows this GPU"
+                f"GPU {number} ({name}) has compute capability {capability[0]}.{capability[1]}, "
+                f"and the torch here has code for {', '.join(arch_list)} only: take an image whose "
+                "torch knows this GPU"
             )
     return ""
 
@@ -64,8 +54,6 @@ def look() -> tuple[list[Device], list[str]]:
 def _look() -> tuple[list[Device], list[str]]:
     from torch import cuda
 
-    devices = [
-        Device(cuda.get_device_name(number), cuda.get_device_capability(number))
-        for number in range(cuda.device_count())
-    ]
+    numbers = range(cuda.device_count())
+    devices = [(cuda.get_device_name(n), cuda.get_device_capability(n)) for n in numbers]
     return devices, cuda.get_arch_list()

@@ -31,20 +31,22 @@ def blame(before: Counters, after: Counters) -> str:
 
 
 def read(root: Path = Path("/")) -> Counters:
-    """The counters now; what can't be read is 0.
+    """The counters now; what can't be read is 0. /proc/self/cgroup has the group's path.
 
     https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
     https://docs.kernel.org/admin-guide/cgroup-v1/memory.html
     """
     groups = _text(root / "proc/self/cgroup")
-    events = _first(root / "sys/fs/cgroup", memory_group(groups, 2), "memory.events")
-
-    def old(name: str) -> str:
-        return _first(root / "sys/fs/cgroup/memory", memory_group(groups, 1), f"memory.{name}")
-
-    most, limit = old("max_usage_in_bytes"), old("limit_in_bytes")
+    two = _group(groups, r"^0::/(.*)$")
+    one = _group(groups, r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:/(.*)$")
+    v1 = {
+        name: _first(root / "sys/fs/cgroup/memory", one, f"memory.{name}")
+        for name in ("oom_control", "max_usage_in_bytes", "limit_in_bytes")
+    }
+    events = _first(root / "sys/fs/cgroup", two, "memory.events")
+    most, limit = v1["max_usage_in_bytes"], v1["limit_in_bytes"]
     return Counters(
-        group=value(events or old("oom_control"), "oom_kill"),
+        group=value(events or v1["oom_control"], "oom_kill"),
         limit=value(events, "oom") > 0 or bool(most and limit and int(most) >= int(limit)),
         machine=value(_text(root / "proc/vmstat"), "oom_kill"),
     )
@@ -52,17 +54,11 @@ def read(root: Path = Path("/")) -> Counters:
 
 def value(text: str, name: str) -> int:
     """The number that stands behind a name at the start of a line; 0 where there is none."""
-    found = re.search(rf"^{name} (\d+)$", text, re.MULTILINE)
-    return int(found[1]) if found else 0
+    return int(_group(text, rf"^{name} (\d+)$") or 0)
 
 
-def memory_group(groups: str, version: int) -> str:
-    """The path in /proc/self/cgroup that memory is counted under, without its leading slash.
-
-    Version 2 has one line, 0::/path; version 1 one for each controller, 4:memory:/path.
-    """
-    pattern = r"^0::/(.*)$" if version == 2 else r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:/(.*)$"
-    found = re.search(pattern, groups, re.MULTILINE)
+def _group(text: str, pattern: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
     return found[1] if found else ""
 
 

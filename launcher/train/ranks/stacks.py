@@ -78,12 +78,9 @@ def main_thread(threads: Sequence[Stack]) -> Stack:
     Where no thread shows its beginning, since more than 100 frames aren't written, it is the
     last one: threads are written from the youngest to the oldest.
     """
-    begun = [thread for thread in threads if thread and _begins_program(thread[-1])]
-    return begun[-1] if begun else (threads[-1] if threads else ())
-
-
-def _begins_program(frame: Frame) -> bool:
-    return frame.function in ("<module>", "_run_module_as_main")
+    roots = ("<module>", "_run_module_as_main")
+    begun = [thread for thread in threads if thread and thread[-1].function in roots]
+    return [(), *threads, *begun][-1]
 
 
 def register(environ: dict[str, str] | os._Environ[str]) -> None:

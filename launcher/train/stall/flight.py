@@ -11,7 +11,8 @@ import io
 import os
 import pickle
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -114,6 +115,10 @@ def _operation(entry: Mapping[str, Any]) -> Operation:
     words = name.split()
     point_to_point = bool(entry.get("is_p2p", words[0] in ("send", "recv")))
     number = entry.get("p2p_seq_id" if point_to_point else "collective_seq_id")
+    frames = [
+        Frame(str(frame["filename"]), int(frame["line"]), str(frame["name"]))
+        for frame in entry.get("frames") or ()
+    ]
     done = entry.get("retired") and entry.get("state") == "scheduled"
     return Operation(
         group=str(group[0]),
@@ -123,15 +128,8 @@ def _operation(entry: Mapping[str, Any]) -> Operation:
         state="completed" if done else str(entry.get("state", "")),
         sizes=str(entry.get("input_sizes", "")),
         point_to_point=point_to_point,
-        caller=_caller(entry.get("frames") or []),
+        caller=next((frame.place for frame in frames if not frame.is_library), ""),
     )
-
-
-def _caller(frames: Iterable[Mapping[str, Any]]) -> str:
-    found = (
-        Frame(str(frame["filename"]), int(frame["line"]), str(frame["name"])) for frame in frames
-    )
-    return next((frame.place for frame in found if not frame.is_library), "")
 
 
 Records = Mapping[int, list[Operation]]
@@ -153,12 +151,11 @@ def pending(operations: Iterable[Operation]) -> Operation | None:
     return next((one for one in operations if one.state != "completed"), None)
 
 
-def told(operations: Iterable[Operation]) -> list[str]:
+def told(operations: Sequence[Operation]) -> list[str]:
     """The newest collective of each group in a line, and the oldest that isn't completed."""
     lines = []
-    kept = list(operations)
-    for newest in last(kept).values():
-        first = pending(one for one in kept if one.group == newest.group) or newest
+    for newest in last(operations).values():
+        first = pending(one for one in operations if one.group == newest.group) or newest
         at = f", from {first.caller}" if first.caller else ""
         lines.append(f"NCCL: {first.told} is {first.state}, the newest is {newest.number}{at}")
     return lines
@@ -209,15 +206,12 @@ def behind(records: Records) -> list[Behind]:
 
 def _mismatched(members: Mapping[int, Operation]) -> list[Behind]:
     """Those of the ranks at one number whose collective is another than most others'."""
-    by_name: dict[str, list[int]] = {}
-    for rank, operation in members.items():
-        by_name.setdefault(operation.name, []).append(rank)
-    most = max(by_name.values(), key=len)
-    if [len(ranks) for ranks in by_name.values()].count(len(most)) > 1:
+    (most, count), *others = Counter(each.name for each in members.values()).most_common()
+    if any(times == count for _, times in others):
         return []
+    right = tuple(rank for rank, operation in members.items() if operation.name == most)
     return [
-        Behind(rank, members[most[0]], members[rank], tuple(most))
-        for ranks in by_name.values()
-        if ranks is not most
-        for rank in ranks
+        Behind(rank, members[right[0]], operation, right)
+        for rank, operation in members.items()
+        if operation.name != most
     ]

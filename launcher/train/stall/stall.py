@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import takewhile
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
+from launcher import files
 from launcher.train.ranks import stacks
 from launcher.train.ranks.stacks import Frame, Stack
 from launcher.train.stall import flight
@@ -92,29 +94,18 @@ class Whereabouts:
         return f", from {self.caller.place}" if self.caller and self.caller != self.frame else ""
 
 
-Source = Callable[[str, int], str]
-"""The text of a file's line, "" where it can't be read."""
-
-
-def source_line(file: str, line: int) -> str:
-    """From the file itself."""
-    return linecache.getline(file, line).strip()
-
-
-def place(stack: Stack, source: Source = source_line) -> Whereabouts:
+def place(stack: Stack) -> Whereabouts:
     """Where a rank is, by its main thread's stack."""
     if not stack:
         return Whereabouts(Kind.ELSEWHERE, "no Python function")
-    passed = 0
-    while passed < len(stack) and stack[passed].is_library:
-        passed += 1
-    within, caller = stack[:passed], stack[passed] if passed < len(stack) else None
+    within = [*takewhile(lambda frame: frame.is_library, stack)]
+    caller = stack[len(within)] if len(within) < len(stack) else None
     for frame in reversed(within):  # the outermost is what the program called
         if COLLECTIVES.search(frame.file) and frame.function != "<module>":
             single = frame.function in POINT_TO_POINT
             kind = Kind.POINT_TO_POINT if single else Kind.COLLECTIVE
             return Whereabouts(kind, frame.function, frame, caller)
-    text = source(caller.file, caller.line) if caller else ""
+    text = linecache.getline(caller.file, caller.line).strip() if caller else ""
     kind = Kind.ELSEWHERE
     if caller and not within and WAIT.search(text):
         kind = Kind.POINT_TO_POINT if caller.file.endswith(PIPELINE) else Kind.COLLECTIVE
@@ -154,13 +145,12 @@ def conclude(places: Mapping[int, Whereabouts], records: flight.Records, *, whol
 
 def _late(places: Mapping[int, Whereabouts], late: Sequence[flight.Behind]) -> str:
     """The ranks that are behind by the flight records, each told once, and who waits for them."""
-    told = {
-        one.rank: f"rank {one.rank} {one.told}"
-        + (f" ({_alone(places[one.rank])})" if one.rank in places else "")
-        for one in reversed(late)
-    }
-    waiting = sorted({rank for one in late for rank in one.waiting} - set(told))
-    return f"{'; '.join(reversed(told.values()))}, while {_ranks(waiting, 'waits', 'wait')} there"
+    told: dict[int, str] = {}
+    for behind in late:
+        at = f" ({_alone(places[behind.rank])})" if behind.rank in places else ""
+        told.setdefault(behind.rank, f"rank {behind.rank} {behind.told}{at}")
+    waiting = sorted({rank for behind in late for rank in behind.waiting} - told.keys())
+    return f"{'; '.join(told.values())}, while {_ranks(waiting, 'waits', 'wait')} there"
 
 
 def _on_gpu(at: Whereabouts, operations: Iterable[flight.Operation]) -> Whereabouts:
@@ -202,29 +192,17 @@ def _grouped(places: Mapping[int, Whereabouts], ranks: Iterable[int]) -> str:
     )
 
 
-Key = TypeVar("Key")
-
-
-def _by(
-    places: Mapping[int, Whereabouts], key: Callable[[Whereabouts], Key]
-) -> dict[Key, list[int]]:
-    found: dict[Key, list[int]] = {}
+def _by(places: Mapping[int, Whereabouts], key: Callable[[Whereabouts], Any]) -> dict[Any, Any]:
+    """The ranks in lists, by what `key` makes of their places."""
+    ranks: dict[Any, list[int]] = {}
     for rank in sorted(places):
-        found.setdefault(key(places[rank]), []).append(rank)
-    return found
+        ranks.setdefault(key(places[rank]), []).append(rank)
+    return ranks
 
 
 def _ranks(ranks: Sequence[int], one: str, several: str) -> str:
     listed = ", ".join(str(rank) for rank in ranks)
     return f"rank {listed} {one}" if len(ranks) == 1 else f"ranks {listed} {several}"
-
-
-@dataclass(frozen=True)
-class Rank:
-    """A rank to ask: its number among all, and its process."""
-
-    number: int
-    pid: int
 
 
 class Collector:
@@ -240,92 +218,81 @@ class Collector:
         self.variables = {stacks.FOLDER: str(folder), **self.records}
         self.reports = 0
 
-    def report(self, ranks: Sequence[Rank]) -> list[str]:
+    def report(self, ranks: Mapping[int, int]) -> list[str]:
         """Where each rank is, a line each; then which one the others wait for.
 
-        Takes ten seconds at most. It is kept with the stacks and records in a new folder.
+        `ranks` are process ids by number. Takes ten seconds at most. It is kept with the stacks
+        and records in a new folder.
         """
         self.reports += 1
         kept = self.folder / f"{REPORTS}{self.reports}"
         kept.mkdir()
-        asked = {rank.number: self._ask_for_record(rank.number) for rank in ranks}
+        asked = {rank: flight.ask(self.records, rank) for rank in ranks} if self.records else {}
         texts = self._stacks(ranks)
-        places = {rank.number: _where(rank, texts[rank.number]) for rank in ranks}
-        records = self._records(asked, kept)
-        lines = [f"rank {n} {at.kind.value[0]} {at.told}" for n, at in places.items()]
-        for number, operations in records.items():
-            lines += [f"rank {number}: {line}" for line in flight.told(operations)]
+        places = {rank: _where(pid, texts[rank]) for rank, pid in ranks.items()}
+        records = _records({rank: file for rank, file in asked.items() if file}, kept)
+        lines = [f"rank {rank} {at.kind.value[0]} {at.told}" for rank, at in places.items()]
+        for rank, operations in records.items():
+            lines += [f"rank {rank}: {line}" for line in flight.told(operations)]
         lines.append(f"{CONCLUSION}{conclude(places, records, whole=self.whole)}")
-        for number, text in texts.items():
-            stacks.path(kept, number).write_text(text, encoding="utf-8")
-        partial = kept / f"{REPORT}.partial"
-        partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        partial.rename(kept / REPORT)
+        for rank, text in texts.items():
+            stacks.path(kept, rank).write_text(text, encoding="utf-8")
+        files.write(kept / REPORT, "".join(f"{line}\n" for line in lines))  # who waits looks for it
         return lines
 
     def after_failure(self) -> list[str]:
         """What the flight records say that torch wrote by itself, as a collective timed out."""
-        found = {}
+        records = {}
         if self.records:
             prefix = Path(self.records["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
             for file in prefix.parent.glob(f"{prefix.name}*"):
                 number = file.name.removeprefix(prefix.name)
                 if number.isdecimal() and (operations := flight.read(file.read_bytes())):
-                    found[int(number)] = operations
-        late = flight.behind(found)
+                    records[int(number)] = operations
+        late = flight.behind(records)
         return [f"{CONCLUSION}{_late({}, late)}"] if late else []
 
-    def _ask_for_record(self, rank: int) -> Path | None:
-        return flight.ask(self.records, rank) if self.records else None
-
-    def _stacks(self, ranks: Sequence[Rank]) -> dict[int, str]:
+    def _stacks(self, ranks: Mapping[int, int]) -> dict[int, str]:
         """What each rank writes when asked to, "" of one that doesn't."""
-        files = {rank.number: stacks.path(self.folder, rank.number) for rank in ranks}
-        before = {number: _size(file) for number, file in files.items()}
-        asked = [rank for rank in ranks if listens(rank.pid)]
+        before = {rank: len(_text(stacks.path(self.folder, rank))) for rank in ranks}
+
+        def written() -> dict[int, str]:
+            return {n: _text(stacks.path(self.folder, n))[before[n] :] for n in ranks}
+
+        asked = [rank for rank, pid in ranks.items() if listens(pid)]
         for rank in asked:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(rank.pid, stacks.SIGNAL)
-        _wait_for({rank.number: files[rank.number] for rank in asked}, before)
-        return {number: _text(file)[before[number] :] for number, file in files.items()}
-
-    def _records(self, asked: Mapping[int, Path | None], kept: Path) -> flight.Records:
-        """The flight records that come; those of ranks that have none are left out."""
-        files = {rank: file for rank, file in asked.items() if file}
-        until = time.monotonic() + RECORD_SECONDS
-        found: dict[int, list[flight.Operation]] = {}
-        while files.keys() - found.keys() and time.monotonic() < until:
-            for rank in files.keys() - found.keys():
-                with contextlib.suppress(OSError):
-                    data = files[rank].read_bytes()
-                    if operations := flight.read(data):
-                        found[rank] = operations
-                        (kept / f"rank-{rank}.nccl").write_bytes(data)
+                os.kill(ranks[rank], stacks.SIGNAL)
+        until = time.monotonic() + ANSWER_SECONDS
+        earlier, now = dict[int, str](), written()
+        while time.monotonic() < until and not (now == earlier and all(now[n] for n in asked)):
             time.sleep(QUIET_SECONDS)
-        return dict(sorted(found.items()))
+            earlier, now = now, written()
+        return now
 
 
-def _where(rank: Rank, text: str) -> Whereabouts:
+def _records(wanted: Mapping[int, Path], kept: Path) -> flight.Records:
+    """The flight records that come; those of ranks that have none are left out."""
+    until = time.monotonic() + RECORD_SECONDS
+    records: dict[int, list[flight.Operation]] = {}
+    while wanted.keys() - records.keys() and time.monotonic() < until:
+        for rank in wanted.keys() - records.keys():
+            with contextlib.suppress(OSError):
+                data = wanted[rank].read_bytes()
+                if operations := flight.read(data):
+                    records[rank] = operations
+                    (kept / f"rank-{rank}.nccl").write_bytes(data)
+        time.sleep(QUIET_SECONDS)
+    return dict(sorted(records.items()))
+
+
+def _where(pid: int, text: str) -> Whereabouts:
     """Where a rank is by what it wrote; one that wrote nothing is told by its process."""
     if threads := stacks.parse(text):
         return place(stacks.main_thread(threads))
-    if not listens(rank.pid):
+    if not listens(pid):
         return Whereabouts(Kind.SILENT, "it has just been started, or it handles SIGUSR2 itself")
-    return Whereabouts(Kind.SILENT, f"the kernel has it as {_status(rank.pid, 'State') or 'ended'}")
-
-
-def _wait_for(files: Mapping[int, Path], before: Mapping[int, int]) -> None:
-    """Wait until all files have grown and none grows any more, for `ANSWER_SECONDS` at most."""
-    until = time.monotonic() + ANSWER_SECONDS
-    sizes, changed = {number: before[number] for number in files}, time.monotonic()
-    while time.monotonic() < until:
-        now = {number: _size(file) for number, file in files.items()}
-        if now != sizes:
-            sizes, changed = now, time.monotonic()
-        all_came = all(now[number] > before[number] for number in files)
-        if all_came and time.monotonic() > changed + QUIET_SECONDS:
-            return
-        time.sleep(QUIET_SECONDS / 10)
+    return Whereabouts(Kind.SILENT, f"the kernel has it as {_status(pid, 'State') or 'ended'}")
 
 
 def listens(pid: int) -> bool:
@@ -340,15 +307,8 @@ def _status(pid: int, name: str) -> str:
     return found[1] if found else ""
 
 
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0
-
-
 def _text(file: Path) -> str:
-    """What faulthandler and the kernel write is ASCII, so that sizes in bytes are places in it."""
+    """A file of faulthandler's or the kernel's, "" where it can't be read."""
     try:
         return file.read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -384,24 +344,22 @@ def _processes() -> Iterator[tuple[int, list[bytes], list[bytes]]]:
 
 def _folder(runner: int) -> Path | None:
     """The folder that a runner's ranks write to, by their variables."""
-    for pid, _, variables in _processes():
-        if _status(pid, "PPid") == str(runner):
-            for variable in variables:
-                if variable.startswith(f"{stacks.FOLDER}=".encode()):
-                    return Path(os.fsdecode(variable.partition(b"=")[2]))
-    return None
+    given = (own for pid, _, own in _processes() if _status(pid, "PPid") == str(runner))
+    name = f"{stacks.FOLDER}=".encode()
+    words = (word.removeprefix(name) for own in given for word in own if word.startswith(name))
+    return next((Path(os.fsdecode(word)) for word in words), None)
 
 
 def main() -> int:
     """Write a report of this container's run to standard output, as a tar; 1 where none comes."""
     runner = next((pid for pid, command, _ in _processes() if command[1:3] == RUNNER), None)
-    files = ask(runner) if runner else {}
+    report = ask(runner) if runner else {}
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
-        for name, content in files.items():
+        for name, content in report.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
-    return 0 if files else 1
+    return 0 if report else 1
 
 
 if __name__ == "__main__":

@@ -5,28 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.train.gpt import arguments as command_line
-from launcher.train.gpt import performance
+from launcher.train.gpt import measurements
 from launcher.train.gpt.arguments import UsageError
+from launcher.train.gpt.measurements import MEGABYTE
 
-from .conftest import TINY, Run, start
+from .conftest import TINY, Run
 
 Train = Callable[..., Run]
 
 
-@pytest.mark.megatron
-def test_upstreams_line() -> None:
-    from launcher.train.gpt import memory
-
-    megabyte = 1024 * 1024
-    now = {"allocated": 1464 * megabyte + megabyte // 3, "reserved": 1576 * megabyte}
-    peak = {"allocated": 1464 * megabyte + megabyte // 2, "reserved": 1576 * megabyte}
-    assert memory.line(0, 10, now, peak) == (
-        "[Rank 0] (after 10 iterations) memory (MB) | allocated: 1464.33 | "
-        "max allocated: 1464.50 | reserved: 1576.00 | max reserved: 1576.00"
+def test_upstreams_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"allocated": MEGABYTE * 4393 // 3, "reserved": MEGABYTE * 1576}
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setattr(measurements, "current", lambda on_cpu: now)
+    monkeypatch.setattr(measurements, "peak", lambda on_cpu: now | {"allocated": MEGABYTE * 1500})
+    assert measurements.memory_line(10) == (
+        "[Rank 3] (after 10 iterations) memory (MB) | allocated: 1464.33 | "
+        "max allocated: 1500.00 | reserved: 1576.00 | max reserved: 1576.00"
     )
 
 
@@ -60,40 +60,30 @@ def test_repeated_samples_are_learnt_by_heart(train: Train) -> None:
     assert run.losses[20] < whole.losses[20] - 0.2
 
 
-@pytest.mark.megatron
-def test_what_cannot_be_written_is_told_before_training(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    options = ["--memory-samples", str(tmp_path / "file/m")]
-    run = start(2, "-m", "launcher.train.gpt", *TINY, "--mock-data", *options)
-    assert run.code == 2
-    assert run.output.count(f"gpt: can't write to {tmp_path}/file/m: Not a directory") == 1
-
-
 def test_no_folder_for_the_summary(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the folder .*/nowhere isn't there"):
-        performance.check(str(tmp_path / "nowhere/summary.json"))
+        measurements.check_summary(str(tmp_path / "nowhere/summary.json"))
+
+
+def summary(monkeypatch: pytest.MonkeyPatch, seconds: list[float], loss: float) -> dict[str, Any]:
+    monkeypatch.setattr(measurements, "_device_and_versions", dict)
+    arguments = command_line.parse([*TINY, "--mock-data"])
+    layout = command_line.layout(arguments, 2)
+    return measurements.summary(arguments, layout, seconds, loss, {"resident": 3})
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_no_steps_and_no_loss_are_null(
     loss: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(performance, "_versions", dict)
-    arguments = command_line.parse([*TINY, "--mock-data"])
-    arguments.on_cpu = True
-    made = performance.summary(arguments, command_line.layout(arguments, 1), [], loss, {})
+    made = summary(monkeypatch, [], loss)
     assert made["final_loss"] is made["ms_per_step_median"] is made["tokens_per_second"] is None
-    told = performance.write(made, tmp_path / "summary.json")
+    told = measurements.write(made, tmp_path / "summary.json")
     assert told.endswith("summary.json: no steps")
     assert "NaN" not in (tmp_path / "summary.json").read_text()
 
 
 def test_the_median_leaves_out_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(performance, "_versions", dict)
-    arguments = command_line.parse([*TINY, "--mock-data"])
-    arguments.on_cpu = True
-    layout = command_line.layout(arguments, 2)
-    made = performance.summary(arguments, layout, [9.0, 0.5, 0.5], 1.5, {"resident": 3})
-    assert made["ms_per_step_median"] == 500
-    assert made["tokens_per_second"] == 4 * 32 / 0.5
+    made = summary(monkeypatch, [9.0, 0.5, 0.5], 1.5)
+    assert (made["ms_per_step_median"], made["tokens_per_second"]) == (500, 4 * 32 / 0.5)
     assert (made["final_loss"], made["max_memory_bytes"]) == (1.5, {"resident": 3})

@@ -1,0 +1,164 @@
+"""What a run measures of itself: each rank's memory, and a summary in a few numbers."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import platform
+import resource
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from launcher.train.gpt.arguments import Layout, UsageError
+from launcher.train.ranks.ending import RunError
+
+MEGABYTE = 1024 * 1024
+STATM = Path("/proc/self/statm")  # proc(5): total and resident pages, …
+
+
+def memory_line(iteration: int) -> str:
+    """Upstream's line of this rank's GPU."""
+    now, most = current(on_cpu=False), peak(on_cpu=False)
+    fields = [
+        f"{prefix}{kind}: {memory[kind] / MEGABYTE:.2f}"
+        for kind in ("allocated", "reserved")
+        for prefix, memory in (("", now), ("max ", most))
+    ]
+    rank = os.environ["RANK"]
+    return f"[Rank {rank}] (after {iteration} iterations) memory (MB) | " + " | ".join(fields)
+
+
+def current(on_cpu: bool) -> dict[str, int]:
+    """Bytes now: of this rank's GPU `allocated` and `reserved`, of a process `resident`."""
+    if on_cpu:
+        pages = int(STATM.read_text().split()[1])
+        return {"resident": pages * resource.getpagesize()}
+    from torch import cuda
+
+    return {"allocated": cuda.memory_allocated(), "reserved": cuda.memory_reserved()}
+
+
+def peak(on_cpu: bool) -> dict[str, int]:
+    """The most there has been so far, in bytes, by the same names."""
+    if on_cpu:  # getrusage(2): in kilobytes
+        return {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    from torch import cuda
+
+    return {"allocated": cuda.max_memory_allocated(), "reserved": cuda.max_memory_reserved()}
+
+
+@contextlib.contextmanager
+def sampled(arguments: argparse.Namespace) -> Iterator[None]:
+    """Sample this rank's memory meanwhile, where `arguments` ask for that.
+
+    Each line of `rank-N.jsonl` is one sample: `time` in seconds since 1970, and bytes. Raises
+    `UsageError` where the file can't be written.
+    """
+    if not arguments.memory_samples:
+        yield
+        return
+    folder = Path(arguments.memory_samples)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / f"rank-{os.environ['RANK']}.jsonl").open("w", buffering=1)
+    except OSError as error:
+        raise UsageError(f"can't write to {folder}: {error.strerror}") from error
+    over = threading.Event()
+    work = (file, over, arguments.memory_interval, arguments.on_cpu)
+    thread = threading.Thread(target=_sample, args=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _sample(file: IO[str], over: threading.Event, interval: float, on_cpu: bool) -> None:
+    import torch
+
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # each thread has its own
+    try:
+        with file:
+            last = False
+            while not last:
+                last = over.wait(interval) if file.tell() else False
+                sample = {"time": round(time.time(), 3), **current(on_cpu)}
+                file.write(json.dumps(sample) + "\n")
+    except OSError as error:  # the training is worth more than this
+        print(f"memory is no longer sampled: {error.strerror}", flush=True)
+
+
+def check_summary(file: str) -> None:
+    """Raises `UsageError` where the summary's folder can't be written: before the training."""
+    folder = Path(file).absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        what = "can't be written" if folder.is_dir() else "isn't there"
+        raise UsageError(f"--performance-summary: the folder {folder} {what}")
+
+
+def summary(
+    arguments: argparse.Namespace,
+    layout: Layout,
+    seconds: Sequence[float],
+    loss: float,
+    memory: Mapping[str, int],
+) -> dict[str, Any]:
+    """What is told of a run whose steps took `seconds`, of all ranks together.
+
+    `loss` is the last step's, `memory` the most that any rank had, in bytes. The median leaves
+    out what the first step does once. What isn't known is None.
+    """
+    median = statistics.median(seconds) if seconds else None
+    tokens = arguments.global_batch_size * arguments.seq_length
+    return {
+        "steps": len(seconds),
+        "ms_per_step_median": None if median is None else 1000.0 * median,
+        "tokens_per_second": None if median is None else tokens / median,
+        "max_memory_bytes": dict(memory),
+        "final_loss": loss if math.isfinite(loss) else None,
+        "layout": {
+            "world_size": layout.tensor * layout.pipeline * layout.data,
+            "tensor": layout.tensor,
+            "pipeline": layout.pipeline,
+            "data": layout.data,
+            "micro_batch_size": arguments.micro_batch_size,
+            "global_batch_size": arguments.global_batch_size,
+        },
+        "precision": "fp16" if arguments.fp16 else "bf16" if arguments.bf16 else "fp32",
+        **_device_and_versions(),
+    }
+
+
+def _device_and_versions() -> dict[str, Any]:
+    import torch
+    from megatron.core.package_info import __version__
+
+    versions = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "megatron_core": __version__,
+    }
+    return {"device": torch.cuda.get_device_name(), "versions": versions}
+
+
+def write(summary: Mapping[str, Any], file: Path) -> str:
+    """Write the JSON file; the line to say of it. Raises `RunError` where it can't be written."""
+    try:
+        file.write_text(json.dumps(summary, indent=2) + "\n")
+    except OSError as error:
+        raise RunError(f"can't write to {file}: {error.strerror}") from error
+    if not summary["steps"]:
+        return f"wrote {file}: no steps"
+    return (
+        f"wrote {file}: {summary['steps']} steps, {summary['ms_per_step_median']:.1f} ms a step, "
+        f"{summary['tokens_per_second']:.0f} tokens/s"
+    )
