@@ -143,23 +143,20 @@ def _redirect_random_state(torch: Any) -> None:
 
 
 class Stream:
-    """The one order of execution that a CPU has."""
+    """The one order of execution that a CPU has; priorities and devices make no difference."""
 
     cuda_stream = 0
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Priorities and devices make no difference."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream)
-
-    def __hash__(self) -> int:
-        return 0
+    def __new__(cls, *args: Any, **kwargs: Any) -> Stream:
+        return STREAM
 
     def query(self) -> bool:
         return True
 
     synchronize = wait_event = wait_stream = record_event = _nothing
+
+
+STREAM = object.__new__(Stream)
 
 
 class Event:
@@ -175,16 +172,14 @@ class Event:
         """Milliseconds from this event to `end`."""
         return 1000.0 * (end.seconds - self.seconds)
 
-    def query(self) -> bool:
-        return True
-
+    query = Stream.query
     synchronize = wait = _nothing
 
 
 def _redirect_streams(torch: Any) -> None:
     torch.cuda.Stream, torch.cuda.Event = Stream, Event
-    torch.cuda.current_stream = lambda *args: Stream()
-    torch.cuda.default_stream = lambda *args: Stream()
+    torch.cuda.current_stream = lambda *args: STREAM
+    torch.cuda.default_stream = lambda *args: STREAM
     torch.cuda.set_stream = _no_operation()
     torch.cuda.stream = lambda stream: contextlib.nullcontext(stream)
 

@@ -192,18 +192,6 @@ def test_upstreams_checkpoints_are_signed_when_the_tracker_names_them(tmp_path: 
     assert lineage.said(tmp_path / "iter_0000003") == ""
 
 
-def test_a_removal_that_was_cut_off_is_taken_up(tmp_path: Path) -> None:
-    """What says whose it is goes last."""
-    saved(tmp_path, A, 3, 6)
-    left = tmp_path / f".iter_0000003.{'0' * 16}.removed"
-    (tmp_path / "iter_0000003").rename(left)
-    for path in left.iterdir():
-        if path.name != lineage.NOTE:
-            path.unlink()
-    folders.prune(tmp_path, 1, A)
-    assert names(tmp_path) == ["iter_0000006", folders.TRACKER]
-
-
 def test_it_looks_when_the_tracker_has_changed_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,28 +59,24 @@ def claim(root: Path, *words: str) -> dict[str, str]:
 def test_the_folder_that_is_saved_to_is_claimed_by_the_first_node(tmp_path: Path) -> None:
     """Without that nothing tells another run whose checkpoints these are."""
     several = ["--nodes", "2", "--master-addr", "a", "--master-port", "1"]
+    root = tmp_path / "made"
     for rank in ("1", "0"):
         one = job(*several, "--node-rank", rank, "--", "x")
-        with runner._retention(one, claim(tmp_path / "made", "aaaaaaaa", "anew")):
-            assert (tmp_path / "made" / lineage.NOTE).exists() == (rank == "0")
+        with runner._retention(one, {lineage.VARIABLE: f"aaaaaaaa anew {root}"}):
+            assert (root / lineage.NOTE).exists() == (rank == "0")
             if rank == "0":
-                distributed(folders.partial(tmp_path / "made", 3))
-                folders.publish(tmp_path / "made", 3)
-    assert lineage.said(tmp_path / "made/iter_0000003") == "aaaaaaaa"
-    assert not (tmp_path / "made" / lineage.NOTE).exists()
-
-
-def test_another_runs_checkpoints_are_refused_from_inside(tmp_path: Path) -> None:
-    """Where the launcher can't see them: on an engine of another machine."""
-    distributed(folders.folder(tmp_path, 3))
-    (tmp_path / folders.TRACKER).write_text("3")
-    with pytest.raises(Unable, match="iter_0000003 is not known to be this run's"):
-        runner._retention(job("--", "x"), claim(tmp_path, "aaaaaaaa", "anew"))
-    assert not (tmp_path / lineage.NOTE).exists()
+                distributed(folders.partial(root, 3))
+                folders.publish(root, 3)
+    assert lineage.said(root / "iter_0000003") == "aaaaaaaa"
+    assert not (root / lineage.NOTE).exists()
+    # Where the launcher can't see them, on an engine of another machine, another run's are refused.
+    with pytest.raises(Unable, match="iter_0000003 is run aaaaaaaa's"):
+        runner._retention(job("--", "x"), {lineage.VARIABLE: f"bbbbbbbb anew {root}"})
+    assert not (root / lineage.NOTE).exists()
     for mode in ("on", "anew+over"):
-        with runner._retention(job("--", "x"), claim(tmp_path, "aaaaaaaa", mode)):
-            assert (tmp_path / lineage.NOTE).exists()
-    assert lineage.said(tmp_path / "iter_0000003") == ""
+        with runner._retention(job("--", "x"), {lineage.VARIABLE: f"bbbbbbbb {mode} {root}"}):
+            assert (root / lineage.NOTE).exists()
+    assert lineage.said(root / "iter_0000003") == "aaaaaaaa"
 
 
 def test_where_ranks_meet() -> None:

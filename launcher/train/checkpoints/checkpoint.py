@@ -64,24 +64,20 @@ def _look(root: Path) -> Path | None:
     return complete[-1].folder if complete else None
 
 
-def _common(source: Path) -> dict[str, Any]:
-    """What isn't divided among ranks; raises `UsageError` if another program saved it."""
-    common: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(source))
-    if "vocabulary" not in common:
-        raise UsageError(f"{source} was not saved by launcher.train.gpt")
-    return common
+def common(source: Path) -> dict[str, Any]:
+    """What isn't divided among ranks; raises `UsageError` if another program saved it.
 
-
-def saved_vocabulary(source: Path) -> int:
-    """The padded vocabulary of a checkpoint.
-
-    The padding takes part in the softmax, so a run that goes on in another layout has to
-    keep it.
+    `vocabulary` is the padded one, whose padding takes part in the softmax: a run that goes on in
+    another layout has to keep it.
     """
-    return int(_common(source)["vocabulary"])
+    state: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(source))
+    if "vocabulary" not in state:
+        raise UsageError(f"{source} was not saved by launcher.train.gpt")
+    return state
 
 
-def _layout() -> dict[str, int]:
+def layout() -> dict[str, int]:
+    """How this run divides the model among ranks, as a checkpoint notes it."""
     return {
         "tensor": parallel_state.get_tensor_model_parallel_world_size(),
         "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
@@ -95,7 +91,7 @@ def _random_state() -> ShardedObject:
         "cuda": torch.cuda.get_rng_state(),
         "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
     }
-    shape = tuple(reversed(_layout().values()))
+    shape = tuple(reversed(layout().values()))
     ranks = (
         parallel_state.get_pipeline_model_parallel_rank(),
         parallel_state.get_tensor_model_parallel_rank(),
@@ -120,7 +116,7 @@ def save(root: str, model: Any, optimizer: Any, progress: Progress) -> Path:
     state = _sharded(model, optimizer, is_loading=False)
     state.update(
         progress=vars(progress),
-        layout=_layout(),
+        layout=layout(),
         vocabulary=model.vocab_size,
         rng_state=_random_state(),
     )
@@ -209,23 +205,20 @@ def _clear_up(root: Path, made: Path | None, knows: bool) -> bool:
     return first
 
 
-def load(source: Path, model: Any, optimizer: Any) -> tuple[Progress, dict[str, int] | None]:
-    """Load a checkpoint, saved with any layout: where it was, and another layout than this run's.
+def load(source: Path, known: dict[str, Any], model: Any, optimizer: Any) -> Progress:
+    """Load a checkpoint, saved with any layout, of which `common` said what is known.
 
     All ranks call this together. Random states are those of ranks, so they are carried over
     only into the layout that they were saved with.
     """
-    common = _common(source)
-    same = common["layout"] == _layout()
     state = _sharded(model, optimizer, is_loading=True)
-    if same:
+    if known["layout"] == layout():
         state["rng_state"] = _random_state()
     loaded = dist_checkpointing.load(state, str(source))
     model.load_state_dict(loaded["model"])
     optimizer.load_state_dict(loaded["optimizer"])
-    if same:
-        random = loaded["rng_state"]
+    if random := loaded.get("rng_state"):
         torch.set_rng_state(random["cpu"])
         torch.cuda.set_rng_state(random["cuda"])
         tensor_parallel.get_cuda_rng_tracker().set_states(random["tracker"])
-    return Progress(**common["progress"]), None if same else common["layout"]
+    return Progress(**known["progress"])

@@ -66,21 +66,21 @@ def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
 
 
-def _vocabulary(arguments: argparse.Namespace, layout: Layout, source: Path | None) -> int:
+def _vocabulary(arguments: argparse.Namespace, layout: Layout, saved: dict[str, Any]) -> int:
     """The padded vocabulary: the checkpoint's, where one is loaded.
 
     Raises `UsageError` where that doesn't fit the arguments.
     """
-    if source is None:
-        divisible_by = arguments.make_vocab_size_divisible_by
-        return padded_vocabulary(arguments.vocab_size, divisible_by, layout.tensor)
-    saved = checkpoint.saved_vocabulary(source)
-    if saved < arguments.vocab_size or saved % layout.tensor:
+    divisible_by, tensor = arguments.make_vocab_size_divisible_by, layout.tensor
+    if not saved:
+        return padded_vocabulary(arguments.vocab_size, divisible_by, tensor)
+    size = int(saved["vocabulary"])
+    if size < arguments.vocab_size or size % tensor:
         raise UsageError(
-            f"the checkpoint in {arguments.load} has a padded vocabulary of {saved}, which "
-            f"doesn't fit --vocab-size {arguments.vocab_size} and TP={layout.tensor}"
+            f"the checkpoint in {arguments.load} has a padded vocabulary of {size}, which "
+            f"doesn't fit --vocab-size {arguments.vocab_size} and TP={tensor}"
         )
-    return saved
+    return size
 
 
 def _loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -157,7 +157,8 @@ class Trainer:
         self.arguments = arguments
         self.layout = layout
         source = checkpoint.newest(arguments.load) if arguments.load else None
-        self.gpt = model.build(arguments, _vocabulary(arguments, layout, source))
+        saved = checkpoint.common(source) if source else {}
+        self.gpt = model.build(arguments, _vocabulary(arguments, layout, saved))
         self.wrapped = optimizer.wrap(arguments, self.gpt)
         self.optimizer = optimizer.build(arguments, self.wrapped)
         self.config = self.gpt.config
@@ -166,7 +167,7 @@ class Trainer:
         if arguments.overlap_grad_reduce:
             self.config.no_sync_func = self.wrapped.no_sync
         self.forward_backward = get_forward_backward_func()
-        self.progress = self._load(source)
+        self.progress = self._load(source, saved)
         optimizer.fuse_adam(self.optimizer)
         self.saved = self.progress.iteration
         self.loss: torch.Tensor | None = None  # the last step's, on the last stage
@@ -178,16 +179,16 @@ class Trainer:
         self.training_set, self.validation_set = data.datasets(arguments)
         self.meter = Meter()
 
-    def _load(self, source: Path | None) -> Progress:
+    def _load(self, source: Path | None, saved: dict[str, Any]) -> Progress:
         if source is None:
             if self.arguments.load:
                 say(f"no checkpoint in {self.arguments.load}: starting from the beginning")
             return Progress()
-        progress, other = checkpoint.load(source, self.gpt, self.optimizer)
+        progress = checkpoint.load(source, saved, self.gpt, self.optimizer)
         say(f"loaded {source}: going on after iteration {progress.iteration}")
-        if other:
-            saved = "TP={tensor} PP={pipeline}".format(**other)
-            say(f"it was saved with {saved}: random states are not carried over")
+        if saved["layout"] != checkpoint.layout():
+            other = "TP={tensor} PP={pipeline}".format(**saved["layout"])
+            say(f"it was saved with {other}: random states are not carried over")
         return progress
 
     def run(self) -> None:

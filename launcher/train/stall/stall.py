@@ -10,12 +10,12 @@ import re
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from launcher import files
 from launcher.train.ranks import stacks
@@ -78,10 +78,10 @@ class Whereabouts:
     pending: str = ""
 
     @property
-    def shared(self) -> str:
+    def key(self) -> tuple[Kind, str]:
         """What ranks have in common that are there; told without the line of a library."""
         short = self._from or not self.frame
-        return f"{self.what}{self._from}{self.pending}" if short else self.told
+        return self.kind, f"{self.what}{self._from}{self.pending}" if short else self.told
 
     @property
     def told(self) -> str:
@@ -121,22 +121,20 @@ def conclude(places: Mapping[int, Whereabouts], records: flight.Records, *, whol
     """
     if late := flight.behind(records):
         return _late(places, late)
-    places = {rank: _on_gpu(at, records.get(rank, ())) for rank, at in places.items()}
+    places = {rank: _on_gpu(at, records.get(rank, ())) for rank, at in sorted(places.items())}
     silent = [rank for rank, at in places.items() if at.kind is Kind.SILENT]
     free = silent or [rank for rank, at in places.items() if at.kind is Kind.ELSEWHERE]
-    others = [rank for rank in places if rank not in free]
-    if free and others:
-        told = [f"rank {rank} {_alone(places[rank])}" for rank in free]
-        return f"{'; '.join(told)}, while {_grouped(places, others)}"
+    if 0 < len(free) < len(places):
+        told = "; ".join(f"rank {rank} {_alone(places[rank])}" for rank in free)
+        return f"{told}, while {_grouped(places, free)}"
     odd = _odd_one_out(places)
     if odd is not None:
-        others = [rank for rank in places if rank != odd]
         at = places[odd]
-        return f"rank {odd} alone {at.kind.value[0]} {at.told}, while {_grouped(places, others)}"
-    everyone = _grouped(places, places)
+        return f"rank {odd} alone {at.kind.value[0]} {at.told}, while {_grouped(places, [odd])}"
+    everyone = _grouped(places)
     if free:
         return f"no rank waits for another: {everyone}"
-    if len(set(map(_key, places.values()))) > 1:
+    if len({at.key for at in places.values()}) > 1:
         return f"each rank waits for others: {everyone}"
     if not whole:
         return f"{everyone}, all of this node: look at the other nodes"
@@ -169,39 +167,27 @@ def _alone(at: Whereabouts) -> str:
 
 def _odd_one_out(places: Mapping[int, Whereabouts]) -> int | None:
     """The one rank that is elsewhere than all others, or that alone waits for a single one."""
-    if len(places) < 3:
-        return None
-    by_place = _by(places, _key)
-    alone = [ranks[0] for ranks in by_place.values() if len(ranks) == 1]
-    if len(by_place) == 2 and len(alone) == 1:
-        return alone[0]
-    by_kind = _by(places, lambda at: at.kind)
-    single = by_kind.get(Kind.POINT_TO_POINT, [])
-    return single[0] if len(single) == 1 and len(by_kind) == 2 else None
+    keys = Counter(at.key for at in places.values())
+    kinds = Counter(at.kind for at in places.values())
+    for rank, at in places.items() if len(places) > 2 else ():
+        alone = len(keys) == 2 and keys[at.key] == 1
+        waits = at.kind is Kind.POINT_TO_POINT and len(kinds) == 2 and kinds[at.kind] == 1
+        if alone or waits:
+            return rank
+    return None
 
 
-def _key(at: Whereabouts) -> tuple[Kind, str]:
-    return at.kind, at.shared
-
-
-def _grouped(places: Mapping[int, Whereabouts], ranks: Iterable[int]) -> str:
-    """Those ranks, together where they are in the same: "ranks 0, 2 wait in all_reduce"."""
-    by_place = _by({rank: places[rank] for rank in ranks}, _key)
-    return ", ".join(
-        f"{_ranks(members, *kind.value)} {told}" for (kind, told), members in by_place.items()
-    )
-
-
-def _by(places: Mapping[int, Whereabouts], key: Callable[[Whereabouts], Any]) -> dict[Any, Any]:
-    """The ranks in lists, by what `key` makes of their places."""
-    ranks: dict[Any, list[int]] = {}
-    for rank in sorted(places):
-        ranks.setdefault(key(places[rank]), []).append(rank)
-    return ranks
+def _grouped(places: Mapping[int, Whereabouts], but: Sequence[int] = ()) -> str:
+    """The ranks, together where they are in the same: "ranks 0, 2 wait in all_reduce"."""
+    groups: dict[tuple[Kind, str], list[int]] = {}
+    for rank, at in places.items():
+        if rank not in but:
+            groups.setdefault(at.key, []).append(rank)
+    return ", ".join(f"{_ranks(group, *kind.value)} {at}" for (kind, at), group in groups.items())
 
 
 def _ranks(ranks: Sequence[int], one: str, several: str) -> str:
-    listed = ", ".join(str(rank) for rank in ranks)
+    listed = ", ".join(map(str, ranks))
     return f"rank {listed} {one}" if len(ranks) == 1 else f"ranks {listed} {several}"
 
 
