@@ -224,7 +224,6 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
 
     job.check_devices(torch.cuda.device_count())
-    job.check_architectures()
     if not events.empty():
         return 128 + events.get().signum
     with _retention(job, environ), tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:

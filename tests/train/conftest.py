@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,12 +44,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
-    """What ranks printed, and the runner's exit code."""
+    """Ranks: their runner, and what they have printed so far."""
 
-    code: int
-    output: str
+    process: subprocess.Popen[str]
+    output: str = ""
+
+    def line(self) -> str:
+        """The next line. Fails where they end before."""
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line, f"ended before: {self.output}"
+        self.output += line
+        return line
+
+    @property
+    def code(self) -> int:
+        """The runner's exit code, once it has ended."""
+        return self.process.returncode
 
     @property
     def losses(self) -> dict[int, float]:
@@ -66,9 +79,9 @@ class Run:
         return float(re.findall(r"lm loss value: (\S+)", self.output)[-1])
 
 
-def runner_command(processes: int, *program: str) -> list[str]:
+def runner_command(processes: int, *program: str, options: Sequence[str] = ()) -> list[str]:
     """The command that starts a program's ranks on the CPU."""
-    runner = [sys.executable, "-m", "launcher.train.runner", "--cpu"]
+    runner = [sys.executable, "-m", "launcher.train.runner", "--cpu", *options]
     return [*runner, "--processes-per-node", str(processes), "--", *program]
 
 
@@ -78,34 +91,19 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
 
 
-@dataclass
-class Ranks:
-    """Ranks that go on: their runner, and what they have printed so far."""
-
-    process: subprocess.Popen[str]
-    output: str = ""
-
-    def line(self) -> str:
-        """The next line. Fails where they end before."""
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        assert line, f"ended before: {self.output}"
-        self.output += line
-        return line
-
-    @property
-    def ended(self) -> Run:
-        """The run, once it has ended."""
-        return Run(self.process.returncode, self.output)
+def python(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end, in `environment` with some variables more."""
+    command, given = [sys.executable, *argv], environment() | env
+    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=60)
 
 
 @contextmanager
-def going_on(command: list[str]) -> Iterator[Ranks]:
+def going_on(command: list[str]) -> Iterator[Run]:
     """Start what `runner_command` gives; afterwards wait for its end, and read all of it."""
     with subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
-        ranks = Ranks(process)
+        ranks = Run(process)
         try:
             yield ranks
             assert process.stdout
@@ -117,9 +115,9 @@ def going_on(command: list[str]) -> Iterator[Ranks]:
 
 def start(processes: int, *program: str) -> Run:
     """Run a program's ranks on the CPU to their end."""
-    with going_on(runner_command(processes, *program)) as ranks:
+    with going_on(runner_command(processes, *program)) as run:
         pass
-    return ranks.ended
+    return run
 
 
 @pytest.fixture

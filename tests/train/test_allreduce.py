@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.train import allreduce
-from tests.train.conftest import environment, start
+from tests.train.conftest import python, start
 
 MODULE = ("-m", "launcher.train.allreduce", "--largest", "4")
 
@@ -108,8 +106,6 @@ def test_wrong_sums_are_told_and_end_with_1(tmp_path: Path) -> None:
 
 
 def test_help_needs_no_torch() -> None:
-    done = subprocess.run(
-        [sys.executable, *MODULE, "--help"], env=environment(), capture_output=True, text=True
-    )
+    done = python(*MODULE, "--help")
     assert done.returncode == 0, done.stderr
     assert "--largest" in done.stdout

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from launcher.train.ranks import checkout
 
-from .conftest import environment
+from .conftest import environment, python
 
 
 def tree(root: Path, release: str = "0.16.1", extension: str = "helpers_cpp") -> Path:
@@ -64,24 +62,14 @@ print(sys.path.index(sys.argv[1]), os.environ["PYTHONPATH"].split(":")[0] == sys
 @pytest.mark.parametrize("first", [True, False], ids=["on-path", "not-on-path"])
 def test_the_checkout_comes_first(tmp_path: Path, image: str, first: bool) -> None:
     mine, theirs = tree(tmp_path / "checkout", extension=""), tree(tmp_path / "image", image)
-    before = environment()
-    folders = [*([str(mine)] if first else []), str(theirs), before["PYTHONPATH"]]
-    done = subprocess.run(
-        [sys.executable, "-c", INSTALL, str(mine)],
-        env={**before, "PYTHONPATH": ":".join(folders)},
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    folders = [*([str(mine)] if first else []), str(theirs), environment()["PYTHONPATH"]]
+    done = python("-c", INSTALL, str(mine), PYTHONPATH=":".join(folders))
     assert done.stdout == "1 True\n", done.stderr
     assert f"Megatron 0.16.1 from {mine}" in done.stderr
     assert ("the image's own is 0.15.3" in done.stderr) == (image == "0.15.3")
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "launcher.train.ranks.checkout", str(tmp_path), "x.py"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"checkout: {tmp_path} is no Megatron-LM checkout: it has no megatron/core\n"
-    )
+    done = python("-m", "launcher.train.ranks.checkout", str(tmp_path), "x.py")
+    said = f"checkout: {tmp_path} is no Megatron-LM checkout: it has no megatron/core\n"
+    assert (done.returncode, done.stderr) == (2, said)

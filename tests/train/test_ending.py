@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from launcher.train.gpt.arguments import UsageError
 from launcher.train.ranks import ending
 
-from .conftest import environment
+from .conftest import python
 
 
 def fail(error: Exception) -> None:
@@ -62,7 +59,6 @@ ending.leave({code})
 @pytest.mark.parametrize(("code", "seen"), [(1, 1), (2, 2), (0, -6)])
 def test_a_failure_runs_no_destructor(code: int, seen: int) -> None:
     """An exit handler stands in for a static destructor that aborts."""
-    command = [sys.executable, "-c", ABORTS_AT_EXIT.format(code=code)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    done = python("-c", ABORTS_AT_EXIT.format(code=code))
     assert done.returncode == seen
     assert code == 0 or done.stdout == "said"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
 import tempfile
 import zipfile
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from launcher.train.checkpoints import contents, folders, lineage
 
-Make = Callable[[Path], None]
 RUN = "0a1b2c3d"
 ITEMS = (("__0_0.distcp", 0, 60), ("__0_0.distcp", 60, 40), ("__1_0.distcp", 0, 30))
 
@@ -32,21 +31,16 @@ def archive(path: Path, content: Any) -> None:
         made.writestr("archive/data/0", bytes(16))
 
 
-def index(path: Path) -> None:
-    """A stand-in for torch's index: of its attributes, those that are looked at."""
-    names = ("relative_path", "offset", "length")
-    items = [SimpleNamespace(**dict(zip(names, item, strict=True))) for item in ITEMS]
-    storage = {number: item for number, item in enumerate(items)}
-    path.write_bytes(pickle.dumps(SimpleNamespace(storage_data=storage), protocol=4))
-
-
 def distributed(folder: Path) -> None:
-    """Megatron's distributed format."""
+    """Megatron's distributed format; of the attributes in torch's index, those looked at."""
     folder.mkdir(parents=True)
-    backends = {"sharded_backend": "torch_dist", "common_backend": "torch"}
-    (folder / "metadata.json").write_text(json.dumps(backends))
+    (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     archive(folder / "common.pt", {"iteration": 3})
-    index(folder / ".metadata")
+    items = {
+        (name, offset): SimpleNamespace(relative_path=name, offset=offset, length=length)
+        for name, offset, length in ITEMS
+    }
+    (folder / ".metadata").write_bytes(pickle.dumps(SimpleNamespace(storage_data=items)))
     (folder / "__0_0.distcp").write_bytes(bytes(100))
     (folder / "__1_0.distcp").write_bytes(bytes(30))
 
@@ -61,19 +55,12 @@ def plain(folder: Path) -> None:
 def legacy(folder: Path) -> None:
     """A folder a rank, with the distributed optimizer's state beside the weights."""
     arguments = Namespace(
-        tensor_model_parallel_size=2,
-        pipeline_model_parallel_size=1,
-        use_distributed_optimizer=True,
-        no_save_optim=None,
+        tensor_model_parallel_size=2, use_distributed_optimizer=True, no_save_optim=None
     )
-    for rank in range(2):
-        place = folder / f"mp_rank_{rank:02d}"
-        place.mkdir(parents=True)
-        archive(place / "model_optim_rng.pt", {"args": arguments, "iteration": 3})
-        archive(place / "distrib_optim.pt", {})
-
-
-FORMATS = pytest.mark.parametrize("make", [distributed, plain, legacy])
+    for rank in ("mp_rank_00", "mp_rank_01"):
+        (folder / rank).mkdir(parents=True)
+        archive(folder / rank / "model_optim_rng.pt", {"args": arguments, "iteration": 3})
+        archive(folder / rank / "distrib_optim.pt", {})
 
 
 def files(folder: Path) -> list[Path]:
@@ -93,31 +80,39 @@ def problems(root: Path) -> dict[str, str]:
     return {each.folder.name: each.problem for each in folders.scan(root)}
 
 
-@FORMATS
+@pytest.fixture(scope="module", params=[distributed, plain, legacy])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint in each format, which a test leaves as it is."""
+    folder: Path = tmp_path_factory.mktemp("saved") / "iter_0000003"
+    request.param(folder)
+    tracked(folder.parent, "3\n")
+    return folder
+
+
+@contextmanager
+def other_bytes(path: Path, content: bytes) -> Iterator[None]:
+    before = path.read_bytes()
+    path.write_bytes(content)
+    yield
+    path.write_bytes(before)
+
+
 @settings(deadline=None)
 @given(data=st.data())
-def test_any_file_cut_anywhere_is_found(make: Make, data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "iter_0000003"
-        make(folder)
-        victim = data.draw(st.sampled_from(files(folder)))
-        left = data.draw(st.integers(0, victim.stat().st_size - 1))
-        os.truncate(victim, left)
-        assert victim.name in contents.problem(folder)
+def test_any_file_cut_anywhere_is_found(whole: Path, data: st.DataObject) -> None:
+    victim = data.draw(st.sampled_from(files(whole)))
+    left = data.draw(st.integers(0, victim.stat().st_size - 1))
+    with other_bytes(victim, victim.read_bytes()[:left]):
+        assert victim.name in contents.problem(whole)
 
 
-@FORMATS
-def test_any_file_missing_is_found(tmp_path: Path, make: Make) -> None:
-    whole = tmp_path / "iter_0000003"
-    make(whole)
-    tracked(tmp_path, "3\n")
-    assert folders.scan(tmp_path) == [folders.Checkpoint(3, whole)]
-    assert folders.newest_complete(tmp_path) == folders.Checkpoint(3, whole)
+def test_any_file_missing_is_found(whole: Path) -> None:
+    found = folders.Checkpoint(3, whole)
+    assert folders.scan(whole.parent) == [folders.newest_complete(whole.parent)] == [found]
     for path in files(whole):
-        content = path.read_bytes()
-        path.unlink()
-        assert contents.problem(whole).endswith("is missing"), path
-        path.write_bytes(content)
+        with other_bytes(path, b""):
+            path.unlink()
+            assert contents.problem(whole).endswith("is missing"), path
     assert contents.problem(whole) == ""
 
 
@@ -155,24 +150,25 @@ class Attack:
         return os.mkdir, (str(self.path),)
 
 
-def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
-    distributed(tmp_path / "iter_0000003")
+DISTRIBUTED = pytest.mark.parametrize("whole", [distributed], indirect=True)
+
+
+@DISTRIBUTED
+def test_a_pickle_runs_nothing(whole: Path, tmp_path: Path) -> None:
     attack = pickle.dumps({"storage_data": Attack(tmp_path / "made")})
-    (tmp_path / "iter_0000003/.metadata").write_bytes(attack)
-    assert contents.problem(tmp_path / "iter_0000003") == ".metadata is cut short"
+    with other_bytes(whole / ".metadata", attack):
+        assert contents.problem(whole) == ".metadata is cut short"
     assert not (tmp_path / "made").exists()
     pickle.loads(attack)  # noqa: S301
     assert (tmp_path / "made").exists()
 
 
+@DISTRIBUTED
 @settings(deadline=None)
 @given(st.binary(max_size=200))
-def test_any_bytes_for_an_index(garbage: bytes) -> None:
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "iter_0000003"
-        distributed(folder)
-        (folder / ".metadata").write_bytes(garbage)
-        assert contents.problem(folder) == ".metadata is cut short"
+def test_any_bytes_for_an_index(whole: Path, garbage: bytes) -> None:
+    with other_bytes(whole / ".metadata", garbage):
+        assert contents.problem(whole) == ".metadata is cut short"
 
 
 NAMES = "its saving was interrupted: latest_checkpointed_iteration.txt names"

@@ -19,7 +19,10 @@ pytestmark = pytest.mark.megatron
 
 Train = Callable[..., Run]
 TENSOR = ("--tensor-model-parallel-size", "2", "--make-vocab-size-divisible-by", "64")
-DROPOUT = ("--hidden-dropout", "0.1", "--attention-dropout", "0.1")
+DIVIDED = (
+    *(*TENSOR, "--sequence-parallel"),
+    *("--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +35,13 @@ def single(train: Train) -> Run:
 def divided(train: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     """TP=2 with dropout and sequence parallelism, saved after iterations 3 and 6."""
     folder = tmp_path_factory.mktemp("divided")
-    run = train(
-        2, *TENSOR, *DROPOUT, "--sequence-parallel", "--save", str(folder), "--save-interval", "3"
-    )
-    return run, folder
+    return train(2, *DIVIDED, "--save", str(folder), "--save-interval", "3"), folder
 
 
 def at_iteration_3(folder: Path, copy: Path) -> str:
     """A copy of a checkpoint folder as it was after iteration 3."""
     shutil.copytree(folder / "iter_0000003", copy / "iter_0000003")
-    (copy / "latest_checkpointed_iteration.txt").write_text("3")
+    (copy / folders.TRACKER).write_text("3")
     return str(copy)
 
 
@@ -82,7 +82,7 @@ def test_resumed_equals_uninterrupted(
 ) -> None:
     whole, folder = divided
     copy = at_iteration_3(folder, tmp_path)
-    resumed = train(2, *TENSOR, *DROPOUT, "--sequence-parallel", "--load", copy)
+    resumed = train(2, *DIVIDED, "--load", copy)
     assert resumed.losses == {step: whole.losses[step] for step in (4, 5, 6)}
     assert resumed.validation_loss == whole.validation_loss
 
@@ -123,13 +123,13 @@ def test_an_incomplete_checkpoint_is_left_out(
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     (copy / "iter_0000006/common.pt").unlink()
-    run = train(2, *TENSOR, *DROPOUT, "--sequence-parallel", "--load", str(copy))
+    run = train(2, *DIVIDED, "--load", str(copy))
     assert f"{copy}/iter_0000006 is left out: common.pt is missing" in run.output
     assert run.losses == {step: whole.losses[step] for step in (4, 5, 6)}
 
 
 def test_tracker_of_a_missing_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
+    (tmp_path / folders.TRACKER).write_text("7")
     run = start(1, "-m", "launcher.train.gpt", *TINY, "--mock-data", "--load", str(tmp_path))
     assert run.code == 2
     assert "names iteration '7', whose checkpoint isn't there" in run.output
@@ -163,39 +163,31 @@ def test_a_full_disk_at_the_first_save(small_disk: Path, left: int) -> None:
     assert list(root.iterdir()) == []
 
 
-def stopped(root: Path, extra: list[str], ready: Callable[[str], bool]) -> Run:
-    """Train without an end, ask to stop when a line of the log is `ready`; the run's end."""
-    program = ["-m", "launcher.train.gpt", *TINY, "--mock-data", *TENSOR, *extra]
-    endless = ["--train-iters", "100000", "--exit-signal-handler", "--save", str(root)]
-    with going_on(runner_command(2, *program, *endless)) as ranks:
-        while not ready(ranks.line()):
+def stopped_at_2(root: Path, *extra: str, when: Callable[[], bool]) -> Run:
+    """Train without an end, ask to stop after iteration 2 `when` it is so; the run's end.
+
+    It ends well, and leaves one complete checkpoint and nothing else.
+    """
+    program = ["-m", "launcher.train.gpt", *TINY, "--mock-data", *TENSOR, "--save", str(root)]
+    endless = ["--train-iters", "100000", "--exit-signal-handler", *extra]
+    with going_on(runner_command(2, *program, *endless)) as run:
+        while "iteration        2/" not in run.line():
             pass
-        ranks.process.send_signal(signal.SIGTERM)
-    return ranks.ended
-
-
-def check_stopped(run: Run, root: Path, *iterations: int) -> None:
-    """It ended well, and left these complete checkpoints and nothing else."""
+        while not when():
+            time.sleep(0.001)
+        run.process.send_signal(signal.SIGTERM)
     assert run.code == 0, run.output
-    assert f"stopped after iteration {iterations[-1]}: asked to by a signal" in run.output
+    assert "stopped after iteration 2: asked to by a signal" in run.output
     assert run.output.splitlines()[-1] == "runner: stopped: all 2 ranks ended after SIGTERM"
-    found = [folders.Checkpoint(n, folders.folder(root, n)) for n in iterations]
-    assert folders.scan(root) == found
-    assert folders.noted(root) == str(iterations[-1])
+    assert folders.scan(root) == [folders.Checkpoint(2, folders.folder(root, 2))]
+    assert folders.noted(root) == "2"
+    return run
 
 
 def test_a_signal_while_saving(tmp_path: Path) -> None:
     """The save in hand goes to its end, and the same iteration isn't saved again."""
-
-    def saving(line: str) -> bool:
-        if "iteration        2/" not in line:
-            return False
-        while not folders.partial(tmp_path, 2).exists():
-            time.sleep(0.001)
-        return True
-
-    run = stopped(tmp_path, ["--save-interval", "2"], saving)
-    check_stopped(run, tmp_path, 2)
+    saving = folders.partial(tmp_path, 2).exists
+    run = stopped_at_2(tmp_path, "--save-interval", "2", when=saving)
     assert run.output.count("saved ") == 1
 
 
@@ -204,12 +196,9 @@ def test_a_signal_while_evaluating(tmp_path: Path) -> None:
     """An evaluation that would take hours is given up."""
     endless = ["--eval-interval", "2", "--eval-iters", "100000", "--micro-batch-size", "1"]
 
-    def evaluating(line: str) -> bool:
-        if "iteration        2/" not in line:
-            return False
+    def evaluating() -> bool:
         time.sleep(0.5)
         return True
 
-    run = stopped(tmp_path, endless, evaluating)
-    check_stopped(run, tmp_path, 2)
+    run = stopped_at_2(tmp_path, *endless, when=evaluating)
     assert "validation loss" not in run.output

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from launcher.train.ranks import stacks
 from launcher.train.ranks.stacks import Frame, Stack
 
-from .conftest import environment, start_rank
+from .conftest import python, start_rank
 
 # As CPython 3.11 wrote it in a rank that waited in a collective, beside a thread of its own.
 WRITTEN = """\
@@ -96,8 +95,7 @@ def test_a_rank_writes_its_stacks_wherever_it_hangs(
 def ran(script: Path, text: str, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A program run as a rank is."""
     script.write_text(text)
-    command = [sys.executable, "-m", "launcher.train.ranks.stacks", str(script), *argv]
-    return subprocess.run(command, env={**environment(), **env}, capture_output=True, text=True)
+    return python("-m", "launcher.train.ranks.stacks", str(script), *argv, **env)
 
 
 def test_a_program_is_run_as_it_would_be_without(tmp_path: Path) -> None:

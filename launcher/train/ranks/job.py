@@ -53,24 +53,20 @@ class Job:
         return self.node_rank * self.processes + local_rank
 
     def check_devices(self, visible: int) -> None:
-        """Raises `Unable` unless there is one visible CUDA device per process, or `--cpu`.
+        """Raises `Unable` unless there is one CUDA device per process that can run torch's code.
 
         Upstream's quickstart takes the device count for the world size: with fewer processes
         than visible devices it waits for ever for ranks that nobody starts.
         """
-        if self.cpu or visible == self.processes:
+        if self.cpu:
             return
         if visible == 0:
             raise Unable("no CUDA device is visible: give --cpu to run on the CPU")
-        raise Unable(
-            f"{self.processes} processes on {visible} visible CUDA devices: make them equal, "
-            f"by --processes-per-node {visible} or by CUDA_VISIBLE_DEVICES"
-        )
-
-    def check_architectures(self) -> None:
-        """Raises `Unable` where torch has no code for a visible GPU, or CUDA doesn't start."""
-        if self.cpu:
-            return
+        if visible != self.processes:
+            raise Unable(
+                f"{self.processes} processes on {visible} visible CUDA devices: make them equal, "
+                f"by --processes-per-node {visible} or by CUDA_VISIBLE_DEVICES"
+            )
         try:
             problem = devices.problem(*devices.look())
         except RuntimeError as error:
