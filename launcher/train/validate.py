@@ -34,11 +34,7 @@ NEED_A_DRIVER = ("transformer_engine", "apex", "flash_attn")
 
 
 class Reached(BaseException):
-    """The program has called `pretrain`: with these arguments, by their names."""
-
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        super().__init__()
-        self.arguments = arguments
+    """The program has called `pretrain`: with the arguments that this has, by their names."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -72,14 +68,11 @@ def verdict(argv: Sequence[str], world_size: int, capability: tuple[int, int]) -
 
 def _judged(error: Exception) -> dict[str, str]:
     """A refusal is what Megatron, or our program, raises itself."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1]
+    last = traceback.extract_tb(error.__traceback__)[-1]
     _, found, place = last.filename.rpartition("/megatron/")
-    ours = type(error).__module__ == "launcher.train.gpt.arguments"
-    plain = isinstance(error, REFUSALS) or type(error) is Exception
-    if ours:
+    if type(error).__module__ == "launcher.train.gpt.arguments":
         return {"refused": str(error), "where": "its options"}
-    if found and plain:
+    if found and (isinstance(error, REFUSALS) or type(error) is Exception):
         message = " ".join(str(error).split()) or (last.line or type(error).__name__)
         return {"refused": message, "where": f"megatron/{place}:{last.lineno}"}
     return {"unasked": f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"}
@@ -96,9 +89,8 @@ def _describe(world_size: int, capability: tuple[int, int]) -> None:
         cpu.install()
     import torch
 
-    properties = SimpleNamespace(
-        major=capability[0], minor=capability[1], multi_processor_count=1, total_memory=1 << 36
-    )
+    size = {"multi_processor_count": 1, "total_memory": 1 << 36}
+    properties = SimpleNamespace(major=capability[0], minor=capability[1], **size)
     torch.cuda.get_device_capability = lambda *args, **kwargs: capability
     torch.cuda.get_device_properties = lambda *args, **kwargs: properties
     for name in NEED_A_DRIVER:
@@ -154,7 +146,8 @@ def _reached(argv: Sequence[str]) -> dict[str, Any]:
     try:
         program.run(argv)
     except Reached as reached:
-        return reached.arguments
+        arguments: dict[str, Any] = reached.args[0]
+        return arguments
     raise LookupError(f"{argv[0]} doesn't call megatron.training.pretrain")
 
 

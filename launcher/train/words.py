@@ -19,6 +19,6 @@ CONCLUSION = "in short: "
 REPORT = "report.txt"
 
 
-def say(text: str) -> None:
-    """Say it on stderr, as the runner."""
-    print(f"{SAYS}{text}", file=sys.stderr, flush=True)
+def say(text: str, who: str = SAYS) -> None:
+    """Say it on stderr, as the runner or as somebody else: "gpt: "."""
+    print(f"{who}{text}", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,36 +137,38 @@ def since_complete(root: Path) -> list[Checkpoint]:
 
     All of them where none is complete. The older ones' files, which may be many, aren't read.
     """
-    return [*_since_complete(_newest_first(root))][::-1]
+    return [*_since_complete(root)][::-1]
 
 
-def _since_complete(newest_first: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
-    for each in newest_first:
+def _since_complete(root: Path, line: str = "") -> Iterator[Checkpoint]:
+    for each in _newest_first(root, line):
         yield each
         if not each.problem:
             return
 
 
-def _newest_first(root: Path) -> Iterator[Checkpoint]:
-    """As `scan` has them, but the newest first, each looked into only when it is asked for."""
-    root = Path(root)
+def _newest_first(root: Path, line: str = "") -> Iterator[Checkpoint]:
+    """As `scan` has them, but the newest first, each looked into only when it is asked for.
+
+    Of a `line`'s own alone, where one is given.
+    """
     newest = noted(root)
-    found = [
+    named = [
         (int(match[1]), path)
         for path in (root.iterdir() if root.is_dir() else ())
         if (match := SHAPE.fullmatch(path.name)) and path.is_dir()
     ]
-    for iteration, path in sorted(found, reverse=True):
-        yield Checkpoint(iteration, path, _unfinished(path, iteration, newest))
-    if newest == RELEASE and (root / RELEASE).is_dir():
-        yield Checkpoint(0, root / RELEASE, contents.problem(root / RELEASE))
+    release = [(0, root / RELEASE)] if newest == RELEASE and (root / RELEASE).is_dir() else []
+    for iteration, path in [*sorted(named, reverse=True), *release]:
+        if line in ("", lineage.owner(path)):
+            yield Checkpoint(iteration, path, _unfinished(path, iteration, newest))
 
 
 def _unfinished(path: Path, iteration: int, newest: str) -> str:
     interrupted = "its saving was interrupted"
     if path.name.endswith(PARTIAL):
         return interrupted
-    if not path.name.endswith(READY):
+    if not path.name.endswith((READY, RELEASE)):
         if newest == RELEASE or (newest.isdecimal() and iteration > int(newest)):
             return f"{interrupted}: {TRACKER} names {newest}"
         if not newest and not (path.parent / TRACKER).exists():
@@ -179,12 +181,7 @@ def newest_complete(root: Path, line: str = "") -> Checkpoint | None:
 
     Of a `line`'s own alone, where one is given.
     """
-    return next((each for each in _newest_of(Path(root), line) if not each.problem), None)
-
-
-def _newest_of(root: Path, line: str) -> Iterator[Checkpoint]:
-    """As `_newest_first`, of a `line` where one is given."""
-    return (each for each in _newest_first(root) if line in ("", lineage.owner(each.folder)))
+    return next((each for each in _newest_first(root, line) if not each.problem), None)
 
 
 def line_of(root: Path, run: str, *, on: bool) -> str:
@@ -223,9 +220,8 @@ def set_aside(root: Path, line: str) -> list[Path]:
     none: upstream would load what it names, and up to 0.9 refuses to save into a folder that is
     there. Where it names another line's it stays. Raises `OSError` where that isn't allowed.
     """
-    root = Path(root)
     recover(root, lambda path: lineage.said(path) == line)
-    mine = [*_since_complete(_newest_of(root, line))]
+    mine = [*_since_complete(root, line)]
     newest = mine.pop() if mine and not mine[-1].problem else None
     moved = [_move_aside(each.folder) for each in reversed(mine)]
     if moved and not newest:
@@ -275,8 +271,7 @@ def prune(root: Path, keep: int, line: str) -> list[Path]:
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}, and has to be at least 1")
-    root = Path(root)
-    complete = [each for each in _newest_of(root, line) if not each.problem][::-1]
+    complete = [each for each in _newest_first(root, line) if not each.problem][::-1]
     named = noted(root)
     old = [each.folder for each in complete[:-keep] if _name(each) != named]
     left = [path for path in root.glob(f".iter_*{files.REMOVED}") if lineage.said(path) == line]

@@ -107,10 +107,8 @@ def batches(
     first = parallel_state.is_pipeline_first_stage()
     if dataset is None or not (first or parallel_state.is_pipeline_last_stage()):
         return None
-    on_gpu = not arguments.on_cpu
-    workers = arguments.num_workers
-    if workers is None:
-        workers = 2 if on_gpu else 0
+    on_gpu, workers = not arguments.on_cpu, arguments.num_workers
+    workers = 2 * on_gpu if workers is None else workers
     loader = torch.utils.data.DataLoader(
         dataset,
         batch_sampler=indices(first_sample, len(dataset), arguments.micro_batch_size),
@@ -119,5 +117,4 @@ def batches(
         persistent_workers=workers > 0,
         generator=torch.Generator(),
     )
-    made: Iterator[dict[str, torch.Tensor]] = iter(loader)
-    return made
+    return iter(loader)

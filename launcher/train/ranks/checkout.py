@@ -20,6 +20,7 @@ from typing import Any
 
 from launcher.train import compat
 from launcher.train.ranks import program
+from launcher.train.words import say
 
 DATASETS = "megatron.core.datasets"
 EXTENSIONS = (f"{DATASETS}.helpers_cpp", f"{DATASETS}.helpers")  # the latter up to 0.9
@@ -103,7 +104,7 @@ def install(checkout: str) -> None:
 
 def _say(text: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        print(f"checkout: {text}", file=sys.stderr, flush=True)
+        say(text, "checkout: ")
 
 
 def main(argv: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from launcher.train.gpt.arguments import UsageError
+from launcher.train.words import say
 
 FAILED = 1
 USAGE = 2
@@ -29,17 +30,17 @@ def code(work: Callable[[], None], program: str = "gpt") -> int:
         work()
     except UsageError as error:  # the same on every rank of a node
         if is_first_here():
-            _say(program, str(error))
+            say(str(error), f"{program}: ")
         return USAGE
     except RunError as error:
         if str(error):
-            _say(program, str(error))
+            say(str(error), f"{program}: ")
         return FAILED
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:  # torch has some that aren't Exceptions
         if has_lost_another(error):
-            _say(program, f"rank {os.environ.get('RANK')} has lost another rank")
+            say(f"rank {os.environ.get('RANK')} has lost another rank", f"{program}: ")
         else:
             traceback.print_exc()
         return FAILED
@@ -54,10 +55,6 @@ def is_first_here() -> bool:
 def has_lost_another(error: BaseException) -> bool:
     """Whether this rank failed for no more than that another one has ended."""
     return any(words in str(error) for words in LOST)
-
-
-def _say(program: str, text: str) -> None:
-    print(f"{program}: {text}", file=sys.stderr, flush=True)
 
 
 def leave(code: int) -> NoReturn:
