@@ -128,7 +128,12 @@ def needs_engine(file: str) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several workers, one has all files that need an engine; the others take file by file."""
+    """Of several workers, one has all files that need an engine; the others take file by file.
+
+    Where --dist names another way, as inside an image, that is taken.
+    """
+    if config.getoption("dist") != "load":
+        return None
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

@@ -77,7 +77,12 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *said: str) -> No
 
 
 def pytest_in(
-    engine: DockerClient, image: str, *arguments: str, chosen: str = "not long", **more: Any
+    engine: DockerClient,
+    image: str,
+    *arguments: str,
+    chosen: str = "not long",
+    workers: int = 2,
+    **more: Any,
 ) -> tuple[int, str]:
     """Run the tests that need Megatron in a container of `image`: exit code, and what was printed.
 
@@ -87,11 +92,11 @@ def pytest_in(
         "PYTHONPATH": "/opt/megatron/lib:/opt/packages/lib:/testing",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "PYTEST_ADDOPTS": "-p no:cacheprovider -p pytest_timeout",
+        "PYTEST_ADDOPTS": "-p no:cacheprovider -p pytest_timeout -p xdist --dist worksteal",
     }
     container = engine.containers.create(
         image,
-        ["python3", "-m", "pytest", "-m", f"megatron and {chosen}", *arguments],
+        ["python3", "-m", "pytest", f"-n{workers}", "-m", f"megatron and {chosen}", *arguments],
         init=True,
         network_mode="none",
         working_dir="/repo",

@@ -167,7 +167,9 @@ class Site:
     def containers(self) -> list[Container]:
         """All of the runs that were started here."""
         wanted = {"label": f"megatron-launchpad.name={self.name}"}
-        found: list[Container] = self.client.containers.list(all=True, filters=wanted)
+        found: list[Container] = self.client.containers.list(
+            all=True, filters=wanted, ignore_removed=True
+        )
         return found
 
     def container(self) -> Container:

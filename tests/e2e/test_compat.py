@@ -203,6 +203,7 @@ def test_a_cell_that_takes_too_long_or_too_much_is_ended(
     assert cells(matrix)["24.02"]["stage"] == "disk budget", done.stderr
 
 
+@pytest.mark.long
 def test_a_pulled_base_counts_and_leaves_nothing_on_the_disk(
     engine: DockerClient, bases: Bases, registry: Registry, matrix: Path
 ) -> None:

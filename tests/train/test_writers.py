@@ -62,6 +62,7 @@ def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     writers.check(command_line.parse([*TINY, "--mock-data"]))
 
 
+@pytest.mark.long  # with the launcher: tests/e2e/test_trained.py
 @pytest.mark.megatron
 def test_tensorboard_has_the_logs_numbers(train: Train, tmp_path: Path) -> None:
     plain = train(2, "--log-interval", "3")
@@ -100,6 +101,7 @@ def test_a_resumed_run_writes_over_what_came_after_its_checkpoint(
     assert again[6] != pytest.approx(whole.losses[6], abs=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.megatron
 def test_wandb_gets_the_logs_numbers(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
