@@ -7,7 +7,9 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
+from launcher.train import compat, cpu
 from launcher.train.gpt import arguments as command_line
+from launcher.train.gpt import measurements, writers
 from launcher.train.gpt.arguments import Layout
 from launcher.train.ranks import ending
 
@@ -22,8 +24,6 @@ def check(arguments: Namespace) -> tuple[Namespace, Layout]:
 
     Raises `UsageError`.
     """
-    from launcher.train.gpt import measurements, writers
-
     layout = command_line.layout(arguments, int(os.environ.get("WORLD_SIZE", 1)))
     if "RANK" not in os.environ:
         raise command_line.UsageError("start its ranks with python3 -m launcher.train.runner")
@@ -39,14 +39,12 @@ def train(arguments: Namespace, layout: Layout) -> None:
     Megatron starts processes that import the main module, so that has to be light.
     Raises `UsageError` and `RunError`.
     """
-    from launcher.train import compat, cpu
-
     cpu.write_whole_lines()
     compat.prepare()
     arguments.on_cpu = cpu.is_installed()
     import torch
 
-    from launcher.train.gpt import measurements, training
+    from launcher.train.gpt import training
 
     training.initialise(arguments, layout)
     with measurements.sampled(arguments):
