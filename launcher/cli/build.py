@@ -237,7 +237,7 @@ def _take(args: Namespace, site: Settings, progress: Progress) -> int:
     for tag, lacks in bundle.unmet(index, site):
         progress.note(f"{tag}: the lock here wants what the bundle doesn't have: {lacks}")
     images = len(index.images) if client else 0
-    count = len(index.files) - len(index.commits)
+    count = sum(file.path.startswith("sha256/") for file in index.files)
     print(
         f"{', '.join(row.tag for row in index.rows)}: {count} files, "
         f"{len(index.commits)} git sources, {images} images"

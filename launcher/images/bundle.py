@@ -1,8 +1,8 @@
 """A bundle: all inputs of some rows in one folder, checked whole before anything of it is used.
 
 `sha256/HASH/NAME` is a file of the cache, `git/COMMIT.pack` a source's commit, `images/ID` an image
-as `image save` writes it. `bundle.json` lists them, and is written last. The same inputs give the
-same bytes.
+as `image save` writes it. `bundle.json` lists every file, and is written last. The same inputs give
+the same bytes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from launcher.build import fetch, source
 from launcher.build.inputs import Commit, Fetched
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.images import images, load, save
-from launcher.images.check import Damage, DamagedError, check, compare, read_list, read_listing
+from launcher.images.check import Damage, DamagedError, compare, read_list, read_listing
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.recipe import recipe
 from launcher.matrix.schema import AMD64, GitUrl, Release, Tag
 from launcher.names import parse_reference
 from launcher.oci import layout, parts
 from launcher.oci.archive import hex_of
-from launcher.oci.layout import Digest, Reference
+from launcher.oci.layout import Digest, Listing, Reference
 from launcher.screen import Progress
 from launcher.settings import Settings
 
@@ -42,11 +42,14 @@ FOLDERS = ("sha256", "git", "images")
 PART_SIZE = 1 << 30
 """Bytes of a file of an image: file systems such as FAT take less than 4 GiB."""
 
-PLACE = r"^(sha256/[0-9a-f]{64}/\w[\w.+!-]*|git/[0-9a-f]{40}\.pack)$"
+PLACE = (
+    r"^(sha256/[0-9a-f]{64}/\w[\w.+!-]*|git/[0-9a-f]{40}\.pack|images/[0-9a-f]{64}/"
+    rf"({layout.PLACE}|{layout.LISTING}|{layout.SUMS}))$"
+)
 
 
 class File(layout.File):
-    """A file of the bundle but for those of images, which have lists of their own."""
+    """A file of the bundle."""
 
     path: Annotated[str, Field(pattern=PLACE)]
 
@@ -71,13 +74,9 @@ class PackedCommit(layout.Strict):
 
 
 class PackedImage(layout.Strict):
-    """An image: its ID in the engine that it was saved from, and the names it gets back.
-
-    manifest: the digest of the one that it was saved with
-    """
+    """An image: its ID in the engine that it was saved from, and the names it gets back."""
 
     id: Digest
-    manifest: Digest
     names: tuple[Reference, ...]
 
     @property
@@ -88,7 +87,7 @@ class PackedImage(layout.Strict):
 class Index(layout.Files):
     """What is in a bundle."""
 
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     rows: tuple[PackedRow, ...]
     commits: tuple[PackedCommit, ...]
     images: tuple[PackedImage, ...]
@@ -128,15 +127,13 @@ def write_bundle(
         there = [_put_file(folder, path, progress) for path in cached]
         there += [_put_commit(folder, commit, progress) for commit in commits.values()]
         saved = []
-        size = sum(file.size for file in there)
         for id, names in sorted(named.items()):
             assert client is not None  # or there would be no images
             image = replace(images.find(client, id), names=_with_tag(names))
-            place = folder / "images" / hex_of(id)
-            outcome = save.save(client, image, place, PART_SIZE, progress)
-            size += outcome.size
-            manifest = outcome.listing.manifest
-            saved.append(PackedImage(id=id, manifest=manifest, names=tuple(sorted(names))))
+            packed = PackedImage(id=id, names=tuple(sorted(names)))
+            listing = save.save(client, image, folder / packed.path, PART_SIZE, progress).listing
+            saved.append(packed)
+            there += _files_of(packed, listing)
         recipes = [one.recipe for one in fetched]
         rows = {(made.tag, made.release, made.platform) for made in recipes}
         index = Index(
@@ -151,7 +148,15 @@ def write_bundle(
         save.write(folder / INDEX, text)
         _remove_others(folder, index)
     progress.close()
-    return size, layout.sha256(text)
+    return sum(file.size for file in there), layout.sha256(text)
+
+
+def _files_of(image: PackedImage, listing: Listing) -> list[File]:
+    """The files of a saved image as the bundle lists them, with its own lists among them."""
+    lists = {layout.LISTING: layout.render(listing), layout.SUMS: layout.sums(listing)}
+    found = [(name, len(text), hex_of(layout.sha256(text))) for name, text in lists.items()]
+    found += [(file.path, file.size, file.sha256) for file in listing.files]
+    return [File(path=f"{image.path}/{path}", size=n, sha256=own) for path, n, own in found]
 
 
 def _put_file(folder: Path, path: Path, progress: Progress) -> File:
@@ -216,18 +221,7 @@ def check_bundle(folder: Path, progress: Progress) -> Index:
     Raises UsageError for a folder without one, DamagedError, which names all that is damaged.
     """
     index = read_list(folder, INDEX, Index, FOLDERS, "`launcher fetch --bundle`")
-    damages = compare(folder, index.listed, progress)
-    for image in index.images:
-        listing = f"{image.path}/{layout.LISTING}"
-        try:
-            found = check(folder / image.path, progress).manifest
-            if found != image.manifest:
-                damages.append(Damage(listing, image.manifest, found))
-        except DamagedError as error:
-            damages += [replace(one, path=f"{image.path}/{one.path}") for one in error.damages]
-        except UsageError:
-            damages.append(Damage(listing, image.manifest, "missing"))
-    if damages:
+    if damages := compare(folder, index.listed, progress):
         raise DamagedError(folder, damages)
     return index
 
@@ -274,10 +268,12 @@ def load_images(folder: Path, index: Index, client: DockerClient, progress: Prog
         if own is None:
             place = folder / image.path
             listing = read_listing(place)
-            if listing.manifest != image.manifest:  # it was another when it was checked
-                path = f"{image.path}/{layout.LISTING}"
-                raise DamagedError(folder, [Damage(path, image.manifest, listing.manifest)])
-            own, _ = load.load_checked(client, place, listing, progress)
+            for file in _files_of(image, listing):  # what was checked, and nothing else
+                checked = index.listed.get(file.path)
+                if checked != file:
+                    expected = checked.sha256 if checked else "not listed"
+                    raise DamagedError(folder, [Damage(file.path, expected, file.sha256)])
+            own = load.load_checked(client, place, listing, progress)
         names = _with_tag(image.names)
         for name in names:
             if (there := images.id_of(client, name)) not in (None, own):

@@ -63,7 +63,6 @@ class _Content:
     layers: tuple[str, ...]
     packed: frozenset[str]
     diff_ids: tuple[str, ...]
-    documents: Mapping[str, bytes]
 
 
 def load(
@@ -85,9 +84,11 @@ def load(
     names = _names(folder, listing, all_tags)
     base = _base(client, listing.base, listing) if listing.base else None
     check(folder, progress)
-    loaded, documents = load_checked(client, folder, listing, progress, base)
+    documents = _documents(folder, listing)
+    loaded = load_checked(client, folder, listing, progress, base)
     left = tuple(name for name in listing.names if name not in names)
-    return Loaded(loaded, names, name_image(client, loaded, names), left, documents)
+    moved = name_image(client, loaded, names)
+    return Loaded(loaded, names, moved, left, documents if loaded == listing.image else {})
 
 
 def load_checked(
@@ -96,17 +97,16 @@ def load_checked(
     listing: Listing,
     progress: Progress,
     base: Image | None = None,
-) -> tuple[str, Mapping[str, bytes]]:
-    """Load the image saved in `folder`, each file of which was checked, and give it no name.
+) -> str:
+    """The ID of the image saved in `folder`, each file of which was checked, loaded without a name.
 
-    base: of a thin one, an image of the engine with the layers that are left out. Returns the ID
-    in the engine, and the documents that were saved with it, none where the ID is another.
+    base: of a thin one, an image of the engine with the layers that are left out
     """
     content = _content(folder, listing)
     before = {image["Id"] for image in client.api.images(all=True)}
     loaded = _give(client, content, base, progress)
     _check(client, content, loaded, new=loaded not in before)
-    return loaded, content.documents if loaded == listing.image else {}
+    return loaded
 
 
 def put_beside(client: DockerClient, loaded: Loaded, site: Settings, progress: Progress) -> None:
@@ -187,7 +187,6 @@ def _content(folder: Path, listing: Listing) -> _Content:
         layers=layers,
         packed=frozenset(unpacked),
         diff_ids=diff_ids,
-        documents=_documents(folder, listing),
     )
 
 

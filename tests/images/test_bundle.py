@@ -214,7 +214,7 @@ WHEEL = f"sha256/{'a' * 64}/a.whl"
 @pytest.mark.parametrize(
     "index",
     [
-        {"format": 1},
+        {"format": 2},
         {"files": [{"path": f"sha256/{'a' * 64}/../../x", "size": 1, "sha256": "a" * 64}]},
         {"files": [{"path": "/etc/passwd", "size": 1, "sha256": "a" * 64}]},
         {"files": [{"path": WHEEL, "size": 1, "sha256": "b" * 64}]},
@@ -222,15 +222,16 @@ WHEEL = f"sha256/{'a' * 64}/a.whl"
         {"files": [{"path": WHEEL, "size": 1, "sha256": "a" * 64}] * 2},
         {"commits": [{"url": URL, "commit": "a" * 40}]},
         {"commits": [{"url": "u", "commit": "--upload-pack=x"}]},
-        {"images": [{"id": "../x", "manifest": f"sha256:{'a' * 64}", "names": []}]},
-        {"images": [{"id": f"sha256:{'a' * 64}", "manifest": "x", "names": ["-v/:/host"]}]},
+        {"images": [{"id": "../x", "names": []}]},
+        {"images": [{"id": f"sha256:{'a' * 64}", "names": ["-v/:/host"]}]},
+        {"files": [{"path": f"images/{'a' * 64}/../x", "size": 1, "sha256": "a" * 64}]},
     ],
 )
 def test_a_list_that_somebody_made_up_is_refused(tmp_path: Path, index: dict[str, object]) -> None:
     """By somebody who can compute a sha256."""
 
     def forge(**more: object) -> None:
-        whole = {"format": 2, "rows": [], "files": [], "commits": [], "images": [], **more}
+        whole = {"format": 3, "rows": [], "files": [], "commits": [], "images": [], **more}
         unsigned = json.dumps(whole | {"sha256": ""}, indent=1, sort_keys=True) + "\n"
         own = hashlib.sha256(unsigned.encode()).hexdigest()
         text = json.dumps(whole | {"sha256": own}, indent=1, sort_keys=True) + "\n"
