@@ -8,12 +8,8 @@ from __future__ import annotations
 import io
 import json
 import random
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,44 +20,20 @@ from launcher.errors import LauncherError
 from launcher.images import referrers
 from launcher.images.remote import Carried
 from launcher.oci import registry
-from launcher.oci.layout import sha256
 from launcher.oci.registry import resolve
 from launcher.screen import Progress
 from launcher.settings import Settings
 from tests.build.made import IMAGE, WHEEL, made
+from tests.oci import fake_registry
+from tests.oci.fake_registry import Fake
 
 from .conftest import bounded
 from .test_saved import DEEP, ODD, changed
 
+fake = fake_registry.fake
 INDEX, MANIFEST = registry.INDEXES[0], registry.MANIFESTS[0]
 BARELY = b'{"mediaType": "%s", "manifests": [' % INDEX.encode() + b"[" * 970 + b"]" * 970 + b"]}"
 NONE = [b"", b"null", b"[]", b"\xff", DEEP, b'"\\ud800"', b"[" + b"{}," * 500_000 + b"{}]"]
-
-
-@dataclass
-class Odd:
-    """A registry of bytes: what it answers by the end of a path, as a whole or as a body."""
-
-    raw: dict[str, bytes] = field(default_factory=dict)
-    bodies: dict[str, bytes] = field(default_factory=dict)
-    address: str = ""
-
-    def add(self, kind: str, value: Any, *names: str) -> str:
-        """Serve a document, as JSON or as bytes, by its digest and by names."""
-        content = value if isinstance(value, bytes) else json.dumps(value).encode()
-        for name in (sha256(content), *names):
-            self.bodies[f"/{kind}/{name}"] = content
-        return sha256(content)
-
-    def of(self, path: str) -> bytes:
-        """The answer to what was asked."""
-        for end, answer in self.raw.items():
-            if end in path:
-                return answer.replace(b"ADDRESS", self.address.encode())
-        for end, body in self.bodies.items():
-            if path.endswith(end):
-                return head("200 OK", **{"Content-Length": str(len(body))}) + body
-        return head("404 Not Found", **{"Content-Length": "0"})
 
 
 def head(status: str, **headers: str) -> bytes:
@@ -71,41 +43,10 @@ def head(status: str, **headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Sends what the Odd has, and ends there."""
-
-    def do_GET(self) -> None:
-        """Whatever is asked."""
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        with suppress(OSError):
-            self.wfile.write(self.server.odd.of(self.path))  # type: ignore[attr-defined]
-        self.close_connection = True
-
-    do_HEAD = do_POST = do_PUT = do_GET
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing is printed."""
-
-
-@contextmanager
-def _serving(odd: Odd) -> Iterator[Odd]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.odd = odd  # type: ignore[attr-defined]
-        odd.address = f"127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield odd
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Odd]:
-    """One that serves nothing yet."""
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with _serving(Odd()) as served:
-        yield served
+def add(fake: Fake, kind: str, value: Any, *names: str) -> str:
+    """Serve a document, as JSON or as bytes, by its digest and by names."""
+    content = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return fake.add(kind, content, *names)
 
 
 def documents() -> dict[str, Any]:
@@ -118,49 +59,49 @@ def documents() -> dict[str, Any]:
     }
 
 
-def serve(odd: Odd, of: str = "", change: Callable[[Any], Any] = lambda value: value) -> None:
+def serve(fake: Fake, of: str = "", change: Callable[[Any], Any] = lambda value: value) -> None:
     """Serve an image of which one document was changed; the others name it by its digest."""
     found = documents()
 
     def put(kind: str, name: str, *tags: str) -> str:
-        return odd.add(kind, change(found[name]) if of == name else found[name], *tags)
+        return add(fake, kind, change(found[name]) if of == name else found[name], *tags)
 
     found["manifest"]["config"]["digest"] = put("blobs", "config")
     found["index"]["manifests"][0]["digest"] = put("manifests", "manifest")
     put("manifests", "index", "1")
 
 
-def attack(odd: Odd) -> None:
+def attack(fake: Fake) -> None:
     """Ask for the image."""
     with bounded(), suppress(LauncherError):
-        resolve(f"{odd.address}/team/base:1")
+        resolve(f"{fake.address}/team/base:1")
 
 
-def test_what_is_attacked_answers_unless_it_was_changed(odd: Odd) -> None:
-    serve(odd)
-    assert resolve(f"{odd.address}/team/base:1").digest.startswith("sha256:")
+def test_what_is_attacked_answers_unless_it_was_changed(fake: Fake) -> None:
+    serve(fake)
+    assert resolve(f"{fake.address}/team/base:1").digest.startswith("sha256:")
 
 
 @pytest.mark.parametrize("number", range(14))
 @pytest.mark.parametrize("of", ["index", "manifest", "config"])
-def test_a_document_with_an_odd_value(odd: Odd, of: str, number: int) -> None:
+def test_a_document_with_an_odd_value(fake: Fake, of: str, number: int) -> None:
     """An index's entry of null was a traceback."""
     dice = random.Random(13 + number)  # noqa: S311
-    serve(odd, of, lambda value: changed(value, dice))
-    attack(odd)
+    serve(fake, of, lambda value: changed(value, dice))
+    attack(fake)
 
 
 @pytest.mark.parametrize("entry", [None, [], "x", 1, {"platform": "linux"}, {"platform": [1]}])
-def test_an_index_with_an_odd_entry(odd: Odd, entry: object) -> None:
-    serve(odd, "index", lambda value: value | {"manifests": [entry, *value["manifests"]]})
-    attack(odd)
+def test_an_index_with_an_odd_entry(fake: Fake, entry: object) -> None:
+    serve(fake, "index", lambda value: value | {"manifests": [entry, *value["manifests"]]})
+    attack(fake)
 
 
 @pytest.mark.parametrize("content", NONE)
 @pytest.mark.parametrize("of", ["index", "manifest", "config"])
-def test_a_document_that_is_none(odd: Odd, of: str, content: bytes) -> None:
-    serve(odd, of, lambda _: content)
-    attack(odd)
+def test_a_document_that_is_none(fake: Fake, of: str, content: bytes) -> None:
+    serve(fake, of, lambda _: content)
+    attack(fake)
 
 
 GIVES = "http://ADDRESS/token"
@@ -205,9 +146,9 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_an_answer_that_is_none(odd: Odd, answer: bytes) -> None:
-    odd.raw["/manifests/"] = answer
-    attack(odd)
+def test_an_answer_that_is_none(fake: Fake, answer: bytes) -> None:
+    fake.raw["/manifests/"] = answer
+    attack(fake)
 
 
 @pytest.mark.parametrize(
@@ -218,21 +159,21 @@ def test_an_answer_that_is_none(odd: Odd, answer: bytes) -> None:
         b'{"token": 1}',
     ],
 )
-def test_a_token_that_is_none(odd: Odd, token: bytes) -> None:
+def test_a_token_that_is_none(fake: Fake, token: bytes) -> None:
     """One with a character that no header can have was a traceback."""
     challenge = {"WWW-Authenticate": f'Bearer realm="{GIVES}"', "Content-Length": "0"}
-    odd.raw["/manifests/"] = head("401 x", **challenge)
-    odd.raw["/token"] = head("200 OK", **{"Content-Length": str(len(token))}) + token
-    attack(odd)
+    fake.raw["/manifests/"] = head("401 x", **challenge)
+    fake.raw["/token"] = head("200 OK", **{"Content-Length": str(len(token))}) + token
+    attack(fake)
 
 
 @pytest.fixture
-def pulled(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> Carried:
+def pulled(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Carried:
     """An image of ours that the registry has, and no document beside it."""
     record = {"wheel": {"sha256": WHEEL}}
     monkeypatch.setattr(beside, "record", lambda client, image, name: record)
-    digest = odd.add("manifests", {"schemaVersion": 2, "mediaType": MANIFEST}, "1")
-    return Carried(f"{odd.address}/team/base:1", digest, IMAGE)
+    digest = add(fake, "manifests", {"schemaVersion": 2, "mediaType": MANIFEST}, "1")
+    return Carried(f"{fake.address}/team/base:1", digest, IMAGE)
 
 
 def ask_for_documents(pulled: Carried, site: Settings) -> None:
@@ -246,28 +187,26 @@ def ask_for_documents(pulled: Carried, site: Settings) -> None:
 
 @pytest.mark.parametrize("listed", [*ODD, [{"digest": IMAGE, "artifactType": "x"}] * 20_000])
 def test_a_list_of_documents_that_is_odd(
-    odd: Odd, pulled: Carried, empty_site: Settings, listed: object
+    fake: Fake, pulled: Carried, empty_site: Settings, listed: object
 ) -> None:
     tag = pulled.digest.replace(":", "-")
-    odd.add("manifests", {"mediaType": INDEX, "manifests": listed}, tag)
+    add(fake, "manifests", {"mediaType": INDEX, "manifests": listed}, tag)
     ask_for_documents(pulled, empty_site)
     assert beside.texts(IMAGE, empty_site) == {}
 
 
 @pytest.mark.parametrize("content", [*NONE, BARELY])
 def test_a_list_of_documents_that_is_none(
-    odd: Odd, pulled: Carried, empty_site: Settings, content: bytes
+    fake: Fake, pulled: Carried, empty_site: Settings, content: bytes
 ) -> None:
     """What is nested just so deep that it is read can't be written again."""
-    odd.add("manifests", content, pulled.digest.replace(":", "-"))
-    odd.raw["/blobs/uploads"] = head("202 x", Location="/up", **{"Content-Length": "0"})
-    odd.raw["/up"] = odd.raw["/manifests/sha256:"] = head("201 x", **{"Content-Length": "0"})
+    add(fake, "manifests", content, pulled.digest.replace(":", "-"))
     ask_for_documents(pulled, empty_site)
 
 
 @pytest.mark.parametrize("number", range(14))
 def test_documents_that_are_odd(
-    odd: Odd, pulled: Carried, empty_site: Settings, number: int
+    fake: Fake, pulled: Carried, empty_site: Settings, number: int
 ) -> None:
     """Of the artifact, and of the document in it, which is right but for a value."""
     dice = random.Random(13 + number)  # noqa: S311
@@ -277,14 +216,14 @@ def test_documents_that_are_odd(
         path.unlink()
     odd_text, odd_artifact = number % 2 == 0, number % 2 == 1
     layer = {
-        "digest": odd.add("blobs", changed(text, dice) if odd_text else text),
+        "digest": add(fake, "blobs", changed(text, dice) if odd_text else text),
         "annotations": {referrers.TITLE: beside.SBOM},
     }
     kind = referrers.TYPES[beside.SBOM]
     artifact = {"artifactType": kind, "subject": {"digest": pulled.digest}, "layers": [layer]}
-    digest = odd.add("manifests", changed(artifact, dice) if odd_artifact else artifact)
+    digest = add(fake, "manifests", changed(artifact, dice) if odd_artifact else artifact)
     listed = {"mediaType": INDEX, "manifests": [{"digest": digest, "artifactType": kind}]}
-    odd.add("manifests", listed, pulled.digest.replace(":", "-"))
+    add(fake, "manifests", listed, pulled.digest.replace(":", "-"))
     ask_for_documents(pulled, empty_site)
 
 
@@ -292,7 +231,7 @@ def test_documents_that_are_odd(
     "to", ["", "http://[", "\xff", "//elsewhere/", "x" * 60_000, "?a=b#c", ":"]
 )
 def test_a_place_for_an_upload_that_is_none(
-    odd: Odd, pulled: Carried, empty_site: Settings, to: str
+    fake: Fake, pulled: Carried, empty_site: Settings, to: str
 ) -> None:
-    odd.raw["/blobs/uploads"] = head("202 x", Location=to, **{"Content-Length": "0"})
+    fake.uploads = to
     ask_for_documents(pulled, empty_site)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,6 +30,7 @@ class Fake:
     status: of every answer, 0 for the right one; challenge: of a 401; seen: what it was asked
     lists: by its subject what refers to a manifest; uploads: where it takes blobs
     takes: anything at all; push_token: what it wants to be shown for that
+    raw: whole answers, by a part of the path that is asked for, with ADDRESS for its own
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -44,6 +45,7 @@ class Fake:
     uploads: str = "/uploads/1?state=x"
     takes: bool = True
     push_token: str = ""
+    raw: dict[str, bytes] = field(default_factory=dict)
 
     def add(self, kind: str, content: bytes, *names: str, of_type: str = "") -> str:
         """Serve a manifest or a blob under its digest and under `names`."""
@@ -102,6 +104,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """A token, a manifest, a blob, or what refers to a manifest."""
+        for part, answer in self.fake.raw.items():
+            if part in self.path:
+                with suppress(OSError):
+                    self.wfile.write(answer.replace(b"ADDRESS", self.fake.address.encode()))
+                return None
         if urlsplit(self.path).path == "/token":
             self.note()
             for_push = "push" in parse_qs(urlsplit(self.path).query)["scope"][0]
