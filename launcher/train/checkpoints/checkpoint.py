@@ -52,16 +52,16 @@ def newest(root: str) -> Path | None:
 
 def _look(root: Path) -> Path | None:
     try:
-        every, named = folders.since_complete(root), folders.noted(root)
+        newer, named = folders.since_complete(root), folders.noted(root)
     except OSError as error:
         raise UsageError(f"--load {root} can't be read: {error.strerror}") from error
-    complete = [each for each in every if not each.problem]
-    if named and not complete:
+    newest = newer.pop(0) if newer and not newer[0].problem else None
+    if named and not newest:
         told = f"{root / folders.TRACKER} names iteration {named!r}, whose checkpoint isn't "
-        raise UsageError(told + (f"complete: {every[-1].problem}" if every else "there"))
-    for each in every[every.index(complete[-1]) + 1 :] if complete else every:
+        raise UsageError(told + (f"complete: {newer[-1].problem}" if newer else "there"))
+    for each in newer:
         print(f"{each.folder} is left out: {each.problem}", flush=True)
-    return complete[-1].folder if complete else None
+    return newest.folder if newest else None
 
 
 def common(source: Path) -> dict[str, Any]:
