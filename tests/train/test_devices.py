@@ -27,6 +27,7 @@ VOLTA, AMPERE, ADA, HOPPER, BLACKWELL = (7, 0), (8, 0), (8, 9), (9, 0), (12, 0)
         (HOPPER, "sm_90a", True),
         (BLACKWELL, "sm_90a compute_90a", False),
         ((10, 3), "sm_100f", True),
+        ((10, 3), "sm_100a", False),
         (BLACKWELL, "sm_100f compute_100f", False),
         (HOPPER, "gfx90a gfx942", True),
         (HOPPER, "", True),

@@ -265,6 +265,8 @@ def test_retention_spares_what_the_tracker_names(tmp_path: Path) -> None:
     distributed(folders.folder(tmp_path, 3))
     tracked(tmp_path, 3)
     assert folders.prune(tmp_path, 1, RUN) == []
+    (tmp_path / "iter_0000006").rename(tmp_path / "iter_0000006.ready")  # killed in its publishing
+    assert folders.prune(tmp_path, 1, RUN) == []
     with pytest.raises(ValueError, match="at least 1"):
         folders.prune(tmp_path, 0, RUN)
 
