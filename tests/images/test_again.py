@@ -46,17 +46,36 @@ def built(by: str = BUILDKIT, created: str = "2025-01-01T00:00:00Z", top: str = 
     return Subject("sha256:i", (), layers, created, settings, [*BASE.history, step], [1, EPOCH])
 
 
-def test_row_and_release_are_those_of_the_labels() -> None:
-    departures = Departures(base="mirror/pytorch:{tag}-py3", builder="b")
-    found = request("x", LABELS, departures, load_matrix())
-    assert (found.tag, found.megatron, found.no_cache) == ("24.10", "0.12.3", True)
-    assert (found.base, found.builder) == ("mirror/pytorch:24.10-py3", "b")
+PATH = {f"{LABEL}source": "path"}
 
 
-def test_extensions_are_compiled_again_for_the_gpus_that_they_were() -> None:
-    labels = LABELS | {f"{LABEL}row": "cuda-12.4", f"{LABEL}architectures": "90a"}
-    assert request("x", labels, Departures(), load_matrix()).architectures == "90a"
-    assert request("x", LABELS, Departures(), load_matrix()).architectures is None
+@pytest.mark.parametrize(
+    ("change", "departures", "expected"),
+    [
+        (
+            {},
+            Departures(base="mirror/pytorch:{tag}-py3", builder="b"),
+            {"tag": "24.10", "megatron": "0.12.3", "no_cache": True, "architectures": None}
+            | {"base": "mirror/pytorch:24.10-py3", "builder": "b"},
+        ),
+        (
+            {f"{LABEL}row": "cuda-12.4", f"{LABEL}architectures": "90a"},
+            Departures(),
+            {"tag": "cuda-12.4", "architectures": "90a"},
+        ),
+        (PATH, Departures(checkout=Path("/m")), {"checkout": Path("/m")}),
+        (  # a checkout of another patch release is built by the same rules
+            PATH | {f"{LABEL}megatron": "0.12.1", f"{LABEL}rules": "0.12.3"},
+            Departures(checkout=Path("/m")),
+            {"megatron": "0.12.3"},
+        ),
+    ],
+)
+def test_what_is_built_again_is_what_the_labels_say(
+    change: dict[str, str], departures: Departures, expected: dict[str, Any]
+) -> None:
+    found = request("x", LABELS | change, departures, load_matrix())
+    assert {key: getattr(found, key) for key in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -77,19 +96,6 @@ def test_what_cannot_be_rebuilt_is_refused(
 ) -> None:
     with pytest.raises(kind, match=said):
         request("x", LABELS | change, Departures(), load_matrix())
-
-
-def test_a_checkout_is_built_from_the_one_that_is_named() -> None:
-    labels = LABELS | {f"{LABEL}source": "path"}
-    found = request("x", labels, Departures(checkout=Path("/m")), load_matrix())
-    assert found.checkout == Path("/m")
-
-
-def test_a_checkout_of_another_patch_release_is_built_by_the_same_rules() -> None:
-    labels = LABELS | {f"{LABEL}source": "path", f"{LABEL}megatron": "0.12.1"}
-    wanted = labels | {f"{LABEL}rules": "0.12.3"}
-    found = request("x", wanted, Departures(checkout=Path("/m")), load_matrix())
-    assert found.megatron == "0.12.3"
 
 
 MADE = LABELS | {f"{OCI}base.name": "standin:1", f"{LABEL}builder": "standin:2"}

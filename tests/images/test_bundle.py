@@ -173,18 +173,6 @@ def test_a_change_in_any_file_is_told_and_named(folder: Path, change: str, tmp_p
     bundle.check_bundle(folder, QUIET)
 
 
-def test_all_that_is_damaged_is_named(folder: Path) -> None:
-    chosen = [*sorted(folder.glob("sha256/*/*-1.whl")), *folder.glob("git/*.pack")]
-    chosen += sorted(folder.glob("images/*/blobs/sha256/*"))[:1]
-    for path in chosen:
-        path.write_bytes(b"x")
-    with pytest.raises(DamagedError) as caught:
-        bundle.check_bundle(folder, QUIET)
-    assert {one.path for one in caught.value.damages} == {
-        path.relative_to(folder).as_posix() for path in chosen
-    }
-
-
 def test_another_image_in_its_place_is_told(folder: Path, tmp_path: Path) -> None:
     """Somebody's own, whole in itself."""
     (place,) = (folder / "images").iterdir()

@@ -156,10 +156,6 @@ def test_downloads_that_no_lock_mentions(empty_site: Settings) -> None:
     assert [prune.bytes_in(folder) for folder in found] == [5, 10]
 
 
-def test_an_empty_cache_has_nothing_to_prune(empty_site: Settings) -> None:
-    assert prune.downloads(empty_site, [], []) == []
-
-
 def test_other_folders_of_the_cache_are_left_alone(empty_site: Settings) -> None:
     (empty_site.cache / "engine").mkdir(parents=True)
     (empty_site.cache / "images/ab").mkdir(parents=True)
