@@ -30,7 +30,11 @@ class Difference:
     @property
     def names(self) -> list[str]:
         """The fields of Entry that differ."""
-        return differing(self.image, self.rebuilt)
+        one, other = self.image, self.rebuilt
+        if one is None or other is None:
+            return [] if one is other else ["kind"]
+        names = [field.name for field in fields(Entry)]
+        return [name for name in names if getattr(one, name) != getattr(other, name)]
 
     @property
     def rank(self) -> tuple[int, bool, str]:
@@ -66,14 +70,6 @@ def differences(image: Tree, rebuilt: Tree, times: bool = True) -> list[Differen
     found = [Difference(path, image.get(path), rebuilt.get(path)) for path in {**image, **rebuilt}]
     ignored = set() if times else OF_TIME
     return sorted((one for one in found if set(one.names) - ignored), key=lambda one: one.rank)
-
-
-def differing(one: Entry | None, other: Entry | None) -> list[str]:
-    """The names of the fields in which two entries differ."""
-    if one is None or other is None:
-        return [] if one is other else ["kind"]
-    names = [field.name for field in fields(Entry)]
-    return [name for name in names if getattr(one, name) != getattr(other, name)]
 
 
 def values(image: Any, rebuilt: Any) -> list[tuple[str, str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -145,12 +146,7 @@ def _named(client: DockerClient) -> Iterator[Image]:
 
 def _shared(image: Image, other: Image) -> int:
     """How many layers two images have in common, from the lowest."""
-    count = 0
-    for one, another in zip(image.layers, other.layers, strict=False):
-        if one != another:
-            break
-        count += 1
-    return count
+    return len(os.path.commonprefix([image.layers, other.layers]))  # noqa: RUF071 - no text
 
 
 def _common(image: Image, other: Image) -> Base:

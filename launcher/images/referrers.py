@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
@@ -64,7 +65,8 @@ def push(pushed: Carried, documents: Mapping[str, bytes], progress: Progress) ->
         return
     try:
         with _about(pushed) as told:
-            subject = _subject(told)
+            image = told.document("manifests", told.where.target)
+            subject = {"mediaType": image.media_type, "digest": image.digest, "size": image.size}
             told.put_blob(EMPTY)
             unlisted = [_put(told, subject, *document) for document in known.items()]
             _list(told, [descriptor for descriptor in unlisted if descriptor])
@@ -98,12 +100,6 @@ def pull(client: DockerClient, pulled: Carried, site: Settings, progress: Progre
 
 def _about(image: Carried) -> AbstractContextManager[Conversation]:
     return talking(f"{parse_reference(image.name).name}@{image.digest}")
-
-
-def _subject(told: Conversation) -> dict[str, Any]:
-    """The descriptor of the image's manifest."""
-    found = told.document("manifests", told.where.target)
-    return {"mediaType": found.media_type, "digest": found.digest, "size": found.size}
 
 
 def _put(
@@ -156,8 +152,7 @@ def _documents(asked: Conversation, progress: Progress) -> Iterator[tuple[str, b
     There may be several of a title, and none need be about the image. What somebody else's
     artifact lacks is told, or passed over, and hides no other.
     """
-    listed = [each for each in map(_descriptor_in, _listed(asked)) if each]
-    for descriptor in [each for each in listed if each.artifactType in TYPES.values()][:MOST]:
+    for descriptor in islice(_ours(_listed(asked)), MOST):
         try:
             found = asked.document("manifests", descriptor.digest)
             artifact = _Artifact.model_validate(found.value)
@@ -184,9 +179,10 @@ def _listed(asked: Conversation) -> list[Any]:
     return list(found["manifests"]) if found else []
 
 
-def _descriptor_in(entry: object) -> _Descriptor | None:
-    """A list's entry, or None for what is none of ours."""
-    try:
-        return _Descriptor.model_validate(entry)
-    except ValidationError:
-        return None
+def _ours(entries: list[Any]) -> Iterator[_Descriptor]:
+    """The entries of a list that are descriptors of our kinds of documents."""
+    for entry in entries:
+        with suppress(ValidationError):
+            found = _Descriptor.model_validate(entry)
+            if found.artifactType in TYPES.values():
+                yield found

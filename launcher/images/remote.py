@@ -93,7 +93,12 @@ def pull(
     if expected and digest not in expected:
         there = registry.resolve(f"{repository}@{digest}", platform)
         if not {there.manifest, there.config} & {*expected}:
-            raise _other(remote, expected, digest)
+            raise OtherImageError(
+                f"{remote}: isn't the expected image; nothing was pulled\n"
+                f"  expected: {' or '.join(expected)}\n  registry: {digest}",
+                "The name was given to another image since. The expected one may still be there "
+                f"as {repository}@{expected[0]}, unless that is an image's ID.",
+            )
     with registry_errors(remote):
         by_digest = f"{repository}@{digest}"
         events = client.api.pull(repository, digest, stream=True, decode=True)
@@ -105,13 +110,3 @@ def pull(
         given = parse_reference(name)
         client.api.tag(found, given.name, given.target)
     return Carried(remote, digest, found)
-
-
-def _other(remote: str, expected: Sequence[str], found: str) -> OtherImageError:
-    repository = parse_reference(remote).name
-    return OtherImageError(
-        f"{remote}: isn't the expected image; nothing was pulled\n"
-        f"  expected: {' or '.join(expected)}\n  registry: {found}",
-        "The name was given to another image since. The expected one may still be there as "
-        f"{repository}@{expected[0]}, unless that is an image's ID.",
-    )

@@ -60,7 +60,6 @@ _SIGNS: list[tuple[Cause, tuple[str, ...]]] = [
     ),
     (Cause.MISSING, ("not found", "404", "no such image")),
 ]
-_NVIDIA = "nvcr.io"
 _DONE = {"Pushed", "Layer already exists", "Pull complete", "Already exists"}
 _MOVING = {"Pushing", "Downloading"}
 _DIGEST = re.compile(r"sha256:[0-9a-f]+")  # in which any number can stand
@@ -161,9 +160,12 @@ def follow(events: Iterable[Mapping[str, Any]], what: str, progress: Progress) -
 
 def _remedy(reference: str, fault: Cause) -> str:
     registry = parse_reference(reference).registry
-    if fault is Cause.UNAUTHORIZED:
-        return _log_in(registry)
+    log_in = f"Log in: docker login {registry}"
     return {
+        Cause.UNAUTHORIZED: f"{log_in}. A private or misspelt name is refused so too."
+        if registry != "nvcr.io"
+        else f"{log_in}\n    user name: $oauthtoken   (these very characters)\n"
+        "    password:  an NGC API key, from https://org.ngc.nvidia.com/setup/api-key",
         Cause.MISSING: "Check the name and the tag for typing errors; a registry also answers so "
         "for a tag that was withdrawn.",
         Cause.RATE_LIMIT: f"Wait, or log in for a higher limit: docker login {registry}",
@@ -178,13 +180,3 @@ def _remedy(reference: str, fault: Cause) -> str:
         "nothing was taken from it. Pull it again, or from another mirror.",
         Cause.OTHER: f"Try it by hand for more: docker pull {reference}",
     }[fault]
-
-
-def _log_in(registry: str) -> str:
-    if registry != _NVIDIA:
-        return f"Log in: docker login {registry}. A private or misspelt name is refused so too."
-    return (
-        "Log in: docker login nvcr.io\n"
-        "    user name: $oauthtoken   (these very characters)\n"
-        "    password:  an NGC API key, from https://org.ngc.nvidia.com/setup/api-key"
-    )

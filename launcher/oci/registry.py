@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from launcher.deadline import within
 from launcher.errors import EngineError, first_fault
 from launcher.names import HUB, ImageName, parse_reference
-from launcher.oci.layout import DIGEST, sha256
+from launcher.oci.layout import DIGEST, Descriptor, sha256
 from launcher.oci.pull import Cause, refusal
 from launcher.settings import settings
 
@@ -70,17 +70,16 @@ class _Platform(BaseModel):
     architecture: str = ""
 
 
-class _Descriptor(BaseModel):
-    digest: str = ""
+class _Entry(Descriptor):
     platform: _Platform | None = None
 
 
 class _Index(BaseModel):
-    manifests: list[_Descriptor]
+    manifests: list[_Entry]
 
 
 class _Manifest(BaseModel):
-    config: _Descriptor = _Descriptor()
+    config: Descriptor
 
 
 class _Token(BaseModel):
@@ -90,7 +89,7 @@ class _Token(BaseModel):
 
 @dataclass(frozen=True)
 class Answer:
-    """A registry's answer, whole; `content` is cut where it is larger than LARGEST."""
+    """A registry's answer, whole."""
 
     url: str
     status: int
@@ -160,7 +159,7 @@ def resolve(reference: str, platform: str = PLATFORM) -> Resolved:
             manifest = asked.document("manifests", entry)
         if manifest.media_type not in MANIFESTS:
             raise asked.wrong(f"answers with {manifest.media_type or 'something else'}")
-        config = asked.digest_in(asked.fitting(_Manifest, manifest.value).config)
+        config = asked.fitting(_Manifest, manifest.value).config.digest
         found = asked.fitting(_Platform, asked.document("blobs", config).value)
         if _named(found) != platform:
             raise EngineError(f"{reference}: is for {_named(found)}, and not for {platform}")
@@ -172,7 +171,7 @@ def _of_platform(asked: Conversation, index: Mapping[str, Any], platform: str) -
     entries = asked.fitting(_Index, index).manifests
     names = [_named(entry.platform or _Platform()) for entry in entries]
     if platform in names:
-        return asked.digest_in(entries[names.index(platform)])
+        return entries[names.index(platform)].digest
     raise EngineError(f"{asked.where.text}: has no {platform}, only {', '.join(names)}")
 
 
@@ -213,7 +212,8 @@ class Conversation:
     def document(self, kind: str, target: str) -> Document:
         """The JSON object of a manifest or a blob (`kind`, in the plural)."""
         answer = self._ask("GET", f"{kind}/{target}")
-        return self._parsed(answer, self._checked(answer, target))
+        self._checked(answer, target)
+        return self._parsed(answer)
 
     def blob(self, digest: str) -> bytes:
         """The bytes of a blob, LARGEST at most."""
@@ -224,7 +224,7 @@ class Conversation:
         answer = self._ask("GET", path, good=(200, 404))
         if answer.status == 404:
             return None
-        found = self._parsed(answer, self._limited(answer))
+        found = self._parsed(answer)
         if found.media_type not in INDEXES or not isinstance(found.value.get("manifests"), list):
             raise self.wrong(f"has no index at {path}")
         return dict(found.value)
@@ -258,8 +258,9 @@ class Conversation:
         """An answer about the repository; `good` statuses are 200 unless told."""
         return self._request(method, f"{self.address}/{path}", **more)
 
-    def _parsed(self, answer: Answer, content: bytes) -> Document:
+    def _parsed(self, answer: Answer) -> Document:
         """The JSON object in an answer."""
+        content = answer.content
         try:
             document = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -276,27 +277,15 @@ class Conversation:
         except ValidationError as error:
             raise self.wrong(f"sends something else: {first_fault(error)}") from error
 
-    def digest_in(self, descriptor: _Descriptor) -> str:
-        """The digest that a descriptor names."""
-        if not re.fullmatch(DIGEST, descriptor.digest):
-            raise self.wrong(f"names no sha256 digest: {descriptor.digest}")
-        return descriptor.digest
-
     def _checked(self, answer: Answer, target: str) -> bytes:
         """What came; its digest is that by which it was asked for, and that it is called by."""
-        content = self._limited(answer)
-        digest = sha256(content)
+        digest = sha256(answer.content)
         called = answer.headers.get("Docker-Content-Digest", digest)
         for expected in {called, target if re.fullmatch(DIGEST, target) else digest}:
             if expected != digest:
                 raise self.wrong(
                     f"sends other bytes than it says\n  said: {expected}\n  sent: {digest}"
                 )
-        return content
-
-    def _limited(self, answer: Answer) -> bytes:
-        if len(answer.content) > LARGEST:
-            raise self.wrong(f"sends more than {LARGEST} bytes for {answer.what}")
         return answer.content
 
     def _request(
@@ -330,11 +319,14 @@ class Conversation:
             seconds += len(sent) / SLOWEST
         ask = partial(self.session.request, method, url, stream=True, timeout=seconds, **how)
         try:
-            return within(seconds, lambda: _read(ask()))
+            answer = within(seconds, lambda: _read(ask()))
         except RequestException:
             raise
         except ValueError as error:  # of a redirection, or a header
             raise self.wrong(f"names something that can't be asked: {error}") from error
+        if len(answer.content) > LARGEST:
+            raise self.wrong(f"sends more than {LARGEST} bytes for {answer.what}")
+        return answer
 
     def _authorization(self, challenge: str) -> str:
         """What the registry asks for: a token of the service it names, or name and password."""
@@ -365,7 +357,7 @@ class Conversation:
             answer = self._whole("GET", url, params=fields, auth=login)
         if answer.status != 200:
             raise self._refused(answer)
-        found = self.fitting(_Token, self._parsed(answer, self._limited(answer)).value)
+        found = self.fitting(_Token, self._parsed(answer).value)
         token = found.token or found.access_token
         if not re.fullmatch(r"[ -~]+", token):
             raise self.wrong(f"sends to {realm.netloc}, which gives no token")
@@ -418,7 +410,7 @@ def _credentials(where: ImageName) -> dict[str, str]:
 
 
 def _read(response: Response) -> Answer:
-    """All of an answer, or LARGEST and a few bytes more of a larger one."""
+    """All of an answer; of a larger one LARGEST and a few bytes more."""
     content = b""
     with response:
         for block in response.iter_content(1 << 16):

@@ -177,7 +177,7 @@ def test_a_header_that_names_another_digest_is_refused(fake: Fake) -> None:
         (b"[]", "sends no object"),
         (b'{"mediaType": "text/x"}', "answers with text/x"),
         (b"{}", "answers with something else"),
-        (f'{{"mediaType": "{MANIFEST}"}}'.encode(), "names no sha256 digest"),
+        (f'{{"mediaType": "{MANIFEST}"}}'.encode(), "sends something else: config"),
         (f'{{"mediaType": "{MANIFEST}", "config": {{"digest": "md5:1"}}}}'.encode(), "md5:1"),
         (f'{{"mediaType": "{LIST}", "manifests": []}}'.encode(), f"has no {PLATFORM}"),
         (b" " * (registry.LARGEST + 2), "more than"),
