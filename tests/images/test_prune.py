@@ -146,6 +146,8 @@ def test_downloads_that_no_lock_mentions(empty_site: Settings) -> None:
         (sha256 / digest / f"{digest}.whl").write_bytes(b"x" * 10)
     known = empty_site.cache / "git/https-github-com-NVIDIA-Megatron-LM-git"
     stale = empty_site.cache / "git/https-example-org-old"
+    for other in ("engine", "images/ab"):  # are left alone
+        (empty_site.cache / other).mkdir(parents=True)
     for repository in (known, stale):
         (repository / "objects").mkdir(parents=True)
         (repository / "HEAD").write_bytes(b"x" * 5)
@@ -154,12 +156,6 @@ def test_downloads_that_no_lock_mentions(empty_site: Settings) -> None:
     assert found == [stale, sha256 / "bb"]
     assert [prune.title(folder) for folder in found] == ["https-example-org-old", "bb.whl"]
     assert [prune.bytes_in(folder) for folder in found] == [5, 10]
-
-
-def test_other_folders_of_the_cache_are_left_alone(empty_site: Settings) -> None:
-    (empty_site.cache / "engine").mkdir(parents=True)
-    (empty_site.cache / "images/ab").mkdir(parents=True)
-    assert prune.downloads(empty_site, [], []) == []
 
 
 def test_what_a_killed_launcher_left_goes_a_day_later(empty_site: Settings) -> None:

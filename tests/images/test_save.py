@@ -62,9 +62,12 @@ def test_it_is_an_oci_layout(tmp_path: Path, form: str, thin: bool) -> None:
     assert json.loads(held["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
     (first, second) = json.loads(held["index.json"])["manifests"]
     assert first["digest"] == second["digest"] == listing.manifest
-    assert [one["annotations"]["org.opencontainers.image.ref.name"] for one in (first, second)] == [
-        "24.10",
-        "24.10-0.9.0",
+    assert [one["annotations"] for one in (first, second)] == [
+        {
+            "org.opencontainers.image.ref.name": tag,
+            "io.containerd.image.name": f"megatron:{tag}",
+        }
+        for tag in ("24.10", "24.10-0.9.0")
     ]
     manifest = json.loads(held[layout.blob_path(listing.manifest)])
     assert len(held[layout.blob_path(listing.manifest)]) == first["size"]

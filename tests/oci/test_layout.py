@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from launcher.oci import layout
-from launcher.oci.layout import Base, Blob, File, Listing
+from launcher.oci.layout import Base, File, Listing
 
 A, B, C = (hashlib.sha256(text).hexdigest() for text in (b"a", b"b", b"c"))
 LISTING = Listing(
@@ -43,22 +43,6 @@ def test_no_byte_of_it_can_be_another(place: int, flipped: int) -> None:
     assert layout.parse(bytes(changed), Listing) is None
 
 
-@given(st.integers(0, len(TEXT) - 1))
-def test_no_end_of_it_can_be_missing(length: int) -> None:
-    assert layout.parse(TEXT[:length], Listing) is None
-
-
-@given(st.binary(max_size=60))
-def test_other_bytes_are_no_list(text: bytes) -> None:
-    assert layout.parse(text, Listing) is None
-
-
-def test_paths_of_a_blob_are_its_parts_in_order() -> None:
-    assert LISTING.paths(f"sha256:{A}") == (f"blobs/sha256/{A}",)
-    assert LISTING.paths(f"sha256:{B}") == (f"parts/{B}.0001", f"parts/{B}.0002")
-    assert LISTING.paths(f"sha256:{C}") == ()
-
-
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "blobs/sha256/x", f"parts/{A}", "a\nb"])
 def test_a_file_outside_of_the_layout_is_refused(path: str) -> None:
     with pytest.raises(ValidationError):
@@ -80,11 +64,3 @@ def test_sums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
     (tmp_path / layout.SUMS).write_bytes(layout.sums(LISTING))
     check = ["sha256sum", "--check", "--strict", layout.SUMS]
     assert subprocess.run(check, cwd=tmp_path, check=False).returncode == 0
-
-
-def test_an_index_names_the_manifest_once_for_each_name() -> None:
-    manifest = layout.manifest(b"{}", [Blob(digest=f"sha256:{A}", size=5)])
-    text = layout.index(manifest, {"architecture": "amd64", "os": "linux"}, ["a/b:1", "a/b:2"])
-    assert text.count(layout.sha256(manifest).encode()) == 2
-    assert b'"org.opencontainers.image.ref.name":"2"' in text
-    assert b'"io.containerd.image.name":"a/b:2"' in text

@@ -72,10 +72,3 @@ def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left on device") as caught, parts.named("x"):
         Path("/dev/full").write_bytes(b"x")
     assert caught.value.filename == "x"
-
-
-@pytest.mark.parametrize("pack", [False, True])
-def test_a_source_that_ends_early_is_refused(tmp_path: Path, pack: bool) -> None:
-    packing = None if pack else ""
-    with pytest.raises(EOFError):
-        parts.write(io.BytesIO(b"abc"), 4, tmp_path, tmp_path, 10, packing)

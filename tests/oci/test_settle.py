@@ -43,15 +43,6 @@ def test_the_build_s_time_is_the_source_s_and_the_base_keeps_its_own() -> None:
     assert "author" not in written
 
 
-def test_two_builds_at_different_times_have_the_same_configuration() -> None:
-    later = [{**one, "Created": one["Created"] + 60} for one in HISTORY[:2]] + HISTORY[2:]
-    first, second = (
-        settle.configuration({**FOUND, "Created": created}, steps, [False, True, True], 2, 1)
-        for created, steps in (("2026-11-22T02:43:42Z", HISTORY), ("2026-11-22T02:44:42Z", later))
-    )
-    assert first == second
-
-
 steps = st.one_of(
     st.tuples(
         st.sampled_from(["ENV A=b", "LABEL a=b", '/bin/sh -c #(nop)  CMD ["sh"]']), st.just(0)
