@@ -46,10 +46,10 @@ def save(args: Namespace) -> int:
     base = images.base_of(client, image, rows, other) if args.thin or other else None
     folder = expanded(args.output).absolute()
     documents = beside.texts(image.id, settings())
-    outcome = save(client, image, folder, part_size, Progress(), base, documents)
-    name, listing = (*image.names, image.id)[0], outcome.listing
+    listing = save(client, image, folder, part_size, Progress(), base, documents)
+    name = (*image.names, image.id)[0]
     without = f" without the {len(base.layers)} layers of {base.name}" if base else ""
-    print(f"{name} saved in {folder}: {size(outcome.size)}{without}, manifest {listing.manifest}")
+    print(f"{name} saved in {folder}: {size(listing.size)}{without}, manifest {listing.manifest}")
     return 0
 
 

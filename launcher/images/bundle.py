@@ -131,7 +131,7 @@ def write_bundle(
             assert client is not None  # or there would be no images
             image = replace(images.find(client, id), names=_with_tag(names))
             packed = PackedImage(id=id, names=tuple(sorted(names)))
-            listing = save.save(client, image, folder / packed.path, PART_SIZE, progress).listing
+            listing = save.save(client, image, folder / packed.path, PART_SIZE, progress)
             saved.append(packed)
             there += _files_of(packed, listing)
         recipes = [one.recipe for one in fetched]
@@ -148,7 +148,7 @@ def write_bundle(
         save.write(folder / INDEX, text)
         _remove_others(folder, index)
     progress.close()
-    return sum(file.size for file in there), layout.sha256(text)
+    return index.size, layout.sha256(text)
 
 
 def _files_of(image: PackedImage, listing: Listing) -> list[File]:

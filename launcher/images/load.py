@@ -80,7 +80,13 @@ def load(
     loaded and no name is moved.
     """
     listing = read_listing(folder)
-    _refuse_other(folder, listing, expected)
+    if expected not in (None, listing.image, listing.manifest):
+        raise OtherImageError(
+            f"{folder}: isn't the expected image; nothing was loaded\n"
+            f"  expected: {expected}\n"
+            f"  there:    {listing.image}, manifest {listing.manifest}",
+            "Compare the digest with what `image save` said.",
+        )
     names = _names(folder, listing, all_tags)
     base = _base(client, listing.base, listing) if listing.base else None
     check(folder, progress)
@@ -121,16 +127,6 @@ def put_beside(client: DockerClient, loaded: Loaded, site: Settings, progress: P
         beside.accept(loaded.documents.items(), loaded.id, record, site)
     except UsageError as error:
         progress.note(f"  {error}")
-
-
-def _refuse_other(folder: Path, listing: Listing, expected: str | None) -> None:
-    if expected not in (None, listing.image, listing.manifest):
-        raise OtherImageError(
-            f"{folder}: isn't the expected image; nothing was loaded\n"
-            f"  expected: {expected}\n"
-            f"  there:    {listing.image}, manifest {listing.manifest}",
-            "Compare the digest with what `image save` said.",
-        )
 
 
 def _names(folder: Path, listing: Listing, all_tags: bool) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ import io
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -50,19 +49,6 @@ class Begun(BaseModel):
     blobs: dict[Digest, Blob] = {}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a save left: its list of files, their bytes, and how many of them were there already."""
-
-    listing: Listing
-    kept: int
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files that are listed."""
-        return sum(file.size for file in self.listing.files)
-
-
 def save(
     client: DockerClient,
     image: Image,
@@ -71,18 +57,18 @@ def save(
     progress: Progress,
     base: Base | None = None,
     documents: Mapping[str, bytes] = MappingProxyType({}),
-) -> Outcome:
+) -> Listing:
     """Write `image`, without the layers of `base`, and its `documents` by name, into `folder`.
 
-    Files are listed when all are written: a folder where a save was cut off isn't taken for a
-    whole one, and the next save keeps the layers that are right in it. Raises UsageError for a
-    folder with something else in it, EngineError where the engine doesn't give the image.
+    Returns the list of its files, which is written when all of them are: a folder where a save was
+    cut off isn't taken for a whole one, and the next save keeps the layers that are right in it.
+    Raises UsageError for a folder with something else in it, EngineError where the engine doesn't
+    give the image.
     """
     begun = _begin(folder, [*image.names, image.id])
     below = len(base.layers) if base else 0
     left_out = set(image.layers[:below]) - set(image.layers[below:])
     blobs: dict[str, Blob] = {}
-    kept = 0
     with saved.stream_errors(begun.names[0], _AGAIN):
         stream = Saved(client.api.get_image(image.id, chunk_size=parts.BLOCK), image.layers)
         for member, file in stream.members():
@@ -92,7 +78,6 @@ def save(
             with _shown(progress, member) as seen:
                 blob = begun.blobs.get(member.guess or "")
                 if blob and _is_there(folder, blob, part_size):
-                    kept += blob.size
                     progress.cached()
                 else:
                     packing = _packing(file)
@@ -108,7 +93,7 @@ def save(
     carried = [config, *order[below:]]
     listing = _complete(folder, image, base, config, order, carried, documents)
     files.remove_folder(folder / INCOMING, folder)
-    return Outcome(listing, kept)
+    return listing
 
 
 def take_folder(folder: Path, ours: Collection[str]) -> None:

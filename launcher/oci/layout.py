@@ -117,6 +117,11 @@ class Files(Strict):
         """The files by their paths."""
         return {file.path: file for file in self.files}
 
+    @property
+    def size(self) -> int:
+        """Bytes of all of them."""
+        return sum(file.size for file in self.files)
+
 
 FilesT = TypeVar("FilesT", bound=Files)
 
