@@ -120,7 +120,7 @@ def test_those_that_are_killed_leave_nothing_that_is_used(
             assert sha256(path) == path.parent.name
     assert min(kills.values()) > 0, "none was killed: nothing was tested"
     there, whole = (bundle.check_bundle(folder, QUIET) for folder in (wheels, packed))
-    assert there.files == whole.files
+    assert there.files == tuple(f for f in whole.files if not f.path.startswith("images/"))
 
 
 def test_a_disk_that_takes_no_more_is_named(
