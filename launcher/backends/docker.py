@@ -196,6 +196,7 @@ class DockerBackend:
     name = "docker"
     contained = True
     every_node = False
+    scheduled = False
 
     @cached_property
     def _client(self) -> DockerClient:

@@ -285,6 +285,7 @@ class LocalBackend:
     name = "local"
     contained = False
     every_node = False
+    scheduled = False
 
     @property
     def shares_files(self) -> bool:

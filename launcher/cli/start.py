@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from launcher.plan.job import Backend
     from launcher.plan.source import Asked, Override
 
-BACKEND = "what carries the run out: docker, local or compose"
+BACKEND = "what carries the run out: docker, local, compose or slurm"
 SOURCE = argument("--source", "a Megatron-LM checkout, in place of the image's", "PATH")
 SET = argument(
     "--set",
@@ -40,7 +40,9 @@ FOLLOWED = (
 @command(
     argument("config", "a run file, or the name of a preset: gpt2.yaml", "CONFIG"),
     GPUS,
-    argument("--nodes", "all on this machine, with --backend compose", "N", type=int),
+    argument(
+        "--nodes", "how many: with --backend compose here, with slurm on a cluster", "N", type=int
+    ),
     argument("--tag", "the image's tag: a row of the matrix"),
     SOURCE,
     SET,
@@ -61,7 +63,7 @@ def run(args: Namespace) -> int:
     from dataclasses import replace
     from functools import partial
 
-    from launcher.backends import backend
+    from launcher.backends import backend, configured
     from launcher.follow import text
     from launcher.follow.assemble import assemble, new_stamp, release
     from launcher.follow.start import check
@@ -71,7 +73,7 @@ def run(args: Namespace) -> int:
 
     config, origin = source.load(args.config, overrides(args))
     asked = Asked(config, origin, os.getcwd(), tuple(args.rest))
-    chosen = backend(args.backend)
+    chosen = configured(backend(args.backend), config)
     data = text.tokenized(config, origin, settings().cache, partial(release, asked, chosen))
     asked = replace(asked, config=data.config)
     if args.dry_run:
@@ -85,9 +87,10 @@ def run(args: Namespace) -> int:
 def _start(args: Namespace, asked: Asked, chosen: Backend) -> int:
     from dataclasses import replace
 
+    from launcher.backends import configured
     from launcher.follow.start import start
 
-    asked = replace(asked, tie=args.tie)
+    asked, chosen = replace(asked, tie=args.tie), configured(chosen, asked.config)
     return start(asked, chosen, detach=args.detach, preflight=not args.no_preflight)
 
 

@@ -137,9 +137,9 @@ def _facts(
                 "Install megatron-core, or give --source PATH, a Megatron-LM checkout.",
             )
         return replace(found, release=found.release or config.image.megatron)
-    if not dry:
+    if not (dry or chosen.scheduled):
         raise image.absent(config.image)
-    return _planned(config, origin)
+    return _planned(config, origin) if chosen.contained else Facts(config.image.megatron)
 
 
 def _planned(config: RunConfig, origin: Origin) -> Facts:
@@ -186,6 +186,7 @@ def _host(chosen: Backend, cwd: str, *, rootless: bool) -> Host:
         contained=chosen.contained,
         rootless=rootless,
         every_node=chosen.every_node,
+        scheduled=chosen.scheduled,
         groups=who.groups,
     )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.backends import backend
+from launcher.backends import backend, configured
 from launcher.errors import EngineError, LauncherError, PreflightError, UsageError
 from launcher.follow import files, find
 from launcher.follow.assemble import NO_PROGRAM, Assembled, assemble, counted, new_stamp
@@ -69,7 +69,7 @@ def check(asked: Asked, chosen: Backend, *, preflight: bool) -> None:
     """Refuse what `start` would, as far as it can be told without the data. Raises as that does."""
     plan = assemble(asked, chosen, new_stamp()).plan
     of_line(plan, asked, chosen)
-    if preflight:
+    if preflight and not chosen.scheduled:
         _preflight(plan, asked, chosen)
 
 
@@ -82,6 +82,7 @@ def attach(text: str) -> int:
         tell(f"run {job.run} has no record here: it is only looked at, not stopped or removed")
         return supervise(chosen, lambda attempt: job, job=job, guest=True).code
     asked = kept.asked()
+    chosen = configured(chosen, asked.config)
     restarts = asked.config.max_restarts
     try:
         record.check_secrets(kept, asked.config, os.environ)
@@ -110,7 +111,7 @@ def prepare(
     if plan.checkpoints:
         _refuse_sharing(plan)
     files.require(plan)
-    machine = _preflight(plan, asked, chosen) if preflight else None
+    machine = _preflight(plan, asked, chosen) if preflight and not chosen.scheduled else None
     files.prepare(plan)
     if plan.checkpoints:
         tidy(plan, asked.config)

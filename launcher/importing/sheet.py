@@ -34,6 +34,7 @@ class Sheet:
     keys: dict[str, str] = field(default_factory=dict)
     megatron: dict[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    slurm: dict[str, str] = field(default_factory=dict)
     mounts: list[str] = field(default_factory=list)
     told: list[Left] = field(default_factory=list)
 
@@ -63,7 +64,8 @@ class Sheet:
             if own:
                 lines = [f"  {key.partition('.')[2]}: {value}" for key, value in own.items()]
                 blocks.append([f"{section}:", *lines])
-        for title, values in (("megatron_args", self.megatron), ("env", self.env)):
+        titled = {"slurm": self.slurm, "megatron_args": self.megatron, "env": self.env}
+        for title, values in titled.items():
             if values:
                 lines = [f"  {yaml_text(key)}: {value}" for key, value in values.items()]
                 blocks.append([f"{title}:", *lines])

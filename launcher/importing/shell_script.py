@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import yaml
+from pydantic import ValidationError
 
 from launcher import yamlfile
 from launcher.errors import UsageError
@@ -18,8 +19,10 @@ from launcher.importing.slurm_lines import Batch, batch
 from launcher.importing.starts import Start, chosen, file_name, hint, named_in_part, start_of
 from launcher.importing.words import PLACEHOLDER, Word
 from launcher.plan import arguments
+from launcher.plan.config import Slurm
 from launcher.plan.program import upstreams
 from launcher.plan.secrets import has_credential, is_secret, is_secret_option
+from launcher.yamlfile import printable
 
 NGC = re.compile(r"nvcr\.io[/#]nvidia/pytorch:(\d\d\.\d\d)-py3")
 BUNDLE = re.compile(r"(\$|what )\w*(ARG|OPT|PARAM|FLAG|EXTRA)", re.IGNORECASE)
@@ -80,6 +83,7 @@ def imported(
     sheet.keys["name"] = yaml_text(_run_name(name))
     _set_program(sheet, start, around)
     _set_processes(sheet, start, around, asked)
+    _set_slurm(sheet, asked)
     upstream = {t: releases for t, releases in images.items() if t not in bare}
     _set_options(sheet, start, around, images, upstream, tag)
     _set_env(sheet, script, start, around)
@@ -178,6 +182,18 @@ def _set_processes(sheet: Sheet, start: Start, around: Container, asked: Batch) 
     if asked.gpus and text.isdigit():
         _tell_difference(sheet, asked.gpus, "GPUs of each node", "gpus", count)
     _set_nodes(sheet, given, asked)
+
+
+def _set_slurm(sheet: Sheet, asked: Batch) -> None:
+    """The section slurm, by the #SBATCH lines."""
+    for key, word in asked.keys:
+        text = yaml_text(word.text) if word.text else "true"
+        try:
+            Slurm.model_validate({key: word.text or True})
+        except ValidationError:
+            sheet.tell(word.line, f"#SBATCH --{key}={printable(word.text)}: not carried over")
+        else:
+            sheet.slurm[key] = text
 
 
 def _by_srun(start: Start, asked: Batch) -> dict[str, Word]:

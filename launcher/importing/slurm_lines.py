@@ -12,7 +12,8 @@ from launcher.importing.shell import Left
 from launcher.importing.words import Word
 from launcher.yamlfile import printable
 
-SHORT = {"N": "nodes", "c": "cpus-per-task"}
+SHORT = {"N": "nodes", "c": "cpus-per-task", "t": "time", "p": "partition", "A": "account"}
+SHORT |= {"q": "qos", "C": "constraint", "d": "dependency"}
 """Short options, as far as they count here: https://slurm.schedmd.com/sbatch.html"""
 COUNTS = {
     "nodes": r"(\d+)",
@@ -22,6 +23,9 @@ COUNTS = {
     "gres": r"gpu(?::[A-Za-z]\w*)?(?::(\d+))?",
 }
 """What is read of an option's value: a whole number; `gres=gpu` alone asks for one."""
+KEYS = ("time", "partition", "account", "qos", "constraint", "reservation", "dependency", "requeue")
+"""Those that the section slurm of a run file has a key for, by the same name."""
+
 VARIABLES = {
     "SLURM_NNODES": "nodes",
     "SLURM_JOB_NUM_NODES": "nodes",
@@ -35,19 +39,26 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Batch:
-    """How many of each the #SBATCH lines ask for; None for what none of them names."""
+    """How many of each the #SBATCH lines ask for; None for what none of them names.
+
+    `keys` are for the section slurm of a run file.
+    """
 
     nodes: Word | None = None
     gpus: Word | None = None
     tasks: Word | None = None
     variables: tuple[tuple[str, str], ...] = ()
+    keys: tuple[tuple[str, Word], ...] = ()
     left: tuple[Left, ...] = ()
 
 
 def batch(text: str) -> Batch:
     """What the #SBATCH lines of the script `text` ask for; the last of several counts."""
-    counts, left = dict[str, Word](), list[Left]()
+    counts, keys, left = dict[str, Word](), dict[str, Word](), list[Left]()
     for line, told, name, value in _options(text):
+        if name in KEYS:
+            keys[name] = Word(value, line)
+            continue
         found = re.fullmatch(COUNTS[name], value) if name in COUNTS else None
         if found:
             key = "gpus-per-node" if name == "gres" else name
@@ -59,6 +70,7 @@ def batch(text: str) -> Batch:
         counts.get("gpus-per-node"),
         counts.get("ntasks-per-node"),
         tuple((n, counts[key].text) for n, key in VARIABLES.items() if key in counts),
+        tuple(keys.items()),
         tuple(left),
     )
 

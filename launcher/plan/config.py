@@ -158,6 +158,12 @@ Tag = Annotated[Text, BeforeValidator(_tag), AfterValidator(names.tag), _either(
 Reference = Annotated[
     Text, Matching(names.IMAGE, "an image's name: nvcr.io/nvidia/pytorch:24.10-py3")
 ]
+Time = Annotated[
+    Text,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    Matching(r"\d[\d:-]*|UNLIMITED", "90 (minutes), 12:00:00 or 2-12:00:00"),
+]
+Line = Annotated[Text, Matching(r"[^\n]+", "a single line")]
 Variable = Annotated[Text, Matching(r"[A-Za-z_]\w*", "a variable's name")]
 Size = Annotated[
     str,
@@ -403,6 +409,45 @@ class Nodes(Strict):
         return self
 
 
+OURS = frozenset(
+    "nodes ntasks ntasks-per-node gpus-per-node mem job-name output error open-mode no-requeue "
+    "array wrap parsable".split()
+)
+"""Options of sbatch that follow from the rest of a run file, or with which a job is no run."""
+
+
+class Slurm(Strict):
+    """What a job asks of Slurm; `options` are further ones of sbatch, by their long names.
+
+    `image` is what the nodes know the image by, where that isn't its name: a .sqsh, a .sif or a
+    registry's. `setup` are lines of shell that each node runs first: modules, or a venv.
+    `signal` is how many seconds before the end of its `time` a run saves and stops; with `requeue`
+    the job then waits in the queue again, and goes on.
+    """
+
+    container: Literal["none", "docker", "podman", "pyxis", "apptainer"] = "none"
+    image: Text | None = None
+    setup: Text | None = None
+    time: Time | None = None
+    partition: Line | None = None
+    account: Line | None = None
+    qos: Line | None = None
+    constraint: Line | None = None
+    reservation: Line | None = None
+    dependency: Line | None = None
+    requeue: Flag = False
+    signal: Whole = 120
+    options: dict[Annotated[Text, Matching(r"[a-z][a-z-]+", "mail-user")], Line | int | bool] = {}
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Slurm:
+        """What has a key of its own, or is the launcher's to say, isn't given twice."""
+        for name in self.options:
+            if name in (*Slurm.model_fields, *OURS):
+                raise ValueError(f"options.{name}: it has a key of its own, or is the launcher's")
+        return self
+
+
 class Watchdog(Strict):
     """What is done about a run that writes nothing for `timeout` seconds; 0 is for nothing.
 
@@ -435,6 +480,7 @@ class RunConfig(Strict):
     gpus: GpuRequest = "1"
     processes: Positive = 1
     nodes: Nodes = Field(default_factory=Nodes)
+    slurm: Slurm = Field(default_factory=Slurm)
     env: dict[Variable, OneScalar | None] = {}
     secrets: dict[Variable, Text] = {}
     mounts: list[MountSpec] = []

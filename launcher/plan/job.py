@@ -112,6 +112,9 @@ class Backend(Protocol):
     every_node: bool
     """Whether it starts all nodes of a run, on one machine, or one of them."""
 
+    scheduled: bool
+    """Whether a scheduler chooses the machines, so that this one says nothing of them."""
+
     @property
     def shares_files(self) -> bool:
         """Whether a path of the run's host is the same file here."""

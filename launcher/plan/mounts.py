@@ -22,7 +22,7 @@ class Host:
 
     `contained` is False where the run sees this machine's own files under their own names;
     `rootless` is True where a container's root is the calling user outside; `every_node` where
-    all nodes of a run are started here, on one machine.
+    all nodes of a run are started here, on one machine; `scheduled` where a scheduler starts them.
     """
 
     uid: int
@@ -33,6 +33,7 @@ class Host:
     contained: bool = True
     rootless: bool = False
     every_node: bool = False
+    scheduled: bool = False
     groups: tuple[int, ...] = ()
 
 

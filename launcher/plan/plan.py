@@ -277,11 +277,13 @@ def _rendezvous(config: RunConfig, origin: Origin, host: Host) -> dict[str, str]
     nodes = config.nodes
     if nodes.count == 1:
         return {}
-    if host.every_node and nodes.rank:
+    if (host.every_node or host.scheduled) and nodes.rank:
         raise UsageError(
             f"{origin.place('nodes.rank')}: every node is started here: none is numbered by hand",
             "Leave nodes.rank out.",
         )
+    if host.scheduled:  # each node is told as it starts
+        return {}
     address = FIRST_NODE if host.every_node else nodes.master_addr
     if address is None:
         raise UsageError(

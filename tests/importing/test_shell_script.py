@@ -230,6 +230,17 @@ def test_what_a_batch_asks_for_is_used_or_told(lines: str, said: list[str]) -> N
         assert wanted in one
 
 
+def test_what_a_batch_asks_of_slurm_are_keys_of_its_section() -> None:
+    lines = "#SBATCH -p gpu --time=2-12:00:00 --account=abc --requeue\n#SBATCH -t nonsense\n"
+    found = config(f"#!/bin/sh\n{lines}srun python pretrain_gpt.py\n")
+    asked = found.slurm
+    assert (asked.partition, asked.account, asked.requeue) == ("gpu", "abc", True)
+    assert asked.time is None
+    assert "3: #SBATCH --time=nonsense: not carried over" in told(
+        f"#!/bin/sh\n{lines}srun python pretrain_gpt.py\n"
+    )
+
+
 def test_what_is_known_of_an_inner_script_is_read_and_the_rest_told_where_it_stands() -> None:
     text = (
         'A=4\nbash -c "\n: $B\n\n  X=$C/x torchrun --nproc_per_node $A pretrain_gpt.py'

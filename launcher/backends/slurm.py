@@ -1,0 +1,304 @@
+"""Carries a plan out as a Slurm job: one task a node, by a batch script and files on a shared disk.
+
+Nothing of ours stays on the cluster: `sbatch`, `squeue`, `scontrol` and `scancel` are all that is
+asked, so sites without accounting will do (https://slurm.schedmd.com/sbatch.html).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.backends import docker, shown
+from launcher.backends.group import SETTLE_SECONDS
+from launcher.errors import EngineError, UsageError
+from launcher.plan.config import Slurm
+from launcher.plan.image import Facts
+from launcher.plan.plan import Plan
+from launcher.plan.secrets import is_secret, redacted
+from launcher.settings import ROOT, settings
+
+if TYPE_CHECKING:
+    from launcher.plan.config import RunConfig
+    from launcher.plan.job import Job
+
+SCRIPT = "job.sh"
+ENGINES = ("docker", "podman")
+PORTS = (20000, 10000)
+"""The first and the number of those from which a job takes one by its id, below the ephemeral."""
+
+HEAD = r"""
+set -u
+folder={folder}
+restart=${{SLURM_RESTART_COUNT:-0}}
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+export folder restart PET_NNODES="$SLURM_JOB_NUM_NODES" PET_MASTER_ADDR="${{address:-$first}}"
+export PET_MASTER_PORT={port}
+"""
+
+NODE = r"""
+node() {{
+  local end="$folder/node-$SLURM_NODEID.end" pid asked= failed=0 code
+  : > "$end"
+  export PET_NODE_RANK="$SLURM_NODEID"
+{setup}  {command} &
+  pid=$!
+  trap : TERM
+  while kill -0 "$pid" 2>/dev/null; do
+    if [ -z "$asked" ] && {{ [ -e "$folder/stop" ] || [ -e "$folder/limit-$restart" ]; }}; then
+      asked=1
+      kill -TERM "$pid"
+    elif [ -e "$folder/failed-$restart" ] && [ $((failed += 1)) -ge {settle} ]; then
+      {kill}
+    fi
+    sleep 0.5
+  done
+  {{ wait "$pid"; }} 2>/dev/null
+  code=$?
+  [ "$code" -eq 0 ] || : > "$folder/failed-$restart"
+  echo "$code $(date +%s.%N)" > "$end"
+  return "$code"
+}}
+export -f node
+"""
+"""What a node does. It asks the program alone to stop: scancel's signals reach all processes, those
+that load the data too, without which nothing is saved. Once a node has failed, the others have time
+to fail by themselves before they are killed."""
+
+TAIL = r"""
+limit=
+trap 'limit=1; : > "$folder/limit-$restart"' TERM
+{srun} bash -c node &
+step=$!
+until wait "$step"; code=$?; ! kill -0 "$step" 2>/dev/null; do :; done
+{after}echo "$code" > "$folder/code"
+exit "$code"
+"""
+
+REQUEUE = r"""if [ -n "$limit" ] && [ "$code" -eq 0 ] && [ ! -e "$folder/stop" ]; then
+  scontrol requeue "$SLURM_JOB_ID" && exit 0
+fi
+"""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job to submit: its script, and where that is written."""
+
+    script: str
+    path: str
+
+
+def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
+    """The job of `plan`, whose files lie in `folder` on a disk that all nodes see."""
+    script = "#!/bin/bash\n" + "".join(f"#SBATCH {one}\n" for one in _options(plan, asked, folder))
+    script += shown.wanted(plan.env)
+    base, many = PORTS
+    port = f'"$(({base} + SLURM_JOB_ID % {many}))"'
+    script += HEAD.format(folder=shlex.quote(str(folder)), port=port)
+    setup = "".join(f"  {line}\n" for line in _setup(plan, asked))
+    script += NODE.format(
+        setup=setup,
+        command=_command(plan, asked),
+        settle=round(2 * SETTLE_SECONDS),
+        kill=_kill(plan, asked),
+    )
+    after = REQUEUE if asked.requeue else ""
+    script += TAIL.format(srun=_srun(plan, asked), after=after)
+    return Request(script, str(folder / SCRIPT))
+
+
+def _options(plan: Plan, asked: Slurm, folder: Path) -> Iterator[str]:
+    """The options of sbatch, in their long form."""
+    told: dict[str, object] = {
+        "job-name": docker.container_name(plan),
+        "nodes": plan.nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": plan.gpus.count or None,
+        "time": asked.time,
+        "partition": asked.partition,
+        "account": asked.account,
+        "qos": asked.qos,
+        "constraint": asked.constraint,
+        "reservation": asked.reservation,
+        "dependency": asked.dependency,
+        "mem": plan.memory.upper().removesuffix("B") if plan.memory else None,
+        "output": folder / "slurm.out",
+        "open-mode": "append",
+        "requeue" if asked.requeue else "no-requeue": True,
+        "signal": f"B:TERM@{asked.signal}" if asked.signal else None,
+        **asked.options,
+    }
+    for name, value in told.items():
+        if value is not None and value is not False:
+            yield f"--{name}" if value is True else f"--{name}={shlex.quote(str(value))}"
+
+
+def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
+    """What a node does before the command: the site's own lines, and the variables."""
+    yield from (asked.setup or "").splitlines()
+    if asked.container in ENGINES:
+        return
+    for name, value in plan.env:
+        if value is not None and not is_secret(name, value):
+            yield f"export {name}={shlex.quote(value)}"
+    if asked.container == "none":
+        yield f'export PYTHONPATH={shlex.quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
+        yield from (f'export {name}="$(cat -- {shlex.quote(at)})"' for name, at in plan.secrets)
+        if plan.workdir:
+            yield f"cd -- {shlex.quote(plan.workdir)}"
+
+
+def _command(plan: Plan, asked: Slurm) -> str:
+    """What runs on a node, as a shell has it."""
+    words = shlex.join(redacted(plan.argv)) + _again(plan, asked)
+    if asked.container in ENGINES:
+        return _engine(plan, asked) + _again(plan, asked)
+    if asked.container == "apptainer":
+        binds = [f"--bind={m.source}:{m.target}{':ro' * m.read_only}" for m in plan.mounts]
+        gpus = ["--nv"] if plan.gpus.count else []
+        where = ["--pwd", plan.workdir] if plan.workdir else []
+        argv = ["apptainer", "exec", *gpus, *where, *binds, asked.image or f"docker://{plan.image}"]
+        return f"{shlex.join(argv)} {words}"
+    return words
+
+
+def _again(plan: Plan, asked: Slurm) -> str:
+    """Words by which a job that was requeued goes on from what it saved. Raises UsageError."""
+    save = plan.options.get("save")
+    if not asked.requeue or not save or plan.options.get("load") == save:
+        return ""
+    if plan.options.get("finetune"):
+        raise UsageError(
+            "slurm.requeue: finetuning begins at iteration 0 each time",
+            "Leave slurm.requeue out, or checkpoint.finetune.",
+        )
+    return f""" $([ "$restart" -eq 0 ] || echo --load {shlex.quote(str(save))})"""
+
+
+def _kill(plan: Plan, asked: Slurm) -> str:
+    """Ends a node's ranks; a container outlives the program that started it."""
+    kill = 'kill -KILL "$pid"'
+    if asked.container not in ENGINES:
+        return kill
+    name = shlex.quote(f"{docker.container_name(plan)}-node-")
+    return f'{asked.container} rm --force {name}"$SLURM_NODEID"; {kill}'
+
+
+def _engine(plan: Plan, asked: Slurm) -> str:
+    """`docker run` or `podman run`, with the GPUs and the place that Slurm gave to the task."""
+    image = asked.image or plan.image
+    argv = docker.command(replace(plan, image=image, gpus=replace(plan.gpus, count=0, devices=())))
+    argv[0], name = asked.container, argv.index("--name") + 1
+    argv[name] += "-node-"
+    passed = [f"--env=PET_{one}" for one in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")]
+    words = [*map(shlex.quote, [*argv[:2], *passed, *argv[2:]])]
+    words[name + len(passed)] += '"$SLURM_NODEID"'
+    if plan.gpus.count:
+        words.insert(2, """--gpus "\\"device=$CUDA_VISIBLE_DEVICES\\"" """.strip())
+    return " ".join(words)
+
+
+def _srun(plan: Plan, asked: Slurm) -> str:
+    """Starts the nodes; of their output each has its own files."""
+    words = ["srun", "--kill-on-bad-exit=0", "--open-mode=append"]
+    if asked.container == "pyxis":
+        binds = [f"{m.source}:{m.target}{':ro' * m.read_only}" for m in plan.mounts]
+        words += [f"--container-image={asked.image or plan.image}", "--no-container-mount-home"]
+        words += [f"--container-workdir={plan.workdir}"] if plan.workdir else []
+        line = shlex.join(words) + " --container-mounts=" + shlex.quote(",".join(binds))
+        line += ',"$folder:$folder"' if binds else '"$folder:$folder"'
+    else:
+        line = shlex.join(words)
+    return f'{line} --output="$folder/node-%n.out" --error="$folder/node-%n.err"'
+
+
+def ask(*argv: str, env: Mapping[str, str] | None = None) -> str:
+    """What a program of Slurm prints. Raises EngineError where it isn't there or refuses."""
+    if shutil.which(argv[0]) is None:
+        raise EngineError(
+            f"there is no {argv[0]} here", "Start runs where Slurm is: on a login node."
+        )
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"{argv[0]}: no answer within 60 s") from error
+    if done.returncode:
+        told = done.stderr.strip() or done.stdout.strip()
+        raise EngineError(f"{argv[0]}: {told or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class SlurmBackend:
+    """Submits to the cluster whose programs are on PATH."""
+
+    asked: Slurm = field(default_factory=Slurm)
+    name = "slurm"
+    every_node = False
+    scheduled = True
+    shares_files = True
+
+    @property
+    def contained(self) -> bool:
+        """Whether a run has files and packages of its own, or the nodes' own."""
+        return self.asked.container != "none"
+
+    def configured(self, config: RunConfig) -> SlurmBackend:
+        """The backend as a run file asks for it."""
+        return SlurmBackend(config.slurm)
+
+    def request(self, plan: Plan) -> Request:
+        return request(plan, self.asked, settings().runs / plan.run)
+
+    def show(self, plan: Plan) -> str:
+        """The script, which `sbatch` takes where its folder has been made."""
+        asked = self.request(plan)
+        return f"# mkdir -p {shlex.quote(str(Path(asked.path).parent))}; sbatch\n{asked.script}"
+
+    def facts(self, image: str) -> Facts | None:
+        """None: what is on the nodes isn't known here. The run file's release counts."""
+        return None
+
+    def identity(self, image: str) -> Mapping[str, object]:
+        return {"name": self.asked.image or image, "id": f"on the nodes, by {self.asked.container}"}
+
+    def rootless(self) -> bool:
+        return self.asked.container in ("podman", "apptainer", "pyxis")
+
+    def count_gpus(self) -> int | None:
+        return None
+
+    def start(self, plan: Plan, *, attach: bool) -> Job:
+        from launcher.backends import slurm_job
+
+        if plan.tie:
+            raise UsageError("--tie: a Slurm job outlives its launcher", "Set slurm.time instead.")
+        return slurm_job.submit(plan, self.request(plan))
+
+    def jobs(self) -> list[Job]:
+        from launcher.backends import slurm_job
+
+        return [*slurm_job.jobs()]
+
+    def shell(self, plan: Plan) -> list[str]:
+        raise UsageError("a shell on a cluster is Slurm's own", "srun --pty bash")
+
+    def inside(self, job: Job, argv: list[str], *, terminal: bool) -> list[str]:
+        on_a_node = ["srun", f"--jobid={job.handle}", "--overlap", "--nodes=1", "--ntasks=1"]
+        return [*on_a_node, *(["--pty"] if terminal else []), *argv]
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+
+def backend() -> SlurmBackend:
+    """The backend of the cluster that this machine submits to."""
+    return SlurmBackend()

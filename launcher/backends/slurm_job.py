@@ -1,0 +1,250 @@
+"""A run as a Slurm job: submitted, followed by its files, asked by squeue, ended by scancel."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from launcher import files
+from launcher.backends.group import Lines, NodeState, group_ended, node_name
+from launcher.backends.slurm import SCRIPT, Request, ask
+from launcher.errors import EngineError
+from launcher.names import LABEL
+from launcher.plan.job import Cause, Ended, Lost, Piece
+from launcher.plan.plan import Plan
+from launcher.plan.secrets import is_secret
+from launcher.records import record
+from launcher.settings import settings
+
+JOB, CODE, STOP = "slurm.json", "code", "stop"
+POLL_SECONDS = 0.2
+ASK_SECONDS = 2.0
+"""How often squeue is asked at most: the controller serves everybody."""
+
+CHUNK = 1 << 16
+TAIL = 1 << 16
+ASKED, KILLED = 143, 137
+LATER = 60.0
+"""Seconds by which a node that was ended counts as later than one that failed by itself."""
+
+GOES_ON = frozenset(
+    "PENDING CONFIGURING RUNNING SUSPENDED COMPLETING REQUEUED STOPPED RESIZING SIGNALING "
+    "STAGE_OUT REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT".split()
+)
+"""The states of jobs that may still write: man squeue, JOB STATE CODES."""
+
+
+@dataclass
+class Queue:
+    """What squeue says of this user's jobs: asked once for all of them, and not too often."""
+
+    asked_at: float = -ASK_SECONDS
+    states: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def state(self, job: str) -> tuple[str, str]:
+        """A job's state and the reason for it; "" for one that isn't in the queue. Raises Lost."""
+        if time.monotonic() - self.asked_at >= ASK_SECONDS:
+            try:
+                told = ask("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r")
+            except EngineError as error:
+                raise Lost(error.problem) from error
+            rows = [line.strip().split("|", 2) for line in told.splitlines() if "|" in line]
+            self.states = {row[0]: (row[1], row[2]) for row in rows}
+            self.asked_at = time.monotonic()
+        return self.states.get(job, ("", ""))
+
+
+@dataclass
+class SlurmJob:
+    """A run's job and its files."""
+
+    folder: Path
+    handle: str
+    labels: Mapping[str, str]
+    queue: Queue = field(default_factory=Queue, repr=False)
+
+    backend = "slurm"
+
+    @property
+    def run(self) -> str:
+        return self.folder.name
+
+    @property
+    def _nodes(self) -> range:
+        return range(int(self.labels.get(f"{LABEL}nodes", "1")))
+
+    def output(self, *, follow: bool = True) -> Iterator[Piece]:
+        """What the nodes have written; of several, whole lines, each with its node before it."""
+        alone = len(self._nodes) == 1
+        read = {(rank, error): 0 for rank in self._nodes for error in (False, True)}
+        lines = {rank: Lines(f"{node_name(rank)} | ".encode()) for rank in self._nodes}
+        told = ""
+        while True:
+            last = not follow or self.ended() is not None
+            idle = True
+            for (rank, is_error), at in read.items():
+                if data := _read(self._file(rank, is_error), at):
+                    idle, read[rank, is_error] = False, at + len(data)
+                    piece = data if alone else lines[rank].add(data, is_error)
+                    if piece:
+                        yield Piece(is_error, piece, rank)
+            if idle and last:
+                break
+            if idle:
+                told = self._tell_waiting(told)
+                time.sleep(POLL_SECONDS)
+        for rank in self._nodes:
+            for is_error, rest in lines[rank].rest():
+                yield Piece(is_error, rest, rank)
+
+    def _file(self, rank: int, is_error: bool) -> Path:
+        return self.folder / f"{node_name(rank)}.{'err' if is_error else 'out'}"
+
+    def _tell_waiting(self, told: str) -> str:
+        """Say why a job waits, once for each reason; what was told last."""
+        state, why = self.queue.state(self.handle)
+        waits = state == "PENDING" and why not in ("", "None")
+        line = f"Slurm job {self.handle} waits: {why}" if waits else ""
+        if line and line != told:
+            print(f"launcher: {line}", file=sys.stderr, flush=True)
+        return line or told
+
+    def wait(self) -> Ended:
+        while (ended := self.ended()) is None:
+            time.sleep(POLL_SECONDS)
+        return ended
+
+    def ended(self) -> Ended | None:
+        """By the script's last word, or where it could say none, by what Slurm knows of the job."""
+        if ended := self._said():
+            return ended
+        state, why = self.queue.state(self.handle)
+        if state in GOES_ON:
+            return None
+        if ended := self._said():
+            return ended
+        if not state:
+            return Ended(KILLED, Cause.REMOVED)
+        cause = Cause.MEMORY if state == "OUT_OF_MEMORY" else Cause.ITSELF
+        code = ASKED if state.startswith("CANCELLED") else KILLED
+        reason = f" ({why})" if why not in ("", "None") else ""
+        return Ended(code, cause, f"Slurm ended job {self.handle}: {state}{reason}")
+
+    def _said(self) -> Ended | None:
+        code = _number(self.folder / CODE)
+        if code is None:
+            return None
+        found = group_ended([self._state(rank) for rank in self._nodes], self._log)
+        return found if code and found and found.code else Ended(int(code))
+
+    def _state(self, rank: int) -> NodeState:
+        """Of a node, once all have ended: one that wrote no end was ended by the others'."""
+        path = self.folder / f"{node_name(rank)}.end"
+        with suppress(OSError, ValueError):
+            code, at = path.read_text().split()
+            return NodeState(True, Ended(int(code)), float(at))
+        return NodeState(True, Ended(KILLED), time.time() + LATER)
+
+    def _log(self, rank: int) -> str:
+        """A node's last lines."""
+        text = ""
+        for is_error in (False, True):
+            path = self._file(rank, is_error)
+            with suppress(OSError):
+                at = max(0, path.stat().st_size - TAIL)
+                text += _read(path, at).decode(errors="replace")
+        return text
+
+    def state(self) -> str:
+        state, _ = self.queue.state(self.handle)
+        return {"PENDING": "pending", "SUSPENDED": "paused"}.get(state, "running")
+
+    def stop(self, grace: int) -> None:
+        """Ask by a file that the nodes look for; one that still waits in the queue is taken out."""
+        if self.queue.state(self.handle)[0] == "PENDING":
+            return self.kill()
+        files.write(self.folder / STOP, "")
+        until = time.monotonic() + grace
+        while self.ended() is None and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+        if self.ended() is None:
+            self.kill()
+        self.wait()
+
+    def kill(self) -> None:
+        with suppress(EngineError):  # it has ended
+            ask("scancel", self.handle)
+        self.queue.asked_at = -ASK_SECONDS
+
+    def remove(self) -> None:
+        if self.ended() is None:
+            self.kill()
+            self.wait()
+        names = [JOB, SCRIPT, CODE, STOP, "slurm.out"]
+        names += [f"{node_name(n)}.{end}" for n in self._nodes for end in ("out", "err", "end")]
+        for mark in ("limit-", "failed-"):
+            found = (path.name for path in self.folder.glob(f"{mark}*"))
+            names += [name for name in found if name.removeprefix(mark).isdecimal()]
+        for name in names:
+            files.remove_file(self.folder / name, self.folder, missing_ok=True)
+
+    def files(self, path: str) -> dict[str, bytes]:
+        try:
+            found = [*Path(path).iterdir()] if Path(path).is_dir() else [Path(path)]
+            return {one.name: one.read_bytes() for one in found if one.is_file()}
+        except OSError:
+            return {}
+
+    def diagnose(self) -> dict[str, bytes]:
+        return {}
+
+
+def _read(path: Path, at: int) -> bytes:
+    """A piece of a file from `at` on; b"" where there is none yet."""
+    try:
+        with path.open("rb") as file:
+            file.seek(at)
+            return file.read(CHUNK)
+    except FileNotFoundError:
+        return b""
+
+
+def _number(path: Path) -> float | None:
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):  # not there, or not written to its end
+        return None
+
+
+def submit(plan: Plan, asked: Request) -> SlurmJob:
+    """The job, submitted. Raises EngineError, and leaves nothing, where Slurm refuses it."""
+    folder = record.make(plan.run)
+    job = SlurmJob(folder, "", dict(plan.labels))
+    secret = {name: value for name, value in plan.env if value and is_secret(name, value)}
+    files.write(Path(asked.path), asked.script, 0o700)
+    try:
+        told = ask("sbatch", "--parsable", asked.path, env=os.environ | secret)
+    except EngineError:
+        files.remove_file(Path(asked.path), folder, missing_ok=True)
+        raise
+    job = replace(job, handle=told.strip().partition(";")[0])  # of a federation: ID;CLUSTER
+    kept = {"job": job.handle, "labels": dict(plan.labels)}
+    files.write(folder / JOB, json.dumps(kept), 0o600)
+    return job
+
+
+def jobs() -> list[SlurmJob]:
+    """The jobs that a launcher submitted and nobody has removed, newest first."""
+    queue, found = Queue(), list[SlurmJob]()
+    for path in settings().runs.glob(f"*/{JOB}"):
+        with suppress(OSError, ValueError, KeyError):  # another version's
+            told = json.loads(path.read_text(encoding="utf-8"))
+            found.append(SlurmJob(path.parent, str(told["job"]), dict(told["labels"]), queue))
+    created = f"{LABEL}created"
+    return sorted(found, key=lambda job: job.labels.get(created, ""), reverse=True)

@@ -1,0 +1,132 @@
+"""A plan as a Slurm job: the script, which a real cluster runs in tests/e2e/test_slurm.py."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from launcher.backends import slurm
+from launcher.errors import UsageError
+from launcher.plan.config import Slurm
+from launcher.plan.plan import Plan
+from tests.plans import HOST, Planner
+
+SCRIPT = "name: a\nimage: cpu\ngpus: 0\nprogram: ./train.py\n"
+FOLDER = Path("/shared/runs/0a1b2c3d")
+TEXT = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), min_size=1, max_size=20)
+
+
+@pytest.fixture
+def two(plan: Planner) -> Plan:
+    """Two nodes of two GPUs, in a container."""
+    text = SCRIPT.replace("gpus: 0", "gpus: 2") + "nodes: 2\nenv: {A: 'b $c'}\n"
+    text += "mounts: [{source: /d, target: /data}]\n"
+    return plan(text, host=replace(HOST, scheduled=True))
+
+
+def script(plan: Plan, **keys: object) -> str:
+    """The job's script, which bash can read."""
+    text = slurm.request(plan, Slurm.model_validate(keys), FOLDER).script
+    subprocess.run(["bash", "-n"], input=text.encode(), check=True, timeout=10)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("keys", "lines"),
+    [
+        (
+            {"container": "docker"},
+            [
+                r'  docker run --gpus "\\"device=\$CUDA_VISIBLE_DEVICES\\"" .*--env=PET_NODE_RANK'
+                r' .*--name a-0a1b2c3d-node-"\$SLURM_NODEID" .*source=/d,target=/data.* -m .* &',
+                r'      docker rm --force a-0a1b2c3d-node-"\$SLURM_NODEID"; kill -KILL "\$pid"',
+            ],
+        ),
+        (
+            {"container": "pyxis", "image": "/shared/cpu.sqsh"},
+            [
+                r"  export A='b \$c'",
+                r"  python3 -m launcher.train.runner .* &",
+                r"srun .*--container-image=/shared/cpu.sqsh .*--container-mounts=.*/d:/data:ro.*"
+                r',"\$folder:\$folder" --output=.* bash -c node &',
+            ],
+        ),
+        (
+            {"container": "apptainer", "image": "/shared/cpu.sif"},
+            [r"  apptainer exec --nv .*--bind=/d:/data:ro .*/shared/cpu.sif python3 -m .* &"],
+        ),
+        (
+            {"requeue": True, "time": "1-0", "signal": 300, "options": {"mail-user": "a b"}},
+            [
+                "#SBATCH --requeue",
+                "#SBATCH --time=1-0",
+                "#SBATCH --signal=B:TERM@300",
+                "#SBATCH --mail-user='a b'",
+                "#SBATCH --gpus-per-node=2",
+                r"if .*\$limit.*",
+            ],
+        ),
+    ],
+    ids=["docker", "pyxis", "apptainer", "requeue"],
+)
+def test_what_is_asked_for_stands_in_the_script(
+    two: Plan, keys: dict[str, object], lines: list[str]
+) -> None:
+    told = script(two, **keys)
+    for line in lines:
+        assert re.search(f"^{line}$", told, re.MULTILINE), (line, told)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=TEXT, other=TEXT)
+def test_no_value_is_a_command(two: Plan, text: str, other: str) -> None:
+    """A quote in the account's name would have ended the option."""
+    asked = Slurm(account=text, options={"comment": other})
+    lines = [*slurm._options(two, asked, Path(f"/runs/{other}"))]
+    assert [words for line in lines if len(words := shlex.split(line)) != 1] == []
+    assert f"--account={text}" in (shlex.split(line)[0] for line in lines)
+
+
+def test_a_job_that_was_requeued_loads_what_it_saved(plan: Planner) -> None:
+    save = "checkpoint.save=/shared/save"
+    host = replace(HOST, scheduled=True, contained=False)
+    again = '$([ "$restart" -eq 0 ] || echo --load /shared/save)'
+    assert again in script(plan("gpt2.yaml", save, host=host), requeue=True)
+    assert again not in script(plan("gpt2.yaml", save, host=host))
+    loads = plan("gpt2.yaml", save, "checkpoint.load=/shared/save", host=host)
+    assert again not in script(loads, requeue=True)
+    both = ("checkpoint.load=/other", "checkpoint.finetune=true", "program=pretrain_gpt.py")
+    with pytest.raises(UsageError, match="finetuning"):
+        script(plan("gpt2.yaml", save, *both, host=host), requeue=True)
+
+
+def test_the_script_of_512_nodes_is_as_long_as_that_of_two(two: Plan) -> None:
+    assert script(replace(two, nodes=512)) == script(two).replace("--nodes=2\n", "--nodes=512\n")
+
+
+def test_no_secret_is_in_it(plan: Planner) -> None:
+    """The script stays in the run's folder; the value goes by sbatch's own environment."""
+    host = replace(HOST, scheduled=True, contained=False)
+    told = script(plan(SCRIPT + "env: {WANDB_API_KEY: 0123456789abcdef}\n", host=host))
+    assert "0123456789abcdef" not in told
+    assert "WANDB_API_KEY" in told
+
+
+@pytest.mark.parametrize("name", ["output", "array", "time", "Upper", "nodes"])
+def test_an_option_that_has_its_key_elsewhere_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError):
+        Slurm.model_validate({"options": {name: "x"}})
+
+
+@pytest.mark.parametrize("key", ["account", "partition", "dependency"])
+def test_a_value_is_one_line(key: str) -> None:
+    with pytest.raises(ValidationError, match="single line"):
+        Slurm.model_validate({key: "a\n#SBATCH --wrap=x"})

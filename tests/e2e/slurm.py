@@ -1,0 +1,83 @@
+"""A Slurm cluster of two nodes on this machine, of Debian's packages, without installing them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from launcher.engine.private import packages
+from tests.e2e.site import until
+
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
+CONFIG = """\
+ClusterName=launchpad
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={control}
+AuthType=auth/none
+CredType=cred/none
+PluginDir={plugins}
+SlurmUser=root
+StateSaveLocation={folder}/control
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/control.pid
+SlurmdPidFile={folder}/%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SwitchType=switch/none
+MailProg=/bin/true
+KillWait=5
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1,batch_sched_delay=0
+NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=4 RealMemory=4000
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=4 RealMemory=4000
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def _ports(number: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
+    with ExitStack() as held:
+        found = [held.enter_context(socket.create_server(("", 0))) for _ in range(number)]
+        return [listener.getsockname()[1] for listener in found]
+
+
+@contextmanager
+def cluster(cache: Path, folder: Path) -> Iterator[dict[str, str]]:
+    """The variables with which Slurm's programs are found, and this cluster by them."""
+    root = packages.unpack(cache / "slurm", PACKAGES)
+    plugins = next(root.glob("usr/lib/*-linux-*/slurm-wlm"))
+    env = packages.environment(root)
+    env["LD_LIBRARY_PATH"] += f":{plugins}"
+    env["SLURM_CONF"] = str(folder / "slurm.conf")
+    control, first, second = _ports(3)
+    for name in ("control", "n0", "n1"):
+        (folder / name).mkdir()
+    host = socket.gethostname().partition(".")[0]
+    ports = {"control": control, "first": first, "second": second}
+    text = CONFIG.format(host=host, folder=folder, plugins=plugins, **ports)
+    (folder / "slurm.conf").write_text(text)
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    step = shutil.which("slurmstepd-wlm", path=env["PATH"]) or "slurmstepd"
+    daemons = [["slurmctld-wlm", "-D", "-i"]]
+    daemons += [["slurmd-wlm", "-D", "-d", step, "-N", node] for node in ("n0", "n1")]
+    with ExitStack() as running:
+        for number, argv in enumerate(daemons):
+            log = running.enter_context((folder / f"daemon-{number}.log").open("wb"))
+            process = subprocess.Popen(argv, env=env, stdout=log, stderr=log)
+            running.callback(process.wait, 60)
+            running.callback(process.terminate)
+
+        def idle() -> bool:
+            argv = ["sinfo", "--noheader", "--format=%D %t"]
+            return subprocess.run(argv, env=env, capture_output=True).stdout == b"2 idle\n"
+
+        until(idle, "the cluster isn't up")
+        names = ("PATH", "LD_LIBRARY_PATH", "SLURM_CONF")
+        yield {name: env[name] for name in names if name in env or name in os.environ}

@@ -1,0 +1,164 @@
+"""Runs as jobs of a real Slurm with two nodes on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from launcher.settings import Settings
+from tests.e2e.site import RUNNER, Site, until
+from tests.e2e.slurm import cluster
+from tests.e2e.test_compose import COUNTING, FAILING
+from tests.e2e.test_compose import MEETING as MEETING_ONE_BY_ONE
+
+pytestmark = [pytest.mark.engine, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+
+MEETING = MEETING_ONE_BY_ONE.replace(
+    "    peers = [socket.create_connection(meeting)]",
+    """\
+    while True:
+        try:
+            peers = [socket.create_connection(meeting)]
+            break
+        except OSError:
+            time.sleep(0.1)""",
+)
+"""Here nobody waits for the first node before the others are started."""
+
+LOSS = re.compile(r"iteration +(\d+)/.* lm loss: (\S+)")
+TINY = {
+    "model": {
+        "num_layers": 1,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "seq_length": 16,
+        "max_position_embeddings": 16,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
+    "training": {"micro_batch_size": 2, "global_batch_size": 4, "lr": 1e-3, "seed": 1},
+    "data": {"mock": True, "vocab_size": 100},
+    "logging": {"log_interval": 1, "eval_interval": 1000000, "eval_iters": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def slurm(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A cluster, by its variables."""
+    with cluster(site.cache, tmp_path_factory.mktemp("slurm")) as env:
+        yield env
+
+
+class OnCluster(Site):
+    """A folder from which runs are submitted."""
+
+    cluster: dict[str, str]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return super().environment | self.cluster
+
+    def queue(self) -> list[str]:
+        """The states of the jobs that haven't ended."""
+        argv = ["squeue", "--noheader", "--format=%T"]
+        return subprocess.run(
+            argv, env=self.environment, capture_output=True, text=True, check=True
+        ).stdout.split()
+
+    def counts(self, program: str = MEETING + COUNTING, **more: Any) -> None:
+        """Two nodes of a program that needs no torch, with a stand-in for the runner."""
+        (self.folder / "runner.py").write_text(RUNNER)
+        start = shlex.join([sys.executable, str(self.folder / "runner.py")])
+        keys = {"setup": f'python3() {{ exec {start} "$@"; }}'} | more
+        config = {"image": "cpu", "gpus": 0, "program": "./program.py", "nodes": 2}
+        self.write({**config, "slurm": keys}, program)
+
+
+@pytest.fixture
+def here(here: Site, slurm: dict[str, str]) -> Iterator[OnCluster]:
+    """A folder to submit from; afterwards nothing may be queued."""
+    found = OnCluster(here.folder, here.client, here.name, here.started)
+    found.cluster = slurm
+    yield found
+    until(lambda: not found.queue(), "jobs are left")
+    assert not list((found.folder / "runs").glob("*/slurm.json"))
+
+
+def test_nodes_meet_and_stop_when_asked(here: OnCluster) -> None:
+    here.counts()
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    for rank in (0, 1):
+        started.said(f"node-{rank} | line")
+    started.process.send_signal(signal.SIGINT)
+    assert started.ends() == 7
+    assert re.fullmatch(r"run \w+ stopped, exit code 7: on node-[01]", started.told()[-1])
+    assert re.fullmatch(r"(node-[01] \| (met as [01]|line)\n)*", started.out)
+
+
+def test_a_killed_launcher_leaves_the_job_to_others(here: OnCluster) -> None:
+    """By Slurm's queue and the files on the shared disk alone."""
+    here.counts()
+    first = here.start("run", "run.yaml", "--backend", "slurm")
+    first.said("node-1 | line")
+    first.process.kill()
+    first.ends()
+    (run,) = [path.parent.name for path in (here.folder / "runs").glob("*/slurm.json")]
+    assert re.search(rf"^{run} +{here.name} +running +slurm ", here.done("ps").out, re.MULTILINE)
+    follower, logs = here.start("attach", run), here.start("logs", "-f", run)
+    for each in (follower, logs):
+        each.said("node-0 | line")
+    assert here.done("stop", run).process.returncode == 0
+    assert (follower.ends(), logs.ends()) == (7, 0)
+    assert sorted(follower.out.splitlines()) == sorted(logs.out.splitlines())
+
+
+def test_the_first_node_to_fail_is_named_and_ends_the_others(here: OnCluster) -> None:
+    here.counts(MEETING + FAILING)
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    assert started.ends() == 3
+    assert started.told()[-1].endswith("failed: node-1: rank 1 exited with code 3")
+
+
+def test_one_that_waits_is_told_why_and_taken_out_of_the_queue(here: OnCluster) -> None:
+    here.counts(dependency="afterok:1", options={"hold": True})
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    started.said("waits: JobHeldUser")
+    assert here.queue() == ["PENDING"]
+    started.process.send_signal(signal.SIGTERM)
+    assert started.ends() == 143
+
+
+def test_what_slurm_refuses_leaves_nothing(here: OnCluster) -> None:
+    here.counts(partition="none")
+    started = here.done("run", "run.yaml", "--backend", "slurm")
+    assert started.process.returncode == 125
+    assert "invalid partition" in started.err
+    assert not list((here.folder / "runs").glob("*/job.sh"))
+
+
+@pytest.mark.long
+def test_an_image_trains_on_two_nodes(here: OnCluster, image: str) -> None:
+    """docker in the task, over gloo; after a stop it goes on on one node of two processes."""
+    training = TINY["training"] | {"train_iters": 100000}
+    config = TINY | {"training": training, "checkpoint": {"save": "save"}, "image": image}
+    here.write({**config, "gpus": 0, "nodes": 2, "slurm": {"container": "docker"}})
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    started.said("iteration       20/")
+    started.process.send_signal(signal.SIGINT)
+    assert started.ends() == 0, started
+    at = int((here.folder / "save/latest_checkpointed_iteration.txt").read_text())
+    assert at >= 20
+    assert not here.containers()
+    (run,) = [path.parent.name for path in (here.folder / "runs").glob("*/run.json")]
+    ends = ["--set", f"training.train_iters={at + 2}", "--set", "nodes=1", "--processes", "2"]
+    again = here.done("resume", run, *ends)
+    assert again.process.returncode == 0, again
+    assert [int(number) for number, _ in LOSS.findall(again.out)] == [at + 1, at + 2]
