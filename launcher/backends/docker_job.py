@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 import socket
 import struct
 import sys
-import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +19,7 @@ from requests.exceptions import RequestException
 from urllib3.exceptions import HTTPError
 
 from launcher.backends.docker import request
+from launcher.backends.group import unpacked
 from launcher.errors import EngineError
 from launcher.names import LABEL
 from launcher.plan.job import Cause, Ended, Job, Lost, Piece
@@ -146,14 +145,14 @@ class DockerJob:
     def files(self, path: str) -> dict[str, bytes]:
         with suppress(NotFound), answering():
             stream, _ = self.api.get_archive(self.container, path)
-            return _unpacked(b"".join(stream))
+            return unpacked(b"".join(stream))
         return {}
 
     def diagnose(self) -> dict[str, bytes]:
         with answering():
             try:
                 made = self.api.exec_create(self.container, DIAGNOSE, stderr=False)
-                return _unpacked(self.api.exec_start(made["Id"]))
+                return unpacked(self.api.exec_start(made["Id"]))
             except APIError:  # it has ended
                 return {}
 
@@ -179,17 +178,6 @@ def ended_as(state: Mapping[str, Any] | None) -> Ended | None:
     if state["Status"] in ("removing", "dead"):
         return Ended(code or KILLED, Cause.REMOVED)
     return Ended(code, Cause.MEMORY if state.get("OOMKilled") else Cause.ITSELF)
-
-
-def _unpacked(archive: bytes) -> dict[str, bytes]:
-    """The regular files of a tar by their names without folders; {} of what is none."""
-    try:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as entries:
-            regular = [entry for entry in entries if entry.isreg()]
-            opened = ((entry.name, entries.extractfile(entry)) for entry in regular)
-            return {name.rpartition("/")[2]: file.read() for name, file in opened if file}
-    except tarfile.TarError:
-        return {}
 
 
 def start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:

@@ -5,8 +5,10 @@ It knows the nodes by their jobs, and not what carries them out.
 
 from __future__ import annotations
 
+import io
 import queue
 import re
+import tarfile
 import time
 from calendar import timegm
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -317,3 +319,14 @@ def joined_reports(reports: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
     if said:
         files[REPORT] = f"{''.join(told)}{CONCLUSION}{'; '.join(said)}\n".encode()
     return files
+
+
+def unpacked(archive: bytes) -> dict[str, bytes]:
+    """The regular files of a tar by their names without folders; {} of what is none."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as entries:
+            regular = [entry for entry in entries if entry.isreg()]
+            opened = ((entry.name, entries.extractfile(entry)) for entry in regular)
+            return {name.rpartition("/")[2]: file.read() for name, file in opened if file}
+    except tarfile.TarError:
+        return {}

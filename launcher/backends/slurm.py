@@ -45,8 +45,8 @@ export PET_MASTER_PORT={port}
 
 NODE = r"""
 node() {{
-  local end="$folder/node-$SLURM_NODEID.end" pid asked= failed=0 code
-  : > "$end"
+  local me="$folder/node-$SLURM_NODEID" pid asked= question= answered= failed=0 code
+  : > "$me.end"
   export PET_NODE_RANK="$SLURM_NODEID"
 {setup}  {command} &
   pid=$!
@@ -57,13 +57,17 @@ node() {{
       kill -TERM "$pid"
     elif [ -e "$folder/failed-$restart" ] && [ $((failed += 1)) -ge {settle} ]; then
       {kill}
+    elif [ -e "$folder/ask" ] && read -r question < "$folder/ask" &&
+      [ "$question" != "$answered" ]; then
+      answered=$question
+      {{ {report} > "$me.part"; mv -f "$me.part" "$me.$question.tar"; }} &
     fi
     sleep 0.5
   done
   {{ wait "$pid"; }} 2>/dev/null
   code=$?
   [ "$code" -eq 0 ] || : > "$folder/failed-$restart"
-  echo "$code $(date +%s.%N)" > "$end"
+  echo "$code $(date +%s.%N)" > "$me.end"
   return "$code"
 }}
 export -f node
@@ -109,6 +113,7 @@ def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
         command=_command(plan, asked),
         settle=round(2 * SETTLE_SECONDS),
         kill=_kill(plan, asked),
+        report=_report(plan, asked),
     )
     after = REQUEUE if asked.requeue else ""
     script += TAIL.format(srun=_srun(plan, asked), after=after)
@@ -188,8 +193,20 @@ def _kill(plan: Plan, asked: Slurm) -> str:
     kill = 'kill -KILL "$pid"'
     if asked.container not in ENGINES:
         return kill
-    name = shlex.quote(f"{docker.container_name(plan)}-node-")
-    return f'{asked.container} rm --force {name}"$SLURM_NODEID"; {kill}'
+    return f"{asked.container} rm --force {_container(plan)}; {kill}"
+
+
+def _report(plan: Plan, asked: Slurm) -> str:
+    """Asks a node's runner where its ranks are, and writes that as a tar."""
+    report = "python3 -m launcher.train.stall.stall"
+    if asked.container in ENGINES:
+        return f"{asked.container} exec {_container(plan)} {report}"
+    return "true" if asked.container == "apptainer" else f'{report} "$pid"'
+
+
+def _container(plan: Plan) -> str:
+    """A node's container, as a shell has it."""
+    return shlex.quote(f"{docker.container_name(plan)}-node-") + '"$SLURM_NODEID"'
 
 
 def _engine(plan: Plan, asked: Slurm) -> str:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher import files
-from launcher.backends.group import Lines, NodeState, group_ended, node_name
+from launcher.backends.group import (
+    Lines,
+    NodeState,
+    group_ended,
+    joined_reports,
+    node_name,
+    unpacked,
+)
 from launcher.backends.slurm import SCRIPT, Request, ask
 from launcher.errors import EngineError
 from launcher.names import LABEL
@@ -22,7 +29,10 @@ from launcher.plan.secrets import is_secret
 from launcher.records import record
 from launcher.settings import settings
 
-JOB, CODE, STOP = "slurm.json", "code", "stop"
+JOB, CODE, STOP, ASK = "slurm.json", "code", "stop", "ask"
+REPORT_SECONDS = 40.0
+"""More than a runner takes for a report of its ranks."""
+
 POLL_SECONDS = 0.2
 ASK_SECONDS = 2.0
 """How often squeue is asked at most: the controller serves everybody."""
@@ -186,7 +196,7 @@ class SlurmJob:
         if self.ended() is None:
             self.kill()
             self.wait()
-        names = [JOB, SCRIPT, CODE, STOP, "slurm.out"]
+        names = [JOB, SCRIPT, CODE, STOP, ASK, "slurm.out"]
         names += [f"{node_name(n)}.{end}" for n in self._nodes for end in ("out", "err", "end")]
         for mark in ("limit-", "failed-"):
             found = (path.name for path in self.folder.glob(f"{mark}*"))
@@ -202,7 +212,19 @@ class SlurmJob:
             return {}
 
     def diagnose(self) -> dict[str, bytes]:
-        return {}
+        """Of all nodes at once, by a question in a file that each answers in its own."""
+        question = str(time.time_ns())
+        files.write(self.folder / ASK, f"{question}\n")
+        answers = [self.folder / f"{node_name(rank)}.{question}.tar" for rank in self._nodes]
+        until = time.monotonic() + REPORT_SECONDS
+        while not all(path.exists() for path in answers) and time.monotonic() < until:
+            if self.ended() is not None:
+                break
+            time.sleep(POLL_SECONDS)
+        reports = [unpacked(path.read_bytes()) if path.exists() else {} for path in answers]
+        for path in answers:
+            files.remove_file(path, self.folder, missing_ok=True)
+        return reports[0] if len(reports) == 1 else joined_reports(reports)
 
 
 def _read(path: Path, at: int) -> bytes:

@@ -28,6 +28,7 @@ class Engine:
 
     contained = True
     every_node = False
+    scheduled = False
 
     def __init__(self, facts: Facts | None, *, lost: bool = False, gpus: int | None = None) -> None:
         self.known = facts

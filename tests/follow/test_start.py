@@ -149,7 +149,7 @@ class Engine:
     """An engine with one image, which is asked for nothing else."""
 
     name = "docker"
-    contained, every_node, shares_files = True, False, True
+    contained, every_node, scheduled, shares_files = True, False, False, True
 
     def facts(self, image: str) -> Facts:
         return Facts("0.16.1", False)

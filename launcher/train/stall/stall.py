@@ -337,8 +337,12 @@ def _folder(runner: int) -> Path | None:
 
 
 def main() -> int:
-    """Write a report of this container's run to standard output, as a tar; 1 where none comes."""
-    runner = next((pid for pid, command, _ in _processes() if command[1:3] == RUNNER), None)
+    """Write a report of this container's run to standard output, as a tar; 1 where none comes.
+
+    An argument is the process id of its runner, where there may be several.
+    """
+    listed = (pid for pid, command, _ in _processes() if command[1:3] == RUNNER)
+    runner = int(sys.argv[1]) if len(sys.argv) > 1 else next(listed, None)
     report = ask(runner) if runner else {}
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
         for name, content in report.items():
