@@ -154,8 +154,8 @@ def request(name: str, labels: dict[str, str], departures: Departures, matrix: M
 
 def _said(labels: dict[str, str]) -> dict[str, str]:
     """The base and the builder that an image says it was made with; of the lock's builder, none."""
-    said = {"base": labels.get(f"{OCI}base.name"), "builder": labels.get(f"{LABEL}builder")}
-    return {key: name for key, name in said.items() if name}
+    at = {"base": f"{OCI}base.name", "builder": f"{LABEL}builder"}
+    return {key: labels[label] for key, label in at.items() if labels.get(label)}
 
 
 def unnamed(labels: dict[str, str], wanted: Request, base: str) -> dict[str, str]:
@@ -360,11 +360,11 @@ class Comparison:
         self, added: tuple[Sequence[str], Sequence[str]], diffoscope: bool
     ) -> list[Difference]:
         """Tell where the added layers part, by file; all differences in what is claimed."""
-        read = self._read(self.image, added[0], {})
-        read = self._read(self.rebuilt, added[1], read)
-        image, rebuilt = ([read[one] for one in some] for some in added)
-        trees = compare.merge(image), compare.merge(rebuilt)
-        found = compare.differences(*trees, times=self.claimed.layers)
+        read: dict[str, Layer] = {}
+        for image, layers in zip((self.image, self.rebuilt), added, strict=True):
+            read |= self._read(image, {*layers} - {*read})
+        image_tree, rebuilt_tree = (compare.merge([read[one] for one in some]) for some in added)
+        found = compare.differences(image_tree, rebuilt_tree, times=self.claimed.layers)
         if found:
             self._show(found)
             self._look_inside(found, None if diffoscope else DIFFOSCOPE_WITHIN)
@@ -372,19 +372,15 @@ class Comparison:
             self.tell("no file differs: layers have them in another order, or in other layers")
         return found
 
-    def _read(
-        self, image: Subject, wanted: Sequence[str], read: dict[str, Layer]
-    ) -> dict[str, Layer]:
-        """The wanted layers of an image by diff ID, with those that are read already."""
-        missing = {*wanted} - {*read}
-        if not missing:
-            return read
-        client = self.boxes[0].client
+    def _read(self, image: Subject, wanted: set[str]) -> dict[str, Layer]:
+        """The wanted layers of an image by diff ID."""
+        if not wanted:
+            return {}
         self.progress.step(f"read what {image.id[:19]} adds, from what the engine saves of it")
-        with closing(client.api.get_image(image.id)) as stream:
-            read = {**read, **read_layers(stream, image.layers, {*image.layers} - missing)}
+        with closing(self.boxes[0].client.api.get_image(image.id)) as stream:
+            read = read_layers(stream, image.layers, {*image.layers} - wanted)
         self.progress.close()
-        if lost := missing - {*read}:
+        if lost := wanted - {*read}:
             raise BuildError(
                 f"{image.id}: its layer {min(lost)} can't be read from what the engine saves",
                 "Only layers in plain tar or packed by gzip, zstd, bzip2 or xz can be.",

@@ -163,7 +163,7 @@ def _put_file(folder: Path, path: Path, progress: Progress) -> File:
     """Put a file of the cache, which lies in a folder named by its sha256, into the bundle."""
     digest, size = path.parent.name, path.stat().st_size
     file = File(path=f"sha256/{digest}/{path.name}", size=size, sha256=digest)
-    if not _is_right(folder, file):
+    if not parts.is_whole(folder, file):
         progress.output(path.name)
         fetch.check(path, digest)
         target = folder / file.path
@@ -172,13 +172,6 @@ def _put_file(folder: Path, path: Path, progress: Progress) -> File:
             shutil.copyfileobj(content, new.file)
             new.publish()
     return file
-
-
-def _is_right(folder: Path, file: File) -> bool:
-    try:
-        return parts.sha256(folder, file) == file.sha256
-    except OSError:
-        return False
 
 
 def _put_commit(folder: Path, one: Commit, progress: Progress) -> File:
@@ -221,7 +214,7 @@ def check_bundle(folder: Path, progress: Progress) -> Index:
     Raises UsageError for a folder without one, DamagedError, which names all that is damaged.
     """
     index = read_list(folder, INDEX, Index, FOLDERS, "`launcher fetch --bundle`")
-    if damages := compare(folder, index.listed, progress):
+    if damages := compare(folder, index.files, progress):
         raise DamagedError(folder, damages)
     return index
 

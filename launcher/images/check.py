@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -91,21 +91,21 @@ def check(folder: Path, progress: Progress) -> Listing:
     sums = layout.sums(listing)
     digest = hashlib.sha256(sums).hexdigest()
     own = File.model_construct(path=layout.SUMS, size=len(sums), sha256=digest)
-    if damages := compare(folder, {**listing.listed, own.path: own}, progress):
+    if damages := compare(folder, [*listing.files, own], progress):
         raise DamagedError(folder, damages)
     return listing
 
 
-def compare(folder: Path, listed: Mapping[str, File], progress: Progress) -> list[Damage]:
-    """The files of a folder, by their paths, of which a byte isn't as it is listed."""
-    size = sum(file.size for file in listed.values())
+def compare(folder: Path, listed: Sequence[File], progress: Progress) -> list[Damage]:
+    """The files of a folder of which a byte isn't as it is listed."""
+    size = sum(file.size for file in listed)
     damages = []
     with (
         progress.counted(f"check {len(listed)} files", size) as seen,
         ThreadPoolExecutor(READERS) as readers,
     ):
-        found = readers.map(partial(_sha256, folder), listed.values())
-        for file, actual in zip(listed.values(), found, strict=True):
+        found = readers.map(partial(_sha256, folder), listed)
+        for file, actual in zip(listed, found, strict=True):
             seen(file.size)
             if actual != file.sha256:
                 damages.append(Damage(file.path, file.sha256, actual))

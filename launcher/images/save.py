@@ -184,9 +184,7 @@ def _is_there(folder: Path, blob: Blob, part_size: int) -> bool:
     sizes = [file.size for file in blob.files]
     if not sizes or {*sizes[:-1]} - {part_size} or sizes[-1] > part_size:
         return False
-    with suppress(OSError):
-        return all(parts.sha256(folder, file) == file.sha256 for file in blob.files)
-    return False
+    return all(parts.is_whole(folder, file) for file in blob.files)
 
 
 @contextmanager

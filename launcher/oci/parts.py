@@ -147,6 +147,14 @@ def sha256(folder: Path, file: File) -> str:
     return digest.hexdigest()
 
 
+def is_whole(folder: Path, file: File) -> bool:
+    """Whether a listed file is as it was written."""
+    try:
+        return sha256(folder, file) == file.sha256
+    except OSError:
+        return False
+
+
 def whole(folder: Path, path: str, most: int) -> bytes:
     """The bytes of a file in a folder that came from elsewhere. Raises OSError beyond `most`."""
     with files.open_foreign(folder / path, folder) as file:

@@ -74,6 +74,8 @@ def test_documents_are_put_beside_the_image_and_come_with_it(
     fake: Fake, empty_site: Settings, documents: dict[str, bytes], lists: bool, token: str
 ) -> None:
     fake.lists, fake.token = lists, token
+    if token:  # an upload's place may be told in full
+        fake.uploads = f"http://{fake.address}/uploads/1"
     image = carried(fake)
     assert push(image, documents) == "  with provenance.json, sbom.cdx.json\n"
     assert beside.texts(IMAGE, empty_site) == {}
@@ -163,11 +165,6 @@ def test_no_upload_goes_to_another_place(
     assert "the image without its documents" in said
     assert "wants an upload to" in said
     assert "PUT" not in {method for method, *_ in fake.seen}
-
-
-def test_an_upload_may_have_a_whole_address(fake: Fake, documents: dict[str, bytes]) -> None:
-    fake.uploads = f"http://{fake.address}/uploads/1"
-    assert push(carried(fake), documents) == "  with provenance.json, sbom.cdx.json\n"
 
 
 def test_a_registry_that_takes_no_documents_is_told_and_has_the_image(
@@ -342,7 +339,3 @@ def test_of_an_image_that_we_did_not_build_nothing_is_asked(
 ) -> None:
     assert pull(carried(fake), empty_site, [{"CreatedBy": "RUN make"}]) == ""
     assert fake.seen == []
-
-
-def test_an_image_without_any_is_told(fake: Fake, empty_site: Settings) -> None:
-    assert pull(carried(fake), empty_site) == "  without provenance or SBOM\n"
