@@ -9,7 +9,7 @@ from launcher.errors import BuildError, EngineError
 from launcher.matrix.schema import AMD64, LockedImage
 from launcher.names import LABEL, parse_reference
 from launcher.oci import registry
-from launcher.oci.container import find_image
+from launcher.oci.container import find_image, name_image
 from launcher.oci.pull import describe_pull_failure, follow, registry_errors
 from launcher.screen import Progress
 from launcher.settings import Settings
@@ -168,8 +168,7 @@ class Images:
     def _name(self, found: dict[str, Any], reference: str) -> None:
         """Give what was pulled by digest or from a mirror the matrix's name, where that is free."""
         if "@" not in reference and find_image(self.client, reference) is None:
-            named = parse_reference(reference)
-            self.client.api.tag(found["Id"], named.name, named.target)
+            name_image(self.client, found["Id"], reference)
 
 
 def digest_at(client: DockerClient, reference: str, *platform: str) -> str:

@@ -30,6 +30,7 @@ from launcher.matrix.schema import AMD64, GitUrl, Release, Tag
 from launcher.names import parse_reference
 from launcher.oci import layout, parts
 from launcher.oci.archive import hex_of
+from launcher.oci.container import name_image
 from launcher.oci.layout import Digest, Listing, Reference
 from launcher.screen import Progress
 from launcher.settings import Settings
@@ -274,7 +275,7 @@ def load_images(folder: Path, index: Index, client: DockerClient, progress: Prog
                     f"{name}: the engine has {there} under that name, and the bundle has {own}",
                     f"If that one may lose its name: docker rmi {shlex.quote(name)}",
                 )
-        load.name_image(client, own, names)
+        name_image(client, own, *names)
 
 
 def unmet(index: Index, site: Settings) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,9 +18,9 @@ from launcher.images import images
 from launcher.images.check import Damage, DamagedError, check, read_listing, unreadable
 from launcher.images.images import Image
 from launcher.images.remote import OtherImageError
-from launcher.names import parse_reference
 from launcher.oci import layout, packed, parts, saved
 from launcher.oci.archive import archive, entry, hex_of, layer_name, load_archive
+from launcher.oci.container import name_image
 from launcher.oci.layout import Base, Config, File, Listing, Manifest
 from launcher.oci.saved import Saved
 from launcher.screen import Progress
@@ -93,7 +93,8 @@ def load(
     documents = _documents(folder, listing)
     loaded = load_checked(client, folder, listing, progress, base)
     left = tuple(name for name in listing.names if name not in names)
-    moved = name_image(client, loaded, names)
+    moved = tuple(name for name in names if images.id_of(client, name) not in (None, loaded))
+    name_image(client, loaded, *names)
     return Loaded(loaded, names, moved, left, documents if loaded == listing.image else {})
 
 
@@ -288,7 +289,10 @@ def _check(client: DockerClient, content: _Content, loaded: str, new: bool) -> N
 
     found = client.api.inspect_image(loaded)
     same = tuple(found["RootFS"].get("Layers") or ()) == content.diff_ids
-    if same and (found["Id"] == content.listing.image or _names_by_manifest(client)):
+    if same and found["Id"] == content.listing.image:
+        return
+    store = client.info().get("DriverStatus") or []  # containerd's makes manifests, and IDs of them
+    if same and ["driver-type", "io.containerd.snapshotter.v1"] in store:
         return
     if new:
         with suppress(APIError):
@@ -296,24 +300,6 @@ def _check(client: DockerClient, content: _Content, loaded: str, new: bool) -> N
     raise EngineError(
         f"the engine made another image of it: {found['Id']}, and {content.listing.image} was saved"
     )
-
-
-def _names_by_manifest(client: DockerClient) -> bool:
-    """True for containerd's store, whose IDs are digests of manifests that it makes itself."""
-    status: list[list[Any]] = client.info().get("DriverStatus") or []
-    return ["driver-type", "io.containerd.snapshotter.v1"] in status
-
-
-def name_image(client: DockerClient, id: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Give an image of the engine its names; those that another image had."""
-    moved = []
-    for name in names:
-        before = images.id_of(client, name)
-        if before not in (None, id):
-            moved.append(name)
-        given = parse_reference(name)
-        client.api.tag(id, given.name, given.target)
-    return tuple(moved)
 
 
 def _documents(folder: Path, listing: Listing) -> dict[str, bytes]:

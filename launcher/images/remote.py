@@ -10,6 +10,7 @@ from launcher.build.pins import digest_at
 from launcher.errors import LauncherError, UsageError
 from launcher.names import parse_reference
 from launcher.oci import registry
+from launcher.oci.container import name_image
 from launcher.oci.pull import follow, registry_errors
 from launcher.screen import Progress
 
@@ -55,7 +56,7 @@ def push(client: DockerClient, image: str, remote: str, progress: Progress) -> C
     """
     named = parse_reference(remote)
     repository, tag = named.name, named.target
-    client.api.tag(image, repository, tag)
+    name_image(client, image, remote)
     here = client.api.inspect_image(image)
     with registry_errors(remote):
         events = client.api.push(repository, tag, stream=True, decode=True)
@@ -84,8 +85,7 @@ def pull(
     OtherImageError where the registry has something else, before any layer comes; EngineError
     where it can't be pulled.
     """
-    named = parse_reference(remote)
-    repository, tag = named.name, named.target
+    repository = parse_reference(remote).name
     with registry_errors(remote):
         engine = client.version()
     platform = f"{engine['Os']}/{engine['Arch']}"
@@ -104,9 +104,5 @@ def pull(
         events = client.api.pull(repository, digest, stream=True, decode=True)
         follow(events, f"pull {remote}", progress)
         found = client.api.inspect_image(by_digest)["Id"]
-    if "@" not in remote:
-        client.api.tag(found, repository, tag)
-    if name is not None:
-        given = parse_reference(name)
-        client.api.tag(found, given.name, given.target)
+    name_image(client, found, *(one for one in (remote, name) if one and "@" not in one))
     return Carried(remote, digest, found)

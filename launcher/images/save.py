@@ -22,6 +22,7 @@ from launcher.oci.layout import Base, Blob, Digest, File, Listing, Manifest
 from launcher.oci.saved import Member, Saved
 from launcher.screen import Progress
 from launcher.trust import require_trusted
+from launcher.unpack import packing
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -35,7 +36,7 @@ OURS = {
 }
 OF_SYSTEMS = {"System Volume Information", "lost+found", "$RECYCLE.BIN"}
 _AGAIN = "Run the save again: what is in the folder is kept. The engine's own disk may be full."
-_PACKED = {b"\x1f\x8b": "+gzip", b"\x28\xb5\x2f\xfd": "+zstd"}
+_PACKED = {"gz": "+gzip", "zst": "+zstd"}
 
 
 class Begun(BaseModel):
@@ -80,10 +81,9 @@ def save(
                 if blob and _is_there(folder, blob, part_size):
                     progress.cached()
                 else:
-                    packing = _packing(file)
-                    aside = folder / INCOMING
-                    blob = parts.write(file, member.size, folder, aside, part_size, packing, seen)
-                    if packing != "":
+                    comes, aside = _packing(file), folder / INCOMING
+                    blob = parts.write(file, member.size, folder, aside, part_size, comes, seen)
+                    if comes != "":
                         begun.blobs[blob.unpacked or blob.digest] = blob
                         _write_begun(folder, begun)
             blobs[member.name] = blob
@@ -203,10 +203,8 @@ def _packing(file: io.BufferedReader) -> str | None:
 
     Nothing for a configuration, which stays as it is, and None for a layer that isn't packed.
     """
-    head = file.peek(4)
-    if head.lstrip().startswith(b"{"):
-        return ""
-    return next((name for magic, name in _PACKED.items() if head.startswith(magic)), None)
+    head = file.peek(8)
+    return "" if head.lstrip().startswith(b"{") else _PACKED.get(packing(head) or "")
 
 
 def _check(folder: Path, image: Image, layers: list[Blob]) -> None:

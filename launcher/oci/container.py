@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from launcher.errors import UsageError
+from launcher.names import parse_reference
 from launcher.oci.parts import BLOCK, Stream
 
 if TYPE_CHECKING:
@@ -29,6 +30,12 @@ def find_image(client: DockerClient, name: str) -> dict[str, Any] | None:
     except APIError as error:
         raise UsageError(f"{name}: not an image's name: {error.explanation}") from error
     return found
+
+
+def name_image(client: DockerClient, id: str, *names: str) -> None:
+    """Give an image of an engine these names, whatever had them before."""
+    for name in map(parse_reference, names):
+        client.api.tag(id, name.name, name.target)
 
 
 @contextmanager
