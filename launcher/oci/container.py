@@ -1,4 +1,4 @@
-"""The door to an engine's images and containers: what one is, and files out of it."""
+"""The door to an engine's images and containers: what one is, its names, and files out of it."""
 
 from __future__ import annotations
 
