@@ -40,9 +40,10 @@ FOLLOWED = (
 @command(
     argument("config", "a run file, or the name of a preset: gpt2.yaml", "CONFIG"),
     GPUS,
-    argument(
-        "--nodes", "how many: with --backend compose here, with slurm on a cluster", "N", type=int
-    ),
+    argument("--nodes", "how many machines: compose has them all on this one", "N", type=int),
+    argument("--node-rank", "which of them this is, 0 the first", "N", type=int),
+    argument("--master-addr", "the address of the first one", "ADDRESS"),
+    argument("--master-port", "where it listens: 29500", "PORT", type=int),
     argument("--tag", "the image's tag: a row of the matrix"),
     SOURCE,
     SET,
@@ -72,8 +73,10 @@ def run(args: Namespace) -> int:
     from launcher.settings import settings
 
     config, origin = source.load(args.config, overrides(args))
-    asked = Asked(config, origin, os.getcwd(), tuple(args.rest))
     chosen = configured(backend(args.backend), config)
+    if not (chosen.every_node or chosen.scheduled):
+        config, origin = source.numbered(config, origin, os.environ)
+    asked = Asked(config, origin, os.getcwd(), tuple(args.rest))
     data = text.tokenized(config, origin, settings().cache, partial(release, asked, chosen))
     asked = replace(asked, config=data.config)
     if args.dry_run:
@@ -101,11 +104,12 @@ def overrides(args: Namespace) -> list[Override]:
     found = [parse_set(word) for word in args.set]
     if getattr(args, "tag", None) is not None:
         found.append(Override(f"--tag {args.tag}", {"image.name": None, "image.tag": args.tag}))
-    if getattr(args, "nodes", None) is not None:
-        found.append(Override(f"--nodes {args.nodes}", {"nodes.count": args.nodes}))
-    for key in ("gpus", "processes", "source", "max_restarts"):
-        if (value := getattr(args, key, None)) is not None:
-            found.append(Override(f"--{key.replace('_', '-')} {value}", {key: value}))
+    keys = {"nodes": "nodes.count", "node_rank": "nodes.rank"}
+    keys |= {name: f"nodes.{name}" for name in ("master_addr", "master_port")}
+    keys |= {name: name for name in ("gpus", "processes", "source", "max_restarts")}
+    for name, key in keys.items():
+        if (value := getattr(args, name, None)) is not None:
+            found.append(Override(f"--{name.replace('_', '-')} {value}", {key: value}))
     return found
 
 

@@ -226,7 +226,7 @@ def _set_nodes(sheet: Sheet, given: dict[str, Word], asked: Batch) -> None:
         f"master_port: {port}}}"
     )
     line = given["nnodes"].line
-    sheet.tell(line, "nodes: start it on each with --set nodes.rank=N")
+    sheet.tell(line, "nodes: start it on each with --node-rank N")
     if not known:
         sheet.tell(line, "nodes.master_addr: fill in the address of the first node")
 

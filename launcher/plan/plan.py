@@ -288,7 +288,7 @@ def _rendezvous(config: RunConfig, origin: Origin, host: Host) -> dict[str, str]
     if address is None:
         raise UsageError(
             f"{origin.place('nodes')}: several nodes need master_addr, the first one's address",
-            "--set nodes.master_addr=ADDRESS; for all nodes on this machine, --backend compose.",
+            "--master-addr ADDRESS; for all nodes on this machine, --backend compose.",
         )
     return {
         "PET_NNODES": str(nodes.count),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,16 @@ from launcher.plan.secrets import HIDDEN, holds_secret
 PRESETS = Path(__file__).parent.parent / "presets"
 PRESET = "preset "
 """What the name of a preset begins with in messages."""
+NODE_RANKS = (
+    "PET_NODE_RANK",
+    "SLURM_NODEID",
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "JOB_COMPLETION_INDEX",
+)
+"""Where torchrun and Kubeflow, Slurm, Open MPI, MPICH and Kubernetes' indexed jobs tell a process
+that is alone on its node which one that is."""
+
 FREE = ("env", "megatron_args")
 """The sections whose keys the user chooses, so that any of them may name a secret."""
 
@@ -76,6 +86,28 @@ def load(name: str, overrides: list[Override]) -> tuple[RunConfig, Origin]:
     set_by = {key: override.argument for override in overrides for key in override.values}
     origin = Origin(label, yamlfile.lines(root), set_by)
     return overridden(config, overrides), origin
+
+
+def numbered(
+    config: RunConfig, origin: Origin, environ: Mapping[str, str]
+) -> tuple[RunConfig, Origin]:
+    """The run of several nodes as this node's, by the variables of what started one process on it.
+
+    So the same command works on all nodes. What the run file or an argument says counts more.
+    """
+    if config.nodes.count == 1:
+        return config, origin
+    named = {"nodes.rank": NODE_RANKS, "nodes.master_addr": ("PET_MASTER_ADDR",)}
+    found = list[Override]()
+    for key, variables in named.items():
+        told = key in origin.lines or key in origin.overrides
+        name = next((name for name in variables if environ.get(name)), None)
+        if name and not told:
+            text = environ[name]
+            value = int(text) if text.isdecimal() and key == "nodes.rank" else text
+            found.append(Override(f"${name}", {key: value}))
+    said = {key: override.argument for override in found for key in override.values}
+    return overridden(config, found), replace(origin, overrides=origin.overrides | said)
 
 
 def find(name: str) -> tuple[str, Path]:

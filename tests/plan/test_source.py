@@ -19,6 +19,7 @@ from launcher.plan.image import Facts
 from launcher.plan.mounts import Host
 from launcher.plan.plan import Stamp, make_plan
 from launcher.plan.source import Override
+from tests.plans import MINIMAL
 
 Write = Callable[[str], str]
 HOST = Host(uid=1000, gid=100, home="/home/user", cwd="/home/user", cache="/home/user/.cache/x")
@@ -256,6 +257,33 @@ def test_an_override_reaches_below_the_short_form(write: Write) -> None:
     path = write('name: a\nimage: "24.10"\n')
     config, _ = source.load(path, [source.parse_set("image.megatron=0.10.0")])
     assert (config.image.tag, config.image.megatron) == ("24.10", "0.10.0")
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "nodes"),
+    [
+        ("nodes: 2", {"SLURM_NODEID": "1", "PET_MASTER_ADDR": "10.0.0.1"}, (1, "10.0.0.1")),
+        ("nodes: 2", {"SLURM_NODEID": "0", "PET_NODE_RANK": "1"}, (1, None)),
+        ("nodes: {count: 2, rank: 0, master_addr: a}", {"OMPI_COMM_WORLD_RANK": "1"}, (0, "a")),
+        ("nodes: 1", {"SLURM_NODEID": "3"}, (0, None)),
+    ],
+)
+def test_which_node_it_is_comes_from_the_environment_where_nothing_says_it(
+    write: Write, text: str, environ: dict[str, str], nodes: tuple[int, str | None]
+) -> None:
+    config, origin = source.numbered(*source.load(write(f"{MINIMAL}{text}\n"), []), environ)
+    assert (config.nodes.rank, config.nodes.master_addr) == nodes
+    if nodes[0] and "PET_NODE_RANK" in environ:
+        assert origin.place("nodes.rank") == "$PET_NODE_RANK: nodes.rank"
+
+
+@pytest.mark.parametrize("rank", ["2", "x"])
+def test_a_wrong_number_in_the_environment_is_told_with_its_variable(
+    write: Write, rank: str
+) -> None:
+    loaded = source.load(write(f"{MINIMAL}nodes: 2\n"), [])
+    with pytest.raises(UsageError, match=r"\$SLURM_NODEID: nodes"):
+        source.numbered(*loaded, {"SLURM_NODEID": rank})
 
 
 def test_a_tag_replaces_a_full_name(write: Write) -> None:
