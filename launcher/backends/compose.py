@@ -265,11 +265,9 @@ UP = ("up", "--detach")
 def show(plan: Plan) -> str:
     """`docker compose` with its file on standard input, after the `mkdir` that it needs."""
     wanted = request(plan)
-    folders = [mount.source for mount in plan.mounts if not mount.read_only]
-    made = [["mkdir", "-p", "--", *folders]] if folders else []
     secrets = shown.wanted(tuple(wanted.secrets.items()))
     up = shown.lines([command(plan, "-")]).rstrip("\n")
-    return f"{shown.lines(made)}{secrets}{up} <<'EOF'\n{wanted.text}EOF\n"
+    return f"{shown.folders(plan)}{secrets}{up} <<'EOF'\n{wanted.text}EOF\n"
 
 
 @dataclass(frozen=True)

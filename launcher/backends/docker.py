@@ -165,9 +165,7 @@ def shell_command(plan: Plan, *, terminal: bool) -> list[str]:
 
 def show(plan: Plan) -> str:
     """`docker run`, after the `mkdir` that it needs; both work when pasted."""
-    folders = [mount.source for mount in plan.mounts if not mount.read_only]
-    made = [["mkdir", "-p", "--", *folders]] if folders else []
-    return shown.lines(made) + shown.wanted(plan.env) + shown.lines([command(plan)])
+    return shown.folders(plan) + shown.wanted(plan.env) + shown.lines([command(plan)])
 
 
 def connect() -> DockerClient:

@@ -179,7 +179,7 @@ class Group:
         """Of all nodes at once: each takes its time."""
         with ThreadPoolExecutor(len(self.nodes)) as pool:
             reports = [*pool.map(lambda node: node.diagnose(), self.nodes)]
-        return reports[0] if len(reports) == 1 else joined_reports(reports)
+        return joined_reports(reports)
 
 
 def group_ended(states: Sequence[NodeState], log: Callable[[int], str]) -> Ended | None:
@@ -307,7 +307,9 @@ def joined(outputs: Sequence[Iterator[Piece]], look: Callable[[], None]) -> Iter
 
 
 def joined_reports(reports: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
-    """The reports of several nodes as one, which ends with what each of them says."""
+    """The reports of the nodes as one, which ends with what each of them says."""
+    if len(reports) == 1:
+        return dict(reports[0])
     files, told, said = dict[str, bytes](), list[str](), list[str]()
     for rank, report in enumerate(reports):
         name = node_name(rank)

@@ -20,8 +20,8 @@ from typing import IO, Any
 
 from launcher import files
 from launcher.backends import host, keeper, shown
+from launcher.backends.folder import FolderJob, newest_first
 from launcher.errors import EngineError, UsageError
-from launcher.names import LABEL
 from launcher.plan.image import Facts
 from launcher.plan.job import Cause, Ended, Job, Piece
 from launcher.plan.plan import Plan
@@ -103,31 +103,25 @@ def _visible(environ: Mapping[str, str]) -> list[str]:
 
 def show(plan: Plan, asked: Request) -> str:
     """The request of `plan` as commands that work when pasted into a shell; secrets aren't told."""
-    folders = [mount.source for mount in plan.mounts if not mount.read_only]
-    before = [["mkdir", "-p", "--", *folders]] if folders else []
-    before += [["cd", "--", asked.cwd]] if asked.cwd else []
+    before = [["cd", "--", asked.cwd]] if asked.cwd else []
     known = {name: value for name, value in asked.env.items() if not is_secret(name, value)}
     words = ["env", *(shlex.quote(f"{name}={known[name]}") for name in sorted(known))]
     words += [f'{name}="$(cat -- {shlex.quote(path)})"' for name, path in plan.secrets]
     run = f"{' '.join(words)} {shlex.join(redacted(asked.argv))}\n"
-    return shown.lines(before) + shown.wanted(plan.env) + run
+    return shown.folders(plan) + shown.lines(before) + shown.wanted(plan.env) + run
 
 
 @dataclass
-class LocalJob:
+class LocalJob(FolderJob):
     """A run's process and its files; `stdin` keeps a tied run's standard input open."""
 
-    folder: Path
     process: tuple[int, str]
     keeper: tuple[int, str]
     labels: Mapping[str, str]
     stdin: IO[bytes] | None = field(default=None, repr=False)
 
     backend = "local"
-
-    @property
-    def run(self) -> str:
-        return self.folder.name
+    poll_seconds = POLL_SECONDS
 
     @property
     def handle(self) -> str:
@@ -148,11 +142,6 @@ class LocalJob:
                         return
                     time.sleep(POLL_SECONDS)
 
-    def wait(self) -> Ended:
-        while (ended := self.ended()) is None:
-            time.sleep(POLL_SECONDS)
-        return ended
-
     def ended(self) -> Ended | None:
         code = self._code()  # first, as another who follows the run may remove it meanwhile
         there = (self.folder / keeper.PROCESS).exists()  # else its keeper is about to leave, too
@@ -169,13 +158,8 @@ class LocalJob:
     def state(self) -> str:
         return "paused" if keeper.held(self.process) else "running"
 
-    def stop(self, grace: int) -> None:
+    def ask(self) -> None:
         self._signal(signal.SIGTERM)
-        until = time.monotonic() + grace
-        while self.ended() is None and time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
-        self.kill()
-        self.wait()
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
@@ -184,13 +168,6 @@ class LocalJob:
         if keeper.alive(self.process):
             with suppress(ProcessLookupError):
                 os.kill(self.process[0], signum)
-
-    def files(self, path: str) -> dict[str, bytes]:
-        try:
-            found = [*Path(path).iterdir()] if Path(path).is_dir() else [Path(path)]
-            return {one.name: one.read_bytes() for one in found if one.is_file()}
-        except OSError:
-            return {}
 
     def diagnose(self) -> dict[str, bytes]:
         return stall.ask(self.process[0]) if keeper.alive(self.process) else {}
@@ -343,9 +320,7 @@ class LocalBackend:
 
     def jobs(self) -> list[Job]:
         found = (_job(path.parent) for path in settings().runs.glob(f"*/{keeper.PROCESS}"))
-        made = f"{LABEL}created"
-        known = [job for job in found if job]
-        return sorted(known, key=lambda job: job.labels.get(made, ""), reverse=True)
+        return [*newest_first(job for job in found if job)]
 
     def shell(self, plan: Plan) -> list[str]:
         variables = [f"{name}={value}" for name, value in self.request(plan).env.items()]

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import shlex
 
+from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret
 
 
 def lines(commands: list[list[str]]) -> str:
     """The commands as a shell's lines."""
     return "".join(f"{shlex.join(command)}\n" for command in commands)
+
+
+def folders(plan: Plan) -> str:
+    """The `mkdir` of the folders that the plan writes to; "" where there are none."""
+    written = [mount.source for mount in plan.mounts if not mount.read_only]
+    return lines([["mkdir", "-p", "--", *written]] if written else [])
 
 
 def wanted(env: tuple[tuple[str, str | None], ...]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher import files
+from launcher.backends.folder import FolderJob, newest_first
 from launcher.backends.group import (
     Lines,
     NodeState,
@@ -71,19 +72,14 @@ class Queue:
 
 
 @dataclass
-class SlurmJob:
+class SlurmJob(FolderJob):
     """A run's job and its files."""
 
-    folder: Path
     handle: str
     labels: Mapping[str, str]
     queue: Queue = field(default_factory=Queue, repr=False)
 
     backend = "slurm"
-
-    @property
-    def run(self) -> str:
-        return self.folder.name
 
     @property
     def _nodes(self) -> range:
@@ -124,11 +120,6 @@ class SlurmJob:
         if line and line != told:
             print(f"launcher: {line}", file=sys.stderr, flush=True)
         return line or told
-
-    def wait(self) -> Ended:
-        while (ended := self.ended()) is None:
-            time.sleep(POLL_SECONDS)
-        return ended
 
     def ended(self) -> Ended | None:
         """By the script's last word, or where it could say none, by what Slurm knows of the job."""
@@ -179,13 +170,10 @@ class SlurmJob:
         """Ask by a file that the nodes look for; one that still waits in the queue is taken out."""
         if self.queue.state(self.handle)[0] == "PENDING":
             return self.kill()
+        super().stop(grace)
+
+    def ask(self) -> None:
         files.write(self.folder / STOP, "")
-        until = time.monotonic() + grace
-        while self.ended() is None and time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
-        if self.ended() is None:
-            self.kill()
-        self.wait()
 
     def kill(self) -> None:
         with suppress(EngineError):  # it has ended
@@ -204,13 +192,6 @@ class SlurmJob:
         for name in names:
             files.remove_file(self.folder / name, self.folder, missing_ok=True)
 
-    def files(self, path: str) -> dict[str, bytes]:
-        try:
-            found = [*Path(path).iterdir()] if Path(path).is_dir() else [Path(path)]
-            return {one.name: one.read_bytes() for one in found if one.is_file()}
-        except OSError:
-            return {}
-
     def diagnose(self) -> dict[str, bytes]:
         """Of all nodes at once, by a question in a file that each answers in its own."""
         question = str(time.time_ns())
@@ -224,7 +205,7 @@ class SlurmJob:
         reports = [unpacked(path.read_bytes()) if path.exists() else {} for path in answers]
         for path in answers:
             files.remove_file(path, self.folder, missing_ok=True)
-        return reports[0] if len(reports) == 1 else joined_reports(reports)
+        return joined_reports(reports)
 
 
 def _read(path: Path, at: int) -> bytes:
@@ -268,5 +249,4 @@ def jobs() -> list[SlurmJob]:
         with suppress(OSError, ValueError, KeyError):  # another version's
             told = json.loads(path.read_text(encoding="utf-8"))
             found.append(SlurmJob(path.parent, str(told["job"]), dict(told["labels"]), queue))
-    created = f"{LABEL}created"
-    return sorted(found, key=lambda job: job.labels.get(created, ""), reverse=True)
+    return newest_first(found)
