@@ -22,7 +22,7 @@ from launcher.backends.docker import request
 from launcher.backends.group import unpacked
 from launcher.errors import EngineError
 from launcher.names import LABEL
-from launcher.plan.job import Cause, Ended, Job, Lost, Piece
+from launcher.plan.job import KILLED, Cause, Ended, Job, Lost, Piece
 from launcher.plan.plan import Plan, without_memlock
 
 StartedJob = TypeVar("StartedJob", bound=Job)
@@ -31,7 +31,6 @@ OUTPUT = {"stdout": 1, "stderr": 1, "stream": 1}
 FRAME = struct.Struct(">BxxxL")
 """What stands before each piece of output: the stream it is of, and its length in bytes."""
 
-KILLED = 137
 DIAGNOSE = ["python3", "-m", "launcher.train.stall.stall"]
 NO_LOG = 501
 PROJECT = "com.docker.compose.project"

@@ -23,7 +23,7 @@ from launcher.backends import host, keeper, shown
 from launcher.backends.folder import FolderJob, newest_first
 from launcher.errors import EngineError, UsageError
 from launcher.plan.image import Facts
-from launcher.plan.job import Cause, Ended, Job, Piece
+from launcher.plan.job import KILLED, Cause, Ended, Job, Piece
 from launcher.plan.plan import Plan
 from launcher.plan.program import SOURCE
 from launcher.plan.secrets import is_secret, redacted
@@ -33,7 +33,6 @@ from launcher.train.ranks import checkout
 from launcher.train.stall import stall
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-KILLED = 137
 POLL_SECONDS = 0.05
 START_SECONDS = 30.0
 CHUNK = 1 << 16

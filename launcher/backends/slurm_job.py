@@ -24,7 +24,7 @@ from launcher.backends.group import (
 from launcher.backends.slurm import SCRIPT, Request, ask
 from launcher.errors import EngineError
 from launcher.names import LABEL
-from launcher.plan.job import Cause, Ended, Lost, Piece
+from launcher.plan.job import KILLED, Cause, Ended, Lost, Piece
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret
 from launcher.records import record
@@ -40,7 +40,7 @@ ASK_SECONDS = 2.0
 
 CHUNK = 1 << 16
 TAIL = 1 << 16
-ASKED, KILLED = 143, 137
+ASKED = 143
 LATER = 60.0
 """Seconds by which a node that was ended counts as later than one that failed by itself."""
 

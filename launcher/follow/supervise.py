@@ -25,7 +25,7 @@ from launcher.errors import EngineError
 from launcher.follow import find, watchdog
 from launcher.follow.live import LiveLine, terminal
 from launcher.names import LABEL
-from launcher.plan.job import Backend, Cause, Ended, Job, Lost
+from launcher.plan.job import KILLED, Backend, Cause, Ended, Job, Lost
 from launcher.plan.plan import AFTER_GRACE
 from launcher.records import ending, owner
 from launcher.records.ending import Ending
@@ -186,7 +186,7 @@ class Follower:
             except Lost as error:
                 found = self._reconnect(error.reason)
             if found is None:
-                return Ended(ending.KILLED, Cause.REMOVED)
+                return Ended(KILLED, Cause.REMOVED)
             self.job, cut_short = found
             if not cut_short:
                 self.stopper.take(self.job)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from launcher.plan.plan import Plan
 
 
+KILLED = 137
+"""The exit code of what SIGKILL ended."""
+
+
 class Cause(Enum):
     """Who ended a job, as far as its backend can tell: the runner's own words tell more."""
 

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
 
-from launcher.plan.job import Cause, Ended
+from launcher.plan.job import KILLED, Cause, Ended
 from launcher.records import record
 from launcher.records.failures import named
 from launcher.train.checkpoints.folders import Checkpoint
 from launcher.train.words import STOPPED
 
-KILLED = 137
 ENGINE_FAILED = 125
 NEVER_BETTER = (2, 121)
 """Exit codes of a refusal: starting again would end the same way."""
