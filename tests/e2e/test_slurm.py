@@ -115,6 +115,7 @@ def test_a_killed_launcher_leaves_the_job_to_others(here: OnCluster) -> None:
     follower, logs = here.start("attach", run), here.start("logs", "-f", run)
     for each in (follower, logs):
         each.said("node-0 | line")
+    assert here.done("exec", run, "--", "sh", "-c", "echo in $SLURM_JOB_ID").out.startswith("in ")
     assert here.done("stop", run).process.returncode == 0
     assert (follower.ends(), logs.ends()) == (7, 0)
     assert sorted(follower.out.splitlines()) == sorted(logs.out.splitlines())
@@ -144,12 +145,17 @@ def test_what_slurm_refuses_leaves_nothing(here: OnCluster) -> None:
     assert not list((here.folder / "runs").glob("*/job.sh"))
 
 
+def training(image: str, iterations: int, **slurm: Any) -> dict[str, Any]:
+    """A run file of two nodes, with docker in the task."""
+    iterated = TINY["training"] | {"train_iters": iterations}
+    more = {"image": image, "gpus": 0, "nodes": 2, "slurm": {"container": "docker", **slurm}}
+    return {**TINY, "training": iterated, "checkpoint": {"save": "save"}, **more}
+
+
 @pytest.mark.long
 def test_an_image_trains_on_two_nodes(here: OnCluster, image: str) -> None:
-    """docker in the task, over gloo; after a stop it goes on on one node of two processes."""
-    training = TINY["training"] | {"train_iters": 100000}
-    config = TINY | {"training": training, "checkpoint": {"save": "save"}, "image": image}
-    here.write({**config, "gpus": 0, "nodes": 2, "slurm": {"container": "docker"}})
+    """Over gloo; after a stop it goes on on one node of two processes."""
+    here.write(training(image, 100000))
     started = here.start("run", "run.yaml", "--backend", "slurm")
     started.said("iteration       20/")
     started.process.send_signal(signal.SIGINT)
@@ -162,3 +168,20 @@ def test_an_image_trains_on_two_nodes(here: OnCluster, image: str) -> None:
     again = here.done("resume", run, *ends)
     assert again.process.returncode == 0, again
     assert [int(number) for number, _ in LOSS.findall(again.out)] == [at + 1, at + 2]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_at_its_time_limit_a_job_saves_is_requeued_and_learns_the_same(
+    here: OnCluster, image: str
+) -> None:
+    """Slurm sends its signal up to a minute early, and holds a requeued job for two."""
+    here.write(training(image, 600))
+    whole = here.done("run", "run.yaml", "--backend", "slurm")
+    asked = training(image, 600, time="2", signal=60, requeue=True)
+    here.write(asked | {"checkpoint": {"save": "parts"}})
+    parts = here.start("run", "run.yaml", "--backend", "slurm")
+    assert (parts.process.wait(1000), whole.process.returncode) == (0, 0), parts
+    parts.ends()
+    assert "waits: BeginTime" in parts.err
+    assert dict(LOSS.findall(parts.out))["600"] == dict(LOSS.findall(whole.out))["600"]
