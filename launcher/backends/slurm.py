@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from launcher.backends import docker, shown
 from launcher.backends.group import SETTLE_SECONDS
-from launcher.errors import EngineError, UsageError
+from launcher.errors import EngineError, PreflightError, UsageError
 from launcher.plan.config import Slurm
 from launcher.plan.image import Facts
+from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret, redacted
 from launcher.settings import ROOT, settings
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from launcher.plan.config import RunConfig
     from launcher.plan.job import Job
 
-SCRIPT = "job.sh"
+SCRIPT, OUTPUT = "job.sh", "slurm.out"
 ENGINES = ("docker", "podman")
 PORTS = (20000, 10000)
 """The first and the number of those from which a job takes one by its id, below the ephemeral."""
@@ -45,10 +46,19 @@ export PET_MASTER_PORT={port}
 
 NODE = r"""
 node() {{
-  local me="$folder/node-$SLURM_NODEID" pid asked= question= answered= failed=0 code
+  local me="$folder/node-$SLURM_NODEID" pid asked= question= answered= failed=0 code=0 path
   : > "$me.end"
+  for path in {paths}; do
+    [ -e "$path" ] && continue
+    echo "launcher: there is no $path on $SLURMD_NODENAME: let it be on a disk that all see" >&2
+    code={unable}
+  done
   export PET_NODE_RANK="$SLURM_NODEID"
-{setup}  {command} &
+{setup}  if [ "$code" -eq 0 ]; then
+    {command} &
+  else
+    (exit "$code") &
+  fi
   pid=$!
   trap : TERM
   while kill -0 "$pid" 2>/dev/null; do
@@ -109,6 +119,8 @@ def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
     script += HEAD.format(folder=shlex.quote(str(folder)), port=port)
     setup = "".join(f"  {line}\n" for line in _setup(plan, asked))
     script += NODE.format(
+        paths=" ".join(shlex.quote(mount.source) for mount in _checked(plan, asked)),
+        unable=PreflightError.exit_code,
         setup=setup,
         command=_command(plan, asked),
         settle=round(2 * SETTLE_SECONDS),
@@ -118,6 +130,11 @@ def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
     after = REQUEUE if asked.requeue else ""
     script += TAIL.format(srun=_srun(plan, asked), after=after)
     return Request(script, str(folder / SCRIPT))
+
+
+def _checked(plan: Plan, asked: Slurm) -> tuple[Mount, ...]:
+    """The mounts that a node can look for; pyxis starts its shell inside of the container."""
+    return () if asked.container == "pyxis" else plan.mounts
 
 
 def _options(plan: Plan, asked: Slurm, folder: Path) -> Iterator[str]:
@@ -135,7 +152,7 @@ def _options(plan: Plan, asked: Slurm, folder: Path) -> Iterator[str]:
         "reservation": asked.reservation,
         "dependency": asked.dependency,
         "mem": plan.memory.upper().removesuffix("B") if plan.memory else None,
-        "output": folder / "slurm.out",
+        "output": folder / OUTPUT,
         "open-mode": "append",
         "requeue" if asked.requeue else "no-requeue": True,
         "signal": f"B:TERM@{asked.signal}" if asked.signal else None,

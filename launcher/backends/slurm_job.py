@@ -21,7 +21,7 @@ from launcher.backends.group import (
     node_name,
     unpacked,
 )
-from launcher.backends.slurm import SCRIPT, Request, ask
+from launcher.backends.slurm import OUTPUT, SCRIPT, Request, ask
 from launcher.errors import EngineError
 from launcher.names import LABEL
 from launcher.plan.job import KILLED, Cause, Ended, Lost, Piece
@@ -86,18 +86,22 @@ class SlurmJob(FolderJob):
         return range(int(self.labels.get(f"{LABEL}nodes", "1")))
 
     def output(self, *, follow: bool = True) -> Iterator[Piece]:
-        """What the nodes have written; of several, whole lines, each with its node before it."""
-        alone = len(self._nodes) == 1
-        read = {(rank, error): 0 for rank in self._nodes for error in (False, True)}
+        """What the script and the nodes have written; of several nodes, whole lines, named."""
+        script = len(self._nodes)
         lines = {rank: Lines(f"{node_name(rank)} | ".encode()) for rank in self._nodes}
-        told = ""
+        lines[script] = Lines(b"job | ")
+        sources = {(script, True): self.folder / OUTPUT}
+        for rank in self._nodes:
+            sources |= {(rank, is_error): self._file(rank, is_error) for is_error in (False, True)}
+        read, told = dict.fromkeys(sources, 0), ""
         while True:
             last = not follow or self.ended() is not None
             idle = True
-            for (rank, is_error), at in read.items():
-                if data := _read(self._file(rank, is_error), at):
-                    idle, read[rank, is_error] = False, at + len(data)
-                    piece = data if alone else lines[rank].add(data, is_error)
+            for (rank, is_error), path in sources.items():
+                if data := _read(path, read[rank, is_error]):
+                    idle = False
+                    read[rank, is_error] += len(data)
+                    piece = lines[rank].add(data, is_error) if script > 1 else data
                     if piece:
                         yield Piece(is_error, piece, rank)
             if idle and last:
@@ -105,8 +109,8 @@ class SlurmJob(FolderJob):
             if idle:
                 told = self._tell_waiting(told)
                 time.sleep(POLL_SECONDS)
-        for rank in self._nodes:
-            for is_error, rest in lines[rank].rest():
+        for rank, begun in lines.items():
+            for is_error, rest in begun.rest():
                 yield Piece(is_error, rest, rank)
 
     def _file(self, rank: int, is_error: bool) -> Path:
@@ -134,19 +138,27 @@ class SlurmJob(FolderJob):
             return Ended(KILLED, Cause.REMOVED)
         cause = Cause.MEMORY if state == "OUT_OF_MEMORY" else Cause.ITSELF
         code = ASKED if state.startswith("CANCELLED") else KILLED
-        reason = f" ({why})" if why not in ("", "None") else ""
-        return Ended(code, cause, f"Slurm ended job {self.handle}: {state}{reason}")
+        words = f"Slurm ended job {self.handle}: {state}"
+        words += f" ({why})" if why not in ("", "None") else ""
+        if state in ("COMPLETED", "FAILED") and not (self.folder / OUTPUT).exists():
+            words += f"; its nodes don't see {self.folder}: let LAUNCHER_RUNS name a shared disk"
+        return Ended(code, cause, words)
 
     def _said(self) -> Ended | None:
         code = _number(self.folder / CODE)
         if code is None:
             return None
+        if not (code and any(self._end(rank).exists() for rank in self._nodes)):
+            return Ended(int(code))
         found = group_ended([self._state(rank) for rank in self._nodes], self._log)
-        return found if code and found and found.code else Ended(int(code))
+        return found if found and found.code else Ended(int(code))
+
+    def _end(self, rank: int) -> Path:
+        return self.folder / f"{node_name(rank)}.end"
 
     def _state(self, rank: int) -> NodeState:
         """Of a node, once all have ended: one that wrote no end was ended by the others'."""
-        path = self.folder / f"{node_name(rank)}.end"
+        path = self._end(rank)
         with suppress(OSError, ValueError):
             code, at = path.read_text().split()
             return NodeState(True, Ended(int(code)), float(at))
@@ -184,7 +196,7 @@ class SlurmJob(FolderJob):
         if self.ended() is None:
             self.kill()
             self.wait()
-        names = [JOB, SCRIPT, CODE, STOP, ASK, "slurm.out"]
+        names = [JOB, SCRIPT, CODE, STOP, ASK, OUTPUT]
         names += [f"{node_name(n)}.{end}" for n in self._nodes for end in ("out", "err", "end")]
         for mark in ("limit-", "failed-"):
             found = (path.name for path in self.folder.glob(f"{mark}*"))

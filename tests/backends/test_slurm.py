@@ -45,7 +45,7 @@ def script(plan: Plan, **keys: object) -> str:
         (
             {"container": "docker"},
             [
-                r'  docker run --gpus "\\"device=\$CUDA_VISIBLE_DEVICES\\"" .*--env=PET_NODE_RANK'
+                r'    docker run --gpus "\\"device=\$CUDA_VISIBLE_DEVICES\\"" .*--env=PET_NODE_RANK'
                 r' .*--name a-0a1b2c3d-node-"\$SLURM_NODEID" .*source=/d,target=/data.* -m .* &',
                 r'      docker rm --force a-0a1b2c3d-node-"\$SLURM_NODEID"; kill -KILL "\$pid"',
             ],
@@ -54,14 +54,14 @@ def script(plan: Plan, **keys: object) -> str:
             {"container": "pyxis", "image": "/shared/cpu.sqsh"},
             [
                 r"  export A='b \$c'",
-                r"  python3 -m launcher.train.runner .* &",
+                r"    python3 -m launcher.train.runner .* &",
                 r"srun .*--container-image=/shared/cpu.sqsh .*--container-mounts=.*/d:/data:ro.*"
                 r',"\$folder:\$folder" --output=.* bash -c node &',
             ],
         ),
         (
             {"container": "apptainer", "image": "/shared/cpu.sif"},
-            [r"  apptainer exec --nv .*--bind=/d:/data:ro .*/shared/cpu.sif python3 -m .* &"],
+            [r"    apptainer exec --nv .*--bind=/d:/data:ro .*/shared/cpu.sif python3 -m .* &"],
         ),
         (
             {"requeue": True, "time": "1-0", "signal": 300, "options": {"mail-user": "a b"}},

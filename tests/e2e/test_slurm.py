@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -68,18 +68,22 @@ class OnCluster(Site):
 
     def queue(self) -> list[str]:
         """The states of the jobs that haven't ended."""
-        argv = ["squeue", "--noheader", "--format=%T"]
-        return subprocess.run(
-            argv, env=self.environment, capture_output=True, text=True, check=True
-        ).stdout.split()
+        return self.asked("squeue", "--noheader", "--format=%T").split()
 
-    def counts(self, program: str = MEETING + COUNTING, **more: Any) -> None:
+    def asked(self, *argv: str) -> str:
+        """What a program of Slurm prints."""
+        options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+        return str(subprocess.run(argv, env=self.environment, **options).stdout)
+
+    def counts(
+        self, program: str = MEETING + COUNTING, mounts: Sequence[Any] = (), **more: Any
+    ) -> None:
         """Two nodes of a program that needs no torch, with a stand-in for the runner."""
         (self.folder / "runner.py").write_text(RUNNER)
         start = shlex.join([sys.executable, str(self.folder / "runner.py")])
         keys = {"setup": f'python3() {{ exec {start} "$@"; }}'} | more
         config = {"image": "cpu", "gpus": 0, "program": "./program.py", "nodes": 2}
-        self.write({**config, "slurm": keys}, program)
+        self.write({**config, "mounts": [*mounts], "slurm": keys}, program)
 
 
 @pytest.fixture
@@ -137,12 +141,33 @@ def test_one_that_waits_is_told_why_and_taken_out_of_the_queue(here: OnCluster) 
     assert started.ends() == 143
 
 
+def test_what_a_node_does_not_see_is_told_with_the_node(here: OnCluster) -> None:
+    """The node has gone without the folder since the launcher looked."""
+    (here.folder / "data").mkdir()
+    here.counts(options={"hold": True}, mounts=[{"source": "data", "target": "/data"}])
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    started.said("waits: JobHeldUser")
+    (here.folder / "data").rmdir()
+    jobs = here.asked("squeue", "--noheader", "--format=%i").split()
+    here.asked("scontrol", "release", *jobs)
+    assert started.ends() == 121
+    assert re.search(r"node-1 \| launcher: there is no \S+/data on n1: ", started.err)
+
+
 def test_what_slurm_refuses_leaves_nothing(here: OnCluster) -> None:
     here.counts(partition="none")
     started = here.done("run", "run.yaml", "--backend", "slurm")
     assert started.process.returncode == 125
     assert "invalid partition" in started.err
     assert not list((here.folder / "runs").glob("*/job.sh"))
+
+
+def test_what_the_script_says_is_told(here: OnCluster) -> None:
+    """This Slurm has no pyxis, so srun doesn't know its options."""
+    here.counts(container="pyxis")
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    assert started.ends() == 255
+    assert "job | srun: unrecognized option" in started.err
 
 
 def training(image: str, iterations: int, **slurm: Any) -> dict[str, Any]:
