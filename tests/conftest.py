@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from launcher.screen import Progress
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.plans"]
 
-# The same examples every time, so that what fails there fails here; search looks further.
-hypothesis_settings.register_profile("same", derandomize=True, deadline=None, max_examples=50)
-hypothesis_settings.register_profile("long", derandomize=True, deadline=None, max_examples=300)
-hypothesis_settings.register_profile("search", deadline=None)
+# The same examples every time, so that what fails there fails here; search looks further. How long
+# they take depends on what the machine does beside.
+unhurried = hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.register_profile("same", unhurried, derandomize=True, max_examples=50)
+hypothesis_settings.register_profile("long", unhurried, derandomize=True, max_examples=300)
+hypothesis_settings.register_profile("search", unhurried)
 hypothesis_settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # A shell's background jobs are deaf to SIGINT, and so would be all that tests start.

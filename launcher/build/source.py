@@ -69,7 +69,8 @@ class MegatronSource:
             check_tree(self.at, self.revision, self.identity, tree_hash(folder))
         elif self.kind == "sdist":
             fetch.check(self.at, self.identity)
-            _extract(self.at, folder)
+            with self.at.open("rb") as sdist:  # without the one folder that holds it all
+                unpack(sdist, folder, "-z", "--strip-components=1")
         else:
             self._copy(folder)
 
@@ -326,7 +327,9 @@ def tree_hash(folder: Path, links: Mapping[Path, str] | None = None) -> str:
         return order, mode + b" " + name + b"\0" + hashed
 
     def is_in(path: Path) -> bool:
-        return not _is_empty(path) or any(link.is_relative_to(path) for link in links)
+        if path in links or path.is_symlink() or not path.is_dir():
+            return True
+        return any(map(is_in, path.iterdir()))
 
     entries = sorted(entry(path) for path in folder.iterdir() if is_in(path))
     return _git_object(b"tree", b"".join(content for _, content in entries)).hex()
@@ -335,13 +338,6 @@ def tree_hash(folder: Path, links: Mapping[Path, str] | None = None) -> str:
 def _git_object(kind: bytes, content: bytes) -> bytes:
     header = kind + b" " + str(len(content)).encode() + b"\0"
     return hashlib.sha1(header + content, usedforsecurity=False).digest()
-
-
-def _is_empty(path: Path) -> bool:
-    """Whether a folder has no file in it, however deep."""
-    if path.is_symlink() or not path.is_dir():
-        return False
-    return all(_is_empty(one) for one in path.iterdir())
 
 
 def _has_commit(repository: Path, commit: str) -> bool:
@@ -387,12 +383,6 @@ def archive(repository: Path, commit: str, folder: Path) -> None:
             )
         tar.seek(0)
         unpack(tar, folder)
-
-
-def _extract(archive: Path, folder: Path) -> None:
-    """Write a source distribution to `folder`, without the one folder that holds it all."""
-    with archive.open("rb") as file:
-        unpack(file, folder, "-z", "--strip-components=1")
 
 
 def unpack(archive: IO[bytes], folder: Path, *options: str) -> None:

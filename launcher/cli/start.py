@@ -117,8 +117,8 @@ def _show(assembled: Assembled, chosen: Backend, data: Tokenized) -> int:
     """Print the plan and the command; files that aren't there are told, as they may come."""
     import sys
 
+    from launcher.cli.describe import describe
     from launcher.follow.files import missing
-    from launcher.plan.describe import describe
 
     plan = assembled.plan
     print(f"{describe(plan)}\n{chosen.show(plan)}", end="")

@@ -19,10 +19,10 @@ from launcher.plan.config import (
     Logging,
     Model,
     Parallel,
-    Scalar,
     Training,
 )
 from launcher.plan.secrets import redacted
+from launcher.plan.values import Scalar
 from launcher.yamlfile import printable
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pydantic.json_schema import JsonSchemaValue
 
 from launcher import names
-from launcher.plan import arguments, config
+from launcher.plan import arguments, values
 from launcher.plan.config import RunConfig
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -84,7 +84,7 @@ def _short_forms(parts: dict[str, JsonSchemaValue]) -> None:
     image = parts["Image"]
     image["anyOf"] = [{"required": ["tag"]}, {"required": ["name"]}]
     named = {"type": "string", "pattern": f"^(?=.*[/:@])({names.IMAGE})$"}
-    parts["Image"] = {"anyOf": [*config.TAGS, named, image]}
+    parts["Image"] = {"anyOf": [*values.TAGS, named, image]}
     parts["Nodes"] = {"anyOf": [{"type": "integer", "minimum": 1}, parts["Nodes"]]}
     resources = parts["Resources"]
     resources |= _where("shm_size", {"not": {"type": "null"}}, needs="ipc")

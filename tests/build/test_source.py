@@ -171,8 +171,9 @@ def test_within_a_hook_of_git_the_checkout_is_the_one_named(
 
 def test_what_tar_cannot_unpack_is_told_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(b"no archive")
-    with pytest.raises(BuildError, match=r"tar can't unpack the source there: \S"):
-        source._extract(tmp_path / "a.tar.gz", tmp_path)
+    refused = pytest.raises(BuildError, match=r"tar can't unpack the source there: \S")
+    with (tmp_path / "a.tar.gz").open("rb") as sdist, refused:
+        source.unpack(sdist, tmp_path, "-z")
 
 
 def test_a_bare_repository_gives_the_locked_commit(checkout: Path, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import docker
+from launcher.cli.describe import describe
 from launcher.plan import source
-from launcher.plan.describe import describe
 from launcher.plan.image import Facts
 from launcher.plan.plan import Plan
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from launcher.plan import config, source
+from launcher.plan import source, values
 from launcher.plan.config import RunConfig
 from launcher.plan.schema import schema
 
@@ -25,21 +25,22 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1
 NUMBER = st.floats(0, 1) | st.integers(0, 1) | st.sampled_from(["1e-4", ".5", "1_0e-1", " 0.1 "])
 SCALAR = TEXT | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(-1e9, 1e9)
 VALUES: list[tuple[Any, st.SearchStrategy[Any]]] = [
-    (config.Text, TEXT),
-    (config.Whole, st.integers(0, config.LARGEST)),
-    (config.Positive, st.integers(1, config.LARGEST)),
-    (config.Fraction, NUMBER),
-    (config.NotNegative, NUMBER | st.floats(0)),
-    (config.Name, st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True)),
-    (config.Variable, st.from_regex(r"[A-Za-z_]\w{0,8}", fullmatch=True)),
-    (config.Tag, st.sampled_from([24.1, 24.09, "24.10", "cpu", "mine_2"])),
-    (config.Reference, st.sampled_from(["a/b:1", "localhost:5000/a@sha256:" + "0" * 64])),
-    (config.Size, st.sampled_from(["512m", 512, "16G", "7"])),
-    (config.GpuRequest, st.sampled_from([0, 8, "2", "all", " all ", "device=0,1", "device=GPU-a"])),
-    (config.MicroBatch, st.integers(1, 10**6) | st.just("auto")),
-    (config.Prefixes, TEXT | st.sampled_from([["a"], [0.3, "a", 1, "b"]])),
-    (config.Scalars, SCALAR | st.lists(SCALAR, max_size=3)),
-    (config.OneScalar, SCALAR),
+    (values.Text, TEXT),
+    (values.Whole, st.integers(0, values.LARGEST)),
+    (values.Positive, st.integers(1, values.LARGEST)),
+    (values.Fraction, NUMBER),
+    (values.NotNegative, NUMBER | st.floats(0)),
+    (values.Name, st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True)),
+    (values.Variable, st.from_regex(r"[A-Za-z_]\w{0,8}", fullmatch=True)),
+    (values.Tag, st.sampled_from([24.1, 24.09, "24.10", "cpu", "mine_2"])),
+    (values.Reference, st.sampled_from(["a/b:1", "localhost:5000/a@sha256:" + "0" * 64])),
+    (values.Size, st.sampled_from(["512m", 512, "16G", "7"])),
+    (values.GpuRequest, st.sampled_from([0, 8, "2", "all", " all ", "device=0,1", "device=GPU-a"])),
+    (values.MicroBatch, st.integers(1, 10**6) | st.just("auto")),
+    (values.Prefixes, TEXT | st.sampled_from([["a"], [0.3, "a", 1, "b"]])),
+    (values.Scalars, SCALAR | st.lists(SCALAR, max_size=3)),
+    (values.OneScalar, SCALAR),
+    (values.Time, st.integers(0, 10**6) | st.sampled_from(["2-12:00:00", "12:00:00", "UNLIMITED"])),
 ]
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.cli.describe import describe
 from launcher.errors import UsageError
 from launcher.plan import secrets, source
-from launcher.plan.describe import describe
 from launcher.plan.image import Facts
 from launcher.plan.mounts import Host
 from launcher.plan.plan import Stamp, make_plan
