@@ -132,6 +132,20 @@ def test_the_first_node_to_fail_is_named_and_ends_the_others(here: OnCluster) ->
     assert started.told()[-1].endswith("failed: node-1: rank 1 exited with code 3")
 
 
+def test_a_failed_run_is_submitted_again(here: OnCluster) -> None:
+    tried = str(here.folder / "tried")
+    here.counts(
+        MEETING + f"tried = {tried!r}\n"
+        "if rank == 1 and not os.path.exists(tried):\n"
+        "    open(tried, 'w').close()\n"
+        "    sys.exit(3)\n"
+    )
+    started = here.done("run", "run.yaml", "--backend", "slurm", "--max-restarts", "1")
+    assert started.process.returncode == 0, started
+    assert "starting it again: 1 of 1 times" in started.err
+    assert started.out.count("met as 1") == 2
+
+
 def test_one_that_waits_is_told_why_and_taken_out_of_the_queue(here: OnCluster) -> None:
     here.counts(dependency="afterok:1", options={"hold": True})
     started = here.start("run", "run.yaml", "--backend", "slurm")
