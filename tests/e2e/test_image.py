@@ -120,6 +120,7 @@ def test_the_classic_builder_makes_the_same_wheel_and_folder(
     assert "helpers_cpp.cpython-311" in first
 
 
+@pytest.mark.long
 def test_nine_rows_on_nine_bases_compile_once(
     engine: DockerClient,
     site: Settings,

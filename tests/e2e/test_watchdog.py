@@ -135,6 +135,7 @@ def test_a_run_that_is_kept_can_be_asked_again_and_goes_on(here: Site, image: st
     assert nobody.process.returncode == 2
 
 
+@pytest.mark.long
 def test_a_run_that_was_ended_for_it_is_started_again(here: Site, image: str) -> None:
     hang = f"open('{GO}', 'w'); time.sleep(3600)"
     config = training(image, 2, "end") | {"max_restarts": 1}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,10 +11,10 @@ from hypothesis import strategies as st
 from launcher.errors import UsageError
 from launcher.plan.gpus import Gpus, parse_gpus
 
-IDS = st.lists(st.from_regex(r"[0-9A-Za-z][\w:.-]{0,8}", fullmatch=True).filter(str.isascii))
+ID = st.from_regex(re.compile(r"[0-9A-Za-z][\w:.-]{0,8}", re.ASCII), fullmatch=True)
 
 
-@given(IDS.filter(lambda ids: len(ids) > 0 and len(set(ids)) == len(ids)))
+@given(st.lists(ID, min_size=1, unique=True))
 def test_devices_are_counted_and_kept_in_order(ids: list[str]) -> None:
     assert parse_gpus("device=" + ",".join(ids)) == Gpus(len(ids), tuple(ids))
 

@@ -84,6 +84,7 @@ def test_tensorboard_has_the_logs_numbers(train: Train, tmp_path: Path) -> None:
     assert [1000 * s for s in found["iteration-time"].values()] == pytest.approx(times, abs=0.1)
 
 
+@pytest.mark.long
 @pytest.mark.megatron
 def test_a_resumed_run_writes_over_what_came_after_its_checkpoint(
     train: Train, tmp_path: Path

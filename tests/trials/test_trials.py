@@ -181,6 +181,7 @@ def held(at: Place) -> Facts | None:
     return backend("docker").facts(at.image["name"])
 
 
+@pytest.mark.long  # in compat's rows: tests/e2e/test_compat.py
 @pytest.mark.engine
 def test_our_program_learns_and_goes_on_in_one_process(engine: DockerClient, at: Place) -> None:
     assert trials.attempt("entrypoint", at, held(at)) == Verdict(trials.RUNS)
