@@ -6,21 +6,21 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Any
 
 from launcher import files, names
 from launcher.errors import UsageError
 from launcher.names import parse_reference
 from launcher.trust import require_trusted
 
-if TYPE_CHECKING:
-    from launcher.settings_file import SettingsFile
-
 ROOT = Path(__file__).resolve().parent.parent
 GITHUB = "https://github.com/"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 ANSWER_WITHIN, LONGEST_WITHIN = 10.0, 3600.0
+SECRET = ("git_mirror", "index_url", "torch_index")
+"""Keys of the settings file whose values may hold a password."""
 _REPOSITORY = re.compile(rf"(?P<host>{names.HOST})(/{names.PART})*")
 
 
@@ -75,7 +75,7 @@ def settings() -> Settings:
     mirrors, within = env.get("LAUNCHER_IMAGE_MIRRORS"), env.get("LAUNCHER_ANSWER_WITHIN")
 
     def folder(variable: str, key: str, usual: Path) -> Path:
-        return _path(env.get(variable) or getattr(file, key, None) or usual)
+        return _path(env.get(variable) or file.get(key) or usual)
 
     def own_folder(variable: str, key: str, usual: Path) -> Path:
         path = folder(variable, key, usual)
@@ -88,9 +88,8 @@ def settings() -> Settings:
         return path
 
     def text(variable: str, key: str, usual: str, check: names.Check) -> str:
-        in_file = getattr(file, key, None)
         if not env.get(variable):
-            return "" if variable in env else usual if in_file is None else in_file
+            return "" if variable in env else str(file.get(key, usual))
         try:
             return check(env[variable])
         except ValueError as error:  # its value may hold a password
@@ -105,8 +104,8 @@ def settings() -> Settings:
         ),
         runs=own_folder("LAUNCHER_RUNS", "runs", state / "megatron-launchpad/runs"),
         index_url=text("PIP_INDEX_URL", "index_url", "", names.index),
-        image_mirrors=(file.image_mirrors if file else {}) if mirrors is None else _pairs(mirrors),
-        answer_within=_seconds(within) if within else file.answer_within if file else ANSWER_WITHIN,
+        image_mirrors=file.get("image_mirrors", {}) if mirrors is None else _pairs(mirrors),
+        answer_within=_seconds(within) if within else file.get("answer_within", ANSWER_WITHIN),
     )
 
 
@@ -128,25 +127,74 @@ def expanded(path: str | Path) -> Path:
         ) from None
 
 
-def repository_fault(text: str) -> str | None:
-    """Why `text` can't begin an image's reference, or None where it can."""
+def _repository(text: str) -> str:
+    """What an image's reference can begin with. Raises ValueError."""
     match = _REPOSITORY.fullmatch(text)
     if match is None:
-        return "takes a registry and parts of a name in lower case, as in mirror.example/nvidia"
+        raise ValueError(
+            "takes a registry and parts of a name in lower case, as in mirror.example/nvidia"
+        )
     if parse_reference(f"{match['host']}/x").registry != match["host"]:
-        return f"begins with a registry, as in docker.io/{text}"
-    return None
+        raise ValueError(f"begins with a registry, as in docker.io/{text}")
+    return text
 
 
-def _file() -> SettingsFile | None:
-    """What the settings file says, or None where there is none; YAML is read only where it is."""
+def _file() -> Mapping[str, Any]:
+    """What the settings file says by its keys; YAML is read only where there is one."""
     path = file_path()
     if not os.environ.get("LAUNCHER_SETTINGS") and not path.exists():
-        return None
-    from launcher.settings_file import read
-
+        return {}
     require_trusted(path)
-    return read(path)
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError as error:
+        raise UsageError(
+            f"{path}: can't be read: {error.strerror}",
+            "LAUNCHER_SETTINGS names it: unset it, or name another.",
+        ) from error
+    return _read(path, changed)
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, changed: int) -> Mapping[str, Any]:
+    """Read once for all who ask for settings, until the file changes (ns since 1970).
+
+    Raises UsageError with file, line and key where it is wrong; nothing but comments is fine.
+    """
+    from pydantic import AfterValidator, ConfigDict, Field, create_model
+
+    from launcher import yamlfile
+
+    def text(check: names.Check, least: int = 1) -> Any:
+        checked = AfterValidator(lambda value: value and check(value))
+        return Annotated[str, Field(min_length=least), checked] | None, None
+
+    folder = text(names.matching(r"[^\0-\x1f\x7f]+", "a path"))
+    repository = Annotated[str, Field(min_length=1), AfterValidator(_repository)]
+    keys: dict[str, Any] = {
+        **dict.fromkeys(("cache", "matrix", "runs"), folder),
+        "torch_index": text(names.index, least=0),
+        "git_mirror": text(names.git_mirror),
+        "index_url": text(names.index),
+        "image_mirrors": (dict[repository, repository], {}),
+        "answer_within": (Annotated[float, Field(gt=0, le=LONGEST_WITHIN)], ANSWER_WITHIN),
+    }
+    strict = ConfigDict(extra="forbid", strict=True)
+    model = create_model("SettingsFile", __config__=strict, **keys)
+    root = yamlfile.tree(yamlfile.read(path, str(path)), str(path))
+    if root is None:
+        return {}
+    found = yamlfile.validate(root, model, str(path), _is_secret)
+    read: dict[str, Any] = found.model_dump(exclude_none=True)
+    beside = {
+        key: path.parent / expanded(read[key]) for key in read.keys() & {"cache", "matrix", "runs"}
+    }
+    return read | beside
+
+
+def _is_secret(key: str, value: object) -> bool:
+    """Whether a value may have a password in it, by its key or, before a host, wherever it is."""
+    return key in SECRET or "@" in str(value)
 
 
 def _ended(url: str) -> str:
@@ -159,13 +207,15 @@ def _pairs(text: str) -> dict[str, str]:
     mirrors = {}
     for pair in filter(None, (one.strip() for one in text.split(","))):
         prefix, equals, mirror = pair.partition("=")
-        fault = repository_fault(prefix) or repository_fault(mirror) if equals else "takes a=b"
-        if fault:
+        try:
+            if not equals:
+                raise ValueError("takes a=b")
+            mirrors[_repository(prefix)] = _repository(mirror)
+        except ValueError as fault:
             raise UsageError(
                 f"LAUNCHER_IMAGE_MIRRORS: {pair.rpartition('@')[2]}: {fault}",
                 "LAUNCHER_IMAGE_MIRRORS=nvcr.io=mirror.example/nvcr,docker.io=mirror.example/hub",
-            )
-        mirrors[prefix] = mirror
+            ) from None
     return mirrors
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from argparse import Namespace
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from launcher.cli.command import GPUS, RUN, argument, command, flag, image
@@ -87,12 +88,16 @@ def run(args: Namespace) -> int:
     return _start(args, asked, chosen)
 
 
-def _start(args: Namespace, asked: Asked, chosen: Backend) -> int:
+def _start(args: Namespace, asked: Asked, chosen: Backend, notes: Iterable[str] = ()) -> int:
+    """Start it; `notes` are told first. Its exit code."""
     from dataclasses import replace
 
     from launcher.backends import configured
     from launcher.follow.start import start
+    from launcher.follow.supervise import tell
 
+    for note in notes:
+        tell(note)
     asked, chosen = replace(asked, tie=args.tie), configured(chosen, asked.config)
     return start(asked, chosen, detach=args.detach, preflight=not args.no_preflight)
 
@@ -146,14 +151,11 @@ def resume(args: Namespace) -> int:
     """Go on with a run from its newest complete checkpoint, on other GPUs if need be."""
     from launcher.backends import backend
     from launcher.follow.start import resumed
-    from launcher.follow.supervise import tell
     from launcher.records import record
 
     chosen = backend(args.backend or record.find(args.run).backend)
     asked, notes = resumed(args.run, chosen, overrides(args))
-    for note in notes:
-        tell(note)
-    return _start(args, asked, chosen)
+    return _start(args, asked, chosen, notes)
 
 
 @command(
@@ -165,14 +167,11 @@ def rerun(args: Namespace) -> int:
     """Repeat a run exactly, or say what is no longer the same."""
     from launcher.backends import backend
     from launcher.follow.start import repeated
-    from launcher.follow.supervise import tell
     from launcher.records import record
 
     chosen = backend(record.find(args.run).backend)
     asked, notes = repeated(args.run, chosen, force=args.force)
-    for note in notes:
-        tell(note)
-    return _start(args, asked, chosen)
+    return _start(args, asked, chosen, notes)
 
 
 @command(
