@@ -16,6 +16,7 @@ BACKENDS = {
     "local": "launcher.backends.local",
     "compose": "launcher.backends.compose",
     "slurm": "launcher.backends.slurm",
+    "kubernetes": "launcher.backends.kubernetes",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from launcher.errors import UsageError
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret
 
@@ -26,3 +27,20 @@ def wanted(env: tuple[tuple[str, str | None], ...]) -> str:
     """
     named = [name for name, value in env if value is not None and is_secret(name, value)]
     return "".join(f': "${{{name}:?export it first: its value is not shown}}"\n' for name in named)
+
+
+def going_on(plan: Plan, key: str, restart: str) -> str:
+    """What a shell adds to the command, so that a run that `key` starts again loads what it saved.
+
+    `restart` is the variable with the number of starts before; "" for a run that saves nothing,
+    or loads it anyway. Raises UsageError.
+    """
+    save = plan.options.get("save")
+    if not save or plan.options.get("load") == save:
+        return ""
+    if plan.options.get("finetune"):
+        raise UsageError(
+            f"{key}: finetuning begins at iteration 0 each time",
+            f"Leave {key} out, or checkpoint.finetune.",
+        )
+    return f""" $([ "${restart}" -eq 0 ] || echo --load {shlex.quote(str(save))})"""

@@ -194,15 +194,7 @@ def _command(plan: Plan, asked: Slurm) -> str:
 
 def _again(plan: Plan, asked: Slurm) -> str:
     """Words by which a job that was requeued goes on from what it saved. Raises UsageError."""
-    save = plan.options.get("save")
-    if not asked.requeue or not save or plan.options.get("load") == save:
-        return ""
-    if plan.options.get("finetune"):
-        raise UsageError(
-            "slurm.requeue: finetuning begins at iteration 0 each time",
-            "Leave slurm.requeue out, or checkpoint.finetune.",
-        )
-    return f""" $([ "$restart" -eq 0 ] || echo --load {shlex.quote(str(save))})"""
+    return shown.going_on(plan, "slurm.requeue", "restart") if asked.requeue else ""
 
 
 def _kill(plan: Plan, asked: Slurm) -> str:

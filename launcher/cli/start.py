@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.plan.job import Backend
     from launcher.plan.source import Asked, Override
 
-BACKEND = "what carries the run out: docker, local, compose or slurm"
+BACKEND = "what carries the run out: docker, local, compose, slurm or kubernetes"
 SOURCE = argument("--source", "a Megatron-LM checkout, in place of the image's", "PATH")
 SET = argument(
     "--set",
@@ -127,7 +127,7 @@ def _show(assembled: Assembled, chosen: Backend, data: Tokenized) -> int:
 
     plan = assembled.plan
     print(f"{describe(plan)}\n{chosen.show(plan)}", end="")
-    lines = missing(plan)
+    lines = [] if chosen.scheduled and not chosen.shares_files else missing(plan)
     lines += [f"warning: {line}" for line in assembled.ignored]
     if data.text:  # data.path is where its tokens will be
         lines = [line for line in lines if not line.startswith("data.path:")]

@@ -110,6 +110,8 @@ def prepare(
         tell(f"warning: {line}")
     if plan.checkpoints:
         _refuse_sharing(plan)
+    if chosen.scheduled and not chosen.shares_files:  # the run's files can't be seen from here
+        return None
     files.require(plan)
     machine = _preflight(plan, asked, chosen) if preflight and not chosen.scheduled else None
     files.prepare(plan)

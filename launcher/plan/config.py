@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from launcher.plan.values import (
+    Absolute,
     Flag,
     Fraction,
     GpuRequest,
@@ -20,6 +21,7 @@ from launcher.plan.values import (
     MicroBatch,
     Name,
     NotNegative,
+    Object,
     OneScalar,
     Positive,
     Prefixes,
@@ -282,6 +284,67 @@ class Slurm(Strict):
         return self
 
 
+class Volume(Strict):
+    """Where a folder lies in a cluster: on a claim, from its root on, or on the nodes' disks."""
+
+    claim: Object | None = None
+    host_path: Absolute | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Volume:
+        if (self.claim is None) == (self.host_path is None):
+            raise ValueError("give claim or host_path, one of both")
+        return self
+
+
+class Toleration(Strict):
+    """A taint of nodes that a run puts up with."""
+
+    key: Line | None = None
+    operator: Literal["Exists", "Equal"] | None = None
+    value: Line | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+class Kubernetes(Strict):
+    """What a run asks of a cluster; by default the context and namespace that kubectl has.
+
+    `image` is what the nodes pull, where that isn't the image's name; `runtime` what a trainjob
+    refers to. `volumes` say where the folders lie that the rest of the file names; `secrets` maps
+    variables to a Secret of the cluster and its key; `resources` are further ones of each node:
+    cpu, rdma/ib. `restarts` is how often the cluster starts a run that failed again.
+    """
+
+    kind: Literal["jobset", "trainjob"] = "jobset"
+    runtime: Object = "torch-distributed"
+    context: Line | None = None
+    namespace: Object | None = None
+    image: Reference | None = None
+    image_pull_secrets: list[Object] = Field(default_factory=list)
+    service_account: Object | None = None
+    node_selector: dict[Line, Text] = Field(default_factory=dict)
+    tolerations: list[Toleration] = Field(default_factory=list)
+    priority_class: Object | None = None
+    queue: Object | None = None
+    volumes: dict[Absolute, Volume] = Field(default_factory=dict)
+    secrets: dict[
+        Variable, Annotated[Text, Matching(r"[a-z0-9][a-z0-9.-]*/[\w.-]+", "wandb/api-key")]
+    ] = Field(default_factory=dict)
+    gpu: Line = "nvidia.com/gpu"
+    resources: dict[Line, Line | Positive] = Field(default_factory=dict)
+    restarts: Whole = 0
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Kubernetes:
+        """What has a key of its own isn't given twice, nor what a trainjob can't say."""
+        for name in ("memory", self.gpu):
+            if name in self.resources:
+                raise ValueError(f"resources.{name}: resources.memory and gpus ask for it")
+        if self.kind == "trainjob" and (self.priority_class or self.restarts):
+            raise ValueError("a trainjob has priority_class and restarts from its runtime")
+        return self
+
+
 class Watchdog(Strict):
     """What is done about a run that writes nothing for `timeout` seconds; 0 is for nothing.
 
@@ -315,6 +378,7 @@ class RunConfig(Strict):
     processes: Positive = 1
     nodes: Nodes = Field(default_factory=Nodes)
     slurm: Slurm = Field(default_factory=Slurm)
+    kubernetes: Kubernetes = Field(default_factory=Kubernetes)
     env: dict[Variable, OneScalar | None] = Field(default_factory=dict)
     secrets: dict[Variable, Text] = Field(default_factory=dict)
     mounts: list[MountSpec] = Field(default_factory=list)

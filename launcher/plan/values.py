@@ -160,6 +160,10 @@ Time = Annotated[
     _either({"type": "integer", "minimum": 0}, _like(r"^(\d[\d:-]*|UNLIMITED)$")),
 ]
 Line = Annotated[Text, Matching(r"[^\n]+", "a single line")]
+Object = Annotated[
+    Text, Matching(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "a name in a cluster: team-a")
+]
+Absolute = Annotated[Text, Matching(r"/.*", "an absolute path: /data")]
 Variable = Annotated[Text, Matching(r"[A-Za-z_]\w*", "a variable's name")]
 Size = Annotated[
     str,

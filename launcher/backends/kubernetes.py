@@ -1,0 +1,345 @@
+"""Carries a plan out on Kubernetes: one pod a node, by a JobSet or a Kubeflow TrainJob.
+
+`kubectl` is all that is asked. JobSet is jobset.x-k8s.io/v1alpha2 (https://jobset.sigs.k8s.io),
+TrainJob trainer.kubeflow.org/v1alpha1 of Kubeflow Trainer 2.3 (https://www.kubeflow.org).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os.path import relpath
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from launcher.backends import shown
+from launcher.backends.docker import bytes_of_size
+from launcher.errors import EngineError, Faults, UsageError
+from launcher.names import LABEL
+from launcher.plan.config import Kubernetes
+from launcher.plan.image import Facts
+from launcher.plan.mounts import Mount
+from launcher.plan.plan import Plan
+from launcher.plan.secrets import is_secret, redacted
+
+if TYPE_CHECKING:
+    from launcher.plan.config import RunConfig
+    from launcher.plan.job import Job
+
+Dict = dict[str, Any]
+
+RUN = f"{LABEL}run"
+"""The label of all that belongs to a run."""
+
+NODE = "node"
+"""What the replicated job and its container are called: Kubeflow's runtimes have no other name."""
+
+LONGEST_NAME = 40
+"""What leaves room for a pod's number in a host's name of 63 letters."""
+
+PORT = 29500
+INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+RESTART = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
+QUEUE = "kueue.x-k8s.io/queue-name"
+MANAGER = "megatron-launchpad/launcher"
+END = "YAML"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for: an object as the cluster's API has it, and kubectl's words for where."""
+
+    manifest: Dict
+    place: tuple[str, ...]
+
+
+def request(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Request:
+    """The object of `plan`; variables without a value take theirs of `environ`.
+
+    Raises UsageError for what no pod can have, and where a secret's value would stand in it.
+    """
+    _refuse(plan, asked)
+    made = _trainjob if asked.kind == "trainjob" else _jobset
+    return Request(made(plan, asked, environ), place(asked.context, asked.namespace))
+
+
+def place(context: str | None, namespace: str | None) -> tuple[str, ...]:
+    """kubectl's words for a cluster and a namespace of it."""
+    told = {"context": context, "namespace": namespace}
+    return tuple(f"--{name}={value}" for name, value in told.items() if value)
+
+
+def object_name(plan: Plan) -> str:
+    """The run's name as a host's name may be, which begins with a letter, and its id."""
+    name = re.sub("[^a-z0-9]+", "-", plan.name.lower()).strip("-")
+    name = name if name[:1].isalpha() else f"run-{name}".rstrip("-")
+    return f"{name[: LONGEST_NAME - 1 - len(plan.run)].rstrip('-')}-{plan.run}"
+
+
+def _refuse(plan: Plan, asked: Kubernetes) -> None:
+    faults = Faults()
+    if plan.gpus.devices:
+        faults.add(f"gpus: {plan.gpus}: the cluster chooses which", "Give their number.")
+    if plan.network not in (None, "host"):
+        faults.add(f"resources.network: {plan.network}: a pod has the cluster's", "Leave it out.")
+    if redacted(plan.argv) != plan.argv:
+        faults.add("a secret among the program's arguments would stand in the cluster's objects")
+    values = [name for name, value in plan.env if value is None or is_secret(name, value)]
+    named = [f"env.{name}" for name in values if is_secret(name)]
+    named += [f"secrets.{name}" for name, _ in plan.secrets]
+    for key in named:
+        name = key.partition(".")[2]
+        if name not in asked.secrets:
+            remedy = f"kubernetes.secrets: {{{name}: SECRET/KEY}}, of a Secret of the cluster."
+            faults.add(f"{key}: a secret's value isn't written into the cluster's objects", remedy)
+    for mount in _mounts(plan):
+        if _volume(mount, asked) is None:
+            faults.add(
+                f"{mount.key}: {mount.source} is in none of kubernetes.volumes",
+                "Say where it lies: kubernetes.volumes: {/shared: {claim: NAME}}, or host_path.",
+            )
+    faults.refuse()
+
+
+def _mounts(plan: Plan) -> list[Mount]:
+    """What the pods mount; secrets are variables there."""
+    return [mount for mount in plan.mounts if not mount.key.startswith("secrets.")]
+
+
+def _volume(mount: Mount, asked: Kubernetes) -> str | None:
+    """The innermost of the folders with a volume that a mount lies in."""
+    path = PurePosixPath(mount.source)
+    return max((one for one in asked.volumes if path.is_relative_to(one)), key=len, default=None)
+
+
+def _metadata(plan: Plan, asked: Kubernetes) -> Dict:
+    return {
+        "name": object_name(plan),
+        **({"namespace": asked.namespace} if asked.namespace else {}),
+        "labels": {RUN: plan.run} | ({QUEUE: asked.queue} if asked.queue else {}),
+        "annotations": dict(plan.labels),
+    }
+
+
+def _jobset(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict:
+    pod = _pod(plan, asked)
+    container = {
+        "image": asked.image or plan.image,
+        "command": [_literal(word) for word in _argv(plan, asked)],
+        "env": _env(plan, asked, environ) + _rendezvous(plan, asked),
+        **({"workingDir": plan.workdir} if plan.workdir else {}),
+        "resources": _resources(plan, asked),
+    }
+    pod["containers"][0] |= container
+    pod |= {"restartPolicy": "Never", "enableServiceLinks": False}
+    pod["automountServiceAccountToken"] = asked.service_account is not None
+    if asked.priority_class:
+        pod["priorityClassName"] = asked.priority_class
+    template = {"metadata": {"labels": {RUN: plan.run}}, "spec": pod}
+    nodes = {"completions": plan.nodes, "parallelism": plan.nodes, "completionMode": "Indexed"}
+    job = {"backoffLimit": 0, **nodes, "template": template}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": _metadata(plan, asked),
+        "spec": {
+            "failurePolicy": {"maxRestarts": asked.restarts},
+            "network": {"enableDNSHostnames": True},
+            "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
+        },
+    }
+
+
+def _trainjob(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict:
+    """The job, which says what a runtime leaves open; that gives the rendezvous, by PET_*."""
+    there = ["env", f"--chdir={plan.workdir}"] if plan.workdir else []
+    template = {"metadata": {"labels": {RUN: plan.run}}, "spec": _pod(plan, asked)}
+    jobs = [{"name": NODE, "template": {"spec": {"template": template}}}]
+    patched = {"template": {"spec": {"replicatedJobs": jobs}}}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": _metadata(plan, asked),
+        "spec": {
+            "runtimeRef": {"name": asked.runtime},
+            "trainer": {
+                "image": asked.image or plan.image,
+                "command": [_literal(word) for word in (*there, *plan.argv)],
+                "numNodes": plan.nodes,
+                "env": _env(plan, asked, environ),
+                "resourcesPerNode": _resources(plan, asked),
+            },
+            "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": patched}],
+        },
+    }
+
+
+def _pod(plan: Plan, asked: Kubernetes) -> Dict:
+    """What of a pod both kinds have: no more privilege than docker gives, and shared memory."""
+    volumes, mounts = _volumes(plan, asked)
+    security: Dict = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if plan.user:
+        user, _, group = plan.user.partition(":")
+        security |= {"runAsUser": int(user)} | ({"runAsGroup": int(group)} if group else {})
+    if plan.groups:
+        security["supplementalGroups"] = list(plan.groups)
+    container = {
+        "name": NODE,
+        "securityContext": {"allowPrivilegeEscalation": not plan.no_new_privileges},
+        "volumeMounts": mounts,
+    }
+    pod: Dict = {
+        "containers": [container],
+        "volumes": volumes,
+        "securityContext": security,
+        "terminationGracePeriodSeconds": plan.stop_grace,
+    }
+    if asked.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in asked.image_pull_secrets]
+    if asked.service_account:
+        pod["serviceAccountName"] = asked.service_account
+    if asked.node_selector:
+        pod["nodeSelector"] = dict(asked.node_selector)
+    if asked.tolerations:
+        pod["tolerations"] = [one.model_dump(exclude_none=True) for one in asked.tolerations]
+    return pod
+
+
+def _volumes(plan: Plan, asked: Kubernetes) -> tuple[list[Dict], list[Dict]]:
+    """The volumes, each once, and where they are mounted: a path on a claim is a part of it."""
+    shm: Dict = {"medium": "Memory"}
+    if plan.shm_size:
+        shm["sizeLimit"] = str(bytes_of_size(plan.shm_size))
+    volumes: dict[str, Dict] = {"": {"name": "shm", "emptyDir": shm}}
+    mounts: list[Dict] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - the pod's
+    for mount in _mounts(plan):
+        root = _volume(mount, asked)
+        assert root is not None
+        volume, part = asked.volumes[root], relpath(mount.source, root)
+        name = f"volume-{[*asked.volumes].index(root)}"
+        if volume.claim:
+            volumes[root] = {"name": name, "persistentVolumeClaim": {"claimName": volume.claim}}
+        else:
+            volumes[root] = {"name": name, "hostPath": {"path": volume.host_path}}
+        place: Dict = {"name": name, "mountPath": mount.target}
+        place |= {"subPath": part} if part != "." else {}
+        mounts.append(place | ({"readOnly": True} if mount.read_only else {}))
+    return [*volumes.values()], mounts
+
+
+def _resources(plan: Plan, asked: Kubernetes) -> Dict:
+    """What each node has to itself, as limits, which are its requests as well."""
+    limits: Dict = {name: str(value) for name, value in sorted(asked.resources.items())}
+    if plan.gpus.count:
+        limits[asked.gpu] = str(plan.gpus.count)
+    if plan.memory:
+        limits["memory"] = str(bytes_of_size(plan.memory))
+    return {"limits": limits} if limits else {}
+
+
+def _env(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> list[Dict]:
+    """The variables; secrets by reference."""
+    values = {name: environ.get(name) if v is None else v for name, v in plan.env}
+    named: list[Dict] = [
+        {"name": name, "value": _literal(value)}
+        for name, value in values.items()
+        if value is not None and name not in asked.secrets
+    ]
+    for name, reference in sorted(asked.secrets.items()):
+        secret, _, key = reference.partition("/")
+        named.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
+    return named
+
+
+def _rendezvous(plan: Plan, asked: Kubernetes) -> list[Dict]:
+    """Which node it is, by the index of its pod, and the first one's name in the cluster."""
+    variables: list[Dict] = []
+    if plan.nodes > 1:
+        name = object_name(plan)
+        first = f"{name}-{NODE}-0-0.{name}"
+        values = {"NNODES": plan.nodes, "MASTER_ADDR": first, "MASTER_PORT": PORT}
+        variables = [{"name": f"PET_{name}", "value": str(v)} for name, v in values.items()]
+        variables.append(_field("PET_NODE_RANK", INDEX))
+    return [*variables, _field("RESTART", RESTART)] if asked.restarts else variables
+
+
+def _field(name: str, path: str) -> Dict:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _argv(plan: Plan, asked: Kubernetes) -> tuple[str, ...]:
+    """The command, which goes on from what it saved where the cluster has started it again."""
+    again = shown.going_on(plan, "kubernetes.restarts", "RESTART") if asked.restarts else ""
+    return ("sh", "-c", f'exec "$@"{again}', "sh", *plan.argv) if again else plan.argv
+
+
+def _literal(text: str) -> str:
+    """A text in which a pod replaces no $(NAME)."""
+    return text.replace("$", "$$")
+
+
+def show(plan: Plan, asked: Request) -> str:
+    """The `kubectl` that creates the object, which works when pasted into a shell."""
+    import yaml
+
+    text = yaml.safe_dump(asked.manifest, sort_keys=False, width=100, allow_unicode=True)
+    words = shlex.join(["kubectl", *asked.place, "create", "--filename=-"])
+    return f"{words} <<'{END}'\n{text}{END}\n"
+
+
+@dataclass(frozen=True)
+class KubernetesBackend:
+    """Creates runs in the cluster that `kubectl` is set up for, or that the run file names."""
+
+    asked: Kubernetes = field(default_factory=Kubernetes)
+    name = "kubernetes"
+    contained = True
+    every_node = False
+    scheduled = True
+    shares_files = False
+
+    def configured(self, config: RunConfig) -> KubernetesBackend:
+        """The backend as a run file asks for it."""
+        return KubernetesBackend(config.kubernetes)
+
+    def request(self, plan: Plan) -> Request:
+        return request(plan, self.asked, os.environ)
+
+    def show(self, plan: Plan) -> str:
+        return show(plan, self.request(plan))
+
+    def facts(self, image: str) -> Facts | None:
+        """None: what the cluster pulls isn't known here. The run file's release counts."""
+        return None
+
+    def identity(self, image: str) -> Mapping[str, object]:
+        return {"name": self.asked.image or image, "id": "as the cluster pulls it"}
+
+    def rootless(self) -> bool:
+        return False
+
+    def count_gpus(self) -> int | None:
+        return None
+
+    def start(self, plan: Plan, *, attach: bool) -> Job:
+        raise EngineError("not yet")
+
+    def jobs(self) -> list[Job]:
+        return []
+
+    def shell(self, plan: Plan) -> list[str]:
+        raise UsageError("a shell in a cluster is kubectl's own", "kubectl run -it --rm …")
+
+    def inside(self, job: Job, argv: list[str], *, terminal: bool) -> list[str]:
+        raise EngineError("not yet")
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+
+def backend() -> KubernetesBackend:
+    """The backend of the cluster that kubectl is set up for."""
+    return KubernetesBackend()
