@@ -210,7 +210,7 @@ def probe(args: Namespace) -> int:
     from launcher.matrix.load import find_row, load_matrix
     from launcher.plan.gpus import parse_gpus
     from launcher.settings import settings
-    from launcher.trials import facts, trials, write
+    from launcher.trials import facts, trials
 
     if (args.backend == "local") == bool(args.tag):
         raise UsageError(
@@ -239,7 +239,7 @@ def probe(args: Namespace) -> int:
 
         path = settings().matrix
         new = facts.unstated(row, found)
-        files.write(path, write.into(path.read_text(encoding="utf-8"), args.tag, new))
+        files.write(path, facts.written(path.read_text(encoding="utf-8"), args.tag, new))
         told = ", ".join(f"{key}: {value}" for key, value in new.items()) or "nothing to add"
         print(f"launcher: {path.name}: {told}", file=sys.stderr)
     failed = any(fact.error for fact in found.values())

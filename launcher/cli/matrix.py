@@ -46,11 +46,11 @@ def render(args: Namespace) -> int:
     from launcher.matrix import render
     from launcher.matrix.load import load_lock, load_matrix
     from launcher.settings import settings
-    from launcher.trials import kept
+    from launcher.trials import report
 
     root, matrix = settings().matrix.parent, load_matrix()
     files = render.render_all(matrix, load_lock(), root) | compose_examples.files(matrix, root)
-    files |= kept.files(files, root)
+    files |= report.rendered(files, root)
     changed = render.drift(files, root)
     if not args.check:
         render.write(files, root)
@@ -157,7 +157,7 @@ def compat(args: Namespace) -> int:
     from launcher.matrix.load import load_lock, load_matrix
     from launcher.plan.gpus import parse_gpus
     from launcher.settings import settings
-    from launcher.trials import kept, report, series
+    from launcher.trials import report, series
 
     matrix = load_matrix()
     tags, releases = (matrix.rows, [*matrix.releases]) if args.kept else (matrix.usual, [])
@@ -181,7 +181,7 @@ def compat(args: Namespace) -> int:
         raise UsageError(f"{finished}: no result of this checkout with these options")
     print(report.as_markdown(results), end="")
     if args.write:
-        path = kept.write(results, settings().matrix.parent)
+        path = report.commit(results, settings().matrix.parent)
         say(f"{path.name}: written; `make render` puts it into README.md")
     return 1 if any(one.failure for one in results) else 0
 
@@ -200,7 +200,7 @@ def _report(results: Sequence[Result], folder: Path) -> None:
 
 
 def _options(args: Namespace) -> Options:
-    from launcher.trials.series import Limits, Options
+    from launcher.trials.series import Options
 
     disk = None if args.disk is None else round(args.disk * 1e9)
     return Options(
@@ -210,7 +210,9 @@ def _options(args: Namespace) -> Options:
         gpus=args.gpus,
         train=not args.no_train,
         keep=args.keep,
-        limits=Limits(cell=60 * args.limit, run=60 * args.run_limit, disk=disk),
+        limit=60 * args.limit,
+        run_limit=60 * args.run_limit,
+        disk=disk,
     )
 
 

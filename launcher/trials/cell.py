@@ -46,11 +46,11 @@ class Stages(Progress):
         self.stage = ""
 
     def show(self, text: str) -> None:
-        self._notice(text)
+        self.begin(STAGE_OF.get(text.partition(" ")[0], self.stage))
         super().show(text)
 
     def note(self, text: str) -> None:
-        self._notice(text)
+        self.begin(STAGE_OF.get(text.partition(" ")[0], self.stage))
         super().note(text)
 
     def begin(self, stage: str) -> None:
@@ -59,21 +59,19 @@ class Stages(Progress):
             self.stage = stage
             self.tell({"stage": stage})
 
-    def _notice(self, text: str) -> None:
-        if stage := STAGE_OF.get(text.partition(" ")[0]):
-            self.begin(stage)
-
 
 def examine(asked: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     """Build, ask and train in the image of a cell; the fields of its Result.
 
     asked: tag, megatron, checkout, base, builder, gpus, seconds (for a training run), train
     """
+    from launcher.backends import backend
     from launcher.build.image import Builds, Request
     from launcher.engine.connect import connect
     from launcher.settings import settings
+    from launcher.trials import facts, trials
 
-    progress = Stages(tell)
+    progress, chosen = Stages(tell), backend("docker")
     checkout = Path(asked["checkout"]) if asked["checkout"] else None
     progress.begin("pull")
     try:
@@ -81,30 +79,19 @@ def examine(asked: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
         request = Request(
             asked["tag"], asked["megatron"], checkout, asked["base"], asked["builder"]
         )
-        image = builds.build(request).names[0]
-        return _probed({"name": image}, asked, progress)
+        image = {"name": builds.build(request).names[0]}
+        progress.begin("import")
+        found = facts.ask(chosen, image, asked["gpus"])
+        told = {name: asdict(fact) for name, fact in found.items()}
+        tried: dict[str, Any] = {}
+        if asked["train"] and result.verdict(told, {})["verdict"] != "fails":
+            progress.begin("train")
+            came = trials.attempts(chosen, image, asked["gpus"], asked["seconds"], found)
+            tried = {name: asdict(verdict) for name, verdict in came.items()}
+        return {**result.verdict(told, tried), "facts": told, "trials": tried}
     except (LauncherError, OSError) as error:  # a full disk; or the engine's, which is gone
         reason, *tail = str(error).splitlines() or [repr(error)]
         return {"verdict": "fails", "stage": progress.stage, "reason": reason, "tail": tuple(tail)}
-
-
-def _probed(
-    image: Mapping[str, str], asked: Mapping[str, Any], progress: Stages
-) -> Mapping[str, Any]:
-    from launcher.backends import backend
-    from launcher.trials import facts, trials
-
-    chosen = backend("docker")
-    progress.begin("import")
-    asked_of = facts.ask(chosen, image, asked["gpus"])
-    found = {name: asdict(fact) for name, fact in asked_of.items()}
-    verdicts: dict[str, Any] = {}
-    first = result.verdict(found, verdicts)
-    if asked["train"] and first["verdict"] != "fails":
-        progress.begin("train")
-        tried = trials.attempts(chosen, image, asked["gpus"], asked["seconds"], asked_of)
-        verdicts = {name: asdict(one) for name, one in tried.items()}
-    return {**result.verdict(found, verdicts), "facts": found, "trials": verdicts}
 
 
 def main() -> int:

@@ -1,23 +1,28 @@
-"""Asks an image for its facts, by a container that runs `inside` and nothing else."""
+"""An image's facts, by a container that runs `inside` alone: asked, compared, put into a row."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.errors import UsageError
 from launcher.follow.assemble import bare_plan
+from launcher.matrix.schema import Row
 from launcher.trials import inside
 
 if TYPE_CHECKING:
-    from launcher.matrix.schema import Row
     from launcher.plan.job import Backend
 
 KEYS = ("os", "python", "torch", "cuda", "cudnn", "nccl", "driver")
 """The facts that a row of matrix.yaml has a key for."""
+
+ORDER = tuple(Row.model_fields)
+"""The order in which a row's keys stand."""
 
 
 @dataclass(frozen=True)
@@ -44,25 +49,19 @@ def ask(
     where the container can't be started.
     """
     found: dict[str, Fact] = {}
+    text = Path(inside.__file__).read_text(encoding="utf-8")
     while left := [name for name in names if name not in found]:
-        answers, code = _run(chosen, image, gpus, left)
-        found |= answers
-        if missing := [name for name in left if name not in answers]:
+        argv = ["python3", "-c", text, *left]
+        job = chosen.start(bare_plan(chosen, image, gpus, argv), attach=True)
+        try:
+            said = b"".join(piece.data for piece in job.output() if not piece.is_error)
+            found |= _facts(said.decode(errors="replace").splitlines())
+            code = job.wait().code
+        finally:
+            job.remove()
+        if missing := [name for name in left if name not in found]:
             found[missing[0]] = Fact(error=f"python3 ended with exit code {code}")
     return {name: found[name] for name in names}
-
-
-def _run(
-    chosen: Backend, image: Mapping[str, str], gpus: str, names: Sequence[str]
-) -> tuple[dict[str, Fact], int]:
-    """The facts that one container tells, and its exit code."""
-    text = Path(inside.__file__).read_text(encoding="utf-8")
-    job = chosen.start(bare_plan(chosen, image, gpus, ["python3", "-c", text, *names]), attach=True)
-    try:
-        said = b"".join(piece.data for piece in job.output() if not piece.is_error)
-        return dict(_facts(said.decode(errors="replace").splitlines())), job.wait().code
-    finally:
-        job.remove()
 
 
 def _facts(lines: Iterable[str]) -> Iterator[tuple[str, Fact]]:
@@ -102,3 +101,24 @@ def unstated(row: Row, found: Mapping[str, Fact]) -> dict[str, str]:
         for key in KEYS
         if not getattr(row, key) and (fact := found.get(key)) and (value := fact.value)
     }
+
+
+def written(text: str, tag: str, facts: Mapping[str, str]) -> str:
+    """`text`, a matrix, with `facts` added to the row `tag`, none of which it has a key for yet.
+
+    Every other byte is kept. Raises UsageError where the row isn't written as a block of lines, as
+    all of ours are.
+    """
+    head = rf"^rows:.*?^  [\"']?{re.escape(tag)}[\"']?:[ \t]*\n"
+    found = re.search(rf"{head}((?:    \S[^\n]*\n)*)", text, re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise UsageError(
+            f"matrix.yaml: the row {tag} isn't written as a block of lines",
+            "Write its facts there by hand: `image probe TAG --json` prints them.",
+        )
+    row = found[1].splitlines(keepends=True)
+    for key in sorted(facts, key=ORDER.index):
+        before = ORDER[: ORDER.index(key)]
+        places = [n for n, line in enumerate(row, 1) if line.split(":")[0].strip() in before]
+        row.insert(max(places, default=0), f'    {key}: "{facts[key]}"\n')
+    return text[: found.start(1)] + "".join(row) + text[found.end(1) :]

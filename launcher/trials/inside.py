@@ -13,14 +13,13 @@ import os
 import re
 import sys
 import warnings
-from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-MEGATRON = "/opt/megatron/lib"
 HELPERS = ("megatron.core.datasets.helpers_cpp", "megatron.core.datasets.helpers")
 
 
@@ -54,10 +53,8 @@ def driver() -> str | None:
 
 def cudnn() -> str | None:
     """cuDNN's version, as the image states it for its own, else torch's number: 90300 is 9.3.0."""
-    if version := _stated("cudnn", "CUDNN_VERSION"):
-        return version
-    if not _torch_was_built_for_cuda():
-        return None
+    if (stated := _stated("cudnn", "CUDNN_VERSION")) or not _torch_was_built_for_cuda():
+        return stated
     number = importlib.import_module("torch.backends.cudnn").version() or 0
     major = 10000 if number >= 90000 else 1000
     return f"{number // major}.{number % major // 100}.{number % 100}" if number else None
@@ -65,36 +62,9 @@ def cudnn() -> str | None:
 
 def nccl() -> str | None:
     """NCCL's version, as the image states it for its own, else torch's."""
-    if version := _stated("nccl", "NCCL_VERSION"):
-        return version
-    if not _torch_was_built_for_cuda():
-        return None
+    if (stated := _stated("nccl", "NCCL_VERSION")) or not _torch_was_built_for_cuda():
+        return stated
     return ".".join(map(str, importlib.import_module("torch.cuda.nccl").version()))
-
-
-def torch() -> str | None:
-    """2.5.0a0+e000cf0ad9.nv24.10."""
-    return _version("torch")
-
-
-def transformer_engine() -> str | None:
-    """The package's version."""
-    return _version("transformer-engine")
-
-
-def apex() -> str | None:
-    """The package's version."""
-    return _version("apex")
-
-
-def flash_attention() -> str | None:
-    """The package's version."""
-    return _version("flash-attn")
-
-
-def megatron_core() -> str | None:
-    """The package's version."""
-    return _version("megatron-core")
 
 
 def extension() -> str | None:
@@ -102,7 +72,11 @@ def extension() -> str | None:
     if _version("megatron-core") is None:
         return None
     error: Exception | None = None
-    with _no_compiler():
+    before = dict(os.environ)
+    os.environ["PATH"] = ""
+    for name in ("CC", "CXX"):
+        os.environ.pop(name, None)
+    try:
         for name in HELPERS:
             try:
                 found = str(importlib.import_module(name).__file__)
@@ -111,6 +85,9 @@ def extension() -> str | None:
                 continue
             if found.endswith(".so"):
                 return os.path.basename(found)
+    finally:  # other facts may need a program
+        os.environ.clear()
+        os.environ.update(before)
     raise error or ImportError(f"no compiled module among {', '.join(HELPERS)}")
 
 
@@ -154,18 +131,6 @@ def _runs(layer: Callable[..., object]) -> str:
     return "runs"
 
 
-@contextmanager
-def _no_compiler() -> Iterator[None]:
-    """No program is found within, and no variable names a compiler; other facts may need them."""
-    before = {name: os.environ.pop(name, None) for name in ("PATH", "CC", "CXX")}
-    os.environ["PATH"] = ""
-    try:
-        yield
-    finally:
-        os.environ.pop("PATH", None)
-        os.environ.update({name: value for name, value in before.items() if value is not None})
-
-
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -190,22 +155,21 @@ def _stated(library: str, variable: str) -> str | None:
 def _torch_was_built_for_cuda() -> str | None:
     if _version("torch") is None:
         return None
-    found: str | None = importlib.import_module("torch").version.cuda
-    return found
+    return str(importlib.import_module("torch").version.cuda or "") or None
 
 
-FACTS = {
+FACTS: dict[str, Callable[[], str | None]] = {
     "os": operating_system,
     "python": python,
     "cuda": cuda,
     "driver": driver,
     "cudnn": cudnn,
     "nccl": nccl,
-    "torch": torch,
-    "transformer_engine": transformer_engine,
-    "apex": apex,
-    "flash_attention": flash_attention,
-    "megatron_core": megatron_core,
+    "torch": partial(_version, "torch"),
+    "transformer_engine": partial(_version, "transformer-engine"),
+    "apex": partial(_version, "apex"),
+    "flash_attention": partial(_version, "flash-attn"),
+    "megatron_core": partial(_version, "megatron-core"),
     "extension": extension,
     "training": training,
     "gpus": gpus,

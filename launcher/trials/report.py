@@ -1,16 +1,28 @@
-"""Results as files: JSON, JUnit XML for CI, Markdown; the same for the same results."""
+"""Results as files: JSON, JUnit XML for CI, Markdown; the same for the same results.
+
+Those that are committed are merged with newer ones; README.md shows their table.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import count
+from pathlib import Path
 from xml.etree import ElementTree
 
+from launcher import files
 from launcher.errors import UsageError
+from launcher.matrix.render import between_markers
 from launcher.trials.result import Result, cause, warned
+
+RESULTS, PAGE = "docs/compat.json", "docs/compat.html"
+"""Where committed results are, and their page, below the folder of the matrix."""
+
+BEGIN, END = "<!-- compat: written by `make render` -->", "<!-- /compat -->"
+"""What README.md has their table between."""
 
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])?")
 """A terminal's control sequence (ECMA-48, 5.4 and 5.6): colours, titles, links."""
@@ -28,11 +40,10 @@ def as_json(results: Sequence[Result]) -> str:
 def from_json(text: str, source: str) -> list[Result]:
     """The results in what `as_json` wrote. Raises UsageError, naming `source`, for another text."""
     try:
-        found = [
-            Result(**{**told, "warnings": tuple(one["text"] for one in told["warnings"])})
+        return [
+            Result(**{**told, "warnings": [one["text"] for one in told["warnings"]]})
             for told in json.loads(text)["cells"]
         ]
-        return [replace(one, tail=tuple(one.tail)) for one in found]
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(
             f"{source}: not a report.json of `matrix compat`: {type(error).__name__}: {error}",
@@ -51,7 +62,9 @@ def as_junit(results: Sequence[Result]) -> str:
         )
         if one.failure:
             failures += 1
-            failure = ElementTree.SubElement(case, "failure", message=plain(_why(one)))
+            expected = f", expected {one.expected}" if one.expected else ""
+            why = f"{one.told}{expected}{': ' + one.reason if one.reason else ''}"
+            failure = ElementTree.SubElement(case, "failure", message=plain(why))
             failure.text = plain("\n".join(one.tail))
         out = ElementTree.SubElement(case, "system-out")
         out.text = plain("\n".join([one.told, *one.warnings]))
@@ -62,8 +75,12 @@ def as_junit(results: Sequence[Result]) -> str:
 
 def as_markdown(results: Sequence[Result]) -> str:
     """A table of cells, with what was expected of each, and a table of their warnings."""
-    told = warned(results)
-    return table(results) + (f"\n{_warnings(results)}" if told else "")
+    rows = []
+    for one in warned(results):
+        cells = ", ".join(dict.fromkeys(str(each.cell) for each in one.results))
+        rows.append(_row(_logged(one.text), _cell(one.cause or "unknown"), _cell(cells)))
+    head = ["", "| warning | cause | cells |", "|---|---|---|"] if rows else []
+    return table(results) + "".join(f"{line}\n" for line in [*head, *rows])
 
 
 def table(results: Iterable[Result]) -> str:
@@ -72,29 +89,11 @@ def table(results: Iterable[Result]) -> str:
     for one in results:
         causes = "; ".join(dict.fromkeys(filter(None, map(cause, one.warnings))))
         why = _logged(one.reason) if one.reason else _cell(causes)
-        cells = map(_cell, (one.tag, one.megatron, one.told, _expected(one), one.on))
+        mark = " (worse)" if one.worse else " (better)" if one.better else ""
+        expected = f"{one.expected}{mark}" if one.expected else "-"
+        cells = map(_cell, (one.tag, one.megatron, one.told, expected, one.on))
         lines.append(_row(*cells, why))
     return "\n".join(lines) + "\n"
-
-
-def _warnings(results: Iterable[Result]) -> str:
-    lines = ["| warning | cause | cells |", "|---|---|---|"]
-    for one in warned(results):
-        cells = ", ".join(dict.fromkeys(str(each.cell) for each in one.results))
-        lines.append(_row(_logged(one.text), _cell(one.cause or "unknown"), _cell(cells)))
-    return "\n".join(lines) + "\n"
-
-
-def _expected(one: Result) -> str:
-    if one.expected is None:
-        return "-"
-    mark = " (worse)" if one.worse else " (better)" if one.better else ""
-    return f"{one.expected}{mark}"
-
-
-def _why(one: Result) -> str:
-    expected = f", expected {one.expected}" if one.expected else ""
-    return f"{one.told}{expected}{': ' + one.reason if one.reason else ''}"
 
 
 def _row(*cells: str) -> str:
@@ -135,3 +134,43 @@ def plain(text: str) -> str:
 def _is_printable(point: int) -> bool:
     control = point < 0x20 or 0x7F <= point <= 0x9F
     return not (control or 0xD800 <= point <= 0xDFFF or point & 0xFFFE == 0xFFFE)
+
+
+def load(root: Path) -> list[Result]:
+    """The committed results, none where there is no file of them."""
+    path = root / RESULTS
+    return from_json(path.read_text(encoding="utf-8"), RESULTS) if path.exists() else []
+
+
+def merged(old: Iterable[Result], new: Iterable[Result]) -> list[Result]:
+    """The old results with the new in place of those of the same cell on the same GPUs.
+
+    An old one that was never asked what GPUs it had, as it failed before, makes way for any.
+    """
+    news = [*new]
+    tried = {one.cell for one in news}
+    stay = [one for one in old if one.on or one.cell not in tried]
+    found = {(one.tag, one.megatron, one.on): one for one in [*stay, *news]}
+    numbers = {
+        one.megatron: [*map(int, re.findall(r"\d+", one.megatron))] for one in [*stay, *news]
+    }
+    return sorted(found.values(), key=lambda one: (one.tag, numbers[one.megatron], one.on))
+
+
+def commit(results: Iterable[Result], root: Path) -> Path:
+    """Put results among those that are committed; the file."""
+    path = root / RESULTS
+    path.parent.mkdir(exist_ok=True)
+    files.write(path, as_json(merged(load(root), results)))
+    return path
+
+
+def rendered(texts: Mapping[Path, str], root: Path) -> dict[Path, str]:
+    """README.md, as it is in `texts`, with the table of the committed results, and their page."""
+    from launcher.trials import html
+
+    results, readme = load(root), root / "README.md"
+    if not results or readme not in texts:
+        return {}
+    shown = between_markers(texts[readme], table(results), BEGIN, END)
+    return {readme: shown, root / PAGE: html.as_html(results, "What was tried")}

@@ -103,6 +103,11 @@ class Result:
     trials: Mapping[str, Any] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """JSON has lists for tuples."""
+        for name in ("tail", "warnings"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
     @property
     def cell(self) -> Cell:
         return Cell(self.tag, self.megatron)
@@ -110,12 +115,12 @@ class Result:
     @property
     def worse(self) -> bool:
         """Whether it is worse than expected; nothing is where nothing was."""
-        return self._against_expected < 0
+        return self.expected is not None and ORDER.index(self.verdict) < ORDER.index(self.expected)
 
     @property
     def better(self) -> bool:
         """Whether it is better than expected."""
-        return self._against_expected > 0
+        return not self.worse and self.expected not in (None, self.verdict)
 
     @property
     def failure(self) -> bool:
@@ -137,12 +142,6 @@ class Result:
     def told(self) -> str:
         """The verdict with the stage that failed."""
         return f"{self.verdict}: {self.stage}" if self.stage else self.verdict
-
-    @property
-    def _against_expected(self) -> int:
-        if self.expected is None:
-            return 0
-        return ORDER.index(self.verdict) - ORDER.index(self.expected)
 
 
 @dataclass(frozen=True)
@@ -173,16 +172,13 @@ def verdict(facts: Mapping[str, Any], trials: Mapping[str, Any]) -> dict[str, An
     """The verdict on an image that was built, from `image probe`'s facts and trials."""
     for name in ("extension", "training", "transformer_engine_layer", "apex_layer"):
         if name in facts and facts[name]["error"]:
-            return _failed("import", f"{name}: {facts[name]['error']}", ())
+            reason = f"{name}: {facts[name]['error']}"
+            return {"verdict": "fails", "stage": "import", "reason": reason}
     warnings = tuple(dict.fromkeys(line for trial in trials.values() for line in trial["warnings"]))
     for trial in trials.values():
         if trial["state"] == "fails":
-            failed = _failed(trial["stage"], trial["reason"], tuple(trial["tail"]))
-            return {**failed, "warnings": warnings}
+            told = {key: trial[key] for key in ("stage", "reason", "tail")}
+            return {"verdict": "fails", **told, "warnings": warnings}
     states = {trial["state"] for trial in trials.values()} - {"skipped"}
     reached = min(states, key=ORDER.index) if states else "imports" if facts else "builds"
     return {"verdict": reached, "warnings": warnings}
-
-
-def _failed(stage: str, reason: str, tail: tuple[str, ...]) -> dict[str, Any]:
-    return {"verdict": "fails", "stage": stage, "reason": reason, "tail": tail}

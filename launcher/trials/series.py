@@ -27,7 +27,7 @@ from launcher.errors import LauncherError, UsageError, nearest
 from launcher.matrix.load import find_row, load_lock, load_matrix, patch_files
 from launcher.matrix.recipe import Recipe, recipe
 from launcher.matrix.render import dockerfile
-from launcher.matrix.schema import Lock, LockedRelease, Matrix, Row, misfit
+from launcher.matrix.schema import Lock, Matrix, misfit
 from launcher.names import parse_reference
 from launcher.oci.container import find_image
 from launcher.settings import ROOT, Settings
@@ -45,20 +45,12 @@ LOOK_EVERY = 10
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a cell may take: seconds in all, seconds for a training run, bytes of its images."""
-
-    cell: float = 3 * 3600
-    run: float = 600
-    disk: int | None = None
-
-
-@dataclass(frozen=True)
 class Options:
-    """How cells are tried: with which images, on which GPUs, and how far.
+    """How cells are tried: with which images, on which GPUs, how far, and within what limits.
 
     base, builder: in place of the rows' own; {tag} in them is the row's tag
     train: whether trials are run; keep: whether images stay
+    limit: seconds for a cell; run_limit: seconds for a training run; disk: bytes of a cell's images
     """
 
     base: str | None = None
@@ -67,7 +59,9 @@ class Options:
     gpus: str = "0"
     train: bool = True
     keep: bool = False
-    limits: Limits = Limits()
+    limit: float = 3 * 3600
+    run_limit: float = 600
+    disk: int | None = None
 
     def asked(self, cell: Cell) -> dict[str, Any]:
         """What a cell's process is asked to do."""
@@ -79,7 +73,7 @@ class Options:
             "builder": self.builder,
             "gpus": self.gpus,
             "train": self.train,
-            "seconds": self.limits.run,
+            "seconds": self.run_limit,
         }
 
 
@@ -129,7 +123,7 @@ class Series:
             found = Result(**json.loads(self._file(cell).read_text(encoding="utf-8")))
             if found.stage not in but and found.key == self.key(cell, found.stage):
                 self.say(f"{cell}: {found.told} · kept")
-                return as_read(found)
+                return found
         return None
 
     def _tried(self, cell: Cell) -> Result:
@@ -158,13 +152,10 @@ class Series:
         result = Result(cell.tag, cell.megatron, key, expected=expected, **found)
         self.say(f"{cell}: {result.told} ({time.monotonic() - before:.0f} s)")
         if self._still(cell, tried_with):
-            self._keep(result)
+            files.write(self._file(cell), json.dumps(asdict(result), indent=2) + "\n")
         else:
             self.say(f"{cell}: what it is tried with was changed meanwhile, so it isn't kept")
         return result
-
-    def _keep(self, result: Result) -> None:
-        files.write(self._file(result.cell), json.dumps(asdict(result), indent=2) + "\n")
 
     def _in_process(self, cell: Cell) -> dict[str, Any]:
         """The fields of a cell's result, from a process of its own."""
@@ -180,7 +171,7 @@ class Series:
             start_new_session=True,
             text=True,
         ) as process:
-            watch = _Watch(process, self.options.limits.cell, over)
+            watch = _Watch(process, self.options.limit, over)
             try:
                 assert process.stdin is not None
                 with process.stdin as stdin:
@@ -204,17 +195,15 @@ class Series:
                 self.say(f"{cell}: {stage}")
             found = told.get("result", found)
         code = process.wait()
-        seconds = _durations([*stages, ("", time.monotonic())])
+        seconds: dict[str, float] = {}
+        for (stage, began), (_, ended) in pairwise([*stages, ("", time.monotonic())]):
+            seconds[stage] = round(seconds.get(stage, 0.0) + ended - began, 1)
         during = stages[-1][0] if stages else "pull"
-        if found is None and watch.limit:
-            found = {
-                "verdict": "fails",
-                "stage": watch.limit,
-                "reason": f"{watch.reason}{WHILE}{during}",
-            }
         if found is None:
             reason = f"its process ended with exit code {code}"
-            found = {"verdict": "fails", "stage": during, "reason": reason}
+            if watch.limit:
+                reason = f"{watch.reason}{WHILE}{during}"
+            found = {"verdict": "fails", "stage": watch.limit or during, "reason": reason}
         return {**found, "seconds": seconds}
 
     def _over(self, cell: Cell) -> Callable[[], str]:
@@ -222,10 +211,10 @@ class Series:
 
         It counts the same whether base and builder are pulled or there already.
         """
-        most = self.options.limits.disk
+        most = self.options.disk
         if most is None:
             return lambda: ""
-        own = {name for image in self._images(cell) for name in (image, self.site.mirrored(image))}
+        own = [name for image in self._images(cell) for name in (image, self.site.mirrored(image))]
         found = filter(None, (find_image(self.client, name) for name in own))
         there = {one["Id"]: int(one["Size"]) for one in found}
         before = disk.used(self.client)
@@ -265,11 +254,11 @@ class Series:
         own = [parse_reference(name) for name in (base, self.site.mirrored(base))]
         targets = {one.in_full: one.target for one in own}
         names = _names([find_image(self.client, base) or {}])
-        found = {name: parse_reference(name) for name in names if name not in there}
+        found = [(name, parse_reference(name)) for name in names if name not in there]
         return [
             name
-            for name, one in found.items()
-            if (target := targets.get(one.in_full)) and ("@" in name or one.target == target)
+            for name, one in found
+            if one.in_full in targets and ("@" in name or one.target == targets[one.in_full])
         ]
 
     def _file(self, cell: Cell) -> Path:
@@ -284,24 +273,27 @@ class Series:
         return self._digest(self._tried_with(cell), stage)
 
     def _digest(self, tried_with: dict[str, Any], stage: str) -> str:
-        limits = asdict(self.options.limits) if stage in LIMITS else None
-        return hashlib.sha256(
-            json.dumps({**tried_with, "limits": limits}, sort_keys=True).encode()
-        ).hexdigest()
+        limits = (self.options.limit, self.options.disk) if stage in LIMITS else None
+        told = json.dumps({**tried_with, "limits": limits}, sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()
 
     def _tried_with(self, cell: Cell) -> dict[str, Any]:
         """All that a cell is tried with, less its limits."""
         root, made = self.site.matrix.parent, self._recipe(cell)
         patches = patch_files(root, made.named)
         template = (root / "Dockerfile.template").read_text(encoding="utf-8")
-        probes = [
-            Path(str(module.__file__)) for module in (facts, inside, quickstart_reload, trials)
-        ]
+        probes = (Path(str(one.__file__)) for one in (facts, inside, quickstart_reload, trials))
+        identity = None
+        if checkout := self.options.checkout:  # what is in it, edits and all
+            version = source.release_of(checkout, self.matrix, cell.megatron, cell.megatron)
+            identity = source.from_path(checkout, version, made.locked).identity
         return {
             "recipe": str(made),
-            "checkout": self._identity(cell, made.locked),
+            "checkout": identity,
             "dockerfile": dockerfile(self.matrix, cell.tag, template),
-            "files": [_sha256(path) for path in [*patches, *probes]],
+            "files": [
+                hashlib.sha256(path.read_bytes()).hexdigest() for path in (*patches, *probes)
+            ],
             "inside": inside_digest(),
             "asked": self.options.asked(cell),
         }
@@ -315,17 +307,11 @@ class Series:
         return False
 
     def _recipe(self, cell: Cell) -> Recipe:
-        """What a cell is built from on this machine's platform."""
-        where = _platform(find_row(self.matrix, cell.tag))
-        return recipe(self.matrix, self.lock, cell.tag, cell.megatron, where)
-
-    def _identity(self, cell: Cell, locked: LockedRelease) -> str | None:
-        """What is in the checkout, edits and all; None where there is none."""
-        checkout = self.options.checkout
-        if checkout is None:
-            return None
-        version = source.release_of(checkout, self.matrix, cell.megatron, cell.megatron)
-        return source.from_path(checkout, version, locked).identity
+        """What a cell is built from on this machine's platform, else on its row's first."""
+        machine = platform.machine()  # arm64 is aarch64 by Apple's name
+        there = find_row(self.matrix, cell.tag).platforms
+        where = (one for one in there if machine in (fetch.MACHINES[one], one.partition("/")[2]))
+        return recipe(self.matrix, self.lock, cell.tag, cell.megatron, next(where, there[0]))
 
 
 class _Watch:
@@ -387,28 +373,6 @@ def _names(images: Iterable[Mapping[str, Any]]) -> list[str]:
     return [name for one in images for key in keys for name in one.get(key) or ()]
 
 
-def _platform(row: Row) -> str:
-    """The one of a row's platforms that this machine is of, else the row's first."""
-    machine = platform.machine()  # arm64 is aarch64 by Apple's name
-    return next(
-        (one for one in row.platforms if machine in (fetch.MACHINES[one], one.partition("/")[2])),
-        row.platforms[0],
-    )
-
-
-def _durations(stages: list[tuple[str, float]]) -> dict[str, float]:
-    """Seconds of each stage, from when each began and the end."""
-    found: dict[str, float] = {}
-    for (stage, began), (_, ended) in pairwise(stages):
-        found[stage] = round(found.get(stage, 0.0) + ended - began, 1)
-    return found
-
-
-def as_read(found: Result) -> Result:
-    """A result whose lists, as JSON has them, are tuples."""
-    return replace(found, tail=tuple(found.tail), warnings=tuple(found.warnings))
-
-
 def cells(matrix: Matrix, tags: Iterable[str], releases: Iterable[str]) -> list[Cell]:
     """Each row with each of the releases that fits it; with its own where none is named.
 
@@ -416,26 +380,20 @@ def cells(matrix: Matrix, tags: Iterable[str], releases: Iterable[str]) -> list[
     where no release fits any row.
     """
     wanted = [*dict.fromkeys(releases)]
-    if "all" in wanted:
-        wanted = [*matrix.releases]
+    wanted = [*matrix.releases] if "all" in wanted else wanted
     for version in set(wanted) - set(matrix.releases):
         raise UsageError(
             f"no Megatron release {version!r} in the matrix",
             nearest(version, list(matrix.releases)),
         )
     rows = {tag: find_row(matrix, tag) for tag in tags}
-    asked = [
-        Cell(tag, version) for tag, row in rows.items() for version in wanted or [row.megatron]
-    ]
     problems = {
-        cell: misfit(rows[cell.tag], cell.megatron, matrix.releases[cell.megatron])
-        for cell in asked
+        Cell(tag, version): misfit(row, version, matrix.releases[version])
+        for tag, row in rows.items()
+        for version in wanted or [row.megatron]
     }
-    found = [cell for cell in asked if problems[cell] is None]
-    if not found and asked:
-        raise UsageError(f"{asked[0]}: {problems[asked[0]]}", "Name a release that fits.")
+    found = [cell for cell, problem in problems.items() if problem is None]
+    if not found and problems:
+        cell, problem = next(iter(problems.items()))
+        raise UsageError(f"{cell}: {problem}", "Name a release that fits.")
     return found
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

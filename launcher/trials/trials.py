@@ -37,8 +37,6 @@ LONGEST = 2_000_000
 
 WARNING = re.compile(r"\b(\w*Warning): (\S.*)")
 NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
-
-
 RANK = re.compile(r"^\[rank\d+\]: ")
 EXCEPTION = re.compile(r"(\[rank\d+\]: )?[A-Za-z_][\w.]*(Error|Exception|Exit): \S")
 """A traceback's last line, with the rank that torchrun puts before it."""
@@ -71,13 +69,10 @@ class Ran:
     lines: tuple[str, ...]
     metrics: tuple[Mapping[str, Any], ...]
 
-    def held_out(self) -> list[float]:
-        """The losses on held-out data, in nats a token, as they came."""
-        return [one["loss"] for one in self.metrics if one["kind"] == "validation"]
-
-    def says(self, pattern: str) -> bool:
-        """Whether a line has it."""
-        return any(re.search(pattern, line) for line in self.lines)
+    def has_to_say(self, text: str, otherwise: str) -> None:
+        """Raise TrialError(otherwise), at CHECKPOINT, where no line has `text`."""
+        if not any(text in line for line in self.lines):
+            raise TrialError(otherwise, self.lines[-SHOWN_LINES:], CHECKPOINT)
 
 
 @dataclass(frozen=True)
@@ -112,15 +107,7 @@ class Place:
         told = {**given, "resources": {"stop_grace": 10}, **config}
         file.write_text(json.dumps(told), encoding="utf-8")  # JSON is YAML
         records = self.folder / "runs" / name
-        code, lines = self._launch(file, records)
-        if code:
-            raise failure(f"{name}: exit code {code}", lines, stage)
-        kept = (one.read_text(encoding="utf-8") for one in records.glob("*/metrics.jsonl"))
-        return Ran(lines, tuple(map(json.loads, "".join(kept).splitlines())))
-
-    def _launch(self, file: Path, records: Path) -> tuple[int, tuple[str, ...]]:
-        command = [sys.executable, "-m", "launcher", "run", file.name]
-        command += ["--backend", self.backend]
+        command = [sys.executable, "-m", "launcher", "run", file.name, "--backend", self.backend]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         with subprocess.Popen(
             command,
@@ -134,13 +121,16 @@ class Place:
             try:
                 printed, _ = process.communicate(timeout=min(self.seconds, LONGEST))
             except subprocess.TimeoutExpired:
-                printed = _end(process)
-                tail = printed.splitlines()[-SHOWN_LINES:]
-                raise TrialError(f"{file.stem}: longer than {self.seconds:g} s", tail) from None
+                tail = _end(process).splitlines()[-SHOWN_LINES:]
+                raise TrialError(f"{name}: longer than {self.seconds:g} s", tail) from None
             except BaseException:
                 _end(process)
                 raise
-        return process.returncode, tuple(printed.splitlines())
+        lines = tuple(printed.splitlines())
+        if process.returncode:
+            raise failure(f"{name}: exit code {process.returncode}", lines, stage)
+        kept = (one.read_text(encoding="utf-8") for one in records.glob("*/metrics.jsonl"))
+        return Ran(lines, tuple(map(json.loads, "".join(kept).splitlines())))
 
 
 def _end(process: subprocess.Popen[str]) -> str:
@@ -178,11 +168,6 @@ MODEL = {
 }
 
 
-def fused(found: Mapping[str, Fact]) -> bool:
-    """Whether an image with these facts has Transformer Engine and Apex."""
-    return all(name in found and found[name].value for name in ("transformer_engine", "apex"))
-
-
 def _config(iterations: int, tensor: int, **more: Any) -> dict[str, Any]:
     """A tiny GPT on made-up data."""
     training = {"micro_batch_size": 4, "global_batch_size": 8, "train_iters": iterations}
@@ -200,14 +185,11 @@ def entrypoint(at: Place) -> list[Ran]:
     """Our program learns, saves split over all processes, and goes on in one."""
     saved = {"save": "entrypoint", "load": "entrypoint", "save_interval": 40}
     learns = at.run("entrypoint", _config(40, at.processes, checkpoint=saved), at.processes)
-    losses = learns.held_out()
+    losses = [one["loss"] for one in learns.metrics if one["kind"] == "validation"]
     if len(losses) < 2 or not losses[-1] < losses[0]:
         raise TrialError(f"entrypoint: the held-out loss doesn't fall: {losses}")
     goes_on = at.run("entrypoint-on", _config(50, 1, checkpoint=saved), 1, CHECKPOINT)
-    if not goes_on.says("going on after iteration 40"):
-        raise TrialError(
-            "entrypoint-on: the checkpoint wasn't loaded", goes_on.lines[-SHOWN_LINES:], CHECKPOINT
-        )
+    goes_on.has_to_say("going on after iteration 40", "entrypoint-on: the checkpoint wasn't loaded")
     return [learns, goes_on]
 
 
@@ -216,15 +198,11 @@ def quickstart(at: Place) -> list[Ran]:
     workdir = {"resources": {"workdir": "quickstart", "stop_grace": 10}}
     (at.folder / "quickstart").mkdir(exist_ok=True)
     trains = at.run("quickstart", {"program": QUICKSTART, **workdir}, 2)
-    if not trains.says("Successfully loaded the model"):
-        raise TrialError("quickstart: it loaded nothing", trains.lines[-SHOWN_LINES:], CHECKPOINT)
+    trains.has_to_say("Successfully loaded the model", "quickstart: it loaded nothing")
     script = at.folder / "quickstart_reload.py"
     script.write_text(Path(quickstart_reload.__file__).read_text(encoding="utf-8"), "utf-8")
     reloads = at.run("quickstart-on", {"program": f"./{script.name}", **workdir}, 1, CHECKPOINT)
-    if not reloads.says("reloaded at TP=1"):
-        raise TrialError(
-            "quickstart-on: TP=1 loaded nothing", reloads.lines[-SHOWN_LINES:], CHECKPOINT
-        )
+    reloads.has_to_say("reloaded at TP=1", "quickstart-on: TP=1 loaded nothing")
     return [trains, reloads]
 
 
@@ -233,7 +211,6 @@ UNFUSED = (
     *("no_bias_gelu_fusion", "no_bias_dropout_fusion"),
 )
 """Options of pretrain_gpt.py without which it wants Apex or Transformer Engine."""
-
 
 MOCK_VOCABULARY = 8192
 """Upstream's made-up documents count up to 4096 (MockGPTLowLevelDataset, before 0.16)."""
@@ -293,6 +270,7 @@ def attempts(
     Place. Raises UsageError for other `gpus`.
     """
     held = chosen.facts(reference(Image(**image)))
+    fused = all(name in found and found[name].value for name in ("transformer_engine", "apex"))
     wanted = parse_gpus(gpus)
     count = (chosen.count_gpus() or 0) if wanted.count is None else wanted.count
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
@@ -305,7 +283,7 @@ def attempts(
             devices=wanted.devices,
             backend=chosen.name,
             source=source,
-            fused=fused(found),
+            fused=fused,
         )
         return {name: attempt(name, at, held) for name in TRIALS}
 

@@ -17,7 +17,7 @@ from launcher import cli
 from launcher.cli import main
 from launcher.engine import connect
 from launcher.settings import ROOT
-from launcher.trials import kept, series
+from launcher.trials import report, series
 from launcher.trials.result import Cell, Result
 from tests.trials.samples import RESULTS, result
 
@@ -56,7 +56,7 @@ def test_each_report_tells_of_each_cell(run: Run, tmp_path: Path) -> None:
     for one in RESULTS:
         assert f'id="{one.tag}-{one.megatron}"' in page
         assert f"| {one.tag} | {one.megatron} | {one.told} |" in table
-    assert not (tmp_path / kept.RESULTS).exists()
+    assert not (tmp_path / report.RESULTS).exists()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_series_that_ends_early_reports_what_it_has(
     assert {path.name for path in out.iterdir()} == {
         f"report.{k}" for k in "json xml md html".split()
     }
-    assert not (tmp_path / kept.RESULTS).exists()
+    assert not (tmp_path / report.RESULTS).exists()
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_write_keeps_them_for_the_readme(
     assert run(RESULTS[:1], "--write") == 0
     assert "make render" in capsys.readouterr().err
     assert run(RESULTS[1:2], "--write") == 0
-    assert kept.load(tmp_path) == RESULTS[:2]
+    assert report.load(tmp_path) == RESULTS[:2]
     shutil.copy(ROOT / "Dockerfile.template", tmp_path)
     assert main(["matrix", "render"]) == 0
     assert "| 24.03 | 0.9.0 | runs |" in (tmp_path / "README.md").read_text(encoding="utf-8")
     assert main(["matrix", "render", "--check"]) == 0
-    kept.write([result("24.03", "imports")], tmp_path)
+    report.commit([result("24.03", "imports")], tmp_path)
     assert main(["matrix", "render", "--check"]) == 1
     assert "README.md differs" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from launcher.errors import UsageError
 from launcher.matrix.load import load_matrix
 from launcher.matrix.schema import Row
 from launcher.settings import ROOT
-from launcher.trials import facts, write
+from launcher.trials import facts
 from launcher.trials.facts import Fact
 from tests.e2e.command import launcher, refused
 
@@ -62,7 +62,7 @@ def test_what_is_written_is_the_row_with_the_facts_and_no_other_byte(
     tag: str, keys: set[str]
 ) -> None:
     new = {key: f"1.{len(key)}" for key in keys if not getattr(ROWS[tag], key)}
-    text = write.into(TEXT, tag, new)
+    text = facts.written(TEXT, tag, new)
     lines = text.splitlines()
     assert [line for line in lines if line not in {f'    {k}: "{v}"' for k, v in new.items()}] == [
         *TEXT.splitlines()
@@ -75,9 +75,9 @@ def test_what_is_written_is_the_row_with_the_facts_and_no_other_byte(
 
 def test_a_row_that_is_no_block_is_left_to_people() -> None:
     with pytest.raises(UsageError, match="by hand"):
-        write.into("rows:\n  a: {base: b}\n", "a", {"cuda": "1"})
+        facts.written("rows:\n  a: {base: b}\n", "a", {"cuda": "1"})
     with pytest.raises(UsageError):
-        write.into("releases:\n  cpu:\n    git: x\nrows:\n", "cpu", {"cuda": "1"})
+        facts.written("releases:\n  cpu:\n    git: x\nrows:\n", "cpu", {"cuda": "1"})
 
 
 @pytest.mark.engine

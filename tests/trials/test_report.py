@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,16 +16,13 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from launcher.errors import UsageError
-from launcher.matrix.load import load_matrix
 from launcher.settings import ROOT
-from launcher.trials import kept, report, result, series
-from launcher.trials.result import Cell, Result
+from launcher.trials import report, result
+from launcher.trials.result import Result
+from tests.trials import samples
+from tests.trials.samples import RESULTS, trial
 
 FINE = {"extension": {"error": ""}, "training": {"error": ""}}
-
-
-def trial(state: str, *warnings: str, **more: Any) -> dict[str, Any]:
-    return {"state": state, "warnings": warnings, "reason": "", "tail": (), "stage": ""} | more
 
 
 @pytest.mark.parametrize(
@@ -38,6 +36,7 @@ def trial(state: str, *warnings: str, **more: Any) -> dict[str, Any]:
         (FINE, {"a": trial("runs"), "b": trial("fails", stage="train")}, "fails", "train"),
         ({**FINE, "extension": {"error": "ImportError: no"}}, {}, "fails", "import"),
         ({**FINE, "training": {"error": "no six"}}, {"a": trial("runs")}, "fails", "import"),
+        ({"apex_layer": {"error": "no kernel"}}, {"a": trial("runs")}, "fails", "import"),
     ],
 )
 def test_the_verdict_is_the_least_that_was_reached(
@@ -45,11 +44,13 @@ def test_the_verdict_is_the_least_that_was_reached(
 ) -> None:
     found = result.verdict(facts, trials)
     assert (found["verdict"], found.get("stage", "")) == (verdict, stage)
+    assert stage != "import" or " no" in found["reason"]
 
 
 @pytest.mark.parametrize("state", ["runs", "fails"])
 def test_warnings_of_all_trials_are_told_once(state: str) -> None:
-    told = result.verdict(FINE, {"a": trial("runs", "x", "y"), "b": trial(state, "y", "z")})
+    trials = {"a": trial("runs", warnings="xy"), "b": trial(state, warnings="yz")}
+    told = result.verdict(FINE, trials)
     assert told["verdict"] == state
     assert told["warnings"] == ("x", "y", "z")
 
@@ -131,6 +132,7 @@ CELLS = [
 
 
 def test_the_table_says_what_was_expected() -> None:
+    assert report.as_markdown(CELLS[:1]) == report.table(CELLS[:1])
     told = report.as_markdown(CELLS).splitlines()
     assert told[2] == "| 24.02 | 0.9.0 | runs | runs | CPU |  |"
     assert "| runs with warnings | runs (worse) |  | " in told[3]
@@ -141,10 +143,6 @@ def test_the_table_says_what_was_expected() -> None:
     assert "| runs | imports (better) |" in told[5]
     assert told[-1].startswith("| `FutureWarning: torch.cuda.amp.custom_fwd is old` | ")
     assert told[-1].endswith(" two decorators as torch before 2.4 did | 24.08 × 0.9.0 |")
-
-
-def test_a_table_without_warnings_has_no_second_one() -> None:
-    assert report.as_markdown(CELLS[:1]) == report.table(CELLS[:1])
 
 
 def test_warnings_are_told_once_for_all_cells_whatever_their_numbers() -> None:
@@ -194,7 +192,7 @@ def test_a_text_of_a_log_says_nothing_to_markdown(text: str) -> None:
 
 
 def test_what_the_readme_shows_is_text() -> None:
-    _, cells = shown(report.table(kept.load(ROOT)))
+    _, cells = shown(report.table(report.load(ROOT)))
     assert {token.type for cell in cells for token in cell} == {"text"}
 
 
@@ -233,26 +231,42 @@ def test_control_sequences_go_and_text_stays(before: str, after: str) -> None:
         assert whole == f"{report.plain(before)}|{report.plain(after)}"
 
 
-def test_cells_are_what_fits() -> None:
-    matrix = load_matrix()
-    assert series.cells(matrix, ["24.10", "cpu"], []) == [
-        Cell("24.10", "0.9.0"),
-        Cell("cpu", "0.16.1"),
-    ]
-    several = series.cells(matrix, ["24.02", "cpu"], ["0.9.0", "0.16.1"])
-    assert Cell("24.02", "0.16.1") not in several  # which wants a newer torch
-    assert Cell("cpu", "0.16.1") in several
-    with pytest.raises(UsageError, match=r"0\.9\.9"):
-        series.cells(matrix, ["cpu"], ["0.9.9"])
-    with pytest.raises(UsageError, match="no tag"):
-        series.cells(matrix, ["23.01"], [])
+README = f"# A\n\n{report.BEGIN}\n\nold\n{report.END}\nafter\n"
 
 
-def test_a_layer_that_fails_on_the_gpu_is_a_failure() -> None:
-    facts = {
-        "transformer_engine_layer": {"value": None, "error": "no kernel image", "warnings": []}
-    }
-    trials = {"entrypoint": {"state": "runs", "warnings": []}}
-    found = result.verdict(facts, trials)
-    assert (found["verdict"], found["stage"]) == ("fails", "import")
-    assert "no kernel image" in found["reason"]
+def test_a_cell_is_replaced_by_its_newer_result_on_the_same_gpus() -> None:
+    old = RESULTS[0]
+    better = replace(old, verdict="runs with warnings")
+    on_cpu = replace(old, facts=samples.facts("2.13.0+cpu", "12.1", gpus=None))
+    failed = replace(old, verdict="fails", stage="pull", facts={}, trials={})
+    assert report.merged([old], [better, on_cpu]) == [better, on_cpu]
+    assert [one.on for one in (better, on_cpu)] == ["2 × NVIDIA H100 80GB HBM3", "CPU"]
+    assert report.merged([failed], [old]) == [old]  # it doesn't say which GPUs it had
+    other = replace(failed, tag="24.03")
+    assert report.merged([other], [old]) == [old, other]
+    versions = ("0.16.1", "0.9.0", "0.10.0")
+    found = report.merged([], [replace(old, megatron=version) for version in versions])
+    assert [one.megatron for one in found] == ["0.9.0", "0.10.0", "0.16.1"]
+
+
+def test_what_is_committed_is_shown(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    assert report.rendered({readme: README}, tmp_path) == {}
+    report.commit(RESULTS[:2], tmp_path)
+    report.commit(RESULTS[1:], tmp_path)
+    assert report.load(tmp_path) == report.merged([], RESULTS)
+    files = report.rendered({readme: README}, tmp_path)
+    assert "| 24.02 | 0.9.0 | runs | runs | 2 × NVIDIA H100 80GB HBM3 |  |\n" in files[readme]
+    assert "old" not in files[readme]
+    assert files[readme].endswith(f"{report.END}\nafter\n")
+    assert 'id="24.02-0.9.0"' in files[tmp_path / report.PAGE]
+    assert report.rendered(files, tmp_path) == files
+    with pytest.raises(UsageError, match=r"README\.md"):
+        report.rendered({readme: "no markers"}, tmp_path)
+
+
+def test_what_is_committed_is_of_the_matrix_and_of_no_machine() -> None:
+    text = (ROOT / report.RESULTS).read_text(encoding="utf-8")
+    assert report.as_json(report.load(ROOT)) == text
+    for place in ("/home/", "/root/", "/Users/", "/tmp/"):  # noqa: S108
+        assert place not in text

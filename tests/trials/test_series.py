@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,8 +30,8 @@ from launcher.matrix.schema import Lock, Matrix
 from launcher.settings import ROOT, Settings
 from launcher.trials import series
 from launcher.trials.cell import REPOSITORY
-from launcher.trials.result import Cell
-from launcher.trials.series import Limits, Options, Series
+from launcher.trials.result import Cell, Result
+from launcher.trials.series import Options, Series
 from tests.e2e.command import launcher
 
 MATRIX, LOCK = load_matrix(), load_lock()
@@ -224,16 +224,6 @@ def test_what_a_cell_is_compiled_from_is_in_its_key(
     assert len(keys) == 2
 
 
-def test_an_edited_checkout_is_another_one(site: Settings, tmp_path: Path) -> None:
-    (tmp_path / "megatron/core").mkdir(parents=True)
-    version = "MAJOR = 0\nMINOR = 9\nPATCH = 0\nPRE_RELEASE = ''\n"
-    (tmp_path / "megatron/core/package_info.py").write_text(version)
-    options = Options(checkout=tmp_path)
-    before = a_series(site, tmp_path, options=options).key(CELL)
-    (tmp_path / "megatron/core/new.py").write_text("")
-    assert a_series(site, tmp_path, options=options).key(CELL) != before
-
-
 def test_a_checkout_that_is_edited_meanwhile_gives_its_result_to_no_other(
     site: Settings, tmp_path: Path, trying: Trying
 ) -> None:
@@ -326,7 +316,7 @@ def test_what_the_lock_lacks_is_told_before_the_first_cell(
 def over(
     site: Settings, folder: Path, engine: Engine, disk: int, say: Callable[[str], object] = print
 ) -> Callable[[], str]:
-    options = Options(limits=Limits(disk=disk))
+    options = Options(disk=disk)
     return a_series(site, folder, engine, options=options, say=say)._over(CELL)
 
 
@@ -419,12 +409,32 @@ def test_the_disk_is_looked_at_until_it_is_too_much(
 
 
 def test_cells_are_those_that_fit_each_once() -> None:
+    assert series.cells(MATRIX, ["24.10", "cpu"], []) == [CELL, Cell("cpu", "0.16.1")]
     assert series.cells(MATRIX, ["cpu"], ["0.16.1", "0.16.1"]) == [Cell("cpu", "0.16.1")]
+    several = series.cells(MATRIX, ["24.02", "cpu"], ["0.9.0", "0.16.1"])
+    assert Cell("24.02", "0.16.1") not in several  # which wants a newer torch
     every = series.cells(MATRIX, ["24.10"], ["all"])
     assert Cell("24.10", "0.15.3") not in every  # it wants a newer torch
     assert {Cell("24.10", "0.9.0"), Cell("24.10", "0.12.3")} < {*every}
     with pytest.raises(UsageError, match=r"24\.10 × 0\.19\.0: .* requires python >=3.12"):
         series.cells(MATRIX, ["24.10"], ["0.19.0"])
+    with pytest.raises(UsageError, match=r"0\.9\.9"):
+        series.cells(MATRIX, ["cpu"], ["0.9.9"])
+    with pytest.raises(UsageError, match="no tag"):
+        series.cells(MATRIX, ["23.01"], [])
+
+
+def test_what_was_tried_elsewhere_with_the_same_is_taken_and_nothing_else_is(
+    tmp_path: Path, site: Settings
+) -> None:
+    """As jobs of a workflow do; what is kept needs no engine."""
+    cells = [Cell("24.09", "0.9.0"), CELL, Cell("cpu", "0.16.1")]
+    elsewhere = a_series(replace(site, cache=tmp_path / "another"), tmp_path)
+    found = [Result(cell.tag, cell.megatron, elsewhere.key(cell), "runs") for cell in cells[1:]]
+    for one in (*found, replace(found[0], tag="24.09", key="old")):
+        (tmp_path / f"{one.tag}-{one.megatron}.json").write_text(json.dumps(asdict(one)))
+    assert [*a_series(site, tmp_path).kept(cells)] == found
+    assert [*a_series(site, tmp_path, options=Options(gpus="all")).kept(cells)] == []
 
 
 def test_again_leaves_what_other_cells_gave(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from launcher.plan.gpus import parse_gpus
 from launcher.plan.image import Facts
 from launcher.plan.plan import processes_of
 from launcher.trials import trials
-from launcher.trials.facts import Fact
 from launcher.trials.trials import Place, Ran, TrialError, Verdict
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def test_the_gpus_that_were_named_are_trained_on(
     processes: int,
     asked: str,
 ) -> None:
-    monkeypatch.setattr(Place, "_launch", lambda *_: (0, ()))
+    monkeypatch.setattr(trials.sys, "executable", "true")
     at = Place(tmp_path, {"tag": "24.10"}, gpus, 2, 1, devices=devices)
     at.run("a", {"program": "pretrain_gpt.py"}, processes)
     values = yaml.safe_load((tmp_path / "a.yaml").read_text(encoding="utf-8"))
@@ -149,12 +148,6 @@ def test_upstreams_program_is_asked_for_what_is_there(
     assert (asked["model"].get("transformer_impl") == "local") == local
     assert ("clip_grad" in asked["training"]) == on_cpu
     assert bool(asked.get("megatron_args", {}).get("use_cpu_initialization")) == on_cpu
-
-
-def test_programs_are_fused_where_transformer_engine_and_apex_are() -> None:
-    there = {"transformer_engine": Fact("1.11"), "apex": Fact("0.1")}
-    assert trials.fused(there)
-    assert not trials.fused(there | {"apex": Fact()})
 
 
 def test_a_warning_is_told_once_whatever_its_numbers() -> None:
