@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from launcher.backends.docker import bytes_of_size
 from launcher.errors import PreflightError
@@ -15,9 +14,9 @@ from launcher.machine.machine import (
     UNLIMITED,
     Engine,
     Finding,
-    Folder,
     Gpu,
     Machine,
+    Saved,
     Use,
     find_gpu,
 )
@@ -77,29 +76,35 @@ SHM_SEGMENT = 4 << 20
 """Bytes of one of NCCL's segments, as in the failure that the same page shows."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """A run on a machine; `cuda` is the version in its image, where that is known."""
-
-    config: RunConfig
-    origin: Origin
-    plan: Plan
-    machine: Machine
-    cuda: str | None = None
-
-    @property
-    def visible(self) -> list[Gpu]:
-        """The GPUs that the run will see, as far as the driver tells."""
-        return chosen(self.plan.gpus, self.machine.gpus or ())
-
-
 def preflight(
     config: RunConfig, origin: Origin, plan: Plan, machine: Machine, cuda: str | None = None
 ) -> list[Finding]:
     """All that is wrong with a run on a machine; what `machine` doesn't tell isn't checked."""
-    case = Case(_with_rest(config, plan), origin, plan, machine, cuda)
-    checks = (*GPU_CHECKS, *CHECKS) if plan.gpus.count else CHECKS
-    return [finding for check in checks for finding in check(case)]
+    config = _with_rest(config, plan)
+    found: list[Finding] = []
+    if plan.gpus.count:
+        there, uses = machine.gpus, machine.uses
+        visible = chosen(plan.gpus, there or ())
+        found += gpus_are_given(machine.engine)
+        found += gpus_are_there(plan.gpus, there)
+        found += _able(config, origin, visible)
+        found += gpus_are_free(visible, uses)
+        found += driver_carries(visible, cuda)
+        found += fit.check(config, origin, plan.processes_per_node, visible, uses)
+        found += _shared_memory(origin, plan, machine)
+        found += _locked_memory(plan, machine.memlock)
+    found += _nodes_meet(config, origin, plan, machine)
+    found += [
+        Finding(
+            f"{origin.place('data.path')}: {dataset.problem}",
+            "Megatron would stop, or read other tokens than were written.",
+            "Make the two again from the text, or copy both anew.",
+        )
+        for dataset in machine.datasets
+        if dataset.problem
+    ]
+    found += _folders(config, origin, plan, machine)
+    return [*found, *_loadable(origin, machine.load)]
 
 
 def enforce(findings: Sequence[Finding]) -> None:
@@ -174,11 +179,11 @@ def gpus_are_there(asked: Gpus, there: Sequence[Gpu] | None) -> Iterator[Finding
         )
 
 
-def _able(case: Case) -> Iterator[Finding]:
+def _able(config: RunConfig, origin: Origin, visible: Sequence[Gpu]) -> Iterator[Finding]:
     """The compute capability against the precision, of each kind of GPU once."""
-    training = case.config.training
-    place = case.origin.place(f"training.{'bf16' if training.bf16 else 'fp16'}")
-    for gpu in {gpu.name: gpu for gpu in reversed(case.visible)}.values():
+    training = config.training
+    place = origin.place(f"training.{'bf16' if training.bf16 else 'fp16'}")
+    for gpu in {gpu.name: gpu for gpu in reversed(visible)}.values():
         if gpu.capability is None:
             continue
         able = ".".join(map(str, gpu.capability))
@@ -241,21 +246,15 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
-def _fits(case: Case) -> Iterator[Finding]:
-    processes = case.plan.processes_per_node
-    return fit.check(case.config, case.origin, processes, case.visible, case.machine.uses)
-
-
-def _shared_memory(case: Case) -> Iterator[Finding]:
+def _shared_memory(origin: Origin, plan: Plan, machine: Machine) -> Iterator[Finding]:
     """Shared memory, which the processes of a node pass data through."""
-    plan, machine = case.plan, case.machine
     hosts = machine.engine is None or plan.ipc == "host"
     own = bytes_of_size(plan.shm_size) if plan.shm_size else PRIVATE_SHM
     have = machine.shm if hosts else own
     if have is None or have >= SHM or plan.processes_per_node == 1:
         return
     yield Finding(
-        f"{case.origin.place('resources.ipc')}: {have >> 20} MiB of /dev/shm for "
+        f"{origin.place('resources.ipc')}: {have >> 20} MiB of /dev/shm for "
         f"{plan.processes_per_node} processes",
         "NCCL and data loaders pass data through it, and fail to start where it is full; "
         "NVIDIA asks for 1 GiB.",
@@ -266,13 +265,11 @@ def _shared_memory(case: Case) -> Iterator[Finding]:
     )
 
 
-def _locked_memory(case: Case) -> Iterator[Finding]:
-    wanted, have = dict(case.plan.ulimits).get("memlock"), case.machine.memlock
+def _locked_memory(plan: Plan, have: int | None) -> Iterator[Finding]:
+    wanted, several = dict(plan.ulimits).get("memlock"), plan.processes_per_node * plan.nodes > 1
     if wanted is None or have is None or have == UNLIMITED:
         return
-    if case.plan.processes_per_node * case.plan.nodes > 1 and (
-        wanted == UNLIMITED or wanted > have
-    ):
+    if several and (wanted == UNLIMITED or wanted > have):
         yield Finding(
             f"memlock: {have >> 10} KiB of memory may be locked",
             "NCCL locks what it sends over InfiniBand, and fails there without; within one "
@@ -282,76 +279,67 @@ def _locked_memory(case: Case) -> Iterator[Finding]:
         )
 
 
-def _nodes_meet(case: Case) -> Iterator[Finding]:
+def _nodes_meet(
+    config: RunConfig, origin: Origin, plan: Plan, machine: Machine
+) -> Iterator[Finding]:
     """The first node's port, and its name; not in a network that isn't this machine's."""
-    nodes, machine = case.config.nodes, case.machine
-    if nodes.count == 1 or case.plan.network != "host":
+    nodes = config.nodes
+    if nodes.count == 1 or plan.network != "host":
         return
     if nodes.rank == 0 and machine.port is False:
         yield Finding(
-            f"{case.origin.place('nodes.master_port')}: port {nodes.master_port} is taken",
+            f"{origin.place('nodes.master_port')}: port {nodes.master_port} is taken",
             "The first node listens there for all others.",
             f"End what listens, or --set nodes.master_port={nodes.master_port + 1} on every node.",
         )
     if nodes.rank > 0 and machine.resolves is False:
         yield Finding(
-            f"{case.origin.place('nodes.master_addr')}: {nodes.master_addr} isn't known here",
+            f"{origin.place('nodes.master_addr')}: {nodes.master_addr} isn't known here",
             "This node has to reach the first one by that name.",
             "Give an address, or a name in /etc/hosts.",
             refuse=False,
         )
 
 
-def _data(case: Case) -> Iterator[Finding]:
-    for dataset in case.machine.datasets:
-        if dataset.problem:
-            yield Finding(
-                f"{case.origin.place('data.path')}: {dataset.problem}",
-                "Megatron would stop, or read other tokens than were written.",
-                "Make the two again from the text, or copy both anew.",
-            )
-
-
-def _folders(case: Case) -> Iterator[Finding]:
+def _folders(config: RunConfig, origin: Origin, plan: Plan, machine: Machine) -> Iterator[Finding]:
     """The folders that are written to: seen by the engine, the user's to write to, and roomy."""
-    for key, path in case.machine.unseen:
+    for key, path in machine.unseen:
         yield Finding(
-            f"{case.origin.place(key)}: {path}: the engine sees something else there",
+            f"{origin.place(key)}: {path}: the engine sees something else there",
             "It has mounts of its own, without those made after its start: what the run writes "
             "there would be lost.",
             "Start the engine again, once all is mounted.",
         )
-    for folder in case.machine.folders:
+    for folder in machine.folders:
         if folder.problem:
             yield Finding(
-                f"{case.origin.place(folder.key)}: {folder.path}: {folder.problem}",
+                f"{origin.place(folder.key)}: {folder.path}: {folder.problem}",
                 "What the run writes there would be lost.",
                 "Give another folder, change its owner, or set resources.user.",
             )
         elif folder.key == "checkpoint.save":
-            yield from _room(case, folder)
+            each = memory.bytes_of_checkpoint(config, layout(config, plan.processes_per_node))
+            if each is not None and folder.free is not None:
+                what = f"{origin.place(folder.key)}: {_told(folder.free)} free for {folder.path}"
+                done = machine.load.newest or 0 if machine.load else 0
+                yield from _room(what, each, folder.free, config, done)
 
 
-def _room(case: Case, folder: Folder) -> Iterator[Finding]:
-    """Room for one checkpoint, and for all that the run will write."""
-    config, load = case.config, case.machine.load
-    each = memory.bytes_of_checkpoint(config, layout(config, case.plan.processes_per_node))
-    if each is None or folder.free is None:
-        return
-    what = f"{case.origin.place('checkpoint.save')}: {_told(folder.free)} free for {folder.path}"
-    if each > folder.free:
+def _room(what: str, each: int, free: int, config: RunConfig, done: int) -> Iterator[Finding]:
+    """Room for one checkpoint of `each` bytes, and for all that the run will write."""
+    if each > free:
         yield Finding(
             what,
             f"One checkpoint takes about {_told(each)}: weights and optimizer.",
             "Free some, or --set checkpoint.save to a folder with more.",
         )
         return
-    at = saves(config, load.newest or 0 if load else 0, iterations(config))
+    at = saves(config, done, iterations(config))
     keep = config.checkpoint.keep
     wanted = min(len(at), keep + 1) if keep else len(at)
-    if wanted * each <= folder.free:
+    if wanted * each <= free:
         return
-    fits = folder.free // each
+    fits = free // each
     yield Finding(
         what,
         f"{wanted} checkpoints of about {_told(each)} make {_told(wanted * each)}: it is full "
@@ -381,9 +369,8 @@ def _told(size: float) -> str:
     return f"{size / GB:.1f} GB" if size >= GB / 10 else f"{size / 1e6:.0f} MB"
 
 
-def _loadable(case: Case) -> Iterator[Finding]:
+def _loadable(origin: Origin, load: Saved | None) -> Iterator[Finding]:
     """The newest checkpoint of the folder that is loaded from."""
-    load = case.machine.load
     if load is None or not load.broken:
         return
     folder, problem = load.broken[-1]
@@ -391,23 +378,10 @@ def _loadable(case: Case) -> Iterator[Finding]:
     none = "No checkpoint in that folder is complete, so the run would begin anew."
     refuse = load.newest is None
     yield Finding(
-        f"{case.origin.place('checkpoint.load')}: {folder}: {problem}",
+        f"{origin.place('checkpoint.load')}: {folder}: {problem}",
         none if refuse else goes_on,
         "Move them away to begin from the start."
         if refuse
         else f"Move {folder} away to be rid of this warning.",
         refuse=refuse,
     )
-
-
-GPU_CHECKS = (
-    lambda case: gpus_are_given(case.machine.engine),
-    lambda case: gpus_are_there(case.plan.gpus, case.machine.gpus),
-    _able,
-    lambda case: gpus_are_free(case.visible, case.machine.uses),
-    lambda case: driver_carries(case.visible, case.cuda),
-    _fits,
-    _shared_memory,
-    _locked_memory,
-)
-CHECKS = (_nodes_meet, _data, _folders, _loadable)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from launcher.machine import memory
 from launcher.machine.machine import GB, Finding, Gpu, Use
@@ -16,7 +17,6 @@ MARGIN = 0.1
 
 MOST_TENSOR = 8
 """Processes that split a layer: no more than the GPUs of one machine, over their fast links."""
-
 
 Changes = dict[str, object]
 """What to change in a run file: values by dotted keys."""
@@ -33,7 +33,13 @@ def check(
     if card is None or needed is None:
         return
     if needed.total > card.total * (1 - MARGIN):
-        yield _too_large(config, origin, processes, card, needed)
+        yield Finding(
+            f"{origin.place('model')}: about {_gb(needed.total)} GB on each GPU, and {card.name} "
+            f"has {_gb(card.total)}",
+            f"{told(needed)}.",
+            _smallest(config, processes, card) or _none(config, card),
+            refuse=needed.total > card.total * (1 + MARGIN),
+        )
         return
     for gpu in visible:
         free = gpu.total - gpu.used
@@ -48,29 +54,11 @@ def check(
             )
 
 
-def _too_large(
-    config: RunConfig, origin: Origin, processes: int, card: Gpu, needed: memory.Memory
-) -> Finding:
-    return Finding(
-        f"{origin.place('model')}: about {_gb(needed.total)} GB on each GPU, and {card.name} has "
-        f"{_gb(card.total)}",
-        f"{told(needed)}.",
-        _smallest(config, processes, card) or _none(config, card),
-        refuse=needed.total > card.total * (1 + MARGIN),
-    )
-
-
 def told(needed: memory.Memory) -> str:
     """'weights 2.3 GB, gradients 4.6, …'."""
-    parts = {
-        "weights": needed.weights,
-        "gradients": needed.gradients,
-        "optimizer": needed.optimizer,
-        "activations": needed.activations,
-        "logits": needed.logits,
-        "CUDA and NCCL": needed.overhead,
-    }
-    return ", ".join(f"{name} {_gb(size)}" for name, size in parts.items()) + " GB"
+    sizes = asdict(needed) | {"CUDA and NCCL": needed.overhead}
+    del sizes["overhead"]
+    return ", ".join(f"{name} {_gb(size)}" for name, size in sizes.items()) + " GB"
 
 
 def _smallest(config: RunConfig, processes: int, card: Gpu) -> str:
@@ -97,58 +85,42 @@ def _text(value: object) -> str:
 
 def _tried(config: RunConfig, processes: int) -> Iterator[Changes]:
     """Each step's changes alone, then on top of the last ones of the steps before it."""
-    for step in STEPS:
-        yield from step(config, processes)
+    for changes in (steps := _steps(config, processes)):
+        yield from changes
     base: Changes = {}
-    for step in (*STEPS, _sequence_parallel):  # once more, after tensor parallelism
+    for step in (*range(len(steps)), SEQUENCE_PARALLEL):  # once more, after tensor parallelism
         last = base
-        for change in step(_with(config, base), processes):
+        for change in _steps(_with(config, base), processes)[step]:
             last = base | change
             yield last
         base = last
 
 
-def _micro_batches(config: RunConfig, processes: int) -> list[Changes]:
-    micro = layout.micro_batch(config, layout.layout(config, processes)) or 1
-    return [{"training.micro_batch_size": micro >> n} for n in range(1, micro.bit_length())]
+def _steps(config: RunConfig, processes: int) -> list[list[Changes]]:
+    """What may help, the least change to the run first: of each step its changes."""
+    parallel, where = config.parallel, layout.layout(config, processes)
+    micro, tensor = layout.micro_batch(config, where) or 1, where.tensor
+    again = values_of(config, where).get("recompute_granularity") == "full"
+    full = {"granularity": "full", "method": "uniform", "num_layers": 1}
+    recompute: Changes = {f"megatron_args.recompute_{key}": value for key, value in full.items()}
+    sizes = [tensor << n for n in range(1, MOST_TENSOR)]
+    alone = parallel.sequence_parallel or tensor == 1
+    distributed = parallel.use_distributed_optimizer
+    return [
+        [{"training.micro_batch_size": micro >> n} for n in range(1, micro.bit_length())],
+        [] if distributed else [{"parallel.use_distributed_optimizer": True}],
+        [] if alone else [{"parallel.sequence_parallel": True}],
+        [] if again or config.program == model.GPT else [recompute],
+        [
+            {"parallel.tensor_model_parallel_size": size}
+            for size in sizes
+            if size <= min(MOST_TENSOR, processes)
+        ],
+    ]
 
 
-def _distributed_optimizer(config: RunConfig, processes: int) -> list[Changes]:
-    there = config.parallel.use_distributed_optimizer
-    return [] if there else [{"parallel.use_distributed_optimizer": True}]
-
-
-def _sequence_parallel(config: RunConfig, processes: int) -> list[Changes]:
-    there = config.parallel.sequence_parallel or _tensor(config) == 1
-    return [] if there else [{"parallel.sequence_parallel": True}]
-
-
-def _recompute(config: RunConfig, processes: int) -> list[Changes]:
-    options = values_of(config, layout.layout(config, processes))
-    if config.program == model.GPT or options.get("recompute_granularity") == "full":
-        return []
-    more = {"granularity": "full", "method": "uniform", "num_layers": 1}
-    return [{f"megatron_args.recompute_{name}": value for name, value in more.items()}]
-
-
-def _more_tensor(config: RunConfig, processes: int) -> list[Changes]:
-    sizes = [_tensor(config) << n for n in range(1, MOST_TENSOR)]
-    key, most = "parallel.tensor_model_parallel_size", min(MOST_TENSOR, processes)
-    return [{key: size} for size in sizes if size <= most]
-
-
-def _tensor(config: RunConfig) -> int:
-    return config.parallel.tensor_model_parallel_size or 1
-
-
-STEPS: tuple[Callable[[RunConfig, int], list[Changes]], ...] = (
-    _micro_batches,
-    _distributed_optimizer,
-    _sequence_parallel,
-    _recompute,
-    _more_tensor,
-)
-"""What may help, the least change to the run first."""
+SEQUENCE_PARALLEL = 2
+"""Which of the steps it is."""
 
 
 def _none(config: RunConfig, card: Gpu) -> str:

@@ -117,19 +117,42 @@ def estimate(
     micro = options.get("micro_batch_size")
     if size is None or states is None or not isinstance(micro, int):
         return None
+    width, tensor = _width(options), where.tensor
     batch = config.training.global_batch_size or micro * where.data
-    micro_batches = max(1, batch // (micro * where.data))
-    scores = _keeps_scores(config.program, options, capability)
-    layer = _Layer(config.program, options, size, where, micro, scores)
-    stages = [
-        _stage(layer, states, first, last, micro_batches) for first, last in _ends(where.pipeline)
-    ]
+    tokens = size.sequence * micro / where.context  # of a micro-batch, on one process
+    undivided = tensor if "sequence_parallel" in options else 1  # what TP alone leaves whole
+    layers = size.layers / where.pipeline
+    entering = tokens * size.hidden * width / undivided  # bytes of what goes into a layer
+    whole = tokens * _bytes_of_token(config.program, options, size, where, capability, undivided)
+    kept, once = _with_recomputing(options, layers, whole, entering)
+    stages = []
+    for first, last in [(True, True)] if where.pipeline == 1 else [(True, False), (False, True)]:
+        in_flight = 1.0
+        parameters = layers * size.layer(tensor)
+        if first:
+            in_flight = min(
+                _in_flight(options, layers, where), max(1, batch // (micro * where.data))
+            )
+            parameters += size.words(tensor) + size.positions * size.hidden
+        if last:
+            parameters += size.norm
+            if not (first and size.tied):  # a last stage has a copy of tied embeddings
+                parameters += size.words(tensor)
+        activations, logits = kept * in_flight + once, 0.0
+        if first and _rate(options, "hidden_dropout"):
+            activations += tokens * size.hidden * in_flight / undivided  # the embedding's mask
+        if last:
+            activations += 2 * entering  # the last norm's input and output
+            copies = 4 if width == 4 else 6  # fp32, and what the output layer wrote
+            logits = tokens * size.vocabulary / tensor * copies
+        weights, gradients, optimizer = (int(parameters * each) for each in states)
+        stages.append(Memory(weights, gradients, optimizer, int(activations), int(logits)))
     return max(stages, key=lambda memory: memory.total)
 
 
-def _ends(stages: int) -> list[tuple[bool, bool]]:
-    """Whether each of the stages worth looking at is the first, and the last."""
-    return [(True, True)] if stages == 1 else [(True, False), (False, True)]
+def _rate(options: Mapping[str, Value], dropout: str) -> float:
+    """A dropout's rate; 0.1 is Megatron's default."""
+    return float(str(options.get(dropout, 0.1)))
 
 
 def _keeps_scores(
@@ -137,140 +160,63 @@ def _keeps_scores(
 ) -> bool:
     """Whether attention keeps its sequence × sequence scores for the way back.
 
-    Our program's is torch's scaled dot product, which doesn't on any GPU.
+    Our program's is torch's scaled dot product, which doesn't on any GPU; nor does selective
+    recomputing.
     """
-    backend = options.get("attention_backend")
-    if program == model.GPT or "use_flash_attn" in options or backend in ("flash", "fused"):
+    backend, granularity = options.get("attention_backend"), options.get("recompute_granularity")
+    if "recompute_activations" in options or granularity == "selective" or program == model.GPT:
+        return False
+    if "use_flash_attn" in options or backend in ("flash", "fused"):
         return False
     slow = options.get("transformer_impl") == "local" or backend in ("unfused", "local")
     return slow or (capability is not None and capability < FLASH)
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """What a layer of a run keeps of one micro-batch for the way back."""
-
-    program: str
-    options: Mapping[str, Value]
-    size: Shape
-    where: Layout
-    micro: int
-    scores: bool
-
-    @property
-    def width(self) -> int:
-        """Bytes of an activation."""
-        return _width(self.options)
-
-    @property
-    def tokens(self) -> float:
-        """Tokens of a micro-batch on one process."""
-        return self.size.sequence * self.micro / self.where.context
-
-    @property
-    def undivided(self) -> int:
-        """Processes that share what tensor parallelism alone leaves whole."""
-        return self.where.tensor if "sequence_parallel" in self.options else 1
-
-    def rate(self, dropout: str) -> float:
-        """A dropout's rate; 0.1 is Megatron's default."""
-        return float(str(self.options.get(dropout, 0.1)))
-
-    @property
-    def input(self) -> float:
-        """Bytes of what goes into a layer."""
-        return self.tokens * self.size.hidden * self.width / self.undivided
-
-    @property
-    def whole(self) -> float:
-        """Bytes that a layer keeps: all of it, without recomputing."""
-        size, each = self.size, self.width
-        masks = 2 if self.rate("hidden_dropout") else 0
-        outside = size.hidden * (4 * each + masks)  # two norms' inputs and outputs, dropout
-        heads, keys = size.heads * size.head, 2 * size.groups * size.head
-        attention = heads + keys + heads  # queries, keys and values, context
-        if self.program == model.GPT:  # it repeats grouped keys, and copies the context
-            attention = 5 * heads
-        inner = size.ffn * (3 if size.gated else 2)
-        inside = (attention + inner) * float(each)
-        if self.scores and not self.selective:
-            weights = 2 * each + 1 if self.rate("attention_dropout") else each
-            inside += size.heads * size.sequence / self.where.context * weights
-        return self.tokens * (outside / self.undivided + inside / self.where.tensor)
-
-    @property
-    def selective(self) -> bool:
-        options = self.options
-        return (
-            "recompute_activations" in options
-            or options.get("recompute_granularity") == "selective"
-        )
-
-    @property
-    def again(self) -> int:
-        """The layers that full recomputing makes again at a time; 0 where it isn't asked for."""
-        if self.options.get("recompute_granularity") != "full":
-            return 0
-        return model.whole(self.options, "recompute_num_layers", 1)
-
-    @property
-    def by_block(self) -> bool:
-        return self.options.get("recompute_method") == "block"
-
-    def stage(self, layers: float) -> float:
-        """Bytes that `layers` layers keep, with full recomputing where that is asked for."""
-        if not self.again:
-            return layers * self.whole
-        if self.by_block:
-            again = min(self.again, layers)
-            return again * self.input + (layers - again) * self.whole
-        return layers / self.again * self.input
-
-    @property
-    def once(self) -> float:
-        """Bytes that full recomputing makes again at a time."""
-        return self.whole * (1 if self.by_block and self.again else self.again)
+def _bytes_of_token(
+    program: str,
+    options: Mapping[str, Value],
+    size: Shape,
+    where: Layout,
+    capability: tuple[int, int] | None,
+    undivided: int,
+) -> float:
+    """Bytes that a layer keeps of a token for the way back: all of it, without recomputing."""
+    width = _width(options)
+    masks = 2 if _rate(options, "hidden_dropout") else 0
+    outside = size.hidden * (4 * width + masks)  # two norms' inputs and outputs, dropout
+    heads, keys = size.heads * size.head, 2 * size.groups * size.head
+    attention = heads + keys + heads  # queries, keys and values, context
+    if program == model.GPT:  # it repeats grouped keys, and copies the context
+        attention = 5 * heads
+    inside = (attention + size.ffn * (3 if size.gated else 2)) * float(width)
+    if _keeps_scores(program, options, capability):
+        weights = 2 * width + 1 if _rate(options, "attention_dropout") else width
+        inside += size.heads * size.sequence / where.context * weights
+    return outside / undivided + inside / where.tensor
 
 
-def _stage(
-    layer: _Layer,
-    states: tuple[float, float, float],
-    first: bool,
-    last: bool,
-    micro_batches: int,
-) -> Memory:
-    """The memory of the first or last stage of a pipeline, or of the only one."""
-    size, where = layer.size, layer.where
-    layers = size.layers / where.pipeline
-    parameters = layers * size.layer(where.tensor)
-    if first:
-        parameters += size.words(where.tensor) + size.positions * size.hidden
-    if last:
-        parameters += size.norm
-        if not (first and size.tied):  # a last stage has a copy of tied embeddings
-            parameters += size.words(where.tensor)
-    in_flight = min(_in_flight(layer, where), micro_batches * 1.0) if first else 1.0
-    kept = layer.stage(layers) * in_flight + layer.once
-    if first and layer.rate("hidden_dropout"):
-        kept += layer.tokens * size.hidden * in_flight / layer.undivided  # the embedding's mask
-    logits = 0.0
-    if last:
-        kept += 2 * layer.input  # the last norm's input and output
-        copies = 4 if layer.width == 4 else 6  # fp32, and what the output layer wrote
-        logits = layer.tokens * size.vocabulary / where.tensor * copies
-    weights, gradients, optimizer = (int(parameters * each) for each in states)
-    return Memory(weights, gradients, optimizer, int(kept), int(logits))
+def _with_recomputing(
+    options: Mapping[str, Value], layers: float, whole: float, entering: float
+) -> tuple[float, float]:
+    """Bytes that `layers` layers keep, and those that full recomputing makes again at a time."""
+    full = options.get("recompute_granularity") == "full"
+    again = model.whole(options, "recompute_num_layers", 1) if full else 0
+    if not again:
+        return layers * whole, 0.0
+    if options.get("recompute_method") != "block":
+        return layers / again * entering, whole * again
+    inputs = min(again, layers)
+    return inputs * entering + (layers - inputs) * whole, whole
 
 
-def _in_flight(layer: _Layer, where: Layout) -> float:
+def _in_flight(options: Mapping[str, Value], layers: float, where: Layout) -> float:
     """The micro-batches whose activations the first stage holds at a time.
 
     Interleaved schedules hold more: section 4.2.3 of the paper.
     """
-    virtual = layer.options.get("num_layers_per_virtual_pipeline_stage")
+    virtual = options.get("num_layers_per_virtual_pipeline_stage")
     if isinstance(virtual, int) and where.pipeline > 1:
-        chunks = layer.size.layers / where.pipeline / virtual
-        return where.pipeline * (1 + (where.pipeline - 1) / (where.pipeline * chunks))
+        return where.pipeline * (1 + (where.pipeline - 1) / (where.pipeline * layers / virtual))
     return where.pipeline
 
 
