@@ -23,7 +23,6 @@ from launcher.backends.docker_job import (
     ended_as,
     remove_container,
     start_error,
-    tell,
     with_memlock_if_allowed,
     words_of,
 )
@@ -34,6 +33,7 @@ from launcher.backends.group import (
     node_name,
     seconds_since_1970,
 )
+from launcher.backends.host import tell
 from launcher.engine.compose import compose
 from launcher.engine.connect import cli_environment
 from launcher.names import LABEL

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from urllib3.exceptions import HTTPError
 
 from launcher.backends.docker import request
 from launcher.backends.group import unpacked
+from launcher.backends.host import tell
 from launcher.errors import EngineError
 from launcher.names import LABEL
 from launcher.plan.job import KILLED, Cause, Ended, Job, Lost, Piece
@@ -331,8 +331,3 @@ def remove_container(api: APIClient, container: str) -> None:
         if _is_conflict(error):  # somebody else has asked for it
             return
         tell(f"the container is still there: {words_of(error)}; docker rm -f {container[:12]}")
-
-
-def tell(text: str) -> None:
-    """A line of the launcher's own."""
-    print(f"launcher: {text}", file=sys.stderr, flush=True)

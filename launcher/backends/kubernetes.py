@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.backends import shown
 from launcher.backends.docker import bytes_of_size
-from launcher.errors import EngineError, Faults, UsageError
+from launcher.errors import Faults, UsageError
 from launcher.names import LABEL
 from launcher.plan.config import Kubernetes
 from launcher.plan.image import Facts
@@ -325,16 +325,25 @@ class KubernetesBackend:
         return None
 
     def start(self, plan: Plan, *, attach: bool) -> Job:
-        raise EngineError("not yet")
+        from launcher.backends import kubernetes_job
+
+        if plan.tie:
+            raise UsageError("--tie: a cluster's job outlives its launcher")
+        return kubernetes_job.submit(plan, self.request(plan))
 
     def jobs(self) -> list[Job]:
-        return []
+        from launcher.backends import kubernetes_job
+
+        return [*kubernetes_job.jobs()]
 
     def shell(self, plan: Plan) -> list[str]:
         raise UsageError("a shell in a cluster is kubectl's own", "kubectl run -it --rm …")
 
     def inside(self, job: Job, argv: list[str], *, terminal: bool) -> list[str]:
-        raise EngineError("not yet")
+        from launcher.backends.kubernetes_job import KubernetesJob
+
+        assert isinstance(job, KubernetesJob)
+        return job.terminal(argv, terminal=terminal)
 
     def environment(self) -> dict[str, str]:
         return dict(os.environ)

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.backends import docker, shown
+from launcher.backends import docker, host, shown
 from launcher.backends.group import SETTLE_SECONDS
-from launcher.errors import EngineError, PreflightError, UsageError
+from launcher.errors import PreflightError, UsageError
 from launcher.plan.config import Slurm
 from launcher.plan.image import Facts
 from launcher.plan.mounts import Mount
@@ -248,18 +246,7 @@ def _srun(plan: Plan, asked: Slurm) -> str:
 
 def ask(*argv: str, env: Mapping[str, str] | None = None) -> str:
     """What a program of Slurm prints. Raises EngineError where it isn't there or refuses."""
-    if shutil.which(argv[0]) is None:
-        raise EngineError(
-            f"there is no {argv[0]} here", "Start runs where Slurm is: on a login node."
-        )
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
-    except subprocess.TimeoutExpired as error:
-        raise EngineError(f"{argv[0]}: no answer within 60 s") from error
-    if done.returncode:
-        told = done.stderr.strip() or done.stdout.strip()
-        raise EngineError(f"{argv[0]}: {told or f'exit code {done.returncode}'}")
-    return done.stdout
+    return host.ask(argv, "Start runs where Slurm is: on a login node.", env=env)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher import files
+from launcher.backends import host
 from launcher.backends.folder import FolderJob, newest_first
 from launcher.backends.group import (
     Lines,
@@ -122,7 +122,7 @@ class SlurmJob(FolderJob):
         waits = state == "PENDING" and why not in ("", "None")
         line = f"Slurm job {self.handle} waits: {why}" if waits else ""
         if line and line != told:
-            print(f"launcher: {line}", file=sys.stderr, flush=True)
+            host.tell(line)
         return line or told
 
     def ended(self) -> Ended | None:

@@ -1,0 +1,388 @@
+"""A run in a cluster: created, found by its label, followed, asked and ended by kubectl."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher import files
+from launcher.backends import host
+from launcher.backends.group import Group, NodeState, seconds_since_1970, unpacked
+from launcher.backends.kubernetes import NODE, RUN, Dict, Request, place
+from launcher.errors import EngineError
+from launcher.names import LABEL
+from launcher.plan.job import KILLED, Cause, Ended, Job, Lost, Piece
+from launcher.plan.plan import Plan
+from launcher.records import record
+from launcher.settings import settings
+
+PLACE = "kubernetes.json"
+KINDS = {"JobSet": "jobsets.jobset.x-k8s.io", "TrainJob": "trainjobs.trainer.kubeflow.org"}
+DIAGNOSE = ["python3", "-m", "launcher.train.stall.stall"]
+INDEX = "batch.kubernetes.io/job-completion-index"
+OVER = frozenset(("Completed", "Complete", "Failed"))
+"""The conditions that end a JobSet or a TrainJob."""
+
+ASK_SECONDS = 2.0
+"""How often the cluster is asked for a run's pods at most."""
+
+POLL_SECONDS = 0.2
+END_SECONDS = 15.0
+"""How long after the end of a log a pod's own end may still be told."""
+
+LATER = 60.0
+"""Seconds by which a pod that was ended counts as later than one that failed by itself."""
+
+REMOVAL_SECONDS = 60
+TAIL = 500
+CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """kubectl, with its words for a cluster and a namespace."""
+
+    place: tuple[str, ...]
+
+    def argv(self, *argv: str) -> list[str]:
+        return ["kubectl", *self.place, *argv]
+
+    def ask(self, *argv: str, given: str = "") -> str:
+        """What kubectl prints. Raises EngineError where it isn't there or is refused."""
+        remedy = "Install kubectl (Debian's kubernetes-client), and set it up for the cluster."
+        wait = REMOVAL_SECONDS + 30
+        return host.ask(self.argv(*argv), remedy, given=given, timeout=wait)
+
+    def listed(self, *kinds: str, run: str = "") -> list[Dict]:
+        """The objects of these kinds that belong to `run`, or to any. Raises EngineError."""
+        wanted = f"--selector={RUN}" + (f"={run}" if run else "")
+        told = self.ask("get", ",".join(kinds), wanted, "--output=json", "--request-timeout=30s")
+        return [*json.loads(told)["items"]]
+
+
+@dataclass
+class Seen:
+    """What the cluster says of a run: asked once for all its nodes, and not too often."""
+
+    cluster: Cluster
+    kind: str
+    run: str
+    asked_at: float = -ASK_SECONDS
+    owner: Dict | None = None
+    pods: dict[int, Dict] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+
+    def again(self) -> None:
+        """Ask anew. Raises Lost."""
+        try:
+            found = self.cluster.listed(KINDS[self.kind], "pods", run=self.run)
+        except EngineError as error:
+            raise Lost(error.problem) from error
+        self.owner = next((one for one in found if one["kind"] == self.kind), None)
+        pods = [one for one in found if one["kind"] == "Pod"]
+        pods.sort(key=lambda one: str(one["metadata"].get("creationTimestamp")))
+        named = ((one["metadata"].get("annotations", {}).get(INDEX), one) for one in pods)
+        self.pods = {int(index): one for index, one in named if index is not None}
+        self.asked_at = time.monotonic()
+
+    def fresh(self) -> Seen:
+        if time.monotonic() - self.asked_at >= ASK_SECONDS:
+            self.again()
+        return self
+
+    @property
+    def over(self) -> bool:
+        """Whether the cluster does no more for the run."""
+        conditions = (self.owner or {}).get("status", {}).get("conditions", [])
+        ended = (one["type"] in OVER and one["status"] == "True" for one in conditions)
+        return self.owner is None or any(ended)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether the cluster starts a run that failed again."""
+        policy = (self.owner or {}).get("spec", {}).get("failurePolicy", {})
+        return bool(policy.get("maxRestarts"))
+
+    def state(self, rank: int) -> NodeState:
+        """Of a node, by its pod; one whose pod has gone, or never came, was ended by the others."""
+        pod, ended = self.pods.get(rank), NodeState(True, Ended(KILLED), time.time() + LATER)
+        if pod is None:
+            return ended if self.over else NodeState(False)
+        if found := _ended(pod):
+            failed_once = found.failed and self.restarts and not self.over
+            return NodeState(True) if failed_once else found
+        if "running" in _container(pod).get("state", {}):
+            return NodeState(True)
+        return ended if self.over else NodeState(False)
+
+    def tell_waiting(self) -> None:
+        """Say why nodes haven't begun, once for each reason."""
+        reasons = [_waits(pod) for _, pod in sorted(self.pods.items())]
+        if (self.owner or {}).get("spec", {}).get("suspend"):
+            reasons.append("suspended, as a queue has it")
+        for why in reasons:
+            if why and why not in self.told:
+                self.told.add(why)
+                host.tell(f"the run waits: {why}")
+
+
+def _container(pod: Dict) -> Dict:
+    """The status of the pod's container of ours."""
+    statuses = pod.get("status", {}).get("containerStatuses", [])
+    return next((one for one in statuses if one["name"] == NODE), {})
+
+
+def _waits(pod: Dict) -> str:
+    """Why a pod hasn't begun; "" where nothing is said of it."""
+    waiting = _container(pod).get("state", {}).get("waiting", {})
+    conditions = pod.get("status", {}).get("conditions", [])
+    unscheduled = [one for one in conditions if one["type"] == "PodScheduled"]
+    told = (one for one in (waiting, *unscheduled) if one.get("message"))
+    return next((f"{one.get('reason')}: {one['message']}" for one in told), "")
+
+
+def _ended(pod: Dict) -> NodeState | None:
+    """How a pod's program ended, at first: a runtime may have it start again in its place."""
+    status, container = pod.get("status", {}), _container(pod)
+    for which in ("lastState", "state"):
+        if told := container.get(which, {}).get("terminated"):
+            cause = Cause.MEMORY if told.get("reason") == "OOMKilled" else Cause.ITSELF
+            at = told.get("finishedAt")
+            ended_at = seconds_since_1970(at) if at else time.time()
+            return NodeState(True, Ended(int(told["exitCode"]), cause), ended_at)
+    if status.get("phase") == "Failed":  # evicted, or its node has gone
+        why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
+        return NodeState(True, Ended(KILLED, why=why), time.time())
+    return None
+
+
+@dataclass
+class PodJob:
+    """A node of a run: its pod, or those that came after one another."""
+
+    seen: Seen
+    name: str
+    rank: int
+    labels: Mapping[str, str]
+
+    backend = "kubernetes"
+
+    @property
+    def run(self) -> str:
+        return self.seen.run
+
+    @property
+    def handle(self) -> str:
+        """The pod's name; before there is one, what its host will be called."""
+        pod = self.seen.pods.get(self.rank)
+        return str(pod["metadata"]["name"]) if pod else f"{self.name}-{NODE}-0-{self.rank}"
+
+    def output(self, *, follow: bool = True) -> Iterator[Piece]:
+        read = set[str]()
+        while True:
+            state = self.seen.fresh().state(self.rank)
+            pod = self.seen.pods.get(self.rank)
+            if pod and state.started and (uid := str(pod["metadata"]["uid"])) not in read:
+                read.add(uid)
+                yield from self._log(self.handle, follow)
+                if follow:
+                    self._wait_for_end(uid)
+            elif not follow or state.ended or self.seen.over:
+                return
+            else:
+                self.seen.tell_waiting()
+                time.sleep(POLL_SECONDS)
+
+    def _log(self, pod: str, follow: bool) -> Iterator[Piece]:
+        """What a pod has written. Raises Lost where the cluster doesn't say it."""
+        words = [pod, f"--container={NODE}", *(["--follow"] if follow else [])]
+        with subprocess.Popen(
+            self.seen.cluster.argv("logs", *words),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+        ) as process:
+            assert process.stdout
+            assert process.stderr
+            try:
+                while data := process.stdout.read(CHUNK):
+                    yield Piece(False, data)
+                told = process.stderr.read().decode(errors="replace").strip()
+            finally:
+                process.terminate()
+        if process.returncode and "NotFound" not in told:
+            raise Lost(told or f"kubectl logs ended with {process.returncode}")
+
+    def _wait_for_end(self, uid: str) -> None:
+        """See that a pod has ended whose log has. Raises Lost where it goes on."""
+        until = time.monotonic() + END_SECONDS
+        while True:
+            self.seen.again()
+            pod = self.seen.pods.get(self.rank)
+            if not pod or pod["metadata"]["uid"] != uid or _ended(pod):
+                return
+            if time.monotonic() >= until:
+                raise Lost(f"the log of {self.handle} ended before its pod")
+            time.sleep(POLL_SECONDS)
+
+    def wait(self) -> Ended:
+        while (ended := self.ended()) is None:
+            time.sleep(POLL_SECONDS)
+        return ended
+
+    def ended(self) -> Ended | None:
+        return self.seen.fresh().state(self.rank).ended
+
+    def state(self) -> str:
+        return "running" if self.seen.fresh().state(self.rank).started else "pending"
+
+    def stop(self, grace: int) -> None:
+        """Ask the program, which is the container's first process; its exit code is kept so."""
+        self.inside("sh", "-c", "kill -TERM 1")
+        until = time.monotonic() + grace
+        while self.ended() is None and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+        if self.ended() is None:
+            self.kill()
+
+    def kill(self) -> None:
+        words = ("--grace-period=1", "--wait=false", "--ignore-not-found")
+        with suppress(EngineError):
+            self.seen.cluster.ask("delete", "pod", self.handle, *words)
+        self.seen.asked_at = -ASK_SECONDS
+
+    def remove(self) -> None:
+        self.kill()
+
+    def inside(self, *argv: str) -> bytes:
+        """What a command in the container writes; b"" where it fails, or the container ended."""
+        words = self.seen.cluster.argv("exec", self.handle, f"--container={NODE}", "--", *argv)
+        with suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(words, capture_output=True, timeout=60)
+            return done.stdout if done.returncode == 0 else b""
+        return b""
+
+    def files(self, path: str) -> dict[str, bytes]:
+        return unpacked(self.inside("tar", "-cf", "-", "--", path))
+
+    def diagnose(self) -> dict[str, bytes]:
+        return unpacked(self.inside(*DIAGNOSE))
+
+
+@dataclass
+class KubernetesJob(Group):
+    """A run's pods as one job, and the object that owns them."""
+
+    seen: Seen = field(kw_only=True)
+    name: str = field(kw_only=True)
+
+    backend = "kubernetes"
+
+    def look(self) -> list[NodeState]:
+        self.seen.fresh()
+        return [self.seen.state(rank) for rank in range(len(self.nodes))]
+
+    def log(self, rank: int) -> str:
+        words = (f"--container={NODE}", "--timestamps", f"--tail={TAIL}")
+        with suppress(EngineError):
+            return self.seen.cluster.ask("logs", self.nodes[rank].handle, *words)
+        return ""
+
+    def ended(self) -> Ended | None:
+        if self.seen.fresh().owner is None:
+            return Ended(KILLED, Cause.REMOVED)
+        return super().ended()
+
+    def state(self) -> str:
+        return "running" if any(state.started for state in self.look()) else "pending"
+
+    def _end_survivors(self) -> None:
+        super()._end_survivors()
+        self.seen.tell_waiting()
+
+    def stop(self, grace: int) -> None:
+        super().stop(grace)
+        if self.ended() is None:  # the cluster starts it again
+            self.kill()
+
+    def kill(self) -> None:
+        """End all nodes; what the cluster would start again is taken from it first."""
+        if self.seen.fresh().restarts and not self.seen.over:
+            self._delete("--wait=false")
+        super().kill()
+
+    def _delete(self, *words: str) -> None:
+        argv = ("delete", KINDS[self.seen.kind], self.name, "--ignore-not-found", *words)
+        try:
+            self.seen.cluster.ask(*argv)
+        except EngineError as error:
+            host.tell(f"{self.name} is still there: {error.problem}")
+        self.seen.asked_at = -ASK_SECONDS
+
+    def remove(self) -> None:
+        if any(state.started and not state.ended for state in self.look()):
+            super().kill()
+        self._delete("--cascade=foreground", f"--timeout={REMOVAL_SECONDS}s")
+        folder = record.folder(self.run)
+        files.remove_file(folder / PLACE, folder, missing_ok=True)
+
+    def terminal(self, argv: list[str], *, terminal: bool) -> list[str]:
+        """The command that runs `argv` in the first node for a person."""
+        attached = ["--stdin", *(["--tty"] if terminal else [])]
+        where = [self.handle, f"--container={NODE}", "--", *argv]
+        return self.seen.fresh().cluster.argv("exec", *attached, *where)
+
+
+def submit(plan: Plan, asked: Request) -> KubernetesJob:
+    """The job, created. Raises EngineError, and leaves nothing, where the cluster refuses it."""
+    cluster, kind = Cluster(_settled(asked.place)), str(asked.manifest["kind"])
+    folder = record.make(plan.run)
+    kept = {"kind": kind, "place": cluster.place}
+    files.write(folder / PLACE, json.dumps(kept), 0o600)
+    try:
+        cluster.ask("create", "--filename=-", given=json.dumps(asked.manifest))
+    except EngineError:
+        files.remove_file(folder / PLACE, folder, missing_ok=True)
+        raise
+    return _job(cluster, kind, asked.manifest)
+
+
+def _settled(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words with the context and namespace that kubectl has by default, which may change."""
+    told = dict(word.removeprefix("--").split("=", 1) for word in words)
+    cluster = Cluster(place(told.get("context"), None))
+    with suppress(EngineError):  # within a pod there is no configuration, and one cluster
+        view = json.loads(cluster.ask("config", "view", "--minify", "--output=json"))
+        (entry,) = view["contexts"]
+        told = {"namespace": entry["context"].get("namespace"), "context": entry["name"]} | told
+    return place(told.get("context"), told.get("namespace") or None)
+
+
+def _job(cluster: Cluster, kind: str, manifest: Mapping[str, Any]) -> KubernetesJob:
+    told = manifest["metadata"].get("annotations") or {}
+    labels = {key: str(value) for key, value in told.items() if key.startswith(LABEL)}
+    run, name = manifest["metadata"]["labels"][RUN], str(manifest["metadata"]["name"])
+    seen, count = Seen(cluster, kind, run), int(labels.get(f"{LABEL}nodes", "1"))
+    nodes: tuple[Job, ...] = tuple(PodJob(seen, name, rank, labels) for rank in range(count))
+    return KubernetesJob(nodes, labels, seen=seen, name=name)
+
+
+def jobs() -> list[KubernetesJob]:
+    """The runs in the clusters and namespaces where this user has some, by their label."""
+    places, found = set[tuple[str, tuple[str, ...]]](), list[KubernetesJob]()
+    for path in settings().runs.glob(f"*/{PLACE}"):
+        with suppress(OSError, ValueError, KeyError):  # another version's
+            kept = json.loads(Path(path).read_text(encoding="utf-8"))
+            if kept["kind"] in KINDS:
+                places.add((kept["kind"], tuple(map(str, kept["place"]))))
+    for kind, words in sorted(places):
+        cluster = Cluster(words)
+        found += [_job(cluster, kind, one) for one in cluster.listed(KINDS[kind])]
+    return found
