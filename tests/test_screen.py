@@ -69,6 +69,12 @@ def test_steps_notes_and_cells_are_printable() -> None:
     progress.live = True
     progress.show(EVIL[:5])
     assert stream.getvalue() == "\r\x1b[K\\x1b]0;o"
+    stream.truncate(stream.seek(0))
+    progress.step("build 1/2")
+    progress.output("compiling")
+    progress.close()
+    assert "build 1/2 · compiling" in stream.getvalue()
+    assert stream.getvalue().count("\n") == 1
     assert table([("A", "B"), ("1\n2", EVIL)]) == f"A     B\n1\\n2  {SHOWN}\n"
 
 

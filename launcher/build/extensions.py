@@ -107,15 +107,8 @@ def lock(name: str, wanted: Extension, own: LockedGit, site: Settings) -> Locked
 def locked_git(url: str, commit: str, ref: str | None, site: Settings) -> LockedGit:
     """A commit with its tree and time, fetched into the cache where it isn't there."""
     repository = source.repository(url, commit, site)
-    tree, epoch = source.git(
-        repository,
-        "log",
-        "-1",
-        "--no-show-signature",
-        "--format=%T %ct",
-        "--end-of-options",
-        commit,
-    ).split()
+    options = ("--no-show-signature", "--format=%T %ct", "--end-of-options")
+    tree, epoch = source.git(repository, "log", "-1", *options, commit).split()
     return LockedGit(commit=commit, ref=ref, tree=tree, epoch=int(epoch))
 
 

@@ -113,14 +113,8 @@ def check_base(base: Facts, row: Row, name: str, standin: bool) -> None:
             f"{name}: has Python {base.python}, and the row needs {row.python}",
             "Choose a base with that Python, or change `python` in the row of matrix.yaml.",
         )
-    torch = base.packages.get("torch")
-    if standin or row.packages:
-        return
-    if torch is None or not torch.startswith(row.torch):
-        raise BuildError(
-            f"{name}: has torch {torch or 'missing'}, and the row says {row.torch}",
-            "It isn't the image this row describes.",
-        )
+    if not standin and not row.packages:
+        _check_torch(base, row, name, "It isn't the image this row describes.")
 
 
 def check_torch(image: Facts, row: Row, standin: bool) -> None:
@@ -128,14 +122,16 @@ def check_torch(image: Facts, row: Row, standin: bool) -> None:
 
     The other rows' torch is that of their base, which `check_base` compares.
     """
-    torch = image.packages.get("torch")
-    if not row.packages or (standin and torch is None):
-        return
-    if torch is None or not torch.startswith(row.torch):
-        raise BuildError(
-            f"the image has torch {torch or 'missing'}, and the row says {row.torch}",
-            "Correct `torch` or `packages` of the row in matrix.yaml, then run `make lock`.",
-        )
+    if row.packages and not (standin and "torch" not in image.packages):
+        mend = "Correct `torch` or `packages` of the row in matrix.yaml, then run `make lock`."
+        _check_torch(image, row, "the image", mend)
+
+
+def _check_torch(found: Facts, row: Row, name: str, mend: str) -> None:
+    torch = found.packages.get("torch", "missing")
+    if not torch.startswith(row.torch):
+        of = "" if name == "the image" else ":"
+        raise BuildError(f"{name}{of} has torch {torch}, and the row says {row.torch}", mend)
 
 
 def check_extensions(image: Facts, packages: Sequence[str]) -> None:

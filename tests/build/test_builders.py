@@ -74,20 +74,6 @@ def test_a_full_disk_says_how_to_free_some() -> None:
     assert "docker system prune" in error.remedy
 
 
-def test_a_terminal_gets_one_live_line() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    out = Terminal()
-    progress = Progress(out)
-    progress.step("build 1/2")
-    progress.output("compiling")
-    progress.close()
-    assert out.getvalue().count("\n") == 1
-    assert "build 1/2 · compiling" in out.getvalue()
-
-
 PODMAN = """\
 [1/4] STEP 1/12: FROM base AS wheel
 [1/4] STEP 9/12: RUN ["python3.11", "stage.py", "wheel"]

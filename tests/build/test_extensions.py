@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import threading
 import zipfile
@@ -284,10 +283,3 @@ def test_make_compiles_nothing_where_the_module_is_as_new_as_its_source(
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
     assert "Nothing to be done" in done.stdout
-
-
-def test_a_record_is_json_for_the_stage(mirrored: Settings) -> None:
-    extension = wanted(mirrored)
-    one = extensions.from_git("kernels", extension, locked(mirrored, extension), mirrored)
-    record = json.loads(json.dumps(one.record()))
-    assert {"name", "epoch", "package", "modules", "options", "environment"} <= set(record)

@@ -54,15 +54,13 @@ def builds(site: Settings, names: dict[str, list[str] | None]) -> tuple[Builds, 
     return Builds(SimpleNamespace(api=api), site, Progress(io.StringIO())), api
 
 
-def test_an_image_without_a_name_is_not_reused(empty_site: Settings) -> None:
+def test_an_image_without_a_name_or_made_from_ours_is_not_reused(empty_site: Settings) -> None:
     """A build that ended before its checks left it."""
     nameless = {"sha256:a": None, "sha256:b": [], "sha256:c": ["<none>:<none>"]}
     assert builds(empty_site, nameless)[0]._with_key("key") is None
     named = {**nameless, "sha256:d": ["megatron:cpu"]}
     assert builds(empty_site, named)[0]._with_key("key") == "sha256:d"
 
-
-def test_an_image_that_a_user_made_from_the_built_one_is_not_reused(empty_site: Settings) -> None:
     building, api = builds(empty_site, {"sha256:a": ["mine:1"], "sha256:b": ["megatron:cpu"]})
     api.derived = {"sha256:a"}
     assert building._with_key("key") == "sha256:b"
