@@ -15,16 +15,19 @@ OF_THE_LAUNCHER = (WITHOUT_VALUE - {"privileged"}) | {"name", "ipc", "ulimit", "
 """Options that the launcher decides itself, by the run file or as NVIDIA's images ask for."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Container:
     """What a `docker run` line asks for; mounts are host path, container path, read-only."""
 
     image: str = ""
     line: int = 0
     gpus: str = ""
-    mounts: tuple[tuple[str, str, bool], ...] = ()
+    mounts: list[tuple[str, str, bool]] = field(default_factory=list)
     env: dict[str, Word] = field(default_factory=dict)
-    left: tuple[Left, ...] = ()
+    left: list[Left] = field(default_factory=list)
+
+    def tell(self, word: Word, what: str) -> None:
+        self.left.append(Left(word.line, what))
 
     def outside(self, path: str) -> str:
         """The host's path of one in the container; one that isn't mounted stays as it is."""
@@ -36,28 +39,27 @@ class Container:
 
 def container(words: tuple[Word, ...]) -> Container:
     """What stands behind `docker run`, up to the image."""
-    mounts, env, left = list[tuple[str, str, bool]](), dict[str, Word](), list[Left]()
-    gpus, image, line = "", "", 0
+    found = Container()
     for name, value in _options(words):
         if not name:
-            image, line = value.text, value.line
+            found.image, found.line = value.text, value.line
             if value.unknown:
-                left.append(Left(value.line, f"{value.unknown}: the image isn't known"))
+                found.tell(value, f"{value.unknown}: the image isn't known")
         elif value.unknown:
-            left.append(Left(value.line, f"{value.unknown}: docker's {name} isn't carried over"))
+            found.tell(value, f"{value.unknown}: docker's {name} isn't carried over")
         elif name in ("v", "volume") and ":" in value.text:
             outer, _, rest = value.text.partition(":")
             inner, _, mode = rest.partition(":")
-            mounts.append((outer.rstrip("/"), inner.rstrip("/") or "/", mode == "ro"))
+            found.mounts.append((outer.rstrip("/"), inner.rstrip("/") or "/", mode == "ro"))
         elif name in ("e", "env"):
             key, _, text = value.text.partition("=")
-            env[key] = Word(text, value.line)
+            found.env[key] = Word(text, value.line)
         elif name == "gpus" and _is_gpus(value.text.strip("\"'")):
-            gpus = value.text.strip("\"'")
+            found.gpus = value.text.strip("\"'")
         elif name not in OF_THE_LAUNCHER and (name, value.text) != ("network", "host"):
             asked = f"docker's {name} {value.text}".rstrip()
-            left.append(Left(value.line, f"{asked}: not carried over"))
-    return Container(image, line, gpus, tuple(mounts), env, tuple(left))
+            found.tell(value, f"{asked}: not carried over")
+    return found
 
 
 def _is_gpus(text: str) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from launcher.importing.words import Piece, Source, Word, Words, by_line, joined, plain_text
@@ -81,7 +82,7 @@ class Branch:
 
 
 def read(
-    text: str, positional: tuple[str, ...] = (), given: tuple[tuple[str, str], ...] = ()
+    text: str, positional: tuple[str, ...] = (), given: Mapping[str, str] = MappingProxyType({})
 ) -> Script:
     """The script `text`, called with the arguments `positional`. Nothing of it is run.
 
@@ -89,7 +90,7 @@ def read(
     followed, and a variable that comes to more than LARGEST has a value that can't be told.
     """
     variables = {str(number): [value] for number, value in enumerate(positional, 1)}
-    variables |= {name: [value] for name, value in given} | {"@": [*positional]}
+    variables |= {name: [value] for name, value in given.items()} | {"@": [*positional]}
     return _follow(Source(by_line(text.replace("\r\n", "\n"), 1)), variables)
 
 
@@ -166,7 +167,9 @@ def _parts(node: Node) -> Iterator[list[Node]]:
         return
     if node.type == "case_statement":
         items = [child for child in node.named_children if child.type == "case_item"]
-        yield from ([c for c in one.named_children if c not in _values(one)] for one in items)
+        for item in items:  # without the patterns of `a|b)`
+            patterns = item.children_by_field_name("value")
+            yield [child for child in item.named_children if child not in patterns]
     elif node.type in ("if_statement", "elif_clause", "else_clause"):
         tests = node.children_by_field_name("condition")
         clauses = [c for c in node.named_children if c.type in ("elif_clause", "else_clause")]
@@ -177,11 +180,6 @@ def _parts(node: Node) -> Iterator[list[Node]]:
         yield body.named_children
     else:
         yield [node]
-
-
-def _values(item: Node) -> list[Node]:
-    """The patterns of one `a|b)` of a case."""
-    return item.children_by_field_name("value")
 
 
 def _below(node: Node, *kinds: str) -> Iterator[Node]:
@@ -219,7 +217,8 @@ class _Reader(Words):
         """Follow one statement; `output` is what stands behind it in a pipeline."""
         kind = node.type
         if kind in ("variable_assignment", "variable_assignments"):
-            self._assignments(node)
+            for assignment in _below(node, "variable_assignment"):
+                self._assign(assignment)
         elif kind == "declaration_command":
             self._declaration(node)
         elif kind == "command":
@@ -299,10 +298,6 @@ class _Reader(Words):
             inner.end()
             if inner.script.commands or inner.script.branches:
                 yield inner.script
-
-    def _assignments(self, node: Node) -> None:
-        for assignment in _below(node, "variable_assignment"):
-            self._assign(assignment)
 
     def _declaration(self, node: Node) -> None:
         """export, declare, readonly, local: assignments, and names to export."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import yaml
 from pydantic import ValidationError
 
-from launcher import yamlfile
 from launcher.errors import UsageError
 from launcher.importing import shell
 from launcher.importing.container_line import Container, container
@@ -80,7 +79,9 @@ def imported(
         raise UsageError(f"{name}: no command that starts a program of Megatron's", hint(script))
     sheet = Sheet(told=[*asked.left, *script.left])
     around = _around(script, start, sheet)
-    sheet.keys["name"] = yaml_text(_run_name(name))
+    stem = name.rpartition("/")[2].removesuffix(".sh")
+    usable = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:60]
+    sheet.keys["name"] = yaml_text(usable or "imported")
     _set_program(sheet, start, around)
     _set_processes(sheet, start, around, asked)
     _set_slurm(sheet, asked)
@@ -109,15 +110,16 @@ def _around(script: Script, start: Start, sheet: Sheet) -> Container:
         contained = called == "docker" and len(words) > 1 and words[1].text == "run"
         if contained:
             found = container(words[2:])
-            for left in found.left:
-                sheet.tell(left.line, left.what)
+            sheet.told += found.left
         if mine:  # what stands beside the start, in the same bash -c
             words = command.words[len(start.before) :]
             called = file_name(words[0])
         if called == "cd":
             sheet.tell(command.line, "cd: relative paths start where the launcher is started")
         elif (mine or not contained) and called not in HARMLESS and not start_of(command):
-            sheet.tell(command.line, f"{_told_words(words)}: not carried over")
+            text = " ".join(word.text or "…" for word in words)
+            text = printable(text if len(text) <= 60 else f"{text[:60]}…")
+            sheet.tell(command.line, f"{text}: not carried over")
     if start.before and start.before[0].unknown:
         why = start.before[0].unknown
         sheet.tell(start.line, f"{why}: how it starts the program isn't carried over")
@@ -129,17 +131,7 @@ def _around(script: Script, start: Start, sheet: Sheet) -> Container:
     return found
 
 
-def _told_words(words: tuple[Word, ...]) -> str:
-    text = " ".join(word.text or "…" for word in words)
-    return yamlfile.printable(text if len(text) <= 60 else f"{text[:60]}…")
-
-
 # Keys
-
-
-def _run_name(name: str) -> str:
-    stem = name.rpartition("/")[2].removesuffix(".sh")
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:60] or "imported"
 
 
 def _set_program(sheet: Sheet, start: Start, around: Container) -> None:
@@ -186,7 +178,7 @@ def _set_processes(sheet: Sheet, start: Start, around: Container, asked: Batch) 
 
 def _set_slurm(sheet: Sheet, asked: Batch) -> None:
     """The section slurm, by the #SBATCH lines."""
-    for key, word in asked.keys:
+    for key, word in asked.keys.items():
         text = yaml_text(word.text) if word.text else "true"
         try:
             Slurm.model_validate({key: word.text or True})
@@ -271,11 +263,14 @@ def _set_options(
     """The program's options under their keys, the rest under megatron_args; and the image."""
     own, given = arguments.own_keys(), dict[str, tuple[tuple[Word, ...], int]]()
     for name, values, line in _options(start.arguments):
-        values = _without_bundles(sheet, values)
+        for word in values:
+            if BUNDLE.match(word.unknown):
+                sheet.tell(word.line, f"{word.unknown}: what it stands for is left out")
+        values = tuple(word for word in values if not BUNDLE.match(word.unknown))
         if not name:
             for word in values:
                 sheet.tell(word.line, f"{word.unknown or word.text}: not carried over")
-        elif not _goes_without_saying(name, values):
+        elif name not in OURS or OURS[name] not in (None, " ".join(w.text for w in values)):
             if name in given:
                 sheet.tell(given[name][1], f"{name}: given again on line {line}, which counts")
             given[name] = (values, line)
@@ -299,20 +294,6 @@ def _set_options(
             continue
         texts = [around.outside(w.text) if key in PATHS else w.text for w in values]
         sheet.put(key, name, texts, line)
-
-
-def _without_bundles(sheet: Sheet, values: tuple[Word, ...]) -> tuple[Word, ...]:
-    """The values without unknown words that stand for further options."""
-    for word in values:
-        if BUNDLE.match(word.unknown):
-            sheet.tell(word.line, f"{word.unknown}: what it stands for is left out")
-    return tuple(word for word in values if not BUNDLE.match(word.unknown))
-
-
-def _goes_without_saying(name: str, values: tuple[Word, ...]) -> bool:
-    if name not in OURS:
-        return False
-    return OURS[name] is None or [word.text for word in values] == [OURS[name]]
 
 
 def _set_image(

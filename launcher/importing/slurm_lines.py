@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from launcher.importing.shell import Left
@@ -37,7 +37,7 @@ VARIABLES = {
 """What Slurm sets in a job to what the option asks for (the same page, output variables)."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
     """How many of each the #SBATCH lines ask for; None for what none of them names.
 
@@ -47,32 +47,28 @@ class Batch:
     nodes: Word | None = None
     gpus: Word | None = None
     tasks: Word | None = None
-    variables: tuple[tuple[str, str], ...] = ()
-    keys: tuple[tuple[str, Word], ...] = ()
-    left: tuple[Left, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, Word] = field(default_factory=dict)
+    left: list[Left] = field(default_factory=list)
 
 
 def batch(text: str) -> Batch:
     """What the #SBATCH lines of the script `text` ask for; the last of several counts."""
-    counts, keys, left = dict[str, Word](), dict[str, Word](), list[Left]()
+    counts, asked = dict[str, Word](), Batch()
     for line, told, name, value in _options(text):
         if name in KEYS:
-            keys[name] = Word(value, line)
+            asked.keys[name] = Word(value, line)
             continue
         found = re.fullmatch(COUNTS[name], value) if name in COUNTS else None
         if found:
             key = "gpus-per-node" if name == "gres" else name
             counts[key] = Word(str(int(found[1] or 1)), line)
         if not found or name == "cpus-per-task":
-            left.append(Left(line, f"#SBATCH {told}: not carried over"))
-    return Batch(
-        counts.get("nodes"),
-        counts.get("gpus-per-node"),
-        counts.get("ntasks-per-node"),
-        tuple((n, counts[key].text) for n, key in VARIABLES.items() if key in counts),
-        tuple(keys.items()),
-        tuple(left),
-    )
+            asked.left.append(Left(line, f"#SBATCH {told}: not carried over"))
+    asked.nodes, asked.gpus = counts.get("nodes"), counts.get("gpus-per-node")
+    asked.tasks = counts.get("ntasks-per-node")
+    asked.variables = {n: counts[key].text for n, key in VARIABLES.items() if key in counts}
+    return asked
 
 
 def _options(text: str) -> Iterator[tuple[int, str, str, str]]:

@@ -7,9 +7,10 @@ https://github.com/tree-sitter/tree-sitter-bash
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from bisect import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -295,20 +296,18 @@ def _computed(node: ast.expr) -> int:
             return value
         case ast.UnaryOp(ast.USub(), inner):
             return -_computed(inner)
-        case ast.BinOp(left, sign, right):
-            a, b = _computed(left), _computed(right)
-            match sign:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult():
-                    return a * b
-                case ast.Div():
-                    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-                case ast.Mod():
-                    return abs(a) % abs(b) * (1 if a >= 0 else -1)
+        case ast.BinOp(left, sign, right) if type(sign) in OPERATIONS:
+            return OPERATIONS[type(sign)](_computed(left), _computed(right))
     raise ValueError("not of whole numbers")
+
+
+OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    ast.Mod: lambda a, b: abs(a) % abs(b) * (1 if a >= 0 else -1),
+}
 
 
 def _unescaped(match: re.Match[str]) -> str:
