@@ -70,18 +70,20 @@ def scan(packages: list[Package], api: str) -> list[Finding]:
     try:
         with requests.Session() as session:
             records = {
-                package: [_get(session, f"{api}/v1/vulns/{id}") for id in sorted(ids)]
+                package: [_asked(session, "GET", f"{api}/v1/vulns/{id}") for id in sorted(ids)]
                 for package, ids in _ids(session, packages, api).items()
             }
         return findings(records)
-    except requests.Timeout as error:
-        raise _unknown(f"{api}: no answer within {SECONDS} s") from error
-    except requests.HTTPError as error:
-        raise _unknown(f"{api}: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # bad JSON, a bad record
-        raise _unknown(f"{api}: answers otherwise than OSV's API does: {error!r}") from error
-    except requests.RequestException as error:
-        raise _unknown(f"{api}: can't be reached") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"answers otherwise than OSV's API does: {error!r}"  # bad JSON, a bad record
+        if isinstance(error, requests.Timeout):
+            why = f"no answer within {SECONDS} s"
+        elif isinstance(error, requests.HTTPError):
+            why = str(error)
+        elif isinstance(error, OSError) and not isinstance(error, ValueError):
+            why = "can't be reached"
+        mend = "Nothing was checked. --database names another server with OSV's API."
+        raise UsageError(f"{api}: {why}", mend) from error
 
 
 def findings(records: dict[Package, list[dict[str, Any]]]) -> list[Finding]:
@@ -138,10 +140,8 @@ def _ids(session: requests.Session, packages: list[Package], api: str) -> dict[P
             }
             for package, token in pages.items()
         ]
-        ask = partial(session.post, f"{api}/v1/querybatch", json={"queries": queries})
-        answer = within(SECONDS, partial(ask, timeout=SECONDS))
-        answer.raise_for_status()
-        results = dict(zip(pages, answer.json()["results"], strict=True))
+        told = _asked(session, "POST", f"{api}/v1/querybatch", json={"queries": queries})
+        results = dict(zip(pages, told["results"], strict=True))
         for package, result in results.items():
             found[package] |= {one["id"] for one in result.get("vulns", ())}
         tokens = {package: one.get("next_page_token", "") for package, one in results.items()}
@@ -149,8 +149,8 @@ def _ids(session: requests.Session, packages: list[Package], api: str) -> dict[P
     return found
 
 
-def _get(session: requests.Session, url: str) -> dict[str, Any]:
-    answer = within(SECONDS, partial(session.get, url, timeout=SECONDS))
+def _asked(session: requests.Session, method: str, url: str, **more: Any) -> dict[str, Any]:
+    answer = within(SECONDS, partial(session.request, method, url, timeout=SECONDS, **more))
     answer.raise_for_status()
     record: dict[str, Any] = answer.json()
     return record
@@ -162,9 +162,3 @@ def _version(text: str) -> Version:
         return Version(text)
     except InvalidVersion:
         return Version("0.dev0")
-
-
-def _unknown(problem: str) -> UsageError:
-    return UsageError(
-        problem, "Nothing was checked. --database names another server with OSV's API."
-    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,13 +114,6 @@ def test_what_an_engine_cannot_ask_is_asked_of_the_registry(registry: Registry) 
     assert registry.asked == 2 * [(NAME, "linux/arm64")]
 
 
-def test_a_push_that_is_refused_is_told() -> None:
-    engine = Engine([{"error": "denied: requested access to the resource is denied"}], A)
-    with pytest.raises(EngineError, match="refuses access") as caught:
-        remote.push(engine, C, NAME, Progress(io.StringIO()))
-    assert "docker login registry.example:5000" in caught.value.remedy
-
-
 def test_a_pull_is_by_the_registrys_digest_and_named_at_the_end() -> None:
     engine = Engine([{"status": "Pull complete", "id": "111111111111"}], A)
     pulled = remote.pull(engine, NAME, Progress(io.StringIO()), [A], "megatron:24.10")
@@ -148,17 +143,27 @@ def test_a_pull_of_another_image_is_refused_before_any_layer(registry: Registry)
     assert not engine.tags
 
 
-def test_a_pull_that_fails_moves_no_name() -> None:
-    engine = Engine([{"error": "filesystem layer verification failed for digest"}], A)
-    with pytest.raises(EngineError, match="layer verification failed"):
-        remote.pull(engine, NAME, Progress(io.StringIO()))
-    assert not engine.tags
-
-
-def test_a_registry_that_cannot_be_asked_is_told(registry: Registry) -> None:
-    registry.empty = True
-    with pytest.raises(EngineError, match="can't be reached"):
-        remote.pull(Engine([], A, asks=False), NAME, Progress(io.StringIO()))
+@pytest.mark.parametrize("move", [partial(remote.push, image=C, remote=NAME), None])
+@pytest.mark.parametrize(
+    ("events", "asks", "said"),
+    [
+        (
+            [{"error": "denied: requested access to the resource is denied"}],
+            True,
+            "docker login re",
+        ),
+        ([{"error": "filesystem layer verification failed for digest"}], True, "verification fai"),
+        ([], False, "can't be reached"),
+    ],
+)
+def test_what_engine_or_registry_refuse_is_told_and_a_pull_names_nothing(
+    registry: Registry, move: Any, events: list[dict[str, Any]], asks: bool, said: str
+) -> None:
+    registry.empty, engine = True, Engine(events, A, asks)
+    with pytest.raises(EngineError) as caught:
+        (move or partial(remote.pull, remote=NAME))(client=engine, progress=Progress(io.StringIO()))
+    assert said in str(caught.value)
+    assert move or not engine.tags
 
 
 @pytest.mark.parametrize("moves", [False, True])
@@ -197,16 +202,13 @@ def test_a_locked_image_comes_from_its_mirror_or_from_the_registry_that_is_named
         ("megatron:24.10", "registry.example/team/", "registry.example/team/megatron:24.10"),
         ("registry.example/x:1", None, "registry.example/x:1"),
         ("localhost/x:1", None, "localhost/x:1"),
+        ("megatron:24.10", None, None),  # Docker Hub is never meant by default
+        ("team/megatron:24.10", None, None),
     ],
 )
-def test_a_name_at_a_registry(name: str, prefix: str | None, there: str) -> None:
-    assert remote.remote_name(name, prefix) == there
-
-
-@pytest.mark.parametrize("name", ["megatron:24.10", "team/megatron:24.10"])
-def test_docker_hub_is_never_meant_by_default(name: str) -> None:
-    with pytest.raises(UsageError, match="names no registry"):
-        remote.remote_name(name, None)
+def test_a_name_at_a_registry(name: str, prefix: str | None, there: str | None) -> None:
+    with nullcontext() if there else pytest.raises(UsageError, match="names no registry"):
+        assert remote.remote_name(name, prefix) == there
 
 
 def test_what_is_no_digest_is_refused() -> None:
