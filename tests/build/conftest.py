@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.build import source
+
 INFO = "MAJOR = 0\nMINOR = {minor}\nPATCH = {patch}\nPRE_RELEASE = ''\n"
 
 
@@ -21,11 +23,9 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def commit_all(path: Path) -> str:
-    """Make `path` a git repository with one commit of all in it; its commit."""
+    """Commit all in `path`, a git repository of which any commit may be fetched; the commit."""
     who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-qm", "all"]):
+    fetched = ["config", "uploadpack.allowAnySHA1InWant", "true"]
+    for command in (["init", "-q"], fetched, ["add", "-A"], [*who, "commit", "-qm", "all"]):
         subprocess.run(["git", "-C", str(path), *command], check=True)
-    done = subprocess.run(
-        ["git", "-C", str(path), "rev-parse", "HEAD"], check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
+    return source.git(path, "rev-parse", "HEAD").strip()

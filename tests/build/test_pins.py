@@ -135,29 +135,27 @@ def test_what_was_pulled_is_named_by_its_digest(empty_site: Settings) -> None:
     assert shown(find(engine, empty_site).image) == (f"{REPOSITORY}@{INDEX}", OTHER)
 
 
-def test_an_engine_s_tag_that_is_elsewhere_is_refused_with_both_digests(
-    empty_site: Settings,
+@pytest.mark.parametrize(
+    ("engine", "told", "mend"),
+    [
+        (Engine().has(OTHER, BASE), f"engine:    {OTHER}", f"docker rmi {BASE}"),
+        (
+            Engine().has(OTHER, BASE, digests=(f"{REPOSITORY}@{sha('e')}",)),
+            f"engine:    {sha('e')}",
+            f"docker rmi {BASE}",
+        ),
+        (Engine(registry={BASE: OTHER}), f"registry:  {OTHER}", f"{REPOSITORY}@{INDEX}"),
+    ],
+)
+def test_a_tag_that_is_elsewhere_is_refused_with_both_digests(
+    empty_site: Settings, engine: Engine, told: str, mend: str
 ) -> None:
-    for digests, shown in (((), OTHER), ((f"{REPOSITORY}@{sha('e')}",), sha("e"))):
-        engine = Engine().has(OTHER, BASE, digests=digests)
-        with pytest.raises(BuildError) as caught:
-            find(engine, empty_site)
-        assert f"locked:    {INDEX}" in caught.value.problem
-        assert f"engine:    {shown}" in caught.value.problem
-        assert "make lock" in caught.value.remedy
-        assert f"docker rmi {BASE}" in caught.value.remedy
-        assert not engine.pulled
-
-
-def test_a_registry_s_tag_that_is_elsewhere_is_refused_with_both_digests(
-    empty_site: Settings,
-) -> None:
-    engine = Engine(registry={BASE: OTHER})
     with pytest.raises(BuildError) as caught:
         find(engine, empty_site)
     assert f"locked:    {INDEX}" in caught.value.problem
-    assert f"registry:  {OTHER}" in caught.value.problem
-    assert f"{REPOSITORY}@{INDEX}" in caught.value.remedy
+    assert told in caught.value.problem
+    assert "make lock" in caught.value.remedy
+    assert mend in caught.value.remedy
     assert not engine.pulled
 
 
@@ -211,6 +209,8 @@ def test_an_image_that_nobody_has_is_told_as_a_pull_s_failure(empty_site: Settin
     for locked in (LOCKED, None):
         with pytest.raises(EngineError, match=r"no such image \(404\)"):
             find(Engine(), empty_site, locked=locked)
+    with pytest.raises(UsageError, match="Foo Bar: not an image's name"):
+        find(Engine(), empty_site, chosen="Foo Bar")
 
 
 def test_without_a_lock_the_tag_decides_and_that_is_told(empty_site: Settings) -> None:
@@ -260,8 +260,3 @@ def test_an_image_that_is_not_found_is_none_of_the_source_s_faults(
     with pytest.raises(LauncherError):
         images.find(BASE, chosen)
     assert progress.stage == "pull"
-
-
-def test_what_is_no_name_is_refused(empty_site: Settings) -> None:
-    with pytest.raises(UsageError, match="Foo Bar: not an image's name"):
-        find(Engine(), empty_site, chosen="Foo Bar")

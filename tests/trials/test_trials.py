@@ -18,7 +18,7 @@ from launcher.plan.gpus import parse_gpus
 from launcher.plan.image import Facts
 from launcher.plan.plan import processes_of
 from launcher.trials import trials
-from launcher.trials.trials import Place, Ran, TrialError, Verdict
+from launcher.trials.trials import Place, Ran, TrialError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -172,12 +172,6 @@ def at(cpu_images: CpuImages, tmp_path: Path) -> Place:
 
 def held(at: Place) -> Facts | None:
     return backend("docker").facts(at.image["name"])
-
-
-@pytest.mark.long  # in compat's rows: tests/e2e/test_compat.py
-@pytest.mark.engine
-def test_our_program_learns_and_goes_on_in_one_process(engine: DockerClient, at: Place) -> None:
-    assert trials.attempt("entrypoint", at, held(at)) == Verdict(trials.RUNS)
 
 
 @pytest.mark.engine
