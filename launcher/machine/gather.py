@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import os
+import re
 import resource
 import shutil
 import socket
 import struct
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.docker import LOCAL, is_rootless
-from launcher.machine import nvidia
 from launcher.machine.machine import (
     UNLIMITED,
     Dataset,
@@ -23,6 +25,7 @@ from launcher.machine.machine import (
     Gpu,
     Machine,
     Saved,
+    Use,
     find_gpu,
 )
 
@@ -40,6 +43,8 @@ CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 SYSTEM = "/usr/bin"
 SHM = "/dev/shm"  # noqa: S108 - the place itself
 NVIDIA_DEVICE = "nvidia.com/gpu"
+GPU_FIELDS = "index,uuid,name,memory.total,memory.used,compute_cap,driver_version"
+USE_FIELDS = "gpu_uuid,pid,used_memory"
 
 
 def engine_of(chosen: Backend) -> APIClient | None:
@@ -55,14 +60,59 @@ def machine(api: APIClient | None, *, gpus: bool = True) -> Machine:
     found = engine(api) if api else None
     if found and not found.local:
         return Machine(engine=found)
-    listed = nvidia.gpus() if gpus else None
+    listed = nvidia_gpus() if gpus else None
     return Machine(
         gpus=listed,
-        uses=nvidia.uses() if listed else (),
+        uses=nvidia_uses() if listed else (),
         engine=found,
         shm=free(SHM) if os.path.isdir(SHM) else None,
         memlock=_memlock(found),
     )
+
+
+def nvidia_gpus() -> tuple[Gpu, ...] | None:
+    """The driver's GPUs; empty where it has none, None where there is no driver to ask."""
+    rows = _nvidia_smi(f"--query-gpu={GPU_FIELDS}")
+    if rows is None:  # older drivers know no compute_cap
+        rows = _nvidia_smi(f"--query-gpu={GPU_FIELDS.replace('compute_cap,', '')}")
+        rows = None if rows is None else [[*row[:5], "", *row[5:]] for row in rows]
+    if rows is None:
+        return None
+    return tuple(_gpu(row) for row in rows if len(row) == 7 and row[0].isdecimal())
+
+
+def nvidia_uses() -> tuple[Use, ...]:
+    """The processes that compute on them, as far as the driver tells."""
+    rows = _nvidia_smi(f"--query-compute-apps={USE_FIELDS}") or []
+    return tuple(
+        Use(row[0], int(row[1]), _of_mib(row[2]))
+        for row in rows
+        if len(row) == 3 and row[1].isdecimal()
+    )
+
+
+def _gpu(row: list[str]) -> Gpu:
+    index, uuid, name, total, used, capability, driver = row
+    able = re.fullmatch(r"(\d+)\.(\d+)", capability)
+    found = (int(able[1]), int(able[2])) if able else None
+    return Gpu(int(index), uuid, name, _of_mib(total) or 0, _of_mib(used) or 0, found, driver)
+
+
+def _of_mib(mebibytes: str) -> int | None:
+    """Bytes of nvidia-smi's MiB; None for its '[N/A]'."""
+    return int(mebibytes) << 20 if mebibytes.isdecimal() else None
+
+
+def _nvidia_smi(query: str) -> list[list[str]] | None:
+    argv = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return [] if "No devices were found" in done.stdout + done.stderr else None
+    lines = csv.reader(done.stdout.splitlines(), skipinitialspace=True)
+    return [[field.strip() for field in row] for row in lines]
 
 
 def gather(config: RunConfig, plan: Plan, api: APIClient | None) -> Machine:
@@ -143,12 +193,10 @@ def _gives_gpus(info: Mapping[str, Any], devices: list[str], local: str | None) 
 
 def _path_of(listener: str) -> str:
     """PATH of the process that listens at a socket; "" where it can't be told."""
-    try:
+    with suppress(OSError):
         variables = (_process(listener) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return ""
-    found = [one for one in variables if one.startswith(b"PATH=")]
-    return os.fsdecode(found[0][5:]) if found else ""
+        return next((os.fsdecode(one[5:]) for one in variables if one.startswith(b"PATH=")), "")
+    return ""
 
 
 def _process(listener: str) -> Path:
@@ -211,21 +259,17 @@ def free(path: str | Path) -> int | None:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
+    with socket.socket() as probe, suppress(OSError):
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
+        probe.bind(("", port))
+        return True
+    return False
 
 
 def _resolves(name: str) -> bool:
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        return False
-    return True
+    with suppress(OSError):
+        return bool(socket.getaddrinfo(name, None))
+    return False
 
 
 @dataclass(frozen=True)

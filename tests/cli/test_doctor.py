@@ -12,7 +12,7 @@ from launcher import backends
 from launcher.backends import local
 from launcher.cli import doctor
 from launcher.errors import EngineError, UsageError
-from launcher.machine import nvidia
+from launcher.machine import gather
 from launcher.machine.machine import Gpu
 from launcher.plan.image import Facts
 
@@ -30,13 +30,13 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia, "gpus", lambda: None)
+    monkeypatch.setattr(gather, "nvidia_gpus", lambda: None)
 
 
 @pytest.fixture
 def old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia, "gpus", lambda: (OLD,))
-    monkeypatch.setattr(nvidia, "uses", lambda: ())
+    monkeypatch.setattr(gather, "nvidia_gpus", lambda: (OLD,))
+    monkeypatch.setattr(gather, "nvidia_uses", lambda: ())
 
 
 def test_without_gpus_all_is_well(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.data import indexed
-from launcher.machine import gather, nvidia
+from launcher.machine import gather
 from launcher.machine.gather import Identity
 from launcher.machine.machine import Machine, Saved
 from launcher.plan import source
@@ -112,7 +112,7 @@ def test_of_an_engine_elsewhere_only_what_it_tells(bare: Path) -> None:
 
 
 def test_this_machine(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia, "gpus", lambda: ())
+    monkeypatch.setattr(gather, "nvidia_gpus", lambda: ())
     found = gather.machine(Api({"SecurityOptions": ["name=rootless"]}))
     assert found.engine
     assert found.engine.rootless

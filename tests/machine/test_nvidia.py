@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.machine import nvidia
+from launcher.machine import gather
 from launcher.machine.machine import Gpu, Use
 
 MIB = 1 << 20
@@ -35,11 +35,11 @@ def test_gpus_and_their_users(stand_in, tmp_path: Path) -> None:
     (tmp_path / "gpus").write_text(GPUS)
     (tmp_path / "uses").write_text(USES)
     stand_in(f'case "$1" in *query-gpu*) cat {tmp_path}/gpus;; *) cat {tmp_path}/uses;; esac')
-    assert nvidia.gpus() == (
+    assert gather.nvidia_gpus() == (
         Gpu(0, "GPU-1a2b", "NVIDIA H100 80GB HBM3", 81559 * MIB, 1024 * MIB, (9, 0), "550.54.15"),
         Gpu(1, "GPU-3c4d", "Odd, with a comma", 16384 * MIB, 0, None, "550.54.15"),
     )
-    assert nvidia.uses() == (Use("GPU-1a2b", 4242, 1000 * MIB), Use("GPU-1a2b", 4243, None))
+    assert gather.nvidia_uses() == (Use("GPU-1a2b", 4242, 1000 * MIB), Use("GPU-1a2b", 4243, None))
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_gpus_and_their_users(stand_in, tmp_path: Path) -> None:
 )
 def test_other_drivers(stand_in, script: str, gpus: tuple[Gpu, ...] | None) -> None:
     stand_in(script)
-    assert nvidia.gpus() == gpus
-    assert nvidia.uses() == ()
+    assert gather.nvidia_gpus() == gpus
+    assert gather.nvidia_uses() == ()
 
 
 def test_no_driver_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert nvidia.gpus() is None
+    assert gather.nvidia_gpus() is None
