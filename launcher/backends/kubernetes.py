@@ -128,7 +128,7 @@ def _jobset(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict:
     pod = _pod(plan, asked)
     container = {
         "image": asked.image or plan.image,
-        "command": [_literal(word) for word in _argv(plan, asked)],
+        "args": [_literal(word) for word in _argv(plan, asked)],
         "env": _env(plan, asked, environ) + _rendezvous(plan, asked),
         **({"workingDir": plan.workdir} if plan.workdir else {}),
         "resources": _resources(plan, asked),
@@ -167,7 +167,7 @@ def _trainjob(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict
             "runtimeRef": {"name": asked.runtime},
             "trainer": {
                 "image": asked.image or plan.image,
-                "command": [_literal(word) for word in (*there, *plan.argv)],
+                "args": [_literal(word) for word in (*there, *plan.argv)],
                 "numNodes": plan.nodes,
                 "env": _env(plan, asked, environ),
                 "resourcesPerNode": _resources(plan, asked),
@@ -271,7 +271,7 @@ def _field(name: str, path: str) -> Dict:
 
 
 def _argv(plan: Plan, asked: Kubernetes) -> tuple[str, ...]:
-    """The command, which goes on from what it saved where the cluster has started it again."""
+    """What the image's entry point is given, which goes on where the cluster starts it again."""
     again = shown.going_on(plan, "kubernetes.restarts", "RESTART") if asked.restarts else ""
     return ("sh", "-c", f'exec "$@"{again}', "sh", *plan.argv) if again else plan.argv
 

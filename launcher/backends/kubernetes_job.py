@@ -180,7 +180,7 @@ class PodJob:
     @property
     def handle(self) -> str:
         """The pod's name; before there is one, what its host will be called."""
-        pod = self.seen.pods.get(self.rank)
+        pod = self.seen.fresh().pods.get(self.rank)
         return str(pod["metadata"]["name"]) if pod else f"{self.name}-{NODE}-0-{self.rank}"
 
     def output(self, *, follow: bool = True) -> Iterator[Piece]:
@@ -244,8 +244,12 @@ class PodJob:
         return "running" if self.seen.fresh().state(self.rank).started else "pending"
 
     def stop(self, grace: int) -> None:
-        """Ask the program, which is the container's first process; its exit code is kept so."""
-        self.inside("sh", "-c", "kill -TERM 1")
+        """Ask the program, which is the container's first process; its exit code is kept so.
+
+        Where nobody may ask it, its pod is deleted, with the time to save.
+        """
+        if self.inside("sh", "-c", 'kill -TERM "$0"', "1") is None:
+            self._delete()
         until = time.monotonic() + grace
         while self.ended() is None and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
@@ -253,7 +257,10 @@ class PodJob:
             self.kill()
 
     def kill(self) -> None:
-        words = ("--grace-period=1", "--wait=false", "--ignore-not-found")
+        self._delete("--grace-period=1")
+
+    def _delete(self, *words: str) -> None:
+        words += ("--wait=false", "--ignore-not-found")
         with suppress(EngineError):
             self.seen.cluster.ask("delete", "pod", self.handle, *words)
         self.seen.asked_at = -ASK_SECONDS
@@ -261,19 +268,19 @@ class PodJob:
     def remove(self) -> None:
         self.kill()
 
-    def inside(self, *argv: str) -> bytes:
-        """What a command in the container writes; b"" where it fails, or the container ended."""
+    def inside(self, *argv: str) -> bytes | None:
+        """What a command in the container writes; None where it fails, or can't be run there."""
         words = self.seen.cluster.argv("exec", self.handle, f"--container={NODE}", "--", *argv)
         with suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(words, capture_output=True, timeout=60)
-            return done.stdout if done.returncode == 0 else b""
-        return b""
+            return done.stdout if done.returncode == 0 else None
+        return None
 
     def files(self, path: str) -> dict[str, bytes]:
-        return unpacked(self.inside("tar", "-cf", "-", "--", path))
+        return unpacked(self.inside("tar", "-cf", "-", "--", path) or b"")
 
     def diagnose(self) -> dict[str, bytes]:
-        return unpacked(self.inside(*DIAGNOSE))
+        return unpacked(self.inside(*DIAGNOSE) or b"")
 
 
 @dataclass
@@ -337,7 +344,7 @@ class KubernetesJob(Group):
         """The command that runs `argv` in the first node for a person."""
         attached = ["--stdin", *(["--tty"] if terminal else [])]
         where = [self.handle, f"--container={NODE}", "--", *argv]
-        return self.seen.fresh().cluster.argv("exec", *attached, *where)
+        return self.seen.cluster.argv("exec", *attached, *where)
 
 
 def submit(plan: Plan, asked: Request) -> KubernetesJob:

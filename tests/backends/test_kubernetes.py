@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from launcher.backends import kubernetes
+from launcher.backends import kubernetes, kubernetes_job
 from launcher.errors import UsageError
 from launcher.plan.config import Kubernetes
 from launcher.plan.mounts import Mount
@@ -132,6 +133,34 @@ def closed(schema: Any) -> Any:
     return found
 
 
+def test_a_node_that_was_just_found_is_asked_by_its_pods_name(
+    full: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `stacks` and `stop` do, which haven't looked at the run before; kubectl is a stand-in."""
+    index = {"batch.kubernetes.io/job-completion-index": "1"}
+    pod = {"kind": "Pod", "metadata": {"name": "its-pod-x7k2p", "annotations": index}}
+    found = [made(full, **KINDS["jobset"]), pod]
+    (tmp_path / "all.json").write_text(json.dumps({"items": found}))
+    (tmp_path / "jobsets.json").write_text(json.dumps({"items": found[:1]}))
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(
+        '#!/bin/sh\nhere=$(dirname "$0")\ncase "$*" in\n*,pods*) cat "$here/all.json" ;;\n'
+        '*" get "*) cat "$here/jobsets.json" ;;\n'
+        '*) echo "$*" >> "$here/asked"; tar -C "$here" -cf - all.json ;;\nesac\n'
+    )
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / full.run).mkdir()
+    kept = {"kind": "JobSet", "place": ["--namespace=team-a"]}
+    (tmp_path / full.run / "kubernetes.json").write_text(json.dumps(kept))
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
+    (job,) = kubernetes_job.jobs()
+    assert job.run == full.run
+    assert "all.json" in job.nodes[1].diagnose()
+    asked = (tmp_path / "asked").read_text()
+    assert asked.startswith("--namespace=team-a exec its-pod-x7k2p --container=node -- python3 ")
+
+
 def test_what_is_pasted_is_the_object(full: Plan, tmp_path: Path) -> None:
     """The marker's quotes keep the shell from the `$` of values."""
     (tmp_path / "kubectl").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$0.argv"\ncat > "$0.in"\n')
@@ -200,13 +229,13 @@ def expanded(text: str) -> str:
 
 
 def test_a_run_that_the_cluster_starts_again_loads_what_it_saved(full: Plan) -> None:
-    command = [expanded(word) for word in pod(full, **KINDS["jobset"])["containers"][0]["command"]]
+    command = [expanded(word) for word in pod(full, **KINDS["jobset"])["containers"][0]["args"]]
     assert command[:2] == ["sh", "-c"]
     for restart, more in (("0", []), ("1", ["--load", "/checkpoints"])):
         words = ["sh", "-c", command[2], "sh", "printf", r"%s\n", "a b"]
         asked = subprocess.run(words, env={"RESTART": restart}, capture_output=True, timeout=10)
         assert asked.stdout.decode().splitlines() == ["a b", *more], shlex.join(words)
-    assert pod(full, **ASKED)["containers"][0]["command"] == [
+    assert pod(full, **ASKED)["containers"][0]["args"] == [
         kubernetes._literal(word) for word in full.argv
     ]
 

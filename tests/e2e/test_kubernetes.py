@@ -81,6 +81,18 @@ def test_nodes_meet_and_stop_when_asked(here: InCluster, kind: str) -> None:
     assert re.fullmatch(r"(node-[01] \| (met as [01]|line|asked)\n)*", started.out)
 
 
+@pytest.mark.long
+def test_one_that_nobody_may_enter_stops_all_the_same(here: InCluster) -> None:
+    """By its pods' deletion, after which there is no exit code of theirs."""
+    here.counts()
+    here.cluster.closed = True
+    started = here.start(*START)
+    started.said("node-1 | line")
+    started.process.send_signal(signal.SIGINT)
+    assert started.ends() in (7, 137), started
+    assert "| asked\n" in started.out
+
+
 def test_a_killed_launcher_leaves_the_run_to_others(here: InCluster) -> None:
     """By its label in the cluster."""
     here.counts()
