@@ -95,8 +95,12 @@ def keep(made: Made, site: Settings) -> None:
 
 def put(documents: Mapping[str, bytes], image: str, site: Settings) -> None:
     """Put documents beside the image with this ID; those of other names aren't ours."""
+    at = folder(image, site)
+    at.parent.mkdir(parents=True, exist_ok=True)
     for name in {PROVENANCE, SBOM} & documents.keys():
-        _write(folder(image, site) / name, documents[name])
+        with suppress(FileExistsError):
+            files.make_folder(at)
+        files.write(at / name, documents[name])
 
 
 def texts(image: str, site: Settings) -> dict[str, bytes]:
@@ -190,14 +194,6 @@ def record(client: DockerClient, image: str, name: str = "the image") -> dict[st
     if not there:
         raise UsageError(f"{name}: has no {RECORD}", remedy)
     return found
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Put a file in place whole, in a folder of ours."""
-    path.parent.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        files.make_folder(path.parent)
-    files.write(path, content)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -100,7 +100,7 @@ def epoch_of(archive: Path, project: str, version: str) -> int:
         with tarfile.open(archive, "r:gz") as tar:
             members = tar.getmembers()
             newest = int(max(member.mtime for member in members))
-            top = next(m for m in members if m.isreg() and _is_metadata(m.name))
+            top = next(m for m in members if m.isreg() and re.fullmatch(r"[^/]*/PKG-INFO", m.name))
             file = tar.extractfile(top)
             assert file is not None
             said = email.message_from_bytes(file.read(METADATA))
@@ -114,12 +114,6 @@ def epoch_of(archive: Path, project: str, version: str) -> int:
             "The index serves another file under this name: don't build with it.",
         )
     return newest
-
-
-def _pips_own(site: Settings) -> list[str]:
-    """The index that pip asks where nobody says otherwise, as its help has it."""
-    said = " ".join(fetch.pip(["download", "--help"], site).stdout.split())
-    return re.findall(r"Base URL of the Python Package Index \(default (\S+)\)", said)
 
 
 @dataclass(frozen=True)
@@ -142,7 +136,10 @@ class Pip:
             if key.startswith(f"{section}.") and (words := ast.literal_eval(value).split())
         }
         if "index-url" not in options:
-            options["index-url"] = _pips_own(site)
+            # pip's own is in no file; its help has it.
+            said = " ".join(fetch.pip(["download", "--help"], site).stdout.split())
+            own = r"Base URL of the Python Package Index \(default (\S+)\)"
+            options["index-url"] = re.findall(own, said)
         return cls(options)
 
     @property
@@ -200,7 +197,11 @@ class Pip:
         with tempfile.TemporaryDirectory() as scratch:
             kind = self.save(at, Path(scratch) / "page")
             text = (Path(scratch) / "page").read_text(encoding="utf-8")
-        found = _of_json(text) if kind.startswith(JSON) else _of_html(text)
+        try:
+            is_json = kind.startswith(JSON)
+            found = _Page.model_validate_json(text).files if is_json else _of_html(text)
+        except ValidationError as error:
+            raise ValueError(f"not a page of an index: {first_fault(error)}") from error
         there = [one.model_copy(update={"url": urljoin(at, one.url)}) for one in found]
         return [one for one in there if folder or not _path(one.url)]
 
@@ -265,13 +266,6 @@ def _of_html(text: str) -> list[Listed]:
     return found
 
 
-def _of_json(text: str) -> list[Listed]:
-    try:
-        return _Page.model_validate_json(text).files
-    except ValidationError as error:
-        raise ValueError(f"not a page of an index: {first_fault(error)}") from error
-
-
 def _is_sdist(filename: str, project: str, version: str) -> bool:
     """Whether a file is called as the sdist of a version; then its name is no path either."""
     try:
@@ -282,11 +276,6 @@ def _is_sdist(filename: str, project: str, version: str) -> bool:
         )
     except (InvalidSdistFilename, InvalidVersion):
         return False
-
-
-def _is_metadata(name: str) -> bool:
-    """Whether a member of an sdist is the PKG-INFO in its one folder."""
-    return name.count("/") == 1 and name.endswith("/PKG-INFO")
 
 
 def _path(url: str) -> Path | None:

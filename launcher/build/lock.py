@@ -293,7 +293,10 @@ def resolve(wanted: Wanted, site: Settings) -> list[str]:
             (folder / "requirements.in").write_text("\n".join(lines) + "\n", encoding="utf-8")
             found = folder / "pylock.toml"
             if wanted.before:
-                found.write_text(_pylock(wanted.before), encoding="utf-8")
+                lines = ['lock-version = "1.0"', 'created-by = "uv"']  # as uv writes one: PEP 751
+                for name, version in pinned_versions(wanted.before).items():
+                    lines += ["[[packages]]", f'name = "{name}"', f'version = "{version}"']
+                found.write_text("\n".join(lines) + "\n", encoding="utf-8")
             done = _uv(wanted, folder, pip.uv_environment())
             if not done.returncode:
                 return sorted(_pins(found.read_text(encoding="utf-8"), wanted.before))
@@ -322,14 +325,6 @@ def _uv(
     return subprocess.run(
         command, cwd=folder, env=own | environment, capture_output=True, text=True, check=False
     )
-
-
-def _pylock(pins: Sequence[str]) -> str:
-    """Pins as uv reads them, as a file that it wrote: PEP 751."""
-    lines = ['lock-version = "1.0"', 'created-by = "uv"']
-    for name, version in pinned_versions(pins).items():
-        lines += ["[[packages]]", f'name = "{name}"', f'version = "{version}"']
-    return "\n".join(lines) + "\n"
 
 
 def _pins(pylock: str, before: Sequence[str]) -> list[str]:

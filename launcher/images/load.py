@@ -90,7 +90,9 @@ def load(
     names = _names(folder, listing, all_tags)
     base = _base(client, listing.base, listing) if listing.base else None
     check(folder, progress)
-    documents = _documents(folder, listing)
+    paths = {name: f"{layout.DOCUMENTS}/{name}" for name in (beside.PROVENANCE, beside.SBOM)}
+    there = {name: listing.listed[path] for name, path in paths.items() if path in listing.listed}
+    documents = {name: _small(folder, [file]) for name, file in there.items()}
     loaded = load_checked(client, folder, listing, progress, base)
     left = tuple(name for name in listing.names if name not in names)
     moved = tuple(name for name in names if images.id_of(client, name) not in (None, loaded))
@@ -300,10 +302,3 @@ def _check(client: DockerClient, content: _Content, loaded: str, new: bool) -> N
     raise EngineError(
         f"the engine made another image of it: {found['Id']}, and {content.listing.image} was saved"
     )
-
-
-def _documents(folder: Path, listing: Listing) -> dict[str, bytes]:
-    """What was beside the image when it was saved, by name."""
-    paths = {name: f"{layout.DOCUMENTS}/{name}" for name in (beside.PROVENANCE, beside.SBOM)}
-    there = {name: listing.listed[path] for name, path in paths.items() if path in listing.listed}
-    return {name: _small(folder, [file]) for name, file in there.items()}

@@ -326,7 +326,9 @@ class _Reader(Words):
         for child, following in zip_longest(children, children[1:]):
             if child.type == "variable_assignment":
                 name = self.text(child.child_by_field_name("name"))
-                if following and not self._apart(child, following):
+                between = self.plain[child.end_byte : following.start_byte] if following else b" "
+                # The grammar drops a word that is a blank, and takes some for two that are one.
+                if not between or re.sub(rb"\\\n", b"", between).strip():
                     self.forget([name], self.line(child))  # they are one, and aren't read as one
                 value = child.child_by_field_name("value")
                 env[name] = joined(self.pieces(value, False) if value else (), self.line(child))
@@ -349,11 +351,6 @@ class _Reader(Words):
             around = (*words[: at - 2], *one.words)
             self.script.commands.append(Command(around, env | one.env, one.line, output))
         self.script.left += inner.left
-
-    def _apart(self, one: Node, other: Node) -> bool:
-        """Whether nothing but blanks is between; the grammar drops a word that is a blank."""
-        between = self.plain[one.end_byte : other.start_byte]
-        return bool(between) and not re.sub(rb"\\\n", b"", between).strip()
 
 
 def _shell_text(words: tuple[Word, ...]) -> int | None:

@@ -151,7 +151,10 @@ def _set_program(sheet: Sheet, start: Start, around: Container) -> None:
 
 def _set_processes(sheet: Sheet, start: Start, around: Container, asked: Batch) -> None:
     """gpus, nodes and max_restarts, by what torchrun is told, or srun by the #SBATCH lines."""
-    given = _by_srun(start, asked)
+    given: dict[str, Word] = {}
+    if start.torchrun is None and any(word.text == "srun" for word in start.before):
+        counts = {"nproc_per_node": asked.tasks or asked.gpus, "nnodes": asked.nodes}
+        given = {name: word for name, word in counts.items() if word}
     for name, values, line in _options(start.torchrun or ()):
         key = name.lstrip("-").replace("-", "_")
         given[key] = values[0] if values else Word("", line)
@@ -186,14 +189,6 @@ def _set_slurm(sheet: Sheet, asked: Batch) -> None:
             sheet.tell(word.line, f"#SBATCH --{key}={printable(word.text)}: not carried over")
         else:
             sheet.slurm[key] = text
-
-
-def _by_srun(start: Start, asked: Batch) -> dict[str, Word]:
-    """What torchrun would be told where srun starts each process itself."""
-    if start.torchrun is not None or not any(word.text == "srun" for word in start.before):
-        return {}
-    counts = {"nproc_per_node": asked.tasks or asked.gpus, "nnodes": asked.nodes}
-    return {name: word for name, word in counts.items() if word}
 
 
 def _tell_difference(sheet: Sheet, asked: Word, what: str, key: str, count: int) -> None:

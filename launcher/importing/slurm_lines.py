@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -76,7 +77,9 @@ def _options(text: str) -> Iterator[tuple[int, str, str, str]]:
     for line, row in enumerate(text.splitlines(), 1):
         if row.strip() and not row.startswith("#"):
             return
-        words = _words(row[len("#SBATCH") :]) if re.match(r"#SBATCH\s", row) else []
+        words = row[len("#SBATCH") :].split() if re.match(r"#SBATCH\s", row) else []
+        with suppress(ValueError):  # a quote that isn't closed
+            words = shlex.split(row[len("#SBATCH") :], comments=True) if words else []
         for word, following in zip_longest(words, words[1:], fillvalue=""):
             value = "" if following.startswith("-") else following
             name, equals, own = word.lstrip("-").partition("=")
@@ -87,10 +90,3 @@ def _options(text: str) -> Iterator[tuple[int, str, str, str]]:
                 own = word[2:]
                 told = word if own else f"{word} {value}".rstrip()
                 yield line, printable(told), SHORT.get(word[1:2], ""), own or value
-
-
-def _words(row: str) -> list[str]:
-    try:
-        return shlex.split(row, comments=True)
-    except ValueError:  # a quote that isn't closed
-        return row.split()

@@ -247,16 +247,14 @@ class Words:
             known and (":" not in operator or any(p.text or p.unknown for p in value))
         ):
             return value
-        default = tuple(piece for part in parts[2:] for piece in self._default(part))
+        default: Pieces = ()
+        for part in parts[2:]:  # its own quotes keep it from being split
+            pieces = self.pieces(part, quoted=False)
+            default += pieces if part.type in ("string", "raw_string") else _requoted(pieces)
         if "=" in operator:
             default = _requoted(default)
             self.keep(name, [default, *self.values.get(name, [])[1:]], self.line(node))
         return default
-
-    def _default(self, node: Node) -> Pieces:
-        """What stands behind `:-`; its own quotes keep it from being split."""
-        pieces = self.pieces(node, quoted=False)
-        return pieces if node.type in ("string", "raw_string") else _requoted(pieces)
 
     def variable(self, name: str, node: Node) -> Pieces:
         """The value of `$name`, as it is not yet split."""

@@ -70,17 +70,13 @@ def _smallest(config: RunConfig, processes: int, card: Gpu) -> str:
             continue
         needed = memory.estimate(changed, layout.layout(changed, processes), card.capability)
         if needed and needed.total <= card.total * (1 - MARGIN):
-            words = " ".join(f"--set {key}={_text(value)}" for key, value in changes.items())
+            words = " ".join(f"--set {key}={str(value).lower()}" for key, value in changes.items())
             return f"{words}: then about {_gb(needed.total)} GB"
     return ""
 
 
 def _with(config: RunConfig, changes: Changes) -> RunConfig:
     return overridden(config, [Override("", changes)])
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _tried(config: RunConfig, processes: int) -> Iterator[Changes]:
