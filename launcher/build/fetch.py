@@ -184,7 +184,8 @@ def _download(pins: list[str], options: list[str], site: Settings) -> None:
                 break
         else:
             said = last_errors(done.stderr)
-            raise BuildError(f"pip can't fetch {_short(pins)}:\n{said}", remedy_if_full(said))
+            names = ", ".join(pin.partition(" ")[0] for pin in pins)
+            raise BuildError(f"pip can't fetch {names}:\n{said}", remedy_if_full(said))
         for path in sorted(target.iterdir()):
             store(path, site)
 
@@ -196,10 +197,6 @@ def pip(args: list[str], site: Settings) -> subprocess.CompletedProcess[str]:
         env["PIP_INDEX_URL"] = site.index_url
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-
-
-def _short(pins: list[str]) -> str:
-    return ", ".join(pin.partition(" ")[0] for pin in pins)
 
 
 def last_errors(text: str) -> str:

@@ -10,7 +10,6 @@ from launcher.backends.docker import bytes_of_size
 from launcher.errors import PreflightError
 from launcher.machine import fit, memory
 from launcher.machine.machine import (
-    GB,
     UNLIMITED,
     Engine,
     Finding,
@@ -26,6 +25,7 @@ from launcher.plan.gpus import Gpus
 from launcher.plan.layout import layout
 from launcher.plan.plan import Plan
 from launcher.plan.source import Origin
+from launcher.screen import size
 
 BF16, TENSOR_CORES, FP16 = (8, 0), (7, 0), (5, 3)
 """Compute capabilities with bf16 arithmetic, fp16 tensor cores, and fp16 arithmetic.
@@ -320,7 +320,7 @@ def _folders(config: RunConfig, origin: Origin, plan: Plan, machine: Machine) ->
         elif folder.key == "checkpoint.save":
             each = memory.bytes_of_checkpoint(config, layout(config, plan.processes_per_node))
             if each is not None and folder.free is not None:
-                what = f"{origin.place(folder.key)}: {_told(folder.free)} free for {folder.path}"
+                what = f"{origin.place(folder.key)}: {size(folder.free)} free for {folder.path}"
                 done = machine.load.newest or 0 if machine.load else 0
                 yield from _room(what, each, folder.free, config, done)
 
@@ -330,7 +330,7 @@ def _room(what: str, each: int, free: int, config: RunConfig, done: int) -> Iter
     if each > free:
         yield Finding(
             what,
-            f"One checkpoint takes about {_told(each)}: weights and optimizer.",
+            f"One checkpoint takes about {size(each)}: weights and optimizer.",
             "Free some, or --set checkpoint.save to a folder with more.",
         )
         return
@@ -342,7 +342,7 @@ def _room(what: str, each: int, free: int, config: RunConfig, done: int) -> Iter
     fits = free // each
     yield Finding(
         what,
-        f"{wanted} checkpoints of about {_told(each)} make {_told(wanted * each)}: it is full "
+        f"{wanted} checkpoints of about {size(each)} make {size(wanted * each)}: it is full "
         + (f"at iteration {at[fits]}." if fits < len(at) else "before the end."),
         "Set checkpoint.keep, a larger checkpoint.save_interval, or another folder.",
         refuse=False,
@@ -362,11 +362,6 @@ def saves(config: RunConfig, done: int, total: int) -> list[int]:
     step = config.checkpoint.save_interval or total or 1
     at = list(range((done // step + 1) * step, total + 1, step))
     return at if total <= done or total % step == 0 else [*at, total]
-
-
-def _told(size: float) -> str:
-    """'1.7 GB', or '12 MB' of what is small."""
-    return f"{size / GB:.1f} GB" if size >= GB / 10 else f"{size / 1e6:.0f} MB"
 
 
 def _loadable(origin: Origin, load: Saved | None) -> Iterator[Finding]:

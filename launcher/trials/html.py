@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.screen import duration
 from launcher.trials.report import plain
 from launcher.trials.result import ORDER, STAGES, Result, warned
 
@@ -108,7 +109,7 @@ def as_html(results: Sequence[Result], title: str = "Compatibility") -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"plain": plain, "took": took}
+    environment.filters |= {"plain": plain, "took": duration}
     style, script = ((PARTS / f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
     cards = list(_cards(results))
     by_result = {id(card.result): card for card in cards}
@@ -152,14 +153,3 @@ def _present(results: Iterable[Result]) -> dict[str, str]:
 def _hash(text: str) -> str:
     """What the page's policy lets in: `text` and nothing else (https://www.w3.org/TR/CSP3/)."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def took(seconds: float) -> str:
-    """Seconds as people say them: 0.4 s, 53 s, 2 min 5 s, 1 h 30 min."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
