@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from launcher import files
@@ -77,9 +78,16 @@ class Seen:
     owner: Dict | None = None
     pods: dict[int, Dict] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
+    lock: Lock = field(default_factory=Lock, repr=False)
 
-    def again(self) -> None:
-        """Ask anew. Raises Lost."""
+    def fresh(self, age: float = ASK_SECONDS) -> Seen:
+        """What was said `age` seconds ago at most: each node has a thread. Raises Lost."""
+        with self.lock:
+            if time.monotonic() - self.asked_at >= age:
+                self._ask()
+        return self
+
+    def _ask(self) -> None:
         try:
             found = self.cluster.listed(KINDS[self.kind], "pods", run=self.run)
         except EngineError as error:
@@ -90,11 +98,6 @@ class Seen:
         named = ((one["metadata"].get("annotations", {}).get(INDEX), one) for one in pods)
         self.pods = {int(index): one for index, one in named if index is not None}
         self.asked_at = time.monotonic()
-
-    def fresh(self) -> Seen:
-        if time.monotonic() - self.asked_at >= ASK_SECONDS:
-            self.again()
-        return self
 
     @property
     def over(self) -> bool:
@@ -224,8 +227,7 @@ class PodJob:
         """See that a pod has ended whose log has. Raises Lost where it goes on."""
         until = time.monotonic() + END_SECONDS
         while True:
-            self.seen.again()
-            pod = self.seen.pods.get(self.rank)
+            pod = self.seen.fresh(POLL_SECONDS).pods.get(self.rank)
             if not pod or pod["metadata"]["uid"] != uid or _ended(pod):
                 return
             if time.monotonic() >= until:
@@ -289,6 +291,7 @@ class KubernetesJob(Group):
 
     seen: Seen = field(kw_only=True)
     name: str = field(kw_only=True)
+    logs: dict[str, str] = field(default_factory=dict, kw_only=True, repr=False)
 
     backend = "kubernetes"
 
@@ -297,10 +300,12 @@ class KubernetesJob(Group):
         return [self.seen.state(rank) for rank in range(len(self.nodes))]
 
     def log(self, rank: int) -> str:
+        pod = self.nodes[rank].handle
         words = (f"--container={NODE}", "--timestamps", f"--tail={TAIL}")
-        with suppress(EngineError):
-            return self.seen.cluster.ask("logs", self.nodes[rank].handle, *words)
-        return ""
+        if rank in self.seen.pods and pod not in self.logs:
+            with suppress(EngineError):
+                self.logs[pod] = self.seen.cluster.ask("logs", pod, *words)
+        return self.logs.get(pod, "")
 
     def ended(self) -> Ended | None:
         if self.seen.fresh().owner is None:

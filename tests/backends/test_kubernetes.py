@@ -256,6 +256,14 @@ def test_names_are_a_hosts(full: Plan, name: str, told: str) -> None:
     assert len(f"{found}-node-0-511") <= 63
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_object_of_512_nodes_is_as_long_as_that_of_two(full: Plan, kind: str) -> None:
+    two = json.dumps(made(full, **KINDS[kind]))
+    many = json.dumps(made(replace(full, nodes=512), **KINDS[kind]))
+    told = r'("(?:completions|parallelism|numNodes)": |"PET_NNODES", "value": ")2\b'
+    assert many == re.sub(told, r"\g<1>512", two)
+
+
 def test_the_innermost_volume_counts(full: Plan) -> None:
     mounts = (Mount("/shared/a/b", "/b", True, "mounts"), Mount("/shared/ab", "/c", True, "mounts"))
     keys = ASKED | {"volumes": {"/shared": {"claim": "all"}, "/shared/a": {"claim": "one"}}}
