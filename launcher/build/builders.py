@@ -26,12 +26,13 @@ from launcher.screen import KEPT, Progress
 if TYPE_CHECKING:
     from docker import DockerClient
 
-STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
+STEP = re.compile(r"(?:\[(\d+/\d+)\] )?(?:STEP|Step) (\d+/\d+) ?: (.*)")
+CACHED = re.compile(r"( -)?--> Using cache")
+OF_BUILDERS = (" --->", "--> ", "Removing intermediate", "Successfully built")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 BUILDKIT_LINE = re.compile(r"#(\d+) (.*)")
 BUILDKIT_STEP = re.compile(r"\[(?:\S+ +)?\d+/\d+\] .*")
 BUILDKIT_OUTPUT = re.compile(r"[\d.]+ (.*)")
-PODMAN_STEP = re.compile(r"(?:\[(\d+/\d+)\] )?STEP (\d+/\d+): (.*)")
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,10 @@ def podman(command: list[str], env: dict[str, str], wanted: Build, progress: Pro
         try:
             with _lines(argv, env, wanted.context) as lines:
                 for line in lines:
-                    error = line.removeprefix("Error: ") if line.startswith("Error: ") else error
-                    _podman_line(line, progress)
+                    if line.startswith("Error: "):
+                        error = line.removeprefix("Error: ")
+                    else:
+                        read_line(line, progress)
         except subprocess.CalledProcessError as ended:
             raise failure(error, progress.fail()) from ended
         progress.close()
@@ -133,7 +136,7 @@ def classic(client: DockerClient, wanted: Build, progress: Progress) -> str:
             if "error" in event:
                 raise failure(event["error"], progress.fail())
             for line in event.get("stream", "").splitlines():
-                _classic_line(COLOUR.sub("", line), progress)
+                read_line(COLOUR.sub("", line), progress)
     except APIError as error:
         raise failure(error.explanation or str(error), progress.fail()) from error
     progress.close()
@@ -244,21 +247,12 @@ def failure(reason: str, lines: list[str]) -> BuildError:
     )
 
 
-def _classic_line(line: str, progress: Progress) -> None:
+def read_line(line: str, progress: Progress) -> None:
+    """Take a line of podman's, or of the classic builder's: a step, its cache, or its output."""
     step = STEP.match(line)
     if step:
-        progress.step(f"build {step[1]}/{step[2]} {step[3]}")
-    elif line.strip() == "---> Using cache":
-        progress.cached()
-    elif not line.startswith((" --->", "Removing intermediate", "Successfully built")):
-        progress.output(line)
-
-
-def _podman_line(line: str, progress: Progress) -> None:
-    step = PODMAN_STEP.match(line)
-    if step:
         progress.step(" ".join(["build", *filter(None, step.groups())]))
-    elif line.startswith("--> Using cache"):
+    elif CACHED.match(line):
         progress.cached()
-    elif not line.startswith(("--> ", "Error: ")):
+    elif not line.startswith(OF_BUILDERS):
         progress.output(line)

@@ -60,12 +60,6 @@ class Card:
         return KINDS[self.result.verdict]
 
     @property
-    def marks(self) -> tuple[str, ...]:
-        """What the page's filter knows it by."""
-        against = {"worse": self.result.worse, "better": self.result.better}
-        return (self.kind, *(mark for mark, holds in against.items() if holds))
-
-    @property
     def steps(self) -> list[tuple[str, str]]:
         """Each of STEPS, and whether it is done, failed, or wasn't come to ("left")."""
         one = self.result

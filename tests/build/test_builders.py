@@ -44,7 +44,7 @@ def test_the_classic_builder_s_steps() -> None:
     out = io.StringIO()
     progress = Progress(out)
     for line in CLASSIC.splitlines():
-        builders._classic_line(line, progress)
+        builders.read_line(line, progress)
     error = builders.failure("returned a non-zero code: 1", progress.fail())
     assert "build 2/3" in out.getvalue()
     assert "cached" in out.getvalue()
@@ -89,7 +89,7 @@ def test_podman_s_steps() -> None:
     out = io.StringIO()
     progress = Progress(out)
     for line in PODMAN.splitlines():
-        builders._podman_line(line, progress)
+        builders.read_line(line, progress)
     progress.close()
     lines = [re.sub(r" \([\d.]+ s\)$", "", line) for line in out.getvalue().splitlines()]
     assert lines == [
