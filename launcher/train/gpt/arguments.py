@@ -82,6 +82,7 @@ def parser(
     add("--bias-fusion", action="store_true", help="compile bias + GELU and bias + dropout")
     add("--cross-entropy-loss-fusion", action="store_true", help="compile the loss")
     add("--use-cpu-initialization", action="store_true", help="same weights for every TP size")
+    add("--no-fast", action="store_true", help="no compiler, CUDA graph or optimizer of our own")
     add = made.add_argument_group("parallelism").add_argument
     add("--tensor-model-parallel-size", type=int, default=1)
     add("--pipeline-model-parallel-size", type=int, default=1)
@@ -119,7 +120,8 @@ def parser(
     add("--fp16", action="store_true")
     add("--bf16", action="store_true")
     add("--loss-scale", type=float, help="a constant one, for fp16")
-    add("--initial-loss-scale", type=float, default=2.0**32)
+    skips = "fp16's first; upstream's, 2**32, skips some 16 steps until it fits"
+    add("--initial-loss-scale", type=float, default=2.0**16, help=skips)
     add("--min-loss-scale", type=float, default=1.0)
     add("--loss-scale-window", type=int, default=1000)
     add("--hysteresis", type=int, default=2)

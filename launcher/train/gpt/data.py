@@ -85,36 +85,40 @@ def datasets(arguments: argparse.Namespace) -> tuple[Any, Any]:
     return built[0], built[1]
 
 
-def indices(first_sample: int, samples: int, size: int) -> Iterator[list[int]]:
+class Indices:
     """A data-parallel rank's sample indices, one micro-batch of `size` after the other.
 
     Step s takes samples s × global batch onwards, so a resumed run goes on where it was.
     """
-    stride = size * parallel_state.get_data_parallel_world_size()
-    start = first_sample + parallel_state.get_data_parallel_rank() * size
-    for first in range(start, samples, stride):
-        yield list(range(first, first + size))
+
+    def __init__(self, first_sample: int, samples: int, size: int) -> None:
+        stride = size * parallel_state.get_data_parallel_world_size()
+        start = first_sample + parallel_state.get_data_parallel_rank() * size
+        self.firsts, self.size = range(start, samples, stride), size
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (list(range(first, first + self.size)) for first in self.firsts)
 
 
-def batches(
-    arguments: argparse.Namespace, dataset: Any, first_sample: int
-) -> Iterator[dict[str, torch.Tensor]] | None:
-    """This rank's micro-batches, or None in the middle of a pipeline, which needs none.
+def loader(arguments: argparse.Namespace, dataset: Any, first_sample: int) -> Any:
+    """What to iterate for this rank's micro-batches; its workers stay for another time.
 
-    Every tensor-parallel rank reads for itself: the samples are mapped from the same files,
-    and no step has to wait for a broadcast.
+    None in the middle of a pipeline, which needs none. Every tensor-parallel rank reads for
+    itself: the samples are mapped from the same files, and no step has to wait for a broadcast.
     """
     first = parallel_state.is_pipeline_first_stage()
     if dataset is None or not (first or parallel_state.is_pipeline_last_stage()):
         return None
     on_gpu, workers = not arguments.on_cpu, arguments.num_workers
     workers = 2 * on_gpu if workers is None else workers
-    loader = torch.utils.data.DataLoader(
+    return torch.utils.data.DataLoader(
         dataset,
-        batch_sampler=indices(first_sample, len(dataset), arguments.micro_batch_size),
+        batch_sampler=Indices(first_sample, len(dataset), arguments.micro_batch_size),
         num_workers=workers,
         pin_memory=on_gpu,
         persistent_workers=workers > 0,
         generator=torch.Generator(),
     )
-    return iter(loader)

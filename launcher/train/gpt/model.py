@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -57,28 +57,93 @@ class Attention(torch.nn.Module):
             key, value = (x.repeat_interleave(repeats, dim=2) for x in (key, value))
         heads = [x.permute(1, 2, 0, 3) for x in (query, key, value)]
         dropout = self.dropout if self.training else 0.0
-        # Each TP rank has heads of its own, so it needs random numbers of its own.
-        with tensor_parallel.get_cuda_rng_tracker().fork() if dropout else nullcontext():
+        with self.randomness() if dropout else nullcontext():
             context = torch.nn.functional.scaled_dot_product_attention(
                 *heads, dropout_p=dropout, is_causal=True
             )
         # Which kernel torch takes decides the layout; Megatron views the result as it stands.
         return context.permute(2, 0, 1, 3).flatten(2).contiguous()
 
+    def randomness(self) -> AbstractContextManager[None]:
+        """Where dropout's numbers come from: each TP rank has heads of its own."""
+        tracked: AbstractContextManager[None] = tensor_parallel.get_cuda_rng_tracker().fork()
+        return tracked
 
-def local_layer() -> ModuleSpec:
+
+class WholeAttention(Attention):
+    """All heads on one rank, by the generator that torch's compiler and CUDA graphs know."""
+
+    def randomness(self) -> AbstractContextManager[None]:
+        """The default generator, as it stands."""
+        return nullcontext()
+
+
+class WholeColumn(ColumnParallelLinear):
+    """Megatron's layer where there is no tensor parallelism: one product, which compiles."""
+
+    def forward(self, input_: torch.Tensor, weight: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """[s, b, input] to [s, b, output], and the bias where it is added later."""
+        later = self.skip_bias_add
+        weight = self.weight if weight is None else weight
+        output = torch.nn.functional.linear(input_, weight, None if later else self.bias)
+        return output, self.bias if later else None
+
+
+class WholeRow(RowParallelLinear):
+    """As `WholeColumn`."""
+
+    def forward(self, input_: torch.Tensor) -> Any:
+        """[s, b, input] to [s, b, output], and the bias where it is added later."""
+        later = self.skip_bias_add
+        output = torch.nn.functional.linear(input_, self.weight, None if later else self.bias)
+        return output, self.bias if later else None
+
+
+class WholeGPT(GPTModel):
+    """A GPT that one GPU holds: compiled in training, where `compiled` is given.
+
+    Evaluation takes the layers as they are: another compilation would cost more than it gains.
+    """
+
+    compiled: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Megatron's: losses [b, s] where labels are given."""
+        if self.compiled and self.training:
+            return self.compiled(*args, **kwargs)
+        return super().forward(*args, **kwargs)
+
+    def compile_training(self) -> None:
+        """Compile what training runs, at its first call."""
+        self.compiled = torch.compile(super().forward, dynamic=False)
+
+    def compute_language_model_loss(
+        self, labels: torch.Tensor, logits: torch.Tensor
+    ) -> torch.Tensor:
+        """Cross-entropy in fp32, [b, s]; labels are [b, s], logits [s, b, vocabulary]."""
+        if not self.compiled:
+            return super().compute_language_model_loss(labels, logits)
+        flat = logits.view(-1, logits.shape[-1]).float()
+        wanted = labels.transpose(0, 1).reshape(-1)
+        losses = torch.nn.functional.cross_entropy(flat, wanted, reduction="none")
+        return losses.view(labels.shape[1], labels.shape[0]).transpose(0, 1).contiguous()
+
+
+def local_layer(whole: bool = False) -> ModuleSpec:
     """A transformer layer of Megatron's own linear layers, torch's norm and attention.
 
-    Its checkpoints have TransformerEngine's names, so that either can load the other's.
+    Its checkpoints have TransformerEngine's names, so that either can load the other's. `whole`
+    where one rank holds all of it, for a compiler to see through.
     """
+    column, row = (WholeColumn, WholeRow) if whole else (ColumnParallelLinear, RowParallelLinear)
     attention = SelfAttentionSubmodules(
-        linear_qkv=ColumnParallelLinear,
-        core_attention=Attention,
-        linear_proj=RowParallelLinear,
+        linear_qkv=column,
+        core_attention=WholeAttention if whole else Attention,
+        linear_proj=row,
         q_layernorm=IdentityOp,
         k_layernorm=IdentityOp,
     )
-    mlp = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    mlp = MLPSubmodules(linear_fc1=column, linear_fc2=row)
     layer = TransformerLayerSubmodules(
         input_layernorm=LayerNorm,
         self_attention=ModuleSpec(
@@ -98,15 +163,16 @@ def local_layer() -> ModuleSpec:
     return ModuleSpec(module=TransformerLayer, submodules=layer)
 
 
-def _layers(arguments: argparse.Namespace) -> Any:
+def _layers(arguments: argparse.Namespace, compiled: bool) -> Any:
     wanted = arguments.transformer_impl
     if wanted == "auto":
         there = not arguments.on_cpu and importlib.util.find_spec("transformer_engine")
-        wanted = "transformer_engine" if there else "local"
+        wanted = "transformer_engine" if there and not compiled else "local"
     if wanted == "transformer_engine":
         return get_gpt_layer_with_transformer_engine_spec()
     layers = arguments.num_layers // arguments.pipeline_model_parallel_size
-    return TransformerBlockSubmodules(layer_specs=[local_layer()] * layers, layer_norm=LayerNorm)
+    specs = [local_layer(compiled)] * layers
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=LayerNorm)
 
 
 def dtype(arguments: argparse.Namespace) -> torch.dtype:
@@ -135,11 +201,11 @@ def config(arguments: argparse.Namespace) -> TransformerConfig:
     )
 
 
-def build(arguments: argparse.Namespace, vocabulary: int) -> GPTModel:
+def build(arguments: argparse.Namespace, vocabulary: int, compiled: bool = False) -> GPTModel:
     """This rank's part of the model for a padded vocabulary, with fp32 parameters."""
-    return GPTModel(
+    gpt = (WholeGPT if compiled else GPTModel)(
         config=config(arguments),
-        transformer_layer_spec=_layers(arguments),
+        transformer_layer_spec=_layers(arguments, compiled),
         vocab_size=vocabulary,
         max_sequence_length=arguments.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -147,3 +213,7 @@ def build(arguments: argparse.Namespace, vocabulary: int) -> GPTModel:
         share_embeddings_and_output_weights=not arguments.untie_embeddings_and_output_weights,
         position_embedding_type=arguments.position_embedding_type,
     )
+    if compiled:
+        gpt.output_layer.__class__ = WholeColumn  # no spec names it
+        gpt.compile_training()
+    return gpt

@@ -12,6 +12,7 @@ from megatron.core.transformer.module import Float16Module
 
 from launcher.train import compat
 from launcher.train.gpt import model
+from launcher.train.gpt.arguments import learning_rate
 
 CONFIG = (
     "lr min_lr weight_decay adam_beta1 adam_beta2 adam_eps clip_grad fp16 bf16 loss_scale "
@@ -41,7 +42,32 @@ def build(arguments: argparse.Namespace, wrapped: Any) -> Any:
     return get_megatron_optimizer(config, [wrapped])
 
 
-def fuse_adam(optimizer: Any) -> None:
+class HostSteps:
+    """Megatron's own step, and the rate and decay that its own training loop would set before.
+
+    `steps` are those taken so far.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, optimizer: Any, steps: int) -> None:
+        self.arguments, self.optimizer, self.steps = arguments, optimizer, steps
+        _fuse_adam(optimizer)
+
+    def step(self) -> tuple[bool, float | None]:
+        """Whether the step was taken, and the gradient's norm, None if it isn't known."""
+        rate = learning_rate(self.arguments, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group.get("lr_mult", 1.0)
+            group["weight_decay"] = self.arguments.weight_decay * group.get("wd_mult", 1.0)
+        advanced, norm, _ = self.optimizer.step()
+        self.steps += bool(advanced)
+        return bool(advanced), norm
+
+    def settle(self) -> int:
+        """The steps taken so far."""
+        return self.steps
+
+
+def _fuse_adam(optimizer: Any) -> None:
     """Update all parameters in few kernels where the optimizer is torch's Adam on a GPU.
 
     To be called after loading too, which brings the flags and step counts of the device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import os
 import random
 import signal
@@ -22,8 +23,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from launcher.train.checkpoints import checkpoint, replicas
 from launcher.train.checkpoints.checkpoint import Progress
-from launcher.train.gpt import data, log, measurements, model, optimizer
+from launcher.train.gpt import data, fast, log, measurements, model, optimizer
 from launcher.train.gpt.arguments import Layout, UsageError, learning_rate, padded_vocabulary
+from launcher.train.gpt.device_adam import DeviceAdam
 from launcher.train.gpt.writers import Writers
 from launcher.train.ranks.ending import RunError
 
@@ -50,6 +52,8 @@ def _say_last(text: str) -> None:
 def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
     """Join the process group, divide it by `layout`, and seed every random generator."""
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    if fast.choose(arguments, layout).graphed:
+        fast.own_stream()
     torch.distributed.init_process_group(
         backend="nccl", timeout=datetime.timedelta(minutes=arguments.distributed_timeout_minutes)
     )
@@ -106,22 +110,30 @@ class Meter:
 
     started: float = field(default_factory=time.perf_counter)
     iterations: int = 0
-    advanced: int = 0
+    advanced: torch.Tensor | int = 0
     loss: torch.Tensor | float = 0.0
     nan: torch.Tensor | int = 0
 
-    def add(self, loss: torch.Tensor | None, advanced: bool) -> None:
+    def add(self, loss: torch.Tensor | None, advanced: torch.Tensor | bool) -> None:
         self.iterations += 1
-        self.advanced += advanced
+        self.advanced = self.advanced + advanced
         if loss is not None:
             self.nan = self.nan + torch.isnan(loss)
-            if advanced:
+            if isinstance(advanced, torch.Tensor):
+                self.loss = self.loss + torch.where(advanced, loss, 0.0)
+            elif advanced:
                 self.loss = self.loss + loss
 
 
 def _mean_of(losses: list[dict[str, torch.Tensor]]) -> torch.Tensor | None:
     """The mean over a step's micro-batches; None where this rank has no losses."""
     return torch.stack([each["lm loss"] for each in losses]).mean() if losses else None
+
+
+def _number(grad_norm: torch.Tensor | float | None) -> float | None:
+    """A norm for people: None where there is none, or an overflow took it."""
+    known = None if grad_norm is None else float(grad_norm)
+    return known if known is None or math.isfinite(known) else None
 
 
 def _mean_over_data(value: torch.Tensor) -> float:
@@ -158,7 +170,9 @@ class Trainer:
         self.layout = layout
         source = checkpoint.newest(arguments.load) if arguments.load else None
         saved = checkpoint.common(source) if source else {}
-        self.gpt = model.build(arguments, _vocabulary(arguments, layout, saved))
+        self.path = fast.choose(arguments, layout)
+        vocabulary = _vocabulary(arguments, layout, saved)
+        self.gpt = model.build(arguments, vocabulary, self.path.compiled)
         self.wrapped = optimizer.wrap(arguments, self.gpt)
         self.optimizer = optimizer.build(arguments, self.wrapped)
         self.config = self.gpt.config
@@ -168,7 +182,8 @@ class Trainer:
             self.config.no_sync_func = self.wrapped.no_sync
         self.forward_backward = get_forward_backward_func()
         self.progress = self._load(source, saved)
-        optimizer.fuse_adam(self.optimizer)
+        self.steps = self._steps()
+        self.fast_step = fast.Step(self.path, self._step, self._plain, say, layout.micro_batches)
         self.saved = self.progress.iteration
         self.loss: torch.Tensor | None = None  # the last step's, on the last stage
         self.seconds: list[float] = []  # each step's, where they are asked for
@@ -177,6 +192,7 @@ class Trainer:
         self.memory_told = bool(arguments.on_cpu)  # upstream tells a GPU's
         self.stop = StopRequest() if arguments.exit_signal_handler else None
         self.training_set, self.validation_set = data.datasets(arguments)
+        self.validation: Any = None  # its loader, once it is needed
         self.meter = Meter()
 
     def _load(self, source: Path | None, saved: dict[str, Any]) -> Progress:
@@ -191,11 +207,36 @@ class Trainer:
             say(f"it was saved with {other}: random states are not carried over")
         return progress
 
+    def _steps(self) -> DeviceAdam | optimizer.HostSteps:
+        """What steps the parameters: Megatron's optimizer, or its device-side stand-in."""
+        taken = self.progress.steps
+        if self.path.optimizer:
+            plain = self.arguments.on_cpu
+            compiled = (lambda function: function) if plain else torch.compile
+            try:
+                return DeviceAdam(self.arguments, self.optimizer, taken, compiled)
+            except ValueError as error:
+                self.path = self.path.without("optimizer", f"Megatron's optimizer: {error}")
+                if self.path.graphed:
+                    self.path = self.path.without("graphed", "no CUDA graph")
+        return optimizer.HostSteps(self.arguments, self.optimizer, taken)
+
+    def _plain(self) -> None:
+        """Do without torch's compiler."""
+        self.gpt.compiled = None
+        if isinstance(self.steps, DeviceAdam):
+            self.steps.compile_with(lambda function: function)
+
     def run(self) -> None:
         """Train to the last iteration, or to where the run is asked to stop."""
+        with fast.attention():
+            self._run()
+
+    def _run(self) -> None:
         arguments, reason = self.arguments, ""
-        batches = data.batches(arguments, self.training_set, self.progress.consumed_samples)
-        self._set_learning_rate()
+        say(str(self.path))
+        loader = data.loader(arguments, self.training_set, self.progress.consumed_samples)
+        batches = iter(loader) if loader else None
         self.meter = Meter()
         while self.progress.iteration < arguments.train_iters and not reason:
             self._iteration(batches)
@@ -216,19 +257,16 @@ class Trainer:
     def _iteration(self, batches: Any) -> None:
         """Step, and do what is due after it."""
         arguments, started = self.arguments, time.perf_counter()
-        losses, advanced, grad_norm = self.step(batches)
+        self.loss, advanced, grad_norm = self.step(batches)
         if arguments.performance_summary:
             torch.cuda.synchronize()
             self.seconds.append(time.perf_counter() - started)
-        self.loss = _mean_of(losses)
         self.meter.add(self.loss, advanced)
         self.progress = replace(
             self.progress,
             iteration=self.progress.iteration + 1,
             consumed_samples=self.progress.consumed_samples + arguments.global_batch_size,
-            steps=self.progress.steps + advanced,
         )
-        self._set_learning_rate()
         if self.writes and self._is_due(arguments.tensorboard_log_interval):
             self._write(grad_norm)
         if self._is_due(arguments.log_interval):
@@ -249,13 +287,15 @@ class Trainer:
             return ASKED
         return "--exit-interval" if self._is_due(self.arguments.exit_interval) else ""
 
-    def step(self, batches: Any) -> tuple[list[dict[str, torch.Tensor]], bool, float | None]:
-        """One step: its losses (on the last stage), whether it was taken, the gradient's norm."""
+    def step(self, batches: Any) -> fast.Outcome:
+        """One step: its loss (on the last stage), whether it was taken, the gradient's norm."""
+        return self.fast_step(batches) if self.path.compiled else self._step(batches)
+
+    def _step(self, batches: Any) -> fast.Outcome:
         self.wrapped.zero_grad_buffer()
         self.optimizer.zero_grad()
         losses = self._forward_backward(batches, forward_only=False)
-        advanced, grad_norm, _ = self.optimizer.step()
-        return losses, bool(advanced), grad_norm
+        return (_mean_of(losses), *self.steps.step())
 
     def _forward_backward(self, batches: Any, forward_only: bool) -> list[dict[str, torch.Tensor]]:
         losses: list[dict[str, torch.Tensor]] = self.forward_backward(
@@ -270,31 +310,32 @@ class Trainer:
         )
         return losses
 
-    def _set_learning_rate(self) -> None:
-        self.learning_rate = learning_rate(self.arguments, self.progress.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate * group.get("lr_mult", 1.0)
+    def _settle(self) -> float:
+        """Learn from the device how many steps were taken; the rate that the next one uses."""
+        self.progress = replace(self.progress, steps=self.steps.settle())
+        return learning_rate(self.arguments, self.progress.steps)
 
-    def _write(self, grad_norm: float | None) -> None:
+    def _write(self, grad_norm: torch.Tensor | float | None) -> None:
         """This iteration's numbers; all ranks call this, since the loss is a mean over them."""
         loss = None if self.loss is None else _mean_over_data(self.loss.clone())
         if self.writers:
             values = {
-                "learning-rate": self.learning_rate,
+                "learning-rate": self._settle(),
                 "batch-size": self.arguments.global_batch_size,
                 "lm loss": loss,
                 "loss-scale": float(self.optimizer.get_loss_scale()),
-                "grad-norm": grad_norm,
+                "grad-norm": _number(grad_norm),
             }
             self.writers.write(values, self.progress.iteration, self.progress.consumed_samples)
 
-    def _log(self, grad_norm: float | None) -> None:
+    def _log(self, grad_norm: torch.Tensor | float | None) -> None:
         """The interval's line, on the last rank, and what else comes with it; begin another."""
         meter, iteration, loss, nan = self.meter, self.progress.iteration, None, 0
+        advanced = int(meter.advanced)
         if parallel_state.is_pipeline_last_stage():
             nan = int(meter.nan)
-            if meter.advanced:
-                loss = _mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced
+            if advanced:
+                loss = _mean_over_data(torch.as_tensor(meter.loss)) / advanced
         # Once the loss is known, the device has come to here.
         milliseconds = 1000.0 * (time.perf_counter() - meter.started) / meter.iterations
         line = log.training_line(
@@ -303,12 +344,12 @@ class Trainer:
             train_iters=self.arguments.train_iters,
             consumed_samples=self.progress.consumed_samples,
             milliseconds=milliseconds,
-            learning_rate=self.learning_rate,
+            learning_rate=self._settle(),
             global_batch_size=self.arguments.global_batch_size,
             loss=loss,
             loss_scale=float(self.optimizer.get_loss_scale()),
-            grad_norm=grad_norm,
-            skipped=meter.iterations - meter.advanced,
+            grad_norm=_number(grad_norm),
+            skipped=meter.iterations - advanced,
             nan=nan,
         )
         _say_last(line)
@@ -341,6 +382,7 @@ class Trainer:
 
     def _save(self) -> None:
         self._check_replicas()
+        self._settle()
         self.saved = self.progress.iteration
         folder = checkpoint.save(self.arguments.save, self.gpt, self.optimizer, self.progress)
         say(f"saved {folder}")
@@ -361,7 +403,9 @@ class Trainer:
         """Evaluate, unless it is asked to stop meanwhile: then False, and nothing is said."""
         if not self.arguments.eval_iters or self.validation_set is None:
             return True
-        batches = data.batches(self.arguments, self.validation_set, 0)
+        if self.validation is None:
+            self.validation = data.loader(self.arguments, self.validation_set, 0)
+        batches = iter(self.validation) if self.validation else None
         self.wrapped.eval()
         meter = Meter()
         with torch.no_grad():

@@ -1,0 +1,256 @@
+"""Adam whose step asks the host nothing: norm, clipping, overflow and rate stay on the device."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+from megatron.core.transformer.module import param_is_not_shared
+
+from launcher.train.gpt.arguments import learning_rate
+
+ALIGNED = 8
+"""Elements: 16 bytes of a 16-bit parameter, by which kernels load and store."""
+
+
+@dataclass
+class Buffer:
+    """Whole parameters side by side, as their gradients lie in data parallelism's buffer.
+
+    gradient, master, mean, square: fp32 [elements]; decayed and counted (in the norm): bool
+    [elements]; model: the 16-bit parameters [elements], None where the masters are the model's
+    own; `pairs` of a 16-bit parameter and its master, where the former don't lie side by side.
+    """
+
+    gradient: torch.Tensor
+    master: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+    decayed: torch.Tensor
+    counted: torch.Tensor | None
+    model: torch.Tensor | None
+    pairs: list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class DeviceAdam:
+    """The step of Megatron's optimizer, in a few kernels that a CUDA graph can hold.
+
+    The masters, moments and loss scale stay Megatron's own, as views of whole buffers, so its
+    checkpoints are written and read as ever. `norm` is the gradient's before clipping, `taken`
+    whether the last step was taken: an overflow of fp16 skips it. The formula is that of
+    torch.optim.AdamW; the rule of the loss scale is Megatron's DynamicGradScaler's.
+    """
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        optimizer: Any,
+        steps: int,
+        compiled: Callable[[Any], Any],
+    ) -> None:
+        """To be made once the optimizer has loaded what it loads; `steps` are those taken so far.
+
+        Raises `ValueError` for an optimizer that isn't one Adam with its own masters.
+        """
+        self.arguments, self.inner = arguments, _only(optimizer)
+        self.scaler: Any = getattr(self.inner, "grad_scaler", None)
+        self.group = parallel_state.get_model_parallel_group()
+        self.by_group = type(self.inner.optimizer).__name__ == "FusedAdam"
+        self.buffers = list(_gather(self.inner))
+        device = self.buffers[0].master.device
+        table = [learning_rate(arguments, step) for step in range(arguments.train_iters + 1)]
+        self.rates = torch.tensor(table, device=device)
+        self.steps = torch.full((1,), steps, device=device)
+        self.norm = torch.zeros((), device=device)
+        self.taken = torch.ones((), dtype=torch.bool, device=device)
+        self.dynamic = hasattr(self.scaler, "growth_interval")
+        if self.dynamic:
+            assert self.scaler
+            trackers = (self.scaler._growth_tracker, self.scaler._hysteresis_tracker)
+            self.growth, self.hysteresis = (torch.tensor(x, device=device) for x in trackers)
+        self.compile_with(compiled)
+
+    def compile_with(self, compiled: Callable[[Any], Any]) -> None:
+        """Have the arithmetic done by what `compiled` makes of it."""
+        self._squares, self._update = compiled(_squares), compiled(_update)
+
+    @torch.no_grad()
+    def step(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Whether the step was taken, bool [], and the gradient's norm, fp32 [], if it's known."""
+        given, scaled = self.arguments, self.scaler is not None
+        measured = given.clip_grad > 0 or scaled
+        factor = 1.0 / self.scaler.scale.view(()) if scaled else torch.ones_like(self.norm)
+        if measured:
+            parts = [self._squares(each.gradient, each.counted) for each in self.buffers]
+            squares = torch.stack(parts).sum()
+            if torch.distributed.get_world_size(self.group) > 1:
+                torch.distributed.all_reduce(squares, group=self.group)
+            self.norm.copy_(squares.sqrt() * factor)
+            if given.clip_grad > 0:
+                factor = factor * torch.clamp(given.clip_grad / (self.norm + 1e-6), max=1.0)
+        if scaled:
+            self.taken.copy_(torch.isfinite(squares))
+        rate = self.rates.index_select(0, self.steps).view(())
+        self.steps += self.taken
+        count = self.steps.view(()).float()
+        corrections = (1 - given.adam_beta1**count, 1 - given.adam_beta2**count)
+        scalars = (factor, rate, rate * given.weight_decay, *corrections)
+        constants = (given.adam_beta1, given.adam_beta2, given.adam_eps)
+        for each in self.buffers:
+            state = (each.gradient, each.master, each.mean, each.square, each.decayed, each.model)
+            self._update(*state, *scalars, self.taken if scaled else None, constants)
+            if each.pairs:
+                torch._foreach_copy_(*map(list, zip(*each.pairs, strict=True)))
+        if self.dynamic:
+            self._rescale()
+        return self.taken, self.norm if given.clip_grad > 0 else None
+
+    def _rescale(self) -> None:
+        """Halve the loss scale after overflows, and double it after long without."""
+        scaler, taken = self.scaler, self.taken
+        self.growth.copy_(torch.where(taken, self.growth + 1, 0))
+        self.hysteresis.sub_((~taken).to(self.hysteresis.dtype))
+        grows = self.growth == scaler.growth_interval
+        shrinks = ~taken & (self.hysteresis <= 0)
+        scale = torch.where(grows, scaler._scale * scaler.growth_factor, scaler._scale)
+        lower = torch.maximum(scaler._scale * scaler.backoff_factor, scaler.min_scale)
+        scaler._scale.copy_(torch.where(shrinks, lower, scale))
+        self.growth.masked_fill_(grows, 0)
+        self.hysteresis.masked_fill_(grows, scaler.hysteresis)
+
+    def settle(self) -> int:
+        """The steps taken, told to Megatron's optimizer too, which a checkpoint is made of."""
+        steps = int(self.steps)
+        if self.by_group:  # Apex's and TransformerEngine's
+            for group in self.inner.optimizer.param_groups:
+                group["step"] = steps
+        else:
+            for state in self.inner.optimizer.state.values():
+                state["step"] = torch.tensor(float(steps), device=state["exp_avg"].device)
+        if self.dynamic:
+            self.scaler._growth_tracker = int(self.growth)
+            self.scaler._hysteresis_tracker = int(self.hysteresis)
+        return steps
+
+
+def _only(optimizer: Any) -> Any:
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    if len(parts) != 1:
+        raise ValueError("several optimizers")
+    kind = type(parts[0]).__name__
+    if kind not in ("Float16OptimizerWithFloat16Params", "FP32Optimizer"):
+        raise ValueError(f"Megatron's {kind}")
+    adam = type(parts[0].optimizer).__name__
+    if adam not in ("Adam", "AdamW", "FusedAdam"):
+        raise ValueError(f"an optimizer called {adam}")
+    return parts[0]
+
+
+def _listed(inner: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor, bool]]:
+    """Each parameter of the model, its fp32 master (itself, in fp32), and whether it decays."""
+    for at, group in enumerate(inner.optimizer.param_groups):
+        if group.get("lr_mult", 1.0) != 1.0:
+            raise ValueError("rates that differ between parameters")
+        decays = group.get("wd_mult", 1.0) > 0
+        if hasattr(inner, "float16_groups"):
+            masters = inner.fp32_from_float16_groups[at]
+            pairs = list(zip(inner.float16_groups[at], masters, strict=True))
+            pairs += [(each, each) for each in inner.fp32_from_fp32_groups[at]]
+        else:
+            pairs = [(each, each) for each in group["params"]]
+        yield from ((parameter, master, decays) for parameter, master in pairs)
+
+
+def _gather(inner: Any) -> Iterator[Buffer]:
+    """Lay masters, moments and 16-bit parameters out as their gradients lie."""
+    stored: dict[int, list[tuple[torch.Tensor, torch.Tensor, bool]]] = {}
+    for each in _listed(inner):
+        stored.setdefault(each[0].main_grad.untyped_storage().data_ptr(), []).append(each)
+    for listed in stored.values():
+        first = listed[0][0]
+        gradient = first.main_grad.new_empty(0).set_(first.main_grad.untyped_storage())
+        if gradient.dtype != torch.float32:
+            raise ValueError(f"gradients in {gradient.dtype}")
+        masters, mean, square = (torch.zeros_like(gradient) for _ in range(3))
+        decayed, counted = (torch.zeros_like(gradient, dtype=torch.bool) for _ in range(2))
+        apart = all(parameter is not master for parameter, master, _ in listed)
+        same = len({parameter.dtype for parameter, _, _ in listed}) == 1
+        aligned = all(p.main_grad.storage_offset() % ALIGNED == 0 for p, _, _ in listed)
+        model = (
+            torch.zeros_like(gradient, dtype=first.dtype) if apart and same and aligned else None
+        )
+        pairs = []
+        for parameter, master, decays in listed:
+            grad = parameter.main_grad
+            at = slice(grad.storage_offset(), grad.storage_offset() + grad.numel())
+            _move(master, masters[at])
+            decayed[at] = decays
+            counted[at] = param_is_not_shared(master) and param_is_not_tensor_parallel_duplicate(
+                master
+            )
+            if model is not None:
+                _move(parameter, model[at])
+            elif parameter is not master:
+                pairs.append((parameter.data, master.data))
+            state = inner.optimizer.state[master]
+            for name, whole in (("exp_avg", mean), ("exp_avg_sq", square)):
+                if name in state:
+                    whole[at] = state[name].view(-1)
+                state[name] = whole[at].view(master.shape)
+        everything = int(counted.sum()) == sum(p.numel() for p, _, _ in listed)
+        yield Buffer(
+            *(gradient, masters, mean, square, decayed),
+            counted=None if everything else counted,
+            model=model,
+            pairs=pairs,
+        )
+
+
+def _move(tensor: torch.Tensor, place: torch.Tensor) -> None:
+    """Let `tensor` be a view of `place`, with the values that it has."""
+    place.copy_(tensor.data.view(-1))
+    tensor.data = place.view(tensor.shape)
+
+
+def _squares(gradient: torch.Tensor, counted: torch.Tensor | None) -> torch.Tensor:
+    """The sum of squares, fp32 []; padding between parameters is zero."""
+    counting = gradient if counted is None else gradient * counted
+    return (counting * counting).sum()
+
+
+def _update(
+    gradient: torch.Tensor,
+    master: torch.Tensor,
+    mean: torch.Tensor,
+    square: torch.Tensor,
+    decayed: torch.Tensor,
+    model: torch.Tensor | None,
+    factor: torch.Tensor,
+    rate: torch.Tensor,
+    decay: torch.Tensor,
+    correction: torch.Tensor,
+    correction_of_square: torch.Tensor,
+    taken: torch.Tensor | None,
+    constants: tuple[float, float, float],
+) -> None:
+    """One step of AdamW on whole buffers, in place: shapes as in `Buffer`, the rest fp32 []."""
+    beta1, beta2, eps = constants
+    scaled = gradient * factor
+    new_mean = mean + (scaled - mean) * (1 - beta1)
+    new_square = square * beta2 + scaled * scaled * (1 - beta2)
+    denominator = new_square.sqrt() / correction_of_square.sqrt() + eps
+    new = master * (1 - decay * decayed) - rate / correction * new_mean / denominator
+    if taken is not None:
+        new = torch.where(taken, new, master)
+        new_mean = torch.where(taken, new_mean, mean)
+        new_square = torch.where(taken, new_square, square)
+    master.copy_(new)
+    mean.copy_(new_mean)
+    square.copy_(new_square)
+    if model is not None:
+        model.copy_(new)
