@@ -121,8 +121,6 @@ class WholeGPT(GPTModel):
         self, labels: torch.Tensor, logits: torch.Tensor
     ) -> torch.Tensor:
         """Cross-entropy in fp32, [b, s]; labels are [b, s], logits [s, b, vocabulary]."""
-        if not self.compiled:
-            return super().compute_language_model_loss(labels, logits)
         flat = logits.view(-1, logits.shape[-1]).float()
         wanted = labels.transpose(0, 1).reshape(-1)
         losses = torch.nn.functional.cross_entropy(flat, wanted, reduction="none")

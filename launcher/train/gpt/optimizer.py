@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.module import Float16Module
 
@@ -65,6 +70,29 @@ class HostSteps:
     def settle(self) -> int:
         """The steps taken so far."""
         return self.steps
+
+
+class GatheredGradients:
+    """The gradients of a step's one micro-batch, copied into their fp32 buffer all at once.
+
+    Megatron's data parallelism adds each as it comes, and finds none where these were taken.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        self.taken: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._take)
+
+    def _take(self, parameter: Any) -> None:
+        self.taken.append((parameter.main_grad, parameter.grad))
+        parameter.grad = None
+
+    @torch.no_grad()
+    def finalize(self, *args: Any, **kwargs: Any) -> None:
+        """Copy, and then do what Megatron does with gradients that are complete."""
+        torch._foreach_copy_(*map(list, zip(*self.taken, strict=True)))
+        self.taken.clear()
+        finalize_model_grads(*args, **kwargs)
 
 
 def _fuse_adam(optimizer: Any) -> None:
