@@ -78,15 +78,34 @@ class WholeAttention(Attention):
         return nullcontext()
 
 
+class AddBias(torch.autograd.Function):
+    """x [s, b, h] + bias [h], whose gradient is a product with ones.
+
+    A product reads what it is given as it lies in memory; torch's compiler would work the
+    activation's gradient out a second time for a sum, 0.5 ms of GPT-2's 19 on an H100.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """The sum."""
+        return x + bias
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gradients of both."""
+        flat = grads[0].reshape(-1, grads[0].shape[-1])
+        return grads[0], (flat.new_ones(1, flat.shape[0]) @ flat).view(-1)
+
+
 class WholeColumn(ColumnParallelLinear):
     """Megatron's layer where there is no tensor parallelism: one product, which compiles."""
 
     def forward(self, input_: torch.Tensor, weight: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """[s, b, input] to [s, b, output], and the bias where it is added later."""
-        later = self.skip_bias_add
+        """[s, b, input] to [s, b, output], with no bias left to be added."""
         weight = self.weight if weight is None else weight
-        output = torch.nn.functional.linear(input_, weight, None if later else self.bias)
-        return output, self.bias if later else None
+        if not self.skip_bias_add or self.bias is None:
+            return torch.nn.functional.linear(input_, weight, self.bias), None
+        return AddBias.apply(torch.nn.functional.linear(input_, weight), self.bias), None
 
 
 class WholeRow(RowParallelLinear):

@@ -75,7 +75,8 @@ class HostSteps:
 class GatheredGradients:
     """The gradients of a step's one micro-batch, copied into their fp32 buffer all at once.
 
-    Megatron's data parallelism adds each as it comes, and finds none where these were taken.
+    Megatron's data parallelism would add each as it comes, to a buffer that is zeroed before; it
+    finds none where these were taken.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:

@@ -177,7 +177,12 @@ class Trainer:
         self.optimizer = optimizer.build(arguments, self.wrapped)
         self.config = self.gpt.config
         self.config.grad_scale_func = self.optimizer.scale_loss
-        self.config.finalize_model_grads_func = self._finalize()
+        alone = layout.micro_batches == 1 and not arguments.overlap_grad_reduce
+        self.gathers = self.path.compiled and alone
+        self.config.finalize_model_grads_func = finalize_model_grads
+        if self.gathers:
+            gathered = optimizer.GatheredGradients(self.gpt.parameters())
+            self.config.finalize_model_grads_func = gathered.finalize
         if arguments.overlap_grad_reduce:
             self.config.no_sync_func = self.wrapped.no_sync
         self.forward_backward = get_forward_backward_func()
@@ -206,13 +211,6 @@ class Trainer:
             other = "TP={tensor} PP={pipeline}".format(**saved["layout"])
             say(f"it was saved with {other}: random states are not carried over")
         return progress
-
-    def _finalize(self) -> Any:
-        """What completes a step's gradients."""
-        alone = self.layout.micro_batches == 1 and not self.arguments.overlap_grad_reduce
-        if self.path.compiled and alone:
-            return optimizer.GatheredGradients(self.gpt.parameters()).finalize
-        return finalize_model_grads
 
     def _steps(self) -> DeviceAdam | optimizer.HostSteps:
         """What steps the parameters: Megatron's optimizer, or its device-side stand-in."""
@@ -299,7 +297,8 @@ class Trainer:
         return self.fast_step(batches) if self.path.compiled else self._step(batches)
 
     def _step(self, batches: Any) -> fast.Outcome:
-        self.wrapped.zero_grad_buffer()
+        if not self.gathers:
+            self.wrapped.zero_grad_buffer()
         self.optimizer.zero_grad()
         losses = self._forward_backward(batches, forward_only=False)
         return (_mean_of(losses), *self.steps.step())
