@@ -1,0 +1,149 @@
+"""The fast path against Megatron's own optimizer, and what of it is chosen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run, python
+from .test_gpt import Train
+
+pytestmark = pytest.mark.megatron
+
+BESIDE_UPSTREAM = """
+import json, os, sys
+os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
+from launcher.train import cpu, compat
+cpu.install(), compat.prepare()
+import torch
+from launcher.train.gpt import arguments as command_line
+from launcher.train.gpt import model, optimizer, training
+from launcher.train.gpt.device_adam import DeviceAdam
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+steps, overflows = 100, set(json.loads(sys.argv[1]))
+given = command_line.parse(sys.argv[2:])
+given.on_cpu = True
+layout = command_line.layout(given, 1)
+training.initialise(given, layout)
+
+def made():
+    torch.manual_seed(1)
+    gpt = model.build(given, 128)
+    wrapped = optimizer.wrap(given, gpt)
+    return gpt, optimizer.build(given, wrapped)
+
+(gpt, upstream), (ours, taken_over), (plain, last) = made(), made(), made()
+schedule = OptimizerParamScheduler(
+    upstream, init_lr=0.0, max_lr=given.lr, min_lr=given.min_lr, lr_warmup_steps=5,
+    lr_decay_steps=steps, lr_decay_style="cosine", start_wd=given.weight_decay,
+    end_wd=given.weight_decay, wd_incr_steps=steps, wd_incr_style="constant")
+device = DeviceAdam(given, taken_over, 0, lambda function: function)
+host = optimizer.HostSteps(given, last, 0)
+told = {"taken": [[], [], []], "norms": [[], [], []], "scales": [[], [], []]}
+steppers = (upstream.step, device.step, host.step)
+for at in range(steps):
+    torch.manual_seed(at)
+    for parameters in zip(gpt.parameters(), ours.parameters(), plain.parameters(), strict=True):
+        scale = float(upstream.get_loss_scale())
+        gradient = torch.randn(parameters[0].shape) * scale * 0.05
+        if at in overflows:
+            gradient.view(-1)[0] = float("inf")
+        for parameter in parameters:
+            parameter.main_grad.copy_(gradient)
+    for n, step in enumerate(steppers):
+        taken, norm = step()[:2]
+        told["taken"][n].append(bool(taken))
+        told["norms"][n].append(float(norm) if taken else -1.0)
+        if n == 0 and taken:
+            schedule.step(increment=1)
+    for n, each in enumerate((upstream, taken_over, last)):
+        told["scales"][n].append(float(each.get_loss_scale()))
+pairs = zip(gpt.named_parameters(), ours.parameters(), plain.parameters(), strict=True)
+told["apart"] = {name: [float((p - q).abs().max()) for q in others] for (name, p), *others in pairs}
+told["moved"] = min(float(p.detach().float().std()) for p in gpt.parameters())
+told["steps"] = [device.settle(), host.settle()]
+print(json.dumps(told))
+"""
+SHAPE = (
+    "--num-layers 1 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --vocab-size 100 "
+    "--micro-batch-size 1 --train-iters 100 --lr 1e-2 --min-lr 1e-3 --lr-decay-style cosine "
+    "--lr-warmup-iters 5 --weight-decay 0.1 --mock-data"
+).split()
+
+
+@pytest.mark.parametrize(
+    ("options", "overflows"),
+    [
+        pytest.param(("--bf16",), (), id="bf16"),
+        pytest.param((), (), id="fp32", marks=pytest.mark.long),
+        pytest.param(
+            ("--fp16", "--loss-scale-window", "20"), (0, 1, 2, 40, 41, 90), id="fp16-overflows"
+        ),
+    ],
+)
+def test_a_hundred_steps_equal_upstreams(options: tuple[str, ...], overflows: tuple[int]) -> None:
+    """Biases and norms that decay, a skipped step that counts, a scale that moves otherwise."""
+    done = python("-c", BESIDE_UPSTREAM, json.dumps(overflows), *SHAPE, *options, MASTER_PORT="0")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    taken, scales = told["taken"], told["scales"]
+    assert taken[0] == [at not in overflows for at in range(100)]
+    assert taken[1] == taken[2] == taken[0]
+    assert scales[1] == scales[2] == scales[0]
+    assert (len(set(scales[0])) > 2) == bool(overflows)
+    for norms in told["norms"][1:]:
+        assert norms == pytest.approx(told["norms"][0], rel=1e-5)
+    assert told["steps"] == [100 - len(overflows)] * 2
+    assert told["moved"] > 1e-3
+    step = 0.01 if options else 1e-5  # a unit in the last place of a 16-bit number of size 1
+    assert max(max(apart) for apart in told["apart"].values()) < step
+
+
+def test_a_checkpoint_goes_on_with_either(train: Train, tmp_path: Path) -> None:
+    """Masters and moments that aren't where Megatron's checkpoint looks for them."""
+    folder = str(tmp_path)
+    begun = ("--save", folder, "--save-interval", "3", "--bf16")
+    whole = train(1, *begun)
+    assert "fast: optimizer without waits; not compiled: CPU" in whole.output
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
+    going_on: Run = train(1, "--load", folder, "--bf16", "--no-fast")
+    assert "fast: off; --no-fast" in going_on.output
+    assert going_on.losses == pytest.approx(
+        {at: loss for at, loss in whole.losses.items() if at > 3}, abs=2e-3
+    )
+
+
+CHOICES = """
+import sys
+from launcher.train.gpt import arguments, fast
+for line in sys.stdin:
+    world, *argv = line.split()
+    given = arguments.parse(argv)
+    given.on_cpu = False
+    print(fast.choose(given, arguments.layout(given, int(world))))
+"""
+"""What is chosen on GPUs, for each line of a world size and arguments."""
+
+
+def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
+    shape = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 "
+    shape += "--vocab-size 100 --micro-batch-size 1 --train-iters 1 --lr 1 --mock-data"
+    expected = {
+        "1": "fast: compiled, one CUDA graph, optimizer without waits",
+        "2": "fast: compiled, optimizer without waits; no CUDA graph: more than one rank",
+        "2 --tensor-model-parallel-size 2": "fast: optimizer without waits; not compiled: "
+        "tensor or pipeline parallelism",
+        "1 --use-distributed-optimizer": "fast: compiled; no optimizer without waits: "
+        "the distributed optimizer has its own; no CUDA graph",
+        "1 --transformer-impl transformer_engine": "fast: optimizer without waits; not compiled: "
+        "TransformerEngine's layers",
+        "1 --no-fast": "fast: off; --no-fast",
+    }
+    script = tmp_path / "lines"
+    script.write_text("".join(f"{line} {shape}\n" for line in expected))
+    program = CHOICES.replace("sys.stdin", f"open({str(script)!r})")
+    done = python("-c", program)
+    assert done.stdout.splitlines() == list(expected.values()), done.stderr
