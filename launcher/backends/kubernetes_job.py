@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +27,8 @@ PLACE = "kubernetes.json"
 KINDS = {"JobSet": "jobsets.jobset.x-k8s.io", "TrainJob": "trainjobs.trainer.kubeflow.org"}
 DIAGNOSE = ["python3", "-m", "launcher.train.stall.stall"]
 INDEX = "batch.kubernetes.io/job-completion-index"
-OVER = frozenset(("Completed", "Complete", "Failed"))
-"""The conditions that end a JobSet or a TrainJob."""
+DONE = ("Completed", "Complete")
+"""The condition of a JobSet and of a TrainJob that did what they should; else it is Failed."""
 
 ASK_SECONDS = 2.0
 """How often the cluster is asked for a run's pods at most."""
@@ -77,6 +77,7 @@ class Seen:
     asked_at: float = -ASK_SECONDS
     owner: Dict | None = None
     pods: dict[int, Dict] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
     lock: Lock = field(default_factory=Lock, repr=False)
 
@@ -99,12 +100,15 @@ class Seen:
         self.pods = {int(index): one for index, one in named if index is not None}
         self.asked_at = time.monotonic()
 
+    def _is(self, *types: str) -> bool:
+        """Whether the owner has one of these conditions."""
+        conditions = (self.owner or {}).get("status", {}).get("conditions", [])
+        return any(one["type"] in types and one["status"] == "True" for one in conditions)
+
     @property
     def over(self) -> bool:
         """Whether the cluster does no more for the run."""
-        conditions = (self.owner or {}).get("status", {}).get("conditions", [])
-        ended = (one["type"] in OVER and one["status"] == "True" for one in conditions)
-        return self.owner is None or any(ended)
+        return self.owner is None or self._is(*DONE, "Failed")
 
     @property
     def restarts(self) -> bool:
@@ -113,16 +117,17 @@ class Seen:
         return bool(policy.get("maxRestarts"))
 
     def state(self, rank: int) -> NodeState:
-        """Of a node, by its pod; one whose pod has gone, or never came, was ended by the others."""
-        pod, ended = self.pods.get(rank), NodeState(True, Ended(KILLED), time.time() + LATER)
-        if pod is None:
-            return ended if self.over else NodeState(False)
-        if found := _ended(pod):
-            failed_once = found.failed and self.restarts and not self.over
-            return NodeState(True) if failed_once else found
-        if "running" in _container(pod).get("state", {}):
-            return NodeState(True)
-        return ended if self.over else NodeState(False)
+        """Of a node, by its pod; one whose pod has gone has ended when the run has."""
+        pod = self.pods.get(rank, {})
+        found, running = _ended(pod), "running" in _container(pod).get("state", {})
+        if found or running:
+            self.begun.add(rank)
+        if found and not (found.failed and self.restarts and not self.over):
+            return found
+        if self.over and not running:
+            code = 0 if self._is(*DONE) else KILLED
+            return NodeState(True, Ended(code), time.time() + LATER)
+        return NodeState(rank in self.begun)
 
     def tell_waiting(self) -> None:
         """Say why nodes haven't begun, once for each reason."""
@@ -190,20 +195,21 @@ class PodJob:
         read = set[str]()
         while True:
             state = self.seen.fresh().state(self.rank)
-            pod = self.seen.pods.get(self.rank)
-            if pod and state.started and (uid := str(pod["metadata"]["uid"])) not in read:
+            pod = self.seen.pods.get(self.rank, {})
+            uid = str(pod.get("metadata", {}).get("uid"))
+            begun = _ended(pod) or "running" in _container(pod).get("state", {})
+            if begun and uid not in read:
                 read.add(uid)
-                yield from self._log(self.handle, follow)
-                if follow:
-                    self._wait_for_end(uid)
+                why = yield from self._log(self.handle, follow)
+                self._wait_for_end(uid, why if why or not follow else "its log has ended")
             elif not follow or state.ended or self.seen.over:
                 return
             else:
                 self.seen.tell_waiting()
                 time.sleep(POLL_SECONDS)
 
-    def _log(self, pod: str, follow: bool) -> Iterator[Piece]:
-        """What a pod has written. Raises Lost where the cluster doesn't say it."""
+    def _log(self, pod: str, follow: bool) -> Generator[Piece, None, str]:
+        """What a pod has written; returns why there is no more, where kubectl failed."""
         words = [pod, f"--container={NODE}", *(["--follow"] if follow else [])]
         with subprocess.Popen(
             self.seen.cluster.argv("logs", *words),
@@ -220,18 +226,22 @@ class PodJob:
                 told = process.stderr.read().decode(errors="replace").strip()
             finally:
                 process.terminate()
-        if process.returncode and "NotFound" not in told:
-            raise Lost(told or f"kubectl logs ended with {process.returncode}")
+        return (
+            (told or f"kubectl logs ended with {process.returncode}") if process.returncode else ""
+        )
 
-    def _wait_for_end(self, uid: str) -> None:
-        """See that a pod has ended whose log has. Raises Lost where it goes on."""
+    def _wait_for_end(self, uid: str, why: str) -> None:
+        """See that a pod has ended of which there is no more to read, for `why`.
+
+        Raises Lost where it goes on.
+        """
         until = time.monotonic() + END_SECONDS
-        while True:
+        while why:
             pod = self.seen.fresh(POLL_SECONDS).pods.get(self.rank)
             if not pod or pod["metadata"]["uid"] != uid or _ended(pod):
                 return
             if time.monotonic() >= until:
-                raise Lost(f"the log of {self.handle} ended before its pod")
+                raise Lost(f"{self.handle}: {why}, and it goes on")
             time.sleep(POLL_SECONDS)
 
     def wait(self) -> Ended:

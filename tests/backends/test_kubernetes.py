@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ from pydantic import ValidationError
 from launcher.backends import kubernetes, kubernetes_job
 from launcher.errors import UsageError
 from launcher.plan.config import Kubernetes
+from launcher.plan.job import Cause, Ended
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from tests.plans import HOST, Planner
@@ -159,6 +161,74 @@ def test_a_node_that_was_just_found_is_asked_by_its_pods_name(
     assert "all.json" in job.nodes[1].diagnose()
     asked = (tmp_path / "asked").read_text()
     assert asked.startswith("--namespace=team-a exec its-pod-x7k2p --container=node -- python3 ")
+
+
+RUNNING: dict[str, Any] = {"running": {}}
+
+
+def ended(code: int, **more: Any) -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "finishedAt": "2025-01-02T03:04:05Z", **more}}
+
+
+def status(state: dict[str, Any], which: str = "state") -> dict[str, Any]:
+    """A pod whose container is in such a state."""
+    return {"status": {"containerStatuses": [{"name": "node", which: state}]}}
+
+
+def owner(condition: str = "", restarts: int = 0) -> dict[str, Any]:
+    conditions = [{"type": condition, "status": "True"}] if condition else []
+    told = {"spec": {"failurePolicy": {"maxRestarts": restarts}}}
+    return told | {"status": {"conditions": conditions}}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "of", "told"),
+    [
+        ([RUNNING, RUNNING], [ended(0), ended(0)], owner(), 0),
+        ([RUNNING, RUNNING], [ended(0), RUNNING], owner(), None),
+        ([RUNNING, RUNNING], [ended(3), None], owner(), None),
+        ([RUNNING, RUNNING], [ended(3), None], owner("Failed"), 3),
+        ([RUNNING, RUNNING], [ended(3), RUNNING], owner("Failed"), None),
+        ([RUNNING, RUNNING], [ended(0), None], owner(restarts=1), None),
+        ([RUNNING, RUNNING], [ended(3), None], owner(restarts=1), None),
+        ([RUNNING, RUNNING], [None, None], owner(restarts=1), None),
+        ([RUNNING, RUNNING], [ended(3), ended(3)], owner("Failed", 1), 3),
+        ([RUNNING, RUNNING], [None, None], owner("Completed"), 0),
+        ([None, None], [None, None], owner("Failed"), 137),
+        ([None, None], [None, None], owner(), None),
+        ([RUNNING, RUNNING], [ended(0), ended(0)], None, 137),
+    ],
+)
+def test_how_a_run_has_ended(before: Any, now: Any, of: Any, told: int | None) -> None:
+    """A pod that the cluster replaces, or that has gone already, isn't one that never started."""
+    seen = kubernetes_job.Seen(kubernetes_job.Cluster(()), "JobSet", "0a1b2c3d", math.inf, of)
+    nodes = tuple(kubernetes_job.PodJob(seen, "a", rank, {}) for rank in (0, 1))
+    job = kubernetes_job.KubernetesJob(nodes, {}, seen=seen, name="a")
+    for states in (before, now):
+        pods = {n: status(state) for n, state in enumerate(states) if state}
+        named = {n: pod | {"metadata": {"name": f"a-{n}"}} for n, pod in pods.items()}
+        seen.pods, job.logs = named, {"a-0": "", "a-1": ""}
+        job.look()
+    found = job.ended()
+    assert (found and found.code) == told
+
+
+def test_what_a_runtime_starts_again_in_its_place_has_failed() -> None:
+    pod = status(ended(3), "lastState")
+    pod["status"]["containerStatuses"][0]["state"] = RUNNING
+    found = kubernetes_job._ended(pod)
+    assert found
+    assert found.ended == Ended(3)
+
+
+def test_who_ended_a_pod() -> None:
+    found = kubernetes_job._ended(status(ended(137, reason="OOMKilled")))
+    assert found
+    assert found.ended == Ended(137, Cause.MEMORY)
+    evicted = {"status": {"phase": "Failed", "reason": "Evicted", "message": "disk pressure"}}
+    found = kubernetes_job._ended(evicted)
+    assert found
+    assert found.ended == Ended(137, why="Evicted: disk pressure")
 
 
 def test_what_is_pasted_is_the_object(full: Plan, tmp_path: Path) -> None:
