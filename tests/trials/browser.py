@@ -7,13 +7,13 @@ message ended by a zero byte, on its file descriptors 3 and 4.
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import os
 import platform
 import select
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -172,11 +172,6 @@ class Page:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
-    def picture(self, path: Path) -> None:
-        """All of the page as a PNG."""
-        told = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(told["data"]))
-
     def print(self) -> bytes:
         """The page as a PDF."""
         return base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"])
@@ -200,32 +195,30 @@ class Page:
 def browser(cache: Path, scratch: Path) -> Iterator[Browser]:
     """A browser for the block, with a profile of its own in `scratch`."""
     program, environment = _program(cache, scratch)
-    (to_read, send), (receive, to_write) = _pipe(), _pipe()
-    log = str(scratch / "browser.log")
+    (to_read, send), (receive, to_write) = os.pipe(), os.pipe()
+    log = scratch / "browser.log"
     given = [program, *ARGUMENTS, f"--user-data-dir={scratch / 'profile'}", "about:blank"]
-    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    process = os.posix_spawn(
-        program,
-        given,
-        environment,
-        file_actions=[
-            (os.POSIX_SPAWN_DUP2, to_read, 3),
-            (os.POSIX_SPAWN_DUP2, to_write, 4),
-            (os.POSIX_SPAWN_OPEN, 1, log, append, 0o600),
-            (os.POSIX_SPAWN_OPEN, 2, log, append, 0o600),
-        ],
-        setpgroup=0,
-    )
+    placed = f'exec "$@" 3<&{to_read} 4>&{to_write}'
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            ["bash", "-c", placed, "bash", *given],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            pass_fds=(to_read, to_write),
+            start_new_session=True,
+        )
     os.close(to_read)
     os.close(to_write)
     try:
         yield Browser(send, receive)
     except AssertionError as error:
-        raise AssertionError(f"{error}\n{Path(log).read_text(errors='replace')[-2000:]}") from error
+        raise AssertionError(f"{error}\n{log.read_text(errors='replace')[-2000:]}") from error
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process, signal.SIGKILL)
-        os.waitpid(process, 0)
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         os.close(send)
         os.close(receive)
 
@@ -240,15 +233,6 @@ def page(within: Browser) -> Iterator[Page]:
         tab.call(f"{domain}.enable")
     yield tab
     within.call("Target.closeTarget", targetId=target)
-
-
-def _pipe() -> tuple[int, int]:
-    """A pipe, above the numbers that the browser is given."""
-    ends = os.pipe()
-    higher = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
-    for end in ends:
-        os.close(end)
-    return higher[0], higher[1]
 
 
 def _program(cache: Path, scratch: Path) -> tuple[str, dict[str, str]]:
