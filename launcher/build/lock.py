@@ -24,7 +24,6 @@ from launcher.build import extensions, fetch, index, source
 from launcher.errors import BuildError, EngineError, UsageError, nearest
 from launcher.matrix.schema import (
     AMD64,
-    Extension,
     GitSource,
     Lock,
     LockedExtension,
@@ -185,7 +184,10 @@ class _Locking:
             before = None
         if before and not _is_named(before.git, wanted.git):
             before = None
-        found = partial(_lock_extension, name, wanted, self.site)
+
+        def found() -> LockedExtension:
+            return extensions.lock(name, wanted, _lock_git(wanted.git, self.site), self.site)
+
         return self.pin(f"extension {name}", before, self.asking.anew(name), found)
 
     def images(self) -> dict[str, LockedImage]:
@@ -351,11 +353,6 @@ def _lock_git(named: GitSource, site: Settings) -> LockedGit:
         assert named.ref is not None
         commit = source.commit_of(named.url, named.ref, site)
     return extensions.locked_git(named.url, commit, named.ref, site)
-
-
-def _lock_extension(name: str, wanted: Extension, site: Settings) -> LockedExtension:
-    """An extension's commit, and those of the submodules that it is compiled with."""
-    return extensions.lock(name, wanted, _lock_git(wanted.git, site), site)
 
 
 def _lock_sdist(version: str, site: Settings) -> LockedSdist:

@@ -213,17 +213,18 @@ def verdict(same: bool, claimed: Claims) -> str:
     return f"differs from what the lock gives; compared: {what}{more}"
 
 
+@dataclass(frozen=True)
 class Verification:
-    """Builds images of one matrix again and compares; `tell` takes the report line by line."""
+    """Builds images of one matrix again and compares; `say` takes the report line by line."""
 
-    def __init__(
-        self, client: DockerClient, site: Settings, progress: Progress, tell: Tell = print
-    ) -> None:
-        self.client = client
-        self.site = site
-        self.progress = progress
-        # Names and labels of an image may hold anything.
-        self.tell: Tell = lambda line: tell(printable(line))
+    client: DockerClient
+    site: Settings
+    progress: Progress
+    say: Tell = print
+
+    def tell(self, line: str) -> None:
+        """Names and labels of an image may hold anything."""
+        self.say(printable(line))
 
     def verify(
         self, name: str, departures: Departures, keep: bool = False, diffoscope: bool = False
@@ -321,7 +322,12 @@ class Comparison:
             self._pair(f"layer {number} above the base", pair, layers)
         self._pair("image", (self.image.id, self.rebuilt.id), whole)
         found = self._files(added, diffoscope) if added[0] != added[1] else []
-        changed = self._settings()
+        pairs: list[tuple[Any, Any]] = [(self.image.settings, self.rebuilt.settings)]
+        if self.claimed.layers:  # steps and their times only where they are claimed
+            pairs.append(({"step": self.image.history}, {"step": self.rebuilt.history}))
+        if self.claimed.image:
+            pairs.append(({"time of step": self.image.times}, {"time of step": self.rebuilt.times}))
+        changed = [one for pair in pairs for one in compare.values(*pair)]
         for name, one, other in changed[:MOST_LISTED]:
             self._pair(name, (one, other))
         same = (
@@ -347,15 +353,6 @@ class Comparison:
         self.tell(f"  image    {values[0]}")
         self.tell(f"  rebuilt  {values[1]}")
 
-    def _settings(self) -> list[tuple[str, str, str]]:
-        """Where the settings differ; steps and their times only where they are claimed."""
-        pairs: list[tuple[Any, Any]] = [(self.image.settings, self.rebuilt.settings)]
-        if self.claimed.layers:
-            pairs.append(({"step": self.image.history}, {"step": self.rebuilt.history}))
-        if self.claimed.image:
-            pairs.append(({"time of step": self.image.times}, {"time of step": self.rebuilt.times}))
-        return [found for one, other in pairs for found in compare.values(one, other)]
-
     def _files(
         self, added: tuple[Sequence[str], Sequence[str]], diffoscope: bool
     ) -> list[Difference]:
@@ -365,8 +362,14 @@ class Comparison:
             read |= self._read(image, {*layers} - {*read})
         image_tree, rebuilt_tree = (compare.merge([read[one] for one in some]) for some in added)
         found = compare.differences(image_tree, rebuilt_tree, times=self.claimed.layers)
-        if found:
-            self._show(found)
+        if found:  # the first in full, the next ones by name
+            self.tell(f"first difference, of {len(found)}: {found[0].path}")
+            for line in compare.described(found[0].image, found[0].rebuilt):
+                self.tell(f"  {line}")
+            for more in found[1 : MOST_LISTED + 1]:
+                self.tell(f"also {more.path}: {', '.join(more.names)}")
+            if len(found) > MOST_LISTED + 1:
+                self.tell(f"and {len(found) - MOST_LISTED - 1} more")
             self._look_inside(found, None if diffoscope else DIFFOSCOPE_WITHIN)
         elif self.claimed.layers:
             self.tell("no file differs: layers have them in another order, or in other layers")
@@ -386,17 +389,6 @@ class Comparison:
                 "Only layers in plain tar or packed by gzip, zstd, bzip2 or xz can be.",
             )
         return read
-
-    def _show(self, found: list[Difference]) -> None:
-        """Tell the first difference in full and the next ones by name."""
-        first = found[0]
-        self.tell(f"first difference, of {len(found)}: {first.path}")
-        for line in compare.described(first.image, first.rebuilt):
-            self.tell(f"  {line}")
-        for more in found[1 : MOST_LISTED + 1]:
-            self.tell(f"also {more.path}: {', '.join(more.names)}")
-        if len(found) > MOST_LISTED + 1:
-            self.tell(f"and {len(found) - MOST_LISTED - 1} more")
 
     def _look_inside(self, found: list[Difference], within: int | None) -> None:
         """Have diffoscope, where it is installed, compare what differs; within: seconds."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from launcher.build import fetch, lock
+from launcher.build import extensions, fetch, lock
 from launcher.build.image import Builds, Request
 from launcher.errors import BuildError
 from launcher.matrix.load import load_lock
@@ -109,7 +109,8 @@ def own_matrix(tmp_path: Path, site: Settings, base: str, extension: Extension) 
     for name in ("Dockerfile.template", "patches"):
         (tmp_path / name).symlink_to(ROOT / name)
     old = load_lock(ROOT / "matrix.lock")
-    locked = lock._lock_extension("kernels", extension, site)
+    own = lock._lock_git(extension.git, site)
+    locked = extensions.lock("kernels", extension, own, site)
     six = [pin for pin in old.needs["cp311"].runtime if pin.startswith("six==")]
     found = old.model_copy(update={"packages": {TAG: six}, "extensions": {"kernels": locked}})
     lock.write(found, tmp_path / "matrix.lock")
