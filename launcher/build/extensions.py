@@ -78,15 +78,13 @@ def from_git(
     Raises UsageError where the lock is older than what is wanted, BuildError for what can't be
     fetched and for a tag or branch that was moved since.
     """
-    named = wanted.git
-    same = named.commit in (None, locked.git.commit) and named.ref == locked.git.ref
-    if not same or set(locked.submodules) != set(wanted.submodules):
+    if not locked.is_of(wanted):
         raise UsageError(f"{name}: matrix.lock holds another commit", "Run `make lock`.")
     repositories = {
         path: source.repository(url, locked.submodules[path].commit, site)
         for path, url in wanted.submodules.items()
     }
-    repositories[""] = source.locked_repository(name, named, locked.git, site)
+    repositories[""] = source.locked_repository(name, wanted.git, locked.git, site)
     return ExtensionSource(name, wanted, locked, repositories)
 
 

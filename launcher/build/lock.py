@@ -168,7 +168,7 @@ class _Locking:
         """A release's commit, and its sdist where it has one."""
         named, before = self.matrix.releases[version], self.old.releases.get(version)
         anew, git, sdist = self.asking.anew(version), None, None
-        if before and before.git and _is_named(before.git, named.git):
+        if before and before.git and before.git.is_of(named.git):
             git = before.git
         git = self.pin(f"{version} from git", git, anew, partial(_lock_git, named.git, self.site))
         if named.sdist:
@@ -180,9 +180,7 @@ class _Locking:
     def extension(self, name: str) -> LockedExtension:
         """An extension's commit, and those of the submodules that it is compiled with."""
         wanted, before = self.matrix.extensions[name], self.old.extensions.get(name)
-        if before and {*before.submodules} != {*wanted.submodules}:
-            before = None
-        if before and not _is_named(before.git, wanted.git):
+        if before and not before.is_of(wanted):
             before = None
 
         def found() -> LockedExtension:
@@ -260,10 +258,6 @@ def _check_names(names: Collection[str], matrix: Matrix, old: Lock) -> None:
     for name in names:
         if name not in known:
             raise UsageError(f"--upgrade: nothing that is locked is {name}", nearest(name, known))
-
-
-def _is_named(locked: LockedGit, named: GitSource) -> bool:
-    return locked.ref == named.ref and named.commit in (None, locked.commit)
 
 
 @dataclass(frozen=True)

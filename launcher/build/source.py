@@ -102,7 +102,7 @@ def from_git(
     tree that isn't the locked one.
     """
     pinned, named = locked.git, release.git
-    if pinned is None or pinned.ref != named.ref or named.commit not in (None, pinned.commit):
+    if pinned is None or not pinned.is_of(named):
         raise UsageError(f"{version}: matrix.lock holds another commit", "Run `make lock`.")
     return _git_source(version, pinned, locked_repository(version, named, pinned, site))
 

@@ -362,6 +362,10 @@ class LockedGit(Strict):
     tree: Commit
     epoch: int
 
+    def is_of(self, named: GitSource) -> bool:
+        """Whether it was locked for what is named."""
+        return self.ref == named.ref and named.commit in (None, self.commit)
+
 
 class LockedSdist(Strict):
     """A source distribution and the newest time in it, in seconds since 1970."""
@@ -387,6 +391,10 @@ class LockedExtension(Strict):
     git: LockedGit
     links: dict[Folder, Commit] = {}
     submodules: dict[Folder, LockedGit] = {}
+
+    def is_of(self, wanted: Extension) -> bool:
+        """Whether it was locked for what is wanted."""
+        return self.git.is_of(wanted.git) and {*self.submodules} == {*wanted.submodules}
 
 
 class LockedNeeds(Strict):
