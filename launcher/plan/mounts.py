@@ -84,6 +84,18 @@ def mounted(config: RunConfig, started: Program, host: Host) -> tuple[RunConfig,
     return inside, tuple(distinct.values())
 
 
+def compiled(host: Host) -> tuple[Mount, ...]:
+    """Where torch keeps what it compiles, for the next run's start; its keys tell images apart.
+
+    None where a scheduler chooses the node, in a Compose file, which is for other machines too,
+    and outside a container, where torch has a place.
+    """
+    if not host.contained or host.scheduled or host.every_node:
+        return ()
+    folder = join(host.cache, "compiled")
+    return (_mount(folder, "/compiled", "the compiler's cache", host, writable=True),)
+
+
 def check(mounts: tuple[Mount, ...], origin: Origin) -> None:
     """Raise UsageError where two sources want the same place."""
     faults, by_target = Faults(), dict[str, Mount]()

@@ -133,6 +133,9 @@ def make_plan(
     where = layout.layout(config, processes)
     save = path_of(config.checkpoint.save, host) if config.checkpoint.save else None
     config, mounted = mounts.mounted(_saving_when_stopped(config, started), started, host)
+    compiles = started.kind is program.Kind.OURS and gpus.count != 0 and where.model == 1
+    compiled = mounts.compiled(host) if compiles else ()
+    mounted += compiled
     with faults.collected():
         mounts.check(mounted, origin)
     image = reference(config.image) if host.contained else HERE
@@ -153,7 +156,7 @@ def make_plan(
             *(["--tie"] if tie else []),
             *("--", *started.argv, *render.words(options), *rest),
         ),
-        env=_env(config, origin, host, where, gpus, stamp),
+        env=_env(config, origin, host, where, gpus, stamp, compiled),
         mounts=mounted,
         gpus=gpus,
         nodes=config.nodes.count,
@@ -299,10 +302,18 @@ def _rendezvous(config: RunConfig, origin: Origin, host: Host) -> dict[str, str]
 
 
 def _env(
-    config: RunConfig, origin: Origin, host: Host, where: layout.Layout, gpus: Gpus, stamp: Stamp
+    config: RunConfig,
+    origin: Origin,
+    host: Host,
+    where: layout.Layout,
+    gpus: Gpus,
+    stamp: Stamp,
+    compiled: tuple[mounts.Mount, ...],
 ) -> tuple[tuple[str, str | None], ...]:
     """The variables of the container, sorted; the run file's come last and so win."""
     env: dict[str, str | None] = {"PYTHONUNBUFFERED": "1"}
+    for mount in compiled:
+        env["TORCHINDUCTOR_CACHE_DIR"] = mount.target
     if wish := wish_of(config, stamp.run):
         env[lineage.VARIABLE] = str(wish)
     env |= _rendezvous(config, origin, host)

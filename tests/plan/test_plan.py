@@ -108,6 +108,7 @@ def test_the_programs_paths_are_those_of_the_container(plan: Planner) -> None:
         "/data-cache": ("/home/user/.cache/x/data-index", False),
         "/checkpoints": ("/home/user/work/checkpoints/gpt2", False),
         "/checkpoints-from": ("/home/user/old", True),
+        "/compiled": ("/home/user/.cache/x/compiled", False),
     }
     assert value(made, "--data-path") == "/data/0/corpus"
     assert value(made, "--data-cache-path") == "/data-cache"
@@ -125,7 +126,7 @@ def test_saving_can_be_turned_off_and_nothing_is_saved_nowhere(plan: Planner) ->
 
 def test_one_folder_to_save_and_load_is_mounted_once(plan: Planner) -> None:
     made = plan("gpt2", "checkpoint.load=checkpoints/../checkpoints/gpt2")
-    assert list(mounts(made)) == ["/checkpoints"]
+    assert list(mounts(made)) == ["/checkpoints", "/compiled"]
     assert value(made, "--load") == value(made, "--save") == "/checkpoints"
 
 
