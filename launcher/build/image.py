@@ -29,13 +29,7 @@ from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_row, load_lock, load_matrix, patch_files
 from launcher.matrix.recipe import Recipe, recipe
 from launcher.matrix.render import dockerfile
-from launcher.matrix.schema import (
-    Lock,
-    Matrix,
-    Row,
-    caution,
-    pinned_versions,
-)
+from launcher.matrix.schema import Lock, Matrix, Row, caution, pinned_versions
 from launcher.names import LABEL
 from launcher.screen import Progress
 from launcher.settings import Settings

@@ -9,16 +9,7 @@ from collections.abc import Iterator, Sequence
 from launcher.backends.docker import bytes_of_size
 from launcher.errors import PreflightError
 from launcher.machine import fit, memory
-from launcher.machine.machine import (
-    UNLIMITED,
-    Engine,
-    Finding,
-    Gpu,
-    Machine,
-    Saved,
-    Use,
-    find_gpu,
-)
+from launcher.machine.machine import UNLIMITED, Engine, Finding, Gpu, Machine, Saved, Use, find_gpu
 from launcher.plan.arguments import key_of
 from launcher.plan.config import RunConfig
 from launcher.plan.gpus import Gpus

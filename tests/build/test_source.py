@@ -19,13 +19,7 @@ from pydantic import ValidationError
 from launcher.build import fetch, source
 from launcher.errors import BuildError, UsageError
 from launcher.matrix.load import load_matrix
-from launcher.matrix.schema import (
-    GitSource,
-    Interpreter,
-    LockedGit,
-    LockedRelease,
-    MegatronRelease,
-)
+from launcher.matrix.schema import GitSource, Interpreter, LockedGit, LockedRelease, MegatronRelease
 
 from .conftest import INFO, commit_all
 
