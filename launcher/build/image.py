@@ -31,6 +31,7 @@ from launcher.matrix.recipe import Recipe, recipe
 from launcher.matrix.render import dockerfile
 from launcher.matrix.schema import Lock, Matrix, Row, caution, pinned_versions
 from launcher.names import LABEL
+from launcher.oci.container import tags_of
 from launcher.screen import Progress
 from launcher.settings import Settings
 
@@ -258,7 +259,7 @@ class Builds:
         a user made from one of ours has its labels too, and isn't it.
         """
         found = self.client.api.images(filters={"label": f"{LABEL}key={key}"})
-        named = (str(image["Id"]) for image in found if _is_named(image["RepoTags"]))
+        named = (str(image["Id"]) for image in found if tags_of(image))
         return next((one for one in named if verify.is_ours(self.client.api.history(one))), None)
 
     def _discard(self, image: str) -> None:
@@ -267,7 +268,7 @@ class Builds:
         from requests.exceptions import RequestException
 
         with suppress(DockerException, RequestException):  # without a name it is never used
-            if not _is_named(self.client.api.inspect_image(image)["RepoTags"]):
+            if not tags_of(self.client.api.inspect_image(image)):
                 self.client.api.remove_image(image, force=True)
 
     def _tag(self, image: str, names: list[str]) -> None:
@@ -343,10 +344,6 @@ def _labels(inputs: context.Inputs) -> dict[str, str]:
 def _tag(inputs: context.Inputs) -> str:
     """Row and release as a tag, in which a local version, 0.13.0+mine, has no plus."""
     return f"{inputs.recipe.tag}-{inputs.source.release.replace('+', '-')}"
-
-
-def _is_named(names: list[str] | None) -> bool:
-    return any(name != "<none>:<none>" for name in names or [])
 
 
 def build_all(

@@ -9,7 +9,7 @@ from launcher.errors import BuildError, EngineError
 from launcher.matrix.schema import AMD64, LockedImage
 from launcher.names import LABEL, parse_reference
 from launcher.oci import registry
-from launcher.oci.container import find_image, name_image
+from launcher.oci.container import find_image, name_image, tags_of
 from launcher.oci.pull import describe_pull_failure, follow, registry_errors
 from launcher.screen import Progress
 from launcher.settings import Settings
@@ -156,8 +156,7 @@ class Images:
         for one in sorted(found.get("RepoDigests") or []):
             if locked and one.partition("@")[2] in locked.digests:
                 return str(one)
-        tags = [tag for tag in found.get("RepoTags") or [] if tag != "<none>:<none>"]
-        for name in (wanted, *tags):
+        for name in (wanted, *tags_of(found)):
             if (find_image(self.client, name) or {}).get("Id") == found["Id"]:
                 return str(name)
         repository = parse_reference(wanted).name

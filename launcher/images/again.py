@@ -26,7 +26,7 @@ from launcher.images import compare, images
 from launcher.images.compare import ABSENT, Difference
 from launcher.matrix.schema import Matrix
 from launcher.names import LABEL
-from launcher.oci.container import container_of, copy_out
+from launcher.oci.container import container_of, copy_out, layers_of, tags_of
 from launcher.oci.layers import Layer, read_layers
 from launcher.screen import Progress, printable
 from launcher.settings import Settings
@@ -107,8 +107,8 @@ def subject(client: DockerClient, image: str) -> Subject:
     settings = {key: found["Config"].get(key) for key in SETTINGS}
     return Subject(
         id=found["Id"],
-        names=tuple(name for name in found["RepoTags"] or () if name != "<none>:<none>"),
-        layers=tuple(found["RootFS"].get("Layers") or ()),
+        names=tuple(tags_of(found)),
+        layers=layers_of(found),
         created=found.get("Created") or "",
         settings=settings | {key: found.get(key) for key in ("Architecture", "Os", "Variant")},
         history=[{key: step[key] or "" for key in ("CreatedBy", "Comment")} for step in steps],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.build.verify import is_ours
 from launcher.errors import EngineError, UsageError
 from launcher.names import LABEL, parse_reference
-from launcher.oci.container import find_image
+from launcher.oci.container import find_image, layers_of, tags_of
 from launcher.oci.layout import DIGEST, Base
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _image(found: Mapping[str, Any], names: tuple[str, ...]) -> Image:
     return Image(
         id=found["Id"],
         names=names,
-        layers=tuple(found["RootFS"].get("Layers") or ()),
+        layers=layers_of(found),
         digests=tuple(sorted(found.get("RepoDigests") or ())),
         labels=(found.get("Config") or {}).get("Labels") or {},
     )
@@ -138,7 +138,7 @@ def _base_names(image: Image, rows: Mapping[str, Any]) -> list[str]:
 def _named(client: DockerClient) -> Iterator[Image]:
     """All images of the engine that have a name."""
     for one in client.api.images():
-        names = [name for name in one.get("RepoTags") or [] if name != "<none>:<none>"]
+        names = tags_of(one)
         found = find_image(client, one["Id"]) if names else None
         if found:
             yield _image(found, tuple(sorted(names)))

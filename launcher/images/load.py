@@ -20,7 +20,7 @@ from launcher.images.images import Image
 from launcher.images.remote import OtherImageError
 from launcher.oci import layout, packed, parts, saved
 from launcher.oci.archive import archive, entry, hex_of, layer_name, load_archive
-from launcher.oci.container import name_image
+from launcher.oci.container import layers_of, name_image
 from launcher.oci.layout import Base, Config, File, Listing, Manifest
 from launcher.oci.saved import Saved
 from launcher.screen import Progress
@@ -290,7 +290,7 @@ def _check(client: DockerClient, content: _Content, loaded: str, new: bool) -> N
     from docker.errors import APIError
 
     found = client.api.inspect_image(loaded)
-    same = tuple(found["RootFS"].get("Layers") or ()) == content.diff_ids
+    same = layers_of(found) == content.diff_ids
     if same and found["Id"] == content.listing.image:
         return
     store = client.info().get("DriverStatus") or []  # containerd's makes manifests, and IDs of them

@@ -15,6 +15,7 @@ from launcher.build.image import OCI
 from launcher.build.source import folder_of
 from launcher.build.verify import ADDED, is_ours
 from launcher.names import LABEL
+from launcher.oci.container import layers_of
 from launcher.settings import Settings
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def rest(client: DockerClient, images: Iterable[Image]) -> list[Layers]:
     """The layers of all images in the engine but `images`."""
     gone = {image.id for image in images}
     ids = {entry["Id"] for entry in client.api.images()} - gone
-    return [_layers(client.api.inspect_image(one)) for one in sorted(ids)]
+    return [layers_of(client.api.inspect_image(one)) for one in sorted(ids)]
 
 
 def remove(client: DockerClient, image: Image, site: Settings) -> str:
@@ -161,7 +162,7 @@ def _image(inspected: dict[str, Any], history: list[dict[str, Any]], used: bool)
         release=labels.get(f"{LABEL}megatron", ""),
         created=inspected["Created"],
         named=inspected["Created"] if named.startswith(NEVER) else named,
-        layers=_layers(inspected),
+        layers=layers_of(inspected),
         added=tuple(
             entry["Size"] for entry in reversed(history) if ADDED.search(entry["CreatedBy"] or "")
         ),
@@ -169,7 +170,3 @@ def _image(inspected: dict[str, Any], history: list[dict[str, Any]], used: bool)
         pinned=f"{OCI}base.digest" in labels,
         used=used,
     )
-
-
-def _layers(inspected: dict[str, Any]) -> Layers:
-    return tuple(inspected["RootFS"].get("Layers") or ())

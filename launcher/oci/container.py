@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -30,6 +30,16 @@ def find_image(client: DockerClient, name: str) -> dict[str, Any] | None:
     except APIError as error:
         raise UsageError(f"{name}: not an image's name: {error.explanation}") from error
     return found
+
+
+def tags_of(told: Mapping[str, Any]) -> list[str]:
+    """The names with a tag of an image, as an engine tells of it."""
+    return [name for name in told.get("RepoTags") or [] if name != "<none>:<none>"]
+
+
+def layers_of(inspected: Mapping[str, Any]) -> tuple[str, ...]:
+    """The diff IDs of an image's layers, lowest first."""
+    return tuple(inspected["RootFS"].get("Layers") or ())
 
 
 def name_image(client: DockerClient, id: str, *names: str) -> None:
