@@ -40,6 +40,7 @@ schedule = OptimizerParamScheduler(
     upstream, init_lr=0.0, max_lr=given.lr, min_lr=given.min_lr, lr_warmup_steps=5,
     lr_decay_steps=steps, lr_decay_style="cosine", start_wd=given.weight_decay,
     end_wd=given.weight_decay, wd_incr_steps=steps, wd_incr_style="constant")
+given.on_cpu = False  # whole buffers, as on a GPU
 device = DeviceAdam(given, taken_over, 0, lambda function: function)
 host = optimizer.HostSteps(given, last, 0)
 told = {"taken": [[], [], []], "norms": [[], [], []], "scales": [[], [], []]}

@@ -61,7 +61,7 @@ class DeviceAdam:
         self.scaler: Any = getattr(self.inner, "grad_scaler", None)
         self.group = parallel_state.get_model_parallel_group()
         self.by_group = type(self.inner.optimizer).__name__ == "FusedAdam"
-        self.buffers = list(_gather(self.inner))
+        self.buffers = list(_gather(self.inner, whole=not arguments.on_cpu))
         device = self.buffers[0].master.device
         table = [learning_rate(arguments, step) for step in range(arguments.train_iters + 1)]
         self.rates = torch.tensor(table, device=device)
@@ -166,14 +166,22 @@ def _listed(inner: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor, bool]]:
         yield from ((parameter, master, decays) for parameter, master in pairs)
 
 
-def _gather(inner: Any) -> Iterator[Buffer]:
-    """Lay masters, moments and 16-bit parameters out as their gradients lie."""
+def _gather(inner: Any, whole: bool) -> Iterator[Buffer]:
+    """Lay masters, moments and 16-bit parameters out as their gradients lie.
+
+    Each for itself unless `whole`: releases up to 0.10 write all of a CPU tensor's storage.
+    """
     stored: dict[int, list[tuple[torch.Tensor, torch.Tensor, bool]]] = {}
     for each in _listed(inner):
-        stored.setdefault(each[0].main_grad.untyped_storage().data_ptr(), []).append(each)
+        grad = each[0].main_grad
+        key = grad.untyped_storage().data_ptr() if whole else grad.data_ptr()
+        stored.setdefault(key, []).append(each)
     for listed in stored.values():
         first = listed[0][0]
-        gradient = first.main_grad.new_empty(0).set_(first.main_grad.untyped_storage())
+        gradient = first.main_grad.view(-1)
+        if whole:
+            gradient = gradient.new_empty(0).set_(gradient.untyped_storage())
+        start = gradient.storage_offset()
         if gradient.dtype != torch.float32:
             raise ValueError(f"gradients in {gradient.dtype}")
         masters, mean, square = (torch.zeros_like(gradient) for _ in range(3))
@@ -181,13 +189,13 @@ def _gather(inner: Any) -> Iterator[Buffer]:
         apart = all(parameter is not master for parameter, master, _ in listed)
         same = len({parameter.dtype for parameter, _, _ in listed}) == 1
         aligned = all(p.main_grad.storage_offset() % ALIGNED == 0 for p, _, _ in listed)
-        model = (
-            torch.zeros_like(gradient, dtype=first.dtype) if apart and same and aligned else None
-        )
+        beside = apart and same and aligned
+        model = torch.zeros_like(gradient, dtype=first.dtype) if beside else None
         pairs = []
         for parameter, master, decays in listed:
             grad = parameter.main_grad
-            at = slice(grad.storage_offset(), grad.storage_offset() + grad.numel())
+            begins = grad.storage_offset() - start
+            at = slice(begins, begins + grad.numel())
             _move(master, masters[at])
             decayed[at] = decays
             counted[at] = param_is_not_shared(master) and param_is_not_tensor_parallel_duplicate(
@@ -198,10 +206,10 @@ def _gather(inner: Any) -> Iterator[Buffer]:
             elif parameter is not master:
                 pairs.append((parameter.data, master.data))
             state = inner.optimizer.state[master]
-            for name, whole in (("exp_avg", mean), ("exp_avg_sq", square)):
+            for name, moments in (("exp_avg", mean), ("exp_avg_sq", square)):
                 if name in state:
-                    whole[at] = state[name].view(-1)
-                state[name] = whole[at].view(master.shape)
+                    moments[at] = state[name].view(-1)
+                state[name] = moments[at].view(master.shape)
         everything = int(counted.sum()) == sum(p.numel() for p, _, _ in listed)
         yield Buffer(
             *(gradient, masters, mean, square, decayed),
