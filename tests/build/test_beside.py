@@ -121,11 +121,6 @@ class _Container:
         """Nothing is left of it."""
 
 
-def test_the_record_of_an_image_is_read() -> None:
-    record = {"wheel": {"name": "w.whl", "sha256": WHEEL}, "patches": {}, "release": "0.9.0"}
-    assert beside.record(_Container(json.dumps(record).encode()), IMAGE) == record  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     "container",
     [
@@ -133,7 +128,9 @@ def test_the_record_of_an_image_is_read() -> None:
         _Container(b"{}", "link.json"),
     ],
 )
-def test_a_record_that_is_none_of_ours_is_told(container: _Container) -> None:
+def test_the_record_of_an_image_is_read_where_it_is_ours(container: _Container) -> None:
     """Any image can have something there, of any size; it was a traceback."""
+    record = {"wheel": {"name": "w.whl", "sha256": WHEEL}, "patches": {}, "release": "0.9.0"}
+    assert beside.record(_Container(json.dumps(record).encode()), IMAGE) == record  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"megatron:x: its /opt/megatron/build\.json is none of"):
         beside.record(container, IMAGE, "megatron:x")  # type: ignore[arg-type]

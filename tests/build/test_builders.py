@@ -40,19 +40,6 @@ ERROR: failed to solve: exit code: 1
 """
 
 
-def test_the_classic_builder_s_steps() -> None:
-    out = io.StringIO()
-    progress = Progress(out)
-    for line in CLASSIC.splitlines():
-        builders.read_line(line, progress)
-    error = builders.failure("returned a non-zero code: 1", progress.fail())
-    assert "build 2/3" in out.getvalue()
-    assert "cached" in out.getvalue()
-    assert "expected unqualified-id" in str(error)
-    assert "0123456789ab" not in str(error)
-    assert error.exit_code == 122
-
-
 def test_buildkit_s_steps_side_by_side() -> None:
     out = io.StringIO()
     steps = builders.BuildkitSteps(Progress(out))
@@ -69,35 +56,49 @@ def test_buildkit_s_steps_side_by_side() -> None:
     assert "torch" not in str(error)
 
 
-def test_a_full_disk_says_how_to_free_some() -> None:
-    error = builders.failure("write /x: no space left on device", [])
-    assert "docker system prune" in error.remedy
-
-
 PODMAN = """\
 [1/4] STEP 1/12: FROM base AS wheel
-[1/4] STEP 9/12: RUN ["python3.11", "stage.py", "wheel"]
-stage: compiling megatron_core
---> 3db507c4b73
 [1/4] STEP 10/12: COPY wheels/runtime/ wheels/runtime/
 --> Using cache 62b1a2c4835
-STEP 2/2: ENV A=b
+[1/4] STEP 9/12: RUN ["python3.11", "stage.py", "wheel"]
+--> 0123456789ab
+helpers.cpp:1:1: error: expected unqualified-id
 """
 
 
-def test_podman_s_steps() -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            CLASSIC,
+            [
+                "build 1/3 FROM scratch AS wheel",
+                'build 2/3 RUN ["python3.10", "stage.py", "tools"] · cached',
+                'build 3/3 RUN ["python3.10", "stage.py", "wheel"]: failed',
+            ],
+        ),
+        (
+            PODMAN,
+            [
+                "build 1/4 1/12 FROM base AS wheel",
+                "build 1/4 10/12 COPY wheels/runtime/ wheels/runtime/ · cached",
+                'build 1/4 9/12 RUN ["python3.11", "stage.py", "wheel"]: failed',
+            ],
+        ),
+    ],
+    ids=["classic", "podman"],
+)
+def test_steps_one_after_another(text: str, said: list[str]) -> None:
     out = io.StringIO()
     progress = Progress(out)
-    for line in PODMAN.splitlines():
+    for line in text.splitlines():
         builders.read_line(line, progress)
-    progress.close()
-    lines = [re.sub(r" \([\d.]+ s\)$", "", line) for line in out.getvalue().splitlines()]
-    assert lines == [
-        "build 1/4 1/12 FROM base AS wheel",
-        'build 1/4 9/12 RUN ["python3.11", "stage.py", "wheel"]',
-        "build 1/4 10/12 COPY wheels/runtime/ wheels/runtime/ · cached",
-        "build 2/2 ENV A=b",
-    ]
+    error = builders.failure("no space left on device", progress.fail())
+    assert [re.sub(r" \([\d.]+ s\)$", "", line) for line in out.getvalue().splitlines()] == said
+    assert "expected unqualified-id" in str(error)
+    assert "0123456789ab" not in str(error)
+    assert "docker system prune" in error.remedy
+    assert error.exit_code == 122
 
 
 def stand_in(folder: Path, text: str) -> list[str]:
@@ -196,26 +197,3 @@ def test_an_image_is_what_the_engine_knows_it_by(
         else:
             with pytest.raises(BuildError, match="sha256:config or sha256:manifest"):
                 builders.build(cast(Any, None), wanted, Progress(io.StringIO()))
-
-
-@pytest.mark.parametrize(
-    ("podman", "said"), [(False, "the engine's classic builder"), (True, "podman's build API")]
-)
-def test_what_the_classic_builder_leaves_open_is_said_once(
-    podman: bool, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connect, "cli_environment", lambda client: {})
-    monkeypatch.setattr(connect, "podman", lambda client: None)
-    monkeypatch.setattr(connect, "buildkit", lambda client: None)
-    monkeypatch.setattr(connect, "is_podman", lambda client: podman)
-    monkeypatch.setattr(builders, "classic", lambda *rest: "sha256:abc")
-    out = io.StringIO()
-    progress = Progress(out)
-    for _ in range(2):
-        wanted = builders.Build(io.BytesIO(), {}, {})
-        made = builders.build(cast(Any, None), wanted, progress)
-        assert made == "sha256:abc"
-    (line,) = out.getvalue().splitlines()
-    assert line.startswith(said)
-    assert "wheel and added files are the same" in line
-    assert "layers and ID may not be" in line

@@ -130,31 +130,6 @@ def test_a_lock_of_other_commits_or_submodules_is_told(mirrored: Settings) -> No
     assert "lib/headers, lib/tests" in caught.value.remedy
 
 
-def test_a_branch_that_was_moved_is_refused_with_both_commits(
-    mirrored: Settings, tmp_path: Path
-) -> None:
-    hub = tmp_path / "hub/a/kernels.git"
-    first = git(hub, "rev-parse", "HEAD")
-    named = wanted(mirrored).model_copy(
-        update={"git": GitSource(url=f"{HUB}a/kernels.git", ref="main")}
-    )
-    own = extensions.locked_git(named.git.url, first, "main", mirrored)
-    lock = extensions.lock("kernels", named, own, mirrored)
-    git(hub, "commit", "-q", "--allow-empty", "-m", "later")
-    assert extensions.from_git("kernels", named, lock, mirrored).locked == lock  # it is there
-    with pytest.raises(BuildError, match=first) as caught:
-        extensions.from_git("kernels", named, lock, replace(mirrored, cache=tmp_path / "empty"))
-    assert git(hub, "rev-parse", "HEAD") in caught.value.problem
-
-
-def test_the_lock_has_the_links_that_git_has() -> None:
-    for name, extension in MATRIX.extensions.items():
-        lock = LOCK.extensions[name]
-        assert set(lock.submodules) == set(extension.submodules) <= set(lock.links)
-        for path, submodule in lock.submodules.items():
-            assert submodule.commit == lock.links[path]
-
-
 def test_everything_of_an_extension_is_in_the_key_and_the_context(
     mirrored: Settings, tmp_path: Path
 ) -> None:
@@ -239,13 +214,6 @@ def test_wheels_of_either_machine_are_asked_for_by_its_name() -> None:
     assert "--platform=manylinux_2_28_aarch64" in arm64
     assert not [option for option in arm64 if "x86_64" in option]
     assert not [option for option in arm64 if "manylinux1_" in option]  # there never was one
-
-
-def test_the_lock_s_wheels_of_two_machines_have_the_same_versions() -> None:
-    one, other = LOCK.needs["cp312"], LOCK.needs["cp312-arm64"]
-    for here, there in ((one.build, other.build), (one.runtime, other.runtime)):
-        assert [pin.split()[0] for pin in here] == [pin.split()[0] for pin in there]
-    assert one.runtime != other.runtime  # compiled ones have other hashes
 
 
 def test_architectures_are_written_as_torch_and_as_cmake_have_them(

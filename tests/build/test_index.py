@@ -138,7 +138,7 @@ def test_fetching_a_locked_sdist_runs_none_of_it(
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_index_that_names_another_hash_is_refused_with_both(
+def test_an_index_that_names_another_hash_or_version_is_refused(
     served: Index, empty_site: Settings, tmp_path: Path
 ) -> None:
     """A file that was changed at the index, or on its way, is never locked."""
@@ -149,11 +149,6 @@ def test_an_index_that_names_another_hash_is_refused_with_both(
     assert sha256 in str(caught.value)
     assert "0" * 64 in str(caught.value)
     assert not list(empty_site.cache.iterdir())
-
-
-def test_a_file_of_another_version_under_the_name_is_refused(
-    served: Index, empty_site: Settings, tmp_path: Path
-) -> None:
     served.list_json(serve(served, hostile(tmp_path / "ran", version="0.9.0")))
     with pytest.raises(BuildError, match=r"PKG-INFO says that it is megatron-core 0\.9\.0"):
         lock._lock_sdist("0.16.1", empty_site)

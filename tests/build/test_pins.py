@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from docker.errors import APIError, ImageNotFound, NotFound
 
 from launcher.build import pins
-from launcher.errors import BuildError, EngineError, LauncherError, UsageError
+from launcher.errors import EngineError, LauncherError, UsageError
 from launcher.matrix.schema import LockedImage, LockedPlatform
 from launcher.oci import registry
 from launcher.oci.registry import Resolved
@@ -135,74 +135,11 @@ def test_what_was_pulled_is_named_by_its_digest(empty_site: Settings) -> None:
     assert shown(find(engine, empty_site).image) == (f"{REPOSITORY}@{INDEX}", OTHER)
 
 
-@pytest.mark.parametrize(
-    ("engine", "told", "mend"),
-    [
-        (Engine().has(OTHER, BASE), f"engine:    {OTHER}", f"docker rmi {BASE}"),
-        (
-            Engine().has(OTHER, BASE, digests=(f"{REPOSITORY}@{sha('e')}",)),
-            f"engine:    {sha('e')}",
-            f"docker rmi {BASE}",
-        ),
-        (Engine(registry={BASE: OTHER}), f"registry:  {OTHER}", f"{REPOSITORY}@{INDEX}"),
-    ],
-)
-def test_a_tag_that_is_elsewhere_is_refused_with_both_digests(
-    empty_site: Settings, engine: Engine, told: str, mend: str
-) -> None:
-    with pytest.raises(BuildError) as caught:
-        find(engine, empty_site)
-    assert f"locked:    {INDEX}" in caught.value.problem
-    assert told in caught.value.problem
-    assert "make lock" in caught.value.remedy
-    assert mend in caught.value.remedy
-    assert not engine.pulled
-
-
-def test_what_the_engine_lacks_is_pulled_by_digest_and_gets_the_matrix_s_name(
-    empty_site: Settings,
-) -> None:
-    engine = Engine(registry={BASE: INDEX})
-    found = find(engine, empty_site)
-    assert engine.pulled == [f"{REPOSITORY}@{INDEX}"]
-    assert shown(found.image) == (f"{REPOSITORY}@{INDEX}", CONFIG)
-    assert engine.inspect_image(BASE)["Id"] == CONFIG
-    assert "UNPINNED" not in found.said
-
-
-def test_a_moving_tag_s_locked_image_is_pulled_wherever_the_tag_is(empty_site: Settings) -> None:
-    engine = Engine(registry={BASE: OTHER, "elsewhere": INDEX}).has(sha("f"), BASE)
-    assert find(engine, empty_site, moving=True).image.id == CONFIG
-    assert engine.inspect_image(BASE)["Id"] == sha("f")  # the engine's own tag stays
-    assert len(engine.pulled) == 1
-    find(engine, empty_site, moving=True)
-    assert len(engine.pulled) == 1
-
-
 def test_a_moving_tag_s_image_loaded_without_a_name_gets_one(empty_site: Settings) -> None:
     engine = Engine().has(CONFIG).has(OTHER, BASE)
     found = find(engine, empty_site, moving=True)
     assert shown(found.image) == (f"{REPOSITORY}:locked-cccccccccccc", CONFIG)
     assert engine.inspect_image(found.image.name)["Id"] == CONFIG
-
-
-def test_a_mirror_is_asked_and_pulled_from(empty_site: Settings) -> None:
-    site = replace(empty_site, image_mirrors={"nvcr.io": "mirror:5000/nvcr"})
-    at = "mirror:5000/nvcr/nvidia/pytorch"
-    engine = Engine(registry={f"{at}:24.10-py3": INDEX})
-    assert shown(find(engine, site).image) == (f"{at}@{INDEX}", CONFIG)
-    assert engine.inspect_image(BASE)["Id"] == CONFIG
-    engine = Engine(registry={f"{at}:24.10-py3": OTHER})
-    with pytest.raises(BuildError, match="isn't the locked image"):
-        find(engine, site)
-
-
-def test_the_registry_is_asked_where_the_engine_cannot(
-    empty_site: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry, "resolve", lambda _: Resolved(OTHER, OTHER, OTHER))
-    with pytest.raises(BuildError, match=OTHER):
-        find(Engine(), empty_site)
 
 
 def test_an_image_that_nobody_has_is_told_as_a_pull_s_failure(empty_site: Settings) -> None:

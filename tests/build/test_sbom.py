@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft7Validator, ValidationError
+from jsonschema import Draft7Validator
 
 from launcher.build.extensions import ExtensionSource
 from launcher.build.sbom import sbom
@@ -88,13 +88,6 @@ def check(text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["git", "sdist", "path"])
 def test_a_document_is_what_cyclonedx_publishes(kind: Any) -> None:
     check(sbom(made(kind)))
-
-
-def test_the_schema_refuses_what_is_wrong() -> None:
-    document = json.loads(sbom(made()))
-    document["metadata"]["component"]["hashes"][0]["content"] = "none"
-    with pytest.raises(ValidationError):
-        check(json.dumps(document))
 
 
 def components(kind: Any = "git") -> dict[str, dict[str, Any]]:

@@ -64,17 +64,6 @@ def test_compiled_files_are_the_same_for_every_seed_and_number_of_processors(
             os.sched_setaffinity(0, own)
 
 
-def test_every_file_is_in_one_share(tmp_path: Path) -> None:
-    for number in range(stage.SHARES * 2 + 1):
-        (tmp_path / f"module{number}.py").write_text("")
-    counts = []
-    for share in range(stage.SHARES):
-        stage.compile_share(tmp_path, share)
-        counts.append(len(list(tmp_path.rglob("*.pyc"))))
-    assert counts[-1] == stage.SHARES * 2 + 1
-    assert counts == sorted(set(counts))
-
-
 def test_a_build_s_own_python_runs_with_one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to 3.10 the seed decides what a frozenset in a .pyc looks like."""
     seen: list[Mapping[str, str]] = []
