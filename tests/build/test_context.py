@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import shutil
+import tarfile
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +99,7 @@ def expected(checkout: Path, tmp_path: Path) -> str:
         return hashlib.sha256(packed(inputs(plain), Path(folder, "scratch"))).hexdigest()
 
 
-def test_each_input_is_in_the_key(checkout: Path, tmp_path: Path) -> None:
+def test_each_input_is_in_the_key_and_in_the_context(checkout: Path, tmp_path: Path) -> None:
     given = inputs(checkout)
     patch = tmp_path / "01.patch"
     patch.write_text("x")
@@ -115,6 +116,11 @@ def test_each_input_is_in_the_key(checkout: Path, tmp_path: Path) -> None:
         replace(given, recipe=replace(given.recipe, named=helpers)),
         replace(given, recipe=replace(given.recipe, platform="linux/arm64")),
     ]
+    with tarfile.open(fileobj=io.BytesIO(packed(given, tmp_path / "one"))) as tar:
+        names = set(tar.getnames())
+    assert {"Dockerfile", "stage.py", "source.json", "source/setup.py"} <= names
+    assert {"wheels/runtime/requirements.txt", "launcher/train/runner.py"} <= names
+    assert not any(name.startswith("launcher/build") for name in names)
     keys = {given.key(), *(other.key() for other in others)}
     assert len(keys) == 1 + len(others)
     assert inputs(checkout).key() == given.key()

@@ -49,13 +49,6 @@ def test_an_error_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
-def test_what_was_made_stays() -> None:
-    stream = Terminal()
-    with Bar(stream) as report:
-        report.end(Done(documents=5), ["a.bin"])
-    assert stream.getvalue().endswith("  a.bin\n")
-
-
 @pytest.mark.parametrize(
     ("read", "size", "left"), [(5, 0, None), (0, 9, None), (9, 9, 0), (10, 9, 0), (3, 9, 20)]
 )

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from launcher import files
-from launcher.data import indexed
 from launcher.settings import ROOT
 from tests.data.conftest import documents
 from tests.e2e.command import launcher, refused
@@ -181,18 +180,6 @@ def test_without_standard_error_it_works_all_the_same(corpus: Path, tmp_path: Pa
     words = [*TOKENIZE, str(corpus), "--output-prefix", str(tmp_path / "c"), "--append-eod"]
     subprocess.run(["sh", "-c", f"exec {shlex.join(words)} 2>&-"], cwd=ROOT, check=True)
     assert documents(tmp_path / "c_text_document") == TOKENS
-
-
-@pytest.mark.parametrize("token", [-1, 60_000])
-def test_tokens_of_no_vocabulary_are_shown_as_they_are(tmp_path: Path, token: int) -> None:
-    indexed.write(tmp_path / "c", [[5, token]], 70_000)
-    shown = launcher("data", "inspect", str(tmp_path / "c"))
-    assert shown.returncode == 0, shown.stderr
-    assert f"[5, {token}]\n  (token {token}, and the vocabulary has 50257)" in shown.stdout
-
-
-def test_no_input_is_told(tmp_path: Path) -> None:
-    refused(launcher("data", "tokenize", "--output-prefix", str(tmp_path / "c")), 2, "no input")
 
 
 def test_tables_and_text_become_jsonl(tmp_path: Path) -> None:

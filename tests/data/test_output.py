@@ -63,18 +63,19 @@ def test_a_link_where_a_job_writes_isnt_written_through(
 
 
 @pytest.mark.parametrize("number", files.UNLOCKABLE)
-def test_a_file_system_without_locks_is_written_all_the_same(
+def test_a_file_system_without_locks_is_written_and_a_broken_or_open_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", fails(number))
     with ExitStack() as stack:
         assert alone([tmp_path / "a"], stack)[0].file.write(b"text") == 4
-
-
-def test_another_fault_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", fails(errno.EIO))
     with ExitStack() as stack, pytest.raises(OSError, match="Input/output error"):
-        alone([tmp_path / "a"], stack)
+        alone([tmp_path / "b"], stack)
+    monkeypatch.undo()
+    tmp_path.chmod(0o777)
+    with ExitStack() as stack, pytest.raises(files.Refused, match="everybody"):
+        alone([tmp_path / "c"], stack)
 
 
 def test_who_waits_goes_on_when_the_file_is_free(tmp_path: Path) -> None:
@@ -87,9 +88,3 @@ def test_who_waits_goes_on_when_the_file_is_free(tmp_path: Path) -> None:
         assert waiting.is_alive()
     waiting.join(30)
     assert not waiting.is_alive()
-
-
-def test_another_users_folder_gets_no_output(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    with ExitStack() as stack, pytest.raises(files.Refused, match="everybody"):
-        alone([tmp_path / "a"], stack)

@@ -55,29 +55,31 @@ def test_once(jobs: Jobs, text: Path) -> None:
     shutil.copy(text, elsewhere)
     assert jobs.prepare(elsewhere) == prefix
     assert len(jobs.done) == 1
+    data = Path(f"{prefix}.bin")
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-1])  # damaged files are made again
+    assert jobs.prepare(text) == prefix
+    assert data.read_bytes() == whole
 
 
 def test_anew(jobs: Jobs, text: Path) -> None:
     prefixes = [jobs.prepare(text), jobs.prepare(text, unit="file"), jobs.prepare(text, text)]
     text.write_text("Hello\n")
     prefixes.append(jobs.prepare(text))
-    assert len({*prefixes}) == len(jobs.done) == 4
+    for name in ("a.csv", "a.tsv", "a.txt"):  # whose ending says how it is read
+        text.with_name(name).write_text("text\nHello\n")
+        prefixes.append(jobs.prepare(text.with_name(name)))
+    assert len({*prefixes}) == len(jobs.done) == 7
 
 
-def test_damaged_files_are_made_again(jobs: Jobs, text: Path) -> None:
-    prefix = jobs.prepare(text)
-    whole = Path(f"{prefix}.bin").read_bytes()
-    Path(f"{prefix}.bin").write_bytes(whole[:-1])
-    assert jobs.prepare(text) == prefix
-    assert Path(f"{prefix}.bin").read_bytes() == whole
-
-
-def test_standard_input_is_refused(jobs: Jobs) -> None:
+def test_a_pipe_and_a_text_without_documents_are_refused(jobs: Jobs, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="standard input"):
         jobs.prepare(Path("-"))
-
-
-def test_a_pipe_is_refused(jobs: Jobs, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n")
+    with pytest.raises(DataError, match="the text of the run has no document"):
+        jobs.prepare(empty)
+    assert [*jobs.folder.iterdir()] == []
     os.mkfifo(tmp_path / "in.txt")
     with pytest.raises(UsageError, match="not a file, and the text of a run is read twice"):
         jobs.prepare(tmp_path / "in.txt")
@@ -126,18 +128,3 @@ def test_another_launcher_that_tokenizes_it_is_waited_for(
     waiting.join(30)
     assert second == [None]
     assert "another launcher tokenizes the text: waiting" in capsys.readouterr().err
-
-
-def test_the_ending_of_a_file_says_how_it_is_read(jobs: Jobs, tmp_path: Path) -> None:
-    for name in ("a.csv", "a.tsv", "a.txt"):
-        (tmp_path / name).write_text("text\nHello\n")
-    prefixes = {jobs.prepare(tmp_path / name) for name in ("a.csv", "a.tsv", "a.txt")}
-    assert len(prefixes) == 3
-
-
-def test_a_text_without_documents_trains_nothing(jobs: Jobs, text: Path) -> None:
-    """It would end the run minutes later."""
-    text.write_text("\n")
-    with pytest.raises(DataError, match="the text of the run has no document"):
-        jobs.prepare(text)
-    assert [*jobs.folder.iterdir()] == []

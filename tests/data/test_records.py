@@ -70,15 +70,6 @@ def test_only_spaces_and_tabs_are_an_empty_line(other: bytes) -> None:
 )
 def test_the_first_200_characters_are_kept(record: str, begins: str) -> None:
     assert excerpt(record) == excerpt(record.encode()) == excerpt([record]) == begins
-
-
-def test_what_is_no_utf8_is_shown() -> None:
-    assert excerpt(b"a\xff\xe4") == r"a\xff\xe4"
-    assert excerpt("a\udcff") == r"a\udcff"
-    assert excerpt(b"\xff" * 300) == r"\xff" * 50
+    assert excerpt(b"\xff" * 300) == r"\xff" * 50  # what is no UTF-8 is shown
     assert excerpt("\udcff" * 300) == r"\udcff" * 33 + r"\u"
-
-
-def test_a_row_is_its_values() -> None:
-    assert excerpt(["it's", "one", 7]) == "it's, one, 7"
-    assert excerpt([["a", "b" * 300]]) == "a, " + "b" * 197
+    assert excerpt(["it's", ["one", "b" * 300], 7]) == "it's, one, " + "b" * 189

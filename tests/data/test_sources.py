@@ -70,19 +70,14 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("packing", PACK)
-def test_packed_files(tmp_path: Path, packing: str) -> None:
-    """Two frames one after the other, as `cat a.gz b.gz` makes them."""
-    path = tmp_path / f"in.jsonl.{packing}"
-    path.write_bytes(PACK[packing](jsonl(TEXTS)) + PACK[packing](jsonl(TEXTS)))
-    assert read(path) == [[text] for text in TEXTS * 2]
-    hidden = tmp_path / "in.jsonl"
-    hidden.write_bytes(path.read_bytes())
-    assert read(hidden) == [[text] for text in TEXTS * 2]
-
-
 def test_packed_files_of_other_beginnings(tmp_path: Path) -> None:
-    """zstd with a skipped frame first, and with a large window; bzip2 of nothing."""
+    """zstd with a skipped frame first, and with a large window; bzip2 of nothing; and text."""
+    path = tmp_path / "in.txt"
+    for text in ("BZhou", "BZh0", "BZh9 was here"):
+        path.write_text(text)
+        assert read(path) == [[text]]
+    path.write_bytes(codecs.BOM_UTF8)
+    assert read(path) == []
     path = tmp_path / "in.jsonl"
     for number in range(16):
         skipped = bytes([0x50 + number, 0x2A, 0x4D, 0x18]) + b"\3\0\0\0abc"
@@ -96,38 +91,28 @@ def test_packed_files_of_other_beginnings(tmp_path: Path) -> None:
     assert read(path) == []
 
 
-def test_text_that_begins_like_a_packed_file_is_text(tmp_path: Path) -> None:
-    path = tmp_path / "in.txt"
-    for text in ("BZhou", "BZh0", "BZh9 was here"):
-        path.write_text(text)
-        assert read(path) == [[text]]
-
-
 @pytest.mark.parametrize("packing", PACK)
 def test_a_packed_file_cut_anywhere_is_never_taken_for_whole(tmp_path: Path, packing: str) -> None:
     whole = PACK[packing](jsonl([f"text {number}" for number in range(30)]))
     path = tmp_path / f"in.jsonl.{packing}"
-    for cut in range(12, len(whole)):
-        path.write_bytes(whole[:cut])
+    behind = (b"x", b"x" + whole[1:], whole[:1], whole[:3])  # where the next frame should begin
+    for damaged in (*(whole[:cut] for cut in range(12, len(whole))), *(whole + b for b in behind)):
+        path.write_bytes(damaged)
         with pytest.raises(DataError, match="can't be read to its end"):
             read(path)
 
 
 @pytest.mark.parametrize("packing", PACK)
-def test_damage_behind_a_packed_frame_is_told(tmp_path: Path, packing: str) -> None:
-    """Where the next one should begin."""
-    path, packed = tmp_path / f"in.jsonl.{packing}", PACK[packing](jsonl(TEXTS))
-    for behind in (b"x", b"x" + packed[1:], packed[:1], packed[:3]):
-        path.write_bytes(packed + behind)
-        with pytest.raises(DataError, match="can't be read to its end"):
-            read(path)
-
-
-@pytest.mark.parametrize("packing", ["gz", "bz2", "xz"])
-def test_zeros_behind_a_packed_frame_are_nothing(tmp_path: Path, packing: str) -> None:
-    path, packed = tmp_path / f"in.jsonl.{packing}", PACK[packing](jsonl(TEXTS))
-    path.write_bytes(packed + bytes(8) + packed + bytes(2 * unpack.PIECE))
+@pytest.mark.parametrize("hidden", [False, True])
+def test_packed_files(tmp_path: Path, packing: str, hidden: bool) -> None:
+    """Two frames one after the other, as `cat a.gz b.gz` makes them, and zeros behind one."""
+    path = tmp_path / ("in.jsonl" if hidden else f"in.jsonl.{packing}")
+    packed = PACK[packing](jsonl(TEXTS))
+    path.write_bytes(packed + packed)
     assert read(path) == [[text] for text in TEXTS * 2]
+    if packing != "zst":
+        path.write_bytes(packed + bytes(8) + packed + bytes(2 * unpack.PIECE))
+        assert read(path) == [[text] for text in TEXTS * 2]
 
 
 def test_csv_with_a_header(tmp_path: Path) -> None:
@@ -166,19 +151,14 @@ def test_csv_of_another_encoding_and_delimiter(tmp_path: Path) -> None:
 
 def test_bad_rows_of_csv_have_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
+    path.write_text('text\na\n"b\nc\nd\n')
+    with pytest.raises(DataError, match=r"in\.csv:3: a quotation begins here and has no end"):
+        faults(path)
     path.write_bytes(b'text,id\n"a\nb",1\nc\nd,2\n\xff,3\ng,5\n')
     assert faults(path) == [
         (4, "1 field, and there are 2 columns"),
         (6, "not UTF-8: byte 0xff; --encoding names another, like gb18030"),
     ]
-
-
-def test_a_bad_row_of_csv_is_shown(tmp_path: Path) -> None:
-    path = tmp_path / "in.csv"
-    path.write_text('text,id\na,1\n"b\nc"\nd,2\n')
-    (_, block) = next(sources.blocks(sources.sources([str(path)], Reading()), Reading()))
-    (fault,) = records.documents(block, ("text",), limit=None).faults
-    assert fault.excerpt == '"b\nc"\n'
 
 
 @given(rows=st.lists(st.sampled_from(["a,1", '"b",2', '"c"d,3', '"e, 4', 'f",5', '"', ""])))
@@ -211,13 +191,6 @@ def test_tsv_has_no_quotations(tmp_path: Path, name: str) -> None:
     assert read(path, delimiter="\t") == [["one\ntwo"]]
 
 
-def test_a_quotation_without_an_end_takes_no_rows_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "in.csv"
-    path.write_text('text\na\n"b\nc\nd\n')
-    with pytest.raises(DataError, match=r"in\.csv:3: a quotation begins here and has no end"):
-        faults(path)
-
-
 def test_parquet(tmp_path: Path) -> None:
     path = tmp_path / "in.parquet"
     texts = TEXTS * 200
@@ -227,10 +200,6 @@ def test_parquet(tmp_path: Path) -> None:
     assert read(path, keys=("id", "text"))[999] == ["999", TEXTS[-1]]
     with pytest.raises(UsageError, match="no column 'content': text, id"):
         read(path, keys=("content",))
-
-
-def test_parquet_with_a_column_twice(tmp_path: Path) -> None:
-    path = tmp_path / "in.parquet"
     table = pyarrow.table([["a"], ["b"], ["c"]], names=["text", "text", "id"])
     pyarrow.parquet.write_table(table, path)
     with pytest.raises(UsageError, match="more than one column 'text': text, text, id"):
@@ -306,12 +275,6 @@ def test_a_pattern_leaves_out_what_jobs_leave_beside_outputs(tmp_path: Path) -> 
     assert read(tmp_path / "a.rejects.jsonl", format="jsonl") == [["a.rejects.jsonl"]]
 
 
-def test_what_is_no_file_cant_be_divided(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "in.jsonl")
-    with pytest.raises(UsageError, match=r"in\.jsonl: it can't be divided: it isn't a file"):
-        read(tmp_path / "in.jsonl", shard=(0, 2))
-
-
 def test_the_home_of_nobody_is_a_name_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,13 +340,12 @@ def test_what_is_no_input_is_told(tmp_path: Path, name: str, said: str) -> None:
         (tmp_path / made).touch()
     with pytest.raises(UsageError, match=said):
         read(tmp_path / name)
-
-
-@pytest.mark.parametrize("encoding", ["utf-9", "hex", "rot13", "", "\udcff"])
-def test_an_unknown_encoding_is_told(tmp_path: Path, encoding: str) -> None:
-    (tmp_path / "in.txt").touch()
-    with pytest.raises(UsageError, match=f"{encoding}: an unknown encoding"):
-        read(tmp_path / "in.txt", encoding=encoding)
+    os.mkfifo(tmp_path / "in.jsonl")
+    with pytest.raises(UsageError, match=r"in\.jsonl: it can't be divided: it isn't a file"):
+        read(tmp_path / "in.jsonl", shard=(0, 2))
+    for encoding in ("utf-9", "hex", "rot13", "", "\udcff"):
+        with pytest.raises(UsageError, match=f"{encoding}: an unknown encoding"):
+            read(tmp_path / "in", format="txt", encoding=encoding)
 
 
 @given(
@@ -424,11 +386,6 @@ def test_a_block_of_short_lines_has_few_of_them(
     lines = [records.split(block.lines) for _, block in found]
     assert max(map(len, lines)) < 200
     assert [len(line) for line in chain(*lines)] == [number % 5 for number in range(5000)]
-
-
-def test_a_byte_order_mark_alone_is_an_empty_file(tmp_path: Path) -> None:
-    (tmp_path / "in.txt").write_bytes(codecs.BOM_UTF8)
-    assert read(tmp_path / "in.txt") == []
 
 
 @given(

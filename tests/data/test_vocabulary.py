@@ -56,6 +56,10 @@ def test_another_vocabulary_is_used_as_it_is(small: tuple[Path, Path]) -> None:
     assert (found.size, found.end) == (259, 258)
     assert found.encode(["abcab abd"])[0].tolist() == [257, 256, 220 + 0, 256, 67]  # space: Ġ
     assert not vocabulary.load(*small).genuine
+    special = ["<s>", "[PAD]", "<｜end｜>", "  ", *(f"<extra_{n}>" for n in range(200))]
+    ids = json.loads(small[0].read_text())  # special tokens need no merge
+    small[0].write_text(json.dumps(ids | {t: n for n, t in enumerate(special, len(ids))}))
+    assert len(vocabulary.load(*small).ids) == 259 + 204
 
 
 @pytest.mark.parametrize(
@@ -90,14 +94,6 @@ def test_files_that_are_no_vocabulary_are_told(
         vocabulary.load(*small)
     assert said in str(caught.value)
     assert file in str(caught.value)
-
-
-def test_special_tokens_need_no_merge(small: tuple[Path, Path]) -> None:
-    """However many: nothing in a text becomes one of them."""
-    ids = json.loads(small[0].read_text())
-    special = ["<s>", "[PAD]", "<｜end｜>", "  ", *(f"<extra_{n}>" for n in range(200))]
-    small[0].write_text(json.dumps(ids | {t: n for n, t in enumerate(special, len(ids))}))
-    assert len(vocabulary.load(*small).ids) == 259 + 204
 
 
 @pytest.mark.parametrize("merges", [-1, 0, 1000, 30_000, 49_000])
@@ -146,14 +142,13 @@ def piped(content: bytes) -> Iterator[Path]:
         yield Path(f"/dev/fd/{read}")
 
 
-def test_one_file_alone_is_told(small: tuple[Path, Path]) -> None:
+def test_one_file_alone_and_a_package_that_was_changed_are_told(
+    small: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match="one of --vocab-file and --merge-file is missing"):
         vocabulary.files(small[0], None)
     with pytest.raises(UsageError, match=r"absent: No such file"):
         vocabulary.load(small[0], small[0].with_name("absent"))
-
-
-def test_a_package_that_was_changed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(vocabulary.PACKAGED, "vocab.json", "__init__.py")
     with pytest.raises(UsageError, match=r"not GPT-2's vocab\.json, whose sha256 is 196139"):
         vocabulary.files(None, None)

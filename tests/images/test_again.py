@@ -13,7 +13,7 @@ from docker.errors import ImageNotFound
 
 from launcher.build import beside
 from launcher.build.image import OCI, Built
-from launcher.errors import BuildError, UsageError
+from launcher.errors import UsageError
 from launcher.images import again
 from launcher.images.again import (
     Claims,
@@ -25,7 +25,6 @@ from launcher.images.again import (
     notes,
     request,
     unnamed,
-    verdict,
 )
 from launcher.images.compare import Difference
 from launcher.matrix.load import load_matrix
@@ -78,26 +77,6 @@ def test_what_is_built_again_is_what_the_labels_say(
     assert {key: getattr(found, key) for key in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("change", "kind", "said"),
-    [
-        ({f"{LABEL}row": ""}, BuildError, "has no label megatron-launchpad.row"),
-        ({f"{LABEL}row": "\x1b1"}, BuildError, r"row '\\x1b1', which the matrix doesn't have"),
-        ({f"{LABEL}megatron": "9.9.9"}, BuildError, "release '9.9.9'"),
-        (
-            {f"{LABEL}source": "path", f"{OCI}revision": "abc+edited"},
-            UsageError,
-            r"from a checkout \(revision 'abc\+edited'\)",
-        ),
-    ],
-)
-def test_what_cannot_be_rebuilt_is_refused(
-    change: dict[str, str], kind: type[Exception], said: str
-) -> None:
-    with pytest.raises(kind, match=said):
-        request("x", LABELS | change, Departures(), load_matrix())
-
-
 MADE = LABELS | {f"{OCI}base.name": "standin:1", f"{LABEL}builder": "standin:2"}
 
 
@@ -137,11 +116,6 @@ def test_stand_ins_that_are_here_need_no_option(
     assert verification._standins(image, Departures(base="a", builder="b")) == {}
 
 
-def test_of_the_same_inputs_on_the_same_base_there_is_nothing_to_note() -> None:
-    image = replace(built(), settings={"Labels": {**LABELS, f"{LABEL}key": "k"}})
-    assert list(notes(image, BASE, {f"{OCI}base.name": "base:1"}, "k")) == []
-
-
 def test_another_base_and_other_inputs_are_noted_with_what_the_labels_say() -> None:
     image = replace(built(), settings={"Labels": {**LABELS, f"{LABEL}version": "0.1"}})
     now = {f"{OCI}base.name": "base:1", f"{LABEL}version": "0.2"}
@@ -150,6 +124,8 @@ def test_another_base_and_other_inputs_are_noted_with_what_the_labels_say() -> N
     assert first == "it lies on another base than base:1 sha256:b: it has 1 of that one's 3 layers"
     assert "other inputs" in second
     assert rest == [f"{LABEL}version: 0.1, now 0.2", f"{OCI}base.name: none, now base:1"]
+    same = replace(built(), settings={"Labels": {**LABELS, f"{LABEL}key": "k"}})
+    assert list(notes(same, BASE, {f"{OCI}base.name": "base:1"}, "k")) == []
 
 
 LATE = "2026-01-01T00:00:00Z"
@@ -181,16 +157,6 @@ def test_on_another_base_as_many_layers_are_compared_as_are_added() -> None:
     assert pair._added() == (("m1",), ("m1",))
     changed = replace(pair, image=replace(image, layers=(*BASE.layers, "m1", "extra")))
     assert changed._added() == (("m1", "extra"), ("m1",))
-
-
-def test_the_last_line_says_what_was_compared_and_why_no_more() -> None:
-    assert verdict(True, Claims()) == "identical: wheel, added layers and image"
-    less = Claims(False, False, "the two were made by different builders")
-    assert verdict(True, less) == (
-        "identical: wheel and added files (content, modes, owners); no more is claimed: "
-        "the two were made by different builders"
-    )
-    assert verdict(False, Claims()).startswith("differs from what the lock gives")
 
 
 @pytest.mark.parametrize(

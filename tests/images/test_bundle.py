@@ -21,7 +21,6 @@ from launcher.images.check import DamagedError
 from launcher.images.load import load
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.recipe import recipe
-from launcher.oci import layout
 from launcher.settings import Settings
 from tests.build.conftest import checkout, commit_all  # noqa: F401  # a fixture
 
@@ -86,30 +85,6 @@ def test_what_was_packed_is_what_is_taken(
     # An image of it is a saved image like any other.
     assert load(Engine(), folder / index.images[0].path, QUIET, all_tags=True).id
     assert "a-1.whl" not in [lacks for _, lacks in bundle.unmet(index, there)]
-
-
-def test_what_is_there_already_is_left_as_it_is(
-    folder: Path, fetched: Fetched, empty_site: Settings
-) -> None:
-    def times(below: Path) -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in below.rglob("*") if path.is_file()}
-
-    cached = times(empty_site.cache / "sha256")
-    bundle.take_bundle(folder, bundle.check_bundle(folder, QUIET), empty_site, QUIET)
-    assert times(empty_site.cache / "sha256") == cached
-    before = times(folder)
-    bundle.write_bundle(folder, [fetched], cast("Any", filled()), QUIET)
-    changed = {path.name for path, time in times(folder).items() if before[path] != time}
-    assert changed <= {
-        bundle.INDEX,
-        layout.LISTING,
-        *(path.name for path in folder.glob("*/*/blobs/*/*")),
-    }
-    assert "a-1.whl" not in changed
-    engine = filled()
-    engine.loads = 0
-    bundle.load_images(folder, bundle.check_bundle(folder, QUIET), cast("Any", engine), QUIET)
-    assert engine.loads == 0
 
 
 def test_the_same_inputs_in_another_order_and_cache_are_the_same_bytes(

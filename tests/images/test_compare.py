@@ -232,9 +232,6 @@ def test_fields_that_differ_are_shown_with_both_values() -> None:
     assert "           rebuilt  0755" in lines
     assert "size       3" in lines
     assert next(compare.described(None, FILE)) == "nothing is added there in image"
-
-
-def test_settings_that_differ_are_named_by_their_keys() -> None:
     one = {"Env": ["A=1", "B=2"], "Labels": {"x.y": "1"}, "Cmd": None}
     other = {"Env": ["A=1", "B=3", "C=4"], "Labels": {}, "Cmd": []}
     assert compare.values(one, other) == [

@@ -228,12 +228,9 @@ def test_names_of_others_are_given_upon_request_alone(tmp_path: Path) -> None:
     assert before.names == ["docker.io/library/python:3"]
     loaded = load(there, tmp_path / "other", QUIET, all_tags=True)
     assert loaded.moved == loaded.names == ("docker.io/library/python:3",)
-
-
-def test_of_several_names_those_of_others_stay(tmp_path: Path) -> None:
-    image = replace(images.find(filled(), "megatron:24.10"), names=("megatron:1", "mine/x:1"))
-    save(filled(), image, tmp_path, PART, QUIET)
-    loaded = load(Engine(), tmp_path, QUIET)
+    both = replace(images.find(filled(), "megatron:24.10"), names=("megatron:1", "mine/x:1"))
+    save(filled(), both, tmp_path / "both", PART, QUIET)
+    loaded = load(Engine(), tmp_path / "both", QUIET)
     assert (loaded.names, loaded.left) == (("megatron:1",), ("mine/x:1",))
 
 

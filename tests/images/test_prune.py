@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -48,18 +49,6 @@ def test_the_last_of_each_row_and_release_can_be_kept() -> None:
     assert [one.id for one in prune.to_prune(images, False, 2)] == ["b"]
     assert [one.id for one in prune.to_prune(images, True, 1)] == ["a", "b"]
     assert prune.to_prune(images, True, 3) == []
-
-
-def test_a_layer_that_another_image_has_is_not_freed() -> None:
-    other = unnamed("b", layers=("base", "new"), added=(30,), size=130)
-    assert prune.freed([ONE], [("base",)]) == 20
-    assert prune.freed([ONE], [("base", "added", "users")]) == 0
-    assert prune.freed([ONE], []) == 120
-    assert prune.freed([ONE], [("added",), ("other", "base")]) == 120
-    assert prune.freed([ONE, other], [("base",)]) == 50
-    assert prune.freed([ONE, other], []) == 150
-    assert prune.freed([ONE, replace(ONE, id="same")], [("base",)]) == 20
-    assert prune.freed([], []) == 0
 
 
 BASES = [("a",), ("a", "b"), ("c", "b", "a")]
@@ -119,15 +108,6 @@ class Engine:
         raise ImageNotFound(name)
 
 
-def test_an_image_goes_by_its_names_and_one_without_by_its_id(empty_site: Settings) -> None:
-    engine = Engine(a=[], b=["m:1", "m:2"])
-    client = SimpleNamespace(api=engine)
-    assert prune.remove(client, unnamed("a"), empty_site) == ""
-    assert prune.remove(client, replace(ONE, id="b", names=("m:1", "m:2")), empty_site) == ""
-    assert prune.remove(client, unnamed("gone"), empty_site) == ""
-    assert engine.names == {}
-
-
 def test_what_was_named_while_somebody_was_asked_stays(empty_site: Settings) -> None:
     """A build that ends meanwhile: its image had no name yet, or takes that of an older one."""
     engine = Engine(new=["m:1"], old=[])
@@ -139,7 +119,17 @@ def test_what_was_named_while_somebody_was_asked_stays(empty_site: Settings) -> 
     assert engine.names == {"new": ["m:1"], "old": []}
 
 
-def test_downloads_that_no_lock_mentions(empty_site: Settings) -> None:
+def test_downloads_that_no_lock_mentions_and_what_a_killed_launcher_left(
+    empty_site: Settings,
+) -> None:
+    left = empty_site.cache / "scratch-ab12cd34"
+    left.mkdir(parents=True)
+    (left / "half.whl").write_bytes(b"x" * 7)
+    assert prune.downloads(empty_site, [], []) == []
+    os.utime(left, (1, 1))  # a day later
+    assert prune.downloads(empty_site, [], []) == [left]
+    assert (prune.title(left), prune.bytes_in(left)) == ("scratch-ab12cd34", 7)
+    shutil.rmtree(left)
     sha256 = empty_site.cache / "sha256"
     for digest in ("aa", "bb"):
         (sha256 / digest).mkdir(parents=True)
@@ -156,13 +146,3 @@ def test_downloads_that_no_lock_mentions(empty_site: Settings) -> None:
     assert found == [stale, sha256 / "bb"]
     assert [prune.title(folder) for folder in found] == ["https-example-org-old", "bb.whl"]
     assert [prune.bytes_in(folder) for folder in found] == [5, 10]
-
-
-def test_what_a_killed_launcher_left_goes_a_day_later(empty_site: Settings) -> None:
-    left = empty_site.cache / "scratch-ab12cd34"
-    left.mkdir(parents=True)
-    (left / "half.whl").write_bytes(b"x" * 7)
-    assert prune.downloads(empty_site, [], []) == []
-    os.utime(left, (1, 1))
-    assert prune.downloads(empty_site, [], []) == [left]
-    assert (prune.title(left), prune.bytes_in(left)) == ("scratch-ab12cd34", 7)

@@ -77,6 +77,8 @@ def test_documents_are_put_beside_the_image_and_come_with_it(
     if token:  # an upload's place may be told in full
         fake.uploads = f"http://{fake.address}/uploads/1"
     image = carried(fake)
+    assert push(image, {}) == pull(image, empty_site, [{"CreatedBy": "RUN make"}]) == ""
+    assert fake.seen == []  # without documents, or of an image that we did not build
     assert push(image, documents) == "  with provenance.json, sbom.cdx.json\n"
     assert beside.texts(IMAGE, empty_site) == {}
     assert pull(image, empty_site) == "  with provenance.json, sbom.cdx.json\n"
@@ -141,11 +143,6 @@ def test_the_same_once_more_changes_nothing_and_others_stay_listed(
     assert len(listed) == (1 if lists else 3)
 
 
-def test_an_image_without_documents_is_pushed_and_nothing_asked(fake: Fake) -> None:
-    assert push(carried(fake), {}) == ""
-    assert fake.seen == []
-
-
 @pytest.mark.parametrize(
     "uploads",
     [
@@ -165,12 +162,7 @@ def test_no_upload_goes_to_another_place(
     assert "the image without its documents" in said
     assert "wants an upload to" in said
     assert "PUT" not in {method for method, *_ in fake.seen}
-
-
-def test_a_registry_that_takes_no_documents_is_told_and_has_the_image(
-    fake: Fake, documents: dict[str, bytes]
-) -> None:
-    image, fake.takes = carried(fake), False
+    fake.takes, fake.uploads = False, Fake.uploads
     said = push(image, documents)
     assert "the image without its documents" in said
     assert "refuses access" in said
@@ -257,17 +249,10 @@ def test_what_is_not_about_the_image_is_not_taken(
     put(fake, image, "provenance.json", right)
     assert pull(image, empty_site) == "  with provenance.json\n"
     assert beside.texts(IMAGE, empty_site) == {"provenance.json": right}
-
-
-def test_other_bytes_than_the_digest_says_are_not_taken(
-    fake: Fake, empty_site: Settings, documents: dict[str, bytes]
-) -> None:
-    image = carried(fake)
-    push(image, documents)
-    fake.files[f"team/base/blobs/{sha256(documents['sbom.cdx.json'])}"] += b" "
-    said = pull(image, empty_site)
-    assert "sends other bytes than it says" in said
-    assert said.endswith("\n  with provenance.json\n")
+    sbom = documents["sbom.cdx.json"]
+    put(fake, image, "sbom.cdx.json", sbom)
+    fake.files[f"team/base/blobs/{sha256(sbom)}"] += b" "
+    assert "sends other bytes than it says" in pull(image, empty_site)
     assert beside.texts(IMAGE, empty_site).keys() == {"provenance.json"}
 
 
@@ -288,19 +273,10 @@ def test_an_entry_that_is_no_good_hides_no_other(
     list_too(fake, image, entry)
     push(image, documents)
     assert json.loads(fake.files[listed_at(image)])["manifests"][0] == entry
+    name = f"team/base/referrers/{image.digest}"  # who knows no lists may answer anything
+    fake.files[name], fake.types[name] = b"<html>", "text/html"
     assert pull(image, empty_site).endswith("  with provenance.json, sbom.cdx.json\n")
     assert beside.texts(IMAGE, empty_site) == documents
-
-
-@pytest.mark.parametrize(("of_type", "answer"), [("text/html", b"<html>"), (OCI_INDEX, b"{}")])
-def test_a_registry_that_knows_no_lists_may_answer_anything(
-    fake: Fake, empty_site: Settings, documents: dict[str, bytes], of_type: str, answer: bytes
-) -> None:
-    image = carried(fake)
-    push(image, documents)
-    name = f"team/base/referrers/{image.digest}"
-    fake.files[name], fake.types[name] = answer, of_type
-    assert pull(image, empty_site) == "  with provenance.json, sbom.cdx.json\n"
 
 
 def test_what_this_machine_wrote_stays(
@@ -332,10 +308,3 @@ def test_documents_of_an_image_without_a_record_are_told(
     said = pull(image, empty_site)
     assert "has no record" in said
     assert said.endswith("  without provenance or SBOM\n")
-
-
-def test_of_an_image_that_we_did_not_build_nothing_is_asked(
-    fake: Fake, empty_site: Settings
-) -> None:
-    assert pull(carried(fake), empty_site, [{"CreatedBy": "RUN make"}]) == ""
-    assert fake.seen == []

@@ -93,11 +93,6 @@ def test_a_record_that_is_none_is_told(spoilt: Any, monkeypatch: pytest.MonkeyPa
     assert "Nothing was checked" in caught.value.remedy
 
 
-def test_packages_are_named_as_records_name_them() -> None:
-    pins = ["Typing_Extensions==4.1 --hash=sha256:0", "torch==2.13.0+cpu --hash=sha256:0"]
-    assert scan.of_pins([*pins, pins[1]]) == [TORCH, Package("typing-extensions", "4.1")]
-
-
 def test_a_bill_of_materials_gives_its_packages_alone() -> None:
     found = scan.of_sbom(json.loads(sbom(made())))
     assert found == [EINOPS, Package("megatron-core", "0.9.0"), TORCH]
