@@ -49,17 +49,6 @@ def write_context(config: Path, name: str, endpoint: dict[str, object]) -> Path:
     return config / "contexts" / "tls" / key / "docker"
 
 
-def test_docker_host_is_used(
-    monkeypatch: pytest.MonkeyPatch, sockets: Path, standin_engine: Start
-) -> None:
-    host = standin_engine(sockets / "a.sock")
-    monkeypatch.setenv("DOCKER_HOST", host)
-    client = connect(timeout=33)
-    assert engine_host(client) == host
-    assert client.api.timeout == 33
-    assert client.api.api_version == "1.41"
-
-
 def test_docker_host_that_does_not_answer_ends_the_search(
     monkeypatch: pytest.MonkeyPatch, sockets: Path, standin_engine: Start
 ) -> None:
@@ -84,7 +73,9 @@ def test_a_context_is_used_before_the_default_socket(
     monkeypatch.setattr(module, "_default_hosts", lambda env: iter([(default, "default")]))
     write_context(tmp_path / "config", "lab", {"Host": chosen})
     write_context(tmp_path / "config", "other", {"Host": other})
-    assert engine_host(connect()) == default
+    client = connect(timeout=33)
+    assert (engine_host(client), client.api.timeout) == (default, 33)
+    assert client.api.api_version == "1.41"
     (tmp_path / "config" / "config.json").write_text('{"currentContext": "lab"}')
     assert engine_host(connect()) == chosen
     monkeypatch.setenv("DOCKER_CONTEXT", "other")
@@ -99,24 +90,9 @@ def test_a_context_with_certificates(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("DOCKER_CONTEXT", "far")
     (found,) = endpoints(os.environ)
     assert found == Endpoint("tcp://far:2376", "docker context far", True, tls, True)
-
-
-def test_an_unknown_context_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_CONTEXT", "gone")
-    with pytest.raises(EngineError, match="docker context 'gone'") as caught:
-        connect()
-    assert "docker context ls" in caught.value.remedy
-
-
-@pytest.mark.parametrize("code", [0xDCFF, 0xD800])
-def test_a_context_whose_name_is_no_text_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
-) -> None:
-    """Hashing it was a UnicodeEncodeError."""
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "config.json").write_text(json.dumps({"currentContext": chr(code)}))
-    with pytest.raises(EngineError, match=r"docker context '.ud.*names no engine"):
-        connect()
+    env = {"DOCKER_HOST": "tcp://one:1", "DOCKER_CONTEXT": "two", "DOCKER_CERT_PATH": "/keys"}
+    (found,) = endpoints(env)
+    assert found == Endpoint("tcp://one:1", "DOCKER_HOST", True, Path("/keys"), False)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +109,12 @@ def test_a_context_of_another_shape_is_an_error(
     with pytest.raises(EngineError, match=r"docker context 'odd': .*names no engine"):
         connect()
     assert not tls.exists()
+    monkeypatch.delenv("DOCKER_CONTEXT")
+    for name in ("\udcff", "\ud800", "gone"):  # hashing one that is no text failed
+        (tmp_path / "config" / "config.json").write_text(json.dumps({"currentContext": name}))
+        with pytest.raises(EngineError, match=r"docker context '.*names no engine") as caught:
+            connect()
+    assert "docker context ls" in caught.value.remedy
 
 
 @pytest.mark.parametrize("raw", [b'\xff{"currentContext": "lab"}', b"[]", b"{"])
@@ -166,12 +148,6 @@ def test_an_engine_that_answers_null_is_told(
         connect()
 
 
-def test_docker_host_wins_over_a_context() -> None:
-    env = {"DOCKER_HOST": "tcp://one:1", "DOCKER_CONTEXT": "two", "DOCKER_CERT_PATH": "/keys"}
-    (found,) = endpoints(env)
-    assert found == Endpoint("tcp://one:1", "DOCKER_HOST", True, Path("/keys"), False)
-
-
 def test_sockets_are_tried_in_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sockets: Path, standin_engine: Start
 ) -> None:
@@ -195,30 +171,25 @@ def test_a_dead_socket_is_passed_over(
     assert module.socket_fault(sockets / "dead.sock", 1.0).startswith("nobody listens")
 
 
-def test_what_answers_but_is_no_engine(monkeypatch: pytest.MonkeyPatch, sockets: Path) -> None:
-    monkeypatch.setenv("LAUNCHER_ANSWER_WITHIN", "0.2")
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(sockets / "silent.sock"))
-        silent.listen()
-        monkeypatch.setenv("DOCKER_HOST", f"unix://{sockets}/silent.sock")
-        with pytest.raises(EngineError, match="no answer within"):
-            connect()
-
-
 @pytest.mark.parametrize(
     ("host", "reason"),
     [
         ("tcp://127.0.0.1:1", "connection refused"),
         ("nonsense", "nonsense"),
         ("ftp://somewhere", "ftp"),
+        ("unix://{}/silent.sock", "no answer within"),
     ],
 )
 def test_a_wrong_docker_host_gives_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, host: str, reason: str
+    monkeypatch: pytest.MonkeyPatch, sockets: Path, host: str, reason: str
 ) -> None:
-    monkeypatch.setenv("DOCKER_HOST", host)
-    with pytest.raises(EngineError) as caught:
-        connect()
+    monkeypatch.setenv("LAUNCHER_ANSWER_WITHIN", "0.2")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(sockets / "silent.sock"))
+        silent.listen()
+        monkeypatch.setenv("DOCKER_HOST", host.format(sockets))
+        with pytest.raises(EngineError) as caught:
+            connect()
     assert reason in caught.value.problem
 
 

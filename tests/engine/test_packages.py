@@ -76,29 +76,17 @@ def test_a_newer_suite_is_that_of_the_systems_mirror(apt: Path, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "root", "tools"]
 
 
-def test_without_a_mirror_there_is_no_newer_suite(apt: Path, tmp_path: Path) -> None:
-    (tmp_path / "tools" / "apt-get").write_text(NEWER.format(log=apt, mirror=""))
-    with pytest.raises(EngineError, match="no mirror"):
-        packages.unpack_newer(tmp_path / "root", "tool", "trixie")
-    assert not (tmp_path / "root").exists()
-
-
-def test_a_complete_folder_is_left_alone(apt: Path, tmp_path: Path) -> None:
-    packages.unpack(tmp_path / "root", ["tool"])
-    calls = apt.read_text()
-    packages.unpack(tmp_path / "root", ["tool"])
-    assert apt.read_text() == calls
-
-
-def test_an_interrupted_folder_is_made_again(apt: Path, tmp_path: Path) -> None:
-    files.make_folder(tmp_path / "root")
-    (tmp_path / "root" / "half").touch()
-    packages.unpack(tmp_path / "root", ["tool"])
-    assert not (tmp_path / "root" / "half").exists()
-
-
-def test_a_folder_that_is_none_of_ours_stays(apt: Path, tmp_path: Path) -> None:
+def test_a_complete_folder_and_one_of_others_stay_and_half_of_one_is_made_again(
+    apt: Path, tmp_path: Path
+) -> None:
     """Whatever stood where packages go was removed."""
+    files.make_folder(tmp_path / "half")
+    (tmp_path / "half" / "left").touch()
+    packages.unpack(tmp_path / "half", ["tool"])
+    assert not (tmp_path / "half" / "left").exists()
+    calls = apt.read_text()
+    packages.unpack(tmp_path / "half", ["tool"])
+    assert apt.read_text() == calls
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "thesis").touch()
     with pytest.raises(files.Refused):
@@ -106,16 +94,18 @@ def test_a_folder_that_is_none_of_ours_stays(apt: Path, tmp_path: Path) -> None:
     assert (tmp_path / "root" / "thesis").exists()
 
 
-def test_apts_own_words_are_the_reason(apt: Path, tmp_path: Path) -> None:
+def test_apts_own_words_are_the_reason(
+    apt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tools" / "apt-get").write_text(NEWER.format(log=apt, mirror=""))
+    with pytest.raises(EngineError, match="no mirror"):
+        packages.unpack_newer(tmp_path / "root", "tool", "trixie")
     program = tmp_path / "tools" / "apt-get"
     program.write_text('#!/bin/sh\necho "E: Unable to fetch some archives" >&2\nexit 100\n')
     with pytest.raises(EngineError, match="Unable to fetch some archives") as caught:
         packages.unpack(tmp_path / "root", ["tool"])
     assert "apt-get update" in caught.value.remedy
     assert not (tmp_path / "root").exists()
-
-
-def test_a_system_without_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match=r"docker\.io: can't be fetched.*no apt-get"):
         packages.unpack(tmp_path / "root", ["docker.io"])

@@ -45,7 +45,9 @@ def test_it_ends_with_the_last_user(listener: socket.socket) -> None:
     assert len(waiting) == 1
 
 
-def test_the_last_user_is_kept_waiting_for_the_end(listener: socket.socket) -> None:
+def test_the_last_user_is_kept_waiting_for_the_end(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waiting: list[socket.socket] = []
     counting = threading.Thread(target=lambda: waiting.extend(supervisor.count_users(listener)))
     counting.start()
@@ -55,8 +57,5 @@ def test_the_last_user_is_kept_waiting_for_the_end(listener: socket.socket) -> N
     assert len(waiting) == 1
     waiting[0].close()  # as when the supervisor ends
     assert user.recv(1) == b""
-
-
-def test_nobody_comes(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "FIRST_USER_WITHIN", 0.05)
-    assert supervisor.count_users(listener) == []
+    assert supervisor.count_users(listener) == []  # nobody comes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -36,6 +35,8 @@ def test_our_programs_options_are_those_of_its_parser() -> None:
     assert arguments.table().gpt == own
     required = {name for action in actions if action.required for name in action.option_strings}
     assert set(arguments.table().gpt_required) == required
+    choices = {one.option_strings[-1]: tuple(one.choices) for one in actions if one.choices}
+    assert arguments.table().gpt_choices == choices
 
 
 def test_what_our_program_needs_is_missed_by_its_key(plan: Planner) -> None:
@@ -73,22 +74,16 @@ def test_what_megatrons_program_needs_is_missed_by_its_key(plan: Planner, releas
         (("model={}", "training={}", "megatron_args.yaml_cfg=/x.yaml"), ()),
         (("training={micro_batch_size: 1}", "megatron_args.skip_train=true"), ()),
         (("checkpoint.save=/x", "megatron_args.persistent_save_interval=5"), ()),
+        (("program=pretrain_vision.py", "model={}"), ()),
     ],
 )
 def test_what_megatrons_program_needs_may_be_given_otherwise(
     plan: Planner, sets: tuple[str, ...], rest: tuple[str, ...]
 ) -> None:
     assert plan(UPSTREAM, *sets, rest=rest)
-
-
-def test_what_a_checkpoint_does_not_know_is_still_missed(plan: Planner) -> None:
     told = refusal(plan, UPSTREAM, "model={}", "training={}", rest=("--use-checkpoint-args",))
-    assert "training.micro_batch_size" in told
+    assert "training.micro_batch_size" in told  # which no checkpoint knows
     assert "model." not in told
-
-
-def test_other_programs_are_not_asked_for_what_megatrons_needs(plan: Planner) -> None:
-    assert plan(UPSTREAM.replace("pretrain_gpt", "pretrain_vision"), "model={}")
 
 
 def test_all_that_is_wrong_is_told_at_once(plan: Planner) -> None:
@@ -108,39 +103,18 @@ def test_all_that_is_wrong_is_told_at_once(plan: Planner) -> None:
         assert one in told
 
 
-def test_the_table_is_sorted_and_compact() -> None:
-    data = json.loads(arguments.DATA.read_text(encoding="utf-8"))
-    assert list(data["megatron"]) == sorted(data["megatron"])
-    assert data["gpt"] == sorted(data["gpt"])
-    assert arguments.DATA.stat().st_size < 120_000
-
-
 @pytest.mark.parametrize(
     ("release", "count"),
     [("0.9.0", 347), ("0.11.0", 407), ("0.12.3", 456), ("0.16.1", 700), ("0.19.0", 868)],
 )
 def test_releases_have_as_many_options_as_their_own_parsers(release: str, count: int) -> None:
-    assert len(arguments.table().options_of(release) or ()) == count
-
-
-@pytest.mark.parametrize(
-    ("option", "release", "there"),
-    [
-        ("--attention-backend", "0.10.0", False),
-        ("--attention-backend", "0.11.0", True),
-        ("--num-layers", "0.9.0", True),
-        ("--num-layers", "0.19.0", True),  # from a dataclass by then
-        ("--disable-gloo-process-groups", "0.19.0", True),
-    ],
-)
-def test_when_options_came(option: str, release: str, there: bool) -> None:
-    assert (option in (arguments.table().options_of(release) or ())) == there
-
-
-def test_a_release_that_is_not_in_the_table_is_not_checked(plan: Planner) -> None:
-    assert arguments.table().options_of("0.99.0") is None
-    planned = plan(UPSTREAM, "megatron_args.brand_new=1", facts=Facts("0.99.0", True))
-    assert planned.argv[-2:] == ("--brand-new", "1")
+    table = arguments.table()
+    options = table.options_of(release) or set()
+    assert len(options) == count
+    assert table.kinds_of(release).keys() == options
+    assert table.choices_of(release).keys() <= options
+    assert table.kinds_of(None).keys() == table.gpt
+    assert "muon" in table.any_choices("--optimizer")  # what any release takes, for editors
 
 
 def test_an_option_of_a_later_release_is_refused_with_when_it_came(plan: Planner) -> None:
@@ -153,44 +127,38 @@ def test_an_option_of_a_later_release_is_refused_with_when_it_came(plan: Planner
     assert plan(UPSTREAM, "model.attention_backend=auto", facts=Facts("0.11.0", True))
 
 
-def test_a_mistyped_option_is_refused_with_the_nearest(plan: Planner) -> None:
-    facts = Facts("0.9.0", True)
-    told = refusal(plan, UPSTREAM, "megatron_args.use_flash_atn=true", facts=facts)
-    assert "megatron_args.use_flash_atn: Megatron 0.9.0 has no --use-flash-atn" in told
-    assert "Did you mean --use-flash-attn" in told
+@pytest.mark.parametrize(
+    ("text", "sets", "rest", "said"),
+    [
+        (UPSTREAM, "megatron_args.use_flash_atn=true", (), "Did you mean --use-flash-attn"),
+        (UPSTREAM, "megatron_args.num-layers=2", (), "model.num_layers"),
+        (UPSTREAM, "gpus=1", ("--recompute-granularty=full",), "-- --recompute-granularty=full: "),
+        (
+            *(UPSTREAM, "gpus=1", ("--tensor-model-parallel-size", "2")),
+            "--set parallel.tensor_model_parallel_size=",
+        ),
+        ("gpt2-tiny", "data.vocab_file=/v.json", (), "the program gpt takes no --vocab-file"),
+        (UPSTREAM, 'megatron_args={"a\\nb": 1}', (), r"no --a\nb"),
+    ],
+)
+def test_an_option_that_is_none_is_refused(
+    plan: Planner, text: str, sets: str, rest: tuple[str, ...], said: str
+) -> None:
+    assert said in refusal(plan, text, sets, rest=rest, facts=Facts("0.9.0", True))
 
 
-def test_the_rest_is_checked_too(plan: Planner) -> None:
-    told = refusal(plan, UPSTREAM, rest=("--recompute-granularty=full",))
-    assert "-- --recompute-granularty=full: " in told
-    assert "--recompute-granularity" in told
-    rest = ("--recompute-granularity=selective",)
-    assert plan(UPSTREAM, rest=rest).argv[-1].endswith("=selective")
-
-
-def test_what_has_a_key_must_stand_there(plan: Planner) -> None:
-    told = refusal(plan, UPSTREAM, rest=("--tensor-model-parallel-size", "2"))
-    assert "--set parallel.tensor_model_parallel_size=" in told
-    assert "model.num_layers" in refusal(plan, UPSTREAM, "megatron_args.num-layers=2")
-
-
-def test_our_program_says_what_it_does_not_take(plan: Planner) -> None:
-    told = refusal(plan, "gpt2-tiny", "data.vocab_file=/v.json")
-    assert "the program gpt takes no --vocab-file" in told
-    assert "program: pretrain_gpt.py" in told
-
-
-def test_a_script_of_the_host_parses_what_it_likes(plan: Planner) -> None:
-    text = UPSTREAM.replace("pretrain_gpt.py", "./own.py")
-    planned = plan(text, "megatron_args.anything=1", rest=("--num-layers", "2"))
+def test_what_is_not_known_is_not_checked(plan: Planner) -> None:
+    """Another release, a script of the host's, and options of other scripts' own."""
+    assert arguments.table().options_of("0.99.0") is None
+    planned = plan(UPSTREAM, "megatron_args.brand_new=1", facts=Facts("0.99.0", True))
+    assert planned.argv[-2:] == ("--brand-new", "1")
+    own = UPSTREAM.replace("pretrain_gpt.py", "./own.py")
+    planned = plan(own, "megatron_args.anything=1", rest=("--num-layers", "2"))
     assert planned.argv[-4:] == ("--anything", "1", "--num-layers", "2")
-
-
-def test_another_pretrain_script_may_have_options_of_its_own(plan: Planner) -> None:
-    text = UPSTREAM.replace("pretrain_gpt", "pretrain_own")
-    assert plan(text, "megatron_args.own_option=1")
+    other = UPSTREAM.replace("pretrain_gpt", "pretrain_own")
+    assert plan(other, "megatron_args.own_option=1")
     facts = Facts("0.9.0", True)
-    assert "from 0.11 on" in refusal(plan, text, "model.attention_backend=auto", facts=facts)
+    assert "from 0.11 on" in refusal(plan, other, "model.attention_backend=auto", facts=facts)
 
 
 @pytest.mark.parametrize(
@@ -221,13 +189,6 @@ def test_a_name_is_spelled_as_megatron_spells_it(plan: Planner) -> None:
         assert plan(UPSTREAM, given, facts=Facts(release, "git")).argv[-1] == spelled
 
 
-def test_every_option_has_a_kind() -> None:
-    for release in arguments.table().releases:
-        kinds = arguments.table().kinds_of(f"{release}.0")
-        assert kinds.keys() == arguments.table().options_of(f"{release}.0")
-    assert arguments.table().kinds_of(None).keys() == arguments.table().gpt
-
-
 @pytest.mark.parametrize(
     ("name", "values", "told"),
     [
@@ -242,6 +203,7 @@ def test_every_option_has_a_kind() -> None:
         ("--data-path", (), ""),
         ("--rampup-batch-size", ("1", "2", "3"), ""),
         ("--lr", ("1e-4",), ""),
+        ("--optimizer", ("sgd",), ""),
     ],
 )
 def test_values_are_of_the_options_type_and_number(
@@ -259,22 +221,6 @@ def test_a_secret_of_the_wrong_type_is_not_told() -> None:
     with pytest.raises(UsageError, match="is given ") as caught:
         arguments.check_values([Option("--save-interval", "https://u:hunter2@h", "a")], None)
     assert "hunter2" not in str(caught.value)
-
-
-def test_our_programs_choices_are_those_of_its_parser() -> None:
-    assert arguments.table().gpt_choices == {
-        action.option_strings[-1]: tuple(action.choices)
-        for action in parser()._actions
-        if action.choices
-    }
-
-
-def test_the_choices_are_of_options_that_there_are_and_sorted() -> None:
-    data = json.loads(arguments.DATA.read_text(encoding="utf-8"))
-    assert list(data["choices"]) == sorted(data["choices"])
-    for release in data["releases"]:
-        choices = arguments.table().choices_of(f"{release}.0")
-        assert choices.keys() <= (arguments.table().options_of(release) or set())
 
 
 @pytest.mark.parametrize(
@@ -306,18 +252,6 @@ def test_a_wrong_value_is_refused_with_place_nearest_and_all() -> None:
         arguments.check_values([Option("--lr-decay-style", "WSD", "here")], None)
 
 
-def test_an_option_of_two_lines_is_told_on_one() -> None:
-    for check in (arguments.check_ours, lambda one: arguments.check_megatron(one, "0.9.0")):
-        with pytest.raises(UsageError, match=r"run.yaml:2: a: .* no --a\\nb"):
-            check({"--a\nb": "run.yaml:2: a"})
-
-
-def test_right_values_and_options_without_choices_pass() -> None:
-    options = [Option("--optimizer", "sgd", ""), Option("--data-path", "anything", "")]
-    arguments.check_values([*options, Option("--fp16", True, "")], "0.9.0")
-    arguments.check_values([Option("--optimizer", "new", "")], "0.99.0")
-
-
 def test_words_are_options_with_their_values() -> None:
     words = ("left", "--a", "1", "2", "--b=x=y", "--c", "--api-key=z")
     assert arguments.given(words) == [
@@ -326,8 +260,3 @@ def test_words_are_options_with_their_values() -> None:
         Option("--c", True, "-- --c"),
         Option("--api-key", "z", "-- --api-key=(hidden)"),
     ]
-
-
-def test_what_any_release_takes_is_known_for_editors() -> None:
-    assert "muon" in arguments.table().any_choices("--optimizer")
-    assert arguments.table().any_choices("--data-path") == ()

@@ -133,11 +133,8 @@ def test_a_refusal_names_place_numbers_and_what_works() -> None:
         "run.yaml: parallel.tensor_model_parallel_size: 12 heads aren't divisible by 8\n"
         "  Nearest that work: 6 or 12."
     )
-
-
-def test_every_broken_rule_is_told_at_once() -> None:
     told = refusal(config(tp=5, pp=3, heads=12, layers=10), 4)
-    assert told.count("Nearest that work") == 3
+    assert told.count("Nearest that work") == 3  # every broken rule, at once
 
 
 @pytest.mark.parametrize(
@@ -161,14 +158,13 @@ def test_a_ramp_reaches_the_global_batch(start: int, increment: int, whole: int)
     assert works(ramp, 1) == reached
 
 
-def test_sequence_parallel_without_tensor_parallel_is_let_through() -> None:
-    """Megatron turns it off, and upstream's own scripts for Mixtral and Llama say it."""
+def test_a_sequence_is_divided_by_context_first() -> None:
+    """1000 at TP4 CP2 with sequence parallelism was refused: 1000 / 4, then 500 / 4.
+
+    Without tensor parallelism Megatron turns it off, and upstream's own scripts say it.
+    """
     alone = config().model_copy(update={"parallel": Parallel(sequence_parallel=True)})
     assert works(alone, 1)
-
-
-def test_a_sequence_is_divided_by_context_first() -> None:
-    """1000 at TP4 CP2 with sequence parallelism was refused: 1000 / 4, then 500 / 4."""
     sizes = {"tensor_model_parallel_size": 4, "context_parallel_size": 2, "sequence_parallel": True}
     changes = {"parallel": Parallel(**sizes), "model": Model(seq_length=1000)}
     assert works(config().model_copy(update=changes), 8)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,14 +83,6 @@ def test_the_hosts_memory_is_shared_by_several_processes_with_gpus_alone(
     assert (made.ipc, made.shm_size) == (ipc, shm_size)
 
 
-def test_the_calling_users_groups_go_with_them(plan: Planner) -> None:
-    """Data that a group may read was not the run's to read."""
-    host = replace(HOST, groups=(44, 110))
-    assert plan("gpt2", host=host).groups == (44, 110)
-    assert plan("gpt2", 'resources.user="12345:5"', host=host).groups == ()
-    assert plan("gpt2", host=replace(host, rootless=True)).groups == ()
-
-
 def test_the_calling_user_owns_what_the_run_writes(plan: Planner) -> None:
     made = plan("gpt2")
     assert made.user == "1000:100"
@@ -98,6 +91,10 @@ def test_the_calling_user_owns_what_the_run_writes(plan: Planner) -> None:
     assert plan("gpt2", 'resources.user="12345:5"').user == "12345:5"
     root = plan("gpt2", host=replace(HOST, uid=0, gid=0))
     assert (root.user, "HOME" in dict(root.env)) == (None, False)
+    host = replace(HOST, groups=(44, 110))  # data that a group may read is the run's to read
+    assert plan("gpt2", host=host).groups == (44, 110)
+    assert plan("gpt2", 'resources.user="12345:5"', host=host).groups == ()
+    assert plan("gpt2", host=replace(host, rootless=True)).groups == ()
 
 
 def test_the_programs_paths_are_those_of_the_container(plan: Planner) -> None:
@@ -174,30 +171,16 @@ def test_programs(plan: Planner, program: str, started: tuple[str, ...]) -> None
     made = plan("gpt2-tiny" if program == "gpt" else text, f"program={program}")
     at = made.argv.index("--") + 1
     assert made.argv[at : at + len(started)] == started
+    if program.startswith("."):
+        assert mounts(made) == {started[0]: ("/home/user/work/my script.py", True)}
 
 
-def test_a_script_of_the_host_is_mounted_read_only(plan: Planner) -> None:
-    made = plan("name: a\nimage: cpu\ngpus: 0\nprogram: ../my script.py\n")
-    assert mounts(made) == {"/program/my script.py": ("/home/user/my script.py", True)}
-
-
-def test_an_image_from_an_sdist_has_no_scripts(plan: Planner) -> None:
-    told = refusal(plan, "simple", facts=Facts("0.9.0", False))
-    assert "has no scripts" in told
-    assert plan("gpt2-tiny", facts=Facts("0.16.1", False))
-
-
-@pytest.mark.parametrize(("gpus", "near"), [(1, "2"), (3, "2 or 4"), (5, "4 or 6")])
-def test_the_quickstart_needs_an_even_number(plan: Planner, gpus: int, near: str) -> None:
-    assert f"Nearest that work: {near}." in refusal(plan, "simple", f"gpus={gpus}")
-
-
-def test_the_quickstart_reads_no_arguments(plan: Planner) -> None:
+def test_the_quickstart_needs_an_even_number_a_checkout_and_no_arguments(plan: Planner) -> None:
+    for gpus, near in ((1, "2"), (3, "2 or 4"), (5, "4 or 6")):
+        assert f"Nearest that work: {near}." in refusal(plan, "simple", f"gpus={gpus}")
     assert "would do nothing" in refusal(plan, "simple", "training.lr=1.0")
-
-
-def test_a_program_of_ours_needs_data(plan: Planner) -> None:
-    assert "no data to train on" in refusal(plan, "name: a\nimage: cpu\ngpus: 0\n")
+    assert "has no scripts" in refusal(plan, "simple", facts=Facts("0.9.0", False))
+    assert plan("gpt2-tiny", facts=Facts("0.16.1", False))
 
 
 def test_variables_of_the_file_win_and_null_passes_the_launchers_own(plan: Planner) -> None:
@@ -227,13 +210,10 @@ def test_several_nodes_find_each_other(plan: Planner) -> None:
     assert plan("gpt2", "resources.network=none").network == "none"
 
 
-def test_several_nodes_need_the_first_ones_address(plan: Planner) -> None:
+def test_all_nodes_on_one_machine_know_each_other(plan: Planner) -> None:
     with pytest.raises(UsageError, match=r"--set nodes=2: nodes: .* master_addr") as refused:
         plan("gpt2", "nodes=2")
     assert "--backend compose" in refused.value.remedy
-
-
-def test_all_nodes_on_one_machine_know_each_other(plan: Planner) -> None:
     here = replace(HOST, every_node=True)
     made = plan("gpt2", "nodes=2", "gpus=4", host=here)
     assert dict(made.env)["PET_MASTER_ADDR"] == "node-0"
@@ -241,16 +221,6 @@ def test_all_nodes_on_one_machine_know_each_other(plan: Planner) -> None:
     assert made.network is None
     with pytest.raises(UsageError, match=r"nodes\.rank"):
         plan("gpt2", "nodes={count: 2, rank: 1}", "gpus=4", host=here)
-
-
-def test_the_engine_waits_longer_than_the_runner(plan: Planner) -> None:
-    made = plan("gpt2", "resources.stop_grace=30")
-    assert (value(made, "--grace"), made.stop_grace) == ("30", 40)
-
-
-def test_the_same_input_gives_the_same_plan(plan: Planner) -> None:
-    assert plan("gpt2") == plan("gpt2")
-    assert hash(plan("gpt2"))
 
 
 def make_files(folder: Path, *names: str) -> None:
@@ -270,33 +240,24 @@ def test_missing_data_is_told_with_what_a_prefix_is(plan: Planner, tmp_path: Pat
         files.require(made)
 
 
-def test_folders_that_are_written_to_are_made(plan: Planner, tmp_path: Path) -> None:
+def test_folders_that_are_written_to_are_made_and_others_told(
+    plan: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "a b" / "c"
     files.prepare(bare(plan, Mount(str(folder), "/x", False, "checkpoint.save")))
     assert folder.is_dir()
-
-
-def test_a_folder_that_cannot_be_made_is_told(plan: Planner, tmp_path: Path) -> None:
     make_files(tmp_path, "file")
     with pytest.raises(UsageError, match=r"checkpoint\.save: can't make the folder"):
         files.prepare(bare(plan, Mount(f"{tmp_path}/file/x", "/x", False, "checkpoint.save")))
-
-
-def test_a_folder_of_somebody_else_is_told(plan: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as root may write anywhere
     with pytest.raises(UsageError, match="isn't yours to write to"):
         files.prepare(bare(plan, Mount("/usr", "/x", False, "checkpoint.save")))
 
 
-class FakeRow:
-    megatron = "0.9.0"
-    source = "git"
-
-
-class FakeMatrix:
-    def __init__(self) -> None:
-        self.rows = {"24.09": FakeRow(), "24.10": FakeRow()}
-        self.releases = {"0.9.0": None, "0.10.0": None}
+ROW = SimpleNamespace(megatron="0.9.0", source="git")
+MATRIX: Any = SimpleNamespace(
+    rows={"24.09": ROW, "24.10": ROW}, releases={"0.9.0": None, "0.10.0": None}
+)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +273,7 @@ def test_what_the_matrix_knows_of_an_image(
 ) -> None:
     image = image if image.startswith("{") else f"{{{image}}}"
     config, _ = source.load(write(f"name: a\nimage: {image}\n"), [])
-    assert planned(config.image, FakeMatrix(), str.upper) == facts
+    assert planned(config.image, MATRIX, str.upper) == facts
     assert reference(config.image) == name
 
 
@@ -323,7 +284,7 @@ def test_what_the_matrix_knows_of_an_image(
 def test_what_the_matrix_does_not_know_is_told(write: Write, image: str, said: str) -> None:
     config, _ = source.load(write(f"name: a\nimage: {image}\n"), [])
     with pytest.raises(UsageError, match=f"IMAGE.*\n.*{said}"):
-        planned(config.image, FakeMatrix(), str.upper)
+        planned(config.image, MATRIX, str.upper)
 
 
 def test_the_labels_of_an_image_are_facts() -> None:

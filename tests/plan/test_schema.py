@@ -52,11 +52,6 @@ def accepted(data: object) -> bool:
     return True
 
 
-def test_the_schema_is_one() -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    assert SCHEMA["additionalProperties"] is False
-
-
 @given(st.data())
 def test_what_the_models_take_the_schema_takes(data: st.DataObject) -> None:
     kind, values = data.draw(st.sampled_from(VALUES))
@@ -81,6 +76,7 @@ def test_what_the_models_take_the_schema_takes(data: st.DataObject) -> None:
     ],
 )
 def test_the_short_forms_are_taken_by_both(right: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
     data = {"name": "a", "image": "cpu"} | yaml.safe_load(right)
     assert accepted(data)
     VALIDATOR.validate(data)
@@ -98,6 +94,7 @@ def test_presets_and_imported_files_fit(path: Path) -> None:
     "wrong",
     [
         "nmae: a",
+        "image: null",
         "name: -a",
         "name: null",
         "image: {}",
@@ -155,13 +152,6 @@ def test_presets_and_imported_files_fit(path: Path) -> None:
 def test_both_refuse_what_is_wrong(wrong: str) -> None:
     data = {"name": "a", "image": "cpu"} | yaml.safe_load(wrong)
     assert not accepted(data)
-    assert not VALIDATOR.is_valid(data)
-
-
-@pytest.mark.parametrize("missing", ["name", "image"])
-def test_what_must_be_there_must_be_there(missing: str) -> None:
-    data = {"name": "a", "image": "cpu"}
-    del data[missing]
     assert not VALIDATOR.is_valid(data)
 
 

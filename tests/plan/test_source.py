@@ -33,11 +33,6 @@ def refusal(path: str, *sets: str) -> str:
     return str(caught.value)
 
 
-def test_a_preset_is_found_by_name_with_and_without_its_ending() -> None:
-    assert source.find("gpt2") == source.find("gpt2.yaml")
-    assert source.find("gpt2")[1].parent == source.PRESETS
-
-
 def test_a_file_comes_before_a_preset_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,40 +41,35 @@ def test_a_file_comes_before_a_preset_of_its_name(
     assert source.load("gpt2.yaml", [])[0].name == "mine"
 
 
-def test_the_nearest_preset_is_named() -> None:
-    assert "Did you mean 'gpt2-tiny.yaml'" in refusal("gpt2-tin")
-
-
-def test_a_folder_is_no_run_file(tmp_path: Path) -> None:
-    assert "is a folder" in refusal(str(tmp_path))
-
-
 def test_what_has_no_end_is_told() -> None:
     """It took all memory."""
     with pytest.raises(UsageError, match="has over 16 MB"):
         yamlfile.read(Path("/dev/zero"), "zero")
 
 
-def test_a_file_that_is_not_text_is_told(tmp_path: Path) -> None:
+def test_what_is_no_run_file_is_told(tmp_path: Path) -> None:
+    assert source.find("gpt2") == source.find("gpt2.yaml")
+    assert "Did you mean 'gpt2-tiny.yaml'" in refusal("gpt2-tin")
+    assert "is a folder" in refusal(str(tmp_path))
     (tmp_path / "bad.yaml").write_bytes(b"\xff\xfe")
     assert "can't be read" in refusal(str(tmp_path / "bad.yaml"))
 
 
-def test_a_wrong_key_gives_line_and_nearest(write: Write) -> None:
-    told = refusal(write("name: a\nimage: cpu\nmodel:\n  hiden_size: 3\n"))
-    assert "run.yaml:4: model.hiden_size: unknown key. Did you mean 'hidden_size'" in told
-
-
-def test_a_key_of_another_section_is_told_where_it_belongs(write: Write) -> None:
-    told = refusal(write("name: a\nimage: cpu\nmodel: {lr: 1.0}\nnum_layers: 2\n"))
-    assert "run.yaml:3: model.lr: unknown key here. There is training.lr" in told
-    assert "run.yaml:4: num_layers: unknown key here. There is model.num_layers" in told
-
-
-def test_a_wrong_key_in_a_list_gives_line_and_nearest(write: Write) -> None:
-    told = refusal(write("name: a\nimage: cpu\nmounts:\n- {source: a, target: /a}\n- sorce: b\n"))
-    assert "run.yaml:5: mounts.1.sorce: unknown key. Did you mean 'source'" in told
-    assert "run.yaml:5: mounts.1.source: must be given" in told
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("model:\n  hiden_size: 3", "4: model.hiden_size: unknown key. Did you mean 'hidden_size'"),
+        ("model: {lr: 1.0}", "3: model.lr: unknown key here. There is training.lr"),
+        ("num_layers: 2", "3: num_layers: unknown key here. There is model.num_layers"),
+        ("mounts:\n- sorce: b", "4: mounts.0.sorce: unknown key. Did you mean 'source'"),
+        ("mounts:\n- sorce: b", "4: mounts.0.source: must be given"),
+        ("resources: {ipc: h}", "ipc: takes 'host', 'private' or 'shareable' (it is 'h')"),
+    ],
+)
+def test_a_wrong_key_gives_line_and_nearest(write: Write, lines: str, said: str) -> None:
+    assert said in refusal(write(f"name: a\nimage: cpu\n{lines}\n"))
+    given = refusal(write("name: a\nimage: cpu\n"), "model.hiden_size=3")
+    assert given.startswith("--set model.hiden_size=3: model.hiden_size: unknown key. Did you mean")
 
 
 @pytest.mark.parametrize("image", ["-v/:/host", "{name: --privileged}", "a.b/../c:1", "'a b:1'"])
@@ -87,11 +77,6 @@ def test_an_image_that_would_be_an_option_is_refused(write: Write, image: str) -
     """In the `docker run` line to paste it would be one of docker's."""
     told = refusal(write(f"name: a\nimage: {image}\n"))
     assert "run.yaml:2: image.name: doesn't look like an image's name" in told
-
-
-def test_a_value_of_few_gives_those(write: Write) -> None:
-    told = refusal(write("name: a\nimage: cpu\nresources: {ipc: hosst}\n"))
-    assert "resources.ipc: takes 'host', 'private' or 'shareable' (it is 'hosst')" in told
 
 
 LAUGHS = "name: a\nimage: cpu\nenv:\n  a0: &a0 [x]\n" + "".join(
@@ -198,31 +183,19 @@ def test_of_many_faults_the_first_are_told(write: Write) -> None:
     assert told[-1].endswith("run.yaml: 30 more like these")
 
 
-def test_a_wrong_key_on_the_command_line_gives_the_same(write: Write) -> None:
-    told = refusal(write("name: a\nimage: cpu\n"), "model.hiden_size=3")
-    assert told.startswith("--set model.hiden_size=3: model.hiden_size: unknown key. Did you mean")
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("model: {num_layers: two}", "num_layers"),
         ("model: {num_layers: true}", "num_layers"),
-        ("model: {num_layers: 0}", "greater than 0"),
         ("training: {lr: fast}", "not a number"),
         ("training: {lr: .nan}", "not a finite number"),
         ("training: {micro_batch_size: some}", "neither a whole number above 0 nor auto"),
-        ("training: {fp16: 1}", "fp16"),
         ("data: {path: [0.5, 0.5]}", "at least one path prefix"),
-        ("data: {path: []}", "neither a path prefix nor a list"),
         ("gpus: device=", "isn't a request for GPUs"),
-        ("gpus: [0, 1]", "not a request for GPUs"),
         ("env: {A-B: x}", "a variable's name"),
-        ("env: {A: [x]}", "not text, a number, true or false"),
         ("megatron_args: {a: {b: c}}", "not text, a number, true or false"),
         ("mounts: [{source: a, target: relative}]", "an absolute path"),
         ("resources: {shm_size: 1g}", "no effect with ipc: host"),
-        ("resources: {shm_size: big, ipc: private}", "a size: 512m"),
         ("resources: {user: root}", "auto, image or 1000:1000"),
         ("nodes: {count: 2, rank: 2, master_addr: a}", "rank 2"),
         ("program: ''", "program"),
@@ -257,6 +230,10 @@ def test_an_override_reaches_below_the_short_form(write: Write) -> None:
     path = write('name: a\nimage: "24.10"\n')
     config, _ = source.load(path, [source.parse_set("image.megatron=0.10.0")])
     assert (config.image.tag, config.image.megatron) == ("24.10", "0.10.0")
+    tagged = Override("--tag cpu", {"image.name": None, "image.tag": "cpu"})
+    assert source.load(write("name: a\nimage: some/image\n"), [tagged])[0].image.tag == "cpu"
+    sets = [source.parse_set(f"training.seed={n}") for n in (1, 2)]  # the last wins
+    assert source.load(path, sets)[0].training.seed == 2
 
 
 @pytest.mark.parametrize(
@@ -284,17 +261,6 @@ def test_a_wrong_number_in_the_environment_is_told_with_its_variable(
     loaded = source.load(write(f"{MINIMAL}nodes: 2\n"), [])
     with pytest.raises(UsageError, match=r"\$SLURM_NODEID: nodes"):
         source.numbered(*loaded, {"SLURM_NODEID": rank})
-
-
-def test_a_tag_replaces_a_full_name(write: Write) -> None:
-    path = write("name: a\nimage: some/image\n")
-    override = Override("--tag cpu", {"image.name": None, "image.tag": "cpu"})
-    assert source.load(path, [override])[0].image.tag == "cpu"
-
-
-def test_the_last_override_wins(write: Write) -> None:
-    sets = [source.parse_set(f"training.seed={n}") for n in (1, 2)]
-    assert source.load(write("name: a\nimage: cpu\n"), sets)[0].training.seed == 2
 
 
 @pytest.mark.parametrize("argument", ["", "a", "=1", "a..b=1", ".a=1", "a=[", "a=!!int x", "a=&"])

@@ -42,7 +42,10 @@ class Read(HTMLParser):
 
 
 def test_it_is_well_nested_and_names_nothing_outside() -> None:
-    read = Read(html.as_html(RESULTS))
+    assert "Nothing was tried." in html.as_html([])
+    page = html.as_html(RESULTS)
+    assert page == html.as_html(RESULTS)
+    read = Read(page)
     assert read.open == []
     assert not {"img", "iframe", "object", "form", "base"} & {tag for tag, _ in read.elements}
     assert read.all("src") == []
@@ -71,10 +74,6 @@ def test_the_policy_lets_in_the_pages_own_script_and_style_alone() -> None:
         (text,) = re.findall(f"<{name}>(.*?)</{name}>", page, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in policy
-
-
-def test_it_is_the_same_for_the_same_results() -> None:
-    assert html.as_html(RESULTS) == html.as_html(RESULTS)
 
 
 @given(st.text(), st.text(), st.text(), st.lists(st.text(), max_size=3))
@@ -125,13 +124,9 @@ def test_the_steps_say_how_far_it_came(verdict: str, stage: str, reason: str, st
     card = html.Card("x", result("24.10", verdict, stage=stage, reason=reason))
     assert [step for step, _ in card.steps] == list(html.STEPS)
     assert "".join(state[0] for _, state in card.steps) == states
-
-
-def test_times_are_in_the_order_of_the_stages() -> None:
     shuffled = dict(sorted(SECONDS.items()))
-    card = html.Card("x", result("24.10", "runs", seconds=shuffled))
-    assert card.times == [*SECONDS.items()] != [*shuffled.items()]
-    assert "pull 5 min · fetch 0 s" in html.as_html([card.result])
+    timed = html.Card("x", result("24.10", "runs", seconds=shuffled))
+    assert timed.times == [*SECONDS.items()] != [*shuffled.items()]
 
 
 def test_every_verdict_and_stage_has_its_look_and_its_meaning() -> None:

@@ -108,19 +108,13 @@ def test_a_library_that_torch_brings_is_asked_of_torch_and_the_other_of_the_imag
     }
 
 
-def test_a_torch_that_brings_no_library_is_not_imported_for_what_the_image_states(
-    tmp_path: Path,
-) -> None:
-    package(tmp_path, "torch", "2.5.1", "raise OSError('libcudart.so.12: cannot open')")
-    told = tell("nccl", "cudnn", folder=tmp_path, NCCL_VERSION="2.16.2-1", CUDNN_VERSION="9.8.0")
-    assert [one.get("value") for one in told.values()] == ["2.16.2", "9.8.0"]
-
-
 def test_a_package_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
     package(tmp_path, "torch", "2.4.0", "raise OSError('libcudart.so.12: cannot open')")
-    found = tell("cuda", "python", folder=tmp_path)
+    stated = {"NCCL_VERSION": "2.16.2-1", "CUDNN_VERSION": "9.8.0"}
+    found = tell("cuda", "python", "nccl", "cudnn", folder=tmp_path, **stated)
     assert found["cuda"]["error"] == "OSError: libcudart.so.12: cannot open"
     assert "error" not in found["python"]
+    assert [found[name]["value"] for name in ("nccl", "cudnn")] == ["2.16.2", "9.8.0"]
 
 
 def test_a_fact_finds_the_programs_that_the_extension_did_without(tmp_path: Path) -> None:

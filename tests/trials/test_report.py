@@ -45,14 +45,9 @@ def test_the_verdict_is_the_least_that_was_reached(
     found = result.verdict(facts, trials)
     assert (found["verdict"], found.get("stage", "")) == (verdict, stage)
     assert stage != "import" or " no" in found["reason"]
-
-
-@pytest.mark.parametrize("state", ["runs", "fails"])
-def test_warnings_of_all_trials_are_told_once(state: str) -> None:
-    trials = {"a": trial("runs", warnings="xy"), "b": trial(state, warnings="yz")}
-    told = result.verdict(FINE, trials)
-    assert told["verdict"] == state
-    assert told["warnings"] == ("x", "y", "z")
+    for state in ("runs", "fails"):
+        warned = {"a": trial("runs", warnings="xy"), "b": trial(state, warnings="yz")}
+        assert result.verdict(FINE, warned)["warnings"] == ("x", "y", "z")
 
 
 @given(st.sampled_from(result.ORDER), st.sampled_from([None, *result.ORDER]))
@@ -72,31 +67,11 @@ def test_a_cell_is_worse_or_better_than_expected_or_neither(
     ("warning", "about"),
     [  # as torch 2.3.1, 2.4.1 and 2.5.1 and Megatron 0.9.0 and 0.12.3 have them
         ("FutureWarning: `torch.cuda.amp.custom_fwd(args...)` is deprecated.", "decorators"),
-        ("FutureWarning: `torch.cuda.amp.autocast(args...)` is deprecated.", "autocast"),
         ("UserWarning: torch.distributed._all_gather_base is a private function", "collectives"),
-        ("FutureWarning: `torch.distributed._reduce_scatter_base` is a private", "collectives"),
-        ("DeprecationWarning: torch.distributed._sharded_tensor will be deprecated", "old place"),
-        ("DeprecationWarning: `torch.distributed._sharded_tensor` will be deprecated", "old place"),
-        ("FutureWarning: Please use DTensor instead and we are deprecating ShardedTensor.", "made"),
-        ("UserWarning: 'load_state_dict' is deprecated and will be removed", "old name"),
         ("FutureWarning: `load_state_dict` is deprecated and will be removed", "old name"),
-        ("FutureWarning: You are using `torch.load` with `weights_only=False` (the", "torch.load"),
-        ("FutureWarning: `torch.library.impl_abstract` was renamed to `torch", "before 2.4"),
         ("UserWarning: Apex is not installed. Falling back to Torch LayerNorm", "no Apex"),
         ("UserWarning: Transformer Engine and Apex are not installed. Falling back", "neither"),
-        ("UserWarning: `async_grad_allreduce` is deprecated and will be removed", "older name"),
-        ("UserWarning: async_grad_allreduce is deprecated, not in use anymore", "older name"),
-        ("UserWarning: full scope is deprecated. Use empty cuda_graph_scope", "own default"),
-        ("Warning: nvfuser is no longer supported, use _jit_set_nvfuser_enabled is", "no more"),
         ("SyntaxWarning: invalid escape sequence '\\s'", "Python 3.12"),
-        ("UserWarning: Environment variable TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD detected", "launcher"),
-        ("UserWarning: Overriding default arguments for tokenizer_type:GPT2BPE", "tokenizer"),
-        (
-            "UserWarning: Constraints for invoking optimized fused softmax kernel are",
-            "no fused kernel",
-        ),
-        ('UserWarning: The fp8 argument in "get_x_spec" has been deprecated', "older argument"),
-        ("UserWarning: TransformerLayer._get_layer_offset is deprecated.Please", "older function"),
         ("Warning: WARNING: process group has NOT been destroyed before we destruct", "without it"),
         ("Warning: WARNING: destroy_process_group() was not called before program exit", "without"),
     ],
@@ -104,11 +79,8 @@ def test_a_cell_is_worse_or_better_than_expected_or_neither(
 def test_causes_that_are_known_are_told(warning: str, about: str) -> None:
     assert about in result.cause(warning)
     assert sum(bool(re.search(says, warning)) for says, _ in result.CAUSES) == 1
-
-
-def test_a_cause_that_is_not_known_is_not_made_up() -> None:
-    for warning in ("UserWarning: another", "FutureWarning: `custom_fwd` is here", ""):
-        assert result.cause(warning) == ""
+    for other in ("UserWarning: another", "FutureWarning: `custom_fwd` is here", ""):
+        assert result.cause(other) == ""
 
 
 CELLS = [
@@ -211,14 +183,11 @@ def test_junit_is_xml_whatever_was_printed(tail: list[str], reason: str) -> None
     assert len(ElementTree.fromstring(report.as_junit([one]))) == 1  # noqa: S314
 
 
-def test_json_has_everything() -> None:
-    told = json.loads(report.as_json(CELLS))["cells"]
-    assert told[1]["warnings"][0]["cause"].startswith("Megatron before 0.10.0")
-    assert told[2]["tail"][1] == "line <&>"
-
-
 def test_json_is_read_as_it_was_written() -> None:
-    assert report.from_json(report.as_json(CELLS), "here") == CELLS
+    written = report.as_json(CELLS)
+    assert report.from_json(written, "here") == CELLS
+    (warning,) = json.loads(written)["cells"][1]["warnings"]
+    assert warning["cause"].startswith("Megatron before 0.10.0")
     for text in ("", "{}", "[]", '{"cells": [{"tag": "x"}]}', '{"cells": 1}'):
         with pytest.raises(UsageError, match="here"):
             report.from_json(text, "here")
