@@ -81,26 +81,18 @@ def test_what_became_of_it(
     assert found.code == (125 if cut_short else ended.code)
 
 
-def test_a_finished_run_is_passed_over() -> None:
-    assert describe(Ending(Ended(0), False, DONE), "0a1b", None, "/save") == []
-
-
 def test_the_newest_checkpoint_is_named_with_how_to_go_on() -> None:
+    """After another schedule the command that was told failed in the same way again."""
+    said = (
+        "AssertionError: OptimizerParamScheduler: class input value 5e-05 and checkpointvalue "
+        "0.0001 for learning rate do not match\nrunner: rank 0 exited with code 1\n"
+    )
     saved = Checkpoint(40, Path("/saves/iter_0000040"))
     assert describe(Ending(Ended(0), True, ""), "0a1b", saved, "/save") == [
         "run 0a1b stopped, exit code 0",
         "newest complete checkpoint: /saves/iter_0000040 (iteration 40)",
         "to go on: python3 -m launcher resume 0a1b",
     ]
-
-
-def test_after_another_schedule_it_is_told_what_goes_on() -> None:
-    """The command that was told failed in the same way again."""
-    said = (
-        "AssertionError: OptimizerParamScheduler: class input value 5e-05 and checkpointvalue "
-        "0.0001 for learning rate do not match\nrunner: rank 0 exited with code 1\n"
-    )
-    saved = Checkpoint(40, Path("/saves/iter_0000040"))
     *_, last = describe(Ending(Ended(1), False, said), "0a1b", saved, "/save")
     command, _, setting = last.partition(" --set ")
     assert command == "to go on: python3 -m launcher resume 0a1b"
@@ -121,6 +113,7 @@ def test_the_exit_code_is_told_once(code: int, tail: str, first: str) -> None:
     ending = Ending(Ended(code), False, tail)
     assert describe(ending, "0a1b", None, "") == [first]
     assert describe(ending, "0a1b", None, "/save") == [first, "it saved no complete checkpoint"]
+    assert describe(Ending(Ended(0), False, DONE), "0a1b", None, "/save") == []
 
 
 class Process:
@@ -183,8 +176,5 @@ def test_endings_come_back_in_their_order_with_what_was_saved(kept: Path) -> Non
     assert (first["outcome"], first["code"], first["iteration"]) == ("failed", 1, 20)
     assert first["reason"] == "rank 1 exited with code 1"
     assert (second["attempt"], second["outcome"], second["checkpoint"]) == (1, "finished", None)
-
-
-def test_a_run_without_a_record_has_none(kept: Path) -> None:
-    ending.keep("ffffffff", 0, Ending(Ended(0), False, ""), [], None)
+    ending.keep("ffffffff", 0, Ending(Ended(0), False, ""), [], None)  # it has no record
     assert not (kept.parent / "ffffffff").exists()

@@ -38,22 +38,17 @@ def test_the_first_of_two_owns_the_run_until_it_is_killed(run: str) -> None:
         assert holder.stdout.readline() == "True\n"
         with owner.following(run) as mine:
             assert not mine
+        with owner.following("ffffffff") as mine:  # a run without a record
+            assert mine
         assert owner.stop_in_pause(run)
         assert owner.asked_to_stop(run)
         holder.kill()
         holder.wait()
         with owner.following(run) as mine:
             assert mine
-
-
-def test_nobody_is_asked_where_nobody_waits(run: str) -> None:
-    assert not owner.stop_in_pause(run)
-    assert not owner.asked_to_stop(run)
-
-
-def test_a_run_without_a_record_is_its_followers_own(run: str) -> None:
-    with owner.following("ffffffff") as mine:
-        assert mine
+    (owner.settings().runs / "0b1b2c3d").mkdir()
+    assert not owner.stop_in_pause("0b1b2c3d")  # nobody waits there
+    assert not owner.asked_to_stop("0b1b2c3d")
 
 
 def test_one_that_starts_keeps_the_next_waiting(run: str, monkeypatch: pytest.MonkeyPatch) -> None:

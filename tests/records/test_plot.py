@@ -50,7 +50,7 @@ def step(iteration: int, loss: float | None, ms: float = 100.0, batch: int = 8) 
     return Step(iteration, 100, ms, loss=loss, global_batch_size=batch)
 
 
-def test_the_later_attempt_counts_where_two_overlap() -> None:
+def test_what_a_curve_is_made_of_where_two_attempts_overlap() -> None:
     found = plot.curves(
         "a",
         records(
@@ -63,9 +63,6 @@ def test_the_later_attempt_counts_where_two_overlap() -> None:
     )
     assert found.train == [(1, 9.0), (2, 8.0), (3, 7.1), (4, 6.1)]
     assert found.validation == [(4, 6.6)]
-
-
-def test_what_a_curve_is_made_of() -> None:
     nan = float("nan")
     found = plot.curves(
         "a",
@@ -113,8 +110,8 @@ def test_two_runs_in_one_picture(
     assert not has(tmp_path / "plot.png", ORANGE)
 
 
-def test_a_run_without_metrics_is_told_of(
-    keep: Keep, runs: Path, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_drawn_is_told(
+    keep: Keep, runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep("0a1b2c3d", "a", (0, step(1, 3.0)))
     keep("1a1b2c3d", "b")
@@ -123,20 +120,10 @@ def test_a_run_without_metrics_is_told_of(
     assert "launcher: no metrics of b (1a1b2c3d)\n" in capsys.readouterr().err
     assert cli.main(["plot", "a", "b"]) == 0
     assert "b (1a1b2c3d) has no metrics yet" in capsys.readouterr().err
-
-
-def test_no_such_run_or_folder(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:
-    keep("0a1b2c3d", "a", (0, step(1, 3.0)))
     assert cli.main(["plot", "c"]) == 2
     assert "no run 'c'" in capsys.readouterr().err
     assert cli.main(["plot", "a", "-o", "nowhere/a.png"]) == 2
     assert "nowhere/a.png can't be written: No such file" in capsys.readouterr().err
-
-
-def test_without_matplotlib_it_says_how_to_get_it(
-    keep: Keep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep("0a1b2c3d", "a", (0, step(1, 3.0)))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match="plot needs matplotlib, which") as error:
         plot.plot(["a"], Path("a.png"))

@@ -46,7 +46,7 @@ def keep(plan: Callable[..., Plan], runs: Path) -> Callable[..., Record]:
     return keep
 
 
-def test_what_was_asked_for_comes_back(keep: Callable[..., Record]) -> None:
+def test_what_was_asked_for_comes_back(keep: Callable[..., Record], runs: Path) -> None:
     wanted = asked(("--seed", "7"), model={"num_layers": 2}, env={"A": "1"})
     keep(wanted)
     kept = record.find("0a1b2c3d")
@@ -54,6 +54,11 @@ def test_what_was_asked_for_comes_back(keep: Callable[..., Record]) -> None:
     assert (again.config, again.cwd, again.rest) == (wanted.config, wanted.cwd, wanted.rest)
     assert again.config.model_fields_set == wanted.config.model_fields_set
     assert again.origin.place("model.num_layers") == "run 0a1b2c3d (run.yaml): model.num_layers"
+    assert (runs / "0a1b2c3d").stat().st_mode & 0o777 == 0o700  # its user's alone
+    held = sorted(path.name for path in (runs / "0a1b2c3d").iterdir())
+    assert held == [files.MARKER, record.FILE]
+    with pytest.raises(UsageError, match="can't read its record"):  # another launcher's
+        replace(kept, config=kept.config | {"later": 1}).asked()
 
 
 def test_no_secret_is_in_it_and_each_is_named(keep: Callable[..., Record], runs: Path) -> None:
@@ -71,14 +76,6 @@ def test_no_secret_is_in_it_and_each_is_named(keep: Callable[..., Record], runs:
         "-- --hf-token",
         "-- --api-key",
     }
-
-
-def test_a_record_with_keys_of_another_launcher_is_told_of(
-    keep: Callable[..., Record],
-) -> None:
-    kept = keep(asked())
-    with pytest.raises(UsageError, match="can't read its record"):
-        replace(kept, config=kept.config | {"later": 1}).asked()
 
 
 def test_what_looks_like_a_credential_is_kept_under_no_key(
@@ -138,32 +135,23 @@ def test_a_secret_comes_from_elsewhere_or_is_said_to_be_missing(
         record.check_secrets(kept, config, environ)
 
 
-def test_it_is_its_users_alone(keep: Callable[..., Record], runs: Path) -> None:
-    keep(asked())
-    assert (runs / "0a1b2c3d").stat().st_mode & 0o777 == 0o700
-    held = sorted(path.name for path in (runs / "0a1b2c3d").iterdir())
-    assert held == [files.MARKER, record.FILE]
-
-
-def test_a_record_of_another_folder_is_none(keep: Callable[..., Record], runs: Path) -> None:
-    """Its run becomes a path, of which all is removed that lies there."""
-    kept = keep(asked())
-    (runs / "0a1b2c3d").rename(runs / "other")
-    assert record.records() == []
-    record.put("other", record.FILE, vars(kept) | {"run": "../../home"})
-    assert record.records() == []
-
-
-def test_records_are_newest_first_and_broken_ones_are_passed_over(
+def test_a_record_of_another_folder_and_a_broken_one_are_none(
     keep: Callable[..., Record], runs: Path
 ) -> None:
-    keep(asked(), "aaaa0000", created="2025-01-01")
-    keep(asked(), "bbbb0000", created="2025-01-03")
-    keep(asked(), "cccc0000", created="2025-01-02")
+    """Its run becomes a path, of which all is removed that lies there."""
     for number, text in enumerate(["{", "[]", '{"run": "x"}', json.dumps({"later": 1})]):
-        (runs / str(number)).mkdir()
+        (runs / str(number)).mkdir(parents=True)
         (runs / str(number) / record.FILE).write_text(text)
-    assert [kept.run for kept in record.records()] == ["bbbb0000", "cccc0000", "aaaa0000"]
+    made = {"aaaa0000": "2025-01-01", "bbbb0000": "2025-01-03", "cccc0000": "2025-01-02"}
+    for run, created in made.items():
+        keep(asked(), run, created=created)
+    newest_first = ["bbbb0000", "cccc0000", "aaaa0000"]
+    assert [one.run for one in record.records()] == newest_first
+    kept = keep(asked())
+    (runs / "0a1b2c3d").rename(runs / "other")
+    assert [one.run for one in record.records()] == newest_first
+    record.put("other", record.FILE, vars(kept) | {"run": "../../home"})
+    assert [one.run for one in record.records()] == newest_first
 
 
 KNOWN = [("aa11", "gpt2"), ("aa22", "gpt2"), ("bb33", "other"), ("cc44", "aa11")]

@@ -21,6 +21,7 @@ def test_it_saves_elsewhere_and_finds_nothing_where_nothing_was(tmp_path: Path) 
     found, notes = repeat.aside(asked, str(tmp_path), began=False)
     assert found.checkpoint.save == found.checkpoint.load == "ck-rerun2"
     assert notes == ["it saves to ck-rerun2"]
+    assert repeat.aside(config(), str(tmp_path), began=False) == (config(), [])  # writes nothing
 
 
 def test_it_goes_on_from_where_that_run_went_on(tmp_path: Path) -> None:
@@ -52,11 +53,6 @@ def test_where_it_writes_over_what_that_run_wrote_is_told(tmp_path: Path) -> Non
         config(mounts=mounts, resources={"workdir": "work"}), str(tmp_path), began=False
     )
     assert notes == [f"it writes to {folder}, as that run did" for folder in ("out", "work")]
-
-
-def test_a_run_that_writes_nothing_is_repeated_as_it_is(tmp_path: Path) -> None:
-    asked = config()
-    assert repeat.aside(asked, str(tmp_path), began=False) == (asked, [])
 
 
 def engine(now: str, *there: str, contained: bool = True) -> Any:

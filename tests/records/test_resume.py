@@ -202,16 +202,10 @@ def test_sizes_that_were_set_are_kept_or_refused() -> None:
         resume.on_processes(asked, 2, 3, was)
     (first, _) = resume.on_processes(config(training=batches(whole=96)), 1, 2, config()).notes
     assert first == "layout: TP=1 PP=1 DP=1 -> TP=1 PP=1 DP=2"  # another batch doesn't stay
-
-
-def test_parts_of_stages_go_with_the_stages() -> None:
     parts = sizes(1, 2, num_layers_per_virtual_pipeline_stage=3)
-    found = resume.on_processes(config(parallel=parts, training=batches()), 2, 1).config
-    assert found.parallel.num_layers_per_virtual_pipeline_stage is None
-
-
-def test_a_program_that_is_told_nothing_is_still_told_nothing() -> None:
-    was = RunConfig.model_validate(GIVEN | {"program": "./own.py"})
+    found = resume.on_processes(config(parallel=parts, training=batches()), 2, 1)
+    assert found.config.parallel.num_layers_per_virtual_pipeline_stage is None
+    was = RunConfig.model_validate(GIVEN | {"program": "./own.py"})  # which is told nothing
     assert resume.on_processes(was, 1, 4).config == was
     assert resume.on_processes(was, 2, 2) == resume.Resumed(was, ())
 

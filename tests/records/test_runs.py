@@ -53,13 +53,9 @@ def known() -> list[runs.Run]:
     return runs.known([job(IDS[0]), job(IDS[3], Ended(0)), lost(IDS[3])])
 
 
-def test_a_paused_run_is_told_as_ps_tells_it_and_stays() -> None:
-    (found, *_) = runs.known([job(IDS[0], state="paused")])
-    assert found.state == "paused"
-    assert found not in runs.to_prune([found], runs.Filter(), 0)
-
-
-def test_each_run_has_its_state_its_code_and_its_last_step() -> None:
+def test_each_run_has_its_state_its_code_and_its_last_step(kept: Path) -> None:
+    for name in (record.ENDINGS, record.METRICS):
+        (kept / IDS[3] / name).write_text("5\n")  # a broken record hides no other
     found = [(run.run, run.state, run.code) for run in known()]
     assert found == [
         (IDS[0], "running", None),
@@ -69,12 +65,6 @@ def test_each_run_has_its_state_its_code_and_its_last_step() -> None:
     ]
     assert (known()[1].iteration, known()[1].loss) == (3, 1.5)
     assert known()[0].iteration is None
-
-
-def test_one_broken_record_hides_no_other(kept: Path) -> None:
-    for name in (record.ENDINGS, record.METRICS):
-        (kept / IDS[3] / name).write_text("5\n")
-    assert [run.state for run in known()] == ["running", "finished", "failed", "unknown"]
 
 
 @pytest.mark.parametrize(
@@ -92,16 +82,16 @@ def test_filters(wanted: runs.Filter, found: str) -> None:
     assert "".join(run.run[0] for run in known() if wanted.takes(run)) == found
 
 
-def test_what_is_pruned_has_ended_and_is_none_of_the_newest() -> None:
+def test_what_is_pruned_has_ended_and_is_none_of_the_newest(kept: Path) -> None:
     assert [run.run for run in runs.to_prune(known(), runs.Filter(), 0)] == [*IDS[1:3]]
     assert [run.run for run in runs.to_prune(known(), runs.Filter(), 2)] == [IDS[2]]
     assert runs.to_prune(known(), runs.Filter(states=("running",)), 0) == []
     assert runs.to_prune(known(), runs.Filter(states=("failed",)), 1) == []
     assert [run.run for run in runs.to_prune(known(), runs.Filter(name="demo"), 1)] == [IDS[2]]
-
-
-def test_what_may_go_on_is_pruned_only_where_that_is_said(kept: Path) -> None:
-    unknown = runs.Filter(states=("unknown",))
+    (paused, *_) = runs.known([job(IDS[0], state="paused")])
+    assert paused.state == "paused"
+    assert paused not in runs.to_prune([paused], runs.Filter(), 0)
+    unknown = runs.Filter(states=("unknown",))  # it may go on
     assert [run.run for run in runs.to_prune(known(), unknown, 0)] == [IDS[3]]
     (kept / IDS[2] / "log.2").touch()  # begun, and not ended as far as is known here
     assert known()[2].state == "unknown"

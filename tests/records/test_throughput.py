@@ -38,11 +38,8 @@ def test_the_steps_of_a_plan(
     step = step_of(asdict(plan("gpt2", *sets)))
     assert step
     assert (step.world, step.batch, step.precision) == (world, batch, precision)
-
-
-def test_what_is_behind_dashes_counts(plan: Planner) -> None:
-    step = step_of(asdict(plan("gpt2", "program=pretrain_gpt.py", rest=("--moe-router-topk", "3",
-        "--num-experts=8"))))  # fmt: skip
+    rest = ("--moe-router-topk", "3", "--num-experts=8")  # what is behind dashes counts
+    step = step_of(asdict(plan("gpt2", "program=pretrain_gpt.py", rest=rest)))
     assert step
     assert (step.model.expert_layers, step.model.routed) == (12, 3)
 
@@ -75,6 +72,11 @@ def test_rates() -> None:
     two = rates(replace(GPT2, world=2), 82.1, "NVIDIA H100 80GB HBM3")
     assert two
     assert (two.tokens_per_s, two.tflops_per_gpu) == (found.tokens_per_s, found.tflops_per_gpu / 2)
+    for name in ("NVIDIA H20", None):
+        unknown = rates(GPT2, 82.1, name)
+        assert unknown
+        assert unknown.mfu is None
+    assert [rates(GPT2, ms) for ms in (0.0, -1.0, float("nan"), float("inf"))] == [None] * 4
 
 
 @pytest.mark.parametrize(
@@ -97,11 +99,3 @@ def test_rates() -> None:
 )
 def test_peaks(name: str, precision: str, tflops: float | None) -> None:
     assert peak(name, precision) == tflops
-
-
-def test_an_unknown_gpu_has_no_share_and_no_time_no_rates() -> None:
-    for name in ("NVIDIA H20", None):
-        found = rates(GPT2, 82.1, name)
-        assert found
-        assert found.mfu is None
-    assert [rates(GPT2, ms) for ms in (0.0, -1.0, float("nan"), float("inf"))] == [None] * 4

@@ -70,11 +70,11 @@ def test_a_step_has_its_speed_by_the_plan_and_the_batch_of_its_own_line(tmp_path
     assert slow["tokens_per_s"] == 8 * 32 / 0.1
     assert fast["tokens_per_s"] == 2 * slow["tokens_per_s"]
     assert "mfu" not in slow  # which needs a GPU that is known
-
-
-def test_the_vocabulary_that_the_log_tells_is_counted() -> None:
-    speed = Speed(PLAN, None)
-    step_of = Step(10, 100, 100.0, global_batch_size=8)
+    with Watch(tmp_path, 0):  # as where the engine's log driver gives none back
+        pass
+    assert (tmp_path / watch.LOG).read_bytes() == step(10) + step(20, batch=16)
+    assert kept(tmp_path) == [slow, fast]
+    speed, step_of = Speed(PLAN, None), Step(10, 100, 100.0, global_batch_size=8)
     before = speed.rates_of(step_of)
     speed.read(" > padded vocab (size: 50257) with 175 dummy tokens (new size: 50432)")
     after = speed.rates_of(step_of)
@@ -108,15 +108,6 @@ def test_what_is_seen_again_from_its_beginning_replaces_what_was_kept(tmp_path: 
     assert found == [(0, 10), (1, 20), (1, 30)]
     assert [path.name for path in watch.logs(tmp_path)] == ["log", "log.1"]
     assert (tmp_path / "log.1").read_bytes() == step(20) + step(30)
-
-
-def test_what_was_kept_stays_where_nothing_comes(tmp_path: Path) -> None:
-    with Watch(tmp_path, 0) as first:
-        first.add(step(10), is_error=False)
-    with Watch(tmp_path, 0):  # the engine's log driver gives none back
-        pass
-    assert (tmp_path / watch.LOG).read_bytes() == step(10)
-    assert len(kept(tmp_path)) == 1
 
 
 def test_a_folder_that_takes_nothing_is_told_of_once(tmp_path: Path) -> None:
