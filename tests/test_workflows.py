@@ -255,11 +255,6 @@ def load(name: str) -> dict[str | bool, Any]:
     return found
 
 
-def test_there_are_workflows_for_checks_images_compat_and_publishing() -> None:
-    assert NAMES == ["check", "compat", "images", "publish"]
-    assert {"lint", "drift", "test"} == load("check")["jobs"].keys()
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_what_make_check_runs_finds_nothing(name: str) -> None:
     options = [f"--shellcheck={BIN / 'shellcheck'}", str(FOLDER / f"{name}.yml")]
@@ -269,46 +264,11 @@ def test_what_make_check_runs_finds_nothing(name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "rule"),
-    [
-        ("    timeout-minutes: 10\n", "", "missing-timeout"),
-        ("@3d3c42e5aac5ba805825da76410c181273ba90b1", "@v7", "unpinned-uses"),
-        ("steps.rows.outputs.matrix", "steps.row.outputs.matrix", "undefined-property"),
-        ('TAG="$TAG"', "TAG=$TAG", "shellcheck"),
-        ('TAG="$TAG"', "TAG=${{ inputs.tags }}", "template-injection"),
-        ("needs: rows", "needs: row", "undefined-job-needs"),
-    ],
-)
-def test_the_linter_finds_what_is_made_wrong(
-    before: str, after: str, rule: str, tmp_path: Path
-) -> None:
-    text = (FOLDER / "images.yml").read_text()
-    assert before in text
-    wrong = tmp_path / "images.yml"
-    wrong.write_text(text.replace(before, after))
-    done = subprocess.run(
-        [BIN / "jactionlint", f"--shellcheck={BIN / 'shellcheck'}", wrong],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
-    assert f"[{rule}]" in done.stdout
-
-
-def test_hadolint_passes_what_is_rendered_and_finds_what_is_made_wrong(tmp_path: Path) -> None:
-    hadolint = BIN / "hadolint"
+def test_hadolint_passes_what_is_rendered() -> None:
     files = sorted((ROOT / "images").glob("*/Dockerfile"))
     assert files
-    done = subprocess.run([hadolint, *files], capture_output=True, text=True, check=False)
+    done = subprocess.run([BIN / "hadolint", *files], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    wrong = tmp_path / "Dockerfile"
-    wrong.write_text(files[0].read_text() + "RUN cd /tmp && apt-get install curl\n")
-    done = subprocess.run([hadolint, wrong], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "DL3003" in done.stdout
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -333,15 +293,11 @@ def test_only_githubs_own_actions_are_used_and_jobs_have_no_rights_but_named_one
 @pytest.mark.parametrize("name", NAMES)
 def test_no_list_of_rows_or_releases_is_kept_in_a_job(name: str) -> None:
     matrix = load_matrix()
+    for half in ("cpu", "gpu"):  # GitHub refuses an empty matrix, act takes it
+        assert load("compat")["jobs"][half]["if"] == f"needs.rows.outputs.{half} != ''"
     words = set(re.findall(r"[\w.-]+", json.dumps(load(name)["jobs"])))
     assert not words & {tag for tag in matrix.rows if tag != "cpu"}  # a kind of job, too
     assert not words & matrix.releases.keys()
-
-
-def test_a_target_or_an_option_that_is_none_is_noticed() -> None:
-    assert not known(["make", "imagine", "TAG=24.10"])
-    with pytest.raises(SystemExit):
-        known(["python3", "-m", "launcher", "matrix", "github", "--gpu-runner", "x"])
 
 
 @pytest.mark.parametrize("event", ["push", pytest.param("pull_request", marks=pytest.mark.long)])
@@ -479,11 +435,6 @@ def test_cells_are_tried_without_a_gpu_and_with_one_and_reported_together(act: A
     ]
     assert limits(ran) == {"60"}
     assert all(known(command) for _, *command in ran.commands)
-
-
-def test_an_empty_half_is_passed_over() -> None:
-    for half in ("cpu", "gpu"):  # GitHub refuses an empty matrix, act takes it
-        assert load("compat")["jobs"][half]["if"] == f"needs.rows.outputs.{half} != ''"
 
 
 @pytest.mark.long

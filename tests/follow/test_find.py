@@ -70,18 +70,19 @@ def backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_the_jobs_of_all_backends_are_newest_first(backends: dict[str, Any]) -> None:
-    assert find.jobs() == [
-        (backends["docker"], THIRD),
-        (backends["local"], SECOND),
-        (backends["docker"], FIRST),
-    ]
-
-
 @pytest.mark.parametrize("error", [EngineError("no engine", "Start one."), Lost("gone")])
 def test_a_backend_that_does_not_answer_has_none(
     backends: dict[str, Any], error: Exception
 ) -> None:
+    newest_first = [
+        (backends["docker"], THIRD),
+        (backends["local"], SECOND),
+        (backends["docker"], FIRST),
+    ]
+    assert find.jobs() == newest_first
+    assert find.job("third") == newest_first[0]
+    with pytest.raises(UsageError, match="no run 'fourth'"):  # where all answer
+        find.job("fourth")
     backends["docker"].error = error
     assert find.jobs() == [(backends["local"], SECOND)]
     assert find.job("second") == (backends["local"], SECOND)
@@ -94,12 +95,6 @@ def test_a_backend_that_does_not_answer_has_none(
     assert (found, [*map(str, silent)]) == ([], [f"docker, local: {error.args[0]}"])
 
 
-def test_where_all_answer_an_unknown_run_is_a_wrong_argument(backends: dict[str, Any]) -> None:
-    assert find.job("third") == (backends["docker"], THIRD)
-    with pytest.raises(UsageError, match="no run 'fourth'"):
-        find.job("fourth")
-
-
 def test_a_name_is_that_of_an_own_run_and_another_users_has_its_id(
     backends: dict[str, Any],
 ) -> None:
@@ -109,17 +104,6 @@ def test_a_name_is_that_of_an_own_run_and_another_users_has_its_id(
     assert find.job("dd") == (backends["docker"], theirs)
     with pytest.raises(UsageError, match="run ee55, called fifth, was started by somebody else"):
         find.job("fifth")
-
-
-def test_checkpoints_that_this_user_may_not_see_are_unknown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(root: Path, line: str = "") -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(find.folders, "newest_complete", refuse)
-    job: Any = MadeUpJob("aa11", "first", "2025", None, {"checkpoints": "/theirs"})
-    assert find.row(job)[-1] == "unknown"
 
 
 def test_what_can_be_resumed_has_ended_and_left_a_complete_checkpoint(
@@ -155,9 +139,17 @@ def test_what_can_be_resumed_has_ended_and_left_a_complete_checkpoint(
         (Lost("gone"), "", "unknown"),
     ],
 )
-def test_a_row(end: Any, doing: str, state: str, tmp_path: Path) -> None:
+def test_a_row(
+    end: Any, doing: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     more = {"gpus": "2", "image": "some/image", "checkpoints": str(tmp_path)}
     job: Any = MadeUpJob("aa11", "first", "2025", end, more, doing)
     told = ("aa11", "first", state, "made up", "2", "some/image", "2025", "")
     assert find.row(job) == told
     assert goes_on(job) is (end is None)
+
+    def refuse(root: Path, line: str = "") -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(find.folders, "newest_complete", refuse)
+    assert find.row(job) == (*told[:-1], "unknown")  # whose checkpoints this user may not see

@@ -36,11 +36,8 @@ WHOLE = (
 FULL = State().after(Memory(0, 2, max_reserved_mib=32520.0)).after(STEP, RATES)
 
 
-def test_the_whole_line() -> None:
-    assert line(FULL, len(WHOLE)) == WHOLE
-
-
 def test_what_matters_least_goes_first() -> None:
+    assert line(FULL, len(WHOLE)) == WHOLE
     shown = [set(re.split("  +", line(FULL, width))) for width in range(len(WHOLE), 17, -1)]
     assert all(later <= earlier for earlier, later in pairwise(shown))
     assert shown[-1] == {"iteration 120/1000"}
@@ -283,7 +280,16 @@ def test_it_is_drawn_ten_times_a_second_at_most() -> None:
     assert without_live_line(bytes(terminal.seen)) == b"a line\r\n" * 2000
 
 
-def test_two_threads_write_whole_lines() -> None:
+def test_two_threads_write_whole_lines_and_a_lost_terminal_is_nothing_to_the_run() -> None:
+    class Lost(Terminal):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    with LiveLine(Lost(), lambda: 80) as live:
+        live.show(STEP)
+        for _ in range(5):
+            with live.passing(b"x\n"):
+                time.sleep(0.03)
     with tty() as terminal, LiveLine(terminal.out, lambda: 80) as live:
         live.show(STEP)
 
@@ -298,18 +304,6 @@ def test_two_threads_write_whole_lines() -> None:
         for thread in threads:
             thread.join()
     assert sorted(lines_of(bytes(terminal.seen), 80)) == ["", *["a" * 9] * 200, *["b" * 9] * 200]
-
-
-def test_a_terminal_that_is_lost_is_nothing_to_the_run() -> None:
-    class Lost(Terminal):
-        def write(self, text: str) -> int:
-            raise OSError(5, "Input/output error")
-
-    with LiveLine(Lost(), lambda: 80) as live:
-        live.show(STEP)
-        for _ in range(5):
-            with live.passing(b"x\n"):
-                time.sleep(0.03)
 
 
 IN_BACKGROUND = """

@@ -231,6 +231,11 @@ def test_what_names_the_folder_to_load_from_goes_on(theirs: Path, tmp_path: Path
     assert newest is not None
     assert newest.iteration == 6
     assert "iter_0000009.incomplete" in checkpoints(theirs)
+    nodes = {"count": 2, "rank": 1, "master_addr": "first"}  # whose launcher doesn't know its id
+    plan = plan_of(asked(theirs, program="./own.py", nodes=nodes))
+    newest = start.find.newest(dict(plan.labels))
+    assert newest is not None
+    assert newest.iteration == 6
 
 
 def test_what_the_file_allows_is_saved_among_others_which_stay(theirs: Path) -> None:
@@ -256,12 +261,3 @@ def test_a_run_whose_folder_another_has_gone_over_is_not_resumed_from_that(
     folders.publish(theirs, 12)
     with pytest.raises(UsageError, match=f"iter_0000012 is run {RUN}'s"):
         start.resumed(ANOTHER, here, [])
-
-
-def test_only_the_first_node_looks(theirs: Path) -> None:
-    """The others' launchers don't know its id."""
-    nodes = {"count": 2, "rank": 1, "master_addr": "first"}
-    plan = plan_of(asked(theirs, program="./own.py", nodes=nodes))
-    newest = start.find.newest(dict(plan.labels))
-    assert newest is not None
-    assert newest.iteration == 6

@@ -173,15 +173,12 @@ def test_the_tail_is_the_end_of_the_output(written: list[bytes]) -> None:
     assert min(len(whole), supervise.KEPT_OUTPUT) <= len(tail.kept) <= 2 * supervise.KEPT_OUTPUT
 
 
-def test_an_engine_that_comes_back_with_the_run_ended_has_ended_it(runs: Path) -> None:
+def test_an_engine_that_comes_back_has_ended_the_run_or_removed_it(runs: Path) -> None:
     first, back = FakeJob(cut=0), FakeJob(end=Ended(137), over=True)
     chosen = engine(Lost("away"), EngineError("away"), back)
     found = supervise.supervise(chosen, never, job=first)
     assert found.ended == Ended(137, Cause.ENGINE)
     assert (first.calls, back.calls) == ([], ["remove"])
-
-
-def test_a_run_that_has_gone_with_its_engine_was_removed(runs: Path) -> None:
     found = supervise.supervise(engine(), never, job=FakeJob(cut=0))
     assert found.ended == Ended(137, Cause.REMOVED)
 
@@ -195,6 +192,9 @@ def test_an_engine_that_stays_away_is_told_and_nothing_is_removed(
         supervise.supervise(engine(), never, job=job)
     assert f"attach {RUN}" in caught.value.remedy
     assert job.calls == []
+    job.ended = lambda: (_ for _ in ()).throw(Lost("away"))
+    with pytest.raises(EngineError, match="the engine was lost: away"):
+        supervise.stop(job)
 
 
 def until(happened: Callable[[], object]) -> None:
@@ -327,11 +327,15 @@ def test_it_is_started_again_where_that_can_help(
     assert all(job.calls == ["remove"] for job in start.jobs)
 
 
-def test_it_is_not_started_again_after_a_stop(runs: Path) -> None:
+def test_it_is_not_started_again_after_a_stop(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = Attempts(Ended(1), Ended(0))
     start.jobs[0].waits = True
     signals((signal.SIGINT, ready))
     assert supervise.supervise(engine(), start, restarts=5).code == 1
+    assert start.asked == [0]
+    start = Attempts(Ended(1), Ended(0))  # from elsewhere, in the pause
+    monkeypatch.setattr(supervise.Stopper, "wait", lambda self, seconds: owner.ask_to_stop(RUN))
+    assert supervise.supervise(engine(), start, restarts=1).code == 1
     assert start.asked == [0]
 
 
@@ -346,15 +350,6 @@ def test_a_stop_in_the_pause_is_told(runs: Path, monkeypatch: pytest.MonkeyPatch
     assert start.asked == [0]
     assert said[-1] == "stopped before it was started again"
     assert start.jobs[0].calls == ["remove"]
-
-
-def test_a_stop_from_elsewhere_in_the_pause_is_heard(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = Attempts(Ended(1), Ended(0))
-    monkeypatch.setattr(supervise.Stopper, "wait", lambda self, seconds: owner.ask_to_stop(RUN))
-    assert supervise.supervise(engine(), start, restarts=1).code == 1
-    assert start.asked == [0]
 
 
 def test_a_stop_from_elsewhere_is_no_failure(runs: Path) -> None:
@@ -375,6 +370,12 @@ def test_a_guest_leaves_the_run_to_its_owner(runs: Path, capfd: pytest.CaptureFi
     with owner.following(RUN) as nobody_else:  # no lock was held, and no stop asked for
         assert nobody_else
     assert not owner.asked_to_stop(RUN)
+    job = FakeJob(end=Ended(1))
+    with owner.following(RUN):  # nor is it started again where another follows it
+        found = supervise.supervise(engine(), never, restarts=3, job=job)
+    assert (found.code, job.calls) == (1, [])
+    supervise.supervise(engine(), never, job=job)
+    assert job.calls == ["remove"]
 
 
 @pytest.mark.parametrize("signum", supervise.SIGNALS)
@@ -398,18 +399,6 @@ def test_a_signal_ends_a_guest_alone(runs: Path, signum: signal.Signals) -> None
     assert job.calls == []
 
 
-def test_where_another_follows_it_the_run_is_neither_removed_nor_started_again(
-    runs: Path,
-) -> None:
-    job = FakeJob(end=Ended(1))
-    with owner.following(RUN) as mine:
-        found = supervise.supervise(engine(), never, restarts=3, job=job)
-    assert mine
-    assert (found.code, job.calls) == (1, [])
-    supervise.supervise(engine(), never, job=job)
-    assert job.calls == ["remove"]
-
-
 @pytest.mark.parametrize(("own", "told"), [(600, "25 s"), (20, "20 s")])
 def test_stop_says_where_the_log_of_an_unfollowed_run_is(
     runs: Path, capsys: pytest.CaptureFixture[str], own: int, told: str
@@ -423,13 +412,6 @@ def test_stop_says_where_the_log_of_an_unfollowed_run_is(
     assert job.calls == []
     supervise.stop(job)
     assert job.calls == ["remove"]
-
-
-def test_a_lost_engine_in_a_stop_is_an_error(runs: Path) -> None:
-    job = FakeJob()
-    job.ended = lambda: (_ for _ in ()).throw(Lost("away"))
-    with pytest.raises(EngineError, match="the engine was lost: away"):
-        supervise.stop(job)
 
 
 @pytest.fixture

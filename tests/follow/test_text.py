@@ -41,7 +41,7 @@ def test_a_presets_own_data_gives_way(text: Path, name: str) -> None:
     assert (found.config.data.text, found.config.data.vocab_size) == (None, 50257)
 
 
-def test_a_smaller_vocabulary_of_the_users_is_refused(text: Path) -> None:
+def test_what_does_not_fit_the_text_is_refused(text: Path) -> None:
     with pytest.raises(UsageError) as caught:
         data("gpt2-tiny.yaml", text, "data.vocab_size=50256")
     assert "--set data.vocab_size=50256: data.vocab_size: 50256, and GPT2BPE" in str(caught.value)
@@ -52,6 +52,10 @@ def test_a_smaller_vocabulary_of_the_users_is_refused(text: Path) -> None:
         data(str(own), text)
     assert data(str(own), text, "data.vocab_size=null").vocab_size == 50257
     assert data(str(own), text, "data.vocab_size=50304").vocab_size == 50304
+    with pytest.raises(UsageError, match=r"data\.text and data\.path"):
+        data("demo.yaml", text, "data.path=a")
+    with pytest.raises(UsageError, match="--tokenizer-model: GPT2BPETokenizer doesn't read it"):
+        data("gpt2-tiny.yaml", text, "data.tokenizer_model=tokenizer.json")
 
 
 def test_the_image_says_whose_tokens_they_are(text: Path) -> None:
@@ -60,16 +64,6 @@ def test_the_image_says_whose_tokens_they_are(text: Path) -> None:
     found = [given("gpt2-tiny.yaml", text, release=release) for release in releases]
     prefixes = [one.config.data.path for one in found]
     assert [prefixes.index(one) for one in prefixes] == [0, 0, 0, 3, 3]
-
-
-def test_a_path_of_the_users_is_refused(text: Path) -> None:
-    with pytest.raises(UsageError, match=r"data\.text and data\.path"):
-        data("demo.yaml", text, "data.path=a")
-
-
-def test_a_tokenizer_without_its_type_is_refused(text: Path) -> None:
-    with pytest.raises(UsageError, match="--tokenizer-model: GPT2BPETokenizer doesn't read it"):
-        data("gpt2-tiny.yaml", text, "data.tokenizer_model=tokenizer.json")
 
 
 def test_a_dry_run_says_that_the_text_will_be_tokenized(text: Path, tmp_path: Path) -> None:

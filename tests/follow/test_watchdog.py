@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -88,19 +89,16 @@ def until(happened: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
-def test_a_start_takes_longer_than_a_short_time_out() -> None:
+def test_a_start_takes_longer_and_what_was_told_is_not_told_again() -> None:
     silence = Silence(3.0, since=0.0)
     assert silence.left(0.0) == START_SECONDS
     silence.came(b"x", 1.0)
     assert silence.left(1.0) == 3.0
     assert Silence(1e4, since=0.0).left(0.0) == 1e4
-
-
-def test_what_was_told_is_not_told_again_until_the_run_goes_on() -> None:
     silence = Silence(5.0, since=0.0, begun=True, told=True)
     silence.came(b"runner: rank 0 waits in barrier\nrunner: in short: it hangs\n", 6.0)
     assert silence.left(1e6) is None
-    silence.came(b"runner: rank 0 waits\niteration 7\n", 7.0)
+    silence.came(b"runner: rank 0 waits\niteration 7\n", 7.0)  # until the run goes on
     assert silence.left(7.0) == 5.0
 
 
@@ -126,6 +124,12 @@ def test_it_tells_keeps_the_stacks_and_leaves_the_run(site: Site) -> None:
     site.job.found.append(FOUND)
     dog.bark()
     assert (site.folder / "stalled-2").is_dir()
+    shutil.rmtree(site.folder)
+    site.folder.write_text("no folder")
+    site.told.clear()
+    site.job.found.append(FOUND)
+    dog.bark()
+    assert site.told == [TOLD, f"to end it: python3 -m launcher stop {RUN}"]
 
 
 def test_it_ends_the_run_where_told_to(site: Site) -> None:
@@ -133,10 +137,8 @@ def test_it_ends_the_run_where_told_to(site: Site) -> None:
     assert site.job.calls == ["diagnose", "stop"]
     assert site.told[-1] == "ending it, as watchdog.action says"
     assert watchdog.verdict([dog]) == "stalled, rank 1 isn't in a collective"
-
-
-def test_ranks_that_cannot_be_asked_are_told_and_ended_all_the_same(site: Site) -> None:
-    site.job.found = [{}]
+    site.told.clear()
+    site.now, site.job.found = 0.0, [{}]  # ranks that can't be asked
     dog = site.barked("end")
     assert site.told[0] == "no output for 5 s, and its ranks can't be asked where they are"
     assert (dog.verdict, site.job.calls[-1]) == ("stalled", "stop")
@@ -146,24 +148,15 @@ def test_a_run_that_ended_meanwhile_is_not_told_of(site: Site) -> None:
     site.job.end = Ended(0)
     assert site.barked("end").verdict == ""
     assert site.told == []
-
-
-def test_a_run_that_was_asked_to_stop_has_its_time_for_that(site: Site) -> None:
-    owner.ask_to_stop(RUN)
+    site.job.end, site.job.calls = None, []
+    owner.ask_to_stop(RUN)  # it has its time for that
     site.barked("end")
     assert (site.told, site.job.calls) == ([], [])
 
 
-def test_a_folder_that_cannot_be_written_loses_the_stacks_alone(site: Site) -> None:
-    site.folder.rmdir()
-    site.folder.write_text("no folder")
-    site.barked()
-    assert site.told == [TOLD, f"to end it: python3 -m launcher stop {RUN}"]
-
-
 def test_the_thread_looks_once_in_time_and_again_when_the_run_went_on(site: Site) -> None:
     before = threading.active_count()
-    site.job.found = [FOUND, FOUND]
+    site.job.found = [FOUND, Lost("gone"), FOUND]
     with site.dog() as dog:
         site.now = 4.9
         dog.add(b"first\n", False)
@@ -183,22 +176,13 @@ def test_the_thread_looks_once_in_time_and_again_when_the_run_went_on(site: Site
         site.now = 1e3
         with dog.changed:
             dog.changed.notify()
-        until(lambda: len(site.told) == 6)
-    until(lambda: threading.active_count() == before)
-
-
-def test_a_lost_engine_is_asked_again_later(site: Site) -> None:
-    site.job.found = [Lost("gone"), FOUND]
-    site.now = 1e3
-    dog = site.dog()
-    dog.silence = Silence(5.0, since=0.0, begun=True)
-    with dog:
-        until(lambda: dog.silence.since == 1e3)
-        assert site.told == []
+        until(lambda: dog.silence.since == 1e3)  # a lost engine is asked again later
+        assert len(site.told) == 3
         site.now = 2e3
         with dog.changed:
             dog.changed.notify()
-        until(lambda: len(site.told) == 3)
+        until(lambda: len(site.told) == 6)
+    until(lambda: threading.active_count() == before)
 
 
 def test_none_watches_where_it_is_turned_off(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,21 +43,12 @@ def test_every_tried_row_has_a_job_with_its_own_release(capsys: pytest.CaptureFi
         "runner": ["self-hosted", "gpu"],
     }
     assert jobs[-1]["runner"] == ["ubuntu-24.04"]
-
-
-def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    for untried in (tag for tag, row in MATRIX.rows.items() if row.untried):
+        (job,) = printed(capsys, untried, "--cuda-runner", "gpu")
+        assert job["tag"] == untried  # where it is named
     page = (Path(__file__).resolve().parents[2] / "docs/ci.md").read_text()
     assert cli.main(["matrix", "github", "cpu"]) == 0
     assert f"$ python3 -m launcher matrix github cpu\n{capsys.readouterr().out}" in page
-
-
-def test_rows_with_cuda_are_left_out_without_a_runner_for_them_and_that_is_told(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert cli.main(["matrix", "github", "24.09", "24.10", "cpu", "--cuda-runner", ""]) == 0
-    out, err = capsys.readouterr()
-    assert [job["tag"] for job in json.loads(out)["include"]] == ["cpu"]
-    assert err == "left out, as --cuda-runner names no runner: 24.09, 24.10\n"
 
 
 def test_a_row_gets_a_job_for_each_named_release_that_fits(
@@ -70,14 +61,6 @@ def test_a_row_gets_a_job_for_each_named_release_that_fits(
         ("cpu", "0.9.0"),
         ("cpu", "0.15.3"),  # Python 3.11, and 0.19.0 wants 3.12
     ]
-
-
-@pytest.mark.parametrize("untried", [tag for tag, row in MATRIX.rows.items() if row.untried])
-def test_an_untried_row_has_one_where_it_is_named(
-    untried: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    jobs = printed(capsys, untried, "--cuda-runner", "gpu")
-    assert [job["tag"] for job in jobs] == [untried]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +102,10 @@ def test_nothing_is_printed_for_no_job_where_that_is_allowed(
 ) -> None:
     assert cli.main(["matrix", "github", "--allow-none", *args]) == 0
     assert capsys.readouterr() == ("", said)
+    assert cli.main(["matrix", "github", "24.09", "24.10", "cpu", "--cuda-runner", ""]) == 0
+    out, err = capsys.readouterr()
+    assert [job["tag"] for job in json.loads(out)["include"]] == ["cpu"]
+    assert err == "left out, as --cuda-runner names no runner: 24.09, 24.10\n"
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,10 @@ def test_the_nine_tags_and_the_cpu_row_are_there() -> None:
     assert set(NGC) | {"cpu"} <= set(matrix.rows)
     assert {matrix.rows[tag].megatron for tag in NGC} == {"0.9.0"}
     assert matrix.rows["cpu"].source == "sdist"
+    untried = [tag for tag, row in matrix.rows.items() if row.untried]
+    assert {"25.12", "26.06"} <= set(untried)
+    assert not set(untried) & set(matrix.usual)  # built only where they are named
+    assert all(matrix.rows[tag].expected is None for tag in untried)
 
 
 def test_every_release_has_a_full_commit_and_patches_that_exist() -> None:
@@ -45,23 +49,10 @@ def test_every_release_has_a_full_commit_and_patches_that_exist() -> None:
         assert len(release.git.commit or "") == 40
         patches = list((ROOT / "patches" / release.patches).glob("*.patch"))
         assert bool(patches) == bool(release.patches)
+        names = {path.name for path in patches}  # without the first a wheel lacked megatron.rl
+        assert "01-package-all-of-megatron.patch" in names
         folders |= {path.parent.name for path in patches}
     assert folders == {path.name for path in (ROOT / "patches").iterdir()}
-
-
-def test_every_release_packages_all_of_megatron_by_a_patch() -> None:
-    """The newest was thought to need none, and its wheel lacked megatron.rl."""
-    for release in load_matrix().releases.values():
-        folder = ROOT / "patches" / release.patches
-        assert (folder / "01-package-all-of-megatron.patch").is_file(), folder
-
-
-def test_what_nobody_tried_is_built_only_where_it_is_named() -> None:
-    matrix = load_matrix()
-    untried = [tag for tag, row in matrix.rows.items() if row.untried]
-    assert {"25.12", "26.06"} <= set(untried)
-    assert not set(untried) & set(matrix.usual)
-    assert all(matrix.rows[tag].expected is None for tag in untried)
 
 
 @pytest.mark.parametrize(
@@ -148,13 +139,12 @@ def test_a_wrong_lock_names_file_line_and_key(tmp_path: Path, old: str, new: str
         load_lock(path)
 
 
-def test_no_status_is_expected_of_what_nobody_tried(tmp_path: Path) -> None:
+def test_an_untried_row_s_status_and_a_tag_read_as_a_number_are_told(
+    tmp_path: Path,
+) -> None:
     path = edited(tmp_path, "untried: true", "untried: true\n    expected: runs")
     with pytest.raises(UsageError, match=r"rows\.25\.12: untried, and yet a status is expected"):
         load_matrix(path)
-
-
-def test_a_tag_read_as_a_number_is_explained(tmp_path: Path) -> None:
     path = edited(tmp_path, '"24.10":', "24.10:")
     with pytest.raises(UsageError, match=r"YAML reads a bare 24\.1 as a number"):
         load_matrix(path)
@@ -174,24 +164,17 @@ def test_what_is_no_matrix_at_all_is_refused(tmp_path: Path, text: str) -> None:
         load_matrix(path)
 
 
-def test_an_unknown_tag_names_the_nearest() -> None:
-    with pytest.raises(UsageError, match=r"Did you mean '24\.10'"):
-        find_row(load_matrix(), "24.1")
-
-
 def test_a_release_that_does_not_fit_names_those_that_do() -> None:
     matrix = load_matrix()
+    with pytest.raises(UsageError, match=r"Did you mean '24\.10'"):
+        find_row(matrix, "24.1")
     with pytest.raises(UsageError) as caught:
         find_release(matrix, matrix.rows["24.10"], "0.16.1")
     assert "requires torch >=2.6.0" in str(caught.value)
     assert "0.9.0" in caught.value.remedy
     assert "0.16.1" not in caught.value.remedy
-
-
-def test_a_prerelease_of_a_base_is_no_release_for_a_limit() -> None:
-    matrix = load_matrix()
     row = matrix.rows["24.10"].model_copy(update={"torch": "2.6.0a0+abc"})
-    assert misfit(row, "0.15.3", matrix.releases["0.15.3"]) is not None
+    assert misfit(row, "0.15.3", matrix.releases["0.15.3"]) is not None  # a prerelease is none
 
 
 def test_a_known_defect_is_told_where_the_torch_has_it() -> None:

@@ -79,24 +79,14 @@ def test_a_layer_of_more_than_8_gib_can_be_in_it() -> None:
         assert tar.next().size == 9 << 30  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("line", "id"),
-    [
-        (f"Loaded image ID: sha256:{'a' * 64}\n", f"sha256:{'a' * 64}"),
-        (f"Loaded image: sha256:{'b' * 64}\n", f"sha256:{'b' * 64}"),
-        ("", None),
-    ],
-)
-def test_the_id_that_an_engine_tells_is_the_image_s(line: str, id: str | None) -> None:
-    def load_image(chunks: Any, quiet: bool) -> Any:
-        yield {"stream": line}
-
-    client: Any = SimpleNamespace(api=SimpleNamespace(load_image=load_image))
-    assert archive.load_archive(client, iter([b""])) == id
-
-
 @pytest.mark.parametrize("raised", [False, True])
-def test_a_refusal_is_told(raised: bool) -> None:
+def test_what_an_engine_tells_of_a_load(raised: bool) -> None:
+    a, b = (f"sha256:{letter * 64}" for letter in "ab")
+    for line, id in ((f"Loaded image ID: {a}\n", a), (f"Loaded image: {b}\n", b), ("", None)):
+        told: Any = SimpleNamespace(load_image=lambda *_, **__: [{"stream": line}])  # noqa: B023
+        engine: Any = SimpleNamespace(api=told)
+        assert archive.load_archive(engine, iter([b""])) == id
+
     def load_image(chunks: Any, quiet: bool) -> Any:
         if raised:
             raise APIError("500", explanation="no space left on device")

@@ -46,18 +46,14 @@ def test_a_name_s_parts(
     assert reference.startswith(found.name)
 
 
-@pytest.mark.parametrize("of_type", [MANIFEST, OCI_MANIFEST])
-def test_an_image_without_an_index(fake: Fake, of_type: str) -> None:
-    image = fake.image("1", of_type=of_type)
-    assert resolve(f"{fake.reference}:1") == image
-    assert resolve(f"{fake.reference}@{image.digest}") == image
-
-
 @pytest.mark.parametrize("of_type", [OCI_INDEX, LIST])
 def test_of_an_index_amd64_is_taken(fake: Fake, of_type: str) -> None:
     image = fake.index("1", of_type=of_type, archs=("arm64", "amd64"))
     assert resolve(f"{fake.reference}:1") == image
     assert len({image.digest, image.manifest, image.config}) == 3
+    alone = fake.image("2", of_type={OCI_INDEX: OCI_MANIFEST, LIST: MANIFEST}[of_type])
+    assert resolve(f"{fake.reference}:2") == alone
+    assert resolve(f"{fake.reference}@{alone.digest}") == alone
 
 
 def test_another_platform_is_refused_by_name(fake: Fake) -> None:
@@ -82,23 +78,6 @@ def test_an_anonymous_token_is_fetched_where_the_registry_wants_one(fake: Fake) 
     assert asked[2] == ""
 
 
-def test_name_and_password_go_to_the_token_s_service(fake: Fake, tmp_path: Path) -> None:
-    image, fake.token = fake.image("1"), "secret"
-    login = base64.b64encode(b"$oauthtoken:key").decode()
-    log_in(tmp_path, fake.address, {"auth": login})
-    assert resolve(f"{fake.reference}:1") == image
-    assert [shown for _, path, shown in fake.seen if path.startswith("/token")] == [
-        f"Basic {login}"
-    ]
-
-
-def test_an_identity_token_is_traded_for_one(fake: Fake, tmp_path: Path) -> None:
-    image, fake.token = fake.image("1"), "secret"
-    log_in(tmp_path, fake.address, {"identitytoken": "long"})
-    assert resolve(f"{fake.reference}:1") == image
-    assert any("refresh_token=long" in path for verb, path, _ in fake.seen if verb == "POST")
-
-
 def test_a_registry_that_takes_name_and_password(fake: Fake, tmp_path: Path) -> None:
     fake.image("1")
     fake.token, fake.challenge = "never", 'Basic realm="here"'
@@ -111,10 +90,18 @@ def test_a_registry_that_takes_name_and_password(fake: Fake, tmp_path: Path) -> 
     assert fake.seen[-1][2] == f"Basic {login}"
 
 
-def test_a_helper_is_asked_for_credentials(
+def test_credentials_are_those_of_docker_s_configuration_or_of_a_helper(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image, fake.token = fake.image("1"), "secret"
+    login = base64.b64encode(b"$oauthtoken:key").decode()
+    log_in(tmp_path, fake.address, {"auth": login})
+    assert resolve(f"{fake.reference}:1") == image
+    (shown,) = (shown for _, path, shown in fake.seen if path.startswith("/token"))
+    assert shown == f"Basic {login}"
+    log_in(tmp_path, fake.address, {"identitytoken": "long"})  # it is traded for a token
+    assert resolve(f"{fake.reference}:1") == image
+    assert any("refresh_token=long" in path for verb, path, _ in fake.seen if verb == "POST")
     helper = tmp_path / "docker-credential-ours"
     helper.write_text('#!/bin/sh\necho \'{"Username": "me", "Secret": "mine"}\'\n')
     helper.chmod(0o755)
@@ -161,13 +148,10 @@ def test_other_bytes_than_the_digest_says_are_refused_with_both(fake: Fake) -> N
         resolve(f"{fake.reference}:1")
     assert image.manifest in caught.value.problem
     assert sha256(changed) in caught.value.problem
-
-
-def test_a_header_that_names_another_digest_is_refused(fake: Fake) -> None:
-    fake.image("1")
-    fake.called = "sha256:" + "0" * 64
+    fake.image("2")
+    fake.called = "sha256:" + "0" * 64  # by a header
     with pytest.raises(EngineError, match="other bytes than it says"):
-        resolve(f"{fake.reference}:1")
+        resolve(f"{fake.reference}:2")
 
 
 @pytest.mark.parametrize(
