@@ -1,9 +1,15 @@
-"""A small stand-in for a Megatron checkout, and settings that point to an empty cache."""
+"""A small stand-in for a Megatron checkout, wheels with nothing in them, and servers of them."""
 
 from __future__ import annotations
 
 import subprocess
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,3 +35,30 @@ def commit_all(path: Path) -> str:
     for command in (["init", "-q"], fetched, ["add", "-A"], [*who, "commit", "-qm", "all"]):
         subprocess.run(["git", "-C", str(path), *command], check=True)
     return source.git(path, "rev-parse", "HEAD").strip()
+
+
+def wheel(folder: Path, name: str, version: str, *needs: str) -> Path:
+    """A wheel of one empty module, with what it needs."""
+    info = f"{name}-{version}.dist-info"
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {one}" for one in needs]
+    files = {
+        f"{name}.py": "",
+        f"{info}/METADATA": "\n".join(lines) + "\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
+    made = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(made, "w") as archive:
+        for path, text in (files | {f"{info}/RECORD": record}).items():
+            archive.writestr(path, text)
+    return made
+
+
+@contextmanager
+def serving(handler: Callable[..., Any]) -> Iterator[str]:
+    """A server on loopback; its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()

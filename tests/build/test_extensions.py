@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-import threading
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.recipe import recipe, sha256_of_pin
 from launcher.matrix.schema import Extension, GitSource, Interpreter, LockedExtension
 from launcher.settings import Settings
+from tests.build.conftest import serving
 from tests.build.made import RECIPE, inputs_of
 
 MATRIX, LOCK = load_matrix(), load_lock()
@@ -170,10 +170,8 @@ def served(tmp_path: Path) -> Iterator[str]:
     """The address of a server on loopback with what is in tmp_path/www."""
     (tmp_path / "www").mkdir()
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "www"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+    with serving(handler) as address:
+        yield f"http://{address}/"
 
 
 def test_a_python_is_fetched_by_its_hash_and_once(

@@ -9,10 +9,9 @@ import json
 import os
 import re
 import tarfile
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,8 @@ import pytest
 from launcher.build import fetch, index, lock
 from launcher.errors import BuildError
 from launcher.settings import Settings
+
+from .conftest import serving
 
 NAME = "megatron_core-0.16.1.tar.gz"
 JSON = "application/vnd.pypi.simple.v1+json"
@@ -70,16 +71,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    served.address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", f"{served.address}/simple/")
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
         monkeypatch.delenv(name, raising=False)
-    yield served
-    server.shutdown()
-    server.server_close()
+    with serving(Handler) as address:
+        served.address = f"http://{address}"
+        monkeypatch.setenv("PIP_INDEX_URL", f"{served.address}/simple/")
+        yield served
 
 
 def packed(files: dict[str, str], mtime: str = "1700000000") -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ from launcher.oci import registry
 from launcher.oci.registry import Resolved
 from launcher.screen import Progress
 from launcher.settings import Settings
+
+from .conftest import wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 OFFLINE = Asking(offline=True)
@@ -278,17 +279,6 @@ def test_row_by_row_what_cannot_be_reached_keeps_its_pin_or_has_none(
     assert lines["base of 24.03 keeps its old pin"]
     assert never in lines["base of 24.04 has no pin, so builds go by its tag"]
     assert sum("registry can't be reached" in line for line in said) == len(matrix.images) - 1
-
-
-def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
-    """A wheel with nothing in it but what it needs."""
-    info = f"{name}-{version}.dist-info"
-    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    lines += [f"Requires-Dist: {one}" for one in needs]
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
-        file.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
-        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        file.writestr(f"{info}/RECORD", "")
 
 
 @pytest.fixture

@@ -5,13 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import subprocess
-import threading
-import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ from launcher.build import fetch, lock, source
 from launcher.errors import BuildError
 from launcher.settings import Settings
 
-from .conftest import commit_all
+from .conftest import commit_all, serving, wheel
 
 URL = "https://github.com/a/b.git"
 BASIC = f"Basic {base64.b64encode(b'me:hunter@2').decode()}"
@@ -67,11 +65,9 @@ class Handler(SimpleHTTPRequestHandler):
 def mirror(tmp_path: Path) -> Iterator[Mirror]:
     found = Mirror(tmp_path / "www")
     found.folder.mkdir()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, mirror=found)) as server:
-        found.port = server.server_port
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(partial(Handler, mirror=found)) as address:
+        found.port = int(address.rpartition(":")[2])
         yield found
-        server.shutdown()
 
 
 def shown(mirror: Mirror) -> list[str]:
@@ -121,15 +117,9 @@ def pin(mirror: Mirror) -> str:
     """The pin of a wheel that the mirror's index has."""
     page = mirror.folder / "extra/mine/index.html"
     page.parent.mkdir(parents=True)
-    wheel = page.with_name("mine-1-py3-none-any.whl")
-    with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr(
-            "mine-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: mine\nVersion: 1\n"
-        )
-        file.writestr("mine-1.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        file.writestr("mine-1.dist-info/RECORD", "")
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    page.write_text(f'<a href="{wheel.name}#sha256={digest}">{wheel.name}</a>')
+    made = wheel(page.parent, "mine", "1")
+    digest = hashlib.sha256(made.read_bytes()).hexdigest()
+    page.write_text(f'<a href="{made.name}#sha256={digest}">{made.name}</a>')
     return f"mine==1 --hash=sha256:{digest}"
 
 

@@ -8,12 +8,13 @@ import json
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.build.conftest import wheel
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "bootstrap.py"
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -21,17 +22,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 def make_wheel(folder: Path, name: str) -> str:
     """A wheel of one empty module; its line for a requirements file."""
-    wheel, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
-    files = {
-        f"{name}.py": "",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path, text in (files | {f"{info}/RECORD": record}).items():
-            archive.writestr(path, text)
-    return f"{name}==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+    made = wheel(folder, name, "1.0")
+    return f"{name}==1.0 --hash=sha256:{hashlib.sha256(made.read_bytes()).hexdigest()}\n"
 
 
 @pytest.fixture

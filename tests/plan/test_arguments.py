@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from launcher.errors import UsageError
 from launcher.plan import arguments
 from launcher.plan.arguments import Option
 from launcher.plan.image import Facts
-from launcher.plan.plan import Plan
 from launcher.train.gpt.arguments import parser
+from tests.plans import Planner
 
-Planner = Callable[..., Plan]
 UPSTREAM = (
     "name: a\nimage: cpu\ngpus: 1\nprogram: pretrain_gpt.py\ndata: {mock: true, vocab_size: 100}\n"
     "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 64,"

@@ -16,13 +16,11 @@ from launcher.follow import files
 from launcher.plan import source
 from launcher.plan.gpus import Gpus
 from launcher.plan.image import Facts, labelled, planned, reference
-from launcher.plan.mounts import Host, Mount
-from launcher.plan.plan import Plan, Stamp, make_plan, without_memlock
+from launcher.plan.mounts import Mount
+from launcher.plan.plan import Plan, make_plan, without_memlock
+from tests.plans import HOST, STAMP, Planner
 
-Planner = Callable[..., Plan]
 Write = Callable[[str], str]
-HOST = Host(uid=1000, gid=100, home="/home/user", cwd="/home/user/work", cache="/cache")
-STAMP = Stamp(run="0a1b2c3d", created="2025-01-02T03:04:05+00:00")
 UPSTREAM = ("gpus=2", "program=pretrain_gpt.py", "logging.check_replicas_interval=null")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from launcher.errors import UsageError
@@ -11,9 +9,8 @@ from launcher.plan import arguments, rules
 from launcher.plan.arguments import Value
 from launcher.plan.image import Facts
 from launcher.plan.layout import Layout
-from launcher.plan.plan import Plan
+from tests.plans import Planner
 
-Planner = Callable[..., Plan]
 FILE = """name: a
 image: cpu
 gpus: 8

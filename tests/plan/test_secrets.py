@@ -12,12 +12,10 @@ from launcher.cli.describe import describe
 from launcher.errors import UsageError
 from launcher.plan import secrets, source
 from launcher.plan.image import Facts
-from launcher.plan.mounts import Host
-from launcher.plan.plan import Stamp, make_plan
+from launcher.plan.plan import make_plan
 from launcher.plan.secrets import HIDDEN
+from tests.plans import HOST, STAMP
 
-HOST = Host(uid=1000, gid=100, home="/home/user", cwd="/home/user", cache="/home/user/.cache/x")
-STAMP = Stamp(run="0a1b2c3d", created="2025-01-02T03:04:05+00:00")
 NAMES = ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "GITHUB_PAT"]
 SECRETS = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=20, max_size=30)
 

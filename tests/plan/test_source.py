@@ -16,14 +16,11 @@ from launcher import yamlfile
 from launcher.errors import UsageError
 from launcher.plan import source
 from launcher.plan.image import Facts
-from launcher.plan.mounts import Host
-from launcher.plan.plan import Stamp, make_plan
+from launcher.plan.plan import make_plan
 from launcher.plan.source import Override
-from tests.plans import MINIMAL
+from tests.plans import HOST, MINIMAL, STAMP
 
 Write = Callable[[str], str]
-HOST = Host(uid=1000, gid=100, home="/home/user", cwd="/home/user", cache="/home/user/.cache/x")
-STAMP = Stamp(run="0a1b2c3d", created="2025-01-02T03:04:05+00:00")
 
 
 def refusal(path: str, *sets: str) -> str:
