@@ -350,15 +350,6 @@ def test_each_row_is_built_where_a_runner_takes_it(act: Act) -> None:
 
 
 @pytest.mark.long
-def test_what_is_asked_for_by_hand_is_built(act: Act) -> None:
-    asked = {"tags": "24.10 cpu", "releases": "0.9.0 0.12.3"}
-    ran = act("images", inputs=asked, variables={"CUDA_RUNNER": "mine"})
-    built = [command[2:] for command in ran.of("build") if command[0] == "make"]
-    wanted = [(tag, release) for tag in ("24.10", "cpu") for release in ("0.12.3", "0.9.0")]
-    assert sorted(built) == [[f"TAG={tag}", f"MEGATRON={release}"] for tag, release in wanted]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("asked", "results", "said"),
     [

@@ -128,11 +128,9 @@ def test_the_locked_image_in_the_engine_is_used_as_it_is(empty_site: Settings, i
     assert shown(found.image) == (BASE, id)
     assert not engine.pulled
     assert found.said == ""
-
-
-def test_what_was_pulled_is_named_by_its_digest(empty_site: Settings) -> None:
-    engine = Engine().has(OTHER, BASE, digests=(f"mirror/x@{sha('e')}", f"{REPOSITORY}@{INDEX}"))
-    assert shown(find(engine, empty_site).image) == (f"{REPOSITORY}@{INDEX}", OTHER)
+    digests = (f"mirror/x@{sha('e')}", f"{REPOSITORY}@{INDEX}")  # one that was pulled is named so
+    pulled = find(Engine().has(OTHER, BASE, digests=digests), empty_site)
+    assert shown(pulled.image) == (f"{REPOSITORY}@{INDEX}", OTHER)
 
 
 def test_a_moving_tag_s_image_loaded_without_a_name_gets_one(empty_site: Settings) -> None:

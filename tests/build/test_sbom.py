@@ -148,12 +148,7 @@ def test_the_image_depends_on_all_that_it_adds_and_lies_on_its_base() -> None:
     assert image["pedigree"]["ancestors"][0]["name"] == "nvcr.io/nvidia/pytorch:24.10-py3"
     needs = {one["ref"]: one.get("dependsOn", []) for one in document["dependencies"]}
     assert set(needs[IMAGE]) == {one["bom-ref"] for one in document["components"]}
-
-
-def test_equal_images_give_equal_bytes_and_another_image_another_serial_number() -> None:
     assert sbom(made()) == sbom(made())
-    document = json.loads(sbom(made()))
     assert document["metadata"]["timestamp"].startswith("2023-11-14T22:13:20")
     other = json.loads(sbom(made(id="sha256:" + "0" * 64)))
-    assert document["serialNumber"].startswith("urn:uuid:")
     assert document["serialNumber"] != other["serialNumber"]

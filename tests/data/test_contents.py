@@ -143,6 +143,17 @@ def test_what_cant_be_joined_is_told(tmp_path: Path) -> None:
     assert not [*tmp_path.glob("joined*")]
 
 
+def test_a_pattern_in_quotes_means_each_once(tmp_path: Path) -> None:
+    """It was looked for as a file of that name."""
+    _shards(tmp_path, "d", 2)
+    (tmp_path / "d.1-of-2.rejects.jsonl").touch()
+    target = tmp_path / "joined"
+    for pattern in ("d.*", "d.*-of-2_text_document", "d.?-*.bin", "d.[12]*.idx"):
+        merge = ["data", "merge", str(tmp_path / pattern), "--output-prefix", str(target)]
+        assert cli.main(merge) == 0
+        assert contents.opened(target).documents == 2 * len(SOME)
+
+
 @pytest.mark.parametrize("names", [["1", "3"], ["2", "1", "3"], ["1", "2", "2", "3"], ["1", "2"]])
 def test_missing_and_disordered_shards_are_told(tmp_path: Path, names: list[str]) -> None:
     prefixes = [write(tmp_path / f"d.{name}-of-3_text_document", SOME) for name in names]
@@ -151,16 +162,6 @@ def test_missing_and_disordered_shards_are_told(tmp_path: Path, names: list[str]
             contents.merge([*beside, *prefixes], tmp_path / "joined")
     both = [*_shards(tmp_path, "f", 2), *_shards(tmp_path, "g", 3)]
     assert contents.merge(both, tmp_path / "joined").documents == 5 * len(SOME)
-
-
-@pytest.mark.parametrize("pattern", ["d.*", "d.*-of-2_text_document", "d.?-*.bin", "d.[12]*.idx"])
-def test_a_pattern_in_quotes_means_each_once(tmp_path: Path, pattern: str) -> None:
-    """It was looked for as a file of that name."""
-    _shards(tmp_path, "d", 2)
-    (tmp_path / "d.1-of-2.rejects.jsonl").touch()
-    target = tmp_path / "joined"
-    assert cli.main(["data", "merge", str(tmp_path / pattern), "--output-prefix", str(target)]) == 0
-    assert contents.opened(target).documents == 2 * len(SOME)
 
 
 def _shards(folder: Path, name: str, parts: int) -> list[Path]:

@@ -259,42 +259,33 @@ def test_plain_text_that_is_no_utf8_is_told(tmp_path: Path) -> None:
     assert faults(path, encoding="gb18030") == [(3, f"not GB18030: byte 0xff{other}")]
 
 
-def test_globs_are_sorted_and_what_is_named_twice_is_read_twice(tmp_path: Path) -> None:
+def test_globs_are_sorted_and_leave_out_what_jobs_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("b", "a", "c"):
         (tmp_path / f"{name}.jsonl").write_bytes(jsonl([name]))
     assert read(tmp_path / "*.jsonl") == [["a"], ["b"], ["c"]]
     assert read(tmp_path / "c.jsonl", tmp_path / "[ac].jsonl") == [["c"], ["a"], ["c"]]
-
-
-def test_a_pattern_leaves_out_what_jobs_leave_beside_outputs(tmp_path: Path) -> None:
     aside = files.aside_path(tmp_path / "a.jsonl", "0" * 16).name
-    for name in ("a.jsonl", "a.rejects.jsonl", aside):
+    for name in ("a.rejects.jsonl", aside):
         (tmp_path / name).write_bytes(jsonl([name]))
-    assert read(tmp_path / "*", format="jsonl") == [["a.jsonl"]]
-    assert read(tmp_path / "*.rejects.jsonl", format="jsonl") == [["a.rejects.jsonl"]]
-    assert read(tmp_path / "a.rejects.jsonl", format="jsonl") == [["a.rejects.jsonl"]]
-
-
-def test_the_home_of_nobody_is_a_name_like_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert read(tmp_path / "*", format="jsonl") == [["a"], ["b"], ["c"]]
+    for name in ("*.rejects.jsonl", "a.rejects.jsonl"):
+        assert read(tmp_path / name, format="jsonl") == [["a.rejects.jsonl"]]
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "~x.jsonl").write_bytes(jsonl(["x"]))
+    assert read("~x.jsonl") == [["x"]]
     with pytest.raises(UsageError, match=r"~nobody-here/x\.jsonl: no such file"):
         read("~nobody-here/x.jsonl")
-    (tmp_path / "~x.jsonl").write_bytes(jsonl(["a"]))
-    assert read("~x.jsonl") == [["a"]]
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="standard input is closed"):
+        read("-")
 
 
 def test_an_input_that_the_system_cant_read_is_named() -> None:
     """As on a broken disk: nothing is mapped where a process's memory begins."""
     with pytest.raises(OSError, match="Input/output error: '/proc/self/mem'"):
         read("/proc/self/mem", format="txt")
-
-
-def test_closed_standard_input_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UsageError, match="standard input is closed"):
-        read("-")
 
 
 def test_a_pipe_that_doesnt_wait_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,25 +30,9 @@ def small(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "vocab.json", tmp_path / "merges.txt"
 
 
-def test_the_genuine_one_comes_with_the_packages(gpt2: Tokenizer) -> None:
-    found = vocabulary.load(*vocabulary.files(None, None))
-    assert (len(found.ids), len(found.merges), found.end) == (50257, 50000, 50256)
-    assert found.genuine
-    assert gpt2.encode(["Hello world"])[0].tolist() == [15496, 995]
-    assert gpt2.encode(["<|endoftext|>"])[0].tolist() == [27, 91, 437, 1659, 5239, 91, 29]
-
-
 @given(st.text(max_size=80))
 def test_decoding_gives_the_text(gpt2: Tokenizer, text: str) -> None:
     assert gpt2.decode(gpt2.encode([text])[0].tolist()) == text
-
-
-def test_the_alphabet_has_a_visible_character_for_each_byte() -> None:
-    assert len({*ALPHABET.values()}) == 256
-    assert "".join(ALPHABET.values()).isprintable()
-    assert " " not in ALPHABET.values()
-    assert (ALPHABET[0x20], ALPHABET[0x0A], ALPHABET[0x41]) == ("Ġ", "Ċ", "A")
-    assert vocabulary.decoded("ä¸Ń").decode() == "中"
 
 
 def test_another_vocabulary_is_used_as_it_is(small: tuple[Path, Path]) -> None:

@@ -269,17 +269,6 @@ def test_it_stands_below_the_output_and_only_there() -> None:
     assert shown() == ["half and half", ""]
 
 
-def test_it_is_drawn_ten_times_a_second_at_most() -> None:
-    started = time.monotonic()
-    with tty() as terminal, LiveLine(terminal.out, lambda: 80) as live:
-        for number in range(2000):
-            live.show(Step(number, 2000, 1.0))
-            terminal.write(live, b"a line\r\n")
-    drawn = bytes(terminal.seen).count(b"\r\x1b[Kiteration")
-    assert 1 <= drawn <= 2 + 10 * (time.monotonic() - started)
-    assert without_live_line(bytes(terminal.seen)) == b"a line\r\n" * 2000
-
-
 def test_two_threads_write_whole_lines_and_a_lost_terminal_is_nothing_to_the_run() -> None:
     class Lost(Terminal):
         def write(self, text: str) -> int:

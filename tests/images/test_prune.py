@@ -44,13 +44,6 @@ def test_what_has_a_tag_or_a_container_stays() -> None:
     assert [one.id for one in prune.to_prune([replace(ONE, used=True)], True, 0)] == []
 
 
-def test_the_last_of_each_row_and_release_can_be_kept() -> None:
-    images = [ONE, unnamed("a"), unnamed("b"), unnamed("c", release="0.9.0")]
-    assert [one.id for one in prune.to_prune(images, False, 2)] == ["b"]
-    assert [one.id for one in prune.to_prune(images, True, 1)] == ["a", "b"]
-    assert prune.to_prune(images, True, 3) == []
-
-
 BASES = [("a",), ("a", "b"), ("c", "b", "a")]
 ADDED = st.lists(st.sampled_from("xyz"), max_size=3).map(tuple)
 

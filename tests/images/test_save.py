@@ -134,20 +134,6 @@ def test_a_save_that_is_cut_off_is_not_taken_for_a_whole_one_and_the_next_comple
     assert contents(folder) == contents(whole)
 
 
-def test_what_is_right_is_not_written_again_and_what_is_wrong_is(tmp_path: Path) -> None:
-    engine = filled()
-    saved(engine, tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    wrong = min((tmp_path / "parts").iterdir())
-    wrong.write_bytes(b"wrong")
-    saved(engine, tmp_path)
-    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    changed = {path.name for path in after if after[path] != before[path]}
-    assert {wrong.name, "transfer.json"} <= changed
-    others = {name for name in changed if name.endswith((".0001", ".0002", ".0003", ".0004"))}
-    assert {name.partition(".")[0] for name in others} == {wrong.name.partition(".")[0]}
-
-
 def test_layers_are_found_again_whenever_a_save_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

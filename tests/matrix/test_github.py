@@ -51,18 +51,6 @@ def test_every_tried_row_has_a_job_with_its_own_release(capsys: pytest.CaptureFi
     assert f"$ python3 -m launcher matrix github cpu\n{capsys.readouterr().out}" in page
 
 
-def test_a_row_gets_a_job_for_each_named_release_that_fits(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    releases = ["--megatron", "0.9.0", "--megatron", "0.15.3", "--megatron", "0.19.0"]
-    jobs = printed(capsys, "24.10", "cpu", *releases, "--cuda-runner", "gpu")
-    assert [(job["tag"], job["megatron"]) for job in jobs] == [
-        ("24.10", "0.9.0"),  # torch 2.5.0a0, and 0.15.3 wants 2.6
-        ("cpu", "0.9.0"),
-        ("cpu", "0.15.3"),  # Python 3.11, and 0.19.0 wants 3.12
-    ]
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [

@@ -13,7 +13,6 @@ from launcher.errors import UsageError
 from launcher.matrix import render
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.recipe import recipe
-from launcher.matrix.schema import Matrix
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = (ROOT / "Dockerfile.template").read_text()
@@ -106,20 +105,6 @@ def test_the_rows_of_one_abi_share_the_wheel_stage_letter_for_letter() -> None:
         first = stages(render.dockerfile(matrix, tag, TEMPLATE))[0]
         found.setdefault(row.abi, set()).add(first.partition("\n\n")[0])
     assert {abi: len(texts) for abi, texts in found.items()} == dict.fromkeys(found, 1)
-
-
-def test_a_new_row_is_data_only() -> None:
-    data = yaml.safe_load((ROOT / "matrix.yaml").read_text())
-    data["rows"]["25.03"] = {
-        "base": "nvcr.io/nvidia/pytorch:25.03-py3",
-        "os": "ubuntu 24.04",
-        "python": "3.12",
-        "torch": "2.7.0a0",
-        "megatron": "0.15.3",
-    }
-    text = render.dockerfile(Matrix.model_validate(data), "25.03", TEMPLATE)
-    assert "ARG BASE_IMAGE=nvcr.io/nvidia/pytorch:25.03-py3\n" in text
-    assert '"python3.12"' in text
 
 
 def test_the_table_goes_between_its_markers() -> None:

@@ -230,21 +230,17 @@ def bare(plan: Planner, *mounted: Mount) -> Plan:
     return replace(plan("gpt2-tiny"), mounts=mounted)
 
 
-def test_missing_data_is_told_with_what_a_prefix_is(plan: Planner, tmp_path: Path) -> None:
-    make_files(tmp_path, "x.bin")
-    made = plan("gpt2-tiny", f"data.path={tmp_path}/x")
-    assert files.missing(made) == [f"data.path: no such file or folder: {tmp_path}/x.idx"]
-    with pytest.raises(UsageError, match=r"without \.bin and \.idx"):
-        files.require(made)
-
-
 def test_folders_that_are_written_to_are_made_and_others_told(
     plan: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "a b" / "c"
     files.prepare(bare(plan, Mount(str(folder), "/x", False, "checkpoint.save")))
     assert folder.is_dir()
-    make_files(tmp_path, "file")
+    make_files(tmp_path, "file", "x.bin")
+    without = plan("gpt2-tiny", f"data.path={tmp_path}/x")
+    assert files.missing(without) == [f"data.path: no such file or folder: {tmp_path}/x.idx"]
+    with pytest.raises(UsageError, match=r"without \.bin and \.idx"):
+        files.require(without)
     with pytest.raises(UsageError, match=r"checkpoint\.save: can't make the folder"):
         files.prepare(bare(plan, Mount(f"{tmp_path}/file/x", "/x", False, "checkpoint.save")))
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as root may write anywhere

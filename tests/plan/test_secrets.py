@@ -62,18 +62,14 @@ def test_options() -> None:
     assert [one for one in [*secret, *other] if secrets.is_secret_option(one)] == secret
 
 
-def test_no_option_of_megatron_is_hidden() -> None:
+def test_no_option_of_megatron_and_no_key_of_a_run_file_is_hidden() -> None:
     from launcher.plan import arguments
+    from launcher.plan.config import RunConfig
 
     table = arguments.table()
     options = [*table.megatron, *table.gpt]
     assert len(options) > 900
     assert [name for name in options if secrets.is_secret_option(name)] == []
-
-
-def test_no_key_of_a_run_file_is_hidden() -> None:
-    from launcher.plan.config import RunConfig
-
     for section, field in RunConfig.model_fields.items():
         keys = getattr(field.annotation, "model_fields", {})
         assert not any(secrets.is_secret(key) for key in (section, *keys))
@@ -196,9 +192,3 @@ def test_a_secret_is_never_shown(
     shown = told(text, sets, rest, path)
     assert shown
     assert secret not in shown
-
-
-def test_what_is_no_secret_is_shown(tmp_path: Path) -> None:
-    text = told(RIGHT + "env: {NCCL_DEBUG: INFO, HF_TOKEN: abc}\n", [], (), tmp_path / "run.yaml")
-    assert "  NCCL_DEBUG=INFO\n" in text
-    assert f"  HF_TOKEN={HIDDEN}\n" in text

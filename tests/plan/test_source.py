@@ -30,26 +30,24 @@ def refusal(path: str, *sets: str) -> str:
     return str(caught.value)
 
 
-def test_a_file_comes_before_a_preset_of_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("gpt2.yaml").write_text("name: mine\nimage: cpu\n")
-    assert source.load("gpt2.yaml", [])[0].name == "mine"
-
-
 def test_what_has_no_end_is_told() -> None:
     """It took all memory."""
     with pytest.raises(UsageError, match="has over 16 MB"):
         yamlfile.read(Path("/dev/zero"), "zero")
 
 
-def test_what_is_no_run_file_is_told(tmp_path: Path) -> None:
+def test_what_is_no_run_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert source.find("gpt2") == source.find("gpt2.yaml")
     assert "Did you mean 'gpt2-tiny.yaml'" in refusal("gpt2-tin")
     assert "is a folder" in refusal(str(tmp_path))
     (tmp_path / "bad.yaml").write_bytes(b"\xff\xfe")
     assert "can't be read" in refusal(str(tmp_path / "bad.yaml"))
+    (tmp_path / "bad.yaml").write_bytes("name: é\nimage: cpu\n".encode() + b"model: \xff\n")
+    told = refusal(str(tmp_path / "bad.yaml"))
+    assert "bad.yaml:3: can't be read: not UTF-8 text (byte 0xff)" in told
+    monkeypatch.chdir(tmp_path)
+    Path("gpt2.yaml").write_text("name: mine\nimage: cpu\n")  # it comes before a preset
+    assert source.load("gpt2.yaml", [])[0].name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -157,12 +155,6 @@ def test_a_secret_that_yaml_would_change_is_not_told(write: Write) -> None:
 def test_what_yaml_takes_as_it_looks_is_read(write: Write, word: str, value: object) -> None:
     config, _ = source.load(write(f"name: a\nimage: cpu\nmegatron_args: {{a: {word}}}\n"), [])
     assert config.megatron_args == {"a": value}
-
-
-def test_bytes_that_are_no_text_give_their_line(tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_bytes("name: é\nimage: cpu\n".encode() + b"model: \xff\n")
-    told = refusal(str(tmp_path / "bad.yaml"))
-    assert "bad.yaml:3: can't be read: not UTF-8 text (byte 0xff)" in told
 
 
 def test_a_byte_order_mark_windows_lines_and_an_alias_are_read(tmp_path: Path) -> None:

@@ -124,12 +124,6 @@ def test_the_gpus_that_were_named_are_trained_on(
     assert processes_of(config, parse_gpus(config.gpus)) == processes
 
 
-def test_a_limit_may_be_any_number(tmp_path: Path) -> None:
-    at = Place(tmp_path, {"tag": "24.10"}, 0, 1, seconds=1e300)
-    with pytest.raises(TrialError, match="a: exit code 2"):
-        at.run("a", {"program": 0}, 1)
-
-
 @pytest.mark.parametrize(
     ("gpus", "fused", "local", "on_cpu"),
     [(0, True, True, True), (2, False, True, False), (2, True, False, False)],
