@@ -47,6 +47,9 @@ def test_an_error_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
         job()
     assert "5 documents" in stream.getvalue()
     assert stream.getvalue().endswith("\r\x1b[K")
+    with Bar(stream) as report:
+        report.end(Done(documents=5), ["a.bin"])
+    assert stream.getvalue().endswith("  a.bin\n")  # what was made stays
 
 
 @pytest.mark.parametrize(

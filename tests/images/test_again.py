@@ -13,7 +13,7 @@ from docker.errors import ImageNotFound
 
 from launcher.build import beside
 from launcher.build.image import OCI, Built
-from launcher.errors import UsageError
+from launcher.errors import BuildError, UsageError
 from launcher.images import again
 from launcher.images.again import (
     Claims,
@@ -82,6 +82,8 @@ MADE = LABELS | {f"{OCI}base.name": "standin:1", f"{LABEL}builder": "standin:2"}
 
 def test_base_and_builder_that_the_image_names_are_both_told() -> None:
     """One of them was."""
+    with pytest.raises(BuildError, match=r"has no label megatron-launchpad\.row"):
+        request("x", MADE | {f"{LABEL}row": ""}, Departures(), load_matrix())
     wanted = request("x", MADE, Departures(), load_matrix())
     assert unnamed(MADE, wanted, "row:1") == {"base": "standin:1", "builder": "standin:2"}
     assert unnamed(MADE, replace(wanted, base="b"), "row:1") == {"builder": "standin:2"}
