@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.build.conftest import serving as on_loopback
 
 
 def record(id: str, name: str, *fixed: str, **more: Any) -> dict[str, Any]:
@@ -57,9 +58,5 @@ class Osv(BaseHTTPRequestHandler):
 def serving(handler: type[Osv], *records: dict[str, Any]) -> Iterator[str]:
     """A server of `handler`, which knows these records; its URL."""
     known = type("Known", (handler,), {"records": records})
-    with HTTPServer(("127.0.0.1", 0), known) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with on_loopback(known) as address:
+        yield f"http://{address}"
