@@ -151,6 +151,10 @@ def test_csv_of_another_encoding_and_delimiter(tmp_path: Path) -> None:
 
 def test_bad_rows_of_csv_have_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
+    path.write_text('text,id\na,1\n"b\nc"\nd,2\n')
+    (_, block) = next(sources.blocks(sources.sources([str(path)], Reading()), Reading()))
+    (fault,) = records.documents(block, ("text",), limit=None).faults
+    assert fault.excerpt == '"b\nc"\n'
     path.write_text('text\na\n"b\nc\nd\n')
     with pytest.raises(DataError, match=r"in\.csv:3: a quotation begins here and has no end"):
         faults(path)
