@@ -180,6 +180,7 @@ def test_of_many_faults_the_first_are_told(write: Write) -> None:
         ("training: {lr: .nan}", "not a finite number"),
         ("training: {micro_batch_size: some}", "neither a whole number above 0 nor auto"),
         ("data: {path: [0.5, 0.5]}", "at least one path prefix"),
+        ("data: {path: []}", "neither a path prefix nor a list"),
         ("gpus: device=", "isn't a request for GPUs"),
         ("env: {A-B: x}", "a variable's name"),
         ("megatron_args: {a: {b: c}}", "not text, a number, true or false"),
