@@ -8,10 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
+from functools import cached_property
 
 from launcher.plan.job import KILLED, Cause, Ended
 from launcher.records import record
-from launcher.records.failures import named
+from launcher.records.failures import Explained, explain
 from launcher.train.checkpoints.folders import Checkpoint
 from launcher.train.words import STOPPED
 
@@ -20,9 +21,6 @@ NEVER_BETTER = (2, 121)
 """Exit codes of a refusal: starting again would end the same way."""
 
 FINISHED_LINE = re.compile(r"^(node-\d+ \| )?finished after iteration ", re.MULTILINE)
-FULL = re.compile(r"^(?!.*(?:shm|shared memory|posix_fallocate)).*No space left on device", re.M)
-"""A disk is full, and not /dev/shm, whose cure is another."""
-
 ASKED_LINE = re.compile(r"runner: .+: asked \d+ ranks to stop")
 RANK_LINE = re.compile(r"runner: ((?:killing )?rank .+)$", re.MULTILINE)
 """The runner's own lines; what it follows may be a line that a killed rank didn't end."""
@@ -85,14 +83,24 @@ class Ending:
         return self.outcome is Outcome.FAILED
 
     @property
+    def itself(self) -> bool:
+        """Whether it ended by itself, and nothing but its log may tell why."""
+        return self.ended.cause is Cause.ITSELF and not (self.ended.why or self._hung)
+
+    @property
     def _forced(self) -> bool:
         """Whether it was asked a second time, which no rank's end is the reason for."""
         return self.asked and self.ended.code == KILLED
 
+    @cached_property
+    def explained(self) -> Explained:
+        """What its last output tells of a failure."""
+        return explain([self.tail.encode(errors="replace")], self.ended.cause)
+
     @property
     def full(self) -> bool:
-        """Whether a disk is."""
-        return bool(FULL.search(self.tail))
+        """Whether a disk is, and nothing failed before: a full /dev/shm has another cure."""
+        return [sign.failure.name for sign in self.explained.signs[:1]] == ["a disk is full"]
 
     @property
     def reason(self) -> str:
@@ -130,9 +138,13 @@ def describe(ending: Ending, run: str, saved: Checkpoint | None, folder: str) ->
         told += f", exit code {ending.code}"
     lines, sets = [f"{told}: {reason}" if reason else told], ""
     if ending.outcome is Outcome.FAILED:
-        for failure in named(ending.tail, ending.ended)[:1]:  # the others follow from it
-            lines += failure.lines
-            sets = f" --set {failure.sets}" if failure.sets else ""
+        signs, suspects = ending.explained.signs, ending.explained.suspects
+        for sign in signs[:1]:  # the others follow from it
+            lines += sign.lines
+            sets = f" --set {sign.failure.sets}" if sign.failure.sets else ""
+        if suspects and not signs and ending.itself:
+            lines.append(f"no known cause; most like one: {suspects[0].text}")
+            lines.append(f"all that its log says of it: python3 -m launcher explain {run}")
     if ending.full and folder:
         lines.append(f"see what is free where it saves: {folder}")
     if saved:
