@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from launcher.cli.command import (
     QUIET,
@@ -73,31 +74,66 @@ def attach(args: Namespace) -> int:
     return attach(args.run)
 
 
-@command(RUN, flag("--follow -f", "go on until the run ends"))
-def logs(args: Namespace) -> int:
-    """Print what a run has written, also after its end."""
+def _written(run: str, *, follow: bool = False) -> Iterator[tuple[bool, bytes]]:
+    """What a run has written, of stderr or stdout, or what was kept of it."""
     from launcher.follow import find
-    from launcher.follow.supervise import tell, write
+    from launcher.follow.supervise import tell
     from launcher.records import record, watch
 
     try:
-        _, job = find.job(args.run)
+        _, job = find.job(run)
     except LauncherError as error:
         kept = list[Path]()
         with suppress(UsageError):
-            kept = watch.logs(record.folder(record.find(args.run).run))
+            kept = watch.logs(record.folder(record.find(run).run))
         if not kept:
             raise
         if isinstance(error, EngineError):
             tell("an engine doesn't answer; this is what was kept until now")
         for path in kept:
             with path.open("rb") as log:
-                while data := log.read(1 << 16):
-                    write(data, is_error=False)
-        return 0
-    for is_error, data, _ in job.output(follow=args.follow):
+                yield from ((False, data) for data in _pieces(log))
+        return
+    yield from ((is_error, data) for is_error, data, _ in job.output(follow=follow))
+
+
+def _pieces(log: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: log.read(1 << 20), b"")
+
+
+@command(RUN, flag("--follow -f", "go on until the run ends"))
+def logs(args: Namespace) -> int:
+    """Print what a run has written, also after its end."""
+    from launcher.follow.supervise import write
+
+    for is_error, data in _written(args.run, follow=args.follow):
         write(data, is_error)
     return 0
+
+
+@command(
+    argument("log", "a run, a file with any training's log, or - for standard input", "RUN|FILE|-"),
+    flag("--json", "print one JSON object"),
+)
+def explain(args: Namespace) -> int:
+    """Say what made a run fail and what mends it, from its log or any other.
+
+    1 where no known cause is in it.
+    """
+    import json
+
+    from launcher.records import failures, runs
+    from launcher.settings import expanded
+
+    if args.log == "-":
+        explained = failures.explain(_pieces(sys.stdin.buffer))
+    elif (path := expanded(args.log)).is_file():
+        with path.open("rb") as log:
+            explained = failures.explain(_pieces(log))
+    else:
+        explained = failures.explain((data for _, data in _written(args.log)), runs.cause(args.log))
+    print(json.dumps(explained.as_json(), indent=1) if args.json else "\n".join(explained.lines))
+    return 0 if explained.signs else 1
 
 
 @command(RUN)

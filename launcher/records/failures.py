@@ -56,7 +56,6 @@ class Failure:
     name: str
     cure: str
     says: tuple[str, ...]
-    source: str = ""
     follows: bool = False
     cause: str = ""
     sets: str = ""
@@ -116,6 +115,26 @@ class Explained:
     signs: list[Sign]
     suspects: list[Said]
 
+    @property
+    def lines(self) -> list[str]:
+        """What to tell of it: the cause, where it is said, the cure, what may be ignored."""
+        if not self.signs:
+            suspects = [f"  {said.where}: {said.text}" for said in self.suspects]
+            told = "; these lines look most like one:" if suspects else ", nor a line like one"
+            return [f"no known cause{told}", *suspects]
+        first, *rest = self.signs
+        said = [f"said: {first.said.where}: {first.said.text}"] if first.said else []
+        follows = [
+            f"  {sign.failure.name}" + (f" ({sign.said.where})" if sign.said else "")
+            for sign in rest
+        ]
+        return [
+            f"cause: {first.failure.name}",
+            *said,
+            f"cure: {first.failure.cure}",
+            *(["what follows from it, or came after it:", *follows] if follows else []),
+        ]
+
     def as_json(self) -> dict[str, Any]:
         """The same for programs: cause, its sign, what follows, suspects."""
         told = [
@@ -143,7 +162,7 @@ def explain(log: Iterable[bytes], cause: Cause = Cause.ITSELF) -> Explained:
         kinds = piece.translate(None, DIGITS).split(b"\n")
         new = set(kinds) - seen
         seen = new if len(seen) > MOST_SEEN else seen | new
-        if kept := _kept(lines, kinds, new, first):
+        if new and (kept := _kept(lines, kinds, new, first)):
             _look(before + kept, signs)
             for number, line in kept:
                 chosen = raised if RAISED.search(line) else loud if LOUD.search(line) else None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from launcher import files
 from launcher.errors import UsageError
-from launcher.plan.job import Job, goes_on
+from launcher.plan.job import Cause, Job, goes_on
 from launcher.records import owner, record, watch
 from launcher.records.record import Record
 
@@ -74,6 +75,16 @@ def _last_ending(run: str) -> dict[str, Any] | None:
     ending = endings[-1] if endings else None
     begun = watch.log_name(ending["attempt"] + 1) if ending else ""
     return None if begun and (record.folder(run) / begun).exists() else ending
+
+
+def cause(text: str) -> Cause:
+    """What ended a run, as its backend said: a run's id, its beginning or its name.
+
+    `Cause.ITSELF` where nothing is kept of it.
+    """
+    with suppress(UsageError, KeyError, ValueError):
+        return Cause((_last_ending(record.find(text).run) or {})["cause"])
+    return Cause.ITSELF
 
 
 def _last_step(run: str) -> Mapping[str, Any]:
