@@ -55,7 +55,9 @@ class Failure:
 
     name: str
     cure: str
+    source: str
     says: tuple[str, ...]
+    prevented: str = ""
     follows: bool = False
     cause: str = ""
     sets: str = ""
@@ -156,7 +158,7 @@ def explain(log: Iterable[bytes], cause: Cause = Cause.ITSELF) -> Explained:
     """
     signs = {known.name: Sign(known) for known in table() if known.cause == cause.value}
     raised, loud = list[Said](), list[Said]()
-    seen, before, first = set[bytes](), list[tuple[int, str]](), 1
+    seen, told, before, first = set[bytes](), set[bytes](), list[tuple[int, str]](), 1
     for piece in _pieces(log):
         lines = piece.split(b"\n")
         kinds = piece.translate(None, DIGITS).split(b"\n")
@@ -166,7 +168,9 @@ def explain(log: Iterable[bytes], cause: Cause = Cause.ITSELF) -> Explained:
             _look(before + kept, signs)
             for number, line in kept:
                 chosen = raised if RAISED.search(line) else loud if LOUD.search(line) else None
-                if chosen is not None and len(chosen) < SUSPECTS:
+                kind = line.encode().translate(None, DIGITS)
+                if chosen is not None and len(chosen) < SUSPECTS and kind not in told:
+                    told.add(kind)
                     chosen.append(_said(number, line))
             before = kept[-CONTEXT:]
         first += len(lines)

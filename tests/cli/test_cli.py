@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import json
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,3 +174,20 @@ def test_a_user_without_a_home_folder_is_told_to_name_one(
     problem, remedy = capsys.readouterr().err.splitlines()
     assert problem.endswith("has no home folder")
     assert "export HOME=" in remedy
+
+
+def test_a_log_of_any_training_is_explained_from_a_file_or_standard_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "slurm-1.out"
+    log.write_text("training\n[rank3]: RuntimeError: CUDA error: out of memory\n")
+    assert cli.main(["explain", str(log)]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "cause: GPU memory is out",
+        "said: line 2, rank 3: [rank3]: RuntimeError: CUDA error: out of memory",
+    ]
+    stdin = SimpleNamespace(buffer=io.BytesIO(b"training\nValueError: no gizmo\n"))
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert cli.main(["explain", "--json", "-"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["causes"], told["suspects"][0]["text"]) == ([], "ValueError: no gizmo")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from launcher.plan.job import Cause, Ended
 from launcher.records import failures
 from launcher.records.ending import Ending, describe
+from tools.failures import PAGE, page
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,3 +88,51 @@ def test_ordinary_text_names_nothing(path: Path) -> None:
 def test_noise_around_a_failure_hides_nothing(noise: str, text: str) -> None:
     found = named(f"{noise}\n{text}\n{noise}")
     assert any(text in REAL[sign.failure.name] for sign in found)
+
+
+def aftermath(ranks: int) -> list[str]:
+    """What ranks write when another has failed, with numbers and addresses of their own."""
+    texts = [text for known in failures.table() if known.follows for text in known.texts]
+    return [
+        f"[rank{rank}]: {line} comm 0x{rank * 0x9E3779B97F4A7C15 % (1 << 48):x}"
+        for rank in range(ranks)
+        for text in texts
+        for line in text.splitlines()
+    ]
+
+
+@pytest.mark.parametrize("name", list(REAL)[::5])
+@pytest.mark.parametrize("piece", [1 << 10, 1 << 22])
+def test_a_first_cause_is_found_among_what_follows(
+    name: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tail alone would show the flood; a border between pieces must hide nothing."""
+    monkeypatch.setattr(failures, "PIECE", piece)
+    flood = aftermath(64)
+    log = "\n".join([*flood[:40], REAL[name][0], *flood[40:]]).encode()
+    explained = failures.explain(log[at : at + 997] for at in range(0, len(log), 997))
+    first = explained.signs[0]
+    follows = {known.name for known in failures.table() if known.follows}
+    assert first.failure.name == name or name in follows
+    assert first.said
+    assert first.said.line == (1 if name in follows else 40 + len(REAL[name][0].splitlines()))
+
+
+def test_what_is_not_known_is_said_to_be_unknown_with_the_lines_most_like_it() -> None:
+    log = [
+        "iteration 1/ 10 | lm loss: 1.0E+01 |",
+        "node-1 | 2026-01-02T03:04:05 [rank3]: Traceback (most recent call last):",
+        "node-1 | 2026-01-02T03:04:05 [rank3]: FrobnicateError: the gizmo is upside down",
+        *(f"[rank{rank}]: ERROR rank {rank} gave up" for rank in range(64)),
+    ]
+    explained = failures.explain(["\n".join(log).encode()])
+    assert explained.signs == []
+    assert [(said.line, said.rank, said.node, said.time) for said in explained.suspects] == [
+        (3, "3", "node-1", "2026-01-02T03:04:05"),
+        (4, "0", "", ""),
+    ]
+
+
+def test_the_page_is_made_of_the_table() -> None:
+    """A row changed and the page not would tell people of another cure."""
+    assert page() == PAGE.read_text(encoding="utf-8")

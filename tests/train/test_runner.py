@@ -146,7 +146,8 @@ def test_environment_of_a_rank() -> None:
     given = job(*where, "--", "x").environment(1, {"OMP_NUM_THREADS": "7"}, cpus=8)
     assert " ".join(f"{name}={value}" for name, value in given.items()) == (
         "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 NODE_RANK=1 GROUP_RANK=1 "
-        "MASTER_ADDR=a MASTER_PORT=1 OMP_NUM_THREADS=7 CUDA_DEVICE_MAX_CONNECTIONS=1"
+        "MASTER_ADDR=a MASTER_PORT=1 OMP_NUM_THREADS=7 CUDA_DEVICE_MAX_CONNECTIONS=1 "
+        "NCCL_DEBUG=WARN"
     )
     on_cpu = job("--cpu", "--", "x").environment(0, {}, cpus=4)
     assert (on_cpu["GLOO_SOCKET_IFNAME"], on_cpu["OMP_NUM_THREADS"]) == ("lo", "2")

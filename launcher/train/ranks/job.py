@@ -97,6 +97,8 @@ class Job:
             "OMP_NUM_THREADS": max(1, min(8, cpus // self.processes)),
             # Megatron overlaps communication by launch order, which one queue preserves.
             "CUDA_DEVICE_MAX_CONNECTIONS": 1,
+            # Where NCCL fails, only its own lines say why.
+            "NCCL_DEBUG": "WARN",
         }
         if self.cpu and self.nodes == 1:
             # Without a network, gloo's look-up of the host name fails, and torch warns of its own.

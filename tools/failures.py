@@ -1,0 +1,42 @@
+"""Writes docs/failures.md from the table of known failures: `python3 -m tools.failures`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from launcher.records.failures import Failure, table
+
+PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
+HEAD = """\
+# Known failures
+
+What `launcher explain` names in a log, and what stands at the end of a failed run. It is made of
+`launcher/records/failures.yaml` by `python3 -m tools.failures`; a new row needs a text that was
+really written. Of several causes in a log the first to be said is told, but for those of the second
+table, which ranks write as well when another one has failed.
+
+"""
+TABLE = "| what failed | what mends it | before the start | seen in |\n|---|---|---|---|\n"
+FOLLOWS = "\n## What may follow from another failure\n\n"
+REPORT = re.compile(r"\b([\w.-]+/[\w.-]+)#(\d+)")
+
+
+def page() -> str:
+    """The whole page."""
+    first = "".join(_row(known) for known in table() if not known.follows)
+    after = "".join(_row(known) for known in table() if known.follows)
+    return f"{HEAD}{TABLE}{first}{FOLLOWS}{TABLE}{after}"
+
+
+def _row(known: Failure) -> str:
+    before = f"prevented: {known.prevented}" if known.prevented else "diagnosed"
+    source = REPORT.sub(r"[\1#\2](https://github.com/\1/issues/\2)", known.source)
+    cells = (known.name, known.cure, before, source)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.exit(0)
