@@ -13,6 +13,8 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.utils import get_blend_from_list
 
+from launcher.train.gpt import across
+
 
 class Tokenizer:
     """Nothing but a vocabulary's size and its end of document: the data is tokens already."""
@@ -81,7 +83,10 @@ def datasets(arguments: argparse.Namespace) -> tuple[Any, Any]:
         create_attention_mask=False,
     )
     sizes = [training, validation or None, None]
-    built = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
+    across.agree("the data", across.data_digest(arguments.data_path))
+    builder = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config)
+    built = across.built(builder.build)
+    across.agree("the index of the data", across.index_digest(built[:2]))
     return built[0], built[1]
 
 
