@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -21,15 +20,19 @@ ARRAYS = (
 """What Megatron-Core's datasets, and blends of them, take their samples by."""
 
 
+def several_nodes() -> bool:
+    """Whether this run has ranks on other nodes, by torchrun's variables."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    return torch.distributed.is_initialized() and world != os.environ.get("LOCAL_WORLD_SIZE", world)
+
+
 def built(build: Callable[[], Any]) -> Any:
-    """What `build` gives on this rank; all ranks call this together.
+    """What `build` gives on this rank; all ranks of several nodes call this together.
 
     Upstream builds the index on rank 0 alone, which other nodes find only in a folder that all
     share. Here the first rank of every node builds what it doesn't find: after rank 0, so that
     nodes which do share a folder never write it at once.
     """
-    if not torch.distributed.is_initialized():
-        return build()
     rank, first_here = torch.distributed.get_rank(), os.environ.get("LOCAL_RANK", "0") == "0"
     mine, result = 0 if rank == 0 else 1 if first_here else 2, None
     for turn in range(3):
@@ -42,17 +45,17 @@ def built(build: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    with (
-        patch.object(torch.distributed, "is_initialized", lambda: False),
-        patch.object(torch.distributed, "get_rank", lambda *_: 0),
-    ):
+    """As if there were no process group, which upstream builds an index without asking."""
+    kept = torch.distributed.is_initialized, torch.distributed.get_rank
+    torch.distributed.is_initialized, torch.distributed.get_rank = lambda: False, lambda *_: 0
+    try:
         yield
+    finally:
+        torch.distributed.is_initialized, torch.distributed.get_rank = kept
 
 
 def agree(what: str, digest: str) -> None:
     """Raises `UsageError` on all ranks, naming nodes, unless all have node 0's `digest`."""
-    if not torch.distributed.is_initialized():
-        return
     told: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(told, (os.environ.get("GROUP_RANK", "0"), digest))
     wrong = sorted({int(node) for node, other in told if other != told[0][1]})

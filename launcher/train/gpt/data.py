@@ -83,10 +83,13 @@ def datasets(arguments: argparse.Namespace) -> tuple[Any, Any]:
         create_attention_mask=False,
     )
     sizes = [training, validation or None, None]
-    across.agree("the data", across.data_digest(arguments.data_path))
-    builder = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config)
-    built = across.built(builder.build)
-    across.agree("the index of the data", across.index_digest(built[:2]))
+    build = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build
+    if not across.several_nodes():
+        built = build()
+    else:
+        across.agree("the data", across.data_digest(arguments.data_path))
+        built = across.built(build)
+        across.agree("the index of the data", across.index_digest(built[:2]))
     return built[0], built[1]
 
 
