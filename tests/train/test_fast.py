@@ -148,3 +148,31 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
     program = CHOICES.replace("sys.stdin", f"open({str(script)!r})")
     done = python("-c", program)
     assert done.stdout.splitlines() == list(expected.values()), done.stderr
+
+
+EVALUATED = """
+import multiprocessing, os, sys
+os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
+from launcher.train import cpu, compat
+cpu.install(), compat.prepare()
+from launcher.train.gpt import arguments as command_line
+from launcher.train.gpt import training
+given = command_line.parse(sys.argv[1:])
+given.on_cpu = True
+layout = command_line.layout(given, 1)
+training.initialise(given, layout)
+trainer = training.Trainer(given, layout)
+workers = {each.pid for each in multiprocessing.active_children()}
+trainer._evaluate(), trainer._evaluate()
+print("workers", len(workers), {e.pid for e in multiprocessing.active_children()} == workers)
+"""
+
+
+def test_the_workers_of_an_evaluation_stand_before_the_first_step() -> None:
+    """They started in the first evaluation, which training waited for."""
+    options = ("--eval-iters", "2", "--num-workers", "1")
+    ended = python("-c", EVALUATED, *SHAPE, *options, MASTER_PORT="0")
+    assert ended.stdout.splitlines()[-1] == "workers 1 True", ended.stdout + ended.stderr
+    losses = [line.split("value:")[1] for line in ended.stdout.splitlines() if "value:" in line]
+    assert len(losses) == 2
+    assert losses[0] == losses[1]

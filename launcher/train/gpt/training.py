@@ -197,7 +197,9 @@ class Trainer:
         self.memory_told = bool(arguments.on_cpu)  # upstream tells a GPU's
         self.stop = StopRequest() if arguments.exit_signal_handler else None
         self.training_set, self.validation_set = data.datasets(arguments)
-        self.validation: Any = None  # its loader, once it is needed
+        held_out = self.validation_set if arguments.eval_iters else None
+        self.validation = data.loader(arguments, held_out, 0)
+        self.held_out = self._fetch_held_out()
         self.meter = Meter()
 
     def _load(self, source: Path | None, saved: dict[str, Any]) -> Progress:
@@ -405,22 +407,24 @@ class Trainer:
                 print(f"replicas disagree: {text}", flush=True)
         raise RunError("")  # said by those ranks
 
+    def _fetch_held_out(self) -> Any:
+        """The next evaluation's batches: the workers fetch them while steps are taken."""
+        return iter(self.validation) if self.validation else None
+
     def _evaluate(self) -> bool:
         """Evaluate, unless it is asked to stop meanwhile: then False, and nothing is said."""
         if not self.arguments.eval_iters or self.validation_set is None:
             return True
-        if self.validation is None:
-            self.validation = data.loader(self.arguments, self.validation_set, 0)
-        batches = iter(self.validation) if self.validation else None
         self.wrapped.eval()
         meter = Meter()
         with torch.no_grad():
             for _ in range(self.arguments.eval_iters):
-                losses = self._forward_backward(batches, forward_only=True)
+                losses = self._forward_backward(self.held_out, forward_only=True)
                 meter.add(_mean_of(losses), advanced=True)
                 if self.stop and self.stop.agreed():
                     return False
         self.wrapped.train()
+        self.held_out = self._fetch_held_out()
         if parallel_state.is_pipeline_last_stage():
             loss = _mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced
             _say_last(log.validation_line(self.progress.iteration, loss))
