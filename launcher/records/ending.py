@@ -137,7 +137,9 @@ def describe(ending: Ending, run: str, saved: Checkpoint | None, folder: str) ->
     if not re.search(rf"\bcode {ending.code}\b", reason):
         told += f", exit code {ending.code}"
     lines, sets = [f"{told}: {reason}" if reason else told], ""
-    if ending.outcome is Outcome.FAILED:
+    if ending.full and folder:
+        lines.append(f"see what is free where it saves: {folder}")
+    elif ending.outcome is Outcome.FAILED:
         signs, suspects = ending.explained.signs, ending.explained.suspects
         for sign in signs[:1]:  # the others follow from it
             lines += sign.lines
@@ -145,8 +147,6 @@ def describe(ending: Ending, run: str, saved: Checkpoint | None, folder: str) ->
         if suspects and not signs and ending.itself:
             lines.append(f"no known cause; most like one: {suspects[0].text}")
             lines.append(f"all that its log says of it: python3 -m launcher explain {run}")
-    if ending.full and folder:
-        lines.append(f"see what is free where it saves: {folder}")
     if saved:
         lines.append(f"newest complete checkpoint: {saved.folder} (iteration {saved.iteration})")
         lines.append(f"to go on: python3 -m launcher resume {run}{sets}")

@@ -111,9 +111,9 @@ class Started:
         for reader in self.readers:
             reader.join(WITHIN)
 
-    def ends(self) -> int:
+    def ends(self, within: float = WITHIN) -> int:
         """Its exit code, once all it has written is here."""
-        code = self.process.wait(WITHIN)
+        code = self.process.wait(within)
         self._complete()
         return code
 
