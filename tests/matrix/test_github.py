@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from launcher import cli
@@ -148,7 +148,10 @@ def test_a_job_is_a_cell_that_fits_on_a_runner_that_can_take_it(
 ) -> None:
     from launcher.trials.series import cells
 
-    wanted = [(cell.tag, cell.megatron) for cell in cells(MATRIX, tags, releases)]
+    try:
+        wanted = [(cell.tag, cell.megatron) for cell in cells(MATRIX, tags, releases)]
+    except UsageError:  # a release that none of the tags can have
+        reject()
     jobs = github.jobs(MATRIX, wanted, {"linux/amd64": labels})
     assert json.loads(json.dumps(jobs)) == jobs
     assert [(job["tag"], job["megatron"], job["platform"]) for job in jobs] == [
