@@ -36,8 +36,8 @@ def test_ten_builds_that_are_killed_harm_none_that_follows(
     built = engine.api.inspect_image(cpu_images.build())["Id"]
     cache = tmp_path / "cache"
     shutil.copytree(site.cache / "sha256", cache / "sha256", copy_function=os.link)
-    small = (path for path in sorted((cache / "sha256").glob("*/[!.]*")) if path.stat().st_size < 5e6)
-    for path in [*small][::3]:
+    files = sorted((cache / "sha256").glob("*/[!.]*"))
+    for path in [path for path in files if path.stat().st_size < 5e6][::3]:
         path.unlink()  # some have to be fetched as well
     command = ["-c", BUILD, bases.base, bases.builder, NAMES]
     environment = {"LAUNCHER_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
