@@ -188,6 +188,7 @@ def _host(chosen: Backend, cwd: str, *, rootless: bool) -> Host:
         every_node=chosen.every_node,
         scheduled=chosen.scheduled,
         groups=who.groups,
+        runs=str(settings().runs),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,10 +114,21 @@ def prepare(
         return None
     files.require(plan)
     machine = _preflight(plan, asked, chosen) if preflight and not chosen.scheduled else None
-    files.prepare(plan)
+    _make_folders(plan)
     if plan.checkpoints:
         tidy(plan, asked.config)
     return machine
+
+
+def _make_folders(plan: Plan) -> None:
+    """Make those that the run writes to, of which one may be in the folder of its record."""
+    try:
+        with suppress(OSError):  # told when the record is written
+            record.make(plan.run)
+        files.prepare(plan)
+    except LauncherError:
+        record.forget(plan.run)
+        raise
 
 
 def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> Machine:

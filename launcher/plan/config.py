@@ -28,6 +28,7 @@ from launcher.plan.values import (
     Reference,
     Scalars,
     Size,
+    Steps,
     Strict,
     Tag,
     Text,
@@ -355,6 +356,28 @@ class Watchdog(Strict):
     action: Literal["keep", "end"] = "keep"
 
 
+class Profile(Strict):
+    """What is traced of a run: its steps from one number to another, on some ranks, by a tool.
+
+    Traces go to `folder`, or else to the run's own.
+    """
+
+    steps: Steps
+    tool: Literal["torch", "nsys"] = "torch"
+    ranks: Annotated[list[Whole], Field(min_length=1)] = Field(default_factory=lambda: [0])
+    folder: Text | None = None
+
+    @property
+    def first(self) -> int:
+        """The first step's number."""
+        return int(self.steps.partition("-")[0])
+
+    @property
+    def last(self) -> int:
+        """The last step's number."""
+        return int(self.steps.partition("-")[2])
+
+
 class RunConfig(Strict):
     """A run file.
 
@@ -384,4 +407,5 @@ class RunConfig(Strict):
     mounts: list[MountSpec] = Field(default_factory=list)
     max_restarts: Whole = 0
     watchdog: Watchdog = Field(default_factory=Watchdog)
+    profile: Profile | None = None
     resources: Resources = Field(default_factory=Resources)

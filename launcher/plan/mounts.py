@@ -14,6 +14,7 @@ from launcher.plan.source import Origin
 from launcher.yamlfile import printable
 
 SECRETS = "/run/secrets"
+PROFILE = "profile"
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Host:
     `contained` is False where the run sees this machine's own files under their own names;
     `rootless` is True where a container's root is the calling user outside; `every_node` where
     all nodes of a run are started here, on one machine; `scheduled` where a scheduler starts them.
+    `runs` has the runs' own folders, by their ids.
     """
 
     uid: int
@@ -35,6 +37,7 @@ class Host:
     every_node: bool = False
     scheduled: bool = False
     groups: tuple[int, ...] = ()
+    runs: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,10 @@ class Mount:
     key: str
 
 
-def mounted(config: RunConfig, started: Program, host: Host) -> tuple[RunConfig, tuple[Mount, ...]]:
-    """The configuration with its paths as in the container, and the mounts."""
+def mounted(
+    config: RunConfig, started: Program, host: Host, run: str
+) -> tuple[RunConfig, tuple[Mount, ...]]:
+    """The configuration with its paths as in the container, and the mounts, of a run by its id."""
     data, mounts = _data(config, host)
     checkpoint, folders = _folders(config, host)
     mounts += folders
@@ -63,6 +68,11 @@ def mounted(config: RunConfig, started: Program, host: Host) -> tuple[RunConfig,
     if config.resources.workdir:
         folder = config.resources.workdir
         mounts.append(_mount(folder, "/work", "resources.workdir", host, writable=True))
+    profile = config.profile
+    if profile:
+        folder = profile.folder or join(host.runs, run, PROFILE)
+        mounts.append(_mount(folder, f"/{PROFILE}", PROFILE, host, writable=True))
+        profile = profile.model_copy(update={"folder": mounts[-1].target})
     if started.host:
         mounts.append(_mount(started.host, started.argv[0], "program", host))
     if config.source:
@@ -76,6 +86,7 @@ def mounted(config: RunConfig, started: Program, host: Host) -> tuple[RunConfig,
             "data": config.data.model_copy(update=data),
             "checkpoint": config.checkpoint.model_copy(update=checkpoint),
             "logging": config.logging.model_copy(update=logging),
+            "profile": profile,
         }
     )
     distinct = dict[tuple[str, str], Mount]()

@@ -132,7 +132,9 @@ def make_plan(
         layout.check(config, origin, processes, facts.release)
     where = layout.layout(config, processes)
     save = path_of(config.checkpoint.save, host) if config.checkpoint.save else None
-    config, mounted = mounts.mounted(_saving_when_stopped(config, started), started, host)
+    config, mounted = mounts.mounted(
+        _saving_when_stopped(config, started), started, host, stamp.run
+    )
     compiles = started.kind is program.Kind.OURS and gpus.count != 0 and where.model == 1
     compiled = mounts.compiled(host) if compiles else ()
     mounted += compiled
@@ -228,6 +230,8 @@ def _runner(config: RunConfig, processes: int, *, cpu: bool) -> list[str]:
     argv += ["--grace", str(config.resources.stop_grace)]
     if config.checkpoint.keep and config.checkpoint.save:
         argv += ["--checkpoints", config.checkpoint.save, "--keep", str(config.checkpoint.keep)]
+    if config.profile:
+        argv += ["--profile", str(config.profile.folder)]
     return [*argv, "--cpu"] if cpu else argv
 
 

@@ -84,6 +84,8 @@ def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, wor
         faults.add(
             f"{origin.place('data')}: no data to train on", "Set data.path, or data.mock: true."
         )
+    with faults.collected():
+        _check_profile(started, config, origin, world)
     faults.refuse()
 
 
@@ -93,6 +95,44 @@ def fewest(config: RunConfig) -> int:
         return 2
     model = layout(config, 1).model
     return next(n for n in count(1) if n * config.nodes.count % model == 0)
+
+
+def _check_profile(started: Program, config: RunConfig, origin: Origin, world: int) -> None:
+    """Refuse a profile that the program wouldn't write, or would end at."""
+    wanted, faults, iters = config.profile, Faults(), config.training.train_iters
+    if wanted is None:
+        return
+    upstream = started.kind is Kind.UPSTREAM and wanted.tool == "torch"
+    where = origin.place("profile.steps")
+    if started.kind is Kind.SCRIPT:
+        faults.add(
+            f"{origin.place('profile')}: {config.program} can't be told to trace steps",
+            "It is for gpt and pretrain_gpt.py and the like.",
+        )
+    if iters and wanted.last > iters:
+        faults.add(
+            f"{where}: the last step is {iters}, by training.train_iters",
+            f"Set it to {max(1, iters - 2)}-{iters}, or train longer.",
+        )
+    elif iters and upstream and wanted.last == iters:
+        faults.add(
+            f"{where}: Megatron writes a trace when the step after its last begins",
+            f"Let it end before step {iters}, or set training.train_iters to {iters + 1}.",
+        )
+    if most := max((rank for rank in wanted.ranks if rank >= world), default=0):
+        faults.add(
+            f"{origin.place('profile.ranks')}: no rank {most}: there are {world}, 0 the first",
+            "Set it to [0].",
+        )
+    if wanted.tool == "nsys" and config.gpus == "0":
+        faults.add(f"{origin.place('profile.tool')}: nsys traces GPUs", "Set it to torch.")
+    if upstream and config.logging.tensorboard_dir:
+        faults.add(
+            f"{origin.place('logging.tensorboard_dir')}: Megatron writes its traces there, or "
+            "beside it, where profile has a folder",
+            "--set logging.tensorboard_dir=null while you profile.",
+        )
+    faults.refuse()
 
 
 def _check_quickstart(config: RunConfig, origin: Origin, world: int, faults: Faults) -> None:

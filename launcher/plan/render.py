@@ -8,7 +8,7 @@ from dataclasses import replace
 from launcher.errors import Faults, UsageError
 from launcher.plan import arguments, rules
 from launcher.plan.arguments import SECTIONS, THE_RUNNERS, Option, Value, own_keys
-from launcher.plan.config import RunConfig
+from launcher.plan.config import Profile, RunConfig
 from launcher.plan.image import Facts
 from launcher.plan.layout import Layout, micro_batch
 from launcher.plan.program import Kind, Program, program
@@ -35,6 +35,7 @@ def options(config: RunConfig, kind: Kind, where: Layout, release: str | None) -
     if "data.path" in values:
         values.pop("data.mock", None)
     extras = [] if kind is Kind.OURS else _upstream_extras(config)
+    extras += _profile(config.profile, kind) if config.profile else []
     if any(option.value == NULL_TOKENIZER for option in extras):
         values["data.vocab_size"] -= 1  # it adds an end-of-document token to what it is given
     own = [Option(arguments.option_name(key), value, key) for key, value in values.items()]
@@ -55,6 +56,27 @@ def _upstream_extras(config: RunConfig) -> list[Option]:
     if made_up and config.data.vocab_size and config.data.tokenizer_type is None:
         extras.append(Option("--tokenizer-type", NULL_TOKENIZER, "data.mock"))
     return extras
+
+
+def _profile(wanted: Profile, kind: Kind) -> list[Option]:
+    """What has the program trace steps.
+
+    With torch's profiler, Megatron counts from where it starts, 1 the first, and `end` is the one
+    after the last; else from 0 (megatron/training/training.py). torch's traces go to a folder of
+    TensorBoard's, and from 0.17 on beside that.
+    """
+    first, last, folder = wanted.first, wanted.last, wanted.folder
+    by_torch = wanted.tool == "torch"
+    told: dict[str, Value] = {"--profile-ranks": [*wanted.ranks]}
+    if kind is Kind.OURS:
+        told |= {"--profile-steps": [first, last]}
+        told |= {"--profile-dir": str(folder)} if by_torch else {}
+    else:
+        begin, end = (first, last + 1) if by_torch else (first - 1, last)
+        told |= {"--profile": True, "--profile-step-start": begin, "--profile-step-end": end}
+        if by_torch:
+            told |= {"--use-pytorch-profiler": True, "--tensorboard-dir": f"{folder}/tensorboard"}
+    return [Option(name, value, "profile.steps") for name, value in told.items()]
 
 
 def _spelled(name: str, release: str | None) -> str:

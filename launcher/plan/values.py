@@ -98,6 +98,20 @@ def _size(value: object) -> str:
     return str(value)
 
 
+def _steps(value: object) -> str:
+    """Steps by their numbers, the first and the last: "10-12"; one alone is both."""
+    text = "" if isinstance(value, bool) else str(value)
+    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text, re.ASCII)
+    if not found:
+        raise ValueError("no steps: the first and the last, 10-12")
+    first, last = int(found[1]), int(found[2] or found[1])
+    if not 1 <= first <= last:
+        raise ValueError("the first step is 1, and the last isn't before the first")
+    if last - first >= MOST_STEPS:
+        raise ValueError(f"more than {MOST_STEPS} steps: a few tell as much, in a smaller trace")
+    return f"{first}-{last}"
+
+
 @dataclass(frozen=True)
 class Matching:
     """What a text must match, with an example of one that does."""
@@ -125,6 +139,9 @@ def _either(*kinds: dict[str, Any], **limits: Any) -> WithJsonSchema:
     """What may stand in a file for a value that a validator reads in its own way."""
     return WithJsonSchema({"anyOf": [*kinds], **limits})
 
+
+MOST_STEPS = 50
+"""A step of a large model is tens of megabytes of trace, and a profiler keeps all in memory."""
 
 LARGEST = 10**12  # far above any size, and still quick to factor for a suggestion
 NUMBERS = (
@@ -169,6 +186,11 @@ Size = Annotated[
     str,
     BeforeValidator(_size),
     _either({"type": "integer", "minimum": 0}, _like("^[0-9]+[bkmgBKMG]?$")),
+]
+Steps = Annotated[
+    str,
+    BeforeValidator(_steps),
+    _either({"type": "integer", "minimum": 1}, _like(r"^[0-9]{1,9}(-[0-9]{1,9})?$")),
 ]
 GpuRequest = Annotated[
     str,

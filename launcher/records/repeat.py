@@ -25,7 +25,8 @@ def aside(config: RunConfig, cwd: str, *, began: bool) -> tuple[RunConfig, list[
     """
     checkpoint, logging, several = config.checkpoint, config.logging, config.nodes.count > 1
     shared = [mount.source for mount in config.mounts if not mount.read_only]
-    shared += filter(None, [config.resources.workdir, logging.wandb_save_dir])
+    profile = config.profile.folder if config.profile else None
+    shared += filter(None, [config.resources.workdir, logging.wandb_save_dir, profile])
     notes = [f"it writes to {folder}, as that run did" for folder in shared]
     updates = dict[str, dict[str, Any]]()
     if checkpoint.save:
@@ -78,13 +79,13 @@ def pinned(config: RunConfig, image: Mapping[str, Any], chosen: Backend) -> RunC
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """A line for each part of the plan that isn't what it was, as another launcher makes it."""
     for key in SAME:
-        was, found = _plain(then.get(key)), _plain(now.get(key))
+        was, found = (_plain(one.get(key), one["run"]) for one in (then, now))
         if was != found:
             yield f"{key} was {was}, and is {found}"
 
 
-def _plain(value: object) -> object:
-    """The value as it comes back from JSON."""
+def _plain(value: object, run: str) -> object:
+    """The value as it comes back from JSON, with no run's id in paths of its own."""
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+        return [_plain(item, run) for item in value]
+    return value.replace(run, "RUN") if isinstance(value, str) else value

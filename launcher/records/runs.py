@@ -7,13 +7,16 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 from launcher import files
 from launcher.errors import UsageError
 from launcher.plan.job import Cause, Job, goes_on
+from launcher.plan.mounts import PROFILE
 from launcher.records import owner, record, watch
 from launcher.records.record import Record
+from launcher.train.traces import COSTS
 
 RUNNING, PAUSED, UNKNOWN = "running", "paused", "unknown"
 STATES = (RUNNING, PAUSED, "finished", "stopped", "failed", UNKNOWN)
@@ -155,6 +158,14 @@ def prune(run: Run) -> int | None:
     return size
 
 
+def _profile(plan: Mapping[str, Any] | None) -> list[Any]:
+    """What the traces of a run tell, rank by rank; [] where it has none, or none is seen here."""
+    mounts = plan["mounts"] if plan else ()
+    folders = [Path(mount["source"]) for mount in mounts if mount["key"] == PROFILE]
+    found = [path for folder in folders for path in sorted(folder.glob(COSTS.format("*")))]
+    return [one for path in found for one in record.read_lines(path)]
+
+
 def shown(text: str) -> dict[str, Any]:
     """All that is kept of the run that `text` names. Raises UsageError where there is none."""
     kept = record.find(text)
@@ -171,5 +182,6 @@ def shown(text: str) -> dict[str, Any]:
         "plan": record.read(kept.run, record.PLAN),
         "build": record.read(kept.run, record.BUILD),
         **facts,
+        "profile": _profile(record.read(kept.run, record.PLAN)),
         "endings": [*record.read_lines(record.folder(kept.run) / record.ENDINGS)],
     }

@@ -23,6 +23,7 @@ from launcher.train.checkpoints.retention import Retention
 from launcher.train.ranks import oom, rank, signals, stacks
 from launcher.train.ranks.job import Job, Refused, Unable, parse, read_secrets
 from launcher.train.stall import stall
+from launcher.train.traces import Traces
 from launcher.train.words import STOPPED, say
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -226,6 +227,7 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     job.check_devices(torch.cuda.device_count())
     if not events.empty():
         return 128 + events.get().signum
+    traces = Traces(job.profile) if job.profile else None
     with _retention(job, environ), tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:
         whole = job.nodes == 1
         collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
@@ -237,6 +239,9 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
             return 128 + asked.sigval  # the ranks that it had started end with this process
         watch = Watch(job, handlers, events, collector)
         code = watch.wait()
+    pids = {job.rank(n): handler.proc.pid for n, handler in handlers.items()}
+    for line in traces.told(pids) if traces else ():
+        say(line)
     if watch.stopping and code == 0:
         print(stopped(len(handlers)), file=sys.stderr, flush=True)
     return code

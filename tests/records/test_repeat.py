@@ -82,8 +82,8 @@ def test_the_very_image_is_taken_while_it_is_there() -> None:
 
 
 def test_another_command_is_told() -> None:
-    then = {"argv": ["a", "--lr", "1"], "env": {"A": "1"}, "ulimits": [["stack", 1]]}
-    same = {"argv": ("a", "--lr", "1"), "env": {"A": "1"}, "ulimits": (("stack", 1),)}
+    then = {"run": "0a1b", "argv": ["a", "--lr", "1", "/runs/0a1b"], "ulimits": [["stack", 1]]}
+    same = {"run": "2c3d", "argv": ("a", "--lr", "1", "/runs/2c3d"), "ulimits": (("stack", 1),)}
     assert list(repeat.differences(then, same)) == []
     other = same | {"argv": ("a", "--lr", "2")}
     (line,) = repeat.differences(then, other)

@@ -147,6 +147,9 @@ def parser(
     add("--memory-samples", help="a folder for rank-N.jsonl, samples of each rank's memory")
     add("--memory-interval", type=float, default=1.0, help="seconds between them")
     add("--performance-summary", help="a JSON file: steps, time, tokens/s, memory, loss, layout")
+    add("--profile-steps", type=int, nargs=2, help="the first and the last step to trace")
+    add("--profile-ranks", type=int, nargs="+", default=[0])
+    add("--profile-dir", help="a folder for rank-N.json.gz; else nsys traces the steps")
     return made
 
 
@@ -262,5 +265,8 @@ def _check_choices(given: argparse.Namespace) -> None:
         raise UsageError("--save-interval needs --save")
     if given.wandb_project and not given.wandb_exp_name:
         raise UsageError("--wandb-project needs --wandb-exp-name")
+    first, last = given.profile_steps or (1, 1)
+    if not 1 <= first <= last <= given.train_iters:
+        raise UsageError("--profile-steps are two of --train-iters, the first of them first")
     if given.memory_interval <= 0:
         raise UsageError("--memory-interval must be above 0")

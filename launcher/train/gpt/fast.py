@@ -39,6 +39,11 @@ class Path:
         used = ", ".join(name for name, there in named.items() if there) or "off"
         return "; ".join((f"fast: {used}", *self.missing))
 
+    @property
+    def slow_steps(self) -> int:
+        """The first steps of a process, which compile, warm up and capture."""
+        return WARM_UP + 1 if self.graphed else int(self.compiled)
+
     def without(self, part: str, reason: str) -> Path:
         """One that does without a part, since something doesn't work here."""
         left = {"optimizer": self.optimizer, "compiled": self.compiled, "graphed": self.graphed}

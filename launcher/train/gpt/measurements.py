@@ -1,23 +1,29 @@
-"""What a run measures of itself: each rank's memory, and a summary in a few numbers."""
+"""What a run measures of itself: each rank's memory, a summary in a few numbers, and traces."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import json
 import math
 import os
 import platform
 import resource
+import shutil
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from launcher import files
 from launcher.train.gpt.arguments import Layout, UsageError
 from launcher.train.ranks.ending import RunError
+from launcher.train.traces import TRACE
+from launcher.train.words import say
 
 MEGABYTE = 1024 * 1024
 STATM = Path("/proc/self/statm")  # proc(5): total and resident pages, …
@@ -162,3 +168,72 @@ def write(summary: Mapping[str, Any], file: Path) -> str:
         f"wrote {file}: {summary['steps']} steps, {summary['ms_per_step_median']:.1f} ms a step, "
         f"{summary['tokens_per_second']:.0f} tokens/s"
     )
+
+
+class Profile:
+    """Traces some of a rank's steps, where `arguments` ask for them: by torch, or for nsys.
+
+    A trace has all that is due between its first step and the last, evaluations and saves too.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, done: int, slow: int) -> None:
+        """`done` steps lie behind the run; this process compiles in the `slow` first of its own."""
+        asked = arguments.profile_steps and int(os.environ["RANK"]) in arguments.profile_ranks
+        steps: tuple[int, int] = arguments.profile_steps if asked else (0, 0)
+        self.first, self.last = steps
+        self.folder = Path(arguments.profile_dir) if arguments.profile_dir else None
+        self.tracer: Any = None
+        if asked and self.first <= done:
+            say(f"step {self.first} lies behind: nothing is traced", "gpt: ")
+            self.first = self.last = 0
+        elif asked and self.first <= done + slow:
+            told = f"steps {done + 1}-{done + slow}" if slow > 1 else f"step {done + 1}"
+            say(f"{told} will be traced as the step is compiled: later ones tell more", "gpt: ")
+
+    def step(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """Trace what is done meanwhile, step `number` of the run, if it is one of those."""
+        if self.folder and number in (self.first - 1, self.first) and not self.tracer:
+            self._prepare()
+        mine = self.first <= number <= self.last
+        return self._traced(number) if mine else contextlib.nullcontext()
+
+    def _prepare(self) -> None:
+        """Let the tracer warm up, as a step would be slower that began with that."""
+        import torch
+
+        # What Kineto needs to see into graphs; torch sets it for those of its compiler alone.
+        os.environ |= {"DISABLE_CUPTI_LAZY_REINIT": "1", "TEARDOWN_CUPTI": "0"}
+        self.tracer = torch.profiler._KinetoProfile()
+        self.tracer.prepare_trace()
+
+    @contextlib.contextmanager
+    def _traced(self, number: int) -> Iterator[None]:
+        import torch
+
+        if number == self.first:
+            torch.cuda.synchronize()
+            self.tracer.start_trace() if self.tracer else torch.cuda.cudart().cudaProfilerStart()
+        with torch.profiler.record_function(f"ProfilerStep#{number}"):
+            yield
+            if number == self.last:
+                torch.cuda.synchronize()
+        if number == self.last and self.tracer:
+            self.tracer.stop_trace()
+            self._write()
+        elif number == self.last:
+            torch.cuda.cudart().cudaProfilerStop()
+
+    def _write(self) -> None:
+        """Write the trace, all or nothing; the training is worth more than it."""
+        assert self.folder
+        target = self.folder / TRACE.format(os.environ["RANK"])
+        try:
+            with tempfile.TemporaryDirectory() as scratch, files.Aside(target) as new:
+                whole = Path(scratch) / "trace.json"
+                self.tracer.export_chrome_trace(str(whole))
+                with whole.open("rb") as source, gzip.open(new.file, "wb", 6) as packed:
+                    shutil.copyfileobj(source, packed)
+                new.publish()
+        except (OSError, RuntimeError) as error:
+            say(f"no trace of steps {self.first}-{self.last}: {error}", "gpt: ")
+        self.tracer = None

@@ -191,6 +191,7 @@ class Trainer:
         self.fast_step = fast.Step(self.path, self._step, self._plain, say, layout.micro_batches)
         self.saved = self.progress.iteration
         self.loss: torch.Tensor | None = None  # the last step's, on the last stage
+        self.profile = measurements.Profile(arguments, self.saved, self.path.slow_steps)
         self.seconds: list[float] = []  # each step's, where they are asked for
         self.writes = bool(arguments.tensorboard_dir or arguments.wandb_project)
         self.writers = Writers(arguments, self.saved) if self.writes and _is_last() else None
@@ -264,7 +265,8 @@ class Trainer:
     def _iteration(self, batches: Any) -> None:
         """Step, and do what is due after it."""
         arguments, started = self.arguments, time.perf_counter()
-        self.loss, advanced, grad_norm = self.step(batches)
+        with self.profile.step(self.progress.iteration + 1):
+            self.loss, advanced, grad_norm = self.step(batches)
         if arguments.performance_summary:
             torch.cuda.synchronize()
             self.seconds.append(time.perf_counter() - started)

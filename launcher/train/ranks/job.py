@@ -46,6 +46,7 @@ class Job:
     checkpoints: Path | None
     secrets: Path
     checkout: str | None
+    profile: Path | None
     tie: bool
 
     def rank(self, local_rank: int) -> int:
@@ -128,6 +129,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--checkpoints", type=Path, help="the folder of those")
     add("--secrets", type=Path, default="/run/secrets", help="files that become variables")
     add("--checkout", help="a Megatron-LM folder, first on PYTHONPATH, to run with")
+    add("--profile", type=Path, help="a folder for traces, whose costs are told at the end")
     add("--tie", action="store_true", help="stop when standard input ends")
     return parser
 
