@@ -18,7 +18,9 @@ really written. Of several causes in a log the first to be said is told, but for
 table, which ranks write as well when another one has failed.
 
 """
-TABLE = "| what failed | what mends it | before the start | seen in |\n|---|---|---|---|\n"
+TABLE = (
+    "| what failed | what mends it | before the start | since | seen in |\n|---|---|---|---|---|\n"
+)
 FOLLOWS = "\n## What may follow from another failure\n\n"
 REPORT = re.compile(r"\b([\w.-]+/[\w.-]+)#(\d+)")
 
@@ -33,7 +35,7 @@ def page() -> str:
 def _row(known: Failure) -> str:
     before = f"prevented: {known.prevented}" if known.prevented else "diagnosed"
     source = REPORT.sub(r"[\1#\2](https://github.com/\1/issues/\2)", known.source)
-    cells = (known.name, known.cure, before, source)
+    cells = (known.name, known.cure, before, known.since, source)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

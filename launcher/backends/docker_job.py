@@ -24,6 +24,7 @@ from launcher.errors import EngineError
 from launcher.names import LABEL
 from launcher.plan.job import KILLED, Cause, Ended, Job, Lost, Piece
 from launcher.plan.plan import Plan, without_memlock
+from launcher.records.failures import explain
 
 StartedJob = TypeVar("StartedJob", bound=Job)
 FAILURES = (DockerException, RequestException, HTTPError, OSError)
@@ -223,7 +224,7 @@ def _create(api: APIClient, plan: Plan) -> str:
     except (DockerException, RequestException) as error:
         if _is_conflict(error):
             raise _name_taken(api, wanted.name, plan.run) from error
-        raise EngineError(f"the engine made no container: {words_of(error)}") from error
+        raise start_error(error, plan) from error
 
 
 def _created(api: APIClient, body: dict[str, Any], name: str, run: str) -> str:
@@ -288,15 +289,13 @@ def _environment(variables: list[str]) -> list[str]:
 
 
 def start_error(error: Exception, plan: Plan) -> Exception:
-    """What to say of a container that didn't start."""
+    """What to say of a container that didn't start: a known failure and its cure, or why."""
     reason = words_of(error)
     if "error setting rlimit" in reason and "memlock" in dict(plan.ulimits):
         return MemlockRefused()
-    if "could not select device driver" in reason:
+    for sign in explain([reason.encode()]).signs:
         return EngineError(
-            "the engine can't give GPUs to a container",
-            "Install the NVIDIA Container Toolkit on its machine, run `nvidia-ctk runtime "
-            "configure --runtime=docker`, and restart the engine; or use --gpus 0.",
+            f"the container didn't start: {sign.failure.name}: {reason}", f"{sign.failure.cure}."
         )
     return EngineError(f"the container didn't start: {reason}")
 

@@ -57,6 +57,7 @@ class Failure:
     cure: str
     source: str
     says: tuple[str, ...]
+    since: str = ""
     prevented: str = ""
     follows: bool = False
     cause: str = ""

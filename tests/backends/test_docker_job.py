@@ -136,9 +136,10 @@ def test_without_memlock_it_goes_on_and_says_so_once(
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
-        ('could not select device driver "" with capabilities: [[gpu]]', "Container Toolkit"),
+        ('could not select device driver "" with capabilities: [[gpu]]', "can't give GPUs"),
         ("error setting rlimit type 3: operation not permitted", "error setting rlimit"),
-        ("no space left on device", "no space left on device"),
+        ("write /var/lib/docker/x: no space left on device", "a disk is full"),
+        ("a reason that nobody knows", "didn't start: a reason"),
     ],
 )
 def test_a_refusal_leaves_no_container(bare: Plan, reason: str, said: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -133,7 +133,13 @@ class WholeGPT(GPTModel):
         return super().forward(*args, **kwargs)
 
     def compile_training(self) -> None:
-        """Compile what training runs, at its first call."""
+        """Compile what training runs, at its first call.
+
+        `AddBias` is part of what torch keeps of a compilation, by the graphs of its two halves;
+        unless told so, torch would compile anew at each start (autograd_cache.py, torch 2.8 on).
+        """
+        with suppress(AttributeError):
+            torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
         self.compiled = torch.compile(super().forward, dynamic=False)
 
     def compute_language_model_loss(
