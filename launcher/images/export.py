@@ -175,8 +175,9 @@ def bundle(tar: tarfile.TarFile, config: Mapping[str, Any], made: Path) -> None:
             continue
         if os.path.lexists(at):  # it may be a link, which would be written through
             raise files.Refused(at, "isn't written: the image has it twice")
-        if member.islnk():
-            member.linkname = str(_place(root, member.linkname).relative_to(root))
+        if member.islnk():  # of what is there, and with its owner, mode and time
+            os.link(_place(root, member.linkname), at, follow_symlinks=False)
+            continue
         member.name, member.mode = str(at.relative_to(root)), member.mode & 0o777
         if member.isdir():
             member.mode |= 0o700

@@ -119,6 +119,18 @@ def test_nothing_outside_is_written_or_linked(tmp_path: Path, members: list[Memb
     assert [*tmp_path.iterdir()] == [victim]
 
 
+def test_a_hard_link_to_a_link_changes_nothing_outside(tmp_path: Path) -> None:
+    """Its owner, mode and time would have been given to the file that the link names."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    victim.chmod(0o600)
+    before = victim.stat()
+    members = [("a", tarfile.SYMTYPE, str(victim), 0o777), ("b", tarfile.LNKTYPE, "a", 0o666)]
+    root = exported(tmp_path / "new", "oci", members) / "rootfs"
+    assert (root / "b").readlink() == victim
+    assert victim.stat() == before
+
+
 def test_an_absolute_name_lies_inside(tmp_path: Path) -> None:
     members: list[Member] = [("/a", tarfile.REGTYPE, "x", 0o644), ("b", tarfile.LNKTYPE, "/a", 0)]
     root = exported(tmp_path / "new", "oci", members) / "rootfs"
