@@ -15,7 +15,8 @@ HEAD = """\
 What `launcher explain` names in a log, and what stands at the end of a failed run. It is made of
 `launcher/records/failures.yaml` by `python3 -m tools.failures`; a new row needs a text that was
 really written. Of several causes in a log the first to be said is told, but for those of the second
-table, which ranks write as well when another one has failed.
+table, which ranks write as well when another one has failed. *since* is the first release that
+writes it, as the sources tell; where it is empty, all do that the matrix has.
 
 """
 TABLE = (
@@ -35,7 +36,8 @@ def page() -> str:
 def _row(known: Failure) -> str:
     before = f"prevented: {known.prevented}" if known.prevented else "diagnosed"
     source = REPORT.sub(r"[\1#\2](https://github.com/\1/issues/\2)", known.source)
-    cells = (known.name, known.cure, before, known.since, source)
+    since = "" if known.since == "any" else known.since
+    cells = (known.name, known.cure, before, since, source)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

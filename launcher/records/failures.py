@@ -56,8 +56,8 @@ class Failure:
     name: str
     cure: str
     source: str
+    since: str
     says: tuple[str, ...]
-    since: str = ""
     prevented: str = ""
     follows: bool = False
     cause: str = ""
