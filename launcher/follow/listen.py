@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from launcher.errors import LauncherError
-from launcher.follow import supervise, watchdog
+from launcher.follow import guard, supervise, watchdog
 from launcher.follow.supervise import Listener, attempt_of, tell
 from launcher.plan.job import Job
 from launcher.records import provenance, record
+from launcher.records.metrics import Found
+from launcher.records.throughput import Rates
 from launcher.records.watch import Speed, Watch
 
 
@@ -23,12 +25,22 @@ def listening(job: Job) -> Iterator[Sequence[Listener]]:
         return
     threading.Thread(target=_keep_build, args=(job,), daemon=True).start()
     speed = Speed(record.read(job.run, record.PLAN), record.read(job.run, record.FACTS))
-    show = supervise.screen.show
+    screen, attempt = supervise.screen, attempt_of(job)
+
+    def end() -> None:
+        supervise.ask(job, "the run", supervise.grace_of(job))
+
+    def seen(found: Found, rates: Rates | None) -> None:
+        screen.show(found, rates)
+        for one in guards:
+            one.see(found)
+
     with (
-        Watch(folder, attempt_of(job), speed=speed, seen=show, tell=tell) as watch,
+        guard.guarding(job, attempt, tell, screen.warn, end) as guards,
+        Watch(folder, attempt, speed=speed, seen=seen, tell=tell) as watch,
         watchdog.watching(job, folder, tell) as dogs,
     ):
-        yield (watch, *dogs)
+        yield (watch, *guards, *dogs)
 
 
 def _keep_build(job: Job) -> None:

@@ -28,13 +28,14 @@ MIB = 1 << 20
 class State:
     """What is known of a run so far: its newest step, and the times of the last few, in ms.
 
-    `memory_mib` is that of the GPU that reserved most.
+    `memory_mib` is that of the GPU that reserved most; `warning` is the guard's newest.
     """
 
     step: Step | None = None
     rates: Rates | None = None
     times: tuple[float, ...] = ()
     memory_mib: float | None = None
+    warning: str = ""
 
     def after(self, found: Found, rates: Rates | None = None) -> State:
         """The state once the log has said `found`."""
@@ -74,11 +75,12 @@ def _parts(step: Step, state: State) -> list[tuple[int, str]]:
     parts = [
         (0, f"iteration {step.iteration}/{step.train_iters}"),
         (1, _loss(step)),
-        (2, _pace(step.ms_per_step)),
-        (4, f"{_short(rates.tokens_per_s)} tokens/s" if rates else ""),
-        (5, f"{_tflops(tflops)} TFLOP/s{share}" if tflops is not None else ""),
-        (3, f"ETA {duration(left)}" if left > 0 else ""),
-        (6, f"mem {memory * MIB / 1e9:.1f} GB" if memory else ""),
+        (2, state.warning),
+        (3, _pace(step.ms_per_step)),
+        (5, f"{_short(rates.tokens_per_s)} tokens/s" if rates else ""),
+        (6, f"{_tflops(tflops)} TFLOP/s{share}" if tflops is not None else ""),
+        (4, f"ETA {duration(left)}" if left > 0 else ""),
+        (7, f"mem {memory * MIB / 1e9:.1f} GB" if memory else ""),
     ]
     return [part for part in parts if part[1]]
 
@@ -152,6 +154,11 @@ class LiveLine:
     def show(self, found: Found, rates: Rates | None = None) -> None:
         """Show what the log has just said."""
         self._state = self._state.after(found, rates)
+        self._changed.set()
+
+    def warn(self, text: str) -> None:
+        """Show what is wrong, in a few words, from now on."""
+        self._state = replace(self._state, warning=text)
         self._changed.set()
 
     @contextmanager

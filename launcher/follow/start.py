@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from launcher.backends import backend, configured
 from launcher.errors import EngineError, LauncherError, PreflightError, UsageError
-from launcher.follow import files, find
+from launcher.follow import files, find, guard
 from launcher.follow.assemble import NO_PROGRAM, Assembled, assemble, counted, new_stamp
 from launcher.follow.listen import listening
 from launcher.follow.supervise import supervise, tell
@@ -46,6 +46,7 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
             "Leave --detach out and put the launcher itself in the background, or set "
             "max_restarts: 0; `launcher attach` takes the watch over, restarts and all.",
         )
+    guard.check(asked, chosen, detach=detach)
     stamp = new_stamp()
     assembled = assemble(asked, chosen, stamp)
     with ExitStack() as starting:
@@ -67,6 +68,7 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
 
 def check(asked: Asked, chosen: Backend, *, preflight: bool) -> None:
     """Refuse what `start` would, as far as it can be told without the data. Raises as that does."""
+    guard.check(asked, chosen, detach=False)
     plan = assemble(asked, chosen, new_stamp()).plan
     of_line(plan, asked, chosen)
     if preflight and not chosen.scheduled:
@@ -245,10 +247,10 @@ class Attempts:
 
     def _again(self) -> Plan:
         """The plan that goes on from the newest complete checkpoint; from the start without one."""
-        config, save = self.asked.config, self.asked.config.checkpoint.save
-        asked = self.asked
+        config = resume.skipping(self.asked.config, guard.passed_over(self.stamp.run))
+        asked, save = replace(self.asked, config=config), config.checkpoint.save
         if save and not self.chosen.shares_files:
-            asked = self._unseen()
+            asked = self._unseen(asked)
         elif save:
             plan = assemble(asked, self.chosen, self.stamp).plan
             assert plan.checkpoints
@@ -260,19 +262,19 @@ class Attempts:
                 asked = replace(asked, config=resume.from_newest(config))
         return of_line(assemble(asked, self.chosen, self.stamp).plan, asked, self.chosen)
 
-    def _unseen(self) -> Asked:
+    def _unseen(self, asked: Asked) -> Asked:
         """What goes on where the engine's machine has the checkpoints: the program finds them.
 
         Raises UsageError where the run began from another folder, which it would begin from again.
         """
-        checkpoint = self.asked.config.checkpoint
+        checkpoint = asked.config.checkpoint
         if checkpoint.load not in (None, checkpoint.save):
             raise UsageError(
                 "checkpoint.load: what the run saved on the engine's machine can't be seen from "
                 "here, so it isn't started again",
                 "When it has saved, set checkpoint.load to the folder that it saves to.",
             )
-        return replace(self.asked, config=resume.from_newest(self.asked.config))
+        return replace(asked, config=resume.from_newest(asked.config))
 
 
 def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Asked, list[str]]:
@@ -296,7 +298,8 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Aske
             )
     asked = kept.asked()
     _refuse_overwritten(kept, asked.config)
-    config = overridden(resume.from_newest(asked.config), overrides)
+    config = resume.skipping(resume.from_newest(asked.config), guard.passed_over(kept.run))
+    config = overridden(config, overrides)
     processes = processes_of(config, counted(config, chosen))
     record.check_secrets(kept, config, os.environ)
     found = resume.on_processes(config, kept.processes, processes, was=asked.config)

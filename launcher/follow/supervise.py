@@ -22,7 +22,7 @@ from itertools import count
 from typing import Protocol, TextIO
 
 from launcher.errors import EngineError
-from launcher.follow import find, watchdog
+from launcher.follow import find, guard, watchdog
 from launcher.follow.live import LiveLine, terminal
 from launcher.names import LABEL
 from launcher.plan.job import KILLED, Backend, Cause, Ended, Job, Lost
@@ -86,13 +86,15 @@ def supervise(
             with listening(job) if mine else nobody(job) as listeners:
                 found = _to_its_end(chosen, job, stopper, mine=mine, listeners=listeners)
             stopper.let_go()
+            back = guard.settle(listeners, found) if mine else ""
             saved = _tell_ending(found, job, seen=chosen.shares_files)
             if mine:
                 ending.keep(job.run, attempt - 1, found, stopper.names, saved)
-            if attempt > restarts or not (mine and found.may_restart):
+            again = attempt - guard.rewinds(job.run)
+            if not back and (again > restarts or not (mine and found.may_restart)):
                 break
-            tell(f"starting it again: {attempt} of {restarts} times")
-            stopped = stopper.wait(min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE))
+            tell(back or f"starting it again: {again} of {restarts} times")
+            stopped = stopper.wait(min(FIRST_PAUSE * 2 ** max(again - 1, 0), LONGEST_PAUSE))
             if stopped or owner.asked_to_stop(job.run):
                 tell("stopped before it was started again")
                 break
@@ -133,7 +135,8 @@ def _to_its_end(
     if mine:
         follower.job.remove()
     asked = bool(stopper.asked) or owner.asked_to_stop(job.run)
-    return Ending(ended, asked, follower.tail.text, watchdog.verdict(listeners))
+    why = watchdog.verdict(listeners), guard.verdict(listeners)
+    return Ending(ended, asked, follower.tail.text, *why)
 
 
 class LostTerminal(OSError):

@@ -356,6 +356,26 @@ class Watchdog(Strict):
     action: Literal["keep", "end"] = "keep"
 
 
+class Guard(Strict):
+    """What is done where a run's numbers go wrong: it is told, ended, or goes back to a checkpoint.
+
+    A spike is a loss or a gradient's norm more than `threshold` deviations above the last `window`
+    lines of the log. It goes back `max_rewinds` times at most, each time past other batches.
+    """
+
+    on_nan: Literal["ignore", "warn", "end", "rewind"] = "warn"
+    on_spike: Literal["ignore", "warn", "end", "rewind"] = "warn"
+    on_flat: Literal["ignore", "warn", "end"] = "warn"
+    window: Annotated[int, Field(strict=True, ge=10, le=10_000)] = 50
+    threshold: NotNegative = 8.0
+    max_rewinds: Whole = 3
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether it ever does."""
+        return "rewind" in (self.on_nan, self.on_spike)
+
+
 class Profile(Strict):
     """What is traced of a run: its steps from one number to another, on some ranks, by a tool.
 
@@ -407,5 +427,6 @@ class RunConfig(Strict):
     mounts: list[MountSpec] = Field(default_factory=list)
     max_restarts: Whole = 0
     watchdog: Watchdog = Field(default_factory=Watchdog)
+    guard: Guard = Field(default_factory=Guard)
     profile: Profile | None = None
     resources: Resources = Field(default_factory=Resources)

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from launcher.errors import Faults
+from launcher.plan.arguments import table
 from launcher.plan.config import RunConfig
 from launcher.plan.image import Facts
 from launcher.plan.layout import layout, listed, neighbours
@@ -20,6 +21,9 @@ CHECKOUT = "/opt/megatron/checkout"
 HOST_SCRIPTS = "/program"
 QUICKSTART = "run_simple_mcore_train_loop.py"
 EXAMPLE = "megatron_core_training_example.py"
+SKIP = "--iterations-to-skip"
+"""The option that names the iterations whose batches are passed over."""
+
 PROGRAMS = Path(__file__).parent / "programs.json"
 
 
@@ -86,6 +90,8 @@ def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, wor
         )
     with faults.collected():
         _check_profile(started, config, origin, world)
+    with faults.collected():
+        _check_guard(started, config, facts, origin)
     faults.refuse()
 
 
@@ -131,6 +137,29 @@ def _check_profile(started: Program, config: RunConfig, origin: Origin, world: i
             f"{origin.place('logging.tensorboard_dir')}: Megatron writes its traces there, or "
             "beside it, where profile has a folder",
             "--set logging.tensorboard_dir=null while you profile.",
+        )
+    faults.refuse()
+
+
+def _check_guard(started: Program, config: RunConfig, facts: Facts, origin: Origin) -> None:
+    """Refuse to go back where there is nothing to go back to, or batches can't be passed over."""
+    if not config.guard.goes_back:
+        return
+    faults, where = Faults(), origin.place("guard")
+    instead = "Set on_nan and on_spike to warn or end."
+    if started.kind is Kind.SCRIPT:
+        faults.add(f"{where}: {config.program} can't be told to pass over batches", instead)
+    there = table().options_of(facts.release or "") if started.kind is Kind.UPSTREAM else None
+    if there is not None and SKIP not in there:
+        since = table().megatron[SKIP]
+        faults.add(
+            f"{where}: rewind needs {SKIP}: Megatron {facts.release} lacks it, and has it {since}",
+            instead,
+        )
+    if not (config.checkpoint.save and config.checkpoint.save_interval):
+        faults.add(
+            f"{where}: rewind needs checkpoints to go back to",
+            "Set checkpoint.save and checkpoint.save_interval.",
         )
     faults.refuse()
 

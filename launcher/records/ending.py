@@ -40,21 +40,22 @@ class Outcome(Enum):
 class Ending:
     """How a run ended; `asked` is whether a launcher asked it to, `tail` its last output.
 
-    `stalled` is what the watchdog ended it for, "" where it didn't.
+    `stalled` is what the watchdog ended it for, `guarded` what the guard did, "" where they didn't.
     """
 
     ended: Ended
     asked: bool
     tail: str
     stalled: str = ""
+    guarded: str = ""
 
     @property
     def outcome(self) -> Outcome:
         """Whether it was done, was stopped, or failed."""
-        undisturbed = not (self._stopped or self._hung)
+        undisturbed = not (self._stopped or self._put_down)
         if self.ended.code == 0 and (undisturbed or FINISHED_LINE.search(self.tail)):
             return Outcome.FINISHED
-        if self._hung:
+        if self._put_down:
             return Outcome.FAILED
         if self.ended.cause is Cause.ENGINE and not self.asked:
             return Outcome.FAILED  # an engine that ends asks its containers to stop
@@ -65,27 +66,28 @@ class Ending:
         return self.asked or STOPPED in self.tail or bool(ASKED_LINE.search(self.tail))
 
     @property
-    def _hung(self) -> bool:
-        return bool(self.stalled) and not self.asked
+    def _put_down(self) -> bool:
+        """Whether one of those who listen ended it."""
+        return bool(self.stalled or self.guarded) and not self.asked
 
     @property
     def code(self) -> int:
         """The launcher's exit code: the run's own, but no 0 for one that was cut short."""
         if self.ended.code == 0 and self.outcome is Outcome.FAILED:
-            return KILLED if self.stalled else ENGINE_FAILED
+            return KILLED if self._put_down else ENGINE_FAILED
         return self.ended.code
 
     @property
     def may_restart(self) -> bool:
         """Whether starting it again could help; one that somebody removed stays away."""
-        if self.ended.code in NEVER_BETTER or self.ended.cause is Cause.REMOVED:
+        if self.guarded or self.ended.code in NEVER_BETTER or self.ended.cause is Cause.REMOVED:
             return False
         return self.outcome is Outcome.FAILED
 
     @property
     def itself(self) -> bool:
         """Whether it ended by itself, and nothing but its log may tell why."""
-        return self.ended.cause is Cause.ITSELF and not (self.ended.why or self._hung)
+        return self.ended.cause is Cause.ITSELF and not (self.ended.why or self._put_down)
 
     @property
     def _forced(self) -> bool:
@@ -105,8 +107,8 @@ class Ending:
     @property
     def reason(self) -> str:
         """Why it ended, in a few words; "" where its exit code says all there is to say."""
-        if self._hung:
-            return self.stalled
+        if self._put_down:
+            return self.stalled or self.guarded
         if self.ended.why and not self._forced:
             return self.ended.why
         if self.ended.cause is Cause.REMOVED:
@@ -188,6 +190,6 @@ def _by(ending: Ending, signals: Sequence[str]) -> str:
         return f"the launcher, on {', '.join(signals)}"
     if ending.asked:
         return "launcher stop"
-    if ending.stalled:
-        return "the watchdog"
+    if ending.stalled or ending.guarded:
+        return "the watchdog" if ending.stalled else "the guard"
     return "somebody outside" if ending.outcome is Outcome.STOPPED else "itself"

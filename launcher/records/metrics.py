@@ -79,6 +79,9 @@ class Memory:
 
 Found = Step | Validation | Memory
 
+ALARM, REWIND = "alarm", "rewind"
+"""Kinds of metrics.jsonl that the guard of a run adds."""
+
 KINDS = {Step: "step", Validation: "validation", Memory: "memory"}
 
 

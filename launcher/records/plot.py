@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from launcher.errors import UsageError
 from launcher.records import record
-from launcher.records.metrics import KINDS, Step, Validation
+from launcher.records.metrics import ALARM, KINDS, REWIND, Step, Validation
 
 STEP, VALIDATION = KINDS[Step], KINDS[Validation]
 
@@ -23,7 +24,7 @@ class Curves:
     """What is drawn of a run: losses in nats a token, and its speed at each step.
 
     `tokens` are tokens a second, `samples` samples a second; a run whose shape isn't known has no
-    tokens.
+    tokens. `alarms` are the iterations at which the guard told something, and its kind.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Curves:
     validation: Points
     tokens: Points
     samples: Points
+    alarms: Sequence[tuple[int, str]] = ()
 
 
 def plot(names: Sequence[str], output: Path) -> list[str]:
@@ -51,15 +53,17 @@ def plot(names: Sequence[str], output: Path) -> list[str]:
 
 
 def read(run: str) -> Iterator[dict[str, Any]]:
-    """What is kept of a run's metrics; what says no attempt and no iteration is passed over."""
+    """What is kept of a run's metrics, but for what says no kind, attempt or iteration."""
     for found in record.read_lines(record.folder(run) / record.METRICS):
-        if isinstance(found.get("attempt"), int) and isinstance(found.get("iteration"), int):
+        numbers = found.get("attempt"), found.get("iteration")
+        if "kind" in found and all(isinstance(number, int) for number in numbers):
             yield found
 
 
 def curves(name: str, records: Iterable[dict[str, Any]]) -> Curves:
     """The curves of a run, its attempts put together."""
-    kept = continued([each for each in records if _is_drawn(each)])
+    records = [*records]
+    kept = continued(records)
     steps = [each for each in kept if each["kind"] == STEP]
     return Curves(
         name=name,
@@ -74,6 +78,7 @@ def curves(name: str, records: Iterable[dict[str, Any]]) -> Curves:
             if _is_number(each.get("global_batch_size")) and _is_number(each.get("ms_per_step"))
             if each["ms_per_step"]
         ),
+        alarms=[(each["iteration"], each["alarm"]) for each in records if each["kind"] == ALARM],
     )
 
 
@@ -85,18 +90,24 @@ def _is_drawn(found: dict[str, Any]) -> bool:
 
 
 def continued(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records of all attempts as one run: from where an attempt begins, it alone counts.
+    """The steps and evaluations of all attempts as one run: where one begins, it alone counts.
 
-    What an earlier attempt did from there on was lost with it, as this one began at a checkpoint.
+    What an earlier attempt did from there on was lost with it, as this one began at a checkpoint;
+    so was what it did after the one that it went back to.
     """
     attempts: dict[int, dict[tuple[int, str], dict[str, Any]]] = {}
+    back = dict[int, int]()
     for each in records:
-        mine = attempts.setdefault(each["attempt"], {})
-        mine[each["iteration"], each["kind"]] = each
+        if each["kind"] == REWIND:
+            back[each["attempt"]] = each["iteration"]
+        elif _is_drawn(each):
+            mine = attempts.setdefault(each["attempt"], {})
+            mine[each["iteration"], each["kind"]] = each
     kept: dict[tuple[int, str], dict[str, Any]] = {}
-    for _, mine in sorted(attempts.items()):
-        begun = min(mine)[0]
+    for attempt, mine in sorted(attempts.items()):
+        begun, end = min(mine)[0], back.get(attempt, inf)
         kept = {key: each for key, each in kept.items() if key[0] < begun} | mine
+        kept = {key: each for key, each in kept.items() if key[0] <= end}
     return [each for _, each in sorted(kept.items(), key=lambda item: item[0])]
 
 
@@ -126,6 +137,10 @@ def _draw(runs: Sequence[Curves], output: Path) -> None:
         if run.validation:
             dashed = {**line, "linestyle": "--", "markersize": 8}
             losses.plot(*_axes(run.validation), label=f"{run.name}, validation", **dashed)
+        for iteration, kind in run.alarms:
+            losses.axvline(iteration, color=line["color"], linestyle=":", linewidth=1)
+            where = {"xycoords": losses.get_xaxis_transform(), "rotation": 90, "va": "top"}
+            losses.annotate(kind, (iteration, 1.0), fontsize=7, color=line["color"], **where)
         speeds.plot(*_axes(run.tokens if in_tokens else run.samples), **line)
     losses.set_ylabel("loss (nats/token)")
     speeds.set_ylabel("throughput (tokens/s)" if in_tokens else "throughput (samples/s)")

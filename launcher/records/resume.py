@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
@@ -14,11 +14,13 @@ from launcher.plan.arguments import plain
 from launcher.plan.config import RunConfig
 from launcher.plan.layout import Layout
 from launcher.plan.model import PADDING
-from launcher.plan.program import Kind, program
+from launcher.plan.program import SKIP, Kind, program
 from launcher.train.gpt.arguments import padded_vocabulary
 
 ONE_STEP = "ckpt_step"
 """Megatron's option to load the checkpoint of one iteration, where it isn't the newest."""
+
+SKIPPED = plain(SKIP)
 
 SCHEDULE = (
     *("train_iters", "train_samples", "lr", "min_lr", "lr_decay_style", "lr_decay_iters"),
@@ -52,6 +54,21 @@ def from_newest(config: RunConfig) -> RunConfig:
     whole = {"no_load_optim": None, "no_load_rng": None, "finetune": None}
     one_step = {name: None for name in config.megatron_args if plain(name) == ONE_STEP}
     return _with(config, checkpoint={"load": checkpoint.save, **whole}, megatron_args={**one_step})
+
+
+def skipping(config: RunConfig, passed: Collection[int]) -> RunConfig:
+    """`config` so that the batches of these iterations, 1 the first, are passed over as well.
+
+    Of Megatron's programs one more before each: its releases count from 0, or from 1.
+    """
+    if not passed:
+        return config
+    upstream = program(config.program).kind is Kind.UPSTREAM
+    wanted = {*passed, *(number - 1 for number in passed if upstream)}
+    known = {name: value for name, value in config.megatron_args.items() if plain(name) == SKIPPED}
+    for value in known.values():
+        wanted |= {int(str(one)) for one in (value if isinstance(value, list) else [value])}
+    return _with(config, megatron_args={**dict.fromkeys(known), SKIPPED: sorted(wanted)})
 
 
 def upstreams(config: RunConfig, was: RunConfig) -> Resumed:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TextIO
 
@@ -34,6 +34,11 @@ WHOLE = (
     "ETA 72 s  mem 34.1 GB"
 )
 FULL = State().after(Memory(0, 2, max_reserved_mib=32520.0)).after(STEP, RATES)
+
+
+def test_what_the_guard_told_outlasts_all_but_the_loss() -> None:
+    told = line(replace(FULL, warning="nan at 90"), 50)
+    assert told == "iteration 120/1000  loss 2.635  nan at 90"
 
 
 def test_what_matters_least_goes_first() -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from launcher import files
@@ -33,6 +34,9 @@ REPLACED = ".replaced"
 """Ends the name of an older one of the same iteration, until it is removed."""
 
 INCOMPLETE = ".incomplete"
+REJECTED = ".rejected"
+"""Ends the name of a checkpoint that a run has gone back past: nothing goes on from it."""
+
 RELEASE = "release"
 
 
@@ -224,17 +228,32 @@ def set_aside(root: Path, line: str) -> list[Path]:
     mine = [*_since_complete(root, line)]
     newest = mine.pop() if mine and not mine[-1].problem else None
     moved = [_move_aside(each.folder) for each in reversed(mine)]
-    if moved and not newest:
-        newest = newest_complete(root)
+    _note(root, line, newest or (newest_complete(root) if moved else None), bool(moved))
+    return moved
+
+
+def reject(root: Path, line: str, after: int) -> list[Path]:
+    """Rename what of `line` is newer than the iteration `after`, to iter_0000100.rejected.
+
+    The new paths; the tracker as with `set_aside`. Raises `OSError` where that isn't allowed.
+    """
+    recover(root, lambda path: lineage.said(path) == line)
+    later = [*takewhile(lambda each: each.iteration > after, _newest_first(root, line))]
+    moved = [_move_aside(each.folder, REJECTED) for each in reversed(later)]
+    _note(root, line, newest_complete(root) if moved else None, bool(moved))
+    return moved
+
+
+def _note(root: Path, line: str, newest: Checkpoint | None, moved: bool) -> None:
+    """Let the tracker name `newest`; another line's that it names, and is there, stays."""
     named = noted(root)
     path = folder(root, int(named)) if named.isdecimal() else root / RELEASE
     if named and path.is_dir() and lineage.owner(path) != line:
-        return moved
+        return
     if newest and named != _name(newest):
         files.write(root / TRACKER, _name(newest))
     elif moved and not newest:
         files.remove_file(root.absolute() / TRACKER, root.absolute(), missing_ok=True)
-    return moved
 
 
 def _name(checkpoint: Checkpoint) -> str:
@@ -242,8 +261,8 @@ def _name(checkpoint: Checkpoint) -> str:
     return RELEASE if checkpoint.folder.name == RELEASE else str(checkpoint.iteration)
 
 
-def _move_aside(path: Path) -> Path:
-    base = path.name.removesuffix(PARTIAL) + INCOMPLETE
+def _move_aside(path: Path, why: str = INCOMPLETE) -> Path:
+    base = path.name.removesuffix(PARTIAL) + why
     target, number = path.with_name(base), 1
     while target.exists():
         number += 1

@@ -95,6 +95,8 @@ def parser(
     add("--global-batch-size", type=int, help="micro-batch × data-parallel size if not given")
     add("--train-iters", type=int, required=True)
     add("--seed", type=int, default=1234)
+    passed = "iterations whose batches are passed over, 1 the first"
+    add("--iterations-to-skip", type=int, nargs="+", default=[], help=passed)
     add("--log-interval", type=int, default=100)
     add("--eval-interval", type=int, default=1000)
     add("--eval-iters", type=int, default=100)

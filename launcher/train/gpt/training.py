@@ -263,22 +263,23 @@ class Trainer:
             self._summarise()
 
     def _iteration(self, batches: Any) -> None:
-        """Step, and do what is due after it."""
-        arguments, started = self.arguments, time.perf_counter()
-        with self.profile.step(self.progress.iteration + 1):
-            self.loss, advanced, grad_norm = self.step(batches)
-        if arguments.performance_summary:
-            torch.cuda.synchronize()
-            self.seconds.append(time.perf_counter() - started)
-        self.meter.add(self.loss, advanced)
+        """Step, or pass its batches over, and do what is due after it."""
+        arguments, grad_norm = self.arguments, None
+        passed_over = self.progress.iteration + 1 in arguments.iterations_to_skip
+        if passed_over:
+            say(f"iteration {self.progress.iteration + 1}: its batches are passed over")
+            for _ in range(self.layout.micro_batches if batches else 0):
+                next(batches)
+        else:
+            grad_norm = self._measured(batches)
         self.progress = replace(
             self.progress,
             iteration=self.progress.iteration + 1,
             consumed_samples=self.progress.consumed_samples + arguments.global_batch_size,
         )
-        if self.writes and self._is_due(arguments.tensorboard_log_interval):
+        if self.writes and self._is_due(arguments.tensorboard_log_interval) and not passed_over:
             self._write(grad_norm)
-        if self._is_due(arguments.log_interval):
+        if self._is_due(arguments.log_interval) and self.meter.iterations:
             self._log(grad_norm)
         if self._is_due(arguments.check_replicas_interval):
             self._check_replicas()
@@ -287,6 +288,17 @@ class Trainer:
             self._evaluate()
         if self._is_due(arguments.save_interval):
             self._save()
+
+    def _measured(self, batches: Any) -> Any:
+        """Step, and keep its time and loss; the gradient's norm."""
+        started = time.perf_counter()
+        with self.profile.step(self.progress.iteration + 1):
+            self.loss, advanced, grad_norm = self.step(batches)
+        if self.arguments.performance_summary:
+            torch.cuda.synchronize()
+            self.seconds.append(time.perf_counter() - started)
+        self.meter.add(self.loss, advanced)
+        return grad_norm
 
     def _is_due(self, interval: int | None) -> bool:
         return self.progress.iteration % interval == 0 if interval else False
