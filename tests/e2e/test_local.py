@@ -221,3 +221,75 @@ def test_the_shown_lines_train(launchers: Launchers, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert saved(tmp_path) == 2
+
+
+PLANTED = """\
+import importlib.abc, importlib.util, os, sys
+
+class Planter(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "launcher.train.gpt.data":
+            return None
+        sys.meta_path.remove(self)
+        found = importlib.util.find_spec(name)
+        whole = found.loader.exec_module
+        found.loader.exec_module = lambda module: whole(module) or plant(module.MockDataset)
+        return found
+
+def plant(dataset):
+    whole, (kind, at) = dataset.__getitem__, os.environ["PLANTED"].split()
+    def sample(self, index):
+        found = whole(self, index)
+        if self.samples > 4 and index // 4 + 1 == int(at):
+            if kind == "nan":
+                found["loss_mask"][0] = float("nan")
+            else:
+                found["labels"] = (found["labels"] + 50) % self.vocab_size
+        return found
+    dataset.__getitem__ = sample
+
+sys.meta_path.insert(0, Planter())
+"""
+"""A stand-in for data with one bad batch, which it is whenever it is read."""
+
+
+def sets(*values: str) -> list[str]:
+    """What starts a run of one process that has these set."""
+    one = ("processes=1", "parallel.tensor_model_parallel_size=1", *values)
+    return ["run", "--backend", "local", "run.yaml", *(f"--set={each}" for each in one)]
+
+
+def losses(done: subprocess.CompletedProcess[str]) -> dict[int, float]:
+    """By iteration, as the last attempt told them."""
+    assert done.returncode == 0, done.stderr
+    told = re.findall(r" iteration +(\d+)/.* lm loss: (\S+) ", done.stdout)
+    return {int(iteration): float(loss) for iteration, loss in told}
+
+
+@trains
+@pytest.mark.parametrize("kind", ["nan", pytest.param("spike", marks=pytest.mark.long)])
+def test_a_run_goes_back_past_a_bad_batch(launchers: Launchers, tmp_path: Path, kind: str) -> None:
+    """Its losses are those of a run that never saw it, and end near those of an undisturbed one."""
+    few, unsaved = ("training.train_iters=60", "training.lr=1e-2"), "checkpoint.save=null"
+    well = launchers(*sets(*few, unsaved))
+    skipped = launchers(*sets(*few, unsaved, "megatron_args.iterations_to_skip=[29, 30]"))
+    (tmp_path / "sitecustomize.py").write_text(PLANTED)
+    path = f"{tmp_path}{os.pathsep}{launchers.env['PYTHONPATH']}"
+    launchers.env |= {"PYTHONPATH": path, "PLANTED": f"{kind} 30"}
+    back = launchers(*sets(*few, "checkpoint.save_interval=20", f"guard.on_{kind}=rewind"))
+    told = [line for line in back.stderr.splitlines() if "guard: " in line or "going back" in line]
+    assert told[0].startswith(f"launcher: guard: {kind} at iteration 30: ")
+    passed = "launcher: going back to iteration 20, past the batches of iterations 29 to 30"
+    assert told[1:] == [passed]
+    assert [losses(back)[n] for n in range(31, 61)] == [losses(skipped)[n] for n in range(31, 61)]
+    assert losses(back)[60] == pytest.approx(losses(well)[60], abs=0.02)
+    assert "guard: " not in well.stderr + skipped.stderr
+
+
+@trains
+def test_a_loss_that_stands_still_ends_the_run(launchers: Launchers) -> None:
+    """The rate is 0 from iteration 20 on, and every step has the same batch."""
+    still = ("training.lr_decay_iters=20", "training.min_lr=0", "megatron_args.mock_samples=4")
+    done = launchers(*sets(*still, "guard.on_flat=end", "checkpoint.save=null"))
+    assert "guard: flat at iteration 23: " in done.stderr
+    assert done.returncode != 0
