@@ -216,8 +216,8 @@ def _start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:
 
 def _create(api: APIClient, plan: Plan) -> str:
     wanted = request(plan)
-    body = wanted.body | {"Env": _environment(wanted.body["Env"])}
     try:
+        body = wanted.body | {"Env": [*_environment(wanted.body["Env"]), *_compared(api, plan)]}
         return _created(api, body, wanted.name, plan.run)
     except ImageNotFound as error:
         raise EngineError(f"no image {plan.image}") from error
@@ -225,6 +225,16 @@ def _create(api: APIClient, plan: Plan) -> str:
         if _is_conflict(error):
             raise _name_taken(api, wanted.name, plan.run) from error
         raise start_error(error, plan) from error
+
+
+def _compared(api: APIClient, plan: Plan) -> list[str]:
+    """What the nodes of a run compare, and can't see from inside: the image and this launcher."""
+    if plan.nodes == 1:
+        return []
+    from launcher.train.ranks import alike
+
+    layers = api.inspect_image(plan.image)["RootFS"].get("Layers")
+    return [f"{alike.IMAGE}={layers}", f"{alike.OUTSIDE}={alike.launcher_digest()}"]
 
 
 def _created(api: APIClient, body: dict[str, Any], name: str, run: str) -> str:

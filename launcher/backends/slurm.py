@@ -22,6 +22,7 @@ from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret, redacted
 from launcher.settings import ROOT, settings
+from launcher.train.ranks import alike
 
 if TYPE_CHECKING:
     from launcher.plan.config import RunConfig
@@ -165,6 +166,10 @@ def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
     """What a node does before the command: the site's own lines, and the variables."""
     yield from (asked.setup or "").splitlines()
     if asked.container in ENGINES:
+        if plan.nodes > 1:
+            show = [asked.container, "image", "inspect", "--format={{.RootFS.Layers}}"]
+            show += [asked.image or plan.image]
+            yield f'export {alike.IMAGE}="$({shlex.join(show)} 2>/dev/null)"'
         return
     for name, value in plan.env:
         if value is not None and not is_secret(name, value):
@@ -223,6 +228,7 @@ def _engine(plan: Plan, asked: Slurm) -> str:
     argv[0], name = asked.container, argv.index("--name") + 1
     argv[name] += "-node-"
     passed = [f"--env=PET_{one}" for one in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")]
+    passed += [f"--env={alike.IMAGE}"] if plan.nodes > 1 else []
     words = [*map(shlex.quote, [*argv[:2], *passed, *argv[2:]])]
     words[name + len(passed)] += '"$SLURM_NODEID"'
     if plan.gpus.count:

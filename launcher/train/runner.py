@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from launcher.train.checkpoints import folders, lineage
 from launcher.train.checkpoints.retention import Retention
-from launcher.train.ranks import oom, rank, signals, stacks
+from launcher.train.ranks import alike, oom, rank, signals, stacks
 from launcher.train.ranks.job import Job, Refused, Unable, parse, read_secrets
 from launcher.train.stall import stall
 from launcher.train.traces import Traces
@@ -214,7 +214,7 @@ def _name(request: Request) -> str:
 def run(job: Job, environ: Mapping[str, str]) -> int:
     """Run the job's ranks to their end; the exit code to pass on.
 
-    Raises `Refused` before any rank is started when the devices don't fit.
+    Raises `Refused` before any rank is started when the devices, or the nodes, don't fit.
     """
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     faulthandler.register(stacks.SIGNAL)  # until there are ranks, it is the runner that is stuck
@@ -224,11 +224,22 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     import torch
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    job.check_devices(torch.cuda.device_count())
+    visible, refusal = torch.cuda.device_count(), ""
+    retention: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    try:
+        job.check_devices(visible)
+        retention = _retention(job, environ)
+    except Unable as unable:
+        if job.nodes == 1:
+            raise
+        refusal = str(unable)
+    if job.nodes > 1:
+        gpus = 0 if job.cpu else visible
+        alike.look(job, environ, gpus, lambda: not events.empty(), refusal)
     if not events.empty():
         return 128 + events.get().signum
     traces = Traces(job.profile) if job.profile else None
-    with _retention(job, environ), tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:
+    with retention, tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:
         whole = job.nodes == 1
         collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
         try:  # torch installs handlers that raise

@@ -19,7 +19,7 @@ import pytest
 from launcher.train import runner
 from launcher.train.checkpoints import folders, lineage
 from launcher.train.ranks import devices, oom
-from launcher.train.ranks.job import Job, Refused, Unable, parse, read_secrets
+from launcher.train.ranks.job import Job, Refused, Unable, free_port, parse, read_secrets
 from launcher.train.words import STOPPED
 
 from .conftest import going_on, python, runner_command
@@ -257,22 +257,25 @@ for iteration in range(1, 6):
 
 
 @pytest.mark.megatron
-@pytest.mark.parametrize(("node", "left"), [("0", [4, 5]), ("1", [1, 2, 3, 4, 5])])
-def test_old_checkpoints_go_while_the_run_goes_on(
-    tmp_path: Path, node: str, left: list[int]
-) -> None:
-    root, script = tmp_path / "checkpoints", tmp_path / "saver.py"
+def test_old_checkpoints_go_while_the_run_goes_on(tmp_path: Path) -> None:
+    """Several nodes share them, and the first one removes."""
+    root, script, other = tmp_path / "checkpoints", tmp_path / "saver.py", tmp_path / "other.py"
     distributed(tmp_path / "source")
     root.mkdir()
-    script.write_text(SAVER if node == "0" else SAVER.replace("== 3", "== 9"))
-    nodes = ["--nodes", "2", "--node-rank", node, "--master-addr", "a", "--master-port", "1"]
-    options = [*nodes, "--keep", "2", "--checkpoints", str(root)]
+    script.write_text(SAVER)
+    other.touch()
+    options = ["--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    options += ["--keep", "2", "--checkpoints", str(root), "--node-rank"]
     program = [str(script), str(root), str(tmp_path / "source")]
-    with going_on(runner_command(1, *program, options=options)) as run:
+    with (
+        going_on(runner_command(1, *program, options=[*options, "0"])) as first,
+        going_on(runner_command(1, str(other), options=[*options, "1"])) as second,
+    ):
         pass
-    assert run.code == 0, run.output
-    assert [each.iteration for each in folders.scan(root)] == left
-    assert run.output.count("runner: removed checkpoints iter_0000001\n") == (node == "0")
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    assert [each.iteration for each in folders.scan(root)] == [4, 5]
+    assert first.output.count("runner: removed checkpoints iter_0000001\n") == 1
+    assert "removed" not in second.output
 
 
 def test_who_killed_for_memory_is_said(

@@ -30,6 +30,12 @@ class Unable(Refused):
     code = 121
 
 
+class Unmet(Refused):
+    """The other nodes can't be met now; another time they may."""
+
+    code = 1
+
+
 @dataclass(frozen=True)
 class Job:
     """The ranks of one node, and where they meet those of the other nodes."""

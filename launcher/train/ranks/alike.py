@@ -1,0 +1,149 @@
+"""Several nodes, before their ranks start: whether all have the same image, GPUs, clock …"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from launcher.train.ranks.job import Job, Unable, Unmet
+from launcher.train.ranks.meeting import MOST, Failed, Meeting, Stopped, named
+from launcher.train.words import say
+
+JOIN_SECONDS = 600.0
+"""How long nodes may come after each other: some fetch an image first."""
+
+CLOCK_SECONDS = 5.0
+"""How far clocks may be apart: by them the first failure is told from those that it causes."""
+
+IMAGE, OUTSIDE = "LAUNCHER_IMAGE", "LAUNCHER_OUTSIDE"
+"""Of the engine's machine: the image's layers, and the digest of the launcher that started it."""
+
+MAY_DIFFER = "LAUNCHER_NODES_MAY_DIFFER"
+"""Set, nodes that aren't alike are a warning."""
+
+BUILD = Path("/opt/megatron/build.json")
+PACKAGES = ("torch", "megatron-core", "transformer-engine", "flash-attn", "numpy")
+
+
+def facts(environ: Mapping[str, str], gpus: int) -> dict[str, str]:
+    """What must be equal on all nodes, by its name; "" where it can't be told here."""
+    layers, outside = environ.get(IMAGE, ""), environ.get(OUTSIDE, "")
+    return {
+        "image": _digest(layers.encode()) if layers else "",
+        "build.json": _digest(BUILD.read_bytes()) if BUILD.is_file() else "",
+        "packages": ", ".join([f"Python {platform.python_version()}", *_packages()]),
+        "launcher": f"{launcher_digest()} {outside}".strip(),
+        **devices(gpus),
+    }
+
+
+def devices(gpus: int, driver: str = "") -> dict[str, str]:
+    """The GPUs of a node, and their driver."""
+    loaded = Path("/sys/module/nvidia/version")
+    if gpus and not driver and loaded.is_file():
+        driver = loaded.read_text().strip()
+    return {"GPUs": str(gpus), "driver": driver}
+
+
+def _packages() -> Iterator[str]:
+    for name in PACKAGES:
+        try:
+            yield f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def launcher_digest() -> str:
+    """Of all modules of this launcher, or of those that are in an image."""
+    root = Path(__file__).parents[2]
+    paths = sorted(root.rglob("*.py"))
+    each = (f"{path.relative_to(root)} {_digest(path.read_bytes())}\n" for path in paths)
+    return _digest("".join(each).encode())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def look(
+    job: Job,
+    environ: Mapping[str, str],
+    gpus: int,
+    stopped: Callable[[], object],
+    refusal: str = "",
+) -> None:
+    """Meet the other nodes, and see that all are alike. Raises, on every node, Unable if not.
+
+    Raises Unmet where not all come. `refusal` is why this one starts no rank. With `stopped` it
+    gives up, and says nothing.
+    """
+    if refusal:  # which the others hear of when they are here
+        say(refusal)
+    me = {"host": socket.gethostname(), "refusal": refusal}
+    same = {"processes": str(job.processes), **facts(environ, gpus)}
+    place = (job.node_rank, job.nodes, job.master_addr, job.master_port)
+    with closing(Meeting(*place, say, stopped)) as meeting:
+        try:
+            meeting.join(JOIN_SECONDS)
+            refused, wrong = meeting.exchange(me | {"facts": same}, judged)
+            now = me | {"time": time.time()}  # all got that answer within moments
+            off = meeting.exchange(now, clocks)
+        except Failed as failed:
+            raise Unmet(f"the nodes don't meet: {failed}") from None
+        except Stopped:
+            return
+    if refused:
+        raise Unable(_listed("not all nodes can start their ranks:", refused))
+    if wrong and not environ.get(MAY_DIFFER):
+        cure = f"{MAY_DIFFER}=1 among the run's env starts it all the same"
+        raise Unable(_listed("the nodes aren't alike:", [*wrong, cure]))
+    if (wrong or off) and job.node_rank == 0:
+        say(_listed("warning: the nodes aren't alike:", [*wrong, *off]))
+
+
+def _listed(heading: str, several: Sequence[str]) -> str:
+    return "\n".join([heading, *(f"  {line}" for line in several)])
+
+
+def judged(known: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """Why nodes start no ranks, and what isn't alike, by what each tells of itself."""
+    refused = [
+        f"node {node} ({one['host']}): {one['refusal']}"
+        for node, one in enumerate(known)
+        if one["refusal"]
+    ]
+    return refused[:MOST], differences(known)
+
+
+def differences(known: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What isn't node 0's, with the nodes where it isn't; what a node can't tell isn't compared."""
+    lines = []
+    for name, first in known[0]["facts"].items():
+        others: dict[str, list[int]] = {}
+        for node, one in enumerate(known):
+            value = one["facts"].get(name, "")
+            if first and value not in ("", first):
+                others.setdefault(value, []).append(node)
+        for value, nodes in others.items():
+            hosts = ", ".join(known[node]["host"] for node in nodes[:MOST])
+            lines.append(f"{name}: {value} on {named(nodes)} ({hosts}), {first} on node 0")
+    return lines
+
+
+def clocks(known: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The nodes whose clock isn't node 0's; all read theirs at once."""
+    first = known[0]
+    return [
+        f"clock: node {node} ({one['host']}) is {abs(ahead):.0f} s "
+        f"{'ahead of' if ahead > 0 else 'behind'} node 0 ({first['host']}): `timedatectl` says "
+        "whether it is set by the network"
+        for node, one in enumerate(known)
+        if abs(ahead := one["time"] - first["time"]) > CLOCK_SECONDS
+    ][:MOST]
