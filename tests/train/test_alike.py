@@ -194,6 +194,17 @@ def test_what_is_not_equal_is_named_with_its_nodes() -> None:
     ]
 
 
+def test_data_that_differs_in_one_length_is_other_data(tmp_path: Path) -> None:
+    """Small enough, an index is compared whole; what is no data's name is left alone."""
+    index, words = tmp_path / "text.idx", ["--split", "9,1", str(tmp_path / "text"), "x" * 300]
+    nothing = alike.data_digest(words)
+    (tmp_path / "text.bin").write_bytes(b"tokens")
+    index.write_bytes(bytes(1_000_000))
+    one = alike.data_digest(words)
+    index.write_bytes(bytes(700_000) + b"\1" + bytes(299_999))
+    assert len({nothing, one, alike.data_digest(words)}) == 3
+
+
 def test_a_clock_that_is_off_is_named() -> None:
     told = [{"host": host, "time": time} for host, time in (("a", 100.0), ("b", 101.0))]
     assert alike.clocks(told) == []
@@ -218,16 +229,18 @@ def program(tmp_path: Path) -> Path:
 
 
 def nodes(
-    program: Path, monkeypatch: pytest.MonkeyPatch, *processes: int, options: Sequence[str] = ()
+    program: Path, monkeypatch: pytest.MonkeyPatch, *processes: int, saved: Sequence[Path] = ()
 ) -> list[Run]:
-    """Nodes of it to their end, each with so many processes."""
+    """Nodes of it to their end, each with so many processes, and a folder of checkpoints."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     where = ["--nodes", str(len(processes)), "--master-addr", "127.0.0.1"]
-    where += ["--master-port", str(free_port()), *options]
+    where += ["--master-port", str(free_port())]
+    each_saves = [["--keep", "9", "--checkpoints", str(folder)] for folder in saved] or [[]] * 9
     with ExitStack() as stack:
         runs = []
-        for node, each in enumerate(processes):
-            here = runner_command(each, str(program), options=[*where, "--node-rank", str(node)])
+        for node, (each, saves) in enumerate(zip(processes, each_saves, strict=False)):
+            options = [*where, "--node-rank", str(node), *saves]
+            here = runner_command(each, str(program), options=options)
             runs.append(stack.enter_context(going_on(here)))
     return runs
 
@@ -263,3 +276,16 @@ def test_a_node_that_is_refused_ends_the_others(
     for run in nodes(program, monkeypatch, 1, 1):
         assert run.code == 121, run.output
         assert re.search(r"not all nodes can start their ranks:\n  node 0 \(.*\): ", run.output)
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize(("second", "code"), [("one", 0), ("two", 121)])
+def test_checkpoints_are_on_a_disk_that_all_share(
+    second: str, code: int, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else half of each checkpoint is found missing when it is needed."""
+    saved = [tmp_path / "one", tmp_path / second]
+    for run in nodes(program, monkeypatch, 1, 1, saved=saved):
+        assert run.code == code, run.output
+        assert ("  checkpoints: node 1 (" in run.output) == (code != 0)
+    assert [path.name for path in tmp_path.glob("*/.seen*")] == []

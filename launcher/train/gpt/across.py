@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,19 +61,6 @@ def agree(what: str, digest: str) -> None:
     if wrong:
         names = ", ".join(str(node) for node in wrong)
         raise UsageError(f"{what} on node {names} isn't node {told[0][0]}'s")
-
-
-def data_digest(parts: list[str]) -> str:
-    """SHA-256 over the .idx files whole and the .bin files' sizes; paths may differ."""
-    digest = hashlib.sha256()
-    for part in parts:
-        index, tokens = Path(f"{part}.idx"), Path(f"{part}.bin")
-        if index.is_file() and tokens.is_file():  # a blend's weight has none
-            with index.open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-            digest.update(tokens.stat().st_size.to_bytes(8, "big"))
-    return digest.hexdigest()
 
 
 def index_digest(datasets: list[Any]) -> str:

@@ -87,7 +87,6 @@ def datasets(arguments: argparse.Namespace) -> tuple[Any, Any]:
     if not across.several_nodes():
         built = build()
     else:
-        across.agree("the data", across.data_digest(arguments.data_path))
         built = across.built(build)
         across.agree("the index of the data", across.index_digest(built[:2]))
     return built[0], built[1]

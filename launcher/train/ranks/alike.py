@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from launcher import files
+from launcher.train.checkpoints import lineage
 from launcher.train.ranks.job import Job, Unable, Unmet
 from launcher.train.ranks.meeting import MOST, Failed, Meeting, Stopped, named
 from launcher.train.words import say
@@ -29,10 +32,13 @@ MAY_DIFFER = "LAUNCHER_NODES_MAY_DIFFER"
 """Set, nodes that aren't alike are a warning."""
 
 BUILD = Path("/opt/megatron/build.json")
+PIECES, PIECE = 64, 1 << 16
+"""How many pieces of an .idx are compared, and the bytes of each: all of most files."""
+
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "flash-attn", "numpy")
 
 
-def facts(environ: Mapping[str, str], gpus: int) -> dict[str, str]:
+def facts(environ: Mapping[str, str], program: Sequence[str], gpus: int) -> dict[str, str]:
     """What must be equal on all nodes, by its name; "" where it can't be told here."""
     layers, outside = environ.get(IMAGE, ""), environ.get(OUTSIDE, "")
     return {
@@ -40,6 +46,7 @@ def facts(environ: Mapping[str, str], gpus: int) -> dict[str, str]:
         "build.json": _digest(BUILD.read_bytes()) if BUILD.is_file() else "",
         "packages": ", ".join([f"Python {platform.python_version()}", *_packages()]),
         "launcher": f"{launcher_digest()} {outside}".strip(),
+        "data": data_digest(program),
         **devices(gpus),
     }
 
@@ -50,6 +57,21 @@ def devices(gpus: int, driver: str = "") -> dict[str, str]:
     if gpus and not driver and loaded.is_file():
         driver = loaded.read_text().strip()
     return {"GPUs": str(gpus), "driver": driver}
+
+
+def data_digest(program: Sequence[str]) -> str:
+    """Of Megatron's data among a program's words: sizes, and pieces of each .idx."""
+    digest, found = hashlib.sha256(), 0
+    for word in program:
+        index, tokens = Path(f"{word}.idx"), Path(f"{word}.bin")
+        with suppress(OSError), index.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(f"{size} {tokens.stat().st_size}".encode())
+            for piece in range(PIECES):
+                file.seek(max(piece * PIECE, size * piece // PIECES))
+                digest.update(file.read(PIECE))
+            found += 1
+    return f"{found} files, {digest.hexdigest()[:16]}"
 
 
 def _packages() -> Iterator[str]:
@@ -87,14 +109,16 @@ def look(
     if refusal:  # which the others hear of when they are here
         say(refusal)
     me = {"host": socket.gethostname(), "refusal": refusal}
-    same = {"processes": str(job.processes), **facts(environ, gpus)}
+    same = {"processes": str(job.processes), **facts(environ, job.program, gpus)}
     place = (job.node_rank, job.nodes, job.master_addr, job.master_port)
-    with closing(Meeting(*place, say, stopped)) as meeting:
+    folder = _saved(job, environ)
+    with closing(Meeting(*place, say, stopped)) as meeting, _sign(job, folder) as sign:
         try:
             meeting.join(JOIN_SECONDS)
-            refused, wrong = meeting.exchange(me | {"facts": same}, judged)
+            refused, wrong, sign = meeting.exchange(me | {"facts": same, "sign": sign}, judged)
             now = me | {"time": time.time()}  # all got that answer within moments
             off = meeting.exchange(now, clocks)
+            wrong += meeting.exchange(me | {"sees": _sees(folder, sign)}, apart)
         except Failed as failed:
             raise Unmet(f"the nodes don't meet: {failed}") from None
         except Stopped:
@@ -108,18 +132,48 @@ def look(
         say(_listed("warning: the nodes aren't alike:", [*wrong, *off]))
 
 
+def _saved(job: Job, environ: Mapping[str, str]) -> Path | None:
+    """The folder of checkpoints, which all nodes share."""
+    wish = lineage.wish(environ)
+    return Path(wish.folder) if wish else job.checkpoints
+
+
+@contextmanager
+def _sign(job: Job, folder: Path | None) -> Iterator[str]:
+    """The name of a file for the others to see, which the first node writes; "" where it can't."""
+    if folder is None or job.node_rank:
+        yield ""
+        return
+    path = folder.absolute() / f".seen-by-all-{os.urandom(8).hex()}"
+    try:
+        with suppress(OSError):
+            files.write(path, "")
+        yield path.name if path.exists() else ""
+    finally:
+        with suppress(OSError):
+            files.remove_file(path, path.parent)
+
+
+def _sees(folder: Path | None, sign: str) -> bool:
+    if not (folder and sign):
+        return True
+    with suppress(OSError):  # asked for the folder, a server tells of one that was just made
+        folder.mkdir(parents=True, exist_ok=True)
+    return (folder / sign).exists()
+
+
 def _listed(heading: str, several: Sequence[str]) -> str:
     return "\n".join([heading, *(f"  {line}" for line in several)])
 
 
-def judged(known: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
-    """Why nodes start no ranks, and what isn't alike, by what each tells of itself."""
+def judged(known: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str], str]:
+    """Why nodes start no ranks, what isn't alike by what each tells, and the first one's sign."""
     refused = [
         f"node {node} ({one['host']}): {one['refusal']}"
         for node, one in enumerate(known)
         if one["refusal"]
     ]
-    return refused[:MOST], differences(known)
+    return refused[:MOST], differences(known), known[0]["sign"]
 
 
 def differences(known: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -147,3 +201,15 @@ def clocks(known: Sequence[Mapping[str, Any]]) -> list[str]:
         for node, one in enumerate(known)
         if abs(ahead := one["time"] - first["time"]) > CLOCK_SECONDS
     ][:MOST]
+
+
+def apart(known: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The nodes that don't see what the first one writes beside its checkpoints."""
+    blind = [node for node, one in enumerate(known) if not one["sees"]]
+    if not blind:
+        return []
+    hosts = ", ".join(known[node]["host"] for node in blind[:MOST])
+    return [
+        f"checkpoints: {named(blind)} ({hosts}) doesn't see what node 0 writes to their folder: "
+        "let it be on a disk that all nodes share"
+    ]
