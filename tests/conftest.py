@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from launcher.engine.acquire import Bases
 
-pytest_plugins = ["tests.plans"]
+pytest_plugins = ["tests.machines", "tests.plans"]
 
 # The same examples every time, so that what fails there fails here; search looks further. How long
 # they take depends on what the machine does beside.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from launcher import names
 from launcher.cli.command import argument, command, either, flag, image
-from launcher.errors import EngineError, PreflightError
+from launcher.errors import EngineError, PreflightError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,12 +32,19 @@ DEFAULT = "24.10"
     argument("--backend", "docker or local (default: docker)", default="docker"),
     flag("--json", "the same as JSON"),
     flag("--nccl", "a short all-reduce over the GPUs, in the image"),
+    argument("--nodes", "whether so many machines find each other: called on each", "N", type=int),
+    argument("--node-rank", "which of them this is, if nothing tells: 0 the first", "N", type=int),
+    argument("--master-addr", "the address of the first one", "ADDRESS"),
+    argument("--master-port", "where it listens: 29500", "PORT", type=int, default=29500),
+    argument("--wait", "seconds for all to come: 60", "S", type=float, default=60.0),
     epilog="Exit code: 0, 121 where a run would be refused; of --nccl 1 for a broken link.",
 )
 def doctor(args: Namespace) -> int:
     """Look whether this machine can train: engine, GPUs, driver, memory, disk."""
     from launcher.backends import backend
 
+    if args.nodes is not None:
+        return _print(_nodes(args), as_json=args.json)
     chosen = backend(args.backend)
     if args.nccl:
         return _all_reduce(args, chosen)
@@ -62,6 +69,30 @@ def _lines(args: Namespace, chosen: Backend) -> list[Line]:
     cache = settings().cache
     found = report.lines(machine, cuda, (str(cache), gather.free(cache)), asked=asked)
     return [*missing, *found]
+
+
+def _nodes(args: Namespace) -> list[Line]:
+    """Meet the other nodes. Raises UsageError for numbers that can't be."""
+    import os
+
+    from launcher.backends.host import tell
+    from launcher.machine import gather, nodes
+    from launcher.plan.source import NODE_RANKS
+    from launcher.train.ranks import alike
+    from launcher.train.ranks.meeting import Meeting
+
+    told = (os.environ[name] for name in NODE_RANKS if os.environ.get(name, "").isdecimal())
+    rank = args.node_rank if args.node_rank is not None else int(next(told, -1))
+    address = args.master_addr or os.environ.get("PET_MASTER_ADDR")
+    if not 0 <= rank < args.nodes or args.nodes < 2:
+        raise UsageError(f"--nodes {args.nodes} --node-rank {rank}", "0 is the first of them.")
+    if not address:
+        raise UsageError("--nodes needs --master-addr, the first one's address")
+    gpus = gather.nvidia_gpus() or ()
+    facts = alike.devices(len(gpus), gpus[0].driver if gpus else "")
+    facts |= {"launcher": alike.launcher_digest()}
+    place = Meeting(rank, args.nodes, address, args.master_port, tell)
+    return nodes.look(place, facts, os.environ, args.wait)
 
 
 def _environment(chosen: Backend) -> Iterator[Line]:

@@ -224,18 +224,8 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     import torch
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    visible, refusal = torch.cuda.device_count(), ""
-    retention: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    try:
-        job.check_devices(visible)
-        retention = _retention(job, environ)
-    except Unable as unable:
-        if job.nodes == 1:
-            raise
-        refusal = str(unable)
-    if job.nodes > 1:
-        gpus = 0 if job.cpu else visible
-        alike.look(job, environ, gpus, lambda: not events.empty(), refusal)
+    visible = torch.cuda.device_count()
+    retention, found = _ready(job, environ, visible, lambda: not events.empty())
     if not events.empty():
         return 128 + events.get().signum
     traces = Traces(job.profile) if job.profile else None
@@ -243,7 +233,7 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
         whole = job.nodes == 1
         collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
         try:  # torch installs handlers that raise
-            handlers = _start(job, environ, log_dir, collector.variables)
+            handlers = _start(job, environ, log_dir, {**found, **collector.variables})
             signals.catch((*SIGNALS, stacks.SIGNAL))
         except SignalException as asked:
             signals.catch(SIGNALS)
@@ -256,6 +246,27 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     if watch.stopping and code == 0:
         print(stopped(len(handlers)), file=sys.stderr, flush=True)
     return code
+
+
+def _ready(
+    job: Job, environ: Mapping[str, str], visible: int, asked: Callable[[], object]
+) -> tuple[contextlib.AbstractContextManager[Any], Mapping[str, str]]:
+    """The claim of the folder that is saved to, and what more ranks have to know of other nodes.
+
+    Raises `Refused` where this node, or another one, can't start its ranks.
+    """
+    retention: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    refusal = ""
+    try:
+        job.check_devices(visible)
+        retention = _retention(job, environ)
+    except Unable as unable:
+        if job.nodes == 1:
+            raise
+        refusal = str(unable)
+    if job.nodes == 1:
+        return retention, {}
+    return retention, alike.look(job, environ, 0 if job.cpu else visible, asked, refusal)
 
 
 def _retention(job: Job, environ: Mapping[str, str]) -> contextlib.AbstractContextManager[Any]:

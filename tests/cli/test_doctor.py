@@ -15,6 +15,8 @@ from launcher.errors import EngineError, UsageError
 from launcher.machine import gather
 from launcher.machine.machine import Gpu
 from launcher.plan.image import Facts
+from launcher.plan.source import NODE_RANKS
+from launcher.train.ranks.job import free_port
 
 OLD = Gpu(0, "GPU-0", "NVIDIA GeForce RTX 3090", 24 << 30, 0, (8, 6), "470.57.02")
 
@@ -111,6 +113,24 @@ def test_no_engine_is_a_line_among_the_others(
     assert out.startswith("refused  engine")
     assert "→ Start one." in out
     assert "cache" in out
+
+
+def test_a_node_has_to_know_which_it_is(
+    no_gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm says so; nobody does to who types the line."""
+    for name in NODE_RANKS:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match="--nodes 2 --node-rank -1"):
+        run("--nodes", "2", "--master-addr", "127.0.0.1")
+    with pytest.raises(UsageError, match="needs --master-addr"):
+        run("--nodes", "2", "--node-rank", "1")
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    port = str(free_port())
+    argv = ("--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", port, "--wait", "0.1")
+    assert run(*argv, "--json") == 121
+    (line,) = json.loads(capsys.readouterr().out)
+    assert line["found"].startswith(f"127.0.0.1:{port}: nobody listens there")
 
 
 def test_the_all_reduce_is_this_checkouts() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher import files
 from launcher.train.checkpoints import lineage
+from launcher.train.ranks import network
 from launcher.train.ranks.job import Job, Unable, Unmet
 from launcher.train.ranks.meeting import MOST, Failed, Meeting, Stopped, named
 from launcher.train.words import say
@@ -100,11 +101,11 @@ def look(
     gpus: int,
     stopped: Callable[[], object],
     refusal: str = "",
-) -> None:
+) -> dict[str, str]:
     """Meet the other nodes, and see that all are alike. Raises, on every node, Unable if not.
 
     Raises Unmet where not all come. `refusal` is why this one starts no rank. With `stopped` it
-    gives up, and says nothing.
+    gives up, and says nothing. Variables by which this node's ranks find the others'.
     """
     if refusal:  # which the others hear of when they are here
         say(refusal)
@@ -119,10 +120,11 @@ def look(
             now = me | {"time": time.time()}  # all got that answer within moments
             off = meeting.exchange(now, clocks)
             wrong += meeting.exchange(me | {"sees": _sees(folder, sign)}, apart)
+            own = meeting.own
         except Failed as failed:
             raise Unmet(f"the nodes don't meet: {failed}") from None
         except Stopped:
-            return
+            return {}
     if refused:
         raise Unable(_listed("not all nodes can start their ranks:", refused))
     if wrong and not environ.get(MAY_DIFFER):
@@ -130,6 +132,18 @@ def look(
         raise Unable(_listed("the nodes aren't alike:", [*wrong, cure]))
     if (wrong or off) and job.node_rank == 0:
         say(_listed("warning: the nodes aren't alike:", [*wrong, *off]))
+    return _interface(own, environ)
+
+
+def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """What gloo is to take where, by this machine's name, it wouldn't find the other nodes."""
+    there = network.interfaces()
+    used = network.interface_of(own, there)
+    why = dict(network.misled(used, there, environ, network.own_address())).get(network.GLOO)
+    if not used or not why or environ.get(network.GLOO):
+        return {}
+    say(f"{network.GLOO}={used}, by which the nodes met: {why}")
+    return {network.GLOO: used}
 
 
 def _saved(job: Job, environ: Mapping[str, str]) -> Path | None:
@@ -185,7 +199,7 @@ def differences(known: Sequence[Mapping[str, Any]]) -> list[str]:
             value = one["facts"].get(name, "")
             if first and value not in ("", first):
                 others.setdefault(value, []).append(node)
-        for value, nodes in others.items():
+        for value, nodes in [*others.items()][:MOST]:
             hosts = ", ".join(known[node]["host"] for node in nodes[:MOST])
             lines.append(f"{name}: {value} on {named(nodes)} ({hosts}), {first} on node 0")
     return lines

@@ -34,6 +34,12 @@ MOST = 8
 LONGEST = 1 << 22
 """Bytes of a line."""
 
+OPTIONS = (
+    *((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3)),
+    *((socket.TCP_USER_TIMEOUT, 15_000), (socket.TCP_NODELAY, 1)),
+)
+"""A link counts as cut where nothing is acknowledged for about 15 s, though the kernel asks."""
+
 HELLO = {"launcher": "node 0"}
 """What the first node says to whom comes, by which it is told from others that listen there."""
 
@@ -51,7 +57,11 @@ class Link:
 
     def __init__(self, connection: socket.socket, host: str = "", node: int = 0) -> None:
         self.socket, self.host, self.node, self.buffer = connection, host, node, b""
+        self.lost: OSError | None = None
         connection.settimeout(ROUND_SECONDS)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in OPTIONS:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def __str__(self) -> str:
         return f"node {self.node} ({self.host})"
@@ -59,20 +69,28 @@ class Link:
     def fileno(self) -> int:
         return self.socket.fileno()
 
+    @property
+    def whole(self) -> bool:
+        """Whether a line has come already: the first node may fail right after it answered."""
+        return b"\n" in self.buffer
+
     def send(self, **told: object) -> None:
-        """Where the other one has gone, that shows when it is heard."""
-        with suppress(OSError):
+        """Where the other one has gone, that shows once all that it said is heard."""
+        try:
             self.socket.sendall(json.dumps(told).encode() + b"\n")
+        except OSError as error:
+            self.lost = error
 
     def read(self) -> dict[str, Any] | None:
         """What has come, None until it is whole. Raises OSError at the end, or for nonsense."""
-        data = self.socket.recv(1 << 16)
-        self.buffer += data
-        if not data or len(self.buffer) > LONGEST:
-            raise ConnectionError
-        if not self.buffer.endswith(b"\n"):  # nobody tells twice without an answer
+        if not self.whole:
+            data = self.socket.recv(1 << 16)
+            self.buffer += data
+            if not data or len(self.buffer) > LONGEST:
+                raise self.lost or ConnectionError
+        if not self.whole:
             return None
-        line, self.buffer = self.buffer, b""
+        line, _, self.buffer = self.buffer.partition(b"\n")
         with suppress(ValueError, RecursionError):
             if isinstance(told := json.loads(line), dict):
                 return told
@@ -129,6 +147,33 @@ class Meeting:
         for link in self.links:
             link.send(told=answered)
         return answered
+
+    def timed(self, size: int, seconds: float) -> list[float]:
+        """How long `size` bytes take from each to the first node, one after another; all call it.
+
+        Raises Failed on all where that takes longer than so many seconds.
+        """
+        if self.node:
+            told: Any = 0
+            while not isinstance(told, list):
+                told = self._asked({"told": "x" * told}, seconds * self.nodes, "says nothing")
+            return told
+        took = [0.0]
+        with self._telling():
+            for link in sorted(self.links, key=lambda one: one.node):
+                self._next(link, seconds, "says nothing")
+                link.send(told=size)
+                start = time.monotonic()
+                self._next(link, seconds, f"takes longer than that for {size >> 10} KiB")
+                took.append(time.monotonic() - start)
+        for link in self.links:
+            link.send(told=took)
+        return took
+
+    @property
+    def own(self) -> str:
+        """The address by which this node and the first one, or another, reach each other."""
+        return str(self.links[0].socket.getsockname()[0])
 
     def close(self) -> None:
         for link in self.links:
@@ -241,7 +286,7 @@ class Meeting:
 
     def _next(self, link: Link, seconds: float, does: str) -> dict[str, Any]:
         for _ in self._steps(seconds, lambda: f"{link} {does}"):
-            if _ready([link]) and (said := _heard(link)) is not None:
+            if (link.whole or _ready([link])) and (said := _heard(link)) is not None:
                 return said
         raise AssertionError  # the steps raise in the end
 
@@ -250,8 +295,10 @@ def _heard(link: Link) -> dict[str, Any] | None:
     """What has come from a node, None until it is whole. Raises Failed where it has gone."""
     try:
         return link.read()
-    except OSError:
+    except ConnectionError:
         raise Failed(f"{link} has left: see what it says there") from None
+    except OSError as error:
+        raise Failed(f"the link to {link} is cut: {error.strerror}") from None
 
 
 def _ready(several: Iterable[Any]) -> list[Any]:

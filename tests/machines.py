@@ -1,0 +1,38 @@
+"""Two network namespaces as two machines, with a cable between."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+FIRST, SECOND = "10.99.7.1", "10.99.7.2"
+
+
+def ip(line: str) -> None:
+    subprocess.run(["ip", *shlex.split(line)], check=True, timeout=10)
+
+
+@pytest.fixture
+def machines() -> Iterator[list[str]]:
+    """The namespaces of two machines, which know each other's address by `cable`."""
+    if os.geteuid() or not shutil.which("ip"):
+        pytest.skip("network namespaces take root, and ip")
+    names = [f"launchpad-{os.getpid()}-{node}" for node in (0, 1)]
+    try:
+        for name in names:
+            ip(f"netns add {name}")
+        one, other = names
+        ip(f"-n {one} link add cable type veth peer name cable netns {other}")
+        for name, address in zip(names, (FIRST, SECOND), strict=True):
+            ip(f"-n {name} address add {address}/24 dev cable")
+            ip(f"-n {name} link set cable up")
+            ip(f"-n {name} link set lo up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, timeout=10)
