@@ -366,7 +366,7 @@ class Guard(Strict):
     on_nan: Literal["ignore", "warn", "end", "rewind"] = "warn"
     on_spike: Literal["ignore", "warn", "end", "rewind"] = "warn"
     on_flat: Literal["ignore", "warn", "end"] = "warn"
-    window: Annotated[int, Field(strict=True, ge=10, le=10_000)] = 50
+    window: Annotated[int, Field(strict=True, ge=20, le=10_000)] = 50
     threshold: NotNegative = 8.0
     max_rewinds: Whole = 3
 

@@ -13,8 +13,10 @@ from launcher.records.metrics import Step
 
 NAN, SPIKE, FLAT = "nan", "spike", "flat"
 
-FEWEST = 10
-"""Lines that are known before one is called a spike; the window has as many at least."""
+FEWEST = 20
+"""Lines that are known before one is called a spike; the window has as many at least.
+
+Rates that warm up make losses and norms rise and fall again."""
 
 RECENT = 5
 """Lines whose median is the level that a rise is told from: a loss that falls has no other."""

@@ -85,7 +85,7 @@ class Site:
 
 
 TIME = "elapsed time per iteration (ms): 5.0"
-GOOD = [2.0 + 0.01 * (number % 3) for number in range(12)]
+GOOD = [2.0 + 0.01 * (number % 3) for number in range(22)]
 FAILED = Ending(Ended(137), False, "", guarded="it")
 
 
@@ -103,11 +103,11 @@ def kinds() -> list[str]:
 def test_it_warns_and_leaves_the_run_alone(site: Site) -> None:
     one = site.run([*GOOD, 9.0, 2.0, math.nan])
     assert [text.partition(":")[2].split(":")[0] for text in site.told] == [
-        " spike at iteration 130", " nan at iteration 150",
+        " spike at iteration 230", " nan at iteration 250",
     ]  # fmt: skip
-    assert site.shown == ["spike at 130", "nan at 150"]
+    assert site.shown == ["spike at 230", "nan at 250"]
     assert (one.settle(FAILED), guard.verdict([one]), kinds()) == ("", "", ["alarm"] * 2)
-    assert plot.curves("a", plot.read(RUN)).alarms == [(130, "spike"), (150, "nan")]
+    assert plot.curves("a", plot.read(RUN)).alarms == [(230, "spike"), (250, "nan")]
 
 
 def test_what_is_to_be_ignored_is_not_even_told(site: Site) -> None:
@@ -116,34 +116,34 @@ def test_what_is_to_be_ignored_is_not_even_told(site: Site) -> None:
 
 
 def test_it_ends_a_run_and_puts_away_what_a_nan_was_saved_in(site: Site) -> None:
-    site.saved(110, 120, 130)
+    site.saved(210, 220, 230)
     one = site.run([*GOOD, math.nan], on_nan="end")
     assert site.ended.wait(30)
-    assert guard.verdict([one]).startswith("nan at iteration 130")
+    assert guard.verdict([one]).startswith("nan at iteration 230")
     assert one.settle(FAILED) == ""
-    assert site.left == ["iter_0000110", "iter_0000120.rejected", "iter_0000130.rejected"]
+    assert site.left == ["iter_0000210", "iter_0000220.rejected", "iter_0000230.rejected"]
     assert not FAILED.may_restart
 
 
 def test_a_run_goes_back_past_the_batches_and_to_what_a_step_was_good_after(site: Site) -> None:
-    site.saved(100, 115, 120, 125)
+    site.saved(200, 215, 220, 225)
     one = site.run([*GOOD, 9.0], on_spike="rewind")
     job: Any = one.job
     assert job.killed.wait(30)
     back = guard.settle([one], FAILED)
-    assert back == "going back to iteration 115, past the batches of iterations 120 to 130"
-    assert site.left[:2] == ["iter_0000100", "iter_0000115"]
-    assert (site.saves / folders.TRACKER).read_text() == "115"
-    assert guard.passed_over(RUN) == {*range(120, 131)}
-    assert [step["iteration"] for step in plot.continued(plot.read(RUN))][-1] == 110
+    assert back == "going back to iteration 215, past the batches of iterations 220 to 230"
+    assert site.left[:2] == ["iter_0000200", "iter_0000215"]
+    assert (site.saves / folders.TRACKER).read_text() == "215"
+    assert guard.passed_over(RUN) == {*range(220, 231)}
+    assert [step["iteration"] for step in plot.continued(plot.read(RUN))][-1] == 210
 
 
 def test_after_going_back_it_knows_the_lines_before(site: Site) -> None:
-    """Else the next ten lines could rise unseen, as at a run's beginning."""
-    site.saved(100)
+    """Else the next lines could rise unseen, as at a run's beginning."""
+    site.saved(200)
     site.run([*GOOD, 9.0], on_spike="rewind").settle(FAILED)
-    site.run([2.0, 9.0], attempt=1, begins=11, on_spike="rewind")
-    assert "spike at iteration 120" in site.told[-2]
+    site.run([2.0, 9.0], attempt=1, begins=21, on_spike="rewind")
+    assert "spike at iteration 220" in site.told[-2]
 
 
 def test_it_goes_back_so_often_and_then_ends_it(site: Site) -> None:
@@ -161,17 +161,17 @@ def test_a_program_that_ends_itself_for_a_nan_goes_back_too(
 ) -> None:
     one = site.run(GOOD, on_nan="rewind")
     assert bool(one.settle(Ending(Ended(1), asked, NAN_ENDED))) is back
-    assert guard.passed_over(RUN) == ({*range(120, 131)} if back else set())
+    assert guard.passed_over(RUN) == ({*range(220, 231)} if back else set())
 
 
 def test_another_nodes_launcher_puts_nothing_away(site: Site) -> None:
     """It doesn't know whose the checkpoints are."""
-    site.saved(130)
+    site.saved(230)
     one = site.run([*GOOD, math.nan], on_nan="end")
     job: Any = one.job
     job.labels[f"{LABEL}node"] = "1"
     one.settle(FAILED)
-    assert site.left == ["iter_0000130"]
+    assert site.left == ["iter_0000230"]
 
 
 def test_none_guards_where_all_is_ignored(site: Site) -> None:

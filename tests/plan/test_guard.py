@@ -22,7 +22,7 @@ SAVED = "checkpoint: {save: out, save_interval: 10}\n"
         (MINIMAL + "program: ./mine.py\n" + BACK, "0.16.1", "can't be told to pass over batches"),
         (UPSTREAMS + SAVED + BACK, "0.9.0", "rewind needs --iterations-to-skip: Megatron 0.9.0"),
         (OURS + "guard: {on_flat: rewind}\n", "0.16.1", "guard.on_flat"),
-        (OURS + "guard: {window: 9}\n", "0.16.1", "guard.window"),
+        (OURS + "guard: {window: 19}\n", "0.16.1", "guard.window"),
     ],
 )
 def test_what_could_not_go_back_is_refused(
