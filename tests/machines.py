@@ -6,7 +6,8 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
@@ -17,15 +18,19 @@ def ip(line: str) -> None:
     subprocess.run(["ip", *shlex.split(line)], check=True, timeout=10)
 
 
-@pytest.fixture
-def machines() -> Iterator[list[str]]:
-    """The namespaces of two machines, which know each other's address by `cable`."""
+@contextmanager
+def machines_of(processes: Sequence[int] = ()) -> Iterator[list[str]]:
+    """The namespaces of two machines, which know each other's address by `cable`.
+
+    processes: two whose own namespaces they are; without them they are new and empty.
+    """
     if os.geteuid() or not shutil.which("ip"):
         pytest.skip("network namespaces take root, and ip")
     names = [f"launchpad-{os.getpid()}-{node}" for node in (0, 1)]
+    made = [f"attach {name} {process}" for name, process in zip(names, processes, strict=False)]
     try:
-        for name in names:
-            ip(f"netns add {name}")
+        for made_by in made or [f"add {name}" for name in names]:
+            ip(f"netns {made_by}")
         one, other = names
         ip(f"-n {one} link add cable type veth peer name cable netns {other}")
         for name, address in zip(names, (FIRST, SECOND), strict=True):
@@ -36,3 +41,10 @@ def machines() -> Iterator[list[str]]:
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "delete", name], check=False, timeout=10)
+
+
+@pytest.fixture
+def machines() -> Iterator[list[str]]:
+    """Two that are new and empty."""
+    with machines_of() as names:
+        yield names

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.command import pytest_in
+from launcher.engine.connect import engine_host
+from launcher.settings import ROOT
+from tests.e2e.command import pytest_in, tarred
+from tests.e2e.registry import listener
+from tests.machines import FIRST, machines_of
 
 if TYPE_CHECKING:
     from docker import DockerClient
+    from docker.models.containers import Container
 
     from tests.conftest import CpuImages
 
 pytestmark = pytest.mark.engine
+
+MEET = """
+import torch
+torch.distributed.init_process_group("gloo")
+torch.distributed.barrier()
+print("ranks", torch.distributed.get_world_size())
+torch.distributed.destroy_process_group()
+"""
 
 
 @pytest.mark.timeout(1800)
@@ -44,3 +59,40 @@ def test_launcher_train_passes_its_tests_in_the_image(
     assert passed, printed[-2000:]
     assert int(passed[1]) >= 10
     assert "skipped" not in printed.splitlines()[-1]
+
+
+def test_ranks_take_the_interface_by_which_their_nodes_met(
+    engine: DockerClient, image: str
+) -> None:
+    """Two containers with a cable: where a machine's name is 127.0.0.1, gloo found nobody."""
+    listener(engine_host(engine))  # skips where they aren't on this machine
+
+    def node(number: int, container: Container) -> tuple[int, str]:
+        line = "python3 -m launcher.train.runner --cpu --processes-per-node 1 --nodes 2".split()
+        line += f"--node-rank {number} --master-addr {FIRST} --master-port 29500 --".split()
+        done = container.exec_run([*line, "/meet.py"], workdir="/repo")
+        return done.exit_code, done.output.decode()
+
+    with ExitStack() as stack:
+        nodes = []
+        for _ in range(2):
+            container = engine.containers.run(
+                image,
+                ["sleep", "600"],
+                detach=True,
+                init=True,
+                network_mode="none",
+                environment={"PYTHONPATH": "/repo"},
+                volumes={str(ROOT): {"bind": "/repo", "mode": "ro"}},
+            )
+            stack.callback(container.remove, force=True)
+            container.put_archive("/", tarred({"meet.py": MEET.encode()}))
+            container.reload()
+            nodes.append(container)
+        stack.enter_context(machines_of([one.attrs["State"]["Pid"] for one in nodes]))
+        with ThreadPoolExecutor() as pool:
+            ended = [*pool.map(node, (0, 1), nodes)]
+    for code, printed in ended:
+        assert code == 0, printed
+        assert "ranks 2" in printed
+        assert "runner: GLOO_SOCKET_IFNAME=cable, by which the nodes met: gloo" in printed

@@ -18,7 +18,6 @@ from launcher.train.checkpoints import lineage
 from launcher.train.ranks import alike, meeting
 from launcher.train.ranks.job import free_port
 from launcher.train.ranks.meeting import Failed, Meeting, Stopped
-from tests.machines import FIRST
 
 from .conftest import Run, going_on, runner_command
 
@@ -253,23 +252,6 @@ def test_ranks_meet_at_the_port_where_their_nodes_did(
     for run in nodes(program, monkeypatch, 1, 1):
         assert run.code == 0, run.output
         assert "ranks 2" in run.output
-
-
-@pytest.mark.megatron
-def test_ranks_take_the_interface_by_which_their_nodes_met(
-    program: Path, machines: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where a machine's name stands for 127.0.0.1, gloo of two nodes found nobody."""
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    where = ["--nodes", "2", "--master-addr", FIRST, "--master-port", "29500", "--node-rank"]
-    with ExitStack() as stack:
-        runs = []
-        for node, name in enumerate(machines):
-            here = runner_command(1, str(program), options=[*where, str(node)])
-            runs.append(stack.enter_context(going_on(["ip", "netns", "exec", name, *here])))
-    for run in runs:
-        assert run.code == 0, run.output
-        assert "runner: GLOO_SOCKET_IFNAME=cable, by which the nodes met: gloo" in run.output
 
 
 @pytest.mark.megatron
