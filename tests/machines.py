@@ -15,7 +15,8 @@ FIRST, SECOND = "10.99.7.1", "10.99.7.2"
 
 
 def ip(line: str) -> None:
-    subprocess.run(["ip", *shlex.split(line)], check=True, timeout=10)
+    done = subprocess.run(["ip", *shlex.split(line)], capture_output=True, text=True, timeout=10)
+    assert done.returncode == 0, f"ip {line}: {done.stderr}"
 
 
 @contextmanager
