@@ -18,6 +18,27 @@ if TYPE_CHECKING:
     Model = TypeVar("Model", bound=BaseModel)
     Secret = Callable[[str, object], bool]
 
+
+class Portable(yaml.SafeDumper):
+    """Writes for readers of YAML 1.2: no anchors, and what looks like a number to them quoted.
+
+    To them 1e-05 is one, and 29107e04, which an id may be; PyYAML reads and writes 1.1.
+    """
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """No anchor, however often something stands."""
+        return True
+
+    def a_text(self, text: str) -> yaml.Node:
+        """A text, with what no reader should see as it is escaped."""
+        quoted = "'" if re.fullmatch(r"[-+.]?\d[\da-fA-FxXoO_.,:+-]*", text) else None
+        if re.search(r"[\x00-\x1f\x7f-\xa0\u2028\u2029\ufeff]", text):
+            quoted = '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=quoted)
+
+
+Portable.add_representer(str, Portable.a_text)
+
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DEEPEST = 50
 """Levels of nesting, far more than any file of ours has; libyaml crashes at about 50,000."""

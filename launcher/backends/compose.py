@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from launcher import yamlfile
 from launcher.backends import shown
 from launcher.backends.docker import NO_NEW_PRIVILEGES, DockerBackend, container_name
 from launcher.backends.group import node_name
@@ -46,30 +47,17 @@ class Request:
         return str(told)
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes lists of words as lines of words, no anchors, and what looks like a number quoted.
-
-    Compose reads YAML 1.2, where 1e-05 is a number, unlike PyYAML, which reads 1.1.
-    """
+class _Dumper(yamlfile.Portable):
+    """Writes lists of words as lines of words."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def a_text(self, text: str) -> yaml.Node:
-        quoted = "'" if re.fullmatch(r"[-+.]?\d[\da-fA-FxXoO_.,:+-]*", text) else None
-        if re.search(r"[\x00-\x1f\x7f-\xa0\u2028\u2029\ufeff]", text):
-            quoted = '"'  # where they are escaped
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=quoted)
 
     def a_list(self, items: list[Any]) -> yaml.Node:
         words = all(isinstance(item, str) for item in items)
         return self.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=words)
 
 
-_Dumper.add_representer(str, _Dumper.a_text)
 _Dumper.add_representer(list, _Dumper.a_list)
 
 

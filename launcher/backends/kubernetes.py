@@ -285,7 +285,10 @@ def show(plan: Plan, asked: Request) -> str:
     """The `kubectl` that creates the object, which works when pasted into a shell."""
     import yaml
 
-    text = yaml.safe_dump(asked.manifest, sort_keys=False, width=100, allow_unicode=True)
+    from launcher.yamlfile import Portable
+
+    how: dict[str, Any] = {"sort_keys": False, "width": 100, "allow_unicode": True}
+    text = yaml.dump(asked.manifest, Dumper=Portable, **how)
     words = shlex.join(["kubectl", *asked.place, "create", "--filename=-"])
     return f"{words} <<'{END}'\n{text}{END}\n"
 

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from launcher.backends import kubernetes, kubernetes_job
 from launcher.errors import UsageError
+from launcher.names import LABEL
 from launcher.plan.config import Kubernetes
 from launcher.plan.job import Cause, Ended
 from launcher.plan.mounts import Mount
@@ -242,6 +243,16 @@ def test_what_is_pasted_is_the_object(full: Plan, tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "kubectl.in").read_text()) == asked_for.manifest
     words = (tmp_path / "kubectl.argv").read_text().splitlines()
     assert words == ["--context=some where", "--namespace=team-a", "create", "--filename=-"]
+
+
+def test_an_id_that_reads_as_a_number_is_quoted(full: Plan) -> None:
+    """kubectl read the run 29107e04 as 29107 × 10⁴, and refused the object."""
+    labels = tuple(
+        (key, "29107e04" if key == f"{LABEL}run" else value) for key, value in full.labels
+    )
+    plan = replace(full, labels=labels)
+    wanted = kubernetes.request(plan, asked(**KINDS["jobset"]), {})
+    assert "run: '29107e04'\n" in kubernetes.show(plan, wanted)
 
 
 @pytest.mark.parametrize(
