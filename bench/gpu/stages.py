@@ -148,7 +148,9 @@ class Dockerfile:
         return subprocess.run(said, env=env, check=True, capture_output=True, text=True).stdout
 
 
-def build(packed: Path, to: Path, args: dict[str, str], stages: Iterable[str], again: str) -> None:
+def build(
+    packed: Path, to: Path, args: dict[str, str], stages: Iterable[str], only: str, again: str
+) -> None:
     """Carry out the stages; leave their /stage in `to`."""
     for taken in (BUILD, STAGE):
         if taken.exists() or taken.is_symlink():
@@ -166,11 +168,11 @@ def build(packed: Path, to: Path, args: dict[str, str], stages: Iterable[str], a
     read = Dockerfile.parse((context / "Dockerfile").read_text(), args)
     [*read.of("base")]
     for stage in stages:
-        run_stage(read, stage, context)
+        run_stage(read, stage, context, only)
         shutil.copytree(STAGE, to, symlinks=True, dirs_exist_ok=True)
         put_away(to, stage)
     if again:
-        run_stage(read, "extensions", context, only=again)
+        run_stage(read, "extensions", context, again)
         wheels = [
             *(BUILD / "dist" / again).glob("*"),
             *(to / f"extensions/build/dist/{again}").glob("*"),
@@ -243,6 +245,7 @@ def main(argv: list[str]) -> None:
     building.add_argument("--jobs", default=str(os.cpu_count()))
     building.add_argument("--architectures", default="90")
     building.add_argument("--again", default="", metavar="NAME")
+    building.add_argument("--only", default="", metavar="NAME", help="of the extensions")
     building.add_argument("--stage", action="append", choices=STAGES)
     building.add_argument("--epoch", default="1700000000", help="SOURCE_DATE_EPOCH, as pack said")
     for each in (packing, building):
@@ -253,7 +256,7 @@ def main(argv: list[str]) -> None:
     else:
         args = {"MAX_JOBS": asked.jobs, "CUDA_ARCHITECTURES": asked.architectures}
         args |= {"SOURCE_DATE_EPOCH": asked.epoch}
-        build(asked.packed, asked.to, args, asked.stage or STAGES, asked.again)
+        build(asked.packed, asked.to, args, asked.stage or STAGES, asked.only, asked.again)
 
 
 if __name__ == "__main__":
