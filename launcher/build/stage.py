@@ -26,6 +26,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -46,6 +47,42 @@ SHARES = 4  # that a folder is byte-compiled in, whatever the number of processo
 COMPILER = f"-O3 -g0 -ffile-prefix-map={BUILD}=."
 FLAGS = {"CFLAGS": COMPILER, "CXXFLAGS": COMPILER, "LDFLAGS": "-Wl,-s"}
 
+
+OUT_OF_MEMORY = re.compile(
+    "Killed|died due to signal 9|out of memory|Cannot allocate memory|bad_alloc"
+)
+"""What compilers say where the system ends them, or gives them no memory."""
+FAULTS = (
+    (
+        r"detected CUDA version \(([\d.]+)\) mismatches[^(]*\(([\d.]+)\)",
+        "nvcc is of CUDA {}, and torch was made for {}: take a base of that CUDA",
+    ),
+    (
+        r"does not match the version used to compile Pytorch.*\s.*compiled with Cuda ([\d.]+)",
+        "nvcc isn't of CUDA {}, which torch was made for: take a base of that CUDA",
+    ),
+    (
+        r"Unsupported gpu architecture '(\w+)'",
+        "this nvcc compiles for no {}: name others in ARCHITECTURES or the row",
+    ),
+    (
+        r"Could not find (CUDNN\w+)",
+        "there are no cuDNN headers ({}): torch's are looked for at CUDNN_PATH",
+    ),
+    (
+        r"(?s)[Cc]ould not find.{0,200}?(3rdparty/[\w-]+)",
+        "{} isn't there, or not whole: name it under the extension's submodules in matrix.yaml",
+    ),
+    (
+        r"fatal error: ((?:cudnn|nccl|cublas|cusparse|cusolver|nvrtc)\w*\.h): No such file",
+        "the base has no {}: take its -devel image, or name the package that has it in the row",
+    ),
+    (
+        OUT_OF_MEMORY.pattern,
+        "there is too little memory for a single compiler: build where there is more",
+    ),
+)
+"""What compiling an extension fails for, and what it means."""
 
 # pip's own would name the builder's Python.
 TORCHRUN = """#!/usr/bin/env python3
@@ -194,7 +231,7 @@ def extension(name: str) -> None:
     options = [f"--config-settings=--build-option={option}" for option in record["options"]]
     pip_wheel = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir"]
     target = [str(DIST / name), *options, str(folder / "source")]
-    run([*pip_command(), *pip_wheel, *target], **compiling(record))
+    run_compiler([*pip_command(), *pip_wheel, *target], compiling(record))
     built = next((DIST / name).glob("*.whl"))
     check_modules(built, record["modules"])
     pip_install = ["install", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target"]
@@ -221,6 +258,39 @@ def compiling(record: dict[str, dict[str, str]]) -> dict[str, str]:
         "PATH": f"{BUILD / 'bin'}:{NATIVE / 'bin'}:{os.environ['PATH']}",
         **record["environment"],
     }
+
+
+def run_compiler(args: list[str], extra: dict[str, str]) -> None:
+    """Run this Python with `args`, with half of the compilers each time one is killed for memory.
+
+    What fails otherwise is told in the words of FAULTS, where it is among them.
+    """
+    jobs = int(os.environ.get("MAX_JOBS", "1"))
+    while True:
+        code, said = run_told(args, extra | {"MAX_JOBS": str(jobs)})
+        if code == 0:
+            return
+        if not (OUT_OF_MEMORY.search(said) and jobs > 1):
+            break
+        jobs //= 2
+        print(f"stage: too little memory: compiling again, {jobs} at a time", flush=True)
+    for pattern, reason in FAULTS:
+        if found := re.search(pattern, said):
+            fail(reason.format(*found.groups()))
+    fail(f"{args[0]} {args[1]} failed with exit code {code}")
+
+
+def run_told(args: list[str], extra: dict[str, str]) -> tuple[int, str]:
+    """Exit code and output, which is passed on as it comes."""
+    command, last = [sys.executable, *args], deque[str](maxlen=5000)
+    with subprocess.Popen(
+        command, env=environment(extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last.append(line)
+    return process.returncode, "".join(last)
 
 
 def check_modules(built: Path, modules: list[str]) -> None:
@@ -273,15 +343,20 @@ def pip_command() -> list[str]:
 
 
 def run(args: list[str], **extra: str) -> None:
-    """Run this Python with `args`; its failure is ours. No pip configuration reaches it."""
+    """Run this Python with `args`; its failure is ours."""
+    done = subprocess.run([sys.executable, *args], env=environment(extra), check=False)
+    if done.returncode:
+        fail(f"{args[0]} {args[1]} failed with exit code {done.returncode}")
+
+
+def environment(extra: dict[str, str]) -> dict[str, str]:
+    """Of what is run here; no pip configuration reaches it."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
     env |= {"PYTHONPATH": str(TOOLS), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
     env |= {"PATH": f"{BUILD / 'bin'}:{os.environ['PATH']}", "PIP_CONFIG_FILE": os.devnull}
     env |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
-    env |= {"PIP_NO_CACHE_DIR": "1", "PIP_PROGRESS_BAR": "off", "PYTHONWARNINGS": "ignore"} | extra
-    done = subprocess.run([sys.executable, *args], env=env, check=False)
-    if done.returncode:
-        fail(f"{args[0]} {args[1]} failed with exit code {done.returncode}")
+    env |= {"PIP_NO_CACHE_DIR": "1", "PIP_PROGRESS_BAR": "off", "PYTHONWARNINGS": "ignore"}
+    return env | extra
 
 
 def compile_python(folder: Path) -> None:

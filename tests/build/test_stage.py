@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -142,3 +143,65 @@ def test_what_lies_beside_modules_is_in_the_wheel(building: Path) -> None:
     told = r"lacks 7 files that the source has: megatron/rl/0\.py, .*megatron/rl/4\.py, …$"
     with pytest.raises(SystemExit, match=told):
         stage.check_files(built, names)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "The detected CUDA version (12.8) mismatches the version that was used to compile\n"
+            "PyTorch (13.0). Please make sure to use the same CUDA versions.",
+            "nvcc is of CUDA 12.8, and torch was made for 13.0",
+        ),
+        (
+            "RuntimeError: Cuda extensions are being compiled with a version of Cuda that does not "
+            "match the version used to compile Pytorch binaries.  Pytorch binaries were compiled "
+            "with Cuda 13.0.",
+            "nvcc isn't of CUDA 13.0",
+        ),
+        ("nvcc fatal   : Unsupported gpu architecture 'compute_70'", "for no compute_70"),
+        (
+            "CMake Error at CMakeLists.txt:91 (include):\n  include could not find requested file:"
+            "\n\n      /build/source/common/../../3rdparty/cudnn-frontend/cmake/cuDNN.cmake",
+            "3rdparty/cudnn-frontend isn't there",
+        ),
+        (
+            "CMake Error at 3rdparty/cudnn-frontend/cmake/cuDNN.cmake:3 (find_path):\n  Could not "
+            "find CUDNN_INCLUDE_DIR using the following files: cudnn.h",
+            "no cuDNN headers (CUDNN_INCLUDE_DIR)",
+        ),
+        (
+            "logging.h:15:10: fatal error: nccl.h: No such file or directory",
+            "the base has no nccl.h",
+        ),
+        (
+            "alloc_traits.h(103): catastrophic error: out of memory",
+            "too little memory for a single",
+        ),
+        ("error: expected ';'", "-c said failed with exit code 1"),
+    ],
+)
+def test_why_an_extension_does_not_compile(
+    said: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What compilers and set-ups of Apex and Transformer Engine were seen to say."""
+    monkeypatch.setenv("MAX_JOBS", "1")
+    monkeypatch.setattr(stage, "run_told", lambda args, extra: (1, said))
+    with pytest.raises(SystemExit, match=re.escape(told)):
+        stage.run_compiler(["-c", "said"], {})
+
+
+def test_compilers_that_are_killed_for_memory_are_fewer_at_the_next_try(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Else hours of it are lost, and the person has to know the number."""
+    monkeypatch.setenv("MAX_JOBS", "8")
+    code = (
+        "import os, sys\nif int(os.environ['MAX_JOBS']) > 2:\n"
+        "    print('c++: fatal error: Killed signal terminated program cc1plus')\n    sys.exit(1)"
+    )
+    stage.run_compiler(["-c", code], {})
+    told = [line for line in capfd.readouterr().out.splitlines() if line.startswith("stage: ")]
+    assert told == [
+        f"stage: too little memory: compiling again, {jobs} at a time" for jobs in (4, 2)
+    ]
