@@ -360,16 +360,14 @@ class Comparison:
         read: dict[str, Layer] = {}
         for image, layers in zip((self.image, self.rebuilt), added, strict=True):
             read |= self._read(image, {*layers} - {*read})
-        image_tree, rebuilt_tree = (compare.merge([read[one] for one in some]) for some in added)
-        found = compare.differences(image_tree, rebuilt_tree, times=self.claimed.layers)
-        if found:  # the first in full, the next ones by name
+        one, other = ([read[layer] for layer in layers] for layers in added)
+        found = compare.differences(one, other, times=self.claimed.layers)
+        if found:
             self.tell(f"first difference, of {len(found)}: {found[0].path}")
-            for line in compare.described(found[0].image, found[0].rebuilt):
+            for line in found[0].told():
                 self.tell(f"  {line}")
             for more in found[1 : MOST_LISTED + 1]:
                 self.tell(f"also {more.path}: {', '.join(more.names)}")
-            if len(found) > MOST_LISTED + 1:
-                self.tell(f"and {len(found) - MOST_LISTED - 1} more")
             self._look_inside(found, None if diffoscope else DIFFOSCOPE_WITHIN)
         elif self.claimed.layers:
             self.tell("no file differs: layers have them in another order, or in other layers")

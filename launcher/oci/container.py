@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from launcher.errors import UsageError
 from launcher.names import parse_reference
-from launcher.oci.parts import BLOCK, Stream
+from launcher.oci.parts import Stream, blocks_of
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -82,6 +82,5 @@ def copy_out(container: Container, path: str, to: IO[bytes], most: int | None = 
             return False
         if most is not None and member.size > most:
             raise ValueError(f"it has more than {most} bytes")
-        while block := content.read(BLOCK):
-            to.write(block)
+        to.writelines(blocks_of(content))
     return True

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -59,7 +60,7 @@ def write(
     """
     whole, content = hashlib.sha256(), hashlib.sha256()
     plain = blocks(source, size, seen)
-    stored = Stream(plain if packing is not None else packed.pack(_hashed(plain, content), size))
+    stored = Stream(plain if packing is not None else packed.pack(hashed(plain, content), size))
     pieces: list[Path] = []
     written: list[tuple[int, str]] = []
     while not pieces or not stored.ended:
@@ -107,7 +108,8 @@ def blocks(source: IO[bytes], size: int, seen: Seen) -> Iterator[bytes]:
         seen(wanted)
 
 
-def _hashed(blocks: Iterator[bytes], sha256: hashlib._Hash) -> Iterator[bytes]:
+def hashed(blocks: Iterable[bytes], sha256: hashlib._Hash) -> Iterator[bytes]:
+    """The same blocks, each of which `sha256` is told."""
     for block in blocks:
         sha256.update(block)
         yield block
@@ -139,12 +141,22 @@ def listed(folder: Path, path: str, size: int, seen: Seen = lambda _: None) -> I
             size -= len(block)
 
 
-def sha256(folder: Path, file: File) -> str:
-    """The sha256 of a listed file as it is now. Raises OSError as `listed`."""
+def blocks_of(file: IO[bytes]) -> Iterator[bytes]:
+    """All that comes of a file, in blocks."""
+    return iter(partial(file.read, BLOCK), b"")
+
+
+def sha256_of(blocks: Iterable[bytes]) -> str:
+    """The sha256 of what comes in blocks, in hex."""
     digest = hashlib.sha256()
-    for block in listed(folder, file.path, file.size):
+    for block in blocks:
         digest.update(block)
     return digest.hexdigest()
+
+
+def sha256(folder: Path, file: File) -> str:
+    """The sha256 of a listed file as it is now. Raises OSError as `listed`."""
+    return sha256_of(listed(folder, file.path, file.size))
 
 
 def is_whole(folder: Path, file: File) -> bool:

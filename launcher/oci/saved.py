@@ -17,6 +17,8 @@ from launcher.oci.archive import MANIFEST, hex_of
 from launcher.oci.layout import sha256
 from launcher.oci.parts import BLOCK, Stream
 
+BLOB = re.compile(r"/layer\.tar$|^blobs/sha256/|^[0-9a-f]{64}\.(json|tar)$")
+
 
 @dataclass(frozen=True)
 class Member:
@@ -66,7 +68,7 @@ class Saved:
                 self._manifest = json.load(file)
             elif entry.name.endswith("/json"):
                 self._legacy[posixpath.dirname(entry.name)] = self._layer_of(json.load(file))
-            elif _is_blob(entry.name):
+            elif BLOB.search(entry.name):
                 yield self._member(entry.name, entry.size), cast(io.BufferedReader, file)
 
     def config(self) -> str:
@@ -148,11 +150,3 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
         below = f"{chains[-1]} " if chains else ""
         chains.append(sha256((below + diff_id).encode()) if below else diff_id)
     return chains
-
-
-def _is_blob(name: str) -> bool:
-    return (
-        name.endswith("/layer.tar")
-        or name.startswith("blobs/sha256/")
-        or re.fullmatch(r"[0-9a-f]{64}\.(json|tar)", name) is not None
-    )

@@ -100,7 +100,7 @@ def test_one_changed_byte_is_named_by_file_and_shown_by_diffoscope(
         kept = left(engine)
         report = "\n".join(lines)
         assert code == 1, (report, said)
-        assert f"{UTILS}\n  kind " in report
+        assert f"{UTILS}\n  sha256: " in report
         assert "first difference, of " in report
         assert "wheel: same" in lines
         assert "image: differs" in lines

@@ -11,16 +11,16 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import files
 from launcher.engine.private import packages
 from launcher.errors import EngineError, nearest
-from launcher.oci.archive import archive, entry, image_id, layer_name, load_archive
+from launcher.oci.archive import archive, entry, layer_name, load_archive
 from launcher.oci.container import find_image
 from launcher.oci.layout import compact, sha256
+from launcher.oci.parts import blocks_of, sha256_of
 from launcher.oci.settle import iso
 from launcher.settings import settings
 
@@ -43,7 +43,6 @@ EXCLUDED = [
 # What comes from this host doesn't belong in the image, and would change its ID.
 FORGOTTEN = ["apt/sources.list", "apt/sources.list.d/*", "hostname", "resolv.conf"]
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-BLOCK = 1 << 20
 KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PERL5LIB", "no_proxy", "NO_PROXY")
 Say = Callable[[str], None]
 
@@ -94,8 +93,7 @@ def debian_base(
         _make(made, recipe, say)
     try:
         with made.open("rb") as file:
-            told = load_archive(client, iter(partial(file.read, BLOCK), b""))
-        id = told or image_id(made)  # containerd's store has IDs of its own
+            id = load_archive(client, blocks_of(file))
         client.api.tag(id, *name.rsplit(":", 1))  # podman takes no whole name
     except (EngineError, ImageNotFound, tarfile.TarError) as error:
         raise EngineError(
@@ -156,11 +154,8 @@ def write_image(
 
     `docker import` would stamp the current time into it, so that its ID would always be another.
     """
-    sha = hashlib.sha256()
     with layer.open("rb") as file:
-        while block := file.read(BLOCK):
-            sha.update(block)
-    digest = f"sha256:{sha.hexdigest()}"
+        digest = f"sha256:{sha256_of(blocks_of(file))}"
     created = iso(epoch)
     config = compact(
         {
@@ -179,9 +174,8 @@ def write_image(
         }
     )
     with layer.open("rb") as file, path.open("wb") as target:
-        blocks = iter(partial(file.read, BLOCK), b"")
-        name = layer_name(digest)
-        target.writelines(archive(config, [name], entry(name, layer.stat().st_size, blocks)))
+        name, size = layer_name(digest), layer.stat().st_size
+        target.writelines(archive(config, [name], entry(name, size, blocks_of(file))))
     return sha256(config)
 
 
