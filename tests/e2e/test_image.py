@@ -69,20 +69,6 @@ def test_what_is_added_is_one_layer_of_normalised_files_under_40_mb(
     assert not [row for row in rows if row[5].endswith(".o")]
 
 
-@pytest.mark.long  # of a small row: tests/e2e/test_verify.py
-def test_the_layers_are_the_same_when_it_is_built_again(
-    engine: DockerClient, site: Settings, bases: Bases
-) -> None:
-    def build(no_cache: bool) -> str:
-        request = Request("cpu", None, None, bases.base, bases.builder, no_cache)
-        return Builds(engine, site, Progress(), NAMES).build(request).id
-
-    cached, anew = build(no_cache=False), build(no_cache=True)
-    assert layers(engine, cached) == layers(engine, anew)
-    request = Request("cpu", base=bases.base, builder=bases.builder)
-    assert Builds(engine, site, Progress(), NAMES).build(request).reused
-
-
 def test_the_base_keeps_its_entrypoint_and_gains_a_path(
     engine: DockerClient, cpu_images: CpuImages
 ) -> None:

@@ -80,10 +80,23 @@ def test_what_is_built_again_is_what_the_labels_say(
 MADE = LABELS | {f"{OCI}base.name": "standin:1", f"{LABEL}builder": "standin:2"}
 
 
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({f"{LABEL}row": ""}, BuildError, r"has no label megatron-launchpad\.row"),
+        ({f"{LABEL}row": "99.99"}, BuildError, "row '99.99', which the matrix doesn't have"),
+        (PATH, UsageError, "--source PATH"),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_refused(
+    change: dict[str, str], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        request("x", MADE | change, Departures(), load_matrix())
+
+
 def test_base_and_builder_that_the_image_names_are_both_told() -> None:
     """One of them was."""
-    with pytest.raises(BuildError, match=r"has no label megatron-launchpad\.row"):
-        request("x", MADE | {f"{LABEL}row": ""}, Departures(), load_matrix())
     wanted = request("x", MADE, Departures(), load_matrix())
     assert unnamed(MADE, wanted, "row:1") == {"base": "standin:1", "builder": "standin:2"}
     assert unnamed(MADE, replace(wanted, base="b"), "row:1") == {"builder": "standin:2"}
