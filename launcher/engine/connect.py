@@ -42,11 +42,6 @@ class Endpoint:
     certificates: Path | None = None
     verify: bool = True
 
-    @property
-    def socket(self) -> Path | None:
-        scheme, _, path = self.host.partition("://")
-        return Path(path) if scheme == "unix" else None
-
 
 def connect(timeout: float | None = None) -> DockerClient:
     """A client of the first engine that answers in the time that the settings say.
@@ -57,7 +52,8 @@ def connect(timeout: float | None = None) -> DockerClient:
     failures: list[tuple[Endpoint, str]] = []
     within = settings().answer_within
     for endpoint in endpoints(os.environ):
-        reason = socket_fault(endpoint.socket, within) if endpoint.socket else ""
+        scheme, _, path = endpoint.host.partition("://")
+        reason = socket_fault(Path(path), within) if scheme == "unix" else ""
         client = None if reason else _client(endpoint, within)
         if client is not None and not isinstance(client, str):
             client.api.timeout = timeout or within
@@ -70,11 +66,15 @@ def connect(timeout: float | None = None) -> DockerClient:
 
 def endpoints(env: Mapping[str, str]) -> Iterator[Endpoint]:
     """Where to look, in this order; a chosen one ends the search whether it answers or not."""
-    if env.get("DOCKER_HOST"):
-        yield _from_environment(env)
+    if host := env.get("DOCKER_HOST"):  # with its TLS variables, as the docker command reads them
+        verify, named = bool(env.get("DOCKER_TLS_VERIFY")), env.get("DOCKER_CERT_PATH")
+        certificates = Path(named or Path.home() / ".docker") if named or verify else None
+        yield Endpoint(host, "DOCKER_HOST", True, certificates, verify)
         return
     folder = Path(env.get("DOCKER_CONFIG") or Path.home() / ".docker")
-    context = env.get("DOCKER_CONTEXT") or _current_context(folder)
+    context = env.get("DOCKER_CONTEXT") or str(
+        _json(folder / "config.json").get("currentContext") or ""
+    )
     if context not in ("", "default"):
         yield _from_context(folder, context)
         return
@@ -84,15 +84,7 @@ def endpoints(env: Mapping[str, str]) -> Iterator[Endpoint]:
 
 def engine_host(client: DockerClient) -> str:
     """The DOCKER_HOST with which a command-line tool reaches the engine of `client`."""
-    adapter = client.api.get_adapter(client.api.base_url)
-    for attribute, scheme in (
-        ("socket_path", "unix"),
-        ("ssh_host", "ssh"),
-        ("npipe_path", "npipe"),
-    ):
-        if hasattr(adapter, attribute):
-            return f"{scheme}://{getattr(adapter, attribute)}"
-    return "tcp://" + str(client.api.base_url).partition("://")[2]
+    return str(client.api.host)
 
 
 def cli_environment(client: DockerClient) -> dict[str, str]:
@@ -120,7 +112,11 @@ def buildx(client: DockerClient) -> list[str] | None:
     private, system = private_file(client, PLUGIN), shutil.which("docker")
     found = [[str(private)]] if private else []
     found += [[system, "buildx"]] if system else []
-    return next((argv for argv in found if _runs([*argv, "inspect", "default"], client)), None)
+    for argv in found:
+        done = ask([*argv, "inspect", "default"], client)
+        if done and done.returncode == 0 and "running" in done.stdout.lower():
+            return argv
+    return None
 
 
 def buildkit(client: DockerClient) -> list[str] | None:
@@ -186,20 +182,6 @@ def _remedy_none(failures: list[tuple[Endpoint, str]]) -> str:
         "darwin": "Start Docker Desktop, Colima (colima start) or Podman (podman machine start).",
     }.get(sys.platform, "Start Docker Desktop.")
     return f"{start}\n  Or point DOCKER_HOST at an engine elsewhere: DOCKER_HOST=ssh://user@machine"
-
-
-def _from_environment(env: Mapping[str, str]) -> Endpoint:
-    """DOCKER_HOST with its TLS variables, as the docker command reads them."""
-    verify = bool(env.get("DOCKER_TLS_VERIFY"))
-    named = env.get("DOCKER_CERT_PATH")
-    folder = Path(named) if named else Path.home() / ".docker"
-    certificates = folder if named or verify else None
-    return Endpoint(env["DOCKER_HOST"], "DOCKER_HOST", True, certificates, verify)
-
-
-def _current_context(folder: Path) -> str:
-    """The context that `docker context use` chose, or an empty string. Raises EngineError."""
-    return str(_json(folder / "config.json").get("currentContext") or "")
 
 
 def _from_context(folder: Path, name: str) -> Endpoint:
@@ -275,30 +257,18 @@ def socket_fault(path: Path, within: float) -> str:
 def _client(endpoint: Endpoint, within: float) -> DockerClient | str:
     """A client of the engine at `endpoint`, or why there is none. Its version is asked once."""
     from docker.errors import DockerException
+    from docker.tls import TLSConfig
 
     from launcher.engine.client import Client
 
     try:
-        return Client(
-            endpoint.host,
-            tls=_tls(endpoint) if endpoint.certificates else False,
-            timeout=within,
-            use_ssh_client=True,
-        )
+        tls: Any = False
+        if folder := endpoint.certificates:
+            own = (str(folder / "cert.pem"), str(folder / "key.pem"))
+            tls = TLSConfig(own, str(folder / "ca.pem"), verify=endpoint.verify)
+        return Client(endpoint.host, tls=tls, timeout=within, use_ssh_client=True)
     except (DockerException, OSError, ValueError) as error:
         return _reason(error, within)
-
-
-def _tls(endpoint: Endpoint) -> Any:
-    from docker.tls import TLSConfig
-
-    folder = endpoint.certificates
-    assert folder is not None
-    return TLSConfig(
-        client_cert=(str(folder / "cert.pem"), str(folder / "key.pem")),
-        ca_cert=str(folder / "ca.pem"),
-        verify=endpoint.verify,
-    )
 
 
 def _reason(error: Exception, within: float) -> str:
@@ -336,11 +306,6 @@ def is_podman(client: DockerClient) -> bool:
     """True for podman, whose docker-compatible interface has no BuildKit."""
     components = client.version().get("Components") or []
     return any("podman" in str(part.get("Name", "")).lower() for part in components)
-
-
-def _runs(argv: list[str], client: DockerClient) -> bool:
-    done = ask(argv, client)
-    return done is not None and done.returncode == 0 and "running" in done.stdout.lower()
 
 
 def ask(argv: list[str], client: DockerClient) -> subprocess.CompletedProcess[str] | None:

@@ -84,10 +84,13 @@ def debian_base(
     """
     from docker.errors import ImageNotFound
 
-    recipe = _recipe(python, epoch)
-    present = _present(client, name, recipe)
-    if present:
-        return present
+    if python not in SUITES:
+        raise EngineError(f"no Debian release has Python {python}", nearest(python, list(SUITES)))
+    made_of = (tuple(PACKAGES), tuple(EXCLUDED), tuple(FORGOTTEN))
+    recipe = Recipe(SUITES[python], _architecture(), epoch, *made_of)
+    found = find_image(client, name) or {"Config": {}}
+    if recipe.labels.items() <= (found["Config"].get("Labels") or {}).items():
+        return str(found["Id"])
     made = (cache or settings().cache / "bases") / f"debian-{recipe.suite}-{recipe.key[:16]}.tar"
     if not made.exists():
         _make(made, recipe, say)
@@ -103,13 +106,6 @@ def debian_base(
     return id
 
 
-def _recipe(python: str, epoch: int) -> Recipe:
-    if python not in SUITES:
-        raise EngineError(f"no Debian release has Python {python}", nearest(python, list(SUITES)))
-    made_of = (tuple(PACKAGES), tuple(EXCLUDED), tuple(FORGOTTEN))
-    return Recipe(SUITES[python], _architecture(), epoch, *made_of)
-
-
 def _architecture() -> str:
     """Debian's name for this machine's architecture."""
     if not shutil.which("dpkg"):
@@ -120,13 +116,6 @@ def _architecture() -> str:
         )
     argv = ["dpkg", "--print-architecture"]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _present(client: DockerClient, name: str, recipe: Recipe) -> str | None:
-    """The ID of the image `name`, if it was made by `recipe`."""
-    found = find_image(client, name) or {"Config": {}}
-    labels = found["Config"].get("Labels") or {}
-    return str(found["Id"]) if recipe.labels.items() <= labels.items() else None
 
 
 def _make(made: Path, recipe: Recipe, say: Say) -> None:
@@ -183,14 +172,16 @@ def _bootstrap(layer: Path, recipe: Recipe, cache: Path) -> None:
     """Run mmdebstrap, which writes `layer`."""
     if not shutil.which("perl"):
         raise EngineError("mmdebstrap needs perl, which isn't installed", "Install perl.")
-    root = _mmdebstrap_root(cache)
+    root = Path("/")
+    if not shutil.which("mmdebstrap"):
+        root = packages.unpack(cache / "mmdebstrap", ["mmdebstrap"])
     hooks = root / "usr/share/mmdebstrap/hooks/merged-usr"
     options = [f"--dpkgopt=path-exclude={pattern}" for pattern in recipe.excluded]
     options += ["--variant=apt", f"--architectures={recipe.architecture}"]
     forget = f'cd "$1/etc" && rm -rf {" ".join(recipe.forgotten)}'
     options += [f"--hook-dir={hooks}", f"--customize-hook={forget}"]
     options += [f"--include={','.join(recipe.packages)}"]
-    argv = ["mmdebstrap", *options, *_keyring(recipe, cache), recipe.suite, str(layer)]
+    argv = ["mmdebstrap", *options, *_keyring(cache), recipe.suite, str(layer)]
     env = _environment(root, recipe.epoch)
     done = subprocess.run(
         [*argv, *_sources(recipe.suite)], capture_output=True, text=True, check=False, env=env
@@ -216,23 +207,13 @@ def _environment(root: Path, epoch: int) -> dict[str, str]:
     }
 
 
-def _mmdebstrap_root(cache: Path) -> Path:
-    """The folder under which mmdebstrap lies: the system's, or one of ours."""
-    if shutil.which("mmdebstrap"):
-        return Path("/")
-    return packages.unpack(cache / "mmdebstrap", ["mmdebstrap"])
-
-
-def _keyring(recipe: Recipe, cache: Path) -> list[str]:
+def _keyring(cache: Path) -> list[str]:
     """Options that name Debian's keys where this system (an Ubuntu, say) hasn't got them."""
-    if any(Path("/etc/apt/trusted.gpg.d").glob("debian-archive-*")) or _has_debian_keyring():
+    of_system = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+    if of_system.exists() or any(Path("/etc/apt/trusted.gpg.d").glob("debian-archive-*")):
         return []
     root = packages.unpack(cache / "debian-archive-keyring", ["debian-archive-keyring"])
     return [f"--keyring={root / 'usr/share/keyrings'}"]
-
-
-def _has_debian_keyring() -> bool:
-    return Path("/usr/share/keyrings/debian-archive-keyring.gpg").exists()
 
 
 def _sources(suite: str) -> list[str]:
