@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.errors import EngineError
+from launcher.oci.container import engine_errors
 from launcher.oci.layout import DIGEST, compact, sha256
 
 if TYPE_CHECKING:
@@ -56,16 +57,13 @@ def load_archive(client: DockerClient, chunks: Iterator[bytes]) -> str:
 
     Raises EngineError where it refuses, or tells none.
     """
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
     said = []
     try:
         for event in client.api.load_image(chunks, quiet=True):
             if "error" in event:
                 raise _refused(event["error"])
             said.append(str(event.get("stream", "")))
-    except (DockerException, RequestException) as error:
+    except engine_errors() as error:
         raise _refused(getattr(error, "explanation", None) or error) from error
     named = re.search(rf"Loaded image(?: ID)?: ({DIGEST})", "".join(said))
     if named is None:

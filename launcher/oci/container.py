@@ -16,6 +16,24 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 
+def engine_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """What docker's client raises where an engine refuses, is late, or isn't there; and `more`."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    return DockerException, RequestException, *more
+
+
+@contextmanager
+def answer_within(client: DockerClient, seconds: float) -> Iterator[None]:
+    """Other seconds than usual for each answer of an engine."""
+    usual, client.api.timeout = client.api.timeout, seconds
+    try:
+        yield
+    finally:
+        client.api.timeout = usual
+
+
 def find_image(client: DockerClient, name: str) -> dict[str, Any] | None:
     """What an engine says of an image; None where it has none of that name.
 

@@ -14,6 +14,7 @@ from typing import IO, Any, cast
 
 from launcher.errors import EngineError
 from launcher.oci.archive import MANIFEST, hex_of
+from launcher.oci.container import engine_errors
 from launcher.oci.layout import sha256
 from launcher.oci.parts import BLOCK, Stream
 
@@ -116,15 +117,9 @@ def stream_errors(name: str, remedy: str) -> Iterator[None]:
 
     Raises EngineError with `remedy`.
     """
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
     try:
         yield
-    except (
-        *(EOFError, tarfile.TarError, ValueError, KeyError),
-        *(DockerException, RequestException),
-    ) as error:
+    except engine_errors(EOFError, tarfile.TarError, ValueError, KeyError) as error:
         raise EngineError(
             f"{name}: the engine ended its stream early, or it isn't an image's: {error}", remedy
         ) from error
