@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -191,9 +192,11 @@ def _from_context(folder: Path, name: str) -> Endpoint:
     """
     key = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
     meta = folder / "contexts" / "meta" / key / "meta.json"
-    endpoint = _object(_object(_json(meta).get("Endpoints")).get("docker"))
+    endpoint = {}
+    with suppress(KeyError, TypeError):
+        endpoint = {**_json(meta)["Endpoints"]["docker"]}
     host = endpoint.get("Host")
-    if not host or not isinstance(host, str):
+    if not isinstance(host, str):
         raise EngineError(
             f"docker context {name!r}: {meta} names no engine",
             "`docker context ls` shows what there is; `docker context use default` leaves it.",
@@ -217,10 +220,6 @@ def _json(path: Path) -> dict[str, Any]:
             "Mend it, or export DOCKER_HOST to say which engine is meant.",
         )
     return value
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _default_hosts(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:

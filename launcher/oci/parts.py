@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -75,26 +75,19 @@ def write(
             os.fsync(file.fileno())
             written.append((file.tell(), own.hexdigest()))
     digest, unpacked = (f"sha256:{one.hexdigest()}" for one in (whole, content))
+    placed = []
+    for number, (piece, (length, own_sha256)) in enumerate(zip(pieces, written, strict=True), 1):
+        path = layout.blob_path(digest, number if len(pieces) > 1 else None)
+        files.real_folder((folder / path).parent, folder)
+        piece.replace(folder / path)
+        placed.append(File(path=path, size=length, sha256=own_sha256))
     return Blob(
         digest=digest,
         size=sum(size for size, _ in written),
         media_type=layout.LAYER_TYPE + ("+zstd" if packing is None else packing),
         unpacked=unpacked if packing is None else None,
-        files=_place(folder, digest, pieces, written),
+        files=tuple(placed),
     )
-
-
-def _place(
-    folder: Path, digest: str, pieces: Sequence[Path], written: Sequence[tuple[int, str]]
-) -> tuple[File, ...]:
-    """Move a blob's files to where the layout in `folder` has them."""
-    placed = []
-    for number, (piece, (size, sha256)) in enumerate(zip(pieces, written, strict=True), 1):
-        path = layout.blob_path(digest, number if len(pieces) > 1 else None)
-        files.real_folder((folder / path).parent, folder)
-        piece.replace(folder / path)
-        placed.append(File(path=path, size=size, sha256=sha256))
-    return tuple(placed)
 
 
 def blocks(source: IO[bytes], size: int, seen: Seen) -> Iterator[bytes]:
