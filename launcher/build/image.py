@@ -276,19 +276,15 @@ def _told(progress: Progress) -> Iterator[None]:
     except engine_errors() as error:  # these are OSErrors too
         raise EngineError(f"the engine: {getattr(error, 'explanation', None) or error}") from error
     except OSError as error:
-        raise _refused_by_system(error) from error
+        name = error.filename2 or error.filename  # of a copy, the target
+        reason, mend = error.strerror or str(error), fetch.remedy_if_full(str(error.strerror))
+        if error.errno == errno.ENOENT and "/" not in str(error.filename):
+            reason, mend = "no such program", "Install it: a build needs git and tar."
+        raise BuildError(f"{name}: {reason}" if name else reason, mend) from error
     finally:
         progress.fail()
 
-
-def _refused_by_system(error: OSError) -> BuildError:
-    """A missing program, a full disk, a folder that can't be written."""
-    name = error.filename2 or error.filename  # of a copy, the target
-    what = f"{name}: " if name else ""
-    if error.errno == errno.ENOENT and "/" not in str(error.filename):
-        return BuildError(f"{what}no such program", "Install it: a build needs git and tar.")
-    reason = error.strerror or str(error)
-    return BuildError(f"{what}{reason}", fetch.remedy_if_full(reason))
+    """End the step under way with the block; what engine or system refused becomes our error."""
 
 
 def _architectures(request: Request, row: Row) -> str:
