@@ -122,8 +122,13 @@ def is_kept(image: str, site: Settings) -> bool:
 
 def kept(image: str, site: Settings) -> Documents:
     """The documents of the image with this ID. Raises BuildError for one that is no JSON."""
-    at = folder(image, site)
-    return Documents(at, _read(at / PROVENANCE), _read(at / SBOM))
+    at, found = folder(image, site), {}
+    for name, content in texts(image, site).items():
+        try:
+            found[name] = _parsed(content)
+        except ValueError as error:
+            raise _spoilt(at / name, str(error)) from error
+    return Documents(at, found.get(PROVENANCE), found.get(SBOM))
 
 
 def check(documents: Documents, image: str, record: dict[str, Any]) -> None:
@@ -194,16 +199,6 @@ def record(client: DockerClient, image: str, name: str = "the image") -> dict[st
     if not there:
         raise UsageError(f"{name}: has no {RECORD}", remedy)
     return found
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """A document, or None where there is none."""
-    try:
-        return _parsed(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise _spoilt(path, str(error)) from error
 
 
 def _parsed(content: bytes) -> dict[str, Any]:

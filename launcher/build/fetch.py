@@ -6,7 +6,6 @@ hand; it is hashed again each time it is used.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import subprocess
@@ -20,6 +19,7 @@ from launcher import files
 from launcher.errors import BuildError
 from launcher.matrix.recipe import Recipe, sha256_of_pin
 from launcher.matrix.schema import AMD64, Interpreter
+from launcher.oci.parts import blocks_of, sha256_of
 from launcher.screen import Progress
 from launcher.settings import Settings
 
@@ -151,10 +151,7 @@ def check(path: Path, digest: str) -> None:
 def sha256(path: Path) -> str:
     """The sha256 of a file, in hex."""
     with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return sha256_of(blocks_of(file))
 
 
 def store(path: Path, site: Settings) -> Path:

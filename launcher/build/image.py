@@ -31,7 +31,7 @@ from launcher.matrix.recipe import Recipe, recipe
 from launcher.matrix.render import dockerfile
 from launcher.matrix.schema import Lock, Matrix, Row, caution, pinned_versions
 from launcher.names import LABEL
-from launcher.oci.container import tags_of
+from launcher.oci.container import engine_errors, layers_of, tags_of
 from launcher.screen import Progress
 from launcher.settings import Settings
 
@@ -110,36 +110,33 @@ class Builds:
         Raises BuildError, UsageError or EngineError; then nothing is tagged.
         """
         with _told(self.progress):
-            return self._build_or_reuse(request)
+            inputs = self._inputs(request)
+            names = self._names(inputs)
+            key = inputs.key()
+            if not request.no_cache and (found := self._with_key(key)):
+                self._tag(found, names)
+                if not beside.is_kept(found, self.site):
+                    self._document(inputs, found)
+                return Built(names, found, reused=True)
+            row = inputs.recipe.row
+            if because := caution(row, inputs.recipe.named):
+                at = f"Megatron {inputs.recipe.release} on torch {row.torch}"
+                self.progress.note(f"{at}: {because}")
+            base = self._check_base(request, inputs)
+            image = self._build(inputs, request, {**inputs.labels, f"{LABEL}key": key})
+            try:
+                self._check(image, base, inputs)
+                self._document(inputs, image)
+            except BaseException:
+                self._discard(image)
+                raise
+            self._tag(image, names)
+            return Built(names, image, reused=False)
 
     def inputs(self, request: Request) -> context.Inputs:
         """What a request would be built from. Raises as `build` does."""
         with _told(self.progress):
             return self._inputs(request)
-
-    def _build_or_reuse(self, request: Request) -> Built:
-        inputs = self._inputs(request)
-        names = self._names(inputs)
-        key = inputs.key()
-        if not request.no_cache and (found := self._with_key(key)):
-            self._tag(found, names)
-            if not beside.is_kept(found, self.site):
-                self._document(inputs, found)
-            return Built(names, found, reused=True)
-        row = inputs.recipe.row
-        if because := caution(row, inputs.recipe.named):
-            at = f"Megatron {inputs.recipe.release} on torch {row.torch}"
-            self.progress.note(f"{at}: {because}")
-        base = self._check_base(request, inputs)
-        image = self._build(inputs, request, {**inputs.labels, f"{LABEL}key": key})
-        try:
-            self._check(image, base, inputs)
-            self._document(inputs, image)
-        except BaseException:
-            self._discard(image)
-            raise
-        self._tag(image, names)
-        return Built(names, image, reused=False)
 
     def _inputs(self, request: Request) -> context.Inputs:
         """Resolve a request to exact inputs: images, source, patches, pins, Dockerfile."""
@@ -222,11 +219,8 @@ class Builds:
     def _check(self, image: str, base: verify.Facts, inputs: context.Inputs) -> None:
         """Look into the new image and compare it with its base and its row."""
         self.progress.step("check the image")
-        of_base, of_image = (
-            self.client.api.inspect_image(one)["RootFS"]["Layers"]
-            for one in (inputs.base.id, image)
-        )
-        verify.check_layers(of_base, of_image)
+        both = (inputs.base.id, image)
+        verify.check_layers(*(layers_of(self.client.api.inspect_image(one)) for one in both))
         made = inputs.recipe
         facts = verify.look(self.client, image, "the image", made.named.extension)
         added = {*map(str, pinned_versions(made.added)), "megatron-core"}
@@ -264,10 +258,7 @@ class Builds:
 
     def _discard(self, image: str) -> None:
         """Remove an image that wasn't found right, unless an earlier build gave it a name."""
-        from docker.errors import DockerException
-        from requests.exceptions import RequestException
-
-        with suppress(DockerException, RequestException):  # without a name it is never used
+        with suppress(*engine_errors()):  # without a name it is never used
             if not tags_of(self.client.api.inspect_image(image)):
                 self.client.api.remove_image(image, force=True)
 
@@ -279,28 +270,21 @@ class Builds:
 @contextmanager
 def _told(progress: Progress) -> Iterator[None]:
     """End the step under way with the block; what engine or system refused becomes our error."""
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
     try:
         yield
         progress.close()
-    except (DockerException, RequestException) as error:  # these are OSErrors too
+    except engine_errors() as error:  # these are OSErrors too
         raise EngineError(f"the engine: {getattr(error, 'explanation', None) or error}") from error
     except OSError as error:
-        raise _refused_by_system(error) from error
+        name = error.filename2 or error.filename  # of a copy, the target
+        reason, mend = error.strerror or str(error), fetch.remedy_if_full(str(error.strerror))
+        if error.errno == errno.ENOENT and "/" not in str(error.filename):
+            reason, mend = "no such program", "Install it: a build needs git and tar."
+        raise BuildError(f"{name}: {reason}" if name else reason, mend) from error
     finally:
         progress.fail()
 
-
-def _refused_by_system(error: OSError) -> BuildError:
-    """A missing program, a full disk, a folder that can't be written."""
-    name = error.filename2 or error.filename  # of a copy, the target
-    what = f"{name}: " if name else ""
-    if error.errno == errno.ENOENT and "/" not in str(error.filename):
-        return BuildError(f"{what}no such program", "Install it: a build needs git and tar.")
-    reason = error.strerror or str(error)
-    return BuildError(f"{what}{reason}", fetch.remedy_if_full(reason))
+    """End the step under way with the block; what engine or system refused becomes our error."""
 
 
 def _architectures(request: Request, row: Row) -> str:

@@ -9,7 +9,13 @@ from launcher.errors import BuildError, EngineError
 from launcher.matrix.schema import AMD64, LockedImage
 from launcher.names import LABEL, parse_reference
 from launcher.oci import registry
-from launcher.oci.container import find_image, name_image, tags_of
+from launcher.oci.container import (
+    answer_within,
+    engine_errors,
+    find_image,
+    name_image,
+    tags_of,
+)
 from launcher.oci.pull import describe_pull_failure, follow, registry_errors
 from launcher.screen import Progress
 from launcher.settings import Settings
@@ -37,27 +43,6 @@ class Image:
     pinned: bool
     platform: str = AMD64
     standin: bool = False
-
-    @classmethod
-    def told(
-        cls,
-        found: dict[str, Any],
-        name: str,
-        asked: str,
-        reference: str,
-        locked: LockedImage | None,
-    ) -> Image:
-        """What an engine tells of an image that was asked for in place of the matrix's."""
-        pinned = is_locked(found, locked)
-        return cls(
-            name,
-            found["Id"],
-            reference if pinned else asked,
-            locked.digest if locked and pinned else found["Id"],
-            pinned,
-            f"{found.get('Os', 'linux')}/{found.get('Architecture', 'amd64')}",
-            is_standin(found),
-        )
 
 
 class Images:
@@ -87,11 +72,11 @@ class Images:
         wanted = chosen or reference
         if (reference, wanted) not in self._found:
             self.progress.show(f"look for {wanted}")
+            locked = self.locked.get(reference) if wanted == reference else None
             try:
-                if wanted == reference and reference in self.locked:
-                    image = self._locked(reference, self.locked[reference])
-                else:
-                    image = self._named(reference, wanted)
+                image = (
+                    self._locked(reference, locked) if locked else self._named(reference, wanted)
+                )
             finally:
                 self.progress.show("")
             self._found[reference, wanted] = image
@@ -110,12 +95,12 @@ class Images:
         locked = self.locked.get(reference)
         if is_locked(found, locked) or "@sha256:" in wanted:
             name = self._name_of(found, wanted, locked)
-            return Image.told(found, name, wanted, reference, locked)
+            return _image(found, name, wanted, reference, locked)
         if not any(wanted == other for _, other in self._found):
             why = "not the locked image" if locked else "matrix.lock has no digest of it"
             mend = "" if locked or wanted != reference else "; `make lock` takes one"
             self.progress.note(f"UNPINNED {wanted}: {why}, so it is {_digest(found)} today{mend}")
-        return Image.told(found, wanted, wanted, reference, locked)
+        return _image(found, wanted, wanted, reference, locked)
 
     def _locked(self, reference: str, locked: LockedImage) -> Image:
         """The locked image, under whatever name the engine has it, else pulled by its digest."""
@@ -124,8 +109,12 @@ class Images:
         if found is not None and not is_locked(found, locked) and not moves:
             raise moved(reference, locked.digest, "engine", _digest(found))
         mirrored = self.site.mirrored(reference)
-        if not is_locked(found, locked):
-            found = self._by_digest({reference, mirrored}, locked)
+        if not is_locked(found, locked):  # under no name, perhaps, or under one of these
+            names = [
+                f"{parse_reference(one).name}@{locked.digest}" for one in (reference, mirrored)
+            ]
+            there = (find_image(self.client, one) for one in [*names, *sorted(locked.digests)])
+            found = next((one for one in there if is_locked(one, locked)), None)
         if found is None:
             now = locked.digest if moves else digest_at(self.client, mirrored)
             if now != locked.digest:
@@ -133,13 +122,7 @@ class Images:
             found = self._pull(f"{parse_reference(mirrored).name}@{locked.digest}")
             self._name(found, reference)
         name = self._name_of(found, reference, locked)
-        return Image.told(found, name, reference, reference, locked)
-
-    def _by_digest(self, references: set[str], locked: LockedImage) -> dict[str, Any] | None:
-        """The locked image where the engine has it under no name, or under one of `references`."""
-        names = [f"{parse_reference(one).name}@{locked.digest}" for one in sorted(references)]
-        found = (find_image(self.client, name) for name in [*names, *sorted(locked.digests)])
-        return next((one for one in found if is_locked(one, locked)), None)
+        return _image(found, name, reference, reference, locked)
 
     def _pull(self, reference: str) -> dict[str, Any]:
         with registry_errors(reference):
@@ -170,24 +153,35 @@ class Images:
             name_image(self.client, found["Id"], reference)
 
 
+def _image(
+    found: dict[str, Any], name: str, asked: str, reference: str, locked: LockedImage | None
+) -> Image:
+    """What an engine tells of an image that was asked for in place of the matrix's."""
+    pinned = is_locked(found, locked)
+    return Image(
+        name,
+        found["Id"],
+        reference if pinned else asked,
+        locked.digest if locked and pinned else found["Id"],
+        pinned,
+        f"{found.get('Os', 'linux')}/{found.get('Architecture', 'amd64')}",
+        is_standin(found),
+    )
+
+
 def digest_at(client: DockerClient, reference: str, *platform: str) -> str:
     """The digest that the registry has for a tag; asked by the engine, which pulls it.
 
     platform: what the image is for, where that isn't registry.PLATFORM. Raises EngineError.
     """
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
-    patience, client.api.timeout = client.api.timeout, ASK_WITHIN
     try:
-        return str(client.api.inspect_distribution(reference)["Descriptor"]["digest"])
-    except (DockerException, RequestException) as error:
+        with answer_within(client, ASK_WITHIN):
+            return str(client.api.inspect_distribution(reference)["Descriptor"]["digest"])
+    except engine_errors() as error:
         try:
             return registry.resolve(reference, *platform).digest  # an engine needn't be able to ask
         except EngineError:
             raise describe_pull_failure(reference, error) from error
-    finally:
-        client.api.timeout = patience
 
 
 def is_standin(image: dict[str, Any]) -> bool:

@@ -72,18 +72,13 @@ class MegatronSource:
             with self.at.open("rb") as sdist:  # without the one folder that holds it all
                 unpack(sdist, folder, "-z", "--strip-components=1")
         else:
-            self._copy(folder)
-
-    def _copy(self, folder: Path) -> None:
-        """Copy a checkout's files; they may have been edited since `identity` was made of them."""
-        copies = []
-        for path in checkout_files(self.at):
-            target = folder / path.relative_to(self.at)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target, follow_symlinks=False)
-            copies.append(target)
-        if _digest(folder, copies) != self.identity:
-            raise BuildError(f"{self.at}: was edited while it was built from", "Build it again.")
+            copies = [folder / path.relative_to(self.at) for path in checkout_files(self.at)]
+            for copy in copies:
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(self.at / copy.relative_to(folder), copy, follow_symlinks=False)
+            if _digest(folder, copies) != self.identity:
+                at = f"{self.at}: was edited while it was built from"
+                raise BuildError(at, "Build it again.")
 
 
 def locked(recipe: Recipe, site: Settings) -> MegatronSource:
@@ -114,8 +109,17 @@ def locked_repository(name: str, named: GitSource, pinned: LockedGit, site: Sett
 
     Raises BuildError for a commit that can't be fetched, a tag or branch that was moved since.
     """
-    if named.ref and not _has_commit(folder_of(named.url, site), pinned.commit):
-        _refuse_moved(name, named, pinned.commit, site)
+    locked = pinned.commit
+    if named.ref and not _has_commit(folder_of(named.url, site), locked):
+        now = commit_of(named.url, named.ref, site)
+        if now != locked:
+            raise BuildError(
+                f"{named.url}: {named.ref} was moved since it was locked\n"
+                f"  locked: {locked}\n  now:    {now}",
+                f"`make lock UPGRADE={name}` takes the new one. To stay with the locked one, write "
+                f"`commit: {locked}` in matrix.yaml in place of `ref: {named.ref}`, then "
+                "`make lock`.",
+            )
     return repository(named.url, pinned.commit, site)
 
 
@@ -142,19 +146,6 @@ def commit_of(url: str, ref: str, site: Settings) -> str:
     if commit is None:
         raise BuildError(f"{at}: has no tag and no branch {ref}")
     return commit
-
-
-def _refuse_moved(name: str, named: GitSource, locked: str, site: Settings) -> None:
-    """Raises BuildError where a tag or branch isn't where it was locked."""
-    assert named.ref is not None
-    now = commit_of(named.url, named.ref, site)
-    if now != locked:
-        raise BuildError(
-            f"{named.url}: {named.ref} was moved since it was locked\n"
-            f"  locked: {locked}\n  now:    {now}",
-            f"`make lock UPGRADE={name}` takes the new one. To stay with the locked one, write "
-            f"`commit: {locked}` in matrix.yaml in place of `ref: {named.ref}`, then `make lock`.",
-        )
 
 
 def folder_of(url: str, site: Settings) -> Path:

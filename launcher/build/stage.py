@@ -43,6 +43,8 @@ EPOCH_OF_PACKAGES = 315532800  # 1980-01-01, the earliest time a zip file can ca
 LEFT_OUT = ("*.py[co]", "*.so", "*.o")  # what an earlier build left in a checkout
 SHARES = 4  # that a folder is byte-compiled in, whatever the number of processors
 
+PIP = ["-m", "pip"]  # of the build tools
+
 # Optimised, without debug information, symbols, or the build folder's path in assertions.
 COMPILER = f"-O3 -g0 -ffile-prefix-map={BUILD}=."
 FLAGS = {"CFLAGS": COMPILER, "CXXFLAGS": COMPILER, "LDFLAGS": "-Wl,-s"}
@@ -108,7 +110,9 @@ def wheel() -> None:
     built = compile_wheel()
     source = json.loads((BUILD / "source.json").read_text())
     names = zipfile.ZipFile(built).namelist()
-    check_version(built, source)
+    version = built.name.split("-")[1]
+    if version != source["version"]:
+        fail(f"the source calls itself {version}, and {source['version']} was expected")
     check_extension(built, names, source["extension"])
     if source["whole"] and "megatron/training/__init__.py" not in names:
         fail(f"{built.name} holds no megatron.training: the packaging patch did not take effect")
@@ -124,16 +128,22 @@ def compile_wheel() -> Path:
     with (BUILD / "source/MANIFEST.in").open("a") as file:
         file.write(f"\ngraft megatron\nglobal-exclude {' '.join(LEFT_OUT)}\n")
     normalise(BUILD / "source", int(os.environ["SOURCE_DATE_EPOCH"]))  # a wheel keeps modes
-    pip_wheel = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir"]
-    run([*pip_command(), *pip_wheel, str(DIST), str(BUILD / "source")], **FLAGS)
-    return next(DIST.glob("*.whl"))
+    return pip_wheel(BUILD / "source", DIST, **FLAGS)
 
 
-def check_version(built: Path, source: dict[str, str]) -> None:
-    """Fail unless the wheel's version is the one that is written of the image."""
-    version = built.name.split("-")[1]
-    if version != source["version"]:
-        fail(f"the source calls itself {version}, and {source['version']} was expected")
+def pip_wheel(source: Path, to: Path, *options: str, **env: str) -> Path:
+    """The wheel of a source, made in the folder `to` with no network."""
+    command = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(to)]
+    run_compiler([*PIP, *command, *options, str(source)], env)
+    return next(to.glob("*.whl"))
+
+
+def lay_out(built: Path, lib: Path, record: dict[str, object], at: Path) -> None:
+    """Install a wheel into a folder of packages, and write a record that names it."""
+    options = ["--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(lib)]
+    run([*PIP, "install", *options, str(built)])
+    record["wheel"] = {"name": built.name, "sha256": sha256(built)}
+    at.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
 def check_extension(built: Path, names: list[str], extension: str) -> None:
@@ -172,18 +182,14 @@ def folder() -> None:
     """Lay out what is added to a base: wheel, needs, launcher.train, the source's scripts."""
     lib = MEGATRON / "lib"
     install(BUILD / "wheels/runtime", lib)
-    built = next(DIST.glob("*.whl"))
-    pip_install = ["install", "--no-index", "--no-deps", "--no-compile", "--target", str(lib)]
-    run([*pip_command(), *pip_install, str(built)])
+    record = json.loads((BUILD / "source.json").read_text())
+    lay_out(next(DIST.glob("*.whl")), lib, record, MEGATRON / "build.json")
     shutil.copytree(BUILD / "launcher", lib / "launcher")
     (lib / "launcher/train" / EXAMPLE).rename(MEGATRON / EXAMPLE)
     shutil.copytree(
         BUILD / "source", MEGATRON / "src", symlinks=True, ignore=only_scripts(BUILD / "source")
     )
     set_apart(lib)
-    record = json.loads((BUILD / "source.json").read_text())
-    record["wheel"] = {"name": built.name, "sha256": sha256(built)}
-    (MEGATRON / "build.json").write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
     compile_python(lib)
     normalise(STAGE, int(os.environ["SOURCE_DATE_EPOCH"]))
 
@@ -229,16 +235,10 @@ def extension(name: str) -> None:
     install(BUILD / "wheels/extensions", NATIVE, keep_programs=True)
     normalise(folder / "source", record["epoch"])
     options = [f"--config-settings=--build-option={option}" for option in record["options"]]
-    pip_wheel = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir"]
-    target = [str(DIST / name), *options, str(folder / "source")]
-    run_compiler([*pip_command(), *pip_wheel, *target], compiling(record))
-    built = next((DIST / name).glob("*.whl"))
+    built = pip_wheel(folder / "source", DIST / name, *options, **compiling(record))
     check_modules(built, record["modules"])
-    pip_install = ["install", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target"]
-    run([*pip_command(), *pip_install, str(EXTENSIONS / "lib"), str(built)])
-    record["wheel"] = {"name": built.name, "sha256": sha256(built)}
     record["architectures"] = os.environ["CUDA_ARCHITECTURES"]
-    (EXTENSIONS / f"{name}.json").write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+    lay_out(built, EXTENSIONS / "lib", record, EXTENSIONS / f"{name}.json")
     compile_python(EXTENSIONS / "lib")
     normalise(STAGE, EPOCH_OF_PACKAGES)
     print(f"stage: {built.name} {record['wheel']['sha256']}", flush=True)
@@ -332,14 +332,9 @@ def install(
     """Install every requirement of a wheel folder, checked against its hash, from that folder."""
     options = ["--no-index", "--no-deps", "--require-hashes", "--no-compile", "--find-links"]
     requirements = ["--target", str(target), "-r", str(wheels / "requirements.txt")]
-    run([*(pip or pip_command()), "install", *options, str(wheels), *requirements])
+    run([*(pip or PIP), "install", *options, str(wheels), *requirements])
     if not keep_programs:
         shutil.rmtree(target / "bin", ignore_errors=True)
-
-
-def pip_command() -> list[str]:
-    """The build tools' pip as a module."""
-    return ["-m", "pip"]
 
 
 def run(args: list[str], **extra: str) -> None:

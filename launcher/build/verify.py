@@ -96,7 +96,7 @@ def check_platform(platform: str, row: Row, name: str) -> None:
         )
 
 
-def check_layers(base: list[str], image: list[str]) -> None:
+def check_layers(base: Sequence[str], image: Sequence[str]) -> None:
     """Raise BuildError unless the image lies on the base that was looked into, layer by layer."""
     if image[: len(base)] != base:
         raise BuildError(

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,11 +43,6 @@ class Endpoint:
     certificates: Path | None = None
     verify: bool = True
 
-    @property
-    def socket(self) -> Path | None:
-        scheme, _, path = self.host.partition("://")
-        return Path(path) if scheme == "unix" else None
-
 
 def connect(timeout: float | None = None) -> DockerClient:
     """A client of the first engine that answers in the time that the settings say.
@@ -57,7 +53,8 @@ def connect(timeout: float | None = None) -> DockerClient:
     failures: list[tuple[Endpoint, str]] = []
     within = settings().answer_within
     for endpoint in endpoints(os.environ):
-        reason = socket_fault(endpoint.socket, within) if endpoint.socket else ""
+        scheme, _, path = endpoint.host.partition("://")
+        reason = socket_fault(Path(path), within) if scheme == "unix" else ""
         client = None if reason else _client(endpoint, within)
         if client is not None and not isinstance(client, str):
             client.api.timeout = timeout or within
@@ -70,11 +67,15 @@ def connect(timeout: float | None = None) -> DockerClient:
 
 def endpoints(env: Mapping[str, str]) -> Iterator[Endpoint]:
     """Where to look, in this order; a chosen one ends the search whether it answers or not."""
-    if env.get("DOCKER_HOST"):
-        yield _from_environment(env)
+    if host := env.get("DOCKER_HOST"):  # with its TLS variables, as the docker command reads them
+        verify, named = bool(env.get("DOCKER_TLS_VERIFY")), env.get("DOCKER_CERT_PATH")
+        certificates = Path(named or Path.home() / ".docker") if named or verify else None
+        yield Endpoint(host, "DOCKER_HOST", True, certificates, verify)
         return
     folder = Path(env.get("DOCKER_CONFIG") or Path.home() / ".docker")
-    context = env.get("DOCKER_CONTEXT") or _current_context(folder)
+    context = env.get("DOCKER_CONTEXT") or str(
+        _json(folder / "config.json").get("currentContext") or ""
+    )
     if context not in ("", "default"):
         yield _from_context(folder, context)
         return
@@ -84,15 +85,7 @@ def endpoints(env: Mapping[str, str]) -> Iterator[Endpoint]:
 
 def engine_host(client: DockerClient) -> str:
     """The DOCKER_HOST with which a command-line tool reaches the engine of `client`."""
-    adapter = client.api.get_adapter(client.api.base_url)
-    for attribute, scheme in (
-        ("socket_path", "unix"),
-        ("ssh_host", "ssh"),
-        ("npipe_path", "npipe"),
-    ):
-        if hasattr(adapter, attribute):
-            return f"{scheme}://{getattr(adapter, attribute)}"
-    return "tcp://" + str(client.api.base_url).partition("://")[2]
+    return str(client.api.host)
 
 
 def cli_environment(client: DockerClient) -> dict[str, str]:
@@ -120,7 +113,11 @@ def buildx(client: DockerClient) -> list[str] | None:
     private, system = private_file(client, PLUGIN), shutil.which("docker")
     found = [[str(private)]] if private else []
     found += [[system, "buildx"]] if system else []
-    return next((argv for argv in found if _runs([*argv, "inspect", "default"], client)), None)
+    for argv in found:
+        done = ask([*argv, "inspect", "default"], client)
+        if done and done.returncode == 0 and "running" in done.stdout.lower():
+            return argv
+    return None
 
 
 def buildkit(client: DockerClient) -> list[str] | None:
@@ -188,20 +185,6 @@ def _remedy_none(failures: list[tuple[Endpoint, str]]) -> str:
     return f"{start}\n  Or point DOCKER_HOST at an engine elsewhere: DOCKER_HOST=ssh://user@machine"
 
 
-def _from_environment(env: Mapping[str, str]) -> Endpoint:
-    """DOCKER_HOST with its TLS variables, as the docker command reads them."""
-    verify = bool(env.get("DOCKER_TLS_VERIFY"))
-    named = env.get("DOCKER_CERT_PATH")
-    folder = Path(named) if named else Path.home() / ".docker"
-    certificates = folder if named or verify else None
-    return Endpoint(env["DOCKER_HOST"], "DOCKER_HOST", True, certificates, verify)
-
-
-def _current_context(folder: Path) -> str:
-    """The context that `docker context use` chose, or an empty string. Raises EngineError."""
-    return str(_json(folder / "config.json").get("currentContext") or "")
-
-
 def _from_context(folder: Path, name: str) -> Endpoint:
     """The endpoint of a docker context, from the folder where the docker command keeps them.
 
@@ -209,9 +192,11 @@ def _from_context(folder: Path, name: str) -> Endpoint:
     """
     key = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
     meta = folder / "contexts" / "meta" / key / "meta.json"
-    endpoint = _object(_object(_json(meta).get("Endpoints")).get("docker"))
+    endpoint = {}
+    with suppress(KeyError, TypeError):
+        endpoint = {**_json(meta)["Endpoints"]["docker"]}
     host = endpoint.get("Host")
-    if not host or not isinstance(host, str):
+    if not isinstance(host, str):
         raise EngineError(
             f"docker context {name!r}: {meta} names no engine",
             "`docker context ls` shows what there is; `docker context use default` leaves it.",
@@ -235,10 +220,6 @@ def _json(path: Path) -> dict[str, Any]:
             "Mend it, or export DOCKER_HOST to say which engine is meant.",
         )
     return value
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _default_hosts(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -275,30 +256,18 @@ def socket_fault(path: Path, within: float) -> str:
 def _client(endpoint: Endpoint, within: float) -> DockerClient | str:
     """A client of the engine at `endpoint`, or why there is none. Its version is asked once."""
     from docker.errors import DockerException
+    from docker.tls import TLSConfig
 
     from launcher.engine.client import Client
 
     try:
-        return Client(
-            endpoint.host,
-            tls=_tls(endpoint) if endpoint.certificates else False,
-            timeout=within,
-            use_ssh_client=True,
-        )
+        tls: Any = False
+        if folder := endpoint.certificates:
+            own = (str(folder / "cert.pem"), str(folder / "key.pem"))
+            tls = TLSConfig(own, str(folder / "ca.pem"), verify=endpoint.verify)
+        return Client(endpoint.host, tls=tls, timeout=within, use_ssh_client=True)
     except (DockerException, OSError, ValueError) as error:
         return _reason(error, within)
-
-
-def _tls(endpoint: Endpoint) -> Any:
-    from docker.tls import TLSConfig
-
-    folder = endpoint.certificates
-    assert folder is not None
-    return TLSConfig(
-        client_cert=(str(folder / "cert.pem"), str(folder / "key.pem")),
-        ca_cert=str(folder / "ca.pem"),
-        verify=endpoint.verify,
-    )
 
 
 def _reason(error: Exception, within: float) -> str:
@@ -336,11 +305,6 @@ def is_podman(client: DockerClient) -> bool:
     """True for podman, whose docker-compatible interface has no BuildKit."""
     components = client.version().get("Components") or []
     return any("podman" in str(part.get("Name", "")).lower() for part in components)
-
-
-def _runs(argv: list[str], client: DockerClient) -> bool:
-    done = ask(argv, client)
-    return done is not None and done.returncode == 0 and "running" in done.stdout.lower()
 
 
 def ask(argv: list[str], client: DockerClient) -> subprocess.CompletedProcess[str] | None:

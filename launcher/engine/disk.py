@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from launcher.oci.container import answer_within, engine_errors
+
 if TYPE_CHECKING:
     from docker import DockerClient
 
@@ -61,18 +63,12 @@ def forget(client: DockerClient, before: Collection[str]) -> bool:
 
 def _told(client: DockerClient) -> Mapping[str, Any] | None:
     """What the engine says of its disk; None where it refuses, is away, or takes too long."""
-    from docker.errors import APIError, DockerException
-    from requests.exceptions import RequestException
+    from docker.errors import APIError
 
-    patience, client.api.timeout = client.api.timeout, ANSWER_WITHIN
-    try:
+    with suppress(*engine_errors()), answer_within(client, ANSWER_WITHIN):
         for pause in PAUSES:  # it answers one such question at a time
             time.sleep(pause)
             with suppress(APIError):
                 told: Mapping[str, Any] = client.df()
                 return told
-    except (DockerException, RequestException):
-        pass
-    finally:
-        client.api.timeout = patience
     return None

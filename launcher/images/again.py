@@ -26,7 +26,7 @@ from launcher.images import compare, images
 from launcher.images.compare import ABSENT, Difference
 from launcher.matrix.schema import Matrix
 from launcher.names import LABEL
-from launcher.oci.container import container_of, copy_out, layers_of, tags_of
+from launcher.oci.container import container_of, copy_out, find_image, layers_of, tags_of
 from launcher.oci.layers import Layer, read_layers
 from launcher.screen import Progress, printable
 from launcher.settings import Settings
@@ -152,16 +152,14 @@ def request(name: str, labels: dict[str, str], departures: Departures, matrix: M
     )
 
 
-def _said(labels: dict[str, str]) -> dict[str, str]:
-    """The base and the builder that an image says it was made with; of the lock's builder, none."""
+def unnamed(labels: dict[str, str], named: Departures | Request, base: str = "") -> dict[str, str]:
+    """The base and the builder that an image says it was made with, and that nobody has named.
+
+    Neither the row's own, `base`, nor the lock's builder, of which it says nothing.
+    """
     at = {"base": f"{OCI}base.name", "builder": f"{LABEL}builder"}
-    return {key: labels[label] for key, label in at.items() if labels.get(label)}
-
-
-def unnamed(labels: dict[str, str], wanted: Request, base: str) -> dict[str, str]:
-    """Those of them that aren't the row's, whose base is `base`, and that nobody has named."""
-    said = {key: name for key, name in _said(labels).items() if name != base}
-    return {key: name for key, name in said.items() if getattr(wanted, key) is None}
+    said = {key: labels.get(label, "") for key, label in at.items() if getattr(named, key) is None}
+    return {key: name for key, name in said.items() if name not in ("", base)}
 
 
 def notes(image: Subject, base: Subject, now: dict[str, str], key: str) -> Iterator[str]:
@@ -279,12 +277,9 @@ class Verification:
 
         They hold none but the distribution's packages, so the image is taken at its word.
         """
-        found = dict[str, Any]()
-        for key, name in _said(image.labels).items():
-            here = getattr(departures, key) is None and images.id_of(self.client, name)
-            if here and is_standin(self.client.api.inspect_image(here)):
-                found[key] = name
-        return found
+        said = unnamed(image.labels, departures)
+        found = {key: find_image(self.client, name) for key, name in said.items()}
+        return {key: said[key] for key, image in found.items() if image and is_standin(image)}
 
     def _remove(self, built: Built) -> None:
         """Take an image's names away; it goes with them, with its documents, if it has no other."""
@@ -360,16 +355,14 @@ class Comparison:
         read: dict[str, Layer] = {}
         for image, layers in zip((self.image, self.rebuilt), added, strict=True):
             read |= self._read(image, {*layers} - {*read})
-        image_tree, rebuilt_tree = (compare.merge([read[one] for one in some]) for some in added)
-        found = compare.differences(image_tree, rebuilt_tree, times=self.claimed.layers)
-        if found:  # the first in full, the next ones by name
+        one, other = ([read[layer] for layer in layers] for layers in added)
+        found = compare.differences(one, other, times=self.claimed.layers)
+        if found:
             self.tell(f"first difference, of {len(found)}: {found[0].path}")
-            for line in compare.described(found[0].image, found[0].rebuilt):
+            for line in found[0].told():
                 self.tell(f"  {line}")
             for more in found[1 : MOST_LISTED + 1]:
                 self.tell(f"also {more.path}: {', '.join(more.names)}")
-            if len(found) > MOST_LISTED + 1:
-                self.tell(f"and {len(found) - MOST_LISTED - 1} more")
             self._look_inside(found, None if diffoscope else DIFFOSCOPE_WITHIN)
         elif self.claimed.layers:
             self.tell("no file differs: layers have them in another order, or in other layers")

@@ -228,27 +228,21 @@ def take_bundle(folder: Path, index: Index, site: Settings, progress: Progress) 
             if file.path.startswith("sha256/") and fetch.cached(file.sha256, site) is None:
                 progress.output(name)
                 fetch.store(_copy(folder, file, scratch / name), site)
-        for commit in index.commits:
+        for commit in index.commits:  # git fetches it from a repository made of its pack
             progress.output(commit.url)
-            _take_commit(folder, index.listed[commit.path], commit, scratch, site)
+            there = Path(tempfile.mkdtemp(dir=scratch))
+            source.git(there, "init", "--bare", "--quiet")
+            pack = _copy(folder, index.listed[commit.path], there / "objects/pack/bundle.pack")
+            source.git(there, "index-pack", str(pack))
+            (there / "shallow").write_text(f"{commit.commit}\n", encoding="ascii")
+            source.git(there, "update-ref", "refs/heads/bundle", commit.commit)
+            source.repository(commit.url, commit.commit, site, at=f"file://{there}")
 
 
 def _copy(folder: Path, file: layout.File, target: Path) -> Path:
     with target.open("wb") as copy:
         copy.writelines(parts.listed(folder, file.path, file.size))
     return target
-
-
-def _take_commit(
-    folder: Path, file: layout.File, packed: PackedCommit, scratch: Path, site: Settings
-) -> None:
-    """Have git fetch the commit from a repository made of its pack, as from any other."""
-    there = Path(tempfile.mkdtemp(dir=scratch))
-    source.git(there, "init", "--bare", "--quiet")
-    source.git(there, "index-pack", str(_copy(folder, file, there / "objects/pack/bundle.pack")))
-    (there / "shallow").write_text(f"{packed.commit}\n", encoding="ascii")
-    source.git(there, "update-ref", "refs/heads/bundle", packed.commit)
-    source.repository(packed.url, packed.commit, site, at=f"file://{there}")
 
 
 def load_images(folder: Path, index: Index, client: DockerClient, progress: Progress) -> None:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -99,25 +98,23 @@ def check(folder: Path, progress: Progress) -> Listing:
 def compare(folder: Path, listed: Sequence[File], progress: Progress) -> list[Damage]:
     """The files of a folder of which a byte isn't as it is listed."""
     size = sum(file.size for file in listed)
+
+    def sha256(file: File) -> str:
+        try:
+            return parts.sha256(folder, file)
+        except OSError as error:
+            return unreadable(error)
+
     damages = []
     with (
         progress.counted(f"check {len(listed)} files", size) as seen,
         ThreadPoolExecutor(READERS) as readers,
     ):
-        found = readers.map(partial(_sha256, folder), listed)
-        for file, actual in zip(listed, found, strict=True):
+        for file, actual in zip(listed, readers.map(sha256, listed), strict=True):
             seen(file.size)
             if actual != file.sha256:
                 damages.append(Damage(file.path, file.sha256, actual))
     return damages
-
-
-def _sha256(folder: Path, file: File) -> str:
-    """The sha256 of a listed file as it is now; or why it has none."""
-    try:
-        return parts.sha256(folder, file)
-    except OSError as error:
-        return unreadable(error)
 
 
 def unreadable(error: OSError) -> str:

@@ -65,7 +65,11 @@ def export(client: DockerClient, image: Image, target: Path, form: str, progress
             _sif(client, image, scratch / "image.tar", made)
         else:
             with _files_of(client, image) as tar:
-                (_sqsh if form == "sqsh" else bundle)(tar, config, made)
+                if form == "oci":
+                    bundle(tar, config, made)
+                else:
+                    how = ("-comp", "zstd", "-root-mode", "0755", "-no-progress", "-quiet")
+                    _fed(["sqfstar", *how, made], lambda to: with_configuration(tar, config, to))
         if os.path.lexists(target):
             raise UsageError(f"{target} has come meanwhile", "Name another one.")
         files.sync_tree(made) if made.is_dir() else files.sync(made)
@@ -99,14 +103,11 @@ def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             yield member
 
 
-def _sqsh(tar: tarfile.TarFile, config: Mapping[str, Any], made: Path) -> None:
-    argv = ["sqfstar", "-comp", "zstd", "-root-mode", "0755", "-no-progress", "-quiet"]
-    _fed([*argv, str(made)], lambda to: with_configuration(tar, config, to))
-
-
 def with_configuration(tar: tarfile.TarFile, config: Mapping[str, Any], to: IO[bytes]) -> None:
     """Copy a tar, with an image's configuration in it as enroot reads it."""
-    told = dict(zip(OURS, (_environment(config), _start(config)), strict=True))
+    # A variable with a line's end in it can't be told there.
+    variables = "".join(f"{one}\n" for one in config.get("Env") or () if "\n" not in one)
+    told = dict(zip(OURS, (variables, _start(config)), strict=True))
     with tarfile.open(fileobj=to, mode="w|", format=tarfile.PAX_FORMAT, bufsize=BLOCK) as new:
         for member in members(tar):
             if member.name.removeprefix("./") not in told:
@@ -116,11 +117,6 @@ def with_configuration(tar: tarfile.TarFile, config: Mapping[str, Any], to: IO[b
             member, content = tarfile.TarInfo(name), text.encode()
             member.size, member.mode = len(content), 0o755
             new.addfile(member, io.BytesIO(content))
-
-
-def _environment(config: Mapping[str, Any]) -> str:
-    """An image's variables, one a line: one with a line's end in it can't be told there."""
-    return "".join(f"{one}\n" for one in config.get("Env") or () if "\n" not in one)
 
 
 def _start(config: Mapping[str, Any]) -> str:
@@ -137,10 +133,10 @@ def _sif(client: DockerClient, image: Image, archive: Path, made: Path) -> None:
     with open(handle, "wb") as file:
         for chunk in client.api.get_image(image.id, chunk_size=BLOCK):
             file.write(chunk)
-    _fed(["apptainer", "build", str(made), f"docker-archive:{archive}"], lambda _: None)
+    _fed(["apptainer", "build", made, f"docker-archive:{archive}"], lambda _: None)
 
 
-def _fed(argv: list[str], feed: Callable[[IO[bytes]], None]) -> None:
+def _fed(argv: list[str | Path], feed: Callable[[IO[bytes]], None]) -> None:
     """Run a program on what `feed` writes. Raises EngineError with its last words if it fails."""
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=said, stderr=said)

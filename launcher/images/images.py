@@ -58,21 +58,16 @@ def find(client: DockerClient, name: str) -> Image:
     """The image of this name. Raises EngineError where the engine has none."""
     found = find_image(client, name)
     if found is None:
-        raise EngineError(f"the engine has no image {name}", _how_to_get(name))
+        how = f"docker pull {name}"
+        if ours := re.fullmatch(rf"{REPOSITORY}:(.+?)(?:-(\d+\.\d+\.\d+))?", name):
+            how = f"make image TAG={ours[1]}" + (f" MEGATRON={ours[2]}" if ours[2] else "")
+        raise EngineError(f"the engine has no image {name}", how)
     asked = parse_reference(name)
     there = map(parse_reference, sorted(found["RepoTags"] or []))
     tags = [one.tag for one in there if one.in_full == asked.in_full]
     others = [tag for tag in tags if tag != asked.target]
     own = [asked.target, *others] if asked.target in tags else []
     return _image(found, tuple(f"{asked.name}:{tag}" for tag in own))
-
-
-def _how_to_get(name: str) -> str:
-    own = re.fullmatch(rf"{REPOSITORY}:(.+?)(?:-(\d+\.\d+\.\d+))?", name)
-    if own is None:
-        return f"docker pull {name}"
-    tag, release = own.groups()
-    return f"make image TAG={tag}" + (f" MEGATRON={release}" if release else "")
 
 
 def _image(found: Mapping[str, Any], names: tuple[str, ...]) -> Image:

@@ -169,22 +169,22 @@ def _content(folder: Path, listing: Listing) -> _Content:
     Raises UsageError where that makes no image, or another than is listed.
     """
     manifest = _document(folder, listing, listing.manifest, Manifest)
-    diff_ids = _document(folder, listing, listing.image, Config).rootfs.diff_ids
+    diff_ids = _document(folder, listing, listing.image, Config).diff_ids
     layers = tuple(layer.digest for layer in manifest.layers)
-    unpacked = manifest.unpacked()
     below = listing.base.layers if listing.base else ()
     if manifest.config.digest != listing.image:
         raise _no_image(folder, "its manifest is of another image")
     if len(layers) != len(diff_ids) or below != diff_ids[: len(below)]:
         raise _no_image(folder, "its layers aren't those of its configuration")
-    if any(unpacked.get(one, of) != of for one, of in zip(layers, diff_ids, strict=True)):
+    pairs = zip(manifest.layers, diff_ids, strict=True)
+    if any(layer.unpacked not in (None, diff_id) for layer, diff_id in pairs):
         raise _no_image(folder, "a layer isn't the one of its configuration")
     return _Content(
         folder=folder,
         listing=listing,
         config=_blob(folder, listing, listing.image),
         layers=layers,
-        packed=frozenset(unpacked),
+        packed=frozenset(one.digest for one in manifest.layers if one.unpacked),
         diff_ids=diff_ids,
     )
 
@@ -238,7 +238,7 @@ def _give(client: DockerClient, content: _Content, base: Image | None, progress:
         loaded = load_archive(client, _whole_archive(client, content, base, progress))
     finally:
         progress.close()
-    return loaded or content.listing.image
+    return loaded
 
 
 def _whole_archive(

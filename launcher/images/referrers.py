@@ -20,7 +20,7 @@ from launcher.build.verify import is_ours
 from launcher.errors import EngineError, UsageError
 from launcher.images.remote import Carried
 from launcher.names import parse_reference
-from launcher.oci.layout import MANIFEST_TYPE, Descriptor, compact, sha256
+from launcher.oci.layout import MANIFEST_TYPE, Descriptor, compact, descriptor_of, sha256
 from launcher.oci.registry import INDEXES, Conversation, talking
 from launcher.screen import Progress
 from launcher.settings import Settings
@@ -107,13 +107,13 @@ def _put(
 ) -> dict[str, Any] | None:
     """Put a document that refers to `subject`; its descriptor, where the registry won't list it."""
     kind, named = {"artifactType": TYPES[title]}, {"annotations": {TITLE: title}}
-    layer = _descriptor(TYPES[title], document) | named
+    layer = descriptor_of(TYPES[title], document) | named
     told.put_blob(document)
     content = compact(
         {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
-            "config": _descriptor(EMPTY_TYPE, EMPTY),
+            "config": descriptor_of(EMPTY_TYPE, EMPTY),
             "layers": [layer],
             "subject": subject,
             **kind,
@@ -122,21 +122,17 @@ def _put(
     )
     answer = told.put_manifest(content, MANIFEST_TYPE, sha256(content))
     listed = LISTED in answer.headers
-    return None if listed else _descriptor(MANIFEST_TYPE, content) | kind | named
+    return None if listed else descriptor_of(MANIFEST_TYPE, content) | kind | named
 
 
-def _descriptor(of_type: str, content: bytes) -> dict[str, Any]:
-    return {"mediaType": of_type, "digest": sha256(content), "size": len(content)}
-
-
-def _tag(digest: str) -> str:
+def _list_of(about: Conversation) -> str:
     """The tag of the list that clients keep: the distribution specification's referrers tag."""
-    return digest.replace(":", "-")
+    return about.where.target.replace(":", "-")
 
 
 def _list(told: Conversation, made: list[dict[str, Any]]) -> None:
     """Add to the list that clients keep what it lacks."""
-    tag = _tag(told.where.target)
+    tag = _list_of(told)
     empty: dict[str, Any] = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
     before = told.index(f"manifests/{tag}") or empty
     listed = [each.get("digest") for each in before["manifests"] if isinstance(each, dict)]
@@ -175,7 +171,7 @@ def _listed(asked: Conversation) -> list[Any]:
     found = None
     with suppress(EngineError):
         found = asked.index(f"referrers/{asked.where.target}")
-    found = found or asked.index(f"manifests/{_tag(asked.where.target)}")
+    found = found or asked.index(f"manifests/{_list_of(asked)}")
     return list(found["manifests"]) if found else []
 
 

@@ -167,13 +167,12 @@ def _blobs(folder: Path, listing: Listing) -> dict[str, Blob]:
         (path,) = listing.paths(listing.manifest)
         text = parts.whole(folder, path, layout.LARGEST)
         for layer in Manifest.model_validate_json(text).layers:
-            unpacked = layer.annotations.get(layout.UNPACKED)
             held = tuple(listing.listed[path] for path in listing.paths(layer.digest))
-            found[unpacked or layer.digest] = Blob(
+            found[layer.unpacked or layer.digest] = Blob(
                 digest=layer.digest,
                 size=sum(file.size for file in held),
                 media_type=layer.mediaType,
-                unpacked=unpacked,
+                unpacked=layer.unpacked,
                 files=held,
             )
     return found
@@ -233,7 +232,7 @@ def _complete(
     value = b"".join(parts.whole(folder, file.path, file.size) for file in config.files)
     manifest = layout.manifest(value, layers)
     made = {
-        layout.MARKER: layout.marker(),
+        layout.MARKER: layout.LAYOUT,
         layout.blob_path(layout.sha256(manifest)): manifest,
         layout.INDEX: layout.index(manifest, json.loads(value), image.names),
         **{f"{layout.DOCUMENTS}/{name}": content for name, content in documents.items()},

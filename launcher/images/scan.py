@@ -6,13 +6,13 @@ the packages and their versions are known, and looking them up is one request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from launcher.deadline import within
 from launcher.errors import UsageError
@@ -102,9 +102,15 @@ def findings(records: dict[Package, list[dict[str, Any]]]) -> list[Finding]:
 
 def _finding(package: Package, record: dict[str, Any]) -> Finding:
     text = record.get("summary") or record.get("details") or "no summary"
+    affected = (
+        one
+        for one in record.get("affected", ())
+        if (about := one.get("package", {})).get("ecosystem") == "PyPI"
+        and canonicalize_name(about["name"]) == package.name
+    )
     fixed = {
         event["fixed"]
-        for one in _affected(record, package)
+        for one in affected
         for part in one.get("ranges", ())
         if part["type"] == "ECOSYSTEM"
         for event in part["events"]
@@ -115,16 +121,8 @@ def _finding(package: Package, record: dict[str, Any]) -> Finding:
         id=record["id"],
         aliases=tuple(sorted(record.get("aliases", ()))),
         summary=text.strip().splitlines()[0],
-        fixed=tuple(sorted(fixed, key=_version)),
+        fixed=tuple(sorted(fixed, key=lambda text: [*map(int, re.findall(r"\d+", text))])),
     )
-
-
-def _affected(record: dict[str, Any], package: Package) -> Iterator[dict[str, Any]]:
-    """The parts of a record that are about this package."""
-    for one in record.get("affected", ()):
-        about = one.get("package", {})
-        if about.get("ecosystem") == "PyPI" and canonicalize_name(about["name"]) == package.name:
-            yield one
 
 
 def _ids(session: requests.Session, packages: list[Package], api: str) -> dict[Package, set[str]]:
@@ -154,11 +152,3 @@ def _asked(session: requests.Session, method: str, url: str, **more: Any) -> dic
     answer.raise_for_status()
     record: dict[str, Any] = answer.json()
     return record
-
-
-def _version(text: str) -> Version:
-    """A version in a record; one from before PEP 440 is older than any that is installed."""
-    try:
-        return Version(text)
-    except InvalidVersion:
-        return Version("0.dev0")

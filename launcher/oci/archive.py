@@ -5,14 +5,13 @@ The same input gives the same bytes: times are 0, and no image has a name in the
 
 from __future__ import annotations
 
-import json
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import EngineError
+from launcher.oci.container import engine_errors
 from launcher.oci.layout import DIGEST, compact, sha256
 
 if TYPE_CHECKING:
@@ -53,30 +52,23 @@ def entry(name: str, size: int, content: Iterable[bytes]) -> Iterator[bytes]:
     yield bytes(-size % tarfile.BLOCKSIZE)
 
 
-def image_id(path: Path) -> str:
-    """The ID that the image in an archive gets in an engine that names it by its configuration."""
-    with tarfile.open(path) as tar:
-        manifest = tar.extractfile(MANIFEST)
-        assert manifest is not None
-        config: str = json.load(manifest)[0]["Config"]
-    return f"sha256:{config.removesuffix('.json')}"
+def load_archive(client: DockerClient, chunks: Iterator[bytes]) -> str:
+    """Have an engine load an archive of one image without a name; the ID that it tells.
 
-
-def load_archive(client: DockerClient, chunks: Iterator[bytes]) -> str | None:
-    """Have an engine load an archive; the ID that it tells. Raises EngineError."""
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
+    Raises EngineError where it refuses, or tells none.
+    """
     said = []
     try:
         for event in client.api.load_image(chunks, quiet=True):
             if "error" in event:
                 raise _refused(event["error"])
             said.append(str(event.get("stream", "")))
-    except (DockerException, RequestException) as error:
+    except engine_errors() as error:
         raise _refused(getattr(error, "explanation", None) or error) from error
     named = re.search(rf"Loaded image(?: ID)?: ({DIGEST})", "".join(said))
-    return named[1] if named else None
+    if named is None:
+        raise EngineError(f"the engine doesn't tell what it loaded: {''.join(said).strip()}")
+    return named[1]
 
 
 def _refused(reason: object) -> EngineError:

@@ -9,11 +9,29 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from launcher.errors import UsageError
 from launcher.names import parse_reference
-from launcher.oci.parts import BLOCK, Stream
+from launcher.oci.parts import Stream, blocks_of
 
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
+
+
+def engine_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """What docker's client raises where an engine refuses, is late, or isn't there; and `more`."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    return DockerException, RequestException, *more
+
+
+@contextmanager
+def answer_within(client: DockerClient, seconds: float) -> Iterator[None]:
+    """Other seconds than usual for each answer of an engine."""
+    usual, client.api.timeout = client.api.timeout, seconds
+    try:
+        yield
+    finally:
+        client.api.timeout = usual
 
 
 def find_image(client: DockerClient, name: str) -> dict[str, Any] | None:
@@ -82,6 +100,5 @@ def copy_out(container: Container, path: str, to: IO[bytes], most: int | None = 
             return False
         if most is not None and member.size > most:
             raise ValueError(f"it has more than {most} bytes")
-        while block := content.read(BLOCK):
-            to.write(block)
+        to.writelines(blocks_of(content))
     return True

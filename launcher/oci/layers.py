@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import IO, cast
 
 from launcher.errors import EngineError
+from launcher.oci.parts import BLOCK, Stream, blocks_of, hashed, sha256_of
 from launcher.oci.saved import Saved
 from launcher.unpack import Unreadable, unpacked
 
-BLOCK = 1 << 16
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 EXTENDED = "SCHILY.xattr."
@@ -37,13 +37,13 @@ class Entry:
     """What a layer says of one path.
 
     kind: one of KINDS, or `removed` for what a layer takes away from those below it
-    mode: permission bits; owner: uid:gid; size: bytes; mtime: seconds since 1970
+    mode: permission bits, in octal; owner: uid:gid; size: bytes; mtime: seconds since 1970
     target: of a link, or a device's numbers; sha256: of a file's content, in hex
     attributes: the extended ones; header: the rest of its tar header: names, PAX records
     """
 
     kind: str
-    mode: int
+    mode: str
     owner: str
     size: int
     mtime: float
@@ -86,24 +86,15 @@ def read_layer(file: io.BufferedReader) -> tuple[str, Layer]:
 
     Raises tarfile.ReadError for anything else, Unreadable where what is packed is damaged.
     """
-    hashed = _Hashed(unpacked(file))
-    entries: list[tuple[str, Entry]] = []
-    with tarfile.open(fileobj=cast(IO[bytes], hashed), mode="r|", bufsize=BLOCK) as tar:
+    whole, entries = hashlib.sha256(), []
+    stream = Stream(hashed(blocks_of(unpacked(file)), whole))
+    with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|", bufsize=BLOCK) as tar:
         for member in tar:
-            sha256 = _sha256(tar.extractfile(member)) if member.isreg() else ""
-            entries.append(_described(member, sha256))
-    while hashed.read(BLOCK):  # what stands behind the tar's end is part of the layer
+            content = tar.extractfile(member) if member.isreg() else None
+            entries.append(_described(member, sha256_of(blocks_of(content)) if content else ""))
+    while stream.read(BLOCK):  # what stands behind the tar's end is part of the layer
         pass
-    return f"sha256:{hashed.sha256.hexdigest()}", tuple(entries)
-
-
-def _sha256(content: IO[bytes] | None) -> str:
-    """The sha256 of a file in a tar, in hex."""
-    assert content is not None
-    sha256 = hashlib.sha256()
-    while block := content.read(BLOCK):
-        sha256.update(block)
-    return sha256.hexdigest()
+    return f"sha256:{whole.hexdigest()}", tuple(entries)
 
 
 def _described(member: tarfile.TarInfo, sha256: str) -> tuple[str, Entry]:
@@ -116,7 +107,7 @@ def _described(member: tarfile.TarInfo, sha256: str) -> tuple[str, Entry]:
     gone = name.startswith(WHITEOUT) and name != OPAQUE
     return f"{folder}/{name.removeprefix(WHITEOUT) if gone else name}", Entry(
         kind="removed" if gone else KINDS.get(member.type, f"type {member.type!r}"),
-        mode=member.mode & 0o7777,
+        mode=f"{member.mode & 0o7777:04o}",
         owner=f"{member.uid}:{member.gid}",
         size=member.size,
         mtime=member.mtime,
@@ -125,16 +116,3 @@ def _described(member: tarfile.TarInfo, sha256: str) -> tuple[str, Entry]:
         attributes=tuple(sorted(attributes.items())),
         header=tuple(sorted({**rest, "user": member.uname, "group": member.gname}.items())),
     )
-
-
-class _Hashed:
-    """A file that is read once, and the sha256 of all that was read."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.sha256 = hashlib.sha256()
-
-    def read(self, size: int) -> bytes:
-        block = self.file.read(size)
-        self.sha256.update(block)
-        return block

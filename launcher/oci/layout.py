@@ -15,11 +15,22 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasPath,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from launcher import names
 
 LISTING, SUMS, INDEX, MARKER = "transfer.json", "SHA256SUMS", "index.json", "oci-layout"
+LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
+"""What MARKER holds."""
+
 BLOBS, PARTS, DOCUMENTS = "blobs/sha256", "parts", "documents"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
@@ -167,6 +178,11 @@ class Descriptor(BaseModel):
     digest: Digest
     annotations: dict[str, str] = {}
 
+    @property
+    def unpacked(self) -> str | None:
+        """The diff ID of a layer that was packed by us."""
+        return self.annotations.get(UNPACKED)
+
 
 class Manifest(BaseModel):
     """An OCI manifest, in what is read of it."""
@@ -174,29 +190,14 @@ class Manifest(BaseModel):
     config: Descriptor
     layers: Annotated[tuple[Descriptor, ...], Field(max_length=MOST_LAYERS)]
 
-    def unpacked(self) -> dict[str, str]:
-        """The diff ID of each blob that was packed by us, by digest."""
-        ours = [layer for layer in self.layers if UNPACKED in layer.annotations]
-        return {layer.digest: layer.annotations[UNPACKED] for layer in ours}
-
-    @model_validator(mode="after")
-    def _check(self) -> Manifest:
-        for diff_id in self.unpacked().values():  # they become names of files
-            if not re.fullmatch(DIGEST, diff_id):
-                raise ValueError(f"{diff_id!r} isn't a digest")
-        return self
-
-
-class RootFS(BaseModel):
-    """The layers of an image: their diff IDs, lowest first."""
-
-    diff_ids: Annotated[tuple[Digest, ...], Field(max_length=MOST_LAYERS)]
-
 
 class Config(BaseModel):
-    """An image's configuration, in what is read of it."""
+    """An image's configuration, in what is read of it: the diff IDs of its layers, lowest first."""
 
-    rootfs: RootFS
+    diff_ids: Annotated[
+        tuple[Digest, ...],
+        Field(validation_alias=AliasPath("rootfs", "diff_ids"), max_length=MOST_LAYERS),
+    ]
 
 
 def blob_path(digest: str, part: int | None = None) -> str:
@@ -215,17 +216,18 @@ def compact(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
+def descriptor_of(media_type: str, content: bytes) -> dict[str, Any]:
+    """What stands for a blob in a manifest."""
+    return {"mediaType": media_type, "digest": sha256(content), "size": len(content)}
+
+
 def manifest(config: bytes, layers: Sequence[Blob]) -> bytes:
     """The OCI manifest of an image."""
     return compact(
         {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
-            "config": {
-                "mediaType": CONFIG_TYPE,
-                "digest": sha256(config),
-                "size": len(config),
-            },
+            "config": descriptor_of(CONFIG_TYPE, config),
             "layers": [layer.descriptor() for layer in layers],
         }
     )
@@ -233,12 +235,8 @@ def manifest(config: bytes, layers: Sequence[Blob]) -> bytes:
 
 def index(manifest: bytes, config: Mapping[str, Any], names: Sequence[str]) -> bytes:
     """The layout's index: the manifest once for each name, for tools that look images up by it."""
-    descriptor = {
-        "mediaType": MANIFEST_TYPE,
-        "digest": sha256(manifest),
-        "size": len(manifest),
-        "platform": {key: config[key] for key in ("architecture", "os") if key in config},
-    }
+    platform = {key: config[key] for key in ("architecture", "os") if key in config}
+    descriptor = descriptor_of(MANIFEST_TYPE, manifest) | {"platform": platform}
     named = [
         descriptor
         | {
@@ -250,11 +248,6 @@ def index(manifest: bytes, config: Mapping[str, Any], names: Sequence[str]) -> b
         for name in names
     ]
     return compact({"schemaVersion": 2, "manifests": named or [descriptor]})
-
-
-def marker() -> bytes:
-    """The file that makes a folder an OCI layout."""
-    return compact({"imageLayoutVersion": "1.0.0"})
 
 
 def render(listing: Files) -> bytes:

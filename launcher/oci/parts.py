@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -59,7 +60,7 @@ def write(
     """
     whole, content = hashlib.sha256(), hashlib.sha256()
     plain = blocks(source, size, seen)
-    stored = Stream(plain if packing is not None else packed.pack(_hashed(plain, content), size))
+    stored = Stream(plain if packing is not None else packed.pack(hashed(plain, content), size))
     pieces: list[Path] = []
     written: list[tuple[int, str]] = []
     while not pieces or not stored.ended:
@@ -74,26 +75,19 @@ def write(
             os.fsync(file.fileno())
             written.append((file.tell(), own.hexdigest()))
     digest, unpacked = (f"sha256:{one.hexdigest()}" for one in (whole, content))
+    placed = []
+    for number, (piece, (length, own_sha256)) in enumerate(zip(pieces, written, strict=True), 1):
+        path = layout.blob_path(digest, number if len(pieces) > 1 else None)
+        files.real_folder((folder / path).parent, folder)
+        piece.replace(folder / path)
+        placed.append(File(path=path, size=length, sha256=own_sha256))
     return Blob(
         digest=digest,
         size=sum(size for size, _ in written),
         media_type=layout.LAYER_TYPE + ("+zstd" if packing is None else packing),
         unpacked=unpacked if packing is None else None,
-        files=_place(folder, digest, pieces, written),
+        files=tuple(placed),
     )
-
-
-def _place(
-    folder: Path, digest: str, pieces: Sequence[Path], written: Sequence[tuple[int, str]]
-) -> tuple[File, ...]:
-    """Move a blob's files to where the layout in `folder` has them."""
-    placed = []
-    for number, (piece, (size, sha256)) in enumerate(zip(pieces, written, strict=True), 1):
-        path = layout.blob_path(digest, number if len(pieces) > 1 else None)
-        files.real_folder((folder / path).parent, folder)
-        piece.replace(folder / path)
-        placed.append(File(path=path, size=size, sha256=sha256))
-    return tuple(placed)
 
 
 def blocks(source: IO[bytes], size: int, seen: Seen) -> Iterator[bytes]:
@@ -107,7 +101,8 @@ def blocks(source: IO[bytes], size: int, seen: Seen) -> Iterator[bytes]:
         seen(wanted)
 
 
-def _hashed(blocks: Iterator[bytes], sha256: hashlib._Hash) -> Iterator[bytes]:
+def hashed(blocks: Iterable[bytes], sha256: hashlib._Hash) -> Iterator[bytes]:
+    """The same blocks, each of which `sha256` is told."""
     for block in blocks:
         sha256.update(block)
         yield block
@@ -139,12 +134,22 @@ def listed(folder: Path, path: str, size: int, seen: Seen = lambda _: None) -> I
             size -= len(block)
 
 
-def sha256(folder: Path, file: File) -> str:
-    """The sha256 of a listed file as it is now. Raises OSError as `listed`."""
+def blocks_of(file: IO[bytes]) -> Iterator[bytes]:
+    """All that comes of a file, in blocks."""
+    return iter(partial(file.read, BLOCK), b"")
+
+
+def sha256_of(blocks: Iterable[bytes]) -> str:
+    """The sha256 of what comes in blocks, in hex."""
     digest = hashlib.sha256()
-    for block in listed(folder, file.path, file.size):
+    for block in blocks:
         digest.update(block)
     return digest.hexdigest()
+
+
+def sha256(folder: Path, file: File) -> str:
+    """The sha256 of a listed file as it is now. Raises OSError as `listed`."""
+    return sha256_of(listed(folder, file.path, file.size))
 
 
 def is_whole(folder: Path, file: File) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import EngineError
 from launcher.names import parse_reference
+from launcher.oci.container import answer_within, engine_errors
 from launcher.screen import Progress, size
 
 if TYPE_CHECKING:
@@ -87,28 +88,20 @@ def refusal(reference: str, fault: Cause, said: str, who: str = "the registry") 
 
 def unpullable(client: DockerClient, reference: str, within: float = 3.0) -> EngineError | None:
     """Why the engine can't pull `reference` just now, or None where it can; asked in seconds."""
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
-    patience, client.api.timeout = client.api.timeout, within
     try:
-        client.api.inspect_distribution(reference)
-    except (DockerException, RequestException) as error:
+        with answer_within(client, within):
+            client.api.inspect_distribution(reference)
+    except engine_errors() as error:
         return describe_pull_failure(reference, error)
-    finally:
-        client.api.timeout = patience
     return None
 
 
 @contextmanager
 def registry_errors(reference: str) -> Iterator[None]:
     """What the engine or the registry refuses, as our error."""
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
     try:
         yield
-    except (DockerException, RequestException) as error:
+    except engine_errors() as error:
         raise describe_pull_failure(reference, error) from error
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
@@ -188,7 +187,8 @@ def talking(reference: str) -> Iterator[Conversation]:
     where = parse_reference(reference)
     with requests.Session() as session:
         session.auth = _unchanged
-        session.verify = _authority(where.registry)
+        own = Path("/etc/docker/certs.d", where.registry, "ca.crt")  # where engines look, too
+        session.verify = str(own) if own.is_file() else True
         try:
             yield Conversation(where, session)
         except requests.exceptions.SSLError as error:
@@ -236,12 +236,11 @@ class Conversation:
             begun = self._ask("POST", "blobs/uploads/", good=(202,))
             there = self._upload(begun.url, begun.headers.get("Location", ""))
             there += f"{'&' if urlsplit(there).query else '?'}digest={digest}"
-            self._request("PUT", there, good=TAKEN, data=content, headers={"Content-Type": BLOB})
+            self._ask("PUT", there, good=TAKEN, data=content, of_type=BLOB)
 
     def put_manifest(self, content: bytes, of_type: str, target: str) -> Answer:
         """Put a manifest, by its digest or under a tag; the answer."""
-        headers = {"Content-Type": of_type}
-        return self._ask("PUT", f"manifests/{target}", good=TAKEN, data=content, headers=headers)
+        return self._ask("PUT", f"manifests/{target}", good=TAKEN, data=content, of_type=of_type)
 
     def _upload(self, asked: str, location: str) -> str:
         """Where the registry wants an upload: what it is let in by is for itself alone."""
@@ -253,10 +252,6 @@ class Conversation:
         if not same:
             raise self.wrong(f"wants an upload to another place: {there.partition('?')[0]}")
         return there
-
-    def _ask(self, method: str, path: str, **more: Any) -> Answer:
-        """An answer about the repository; `good` statuses are 200 unless told."""
-        return self._request(method, f"{self.address}/{path}", **more)
 
     def _parsed(self, answer: Answer) -> Document:
         """The JSON object in an answer."""
@@ -288,17 +283,22 @@ class Conversation:
                 )
         return answer.content
 
-    def _request(
+    def _ask(
         self,
         method: str,
-        url: str,
+        path: str,
         *,
         good: Collection[int] = (200,),
-        headers: Mapping[str, str] = MappingProxyType({}),
+        of_type: str = "",
         data: bytes | None = None,
     ) -> Answer:
-        """An answer; the registry is asked again with a token where it wants one, or another."""
-        headers = {"Accept": ", ".join((*INDEXES, *MANIFESTS)), **headers}
+        """An answer about the repository, or at an address; `of_type` is that of the data.
+
+        The registry is asked again with a token where it wants one, or another.
+        """
+        headers = {"Accept": ", ".join((*INDEXES, *MANIFESTS))}
+        headers |= {"Content-Type": of_type} if of_type else {}
+        url = urljoin(f"{self.address}/", path)
         send = partial(self._whole, method, url, headers=headers, data=data)
         answer = send()
         if answer.status == 401:
@@ -348,9 +348,8 @@ class Conversation:
             raise self.wrong(f"sends to {url!r} for a token: {error}") from error
         if realm.scheme != "https" and not (realm.scheme == "http" and is_loopback(realm.netloc)):
             raise self.wrong(f"sends to {url!r} for a token, which isn't HTTPS")
-        if "token" in own:
-            grant = {"grant_type": "refresh_token", "client_id": CLIENT}
-            fields |= grant | {"refresh_token": own["token"]}
+        if token := own.get("identitytoken"):
+            fields |= {"grant_type": "refresh_token", "client_id": CLIENT, "refresh_token": token}
             answer = self._whole("POST", url, data=fields)
         else:
             login = (own["username"], own["password"]) if own else _unchanged
@@ -383,12 +382,6 @@ def _unchanged(request: Any) -> Any:
     return request
 
 
-def _authority(registry: str) -> str | bool:
-    """The certificate of the registry's own authority where engines look for it, too."""
-    path = Path("/etc/docker/certs.d", registry, "ca.crt")
-    return str(path) if path.is_file() else True
-
-
 def _credentials(where: ImageName) -> dict[str, str]:
     """The user's name and password, or token, as `docker login` or its helpers keep them."""
     from docker.auth import load_config
@@ -402,11 +395,8 @@ def _credentials(where: ImageName) -> dict[str, str]:
             f"Try it by hand: docker login {where.registry}",
         ) from error
     found = {key.lower(): value for key, value in found.items()}
-    if found.get("identitytoken"):
-        return {"token": found["identitytoken"]}
-    if found.get("username"):
-        return {"username": found["username"], "password": found["password"]}
-    return {}
+    kinds = (("identitytoken",), ("username", "password"))
+    return next(({key: found[key] for key in one} for one in kinds if found.get(one[0])), {})
 
 
 def _read(response: Response) -> Answer:

@@ -14,8 +14,11 @@ from typing import IO, Any, cast
 
 from launcher.errors import EngineError
 from launcher.oci.archive import MANIFEST, hex_of
+from launcher.oci.container import engine_errors
 from launcher.oci.layout import sha256
 from launcher.oci.parts import BLOCK, Stream
+
+BLOB = re.compile(r"/layer\.tar$|^blobs/sha256/|^[0-9a-f]{64}\.(json|tar)$")
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Saved:
                 self._manifest = json.load(file)
             elif entry.name.endswith("/json"):
                 self._legacy[posixpath.dirname(entry.name)] = self._layer_of(json.load(file))
-            elif _is_blob(entry.name):
+            elif BLOB.search(entry.name):
                 yield self._member(entry.name, entry.size), cast(io.BufferedReader, file)
 
     def config(self) -> str:
@@ -114,15 +117,9 @@ def stream_errors(name: str, remedy: str) -> Iterator[None]:
 
     Raises EngineError with `remedy`.
     """
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
     try:
         yield
-    except (
-        *(EOFError, tarfile.TarError, ValueError, KeyError),
-        *(DockerException, RequestException),
-    ) as error:
+    except engine_errors(EOFError, tarfile.TarError, ValueError, KeyError) as error:
         raise EngineError(
             f"{name}: the engine ended its stream early, or it isn't an image's: {error}", remedy
         ) from error
@@ -148,11 +145,3 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
         below = f"{chains[-1]} " if chains else ""
         chains.append(sha256((below + diff_id).encode()) if below else diff_id)
     return chains
-
-
-def _is_blob(name: str) -> bool:
-    return (
-        name.endswith("/layer.tar")
-        or name.startswith("blobs/sha256/")
-        or re.fullmatch(r"[0-9a-f]{64}\.(json|tar)", name) is not None
-    )

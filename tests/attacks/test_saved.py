@@ -270,22 +270,6 @@ def test_what_is_small_is_not_large(stick: Stick, tmp_path: Path, of: str) -> No
     assert not engine.images
 
 
-def test_an_image_of_this_machine_is_not_removed(stick: Stick, tmp_path: Path) -> None:
-    """The engine said that it was loaded; since it wasn't what was listed, it was removed."""
-    engine = Engine()
-    mine = engine.add("mine:1", (b"mine",))
-
-    def loads(archive: Iterator[bytes], quiet: bool) -> Iterator[dict[str, str]]:
-        assert b"".join(archive)
-        yield {"stream": f"Loaded image ID: {mine.id}\n"}
-
-    engine.api.load_image = loads
-    stick.write(tmp_path)
-    with pytest.raises(LauncherError, match="the engine made another image"):
-        load(engine, tmp_path, QUIET)
-    assert mine.id in engine.images
-
-
 @pytest.mark.parametrize("kind", ["pipe", "endless", "folder", "sparse", "socket"])
 def test_a_bundle_whose_list_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
     """`fetch --from` waited for a pipe."""

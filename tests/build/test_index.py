@@ -133,6 +133,11 @@ def test_fetching_a_locked_sdist_runs_none_of_it(
     asked = len(served.asked)
     index.sdist(pin, empty_site)
     assert len(served.asked) == asked  # it is in the cache by now
+    found = fetch.cached(sha256, empty_site)
+    assert found is not None
+    found.write_bytes(found.read_bytes() + b"x")
+    with pytest.raises(BuildError, match=f"locked: {sha256}\n  file: "):
+        index.sdist(pin, empty_site)
     assert not (tmp_path / "ran").exists()
 
 

@@ -298,35 +298,6 @@ def test_a_byte_changed_in_git_s_cache_is_refused(
     assert source.tree_hash(tmp_path / "tree") in caught.value.problem
 
 
-def test_a_byte_changed_in_a_pack_gives_the_locked_tree_or_none(
-    checkout: Path,
-    empty_site: source.Settings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in {"COUNT": "1", "KEY_0": "fetch.unpackLimit", "VALUE_0": "1"}.items():
-        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
-    commit = commit_all(checkout)
-    pinned, named = locked_at(commit, checkout), release(checkout.as_uri(), commit=commit)
-    found = source.from_git("0.9.0", named, pinned, empty_site)
-    (checkout / ".git").rename(tmp_path / "gone")  # so that it can't be fetched again
-    (pack,) = found.at.glob("objects/pack/*.pack")
-    pack.chmod(0o644)
-    whole, refused = pack.read_bytes(), 0
-    for place in range(0, len(whole), len(whole) // 16):
-        changed = bytearray(whole)
-        changed[place] ^= 0xFF
-        pack.write_bytes(changed)
-        try:
-            again = source.from_git("0.9.0", named, pinned, empty_site)
-            again.unpack(tmp_path / str(place))
-        except BuildError:
-            refused += 1
-        else:
-            assert source.tree_hash(tmp_path / str(place)) == found.identity
-    assert refused >= 8  # the rest is git's own checksums and what no object needs
-
-
 @pytest.mark.parametrize("setting", ["autocrlf = true", "eol = crlf"])
 def test_a_user_s_line_endings_change_no_tree(
     checkout: Path,

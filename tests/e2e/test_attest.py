@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from launcher.build import beside
-from launcher.matrix.load import load_lock, load_matrix
 from launcher.settings import Settings
 from tests.build import test_sbom
 from tests.build.test_attest import validated
@@ -23,12 +20,9 @@ from tests.images.osv import Osv, record, serving
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from launcher.engine.acquire import Bases
     from tests.e2e.registry import Registry
 
 pytestmark = pytest.mark.engine
-
-OCI = "org.opencontainers.image."
 
 
 def inspected(name: str, **env: str) -> dict[str, Any]:
@@ -93,19 +87,6 @@ def test_the_lists_hold_exactly_what_was_installed(engine: DockerClient, image: 
     assert there == listed
 
 
-def test_labels_say_what_the_image_is(image: str, bases: Bases) -> None:
-    release = load_lock().releases["0.16.1"]
-    assert release.sdist is not None
-    labels = inspected(image)["labels"]
-    created = datetime.fromisoformat(labels[f"{OCI}created"])
-    assert created == datetime.fromtimestamp(release.sdist.epoch, timezone.utc)
-    assert labels[f"{OCI}title"] == "Megatron-LM 0.16.1 on cpu"
-    assert labels[f"{OCI}version"] == "0.16.1"
-    assert labels[f"{OCI}source"] == load_matrix().releases["0.16.1"].git.url
-    assert labels[f"{OCI}revision"] == "megatron-core 0.16.1"
-    assert labels[f"{OCI}base.name"] == bases.base
-
-
 def test_what_is_not_on_this_machine_is_said_and_not_made(image: str, tmp_path: Path) -> None:
     done = launcher("image", "inspect", image, LAUNCHER_CACHE=str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -114,24 +95,6 @@ def test_what_is_not_on_this_machine_is_said_and_not_made(image: str, tmp_path: 
     assert inspected(image, LAUNCHER_CACHE=str(tmp_path))["sbom"] is None
     refused(launcher("image", "scan", image, LAUNCHER_CACHE=str(tmp_path)), 2, "no sbom.cdx.json")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("document", "old", "new"),
-    [
-        (beside.PROVENANCE, '"sha256": "', '"sha256": "0'),
-        (beside.SBOM, '"bom-ref": "sha256:', '"bom-ref": "sha256:0'),
-    ],
-)
-def test_a_document_about_something_else_is_refused(
-    site: Settings, image: str, tmp_path: Path, document: str, old: str, new: str
-) -> None:
-    folder = beside.folder(inspected(image)["id"], site)
-    copy = tmp_path / "images" / folder.name
-    shutil.copytree(folder, copy)
-    (copy / document).write_text((copy / document).read_text().replace(old, new))
-    done = launcher("image", "inspect", image, LAUNCHER_CACHE=str(tmp_path))
-    refused(done, 122, str(copy), "Remove it")
 
 
 def test_an_image_that_is_not_ours_or_not_there_is_refused(python_image: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from launcher.engine.acquire import Bases
 from launcher.engine.connect import engine_host
 from launcher.images import bundle
 from launcher.screen import Progress
-from launcher.settings import ROOT, Settings
+from launcher.settings import Settings
 from tests.e2e.command import killed, launcher, refused
 from tests.e2e.conftest import Small
 
@@ -78,27 +76,6 @@ def test_the_same_image_is_built_where_nothing_can_be_fetched(
     assert all(sha256(packed / name) == sha256(again / name) for name in names)
 
 
-def test_a_flipped_byte_in_each_kind_of_file_is_named_and_nothing_is_taken(
-    packed: Path, engine: DockerClient, tmp_path: Path
-) -> None:
-    index = bundle.check_bundle(packed, QUIET)
-    (image, *_) = index.images
-    blob = max(
-        (packed / image.path / "blobs/sha256").iterdir(), key=lambda path: path.stat().st_size
-    )
-    for path in (packed / index.files[0].path, packed / index.files[-1].path, blob):
-        content = path.read_bytes()
-        path.write_bytes(bytes([content[0] ^ 16]) + content[1:])
-        try:
-            cache = tmp_path / "cache"
-            done = launcher("fetch", "--from", str(packed), **offline(cache, engine))
-        finally:
-            path.write_bytes(content)
-        refused(done, 1, "damaged", f"\n  {path.relative_to(packed)}\n")
-        assert not cache.exists()
-    assert bundle.check_bundle(packed, QUIET) == index
-
-
 @pytest.mark.long
 def test_those_that_are_killed_leave_nothing_that_is_used(
     engine: DockerClient, bases: Bases, tmp_path: Path
@@ -121,25 +98,6 @@ def test_those_that_are_killed_leave_nothing_that_is_used(
     assert min(kills.values()) > 0, "none was killed: nothing was tested"
     there, whole = (bundle.check_bundle(folder, QUIET) for folder in (wheels, packed))
     assert there.files == tuple(f for f in whole.files if not f.path.startswith("images/"))
-
-
-def test_a_disk_that_takes_no_more_is_named(
-    packed: Path, small: Small, engine: DockerClient, tmp_path: Path
-) -> None:
-    """A limit on the size of a file, as FAT has one."""
-    site = offline(tmp_path / "cache", engine) | small.env
-    assert launcher("fetch", "--from", str(packed), "--no-images", **site).returncode == 0
-    target = tmp_path / "inputs"
-    script = 'ulimit -f 200; exec "$0" -m launcher fetch 24.10 --no-images --bundle "$1"'
-    done = subprocess.run(
-        ["bash", "-c", script, sys.executable, str(target)],
-        cwd=ROOT,
-        env=os.environ | site,
-        capture_output=True,
-        text=True,
-    )
-    refused(done, 2, f"{target}/sha256/", "File too large")
-    assert not (target / bundle.INDEX).exists()
 
 
 def test_a_row_from_git_is_carried_with_its_source(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ import yaml
 
 from launcher.build import extensions, fetch, lock
 from launcher.build.image import Builds, Request
-from launcher.errors import BuildError
 from launcher.matrix.load import load_lock
 from launcher.matrix.schema import Extension, GitSource
 from launcher.screen import Progress
@@ -117,24 +115,12 @@ def own_matrix(tmp_path: Path, site: Settings, base: str, extension: Extension) 
     return replace(site, matrix=tmp_path / "matrix.yaml")
 
 
-@pytest.fixture
-def base(engine: DockerClient, python_image: str) -> Iterator[str]:
-    """A stand-in for NVIDIA's CUDA image, with a compiler."""
-    name = standin(engine, python_image, "cuda")
-    yield name
-    engine.images.remove(name, force=True)
-
-
-@pytest.fixture
-def own(base: str, site: Settings, tmp_path: Path) -> Settings:
-    """A site with the row on that base."""
-    mirror, extension = kernels(tmp_path)
-    return own_matrix(tmp_path, replace(site, git_mirror=mirror), base, extension)
-
-
 def test_it_brings_a_python_and_compiles_on_the_base_for_the_gpus_that_are_named(
-    engine: DockerClient, own: Settings, bases: Bases
+    engine: DockerClient, site: Settings, bases: Bases, python_image: str, tmp_path: Path
 ) -> None:
+    mirror, extension = kernels(tmp_path)
+    base = standin(engine, python_image, "cuda")  # for NVIDIA's image, with a compiler
+    own = own_matrix(tmp_path, replace(site, git_mirror=mirror), base, extension)
     builds = Builds(engine, own, Progress(), NAMES)
     built = builds.build(Request(TAG, builder=bases.builder))
     ask = "import kernels_ext as k, os, six; print(k.built_for, k.header, os.environ['BROUGHT'])"
@@ -155,15 +141,5 @@ def test_it_brings_a_python_and_compiles_on_the_base_for_the_gpus_that_are_named
     assert not other.reused
     said = in_image(engine, other.id, "python3", "-c", ask)
     assert said.startswith("9.0a|90a|2 ")
-    for one in {built.id, other.id}:
+    for one in (built.id, other.id, base):
         engine.images.remove(one, force=True)
-
-
-def test_an_option_that_its_setup_does_not_know_fails_the_build(
-    engine: DockerClient, site: Settings, base: str, tmp_path: Path, bases: Bases
-) -> None:
-    mirror, extension = kernels(tmp_path)
-    deaf = extension.model_copy(update={"options": []})
-    own = own_matrix(tmp_path, replace(site, git_mirror=mirror), base, deaf)
-    with pytest.raises(BuildError, match="holds no compiled kernels_ext"):
-        Builds(engine, own, Progress(), NAMES).build(Request(TAG, builder=bases.builder))

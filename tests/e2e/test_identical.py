@@ -204,13 +204,14 @@ def _settings(root: Path, folder: Path) -> dict[str, str]:
 
 def _answering(host: str, log: Path) -> DockerClient:
     """A client of the service at `host`, once it answers."""
-    import docker
     from docker.errors import DockerException
+
+    from launcher.engine.client import Client
 
     deadline = time.monotonic() + 60
     while True:
         try:
-            return docker.DockerClient(base_url=host, timeout=600)
+            return Client(host, timeout=600)
         except DockerException:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)

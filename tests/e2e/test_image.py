@@ -69,20 +69,6 @@ def test_what_is_added_is_one_layer_of_normalised_files_under_40_mb(
     assert not [row for row in rows if row[5].endswith(".o")]
 
 
-@pytest.mark.long  # of a small row: tests/e2e/test_verify.py
-def test_the_layers_are_the_same_when_it_is_built_again(
-    engine: DockerClient, site: Settings, bases: Bases
-) -> None:
-    def build(no_cache: bool) -> str:
-        request = Request("cpu", None, None, bases.base, bases.builder, no_cache)
-        return Builds(engine, site, Progress(), NAMES).build(request).id
-
-    cached, anew = build(no_cache=False), build(no_cache=True)
-    assert layers(engine, cached) == layers(engine, anew)
-    request = Request("cpu", base=bases.base, builder=bases.builder)
-    assert Builds(engine, site, Progress(), NAMES).build(request).reused
-
-
 def test_the_base_keeps_its_entrypoint_and_gains_a_path(
     engine: DockerClient, cpu_images: CpuImages
 ) -> None:
@@ -148,16 +134,6 @@ def test_nine_rows_on_nine_bases_compile_once(
         engine.images.remove(f"launchpad-test:{tag}", force=True)
 
 
-def test_an_unknown_tag_is_refused_before_an_engine_is_asked() -> None:
-    done = launcher("image", "build", "cpu", "24.11", DOCKER_HOST="unix:///nowhere")
-    refused(done, 2, "no tag '24.11'", "Did you mean '24.10'")
-
-
-def test_no_engine_is_told_by_name() -> None:
-    done = launcher("image", "build", "cpu", DOCKER_HOST="unix:///nowhere")
-    refused(done, 125, "no container engine answers", "unix:///nowhere")
-
-
 def test_a_base_without_python_is_refused_by_name_and_leaves_no_container(
     engine: DockerClient, bases: Bases
 ) -> None:
@@ -170,23 +146,6 @@ def test_a_base_without_python_is_refused_by_name_and_leaves_no_container(
     left = engine.containers.list(all=True, filters={"ancestor": "launchpad-test-empty:1"})
     engine.images.remove("launchpad-test-empty:1", force=True)
     assert not left
-
-
-@pytest.mark.usefixtures("engine")
-def test_a_source_that_is_not_megatron_is_refused(tmp_path: Path) -> None:
-    done = launcher("image", "build", "cpu", "--source", str(tmp_path))
-    refused(done, 2, str(tmp_path), "isn't a Megatron-LM source")
-
-
-def test_a_base_with_the_wrong_python_is_refused(
-    bases: Bases, python_image: str, tmp_path: Path
-) -> None:
-    path = matrix_folder(tmp_path, {"24.10": {"megatron": "0.10.0", "source": "sdist"}})
-    done = launcher(
-        *("image", "build", "24.10", "--base", python_image, "--builder", bases.builder),
-        LAUNCHER_MATRIX=str(path),
-    )
-    refused(done, 122, "has Python 3.11, and the row needs 3.10")
 
 
 def test_a_base_that_cannot_be_pulled_is_refused(engine: DockerClient, site: Settings) -> None:
@@ -218,11 +177,3 @@ def test_a_compiler_error_fails_the_build_with_its_lines_and_leaves_no_tag(
         builds.build(edited)
     assert "holds no compiled megatron.core.datasets.helpers_cpp" in str(caught.value)
     assert {name for found in engine.images.list() for name in found.tags} == before
-
-
-def test_a_patch_that_does_not_apply_fails_by_name(builds: Builds, edited: Request) -> None:
-    assert edited.checkout
-    setup = edited.checkout / "setup.py"
-    setup.write_text(setup.read_text().replace("find_namespace_packages", "find_packages"))
-    with pytest.raises(BuildError, match=r"0\.12\.3/01-package-all-of-megatron\.patch"):
-        builds.build(edited)

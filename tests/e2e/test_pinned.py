@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
-from launcher.build import fetch, lock
+from launcher.build import lock
 from launcher.build.image import REPOSITORY, Builds, Request
 from launcher.matrix.load import load_lock
-from launcher.matrix.recipe import sha256_of_pin
 from launcher.matrix.schema import Lock, LockedImage, LockedPlatform
 from launcher.oci import registry as registries
 from launcher.screen import Progress
@@ -313,36 +310,3 @@ def test_a_byte_changed_at_the_registry_is_refused_and_nothing_is_built(
     assert at.found() == manifest["config"]["digest"]
     remove(at.engine, at.base)
     remove(at.engine, f"{at.name}@{digest}")
-
-
-def copied_cache(at: Site, cache: Path) -> dict[str, Path]:
-    """A cache of its own with all that the row reads; of a wheel and the sdist the file."""
-    locked = load_lock(at.folder / "matrix.lock")
-    needs, release = locked.needs["cp311"], locked.releases[RELEASE]
-    assert release.sdist is not None
-    fetch.wheels([*needs.build, *needs.runtime], "3.11", at.settings)
-    digests = {sha256_of_pin(pin) for pin in [*needs.build, *needs.runtime]}
-    for digest in {*digests, release.sdist.sha256}:
-        shutil.copytree(at.settings.cache / "sha256" / digest, cache / "sha256" / digest)
-    found = replace(at.settings, cache=cache)
-    wheel = fetch.cached(sha256_of_pin(needs.runtime[0]), found)
-    sdist = fetch.cached(release.sdist.sha256, found)
-    assert wheel is not None
-    assert sdist is not None
-    return {"wheel": wheel, "sdist": sdist}
-
-
-@pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_a_byte_changed_in_the_cache_is_refused_with_both_hashes_and_nothing_is_built(
-    at: Site, tmp_path: Path, kind: str
-) -> None:
-    file = copied_cache(at, tmp_path / "cache")[kind]
-    content = bytearray(file.read_bytes())
-    locked = hashlib.sha256(content).hexdigest()
-    content[len(content) // 3] ^= 0x10
-    file.write_bytes(content)
-    built = at.engine.api.images(NAMES)
-    arguments = ("image", "build", TAG, "--builder", at.builder, "--no-cache")
-    done = launcher(*arguments, **at.env, LAUNCHER_CACHE=str(tmp_path / "cache"))
-    refused(done, 122, str(file), locked, hashlib.sha256(content).hexdigest())
-    assert at.engine.api.images(NAMES) == built

@@ -7,7 +7,6 @@ import io
 import json
 import subprocess
 import tarfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +18,7 @@ from launcher.build.beside import PROVENANCE, SBOM
 from launcher.engine.connect import engine_host
 from launcher.oci.archive import archive, load_archive
 from launcher.settings import Settings
-from tests.e2e.command import killed, launcher, random_file, refused
+from tests.e2e.command import launcher, random_file, refused
 from tests.e2e.registry import Registry, serving
 
 if TYPE_CHECKING:
@@ -146,53 +145,6 @@ def test_an_engine_that_wants_the_bases_layers_too_gets_them_from_itself(
         elsewhere.images.remove(name.id, force=True)
     load_archive(elsewhere, iter([whole]))
     assert _id(elsewhere, content.listing.image) == _id(engine, image)
-
-
-@pytest.mark.parametrize(
-    "damage", ["flip", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("cut", "remove"))]
-)
-def test_damage_in_each_file_is_told_and_nothing_is_loaded(
-    engine: DockerClient, elsewhere: DockerClient, image: str, tmp_path: Path, damage: str
-) -> None:
-    done(on(engine, "image", "save", image, "-o", str(tmp_path), "--part-size", "5M"))
-    files = [path for path in sorted(tmp_path.rglob("[!.]*")) if path.is_file()]
-    contents = {path: path.read_bytes() for path in files}
-    for path, content in contents.items():
-        middle = len(content) // 2
-        if damage == "remove":
-            path.unlink()
-        else:
-            flipped = bytes([content[middle] ^ 1]) + content[middle + 1 :]
-            path.write_bytes(content[:middle] + (flipped if damage == "flip" else b""))
-        result = on(elsewhere, "image", "load", "--all-tags", str(tmp_path))
-        path.write_bytes(content)
-        refused(result, 1, path.relative_to(tmp_path).as_posix(), "nothing was loaded")
-        assert result.stderr.count("expected:") == 1
-    assert not elsewhere.images.list(all=True)
-    done(on(elsewhere, "image", "load", "--all-tags", str(tmp_path)))
-
-
-@pytest.mark.long
-def test_saves_that_are_killed_leave_nothing_that_is_loaded_and_the_next_completes_it(
-    engine: DockerClient, elsewhere: DockerClient, image: str, tmp_path: Path
-) -> None:
-    whole, folder = tmp_path / "whole", tmp_path / "killed"
-    save = ["image", "save", image, "--part-size", "1M", "-o"]
-    started = time.monotonic()
-    done(on(engine, *save, str(whole)))
-    takes = time.monotonic() - started
-    kills = 0
-    for number in range(10):
-        command = ["-m", "launcher", *save, str(folder)]
-        if killed(command, takes * (0.3 + 0.07 * number), DOCKER_HOST=engine_host(engine)):
-            kills += 1
-            if folder.exists() and not (folder / "transfer.json").exists():
-                refused(on(elsewhere, "image", "load", "--all-tags", str(folder)), 2, str(folder))
-    assert kills
-    assert not elsewhere.images.list(all=True)
-    done(on(engine, *save, str(folder)))
-    assert subprocess.run(["diff", "-r", whole, folder]).returncode == 0
-    done(on(elsewhere, "image", "load", "--all-tags", str(folder)))
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ echo "$@" >> {log}
 case "$*" in *update*) exit 0;; esac
 case "$*" in *Dir::State::lists*) ;; *) {first};; esac
 for word in "$@"; do
-  case "$word" in Dir::Cache=*) touch "${{word#Dir::Cache=}}/archives/tool_1_all.deb";; esac
+  case "$word" in *Dir::Cache=*) touch "${{word#*=}}/archives/tool_1_all.deb";; esac
 done
 """
 DPKG_DEB = '#!/bin/sh\nmkdir -p "$4/usr/bin" && echo unpacked > "$4/usr/bin/tool"\n'
@@ -54,7 +54,7 @@ NEWER = """#!/bin/sh
 echo "$@" >> {log}
 case "$*" in *indextargets*) echo {mirror};; *download*) touch tool_2_all.deb;; esac
 for word in "$@"; do
-  case "$word" in Dir::Etc::SourceList=*) cat "${{word#*=}}" >> {log};; esac
+  case "$word" in *Dir::Etc::SourceList=*) cat "${{word#*=}}" >> {log};; esac
 done
 """
 

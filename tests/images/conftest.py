@@ -89,7 +89,7 @@ class Engine:
             get_image=self.save,
             load_image=self.load,
             tag=self.tag,
-            remove_image=lambda image: self.images.pop(image),
+            remove_image=self.remove,
         )
 
     def add(self, name: str, layers: Iterable[bytes], **labels: str) -> Held:
@@ -134,6 +134,13 @@ class Engine:
         for one in self.images.values():
             one.names = [other for other in one.names if other != name]
         self.images[image].names.append(name)
+
+    def remove(self, name: str) -> None:
+        """Take a name away; with the last one the image goes."""
+        held = self.find(name)
+        held.names = [one for one in held.names if name not in (one, held.id)]
+        if not held.names:
+            del self.images[held.id]
 
     def save(self, name: str, chunk_size: int) -> Iterator[bytes]:
         held = self.find(name)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from docker.errors import ImageNotFound
 
 from launcher.build import beside
 from launcher.build.image import OCI, Built
@@ -31,6 +29,8 @@ from launcher.matrix.load import load_matrix
 from launcher.names import LABEL
 from launcher.screen import Progress
 from launcher.settings import Settings
+
+from .conftest import Engine
 
 LABELS = {f"{LABEL}row": "24.10", f"{LABEL}megatron": "0.12.3", f"{LABEL}source": "git"}
 EPOCH = 1735689600  # 2025-01-01
@@ -80,10 +80,23 @@ def test_what_is_built_again_is_what_the_labels_say(
 MADE = LABELS | {f"{OCI}base.name": "standin:1", f"{LABEL}builder": "standin:2"}
 
 
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({f"{LABEL}row": ""}, BuildError, r"has no label megatron-launchpad\.row"),
+        ({f"{LABEL}row": "99.99"}, BuildError, "row '99.99', which the matrix doesn't have"),
+        (PATH, UsageError, "--source PATH"),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_refused(
+    change: dict[str, str], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        request("x", MADE | change, Departures(), load_matrix())
+
+
 def test_base_and_builder_that_the_image_names_are_both_told() -> None:
     """One of them was."""
-    with pytest.raises(BuildError, match=r"has no label megatron-launchpad\.row"):
-        request("x", MADE | {f"{LABEL}row": ""}, Departures(), load_matrix())
     wanted = request("x", MADE, Departures(), load_matrix())
     assert unnamed(MADE, wanted, "row:1") == {"base": "standin:1", "builder": "standin:2"}
     assert unnamed(MADE, replace(wanted, base="b"), "row:1") == {"builder": "standin:2"}
@@ -104,14 +117,10 @@ def test_stand_ins_that_are_here_need_no_option(
     empty_site: Settings, there: dict[str, bool], taken: tuple[str | None, str | None]
 ) -> None:
     """After a demo without a registry, `make verify TAG=cpu` wanted both of them named."""
-
-    def inspect(name: str) -> dict[str, Any]:
-        if name not in there:
-            raise ImageNotFound(name)
-        return {"Id": name, "Config": {"Labels": {f"{LABEL}standin": "d"} if there[name] else None}}
-
-    client = SimpleNamespace(api=SimpleNamespace(inspect_image=inspect))
-    verification = Verification(client, empty_site, Progress(io.StringIO()))  # type: ignore[arg-type]
+    engine: Any = Engine()
+    for name, stands_in in there.items():
+        engine.add(name, (name.encode(),), **({f"{LABEL}standin": "d"} if stands_in else {}))
+    verification = Verification(engine, empty_site, Progress(io.StringIO()))
     image = replace(built(), settings={"Labels": MADE})
     found = verification._standins(image, Departures())
     assert (found.get("base"), found.get("builder")) == taken
@@ -187,26 +196,16 @@ def test_diffoscope_is_used_where_it_is_installed_and_takes_long_only_where_aske
 def test_what_is_built_again_goes_with_its_documents_unless_it_was_there(
     empty_site: Settings,
 ) -> None:
-    names = {"sha256:new": {"verify-1:cpu"}, "sha256:there": {"verify-1:old", "megatron:cpu"}}
-
-    def inspect(image: str) -> dict[str, str]:
-        if not names[image]:
-            raise ImageNotFound(image)
-        return {"Id": image}
-
-    def remove(name: str) -> None:
-        for own in names.values():
-            own.discard(name)
-
-    api = SimpleNamespace(inspect_image=inspect, remove_image=remove)
-    client, out = SimpleNamespace(api=api), Progress(io.StringIO())
-    verification = Verification(client, empty_site, out)  # type: ignore[arg-type]
-    for id, name in (("sha256:new", "verify-1:cpu"), ("sha256:there", "verify-1:old")):
-        beside.put({beside.SBOM: b""}, id, empty_site)
-        verification._remove(Built([name], id, reused=False))
-    assert names == {"sha256:new": set(), "sha256:there": {"megatron:cpu"}}
-    assert not beside.texts("sha256:new", empty_site)
-    assert beside.texts("sha256:there", empty_site)
+    engine: Any = Engine()
+    new, there = engine.add("verify-1:cpu", (b"new",)), engine.add("verify-1:old", (b"there",))
+    there.names.append("megatron:cpu")
+    verification = Verification(engine, empty_site, Progress(io.StringIO()))
+    for held in (new, there):
+        beside.put({beside.SBOM: b""}, held.id, empty_site)
+        verification._remove(Built(held.names[:1], held.id, reused=False))
+    assert (new.names, there.names) == ([], ["megatron:cpu"])
+    assert not beside.texts(new.id, empty_site)
+    assert beside.texts(there.id, empty_site)
 
 
 def test_without_diffoscope_nothing_is_built_for_it(

@@ -150,18 +150,22 @@ def test_a_folder_without_an_image_and_one_that_is_not_complete_are_told(tmp_pat
         load(Engine(), tmp_path / "cut", QUIET)
 
 
-def test_an_engine_that_makes_another_image_of_it_gets_no_name(folder: Path) -> None:
-    class Other(Engine):
-        def load(self, archive, quiet):  # type: ignore[no-untyped-def]
-            assert list(super().load(archive, quiet))
-            other = self.add("other:1", (b"other",))
-            yield {"stream": f"Loaded image ID: {other.id}\n"}
+@pytest.mark.parametrize("there", [False, True])
+def test_an_engine_that_makes_another_image_of_it_gets_no_name(folder: Path, there: bool) -> None:
+    """Nor is that image kept, unless the engine had it before: it was removed."""
+    engine = Engine()
+    if there:
+        engine.add("other:1", (b"other",))
 
-    engine = Other()
-    engine.api.load_image = engine.load
+    def loads(archive: Iterator[bytes], quiet: bool) -> Iterator[dict[str, str]]:
+        assert b"".join(archive)
+        other = engine.add("other:1", (b"other",))
+        yield {"stream": f"Loaded image ID: {other.id}\n"}
+
+    engine.api.load_image = loads
     with pytest.raises(EngineError, match="the engine made another image of it"):
         load(engine, folder, QUIET)
-    assert [one.names for one in engine.images.values()] == [[]]  # nor is that one kept
+    assert [one.names for one in engine.images.values()] == [["other:1"]] * there
 
 
 class Unreadable(Engine):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
-from docker.errors import ImageNotFound
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +14,8 @@ from launcher.build import beside
 from launcher.images import prune
 from launcher.images.prune import Image, Layers
 from launcher.settings import Settings
+
+from .conftest import Engine
 
 ONE = Image(
     id="sha256:1",
@@ -79,37 +79,16 @@ def test_freed_is_what_an_engine_that_shares_layers_would_free(
     assert prune.freed(images, kept) == sum(map(own, gone))
 
 
-class Engine:
-    """An engine's images, their names by their IDs; a name goes, and with the last the image."""
-
-    def __init__(self, **names: list[str]) -> None:
-        self.names = names
-
-    def inspect_image(self, name: str) -> dict[str, Any]:
-        return {"Id": self.find(name), "RepoTags": self.names[self.find(name)]}
-
-    def remove_image(self, name: str) -> None:
-        found = self.find(name)
-        self.names[found] = [one for one in self.names[found] if name not in (one, found)]
-        if not self.names[found]:
-            del self.names[found]
-
-    def find(self, name: str) -> str:
-        for id, names in self.names.items():
-            if name in (id, *names):
-                return id
-        raise ImageNotFound(name)
-
-
 def test_what_was_named_while_somebody_was_asked_stays(empty_site: Settings) -> None:
     """A build that ends meanwhile: its image had no name yet, or takes that of an older one."""
-    engine = Engine(new=["m:1"], old=[])
-    client = SimpleNamespace(api=engine)
-    for image in (unnamed("new"), replace(ONE, id="old", names=("m:1",))):
+    engine: Any = Engine()
+    new, old = engine.add("m:1", (b"new",)), engine.add("m:2", (b"old",))
+    old.names.clear()
+    for image in (unnamed(new.id), replace(ONE, id=old.id, names=("m:1",))):
         beside.put({beside.SBOM: b""}, image.id, empty_site)
-        assert prune.remove(client, image, empty_site) == "names were given meanwhile"
+        assert prune.remove(engine, image, empty_site) == "names were given meanwhile"
         assert beside.texts(image.id, empty_site)
-    assert engine.names == {"new": ["m:1"], "old": []}
+    assert (new.names, old.names, len(engine.images)) == (["m:1"], [], 2)
 
 
 def test_downloads_that_no_lock_mentions_and_what_a_killed_launcher_left(

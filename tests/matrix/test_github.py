@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, reject
-from hypothesis import strategies as st
 
 from launcher import cli
 from launcher.errors import UsageError
@@ -136,29 +134,3 @@ def test_a_row_has_a_job_on_each_platform_that_a_runner_takes(
     out, err = capsys.readouterr()
     assert [job["platform"] for job in json.loads(out)["include"]] == ["linux/amd64"]
     assert err == "left out, as --arm64-runner names no runner: 24.10\n"
-
-
-@given(
-    st.lists(st.sampled_from([*MATRIX.rows]), unique=True),
-    st.lists(st.sampled_from([*MATRIX.releases]), unique=True),
-    st.lists(st.sampled_from(["self-hosted", "gpu", "big"]), unique=True),
-)
-def test_a_job_is_a_cell_that_fits_on_a_runner_that_can_take_it(
-    tags: list[str], releases: list[str], labels: list[str]
-) -> None:
-    from launcher.trials.series import cells
-
-    try:
-        wanted = [(cell.tag, cell.megatron) for cell in cells(MATRIX, tags, releases)]
-    except UsageError:  # a release that none of the tags can have
-        reject()
-    jobs = github.jobs(MATRIX, wanted, {"linux/amd64": labels})
-    assert json.loads(json.dumps(jobs)) == jobs
-    assert [(job["tag"], job["megatron"], job["platform"]) for job in jobs] == [
-        (*cell, platform) for cell in wanted for platform in MATRIX.rows[cell[0]].platforms
-    ]
-    for job in jobs:
-        row = MATRIX.rows[job["tag"]]
-        assert misfit(row, job["megatron"], MATRIX.releases[job["megatron"]]) is None
-        of_cuda = labels if job["platform"] == "linux/amd64" else []
-        assert job["runner"] == (of_cuda if row.cuda else [github.HOSTED[job["platform"]]])

@@ -11,16 +11,16 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import files
 from launcher.engine.private import packages
 from launcher.errors import EngineError, nearest
-from launcher.oci.archive import archive, entry, image_id, layer_name, load_archive
+from launcher.oci.archive import archive, entry, layer_name, load_archive
 from launcher.oci.container import find_image
 from launcher.oci.layout import compact, sha256
+from launcher.oci.parts import blocks_of, sha256_of
 from launcher.oci.settle import iso
 from launcher.settings import settings
 
@@ -43,7 +43,6 @@ EXCLUDED = [
 # What comes from this host doesn't belong in the image, and would change its ID.
 FORGOTTEN = ["apt/sources.list", "apt/sources.list.d/*", "hostname", "resolv.conf"]
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-BLOCK = 1 << 20
 KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PERL5LIB", "no_proxy", "NO_PROXY")
 Say = Callable[[str], None]
 
@@ -85,17 +84,19 @@ def debian_base(
     """
     from docker.errors import ImageNotFound
 
-    recipe = _recipe(python, epoch)
-    present = _present(client, name, recipe)
-    if present:
-        return present
+    if python not in SUITES:
+        raise EngineError(f"no Debian release has Python {python}", nearest(python, list(SUITES)))
+    made_of = (tuple(PACKAGES), tuple(EXCLUDED), tuple(FORGOTTEN))
+    recipe = Recipe(SUITES[python], _architecture(), epoch, *made_of)
+    found = find_image(client, name) or {"Config": {}}
+    if recipe.labels.items() <= (found["Config"].get("Labels") or {}).items():
+        return str(found["Id"])
     made = (cache or settings().cache / "bases") / f"debian-{recipe.suite}-{recipe.key[:16]}.tar"
     if not made.exists():
         _make(made, recipe, say)
     try:
         with made.open("rb") as file:
-            told = load_archive(client, iter(partial(file.read, BLOCK), b""))
-        id = told or image_id(made)  # containerd's store has IDs of its own
+            id = load_archive(client, blocks_of(file))
         client.api.tag(id, *name.rsplit(":", 1))  # podman takes no whole name
     except (EngineError, ImageNotFound, tarfile.TarError) as error:
         raise EngineError(
@@ -103,13 +104,6 @@ def debian_base(
             "Remove it to have it made again, unless the engine's disk is full.",
         ) from error
     return id
-
-
-def _recipe(python: str, epoch: int) -> Recipe:
-    if python not in SUITES:
-        raise EngineError(f"no Debian release has Python {python}", nearest(python, list(SUITES)))
-    made_of = (tuple(PACKAGES), tuple(EXCLUDED), tuple(FORGOTTEN))
-    return Recipe(SUITES[python], _architecture(), epoch, *made_of)
 
 
 def _architecture() -> str:
@@ -122,13 +116,6 @@ def _architecture() -> str:
         )
     argv = ["dpkg", "--print-architecture"]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _present(client: DockerClient, name: str, recipe: Recipe) -> str | None:
-    """The ID of the image `name`, if it was made by `recipe`."""
-    found = find_image(client, name) or {"Config": {}}
-    labels = found["Config"].get("Labels") or {}
-    return str(found["Id"]) if recipe.labels.items() <= labels.items() else None
 
 
 def _make(made: Path, recipe: Recipe, say: Say) -> None:
@@ -156,11 +143,8 @@ def write_image(
 
     `docker import` would stamp the current time into it, so that its ID would always be another.
     """
-    sha = hashlib.sha256()
     with layer.open("rb") as file:
-        while block := file.read(BLOCK):
-            sha.update(block)
-    digest = f"sha256:{sha.hexdigest()}"
+        digest = f"sha256:{sha256_of(blocks_of(file))}"
     created = iso(epoch)
     config = compact(
         {
@@ -179,9 +163,8 @@ def write_image(
         }
     )
     with layer.open("rb") as file, path.open("wb") as target:
-        blocks = iter(partial(file.read, BLOCK), b"")
-        name = layer_name(digest)
-        target.writelines(archive(config, [name], entry(name, layer.stat().st_size, blocks)))
+        name, size = layer_name(digest), layer.stat().st_size
+        target.writelines(archive(config, [name], entry(name, size, blocks_of(file))))
     return sha256(config)
 
 
@@ -189,14 +172,16 @@ def _bootstrap(layer: Path, recipe: Recipe, cache: Path) -> None:
     """Run mmdebstrap, which writes `layer`."""
     if not shutil.which("perl"):
         raise EngineError("mmdebstrap needs perl, which isn't installed", "Install perl.")
-    root = _mmdebstrap_root(cache)
+    root = Path("/")
+    if not shutil.which("mmdebstrap"):
+        root = packages.unpack(cache / "mmdebstrap", ["mmdebstrap"])
     hooks = root / "usr/share/mmdebstrap/hooks/merged-usr"
     options = [f"--dpkgopt=path-exclude={pattern}" for pattern in recipe.excluded]
     options += ["--variant=apt", f"--architectures={recipe.architecture}"]
     forget = f'cd "$1/etc" && rm -rf {" ".join(recipe.forgotten)}'
     options += [f"--hook-dir={hooks}", f"--customize-hook={forget}"]
     options += [f"--include={','.join(recipe.packages)}"]
-    argv = ["mmdebstrap", *options, *_keyring(recipe, cache), recipe.suite, str(layer)]
+    argv = ["mmdebstrap", *options, *_keyring(cache), recipe.suite, str(layer)]
     env = _environment(root, recipe.epoch)
     done = subprocess.run(
         [*argv, *_sources(recipe.suite)], capture_output=True, text=True, check=False, env=env
@@ -222,23 +207,13 @@ def _environment(root: Path, epoch: int) -> dict[str, str]:
     }
 
 
-def _mmdebstrap_root(cache: Path) -> Path:
-    """The folder under which mmdebstrap lies: the system's, or one of ours."""
-    if shutil.which("mmdebstrap"):
-        return Path("/")
-    return packages.unpack(cache / "mmdebstrap", ["mmdebstrap"])
-
-
-def _keyring(recipe: Recipe, cache: Path) -> list[str]:
+def _keyring(cache: Path) -> list[str]:
     """Options that name Debian's keys where this system (an Ubuntu, say) hasn't got them."""
-    if any(Path("/etc/apt/trusted.gpg.d").glob("debian-archive-*")) or _has_debian_keyring():
+    of_system = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+    if of_system.exists() or any(Path("/etc/apt/trusted.gpg.d").glob("debian-archive-*")):
         return []
     root = packages.unpack(cache / "debian-archive-keyring", ["debian-archive-keyring"])
     return [f"--keyring={root / 'usr/share/keyrings'}"]
-
-
-def _has_debian_keyring() -> bool:
-    return Path("/usr/share/keyrings/debian-archive-keyring.gpg").exists()
 
 
 def _sources(suite: str) -> list[str]:

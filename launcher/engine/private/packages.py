@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,7 +44,12 @@ def _unpack(
     """`folder` with what `download` puts into another, in place of an incomplete one of ours."""
     if (folder / COMPLETE).exists():
         return folder
-    _require_apt(wanted)
+    if missing := [one for one in ("apt-get", "apt-cache", "dpkg-deb") if not shutil.which(one)]:
+        raise EngineError(
+            f"{', '.join(wanted)}: can't be fetched: this system has no {missing[0]}",
+            "Only distributions with apt (Debian, Ubuntu) are supported here: "
+            "install a container engine yourself and start it.",
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with files.scratch(folder.parent) as scratch:
         root = scratch / "root"
@@ -68,12 +73,11 @@ def _suite_options(scratch: Path, suite: str) -> list[str]:
     listed = scratch / "sources.list"
     listed.write_text(f"deb {sites[0]} {suite} main\n", encoding="utf-8")
     (scratch / "lists" / "partial").mkdir(parents=True)
-    settings = {
-        "Dir::Etc::SourceList": str(listed),
-        "Dir::Etc::SourceParts": os.devnull,
-        "Dir::State::lists": str(scratch / "lists"),
-    }
-    return [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
+    return [
+        f"-oDir::Etc::SourceList={listed}",
+        f"-oDir::Etc::SourceParts={os.devnull}",
+        f"-oDir::State::lists={scratch / 'lists'}",
+    ]
 
 
 def environment(root: Path) -> dict[str, str]:
@@ -82,7 +86,7 @@ def environment(root: Path) -> dict[str, str]:
     if root == Path("/"):
         return env
     programs = [root / place for place in ("usr/sbin", "usr/bin", "sbin", "bin")]
-    env["PATH"] = _search(programs, f"{env.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    env["PATH"] = ":".join([*map(str, programs), env.get("PATH", os.defpath), "/usr/sbin:/sbin"])
     for variable, places in {
         "LD_LIBRARY_PATH": ("usr/lib/*-linux-*", "lib/*-linux-*"),
         "XTABLES_LIBDIR": ("usr/lib/*-linux-*/xtables",),
@@ -90,23 +94,8 @@ def environment(root: Path) -> dict[str, str]:
     }.items():
         found = [path for place in places for path in root.glob(place)]
         if found:
-            env[variable] = _search(found, env.get(variable, ""))
+            env[variable] = ":".join(filter(None, [*map(str, found), env.get(variable)]))
     return env
-
-
-def _search(places: Sequence[Path], inherited: str) -> str:
-    """A search path: `places`, then what was inherited."""
-    return ":".join([*map(str, places), *([inherited] if inherited else [])])
-
-
-def _require_apt(wanted: Sequence[str]) -> None:
-    missing = [tool for tool in ("apt-get", "apt-cache", "dpkg-deb") if not shutil.which(tool)]
-    if missing:
-        raise EngineError(
-            f"{', '.join(wanted)}: can't be fetched: this system has no {missing[0]}",
-            "Only distributions with apt (Debian, Ubuntu) are supported here: "
-            "install a container engine yourself and start it.",
-        )
 
 
 def _download(scratch: Path, wanted: Sequence[str], optional: Sequence[str]) -> list[Path]:
@@ -117,7 +106,7 @@ def _download(scratch: Path, wanted: Sequence[str], optional: Sequence[str]) -> 
     except EngineError:
         lists = scratch / "lists"
         (lists / "partial").mkdir(parents=True)
-        options += ["-o", f"Dir::State::lists={lists}"]
+        options.append(f"-oDir::State::lists={lists}")
         # One broken third-party source must not stop us: what matters is the step after.
         subprocess.run(["apt-get", *options, "update"], capture_output=True, check=False)
         return _install_only_downloads(scratch, options, wanted, optional)
@@ -126,36 +115,34 @@ def _download(scratch: Path, wanted: Sequence[str], optional: Sequence[str]) -> 
 def _apt_options(scratch: Path) -> list[str]:
     """Options that keep apt's files, locks and caches in `scratch`, off the system's."""
     (scratch / "cache" / "archives" / "partial").mkdir(parents=True)
-    settings = {
-        "Dir::Cache": str(scratch / "cache"),
-        "Dir::Log": str(scratch),
-        "Debug::NoLocking": "true",
-        "APT::Sandbox::User": "root" if os.geteuid() == 0 else "",
-        "APT::Get::List-Cleanup": "false",
-        "Acquire::Retries": "2",
-        "DPkg::Post-Invoke::": "",
-    }
-    return [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
+    return [
+        f"-oDir::Cache={scratch / 'cache'}",
+        f"-oDir::Log={scratch}",
+        "-oDebug::NoLocking=true",
+        f"-oAPT::Sandbox::User={'root' if os.geteuid() == 0 else ''}",
+        "-oAPT::Get::List-Cleanup=false",
+        "-oAcquire::Retries=2",
+        "-oDPkg::Post-Invoke::=",
+    ]
 
 
 def _install_only_downloads(
     scratch: Path, options: list[str], wanted: Sequence[str], optional: Sequence[str]
 ) -> list[Path]:
-    known = [name for name in optional if _is_known(name, options)]
+    show = ["apt-cache", *options, "show", "--no-all-versions", "--"]
+    known = [
+        name
+        for name in optional
+        if not subprocess.run([*show, name], capture_output=True, check=False).returncode
+    ]
     install = ["install", "--yes", "--download-only", "--no-install-recommends"]
     _run(["apt-get", *options, *install, "--", *wanted, *known])
     return sorted((scratch / "cache" / "archives").glob("*.deb"))
 
 
-def _is_known(name: str, options: list[str]) -> bool:
-    """True when the package lists have `name`."""
-    argv = ["apt-cache", *options, "show", "--no-all-versions", "--", name]
-    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
-
-
-def _run(argv: list[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+def _run(argv: list[str], cwd: Path | None = None) -> str:
     """Run a packaging tool, and give what it printed; its last lines are the error's reason."""
-    quiet = {**(env or os.environ), "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+    quiet = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=quiet, cwd=cwd)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-4:]

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,12 +92,13 @@ def private_engine(folder: Path, say: Say = lambda _: None) -> Iterator[DockerCl
     with _lock(folder / "start.lock", say, f"another launcher that starts {folder}"):
         place, connection = _join(folder) or _start(folder, say)
     try:
-        client = Client(place.host, timeout=ANSWER_WITHIN)
-        try:
-            _warn_if_slow(client, place, say)
+        with closing(Client(place.host, timeout=ANSWER_WITHIN)) as client:
+            if client.info()["Driver"] == "vfs":
+                say(
+                    f"the file system of {folder} can't stack layers, so the engine copies them "
+                    "(slow, much disk): a folder on ext4 or xfs is better"
+                )
             yield client
-        finally:
-            client.close()
     finally:
         _leave(place, connection)
 
@@ -110,15 +111,6 @@ def unsupported() -> str:
         return f"it needs root, and this is user id {os.geteuid()}"
     missing = [t for t in ("apt-get", "apt-cache", "dpkg-deb", "unshare") if not shutil.which(t)]
     return f"it needs {missing[0]}, which isn't installed" if missing else ""
-
-
-def _warn_if_slow(client: DockerClient, place: Place, say: Say) -> None:
-    """Say so when the engine copies whole layers, for want of a file system that stacks them."""
-    if client.info()["Driver"] == "vfs":
-        say(
-            f"the file system of {place.folder} can't stack layers, so the engine copies them "
-            "(slow, much disk): a folder on ext4 or xfs is better"
-        )
 
 
 @contextmanager
@@ -268,8 +260,9 @@ def _wait_until_up(place: Place, process: subprocess.Popen[bytes]) -> socket.soc
         time.sleep(0.02)
     ended = process.returncode is not None
     why = f"it ended with exit code {process.returncode}" if ended else "it doesn't answer"
+    lines = place.log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
     raise (_EndedEarlyError if ended else EngineError)(
-        f"the private container engine doesn't start: {why}\n{_last_lines(place.log)}",
+        "\n  | ".join([f"the private container engine doesn't start: {why}", *lines]),
         f"Its log is {place.log}. {_START_YOURSELF}",
     )
 
@@ -284,11 +277,6 @@ def _answers(place: Place) -> bool:
             return b" 200 " in probe.recv(64)
     except OSError:
         return False
-
-
-def _last_lines(log: Path, count: int = 12) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(f"  | {line}" for line in lines[-count:])
 
 
 def _leave(place: Place, connection: socket.socket) -> None:
@@ -321,11 +309,8 @@ def _clean(place: Place) -> None:
     """Remove what an ended engine leaves: its sockets and its empty control groups."""
     with suppress(FileNotFoundError):
         files.remove_folder(place.sockets, place.sockets.parent)
-    hierarchies = Path("/sys/fs/cgroup")
-    for tree in (
-        *hierarchies.glob(place.sockets.name),
-        *hierarchies.glob(f"*/{place.sockets.name}"),
-    ):
+    hierarchies, name = Path("/sys/fs/cgroup"), place.sockets.name
+    for tree in (*hierarchies.glob(name), *hierarchies.glob(f"*/{name}")):
         groups = [tree, *(group for group in tree.rglob("*") if group.is_dir())]
         for group in sorted(groups, reverse=True):
             with suppress(OSError):  # a busy one is somebody's
