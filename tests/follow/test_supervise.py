@@ -227,26 +227,6 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize("signum", supervise.SIGNALS)
-def test_the_first_signal_asks_and_says_for_what_it_waits(
-    runs: Path, capsys: pytest.CaptureFixture[str], signum: int
-) -> None:
-    job, before = FakeJob(waits=True, labels=LABELS), signal.getsignal(signal.SIGINT)
-    signals((signum, ready))
-    found = supervise.supervise(engine(), lambda attempt: job)
-    assert (found.outcome, job.calls) == (Outcome.STOPPED, ["stop 610", "remove"])
-    asked, *ended = capsys.readouterr().err.splitlines()
-    assert asked == (
-        "launcher: asked the run to stop and save to /no/such/folder; it has 10 min. "
-        "Once more ends it at once."
-    )
-    assert ended == [
-        f"launcher: run {RUN} stopped, exit code 0",
-        "launcher: it saved no complete checkpoint",
-    ]
-    assert signal.getsignal(signal.SIGINT) is before
-
-
 def test_while_it_saves_what_is_left_is_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(supervise, "tell", told.append)
@@ -306,27 +286,6 @@ class Attempts:
         return self.jobs[attempt]
 
 
-@pytest.mark.parametrize(
-    ("ends", "restarts", "attempts", "code"),
-    [
-        ([Ended(1), Ended(0)], 2, 2, 0),
-        ([Ended(1), Ended(137), Ended(5)], 2, 3, 5),
-        ([Ended(3)], 0, 1, 3),
-        ([Ended(2)], 2, 1, 2),
-        ([Ended(121)], 2, 1, 121),
-        ([Ended(0)], 2, 1, 0),
-        ([Ended(137, Cause.REMOVED)], 2, 1, 137),
-    ],
-)
-def test_it_is_started_again_where_that_can_help(
-    runs: Path, ends: list[Ended], restarts: int, attempts: int, code: int
-) -> None:
-    start = Attempts(*ends)
-    found = supervise.supervise(engine(), start, restarts=restarts)
-    assert (start.asked, found.code) == (list(range(attempts)), code)
-    assert all(job.calls == ["remove"] for job in start.jobs)
-
-
 def test_it_is_not_started_again_after_a_stop(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = Attempts(Ended(1), Ended(0))
     start.jobs[0].waits = True
@@ -350,16 +309,6 @@ def test_a_stop_in_the_pause_is_told(runs: Path, monkeypatch: pytest.MonkeyPatch
     assert start.asked == [0]
     assert said[-1] == "stopped before it was started again"
     assert start.jobs[0].calls == ["remove"]
-
-
-def test_a_stop_from_elsewhere_is_no_failure(runs: Path) -> None:
-    job = FakeJob(waits=True, end=Ended(137))
-    follower = threading.Thread(target=lambda: (until(ready), supervise.stop(job, now=True)))
-    follower.start()
-    found = supervise.supervise(engine(), never, restarts=3, job=job)
-    follower.join()
-    assert (found.outcome, found.code) == (Outcome.STOPPED, 137)
-    assert job.calls == ["kill", "remove"]
 
 
 def test_a_guest_leaves_the_run_to_its_owner(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -469,18 +418,6 @@ def test_a_closed_pipe_of_one_who_looks_on_leaves_the_run(
         with pytest.raises(BrokenPipeError):
             supervise.supervise(engine(), never, job=job)
         os.dup2(os.open(os.devnull, os.O_WRONLY), closed_pipe.fileno())
-    assert job.calls == []
-
-
-def test_a_lost_terminal_leaves_the_run(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(data: bytes) -> None:
-        raise OSError(5, "Input/output error")
-
-    gone = SimpleNamespace(buffer=SimpleNamespace(write=refuse), isatty=lambda: False)
-    monkeypatch.setattr("sys.stdout", gone)
-    job = FakeJob([Piece(False, b"line\n")])
-    with pytest.raises(supervise.LostTerminal):
-        supervise.supervise(engine(), never, job=job)
     assert job.calls == []
 
 
