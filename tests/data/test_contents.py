@@ -17,7 +17,7 @@ from launcher.data.faults import DataError
 from launcher.data.indexed import Output
 from launcher.data.output import publish
 from launcher.data.sources import Reading
-from launcher.data.tokenize import Job, columns
+from launcher.data.tokenize import Job, laid_out
 from launcher.data.tokenizers import Chosen
 from launcher.errors import UsageError
 from tests.data.conftest import documents
@@ -34,7 +34,7 @@ def write(prefix: Path, found: Documents, kind: np.dtype[np.generic] = TWO) -> P
     output = Output(prefix, kind.itemsize)
     for document in found:
         texts = [np.array(text, np.uint32) for text in document]
-        made = columns(texts, [len(texts)], kind, None)
+        made = laid_out(texts, [len(texts)], kind, None)
         output.add(made.tokens, made.lengths, made.counts)
     publish([output])
     output.close()
