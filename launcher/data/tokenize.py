@@ -142,7 +142,7 @@ def _encode(
     try:
         tokens = [tokenizers.encoded(tokenizer, texts) for texts in found.texts]
     except Refused:
-        found = read(partial(_require_tokens, tokenizer))
+        found = read(lambda document: [tokenizers.encoded(tokenizer, texts) for texts in document])
         tokens = [tokenizers.encoded(tokenizer, texts) for texts in found.texts]
     end = tokenizer.end if job.append_eod else None
     kind = KINDS[indexed.token_width(tokenizer.size)]
@@ -151,12 +151,6 @@ def _encode(
     ]
     found.texts, found.counts = [], []
     return parts, found
-
-
-def _require_tokens(tokenizer: Tokenizer, document: Sequence[Sequence[str]]) -> None:
-    """Raises Refused where the tokenizer fails at the texts of a key."""
-    for texts in document:
-        tokenizers.encoded(tokenizer, texts)
 
 
 def laid_out(

@@ -311,10 +311,8 @@ def test_outputs_replace_older_ones_only_when_complete(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["out_text_document.bin", "out_text_document.idx", "out.rejects.jsonl"]
 )
-@pytest.mark.parametrize("aside", [False, True])
-def test_an_output_is_no_input(tmp_path: Path, name: str, aside: bool) -> None:
-    path = tmp_path / name
-    left = write(files.aside_path(path, "0" * 16) if aside else path, ["text"])
+def test_an_output_is_no_input(tmp_path: Path, name: str) -> None:
+    left = write(tmp_path / name, ["text"])
     before = left.read_bytes()
     asked = job(left, to=tmp_path / "out", leniency=SKIP, reading={"format": "jsonl"})
     with pytest.raises(UsageError, match="it would be written while it is read"):
