@@ -74,9 +74,9 @@ def inspect(args: Namespace) -> int:
     """Check a .bin and .idx, count, show the lengths and the first documents; compare two."""
     from launcher.data import contents, tokenizers
 
-    data = contents.opened(args.prefix)
+    data = contents.open_data(args.prefix)
     if args.compare:
-        other = contents.opened(args.compare)
+        other = contents.open_data(args.compare)
         said = contents.difference(data, other)
         print(f"they differ in {said}" if said else "the same bytes")
         return 1 if said else 0

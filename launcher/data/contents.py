@@ -81,7 +81,7 @@ def _steps(pieces: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
         last = piece[-1:]
 
 
-def opened(prefix: Path) -> Data:
+def open_data(prefix: Path) -> Data:
     """Read the index's header, and check every entry of it against the .bin.
 
     `prefix` may have the ending of either file. Raises DataError where they don't fit each other,
@@ -190,7 +190,7 @@ def merge(prefixes: Sequence[Path], target: Path) -> Output:
     Raises DataError where one is damaged, UsageError where their types differ, shards of one job
     are missing, one is named twice, or one of them is the target.
     """
-    parts = [opened(prefix) for prefix in prefixes]
+    parts = [open_data(prefix) for prefix in prefixes]
     _check_shards([part.prefix for part in parts])
     files = [Path(f"{part.prefix}.bin").resolve() for part in parts]
     for number, file in enumerate(files):

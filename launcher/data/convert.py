@@ -20,7 +20,7 @@ def convert(
 ) -> Done:
     """Write `target`, which appears when it is complete. Raises as `tokenize.run` does."""
     found = sources.sources(inputs, reading)
-    sources.refuse_own(found, [target, ledger.path(target)])
+    sources.refuse_own(found, [target, ledger.rejects_path(target)])
     with writing(target), ExitStack() as closed:
         (new,) = alone([target], closed)
         rejects = Ledger(found, target, leniency, report)

@@ -184,7 +184,7 @@ class Damaged(ValueError):
     """A .bin and .idx that don't fit each other; the text says which file, and what is wrong."""
 
 
-def check(prefix: Path) -> Index:
+def read_filled_index(prefix: Path) -> Index:
     """As `read_index`; raises Damaged where there are no tokens, too."""
     index = read_index(prefix)
     if not index.tokens:

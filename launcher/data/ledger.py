@@ -61,7 +61,7 @@ class Done:
 Report = Callable[[Done], None]
 
 
-def path(prefix: Path) -> Path:
+def rejects_path(prefix: Path) -> Path:
     """The list of a job that writes to `prefix`."""
     return prefix.with_name(prefix.name + REJECTS)
 
@@ -81,7 +81,7 @@ class Ledger:
         self._done = Done(size=sum(source.stop - source.start for source in sources))
         self._gave: set[int] = set()
         self.rejected = 0
-        self._path = path(prefix)
+        self._path = rejects_path(prefix)
         self._files = ExitStack()
         self._list = alone([self._path], self._files)[0] if leniency.skip else None
         self._source, self._records = -1, 0

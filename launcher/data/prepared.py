@@ -45,7 +45,7 @@ class Prepared:
     def is_made(self) -> bool:
         """Whether the files are there, and whole."""
         try:
-            contents.opened(self.prefix)
+            contents.open_data(self.prefix)
         except (DataError, UsageError):
             return False
         return True

@@ -78,7 +78,7 @@ def run(job: Job, report: Report, check: Report = lambda done: None) -> Done:
     if job.append_eod and tokenizer.end is None:
         raise UsageError("the tokenizer has no end-of-document token", "Name it: --eod-token")
     names = [path for prefix in outputs(job) for path in indexed.targets(prefix)]
-    sources.refuse_own(found, [*names, ledger.path(job.prefix)])
+    sources.refuse_own(found, [*names, ledger.rejects_path(job.prefix)])
     with writing(job.prefix), ExitStack() as closed:
         written: list[Output] = []
         for prefix in outputs(job):

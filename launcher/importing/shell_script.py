@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from launcher.errors import UsageError
 from launcher.importing import shell
-from launcher.importing.container_line import Container, container
+from launcher.importing.container_line import Container, parse_docker_run
 from launcher.importing.sheet import NUMBER, Sheet, wrong, yaml_text
 from launcher.importing.shell import HARMLESS, Left, Script
-from launcher.importing.slurm_lines import Batch, batch
-from launcher.importing.starts import Start, chosen, file_name, hint, named_in_part, start_of
+from launcher.importing.slurm_lines import Batch, parse_sbatch
+from launcher.importing.starts import Start, choose_start, file_name, hint, named_in_part, start_of
 from launcher.importing.words import PLACEHOLDER, Word
 from launcher.plan import arguments
 from launcher.plan.config import Slurm
@@ -69,9 +69,9 @@ def imported(
     """
     if any("\udc80" <= char <= "\udcff" for argument in positional for char in argument):
         raise UsageError(f"{name}: an argument behind -- isn't UTF-8 text")
-    asked = batch(text[: shell.LONGEST])
+    asked = parse_sbatch(text[: shell.LONGEST])
     script = shell.read_script(text, positional, asked.variables)
-    start, script, others = chosen(script)
+    start, script, others = choose_start(script)
     if start is None:
         raise UsageError(f"{name}: no command that starts a program of Megatron's", hint(script))
     sheet = Sheet(told=[*asked.left, *script.left])
@@ -104,7 +104,7 @@ def _around(script: Script, start: Start, sheet: Sheet) -> Container:
         if called == "sudo" and len(words) > 1:
             words, called = words[1:], words[1].text
         if called == "docker" and len(words) > 1 and words[1].text == "run":
-            found = container(words[2:])
+            found = parse_docker_run(words[2:])
             sheet.told += found.left
         elif called == "cd":
             sheet.tell(command.line, "cd: relative paths start where the launcher is started")

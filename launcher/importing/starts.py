@@ -46,7 +46,7 @@ def file_name(word: Word) -> str:
     return word.text.rpartition("/")[2]
 
 
-def chosen(script: Script) -> tuple[Start | None, Script, list[Start]]:
+def choose_start(script: Script) -> tuple[Start | None, Script, list[Start]]:
     """What starts training, the script with what leads to it followed, and the other starts."""
     found = list(_starts(script))
     if not found:

@@ -41,7 +41,7 @@ def plot(names: Sequence[str], output: Path) -> list[str]:
     Raises UsageError where there is no such run, no metrics, no matplotlib, or no such folder.
     """
     known = {run.run: run.name for run in map(record.find, names)}
-    runs = [curves(f"{name} ({run})", read(run)) for run, name in known.items()]
+    runs = [curves(f"{name} ({run})", read_metrics(run)) for run, name in known.items()]
     empty = [run.name for run in runs if not (run.train or run.validation or run.samples)]
     if len(empty) == len(runs):
         raise UsageError(
@@ -52,7 +52,7 @@ def plot(names: Sequence[str], output: Path) -> list[str]:
     return [f"{name} has no metrics yet, and isn't drawn" for name in empty]
 
 
-def read(run: str) -> Iterator[dict[str, Any]]:
+def read_metrics(run: str) -> Iterator[dict[str, Any]]:
     """What is kept of a run's metrics, but for what says no kind, attempt or iteration."""
     for found in record.read_lines(record.folder(run) / record.METRICS):
         numbers = found.get("attempt"), found.get("iteration")
