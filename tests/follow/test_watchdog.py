@@ -111,34 +111,16 @@ def test_it_is_never_due_before_its_time(outputs: list[tuple[float, bytes]]) -> 
         silence.came(data, now)
 
 
-def test_it_tells_keeps_the_stacks_and_leaves_the_run(site: Site) -> None:
-    dog = site.barked()
-    kept = site.folder / "stalled-1"
-    assert site.told == [
-        TOLD,
-        f"every rank's stack is in {kept}",
-        f"to end it: python3 -m launcher stop {RUN}",
-    ]
-    assert {path.name: path.read_bytes() for path in kept.iterdir()} == FOUND
-    assert (dog.verdict, site.job.calls) == ("", ["diagnose"])
-    site.job.found.append(FOUND)
-    dog.bark()
-    assert (site.folder / "stalled-2").is_dir()
+def test_stacks_that_cannot_be_kept_are_told_all_the_same(site: Site) -> None:
     shutil.rmtree(site.folder)
     site.folder.write_text("no folder")
-    site.told.clear()
-    site.job.found.append(FOUND)
-    dog.bark()
+    dog = site.barked()
     assert site.told == [TOLD, f"to end it: python3 -m launcher stop {RUN}"]
+    assert (dog.verdict, site.job.calls) == ("", ["diagnose"])
 
 
-def test_it_ends_the_run_where_told_to(site: Site) -> None:
-    dog = site.barked("end")
-    assert site.job.calls == ["diagnose", "stop"]
-    assert site.told[-1] == "ending it, as watchdog.action says"
-    assert watchdog.verdict([dog]) == "stalled, rank 1 isn't in a collective"
-    site.told.clear()
-    site.now, site.job.found = 0.0, [{}]  # ranks that can't be asked
+def test_a_run_whose_ranks_cannot_be_asked_is_ended_where_told_to(site: Site) -> None:
+    site.job.found = [{}]
     dog = site.barked("end")
     assert site.told[0] == "no output for 5 s, and its ranks can't be asked where they are"
     assert (dog.verdict, site.job.calls[-1]) == ("stalled", "stop")
