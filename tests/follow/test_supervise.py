@@ -40,7 +40,6 @@ class FakeJob:
     cut: int | None = None
     waits: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
-    deaf: bool = False
     over: bool = False
     run: str = RUN
     calls: list[str] = field(default_factory=list)
@@ -67,8 +66,6 @@ class FakeJob:
 
     def stop(self, grace: int) -> None:
         self.calls.append(f"stop {grace}")
-        if self.deaf:
-            self.ending.wait(30)
         self.ending.set()
 
     def kill(self) -> None:
