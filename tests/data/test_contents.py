@@ -103,8 +103,8 @@ def test_damage_is_told_or_does_none(
         ([[[1, 2]], [], [[3, 4], [5, 6]], [[7] * 40]], "tokens of document 0: 3 and 2"),
         ([[[1, 2, 3]], [], [[4, 5], [6]], [[7] * 40]], "tokens of sequence 1: 1 and 2"),
         (
-            [[[1, 2, 3]], [], [[4], [5, 9]], [[7] * 40]],
-            "token 1 of sequence 2, in document 2: 6 and 9",
+            [[[1, 2, 3]], [], [[4], [5, 6]], [[7] * 5 + [9] + [7] * 34]],
+            "token 5 of sequence 3, in document 3: 7 and 9",
         ),
     ],
 )
