@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import pty
@@ -83,14 +82,12 @@ def test_a_bad_line_is_refused_or_left_out(corpus: Path, tmp_path: Path) -> None
     refused(launcher(*command, "--on-error", "skip", "--max-errors", "0"), 1, "more than 0 such")
 
 
-def test_standard_input_packed(corpus: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*TOKENIZE, "-", "--append-eod", "--output-prefix", str(tmp_path / "c")],
-        cwd=ROOT,
-        input=gzip.compress(corpus.read_bytes()),
-        capture_output=True,
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("shell", ["gzip -c {0} | {1} -", "exec {1} {0} 2>&-"])
+def test_packed_standard_input_or_no_standard_error(
+    corpus: Path, tmp_path: Path, shell: str
+) -> None:
+    words = shlex.join([*TOKENIZE, "--append-eod", "--output-prefix", str(tmp_path / "c")])
+    subprocess.run(["sh", "-c", shell.format(corpus, words)], cwd=ROOT, check=True)
     assert documents(tmp_path / "c_text_document") == TOKENS
 
 
@@ -148,12 +145,6 @@ def test_upstreams_options_are_taken(corpus: Path, tmp_path: Path) -> None:
     assert documents(tmp_path / "c_text_document") == [TOKENS[0], *TOKENS, TOKENS[0]]
     said = json.loads(done.stderr.splitlines()[-1])
     assert said["documents_per_s"] == pytest.approx(6 / said["seconds"], rel=0.1)
-
-
-def test_without_standard_error_it_works_all_the_same(corpus: Path, tmp_path: Path) -> None:
-    words = [*TOKENIZE, str(corpus), "--output-prefix", str(tmp_path / "c"), "--append-eod"]
-    subprocess.run(["sh", "-c", f"exec {shlex.join(words)} 2>&-"], cwd=ROOT, check=True)
-    assert documents(tmp_path / "c_text_document") == TOKENS
 
 
 def test_tables_and_text_become_jsonl(tmp_path: Path) -> None:

@@ -369,25 +369,17 @@ def closed_pipe() -> Iterator[TextIO]:
         yield stream
 
 
-def test_a_closed_pipe_asks_the_run_to_stop_and_its_ending_is_waited_for(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_run_whose_output_nobody_reads_is_asked_to_stop_and_waited_for(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO, stream: str
 ) -> None:
     job = FakeJob([Piece(False, b"line\n"), Piece(False, b"line\n")], waits=True, end=Ended(7))
+    if stream == "stderr":  # where the launcher's own messages go
+        signals((signal.SIGINT, ready))
     with monkeypatch.context() as patched:
-        patched.setattr("sys.stdout", closed_pipe)
+        patched.setattr(f"sys.{stream}", closed_pipe)
         found = supervise.supervise(engine(), never, job=job)
     assert (found.outcome, found.code) == (Outcome.STOPPED, 7)
-    assert job.calls == ["stop 10", "remove"]
-
-
-def test_a_run_whose_messages_nobody_reads_is_still_asked_to_stop(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
-) -> None:
-    job = FakeJob(waits=True)
-    signals((signal.SIGINT, ready))
-    with monkeypatch.context() as patched:
-        patched.setattr("sys.stderr", closed_pipe)
-        supervise.supervise(engine(), never, job=job)
     assert job.calls == ["stop 10", "remove"]
 
 
