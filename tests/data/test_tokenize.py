@@ -30,7 +30,7 @@ from launcher.data.tokenizers import Chosen, Tokenizer
 from launcher.errors import UsageError
 from launcher.settings import ROOT
 from launcher.unpack import packing
-from tests.data.conftest import documents
+from tests.data.conftest import documents, write_jsonl
 
 END = 50256
 SKIP = Leniency(skip=True)
@@ -258,7 +258,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 def test_what_cant_be_written_is_named_and_keeps_the_rest_away(tmp_path: Path) -> None:
     """Even a list so short that it is written in the end, after all else."""
-    source = write(tmp_path / "in.jsonl", ["text"] * 20)
+    source = write_jsonl(tmp_path / "in.jsonl", ["text"] * 20)
     with source.open("a") as file:
         file.write("{\n" * 20)
     to = job(source, to=tmp_path / "out", leniency=SKIP)
@@ -277,11 +277,6 @@ def test_what_cant_be_written_is_named_and_keeps_the_rest_away(tmp_path: Path) -
     assert 1000 < (tmp_path / "out.rejects.jsonl").stat().st_size < 8000
 
 
-def write(path: Path, texts: Sequence[str]) -> Path:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return path
-
-
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_the_order_is_the_inputs(
     tmp_path: Path, gpt2: Tokenizer, monkeypatch: pytest.MonkeyPatch, workers: int
@@ -289,7 +284,7 @@ def test_the_order_is_the_inputs(
     """Blocks of a few lines, of several files, by any number of workers."""
     monkeypatch.setattr(sources, "BLOCK", 256)
     texts = [f"document {number} " + "word " * (number % 40) for number in range(400)]
-    files = [write(tmp_path / f"{n}.jsonl", texts[n * 100 : n * 100 + 100]) for n in range(4)]
+    files = [write_jsonl(tmp_path / f"{n}.jsonl", texts[n * 100 : n * 100 + 100]) for n in range(4)]
     run(job(*files, to=tmp_path / "out", workers=workers))
     assert documents(tmp_path / "out_text_document") == [encoded(gpt2, text) for text in texts]
     with files[-1].open("a") as file:
@@ -299,7 +294,7 @@ def test_the_order_is_the_inputs(
 
 
 def test_outputs_replace_older_ones_only_when_complete(tmp_path: Path) -> None:
-    source = write(tmp_path / "in.jsonl", ["first"])
+    source = write_jsonl(tmp_path / "in.jsonl", ["first"])
     run(job(source, to=tmp_path / "out"))
     before = {path.name: path.read_bytes() for path in tmp_path.glob("out*")}
     source.write_text('{"text": "second"}\n{')
@@ -312,7 +307,7 @@ def test_outputs_replace_older_ones_only_when_complete(tmp_path: Path) -> None:
     "name", ["out_text_document.bin", "out_text_document.idx", "out.rejects.jsonl"]
 )
 def test_an_output_is_no_input(tmp_path: Path, name: str) -> None:
-    left = write(tmp_path / name, ["text"])
+    left = write_jsonl(tmp_path / name, ["text"])
     before = left.read_bytes()
     asked = job(left, to=tmp_path / "out", leniency=SKIP, reading={"format": "jsonl"})
     with pytest.raises(UsageError, match="it would be written while it is read"):
@@ -323,7 +318,7 @@ def test_an_output_is_no_input(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
 def test_a_folder_in_an_outputs_place_is_told_before(tmp_path: Path, suffix: str) -> None:
     """And an older file of the two stays."""
-    source = write(tmp_path / "in.jsonl", ["text"])
+    source = write_jsonl(tmp_path / "in.jsonl", ["text"])
     run(job(source, to=tmp_path / "out"))
     (tmp_path / f"out_text_document{suffix}").unlink()
     (tmp_path / f"out_text_document{suffix}").mkdir()
@@ -339,7 +334,7 @@ def test_a_folder_in_an_outputs_place_is_told_before(tmp_path: Path, suffix: str
 def test_an_ended_job_leaves_no_output(tmp_path: Path, ended: signal.Signals) -> None:
     """It waits for its standard input; then the same job, run anew, is whole."""
     command = [sys.executable, "-m", "launcher", "data", "tokenize", "--workers", "2"]
-    source = write(tmp_path / "in.jsonl", ["text"] * 200_000)
+    source = write_jsonl(tmp_path / "in.jsonl", ["text"] * 200_000)
     process = subprocess.Popen(
         [*command, str(source), "-", "--output-prefix", str(tmp_path / "out")],
         cwd=ROOT,

@@ -24,6 +24,7 @@ from launcher.plan.job import Cause, Ended, Lost, Piece
 from launcher.records import owner
 from launcher.records.ending import Outcome
 from launcher.train.ranks import signals as caught
+from tests.e2e.site import until
 
 RUN = "0a1b2c3d"
 
@@ -192,14 +193,6 @@ def test_an_engine_that_stays_away_is_told_and_nothing_is_removed(
     job.ended = lambda: (_ for _ in ()).throw(Lost("away"))
     with pytest.raises(EngineError, match="the engine was lost: away"):
         supervise.stop(job)
-
-
-def until(happened: Callable[[], object]) -> None:
-    """Wait for it."""
-    deadline = time.monotonic() + 30
-    while not happened() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert happened()
 
 
 def signals(*steps: tuple[int, Callable[[], object]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from launcher.plan.job import Ended, Lost
 from launcher.records import owner, record
 from launcher.records.ending import Ending, Outcome, describe
 from launcher.train.words import CONCLUSION, REPORT
+from tests.e2e.site import until
 
 RUN = "0a1b2c3d"
 FOUND = {
@@ -80,13 +80,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
     (tmp_path / RUN).mkdir()
     return Site(tmp_path / RUN)
-
-
-def until(happened: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_start_takes_longer_and_what_was_told_is_not_told_again() -> None:

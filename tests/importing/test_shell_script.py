@@ -90,6 +90,7 @@ def test_a_script_as_a_run_file(name: str, positional: tuple[str, ...]) -> None:
         ("A=<your data>/x\nx $A", ["x", "<<your data> is to be filled in>"]),
         ("x a \\\n  b \\\n  # ${C[@]}\n", ["x", "a", "b"]),
         ("x a \\\n", ["x", "a"]),
+        ("A=1\r\nx $A \\\r\n  b\r\n", ["x", "1", "b"]),
         ("true && x a", ["x", "a"]),
         ("{ x a; }", ["x", "a"]),
     ],
@@ -119,10 +120,6 @@ def test_characters_of_every_script_are_kept() -> None:
     script = "# 训练脚本\nA='数据 Zq\u3000é'\nx \"$A\" /路径/$1 ${A%二}\n"
     assert words(script, "😀")[:3] == ["x", "数据 Zq\u3000é", "/路径/😀"]
     assert words(script)[3] == "<${A%二} isn't followed>"
-
-
-def test_windows_lines_are_read() -> None:
-    assert words("A=1\r\nx $A \\\r\n  b\r\n") == ["x", "1", "b"]
 
 
 def test_a_word_knows_the_line_it_stands_on() -> None:
