@@ -6,7 +6,6 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,9 +74,9 @@ def inspect(args: Namespace) -> int:
     """Check a .bin and .idx, count, show the lengths and the first documents; compare two."""
     from launcher.data import contents, tokenizers
 
-    data = contents.opened(args.prefix)
+    data = contents.open_data(args.prefix)
     if args.compare:
-        other = contents.opened(args.compare)
+        other = contents.open_data(args.compare)
         said = contents.difference(data, other)
         print(f"they differ in {said}" if said else "the same bytes")
         return 1 if said else 0
@@ -106,13 +105,11 @@ def _how_made(data: Data) -> list[str]:
     """The tokenizer and the release whose rule made the tokens, where a record says so."""
     from launcher.data import contents
 
-    said = contents.how_made(data)
-    with suppress(KeyError, TypeError):
-        if said:
-            chosen = said["tokenizer"]
-            rule = printable(f"{chosen['type']}, by the rule of Megatron {chosen['megatron']}")
-            return [f"tokenizer  {rule}"]
-    return []
+    if not (said := contents.how_made(data)):
+        return []
+    chosen = said["tokenizer"]
+    rule = printable(f"{chosen['type']}, by the rule of Megatron {chosen['megatron']}")
+    return [f"tokenizer  {rule}"]
 
 
 def _histogram(found: Sizes) -> list[str]:

@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict
 from typing import TextIO
 
-from launcher.data.tokenize import Done
+from launcher.data.ledger import Done
 from launcher.screen import Progress, printable
 
 WIDTH = 24

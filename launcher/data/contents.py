@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from launcher.data import indexed
 from launcher.data.faults import DataError
-from launcher.data.indexed import PIECE, Output
+from launcher.data.indexed import HEADER, PIECE, Index, Output
 from launcher.data.output import publish, writing
 from launcher.errors import UsageError
 
@@ -27,66 +26,51 @@ SHARD = re.compile(r"\.(?P<part>\d+)-of-(?P<parts>\d+)_")
 """What the name of a shard's output has in it."""
 
 
-@dataclass(frozen=True)
 class Data:
-    """An index: how many sequences and documents it has, and the type of a token."""
+    """A data file whose index fits it: the index's columns, which stay on the disk.
 
-    prefix: Path
-    sequences: int
-    documents: int
-    kind: np.dtype[Any]
+    lengths: of each sequence, in tokens; offsets: where it begins in the .bin, in bytes
+    starts: the sequence with which each document begins, and last the number of sequences
+    """
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of the .bin."""
-        return os.path.getsize(f"{self.prefix}.bin") // self.kind.itemsize
+    def __init__(self, prefix: Path, index: Index) -> None:
+        self.prefix, self.kind, self.tokens = prefix, KINDS[index.code], index.tokens
+        self.sequences, self.documents = index.sequences, index.documents
+        self.lengths = self._column("<i4", HEADER, self.sequences)
+        self.offsets = self._column("<i8", HEADER + 4 * self.sequences, self.sequences)
+        self.starts = self._column("<i8", HEADER + 12 * self.sequences, self.documents + 1)
 
-    def lengths(self) -> Iterator[NDArray[Any]]:
-        """Tokens of each sequence, some at a time."""
-        return self._numbers("<i4", indexed.HEADER, self.sequences)
-
-    def starts(self) -> Iterator[NDArray[Any]]:
-        """The sequence with which each document begins, and last the number of sequences."""
-        return self._numbers("<i8", indexed.HEADER + 12 * self.sequences, self.documents + 1)
-
-    def offsets(self) -> NDArray[Any]:
-        """Where each sequence begins in the .bin, in bytes; it stays on the disk."""
-        if not self.sequences:
-            return np.empty(0, "<i8")
-        at = indexed.HEADER + 4 * self.sequences
-        return np.memmap(f"{self.prefix}.idx", "<i8", "r", at, self.sequences)
+    def _column(self, kind: str, at: int, count: int) -> NDArray[Any]:
+        if not count:
+            return np.empty(0, kind)
+        return np.memmap(f"{self.prefix}.idx", kind, "r", at, count)
 
     def counts(self) -> Iterator[NDArray[Any]]:
         """Sequences of each document, some at a time."""
-        return _steps(self.starts())
+        return _steps(_pieces(self.starts))
 
     def sizes(self) -> Iterator[NDArray[Any]]:
         """Tokens of each document, some at a time."""
-        return _steps(map(self._first_token, self.starts()))
+        return _steps(map(self._first_token, _pieces(self.starts)))
 
     def _first_token(self, sequences: NDArray[Any]) -> NDArray[Any]:
         found = np.full(len(sequences), self.tokens)
         inside = sequences < self.sequences
-        found[inside] = self.offsets()[sequences[inside]] // self.kind.itemsize
+        found[inside] = self.offsets[sequences[inside]] // self.kind.itemsize
         return found
 
     def document(self, number: int, most: int) -> list[int]:
         """The first tokens of a document, at most so many."""
-        starts: NDArray[Any] = np.memmap(
-            f"{self.prefix}.idx", "<i8", "r", indexed.HEADER + 12 * self.sequences
-        )
-        first, end = self._first_token(np.array(starts[number : number + 2])).tolist()
+        first, end = self._first_token(self.starts[number : number + 2]).tolist()
         with open(f"{self.prefix}.bin", "rb") as file:
             file.seek(first * self.kind.itemsize)
             found = np.frombuffer(file.read(min(end - first, most) * self.kind.itemsize), self.kind)
         return [int(token) for token in found]
 
-    def _numbers(self, kind: str, at: int, count: int) -> Iterator[NDArray[Any]]:
-        size = np.dtype(kind).itemsize
-        with open(f"{self.prefix}.idx", "rb") as file:
-            file.seek(at)
-            for begun in range(0, count, PIECE):
-                yield np.frombuffer(file.read(size * min(PIECE, count - begun)), kind)
+
+def _pieces(column: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """A column, some of it at a time."""
+    return (column[at : at + PIECE] for at in range(0, len(column), PIECE))
 
 
 def _steps(pieces: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
@@ -97,7 +81,7 @@ def _steps(pieces: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
         last = piece[-1:]
 
 
-def opened(prefix: Path) -> Data:
+def open_data(prefix: Path) -> Data:
     """Read the index's header, and check every entry of it against the .bin.
 
     `prefix` may have the ending of either file. Raises DataError where they don't fit each other,
@@ -113,7 +97,7 @@ def opened(prefix: Path) -> Data:
         index = indexed.read_index(prefix)
         if index.code not in KINDS or index.modes:
             raise indexed.Damaged(f"{prefix}.idx: type code {index.code}, or a mode a sequence")
-        data = Data(prefix, index.sequences, index.documents, KINDS[index.code])
+        data = Data(prefix, index)
         _check(data)
     except indexed.Damaged as damaged:
         raise DataError(str(damaged), "It has to be made anew.") from None
@@ -123,17 +107,17 @@ def opened(prefix: Path) -> Data:
 def _check(data: Data) -> None:
     """Check every entry; `read_index` has seen the ends. Raises Damaged."""
     at = number = 0
-    offsets, name = data.offsets(), f"{data.prefix}.idx"
-    for lengths in data.lengths():
+    name = f"{data.prefix}.idx"
+    for lengths in _pieces(data.lengths):
         ends = np.cumsum(lengths, dtype=np.int64) * data.kind.itemsize + at
         begins = np.concatenate(([at], ends[:-1]))
-        bad = (lengths < 0) | (offsets[number : number + len(lengths)] != begins)
+        bad = (lengths < 0) | (data.offsets[number : number + len(lengths)] != begins)
         if bad.any():
             bad_one = number + int(bad.argmax())
             raise indexed.Damaged(f"{name}: sequence {bad_one} isn't where the last one ends")
         at, number = int(ends[-1]), number + len(lengths)
     last = 0
-    for piece, starts in enumerate(data.starts()):
+    for piece, starts in enumerate(_pieces(data.starts)):
         if (piece == 0 and starts[0]) or (np.diff(np.concatenate(([last], starts))) < 0).any():
             raise indexed.Damaged(f"{name}: its documents aren't in order")
         last = int(starts[-1])
@@ -169,17 +153,17 @@ def difference(a: Data, b: Data) -> str:
     for what in ("kind", "documents", "sequences", "tokens"):
         if getattr(a, what) != getattr(b, what):
             return f"{what}: {getattr(a, what)} and {getattr(b, what)}"
-    for what in ("counts", "sizes", "lengths"):
+    columns: dict[str, Callable[[Data], Iterator[NDArray[Any]]]] = {
+        "sequences of document": Data.counts,
+        "tokens of document": Data.sizes,
+        "tokens of sequence": lambda data: _pieces(data.lengths),
+    }
+    for what, column in columns.items():
         at = 0
-        for one, other in zip(getattr(a, what)(), getattr(b, what)(), strict=True):
+        for one, other in zip(column(a), column(b), strict=True):
             if len(unlike := np.flatnonzero(one != other)):
                 here = int(unlike[0])
-                named = {
-                    "counts": "sequences of document",
-                    "sizes": "tokens of document",
-                    "lengths": "tokens of sequence",
-                }[what]
-                return f"{named} {at + here}: {one[here]} and {other[here]}"
+                return f"{what} {at + here}: {one[here]} and {other[here]}"
             at += len(one)
     with open(f"{a.prefix}.bin", "rb") as left, open(f"{b.prefix}.bin", "rb") as right:
         at = 0
@@ -194,18 +178,10 @@ def difference(a: Data, b: Data) -> str:
 
 def _told(data: Data, token: int, one: int, other: int) -> str:
     """Name the document in which a token lies."""
-    sequence = int(np.searchsorted(data.offsets(), token * data.kind.itemsize, "right")) - 1
-    begun = 0
-    for starts in data.starts():
-        inside = int(np.searchsorted(starts, sequence, "right"))
-        if inside < len(starts):
-            begun += inside
-            break
-        begun += len(starts)
-    first = int(data.offsets()[sequence]) // data.kind.itemsize
-    return (
-        f"token {token - first} of sequence {sequence}, in document {begun - 1}: {one} and {other}"
-    )
+    sequence = int(np.searchsorted(data.offsets, token * data.kind.itemsize, "right")) - 1
+    document = int(np.searchsorted(data.starts, sequence, "right")) - 1
+    at = token - int(data.offsets[sequence]) // data.kind.itemsize
+    return f"token {at} of sequence {sequence}, in document {document}: {one} and {other}"
 
 
 def merge(prefixes: Sequence[Path], target: Path) -> Output:
@@ -214,7 +190,7 @@ def merge(prefixes: Sequence[Path], target: Path) -> Output:
     Raises DataError where one is damaged, UsageError where their types differ, shards of one job
     are missing, one is named twice, or one of them is the target.
     """
-    parts = [opened(prefix) for prefix in prefixes]
+    parts = [open_data(prefix) for prefix in prefixes]
     _check_shards([part.prefix for part in parts])
     files = [Path(f"{part.prefix}.bin").resolve() for part in parts]
     for number, file in enumerate(files):
@@ -253,7 +229,7 @@ def _made_alike(records: Sequence[dict[str, Any] | None]) -> dict[str, Any] | No
 
 
 def _append(output: Output, part: Data) -> None:
-    for lengths in part.lengths():
+    for lengths in _pieces(part.lengths):
         output.add(b"", lengths, ())
     for counts in part.counts():
         output.add(b"", (), counts.astype("<i4"))

@@ -11,7 +11,7 @@ import json
 import os
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -92,7 +92,9 @@ class Output:
     def _write_begins(self, source: IO[bytes], at: int, count: int, unit: int) -> int:
         """Append where each of `count` numbers begins, as int64, in steps of `unit`; the end."""
         total = 0
-        for numbers in _pieces(source, at, count):
+        for begun in range(0, count, PIECE):  # by place, which leaves alone where it is written
+            size = 4 * min(count - begun, PIECE)
+            numbers = array("i", os.pread(source.fileno(), size, at + 4 * begun))
             ends = array("q", accumulate((number * unit for number in numbers), initial=total))
             total = ends.pop()
             self._index.file.write(ends)
@@ -117,12 +119,6 @@ class Output:
         if self.made:
             self._made.publish()
         self.close()
-
-
-def _pieces(file: IO[bytes], at: int, count: int) -> Iterator[array[int]]:
-    """Read int32 numbers by place, which leaves alone where the file is written."""
-    for begun in range(0, count, PIECE):
-        yield array("i", os.pread(file.fileno(), 4 * min(count - begun, PIECE), at + 4 * begun))
 
 
 def token_width(vocab_size: int) -> int:
@@ -188,7 +184,7 @@ class Damaged(ValueError):
     """A .bin and .idx that don't fit each other; the text says which file, and what is wrong."""
 
 
-def check(prefix: Path) -> Index:
+def read_filled_index(prefix: Path) -> Index:
     """As `read_index`; raises Damaged where there are no tokens, too."""
     index = read_index(prefix)
     if not index.tokens:

@@ -1,17 +1,18 @@
-"""Accounts for records that give no document: told by file and line, counted, and listed."""
+"""Accounts for what is read: how far a job is; records that give no document, told and listed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
 
 from launcher.data.faults import BadRecord, DataError
 from launcher.data.output import alone
-from launcher.data.sources import REJECTS, Position, Source, lines_before
+from launcher.data.records import Documents
+from launcher.data.sources import REJECTS, Position, Source, lines_before, without
 from launcher.screen import printable
 
 
@@ -36,36 +37,88 @@ class Leniency:
         return None if self.most is None else self.most + 1
 
 
-def path(prefix: Path) -> Path:
+@dataclass(frozen=True)
+class Done:
+    """How far a job is, or how it ended.
+
+    read, size: bytes of the inputs as they lie on the disk; size is 0 where it isn't known
+    documents, empty: of all keys the first; those of them that have no tokens
+    tokens: of all keys
+    blank, rejected: records that were empty lines, and those that gave no document
+    without: the inputs without any document, at the end
+    """
+
+    read: int = 0
+    size: int = 0
+    documents: int = 0
+    empty: int = 0
+    tokens: int = 0
+    blank: int = 0
+    rejected: int = 0
+    without: tuple[str, ...] = ()
+
+
+Report = Callable[[Done], None]
+
+
+def rejects_path(prefix: Path) -> Path:
     """The list of a job that writes to `prefix`."""
     return prefix.with_name(prefix.name + REJECTS)
 
 
 class Ledger:
-    """The list PREFIX.rejects.jsonl, which is there only when a record was left out.
+    """What was read, and the list PREFIX.rejects.jsonl, there only when a record was left out.
 
     A job that may leave some out has it for itself: raises as `output.alone` does.
     """
 
-    def __init__(self, sources: Sequence[Source], prefix: Path, leniency: Leniency) -> None:
+    def __init__(
+        self, sources: Sequence[Source], prefix: Path, leniency: Leniency, report: Report
+    ) -> None:
         self.sources = sources
         self.leniency = leniency
+        self._report = report
+        self._done = Done(size=sum(source.stop - source.start for source in sources))
+        self._gave: set[int] = set()
         self.rejected = 0
-        self._path = path(prefix)
+        self._path = rejects_path(prefix)
         self._files = ExitStack()
         self._list = alone([self._path], self._files)[0] if leniency.skip else None
         self._source, self._records = -1, 0
         self._before: int | None = None
 
     def enter(
-        self, place: Position, numbers: Sequence[int], faults: Sequence[BadRecord], records: int
+        self,
+        place: Position,
+        numbers: Sequence[int],
+        read: Documents,
+        documents: int,
+        *,
+        empty: int = 0,
+        tokens: int = 0,
     ) -> None:
-        """Account for a block, in order. Raises DataError where that ends the job."""
+        """Account for a block, in order, and report. Raises DataError where that ends the job."""
         if place.source != self._source:
             self._source, self._records, self._before = place.source, 0, None
-        for fault in faults:
+        for fault in read.faults:
             self._reject(fault, numbers)
-        self._records += records
+        self._records += read.records
+        if documents:
+            self._gave.add(place.source)
+        self._done = Done(
+            read=place.read,
+            size=self._done.size,
+            documents=self._done.documents + documents,
+            empty=self._done.empty + empty,
+            tokens=self._done.tokens + tokens,
+            blank=self._done.blank + read.blank,
+            rejected=self.rejected,
+        )
+        self._report(self._done)
+
+    def done(self) -> Done:
+        """All that was read."""
+        return replace(self._done, without=without(self.sources, self._gave))
 
     def _reject(self, fault: BadRecord, numbers: Sequence[int]) -> None:
         source = self.sources[self._source]

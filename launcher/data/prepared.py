@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from launcher.data import contents, indexed, output, sources, tokenize, tokenizers
 from launcher.data.faults import DataError
-from launcher.data.ledger import Leniency
+from launcher.data.ledger import Done, Leniency, Report
 from launcher.data.output import Busy
 from launcher.data.sources import Reading, Source
-from launcher.data.tokenize import Done, Job
+from launcher.data.tokenize import Job
 from launcher.data.tokenizers import Chosen
 from launcher.errors import UsageError
 
@@ -45,12 +45,12 @@ class Prepared:
     def is_made(self) -> bool:
         """Whether the files are there, and whole."""
         try:
-            contents.opened(self.prefix)
+            contents.open_data(self.prefix)
         except (DataError, UsageError):
             return False
         return True
 
-    def make(self, report: Callable[[Done], None]) -> Done | None:
+    def make(self, report: Report) -> Done | None:
         """Tokenize, unless that is done, by another launcher perhaps; then None.
 
         Raises as `tokenize.run` does, and DataError where there is no document, or a text was

@@ -53,7 +53,7 @@ def documents(
     block: Block,
     keys: Sequence[str],
     limit: int | None,
-    check: Callable[[Sequence[list[str]]], None] | None = None,
+    check: Callable[[Sequence[list[str]]], object] | None = None,
 ) -> Documents:
     """Read a block, up to the fault of number `limit`, counted from 1; None for all of it.
 

@@ -13,7 +13,6 @@ from glob import glob
 from pathlib import Path
 from typing import IO
 
-from launcher import files
 from launcher.data import tables
 from launcher.data.faults import DataError, Refused, excerpt, named
 from launcher.data.records import Block
@@ -155,10 +154,8 @@ def _is_meant(name: str, pattern: Path) -> bool:
 
 
 def refuse_own(found: Sequence[Source], written: Sequence[Path]) -> None:
-    """Raises UsageError where an input is a file that is to be written, or what one is made of."""
-    asides = [path for target in written for path in files.asides(target).values()]
-    own = {_identity(path) for path in (*written, *asides)}
-    own.discard(None)
+    """Raises UsageError where an input is a file that is to be written."""
+    own = {_identity(path) for path in written} - {None}
     for source in found if own else ():
         if _identity("/dev/stdin" if source.name == STDIN else source.name) in own:
             raise UsageError(
@@ -248,7 +245,8 @@ def _readable(
     """Blocks of a file that isn't a table of its own kind."""
     try:
         if not source.whole:
-            yield from _lines(_divided(file, counted, source), source, reading)
+            file.seek(source.start)
+            yield from _lines(_pieces(file, source.stop - source.start, counted), source, reading)
             return
         content = unpacked(io.BufferedReader(counted, BLOCK))
         yield from _content(content, source, reading)
@@ -270,9 +268,11 @@ def _line_at(file: IO[bytes], at: int) -> int:
     return at
 
 
-def _pieces(file: IO[bytes], left: int) -> Iterator[bytes]:
+def _pieces(file: IO[bytes], left: int, counted: Counted | None = None) -> Iterator[bytes]:
     while left > 0 and (piece := file.read(min(BLOCK, left))):
         left -= len(piece)
+        if counted:
+            counted.count += len(piece)
         yield piece
 
 
@@ -281,14 +281,6 @@ def _part(name: str, kind: str, first: int, last: int) -> list[Source]:
     with open(name, "rb") as file:
         start, stop = _line_at(file, first), _line_at(file, last)
     return [Source(name, kind, start, stop, False)] if start < stop else []
-
-
-def _divided(file: IO[bytes], counted: Counted, source: Source) -> Iterator[bytes]:
-    """A part, in pieces."""
-    file.seek(source.start)
-    for piece in _pieces(file, source.stop - source.start):
-        counted.count += len(piece)
-        yield piece
 
 
 def lines_before(source: Source) -> int:

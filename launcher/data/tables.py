@@ -240,29 +240,10 @@ def _limited(row: Any, largest: int) -> Row:
 
 def _values(column: Any) -> list[object]:
     """A column's values; bytes that aren't UTF-8 stay to be found in their record."""
-    try:
-        found: list[object] = column.to_pylist()
-    except UnicodeDecodeError:
-        found = [*map(_value, column)]
-    return [_text(value) if isinstance(value, bytes | list) else value for value in found]
-
-
-def _value(scalar: Any) -> object:
-    """A value of Arrow's; of a text that isn't UTF-8 its bytes."""
     import pyarrow
 
     try:
-        return scalar.as_py()
+        found: list[object] = column.to_pylist()
     except UnicodeDecodeError:
-        if isinstance(scalar, pyarrow.BinaryScalar):
-            return scalar.as_buffer().to_pybytes()
-        if isinstance(scalar, pyarrow.ListScalar):
-            return [*map(_value, scalar.values)]
-        return {}  # of any other kind, it is no text in any case
-
-
-def _text(value: object) -> object:
-    """The texts of bytes, also of those in lists."""
-    if isinstance(value, list):
-        return [*map(_text, value)]
-    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+        found = column.cast(pyarrow.binary()).to_pylist()
+    return [v.decode(errors="surrogateescape") if isinstance(v, bytes) else v for v in found]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from launcher import __version__
 from launcher.data import indexed, ledger, records, sources, tokenizers
-from launcher.data.faults import BadRecord, DataError, Refused
+from launcher.data.faults import DataError, Refused
 from launcher.data.indexed import Output
-from launcher.data.ledger import Ledger, Leniency
+from launcher.data.ledger import Done, Ledger, Leniency, Report
 from launcher.data.output import publish, writing
 from launcher.data.records import Block
 from launcher.data.sources import Position, Reading
@@ -48,27 +48,6 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Done:
-    """How far a job is, or how it ended.
-
-    read, size: bytes of the inputs as they lie on the disk; size is 0 where it isn't known
-    documents, empty: of all keys the first; those of them that have no tokens
-    tokens: of all keys
-    blank, rejected: records that were empty lines, and those that gave no document
-    without: the inputs without any document, at the end
-    """
-
-    read: int = 0
-    size: int = 0
-    documents: int = 0
-    empty: int = 0
-    tokens: int = 0
-    blank: int = 0
-    rejected: int = 0
-    without: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Columns:
     """Some documents as they are written: tokens, each sequence's length, each document's count.
 
@@ -81,24 +60,12 @@ class Columns:
     counts: NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """What a worker made of a block: columns of each key."""
-
-    columns: list[Columns]
-    faults: list[BadRecord]
-    records: int
-    blank: int
-
-
 def outputs(job: Job) -> list[Path]:
     """The prefixes of what a job writes, in the order of its keys; the names are upstream's."""
     return [Path(f"{job.prefix}_{key}_document") for key in job.reading.keys]
 
 
-def run(
-    job: Job, report: Callable[[Done], None], check: Callable[[Done], None] = lambda done: None
-) -> Done:
+def run(job: Job, report: Report, check: Report = lambda done: None) -> Done:
     """Tokenize, reporting after each block; the outputs appear when all of it is written.
 
     `check` is called before they do, and keeps them away by what it raises.
@@ -111,16 +78,17 @@ def run(
     if job.append_eod and tokenizer.end is None:
         raise UsageError("the tokenizer has no end-of-document token", "Name it: --eod-token")
     names = [path for prefix in outputs(job) for path in indexed.targets(prefix)]
-    sources.refuse_own(found, [*names, ledger.path(job.prefix)])
+    sources.refuse_own(found, [*names, ledger.rejects_path(job.prefix)])
     with writing(job.prefix), ExitStack() as closed:
         written: list[Output] = []
         for prefix in outputs(job):
             written.append(Output(prefix, indexed.token_width(tokenizer.size)))
             written[-1].made = _made(job)
             closed.callback(written[-1].close)
-        rejects = Ledger(found, job.prefix, job.leniency)
+        rejects = Ledger(found, job.prefix, job.leniency, report)
         closed.callback(rejects.close)
-        done = _write(job, found, tokenizer, written, rejects, report)
+        _write(job, found, tokenizer, written, rejects)
+        done = rejects.done()
         check(done)
         publish([rejects, *written])
     return done
@@ -144,8 +112,7 @@ def _write(
     tokenizer: Tokenizer,
     written: Sequence[Output],
     rejects: Ledger,
-    report: Callable[[Done], None],
-) -> Done:
+) -> None:
     """Send blocks to workers, and write in order what comes back."""
     sent: deque[tuple[Position, Sequence[int]]] = deque()
 
@@ -154,53 +121,39 @@ def _write(
             sent.append((place, block.numbers))
             yield block
 
-    done = Done(size=sum(source.stop - source.start for source in found))
-    gave: set[int] = set()
-    workers: Workers[Block, Encoded] = Workers(partial(_encode, job, tokenizer), job.workers)
-    for encoded in workers.map(blocks()):
+    workers = Workers(partial(_encode, job, tokenizer), job.workers)
+    for columns, read in workers.map(blocks()):
         place, numbers = sent.popleft()
-        rejects.enter(place, numbers, encoded.faults, encoded.records)
-        for one, part in zip(written, encoded.columns, strict=True):
-            one.add(part.tokens, part.lengths, part.counts)
-        first = encoded.columns[0].counts
-        gave |= {place.source} if len(first) else set()
-        done = Done(
-            read=place.read,
-            size=done.size,
-            documents=written[0].documents,
-            empty=done.empty + len(first) - int(np.count_nonzero(first)),
-            tokens=sum(one.tokens for one in written),
-            blank=done.blank + encoded.blank,
-            rejected=rejects.rejected,
-        )
-        report(done)
-    return replace(done, without=sources.without(found, gave))
+        tokens = 0
+        for output, part in zip(written, columns, strict=True):
+            output.add(part.tokens, part.lengths, part.counts)
+            tokens += len(part.tokens) // output.width
+        first = columns[0].counts
+        empty = len(first) - int(np.count_nonzero(first))
+        rejects.enter(place, numbers, read, len(first), empty=empty, tokens=tokens)
 
 
-def _encode(job: Job, tokenizer: Tokenizer, block: Block) -> Encoded:
-    """In a worker: a block's documents as they are written."""
+def _encode(
+    job: Job, tokenizer: Tokenizer, block: Block
+) -> tuple[list[Columns], records.Documents]:
+    """In a worker: a block's documents of each key as they are written, and all but their texts."""
     read = partial(records.documents, block, job.reading.keys, job.leniency.limit)
     found = read()
     try:
         tokens = [tokenizers.encoded(tokenizer, texts) for texts in found.texts]
     except Refused:
-        found = read(partial(_require_tokens, tokenizer))
+        found = read(lambda document: [tokenizers.encoded(tokenizer, texts) for texts in document])
         tokens = [tokenizers.encoded(tokenizer, texts) for texts in found.texts]
     end = tokenizer.end if job.append_eod else None
     kind = KINDS[indexed.token_width(tokenizer.size)]
     parts = [
-        columns(some, counts, kind, end) for some, counts in zip(tokens, found.counts, strict=True)
+        laid_out(some, counts, kind, end) for some, counts in zip(tokens, found.counts, strict=True)
     ]
-    return Encoded(parts, found.faults, found.records, found.blank)
+    found.texts, found.counts = [], []
+    return parts, found
 
 
-def _require_tokens(tokenizer: Tokenizer, document: Sequence[Sequence[str]]) -> None:
-    """Raises Refused where the tokenizer fails at the texts of a key."""
-    for texts in document:
-        tokenizers.encoded(tokenizer, texts)
-
-
-def columns(
+def laid_out(
     texts: Sequence[NDArray[np.generic]],
     counts: Sequence[int],
     kind: np.dtype[np.generic],

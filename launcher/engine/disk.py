@@ -8,7 +8,7 @@ a removed base of 200 MB until then).
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -38,27 +38,6 @@ def cached(client: DockerClient) -> dict[str, Mapping[str, Any]] | None:
     if told is None:
         return None
     return {one["ID"]: one for one in told.get("BuildCache") or () if not one["Shared"]}
-
-
-def forget(client: DockerClient, before: Collection[str]) -> bool:
-    """Have BuildKit remove what it keeps beyond the records `before`; whether nothing is left.
-
-    A record goes when none lies on it any more, so the newest go first; BuildKit takes a moment to
-    see it.
-    """
-    from docker.errors import APIError
-
-    for pause in PAUSES:
-        time.sleep(pause)
-        if (now := cached(client)) is None:
-            return False
-        new = [record for id, record in now.items() if id not in before]
-        for record in sorted(new, key=lambda record: str(record["CreatedAt"]), reverse=True):
-            with suppress(APIError):  # a build uses it just now
-                client.api.prune_builds(filters={"id": [record["ID"]]})
-        if not new:
-            return True
-    return False
 
 
 def _told(client: DockerClient) -> Mapping[str, Any] | None:

@@ -150,7 +150,7 @@ def guarding(
     given = str(plan.get("options", {}).get("log_interval", ""))
     interval = int(given) if given.isdecimal() else LOG_INTERVAL
     detector = Detector(wanted.window, wanted.threshold)
-    earlier = plot.continued(one for one in plot.read(job.run) if one["attempt"] < attempt)
+    earlier = plot.continued(one for one in plot.read_metrics(job.run) if one["attempt"] < attempt)
     last = 0
     for each in (one for one in earlier if one["kind"] == plot.STEP):
         for measure in MEASURES:
@@ -171,12 +171,12 @@ def settle(listeners: Sequence[Listener], found: Ending) -> str:
 
 def rewinds(run: str) -> int:
     """How often a run has gone back."""
-    return sum(each["kind"] == REWIND for each in plot.read(run))
+    return sum(each["kind"] == REWIND for each in plot.read_metrics(run))
 
 
 def passed_over(run: str) -> set[int]:
     """The iterations whose batches a run has gone back past, 1 the first."""
-    bad = [each["passed_over"] for each in plot.read(run) if each["kind"] == REWIND]
+    bad = [each["passed_over"] for each in plot.read_metrics(run) if each["kind"] == REWIND]
     return {number for first, last in bad for number in range(first, last + 1)}
 
 

@@ -37,7 +37,7 @@ class Container:
         return path
 
 
-def container(words: tuple[Word, ...]) -> Container:
+def parse_docker_run(words: tuple[Word, ...]) -> Container:
     """What stands behind `docker run`, up to the image."""
     found = Container()
     for name, value in _options(words):

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from launcher.errors import UsageError
 from launcher.importing import shell
-from launcher.importing.container_line import Container, container
+from launcher.importing.container_line import Container, parse_docker_run
 from launcher.importing.sheet import NUMBER, Sheet, wrong, yaml_text
 from launcher.importing.shell import HARMLESS, Left, Script
-from launcher.importing.slurm_lines import Batch, batch
-from launcher.importing.starts import Start, chosen, file_name, hint, named_in_part, start_of
+from launcher.importing.slurm_lines import Batch, parse_sbatch
+from launcher.importing.starts import Start, choose_start, file_name, hint, named_in_part, start_of
 from launcher.importing.words import PLACEHOLDER, Word
 from launcher.plan import arguments
 from launcher.plan.config import Slurm
@@ -69,12 +69,9 @@ def imported(
     """
     if any("\udc80" <= char <= "\udcff" for argument in positional for char in argument):
         raise UsageError(f"{name}: an argument behind -- isn't UTF-8 text")
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise UsageError(f"{name}:{line}: a null byte: this is no shell script")
-    asked = batch(text[: shell.LONGEST])
-    script = shell.read(text, positional, asked.variables)
-    start, script, others = chosen(script)
+    asked = parse_sbatch(text[: shell.LONGEST])
+    script = shell.read_script(text, positional, asked.variables)
+    start, script, others = choose_start(script)
     if start is None:
         raise UsageError(f"{name}: no command that starts a program of Megatron's", hint(script))
     sheet = Sheet(told=[*asked.left, *script.left])
@@ -102,21 +99,16 @@ def _around(script: Script, start: Start, sheet: Sheet) -> Container:
     """The container that the script starts, if any; what other commands do is told."""
     found = Container()
     for command in script.commands:
-        mine = bool(start.before) and command.words[: len(start.before)] == start.before
-        words = start.before if mine else command.words
+        words = command.words
         called = file_name(words[0])
         if called == "sudo" and len(words) > 1:
             words, called = words[1:], words[1].text
-        contained = called == "docker" and len(words) > 1 and words[1].text == "run"
-        if contained:
-            found = container(words[2:])
+        if called == "docker" and len(words) > 1 and words[1].text == "run":
+            found = parse_docker_run(words[2:])
             sheet.told += found.left
-        if mine:  # what stands beside the start, in the same bash -c
-            words = command.words[len(start.before) :]
-            called = file_name(words[0])
-        if called == "cd":
+        elif called == "cd":
             sheet.tell(command.line, "cd: relative paths start where the launcher is started")
-        elif (mine or not contained) and called not in HARMLESS and not start_of(command):
+        elif called not in HARMLESS and not start_of(command):
             text = " ".join(word.text or "…" for word in words)
             text = printable(text if len(text) <= 60 else f"{text[:60]}…")
             sheet.tell(command.line, f"{text}: not carried over")

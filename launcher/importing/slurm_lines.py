@@ -53,7 +53,7 @@ class Batch:
     left: list[Left] = field(default_factory=list)
 
 
-def batch(text: str) -> Batch:
+def parse_sbatch(text: str) -> Batch:
     """What the #SBATCH lines of the script `text` ask for; the last of several counts."""
     counts, asked = dict[str, Word](), Batch()
     for line, told, name, value in _options(text):

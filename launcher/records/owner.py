@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from launcher import files
 from launcher.records import record
@@ -23,15 +24,8 @@ def following(run: str) -> Iterator[bool]:
     The kernel tells: a lock beside the run's record ends with the process that holds it. Without
     a record, as of another user's run, nobody else is known of.
     """
-    try:
-        handle = files.open_own(record.folder(run) / LOCK, os.O_RDWR | os.O_CREAT)
-    except OSError:
-        yield True
-        return
-    try:
-        yield files.try_lock(handle) is not False
-    finally:
-        os.close(handle)
+    with _opened(record.folder(run) / LOCK) as handle:
+        yield handle is None or files.try_lock(handle) is not False
 
 
 @contextmanager
@@ -41,20 +35,27 @@ def alone() -> Iterator[None]:
     Two that look at the same moment whether a folder is taken would both find it free. One that
     hangs as it starts is waited for no longer than PATIENCE seconds.
     """
-    try:
-        runs = settings().runs
+    runs = settings().runs
+    with suppress(OSError):
         runs.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = files.open_own(runs / STARTING, os.O_RDWR | os.O_CREAT)
-    except OSError:
-        yield
-        return
-    try:
+    with _opened(runs / STARTING) as handle:
         until = time.monotonic() + PATIENCE
-        while files.try_lock(handle) is False and time.monotonic() < until:
+        while handle is not None and files.try_lock(handle) is False and time.monotonic() < until:
             time.sleep(0.05)
         yield
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
+    """A file to lock, made where it isn't there; None where it can't be."""
+    handle = None
+    with suppress(OSError):
+        handle = files.open_own(path, os.O_RDWR | os.O_CREAT)
+    try:
+        yield handle
     finally:
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
 
 
 def ask_to_stop(run: str) -> None:

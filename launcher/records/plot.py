@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from launcher.errors import UsageError
 from launcher.records import record
@@ -41,7 +41,7 @@ def plot(names: Sequence[str], output: Path) -> list[str]:
     Raises UsageError where there is no such run, no metrics, no matplotlib, or no such folder.
     """
     known = {run.run: run.name for run in map(record.find, names)}
-    runs = [curves(f"{name} ({run})", read(run)) for run, name in known.items()]
+    runs = [curves(f"{name} ({run})", read_metrics(run)) for run, name in known.items()]
     empty = [run.name for run in runs if not (run.train or run.validation or run.samples)]
     if len(empty) == len(runs):
         raise UsageError(
@@ -52,12 +52,9 @@ def plot(names: Sequence[str], output: Path) -> list[str]:
     return [f"{name} has no metrics yet, and isn't drawn" for name in empty]
 
 
-def read(run: str) -> Iterator[dict[str, Any]]:
-    """What is kept of a run's metrics, but for what says no kind, attempt or iteration."""
-    for found in record.read_lines(record.folder(run) / record.METRICS):
-        numbers = found.get("attempt"), found.get("iteration")
-        if "kind" in found and all(isinstance(number, int) for number in numbers):
-            yield found
+def read_metrics(run: str) -> Iterator[dict[str, Any]]:
+    """What is kept of a run's metrics."""
+    return record.read_lines(record.folder(run) / record.METRICS)
 
 
 def curves(name: str, records: Iterable[dict[str, Any]]) -> Curves:
@@ -75,8 +72,7 @@ def curves(name: str, records: Iterable[dict[str, Any]]) -> Curves:
         samples=_points(
             (each["iteration"], 1000 * each["global_batch_size"] / each["ms_per_step"])
             for each in steps
-            if _is_number(each.get("global_batch_size")) and _is_number(each.get("ms_per_step"))
-            if each["ms_per_step"]
+            if each.get("global_batch_size") and each["ms_per_step"]
         ),
         alarms=[(each["iteration"], each["alarm"]) for each in records if each["kind"] == ALARM],
     )
@@ -84,9 +80,9 @@ def curves(name: str, records: Iterable[dict[str, Any]]) -> Curves:
 
 def _is_drawn(found: dict[str, Any]) -> bool:
     """Whether it is a step, or an evaluation of the first validation set."""
-    if found.get("kind") == VALIDATION:
-        return found.get("split") == VALIDATION and not found.get("dataset")
-    return found.get("kind") == STEP
+    if found["kind"] == VALIDATION:
+        return found["split"] == VALIDATION and not found.get("dataset")
+    return bool(found["kind"] == STEP)
 
 
 def continued(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -111,12 +107,8 @@ def continued(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for _, each in sorted(kept.items(), key=lambda item: item[0])]
 
 
-def _points(pairs: Iterable[tuple[int, object]]) -> Points:
-    return [(iteration, value) for iteration, value in pairs if _is_number(value)]
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float))
+def _points(pairs: Iterable[tuple[int, float | None]]) -> Points:
+    return [(iteration, value) for iteration, value in pairs if value is not None]
 
 
 def _draw(runs: Sequence[Curves], output: Path) -> None:

@@ -114,11 +114,7 @@ class Filter:
         """Whether the run is one of them."""
         if (self.states and run.state not in self.states) or self.name not in (None, run.name):
             return False
-        try:
-            created = datetime.fromisoformat(run.created)
-        except ValueError:
-            return self.since is None and self.before is None
-        created = created if created.tzinfo else created.replace(tzinfo=timezone.utc)
+        created = datetime.fromisoformat(run.created)
         return (self.since or created) <= created and (not self.before or created < self.before)
 
 

@@ -134,20 +134,15 @@ class Series:
             expected = min(expected, "imports", key=ORDER.index)
         tried_with = self._tried_with(cell)
         base, _ = self._images(cell)
-        pulled = self._file(cell).with_suffix(".pulled")
-        if find_image(self.client, base) is None:  # for the next series, where this one is killed
-            files.write(pulled, "\n".join(_names(self.client.api.images())))
-        cached = disk.cached(self.client)
+        is_pulled = find_image(self.client, base) is None
+        there = _names(self.client.api.images())
         before = time.monotonic()
         found = self._in_process(cell)
         if not self.options.keep:
             self._remove(f"{REPOSITORY}:{cell.tag}-{cell.megatron}", f"{REPOSITORY}:{cell.tag}")
-            if pulled.exists():
-                there = pulled.read_text(encoding="utf-8").split()
+            if is_pulled:
                 self._remove(*self._names_of(base, there))
-                if cached is None or not disk.forget(self.client, cached):
-                    self.say("BuildKit may keep layers of it: docker builder prune frees them")
-        files.remove_file(pulled.absolute(), self.folder.absolute(), missing_ok=True)
+                self.say(f"BuildKit may keep layers of {base}: docker builder prune frees them")
         key = self._digest(tried_with, found.get("stage", ""))
         result = Result(cell.tag, cell.megatron, key, expected=expected, **found)
         self.say(f"{cell}: {result.told} ({time.monotonic() - before:.0f} s)")

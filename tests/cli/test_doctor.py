@@ -30,27 +30,32 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.LocalBackend, "facts", lambda self, image: Facts("0.16.1"))
 
 
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "nvidia_gpus", lambda: None)
-
-
-@pytest.fixture
-def old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "nvidia_gpus", lambda: (OLD,))
+@pytest.fixture(autouse=True)
+def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's: none, but for what a test names."""
+    monkeypatch.setattr(gather, "nvidia_gpus", lambda: getattr(request, "param", None))
     monkeypatch.setattr(gather, "nvidia_uses", lambda: ())
 
 
-def test_without_gpus_all_is_well(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--backend", "local") == 0
-    assert "no GPU: CPU runs only" in capsys.readouterr().out
-
-
-def test_gpus_that_are_asked_for_must_be_there(
-    no_gpu: None, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("gpus", "asked", "code", "said"),
+    [
+        (None, "", 0, "no GPU: CPU runs only"),
+        (None, "--gpus 2", 121, "refused  GPUs"),  # they must be there
+        ((OLD,), "--tag 24.10", 121, "refused  driver"),
+        ((OLD,), "", 0, "RTX 3090"),
+        ((OLD,), "--tag 24.10 --gpus 0", 0, ""),
+    ],
+    indirect=["gpus"],
+)
+def test_what_is_there_is_held_against_what_is_asked_for(
+    capsys: pytest.CaptureFixture[str], asked: str, code: int, said: str
 ) -> None:
-    assert run("--backend", "local", "--gpus", "2") == 121
-    assert "refused  GPUs" in capsys.readouterr().out
+    assert run("--backend", "local", *asked.split()) == code
+    assert said in capsys.readouterr().out
+
+
+def test_a_wrong_request_for_gpus_is_told() -> None:
     with pytest.raises(UsageError, match="isn't a request for GPUs"):
         run("--backend", "local", "--gpus", "some")
 
@@ -64,7 +69,6 @@ def test_gpus_that_are_asked_for_must_be_there(
     ],
 )
 def test_without_a_container_this_environment_is_looked_at(
-    no_gpu: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     facts: Facts | EngineError,
@@ -81,16 +85,8 @@ def test_without_a_container_this_environment_is_looked_at(
     assert said in capsys.readouterr().out
 
 
-def test_a_driver_too_old_for_the_row_is_121(
-    old_gpu: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("--backend", "local", "--tag", "24.10") == 121
-    assert "refused  driver" in capsys.readouterr().out
-    assert run("--backend", "local") == 0
-    assert run("--backend", "local", "--tag", "24.10", "--gpus", "0") == 0
-
-
-def test_json_says_the_same(old_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("gpus", [(OLD,)], indirect=True)
+def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--backend", "local", "--tag", "24.10", "--json") == 121
     found = {line["name"]: line for line in json.loads(capsys.readouterr().out)}
     assert found["driver"]["state"] == "refused"
@@ -98,7 +94,7 @@ def test_json_says_the_same(old_gpu: None, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_no_engine_is_a_line_among_the_others(
-    no_gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Lost:
         contained = True
@@ -116,7 +112,7 @@ def test_no_engine_is_a_line_among_the_others(
 
 
 def test_a_node_has_to_know_which_it_is(
-    no_gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Slurm says so; nobody does to who types the line."""
     for name in NODE_RANKS:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def loaded(gpt2: tokenizers.Tokenizer) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizers, "load", lambda chosen: gpt2)
         yield
+
+
+def write_jsonl(path: Path, texts: Sequence[str]) -> Path:
+    """A file with a document of each text."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
 
 
 def documents(prefix: Path) -> list[list[list[int]]]:

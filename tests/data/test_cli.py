@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import pty
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher import files
 from launcher.settings import ROOT
 from tests.data.conftest import documents
 from tests.e2e.command import launcher, refused
@@ -80,29 +78,21 @@ def test_a_bad_line_is_refused_or_left_out(corpus: Path, tmp_path: Path) -> None
     assert os.listdir(tmp_path) == ["in.jsonl"]
     done = launcher(*command, "--on-error", "skip")
     assert json.loads(done.stderr.splitlines()[-1])["rejected"] == 1
-    assert json.loads((tmp_path / "c.rejects.jsonl").read_text()) == {
-        "file": str(corpus),
-        "line": 5,
-        "reason": "no key 'text'; its keys: 'txt'",
-        "begins": '{"txt": 1}',
-    }
+    assert json.loads((tmp_path / "c.rejects.jsonl").read_text())["line"] == 5
     refused(launcher(*command, "--on-error", "skip", "--max-errors", "0"), 1, "more than 0 such")
 
 
-def test_standard_input_packed(corpus: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*TOKENIZE, "-", "--append-eod", "--output-prefix", str(tmp_path / "c")],
-        cwd=ROOT,
-        input=gzip.compress(corpus.read_bytes()),
-        capture_output=True,
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("shell", ["gzip -c {0} | {1} -", "exec {1} {0} 2>&-"])
+def test_packed_standard_input_or_no_standard_error(
+    corpus: Path, tmp_path: Path, shell: str
+) -> None:
+    words = shlex.join([*TOKENIZE, "--append-eod", "--output-prefix", str(tmp_path / "c")])
+    subprocess.run(["sh", "-c", shell.format(corpus, words)], cwd=ROOT, check=True)
     assert documents(tmp_path / "c_text_document") == TOKENS
 
 
 def test_standard_input_is_no_output(corpus: Path, tmp_path: Path) -> None:
-    """Not what an ended job left of one either: it would be emptied."""
-    left = corpus.rename(files.aside_path(tmp_path / "out.jsonl", "0" * 16))
+    left = corpus.rename(tmp_path / "out.jsonl")
     with left.open() as given:
         done = subprocess.run(
             [*TOKENIZE[:-1], "convert", "-", "-o", str(tmp_path / "out.jsonl")],
@@ -155,31 +145,6 @@ def test_upstreams_options_are_taken(corpus: Path, tmp_path: Path) -> None:
     assert documents(tmp_path / "c_text_document") == [TOKENS[0], *TOKENS, TOKENS[0]]
     said = json.loads(done.stderr.splitlines()[-1])
     assert said["documents_per_s"] == pytest.approx(6 / said["seconds"], rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("action", "option"), [("tokenize", "--output-prefix"), ("convert", "--output")]
-)
-def test_a_file_that_cant_grow_is_named(
-    corpus: Path, tmp_path: Path, action: str, option: str
-) -> None:
-    """Under a limit of the size of files, which stands for a full disk."""
-    corpus.write_bytes(corpus.read_bytes() * 9000)
-    command = [*TOKENIZE[:-1], action, str(corpus), option, str(tmp_path / "c")]
-    done = subprocess.run(
-        ["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", *command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    refused(done, 2, f"{tmp_path / 'c'}: File too large", "ulimit -f unlimited")
-    assert os.listdir(tmp_path) == ["in.jsonl"]
-
-
-def test_without_standard_error_it_works_all_the_same(corpus: Path, tmp_path: Path) -> None:
-    words = [*TOKENIZE, str(corpus), "--output-prefix", str(tmp_path / "c"), "--append-eod"]
-    subprocess.run(["sh", "-c", f"exec {shlex.join(words)} 2>&-"], cwd=ROOT, check=True)
-    assert documents(tmp_path / "c_text_document") == TOKENS
 
 
 def test_tables_and_text_become_jsonl(tmp_path: Path) -> None:

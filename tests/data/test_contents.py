@@ -17,7 +17,7 @@ from launcher.data.faults import DataError
 from launcher.data.indexed import Output
 from launcher.data.output import publish
 from launcher.data.sources import Reading
-from launcher.data.tokenize import Job, columns
+from launcher.data.tokenize import Job, laid_out
 from launcher.data.tokenizers import Chosen
 from launcher.errors import UsageError
 from tests.data.conftest import documents
@@ -34,7 +34,7 @@ def write(prefix: Path, found: Documents, kind: np.dtype[np.generic] = TWO) -> P
     output = Output(prefix, kind.itemsize)
     for document in found:
         texts = [np.array(text, np.uint32) for text in document]
-        made = columns(texts, [len(texts)], kind, None)
+        made = laid_out(texts, [len(texts)], kind, None)
         output.add(made.tokens, made.lengths, made.counts)
     publish([output])
     output.close()
@@ -51,7 +51,7 @@ def test_what_is_written_is_read(
 ) -> None:
     prefix = write(tmp_path_factory.mktemp("data") / "d", found, kind)
     wanted = without_empty(found)
-    data = contents.opened(prefix)
+    data = contents.open_data(prefix)
     assert documents(prefix) == wanted
     sizes = [sum(map(len, document)) for document in wanted]
     assert np.concatenate([*data.sizes()]).tolist() == sizes
@@ -88,7 +88,7 @@ def test_damage_is_told_or_does_none(
     whole = file.read_bytes()
     file.write_bytes(whole[:at] + put + whole[at + cut :])
     try:
-        data = contents.opened(prefix)
+        data = contents.open_data(prefix)
     except DataError:
         return
     assert sum(map(len, documents(prefix))) == data.sequences  # reads, each byte in one sequence
@@ -103,14 +103,14 @@ def test_damage_is_told_or_does_none(
         ([[[1, 2]], [], [[3, 4], [5, 6]], [[7] * 40]], "tokens of document 0: 3 and 2"),
         ([[[1, 2, 3]], [], [[4, 5], [6]], [[7] * 40]], "tokens of sequence 1: 1 and 2"),
         (
-            [[[1, 2, 3]], [], [[4], [5, 9]], [[7] * 40]],
-            "token 1 of sequence 2, in document 2: 6 and 9",
+            [[[1, 2, 3]], [], [[4], [5, 6]], [[7] * 5 + [9] + [7] * 34]],
+            "token 5 of sequence 3, in document 3: 7 and 9",
         ),
     ],
 )
 def test_the_first_difference_is_told(tmp_path: Path, other: Documents, said: str) -> None:
     first, second = write(tmp_path / "a", SOME), write(tmp_path / "b", other)
-    assert contents.difference(contents.opened(first), contents.opened(second)) == said
+    assert contents.difference(contents.open_data(first), contents.open_data(second)) == said
 
 
 @given(parts=st.lists(DOCUMENTS, min_size=1, max_size=4))
@@ -139,7 +139,7 @@ def test_what_cant_be_joined_is_told(tmp_path: Path) -> None:
             contents.merge([two, again], tmp_path / "joined")
     with pytest.raises(UsageError, match=r"absent\.idx: no such file"):
         contents.merge([tmp_path / "absent"], tmp_path / "joined")
-    assert contents.opened(two).documents == 4
+    assert contents.open_data(two).documents == 4
     assert not [*tmp_path.glob("joined*")]
 
 
@@ -151,7 +151,7 @@ def test_a_pattern_in_quotes_means_each_once(tmp_path: Path) -> None:
     for pattern in ("d.*", "d.*-of-2_text_document", "d.?-*.bin", "d.[12]*.idx"):
         merge = ["data", "merge", str(tmp_path / pattern), "--output-prefix", str(target)]
         assert cli.main(merge) == 0
-        assert contents.opened(target).documents == 2 * len(SOME)
+        assert contents.open_data(target).documents == 2 * len(SOME)
 
 
 @pytest.mark.parametrize("names", [["1", "3"], ["2", "1", "3"], ["1", "2", "2", "3"], ["1", "2"]])
@@ -182,10 +182,10 @@ def test_merged_shards_are_the_single_run(tmp_path: Path, parts: int) -> None:
         tokenize.run(job, lambda done: None)
         return tokenize.outputs(job)[0]
 
-    whole = contents.opened(run("whole", (0, 1)))
+    whole = contents.open_data(run("whole", (0, 1)))
     shards = [run(f"d.{part + 1}-of-{parts}", (part, parts)) for part in range(parts)]
     contents.merge(shards, tmp_path / "joined")
-    assert contents.difference(whole, contents.opened(tmp_path / "joined")) == ""
+    assert contents.difference(whole, contents.open_data(tmp_path / "joined")) == ""
     for suffix in (".bin", ".idx"):
         joined = (tmp_path / f"joined{suffix}").read_bytes()
         assert joined == Path(f"{whole.prefix}{suffix}").read_bytes()
@@ -193,7 +193,7 @@ def test_merged_shards_are_the_single_run(tmp_path: Path, parts: int) -> None:
 
 def test_the_record_of_other_files_is_not_told(tmp_path: Path) -> None:
     """As after a kill between the new files and their record."""
-    data = contents.opened(write(tmp_path / "a", SOME))
+    data = contents.open_data(write(tmp_path / "a", SOME))
     record = tmp_path / "a.made.json"
     assert contents.how_made(data) is None
     for tokens in (data.tokens, data.tokens + 1):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from launcher.data.convert import convert
-from launcher.data.ledger import Leniency
+from launcher.data.ledger import Done, Leniency
 from launcher.data.sources import Reading
-from launcher.data.tokenize import Done
 from launcher.errors import UsageError
+from tests.data.conftest import write_jsonl
 
 SKIP = Leniency(skip=True)
 
@@ -20,18 +20,9 @@ def run(*inputs: Path, to: Path, leniency: Leniency = SKIP) -> Done:
     return convert([*map(str, inputs)], to, Reading(), leniency, lambda done: None)
 
 
-def write(path: Path, *texts: str) -> Path:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return path
-
-
-def texts(path: Path) -> list[str]:
-    return [json.loads(line)["text"] for line in path.read_text().splitlines()]
-
-
 def test_an_output_is_no_input(tmp_path: Path) -> None:
     """Not under another name either; a list of bad records isn't one by a pattern."""
-    source, target = write(tmp_path / "a.jsonl", "a"), tmp_path / "out.jsonl"
+    source, target = write_jsonl(tmp_path / "a.jsonl", ["a"]), tmp_path / "out.jsonl"
     with source.open("a") as file:
         file.write("{\n")
     pattern, rejects = tmp_path / "*.jsonl", tmp_path / "out.jsonl.rejects.jsonl"

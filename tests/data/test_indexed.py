@@ -38,7 +38,7 @@ def test_nothing_half_written_keeps_the_name(tmp_path: Path) -> None:
 
 def damaged(prefix: Path) -> str:
     with pytest.raises(indexed.Damaged) as caught:
-        indexed.check(prefix)
+        indexed.read_filled_index(prefix)
     return str(caught.value)
 
 
@@ -77,4 +77,4 @@ def test_nothing_is_no_data(tmp_path: Path) -> None:
     assert "header alone" in damaged(tmp_path / "d")
     (tmp_path / "d.bin").unlink()
     with pytest.raises(FileNotFoundError):
-        indexed.check(tmp_path / "d")
+        indexed.read_filled_index(tmp_path / "d")

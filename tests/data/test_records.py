@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
-import tracemalloc
 
 import pytest
 
@@ -30,20 +28,6 @@ def test_no_more_faults_are_collected_than_are_wanted(
     assert [fault.at for fault in found.faults] == at
     assert found.records == at[-1] + 1
     assert [text for text in found.texts[0] if text] == ["a", "b"][:texts]
-
-
-def test_many_faults_take_little_memory() -> None:
-    """Where each line is one; and workers send them."""
-    block = Block(lines=b"[]\n" * 20_000)
-    tracemalloc.start()
-    try:
-        faults = documents(block, ("text",), None).faults
-        taken = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert len(faults) == 20_000
-    assert taken / len(faults) < 175
-    assert len(pickle.dumps(faults)) / len(faults) < 20
 
 
 @pytest.mark.parametrize("other", [b"\f", b"\v", b" \x1c ", "\u00a0".encode(), "\u3000".encode()])

@@ -303,23 +303,6 @@ def test_a_pipe_that_doesnt_wait_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
     later.join()
 
 
-@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
-@pytest.mark.parametrize("size", [64, 65, 66, 67])
-def test_lines_end_as_in_text_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, size: int
-) -> None:
-    """In blocks of about one size, whatever ends them; CR and LF may be in two of them."""
-    monkeypatch.setattr(sources, "BLOCK", size)
-    texts = [f"{number}" * (number % 9) for number in range(100)]
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(jsonl(texts).replace(b"\n", end.encode()))
-    for parts in (1, 3):
-        shards = [read(path, shard=(part, parts)) for part in range(parts)]
-        assert [*chain(*shards)] == [[text] for text in texts]
-    found = sources.blocks(sources.sources([str(path)], Reading()), Reading())
-    assert max(len(block.lines) for _, block in found) < 3 * size
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -76,6 +76,20 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *said: str) -> No
         assert text in done.stderr
 
 
+def contained(
+    engine: DockerClient, image: str, command: list[str], **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """A command in a container of its own without network, which is gone afterwards."""
+    container = engine.containers.create(image, command, init=True, network_mode="none", **more)
+    try:
+        container.start()
+        code = container.wait()["StatusCode"]
+        out, err = (container.logs(stdout=one, stderr=not one).decode() for one in (True, False))
+        return subprocess.CompletedProcess(command, code, out, err)
+    finally:
+        container.remove(force=True)
+
+
 def pytest_in(
     engine: DockerClient,
     image: str,
@@ -94,11 +108,10 @@ def pytest_in(
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTEST_ADDOPTS": "-p no:cacheprovider -p pytest_timeout -p xdist --dist worksteal",
     }
-    container = engine.containers.create(
+    done = contained(
+        engine,
         image,
         ["python3", "-m", "pytest", f"-n{workers}", "-m", f"megatron and {chosen}", *arguments],
-        init=True,
-        network_mode="none",
         working_dir="/repo",
         environment=environment | more.pop("environment", {}),
         volumes={
@@ -107,11 +120,7 @@ def pytest_in(
         },
         **more,
     )
-    try:
-        container.start()
-        return container.wait()["StatusCode"], container.logs().decode()
-    finally:
-        container.remove(force=True)
+    return done.returncode, done.stdout + done.stderr
 
 
 def tarred(files: dict[str, bytes]) -> bytes:

@@ -59,7 +59,7 @@ if "RANK" in os.environ:
 """
 
 
-def until(happened: Callable[[], Any], what: object) -> Any:
+def until(happened: Callable[[], Any], what: object = "it never happened") -> Any:
     """What it gives, as soon as that is true; `what` is told where it never is."""
     deadline = time.monotonic() + WITHIN
     while not (found := happened()):

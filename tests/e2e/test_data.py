@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import math
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launcher.engine.private import packages
-from tests.data.upstream import tokenize as upstream_tokenizes
 from tests.e2e.command import launcher
 
 if TYPE_CHECKING:
@@ -115,65 +112,3 @@ def test_megatrons_indexed_dataset_reads_it_and_its_builder_writes_the_same(
     for kind in ("bin", "idx"):
         ours, theirs = (tmp_path / f"{name}.{kind}" for name in ("ours_text_document", "theirs"))
         assert ours.read_bytes() == theirs.read_bytes()
-
-
-SAMPLES = """
-import hashlib, json, numpy, sys
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
-from megatron.core.datasets.utils import Split
-from launcher.train.gpt.data import Tokenizer
-length, ours, built = 64, *sys.argv[1:3]
-
-found = IndexedDataset(ours)
-made = IndexedDatasetBuilder(built + ".bin", dtype=numpy.uint16)
-for sequence in range(len(found)):
-    made.add_document(found[sequence], [len(found[sequence])])
-made.finalize(built + ".idx")
-
-for prefix in sys.argv[1:]:
-    data = IndexedDataset(prefix)
-    config = GPTDatasetConfig(
-        random_seed=1, sequence_length=length, split="1", path_to_cache=None,
-        tokenizer=Tokenizer(50257, 50256), reset_position_ids=False, reset_attention_mask=False,
-        eod_mask_loss=False, create_attention_mask=False,
-    )
-    everything = numpy.arange(len(data))
-    samples = GPTDataset(data, prefix, everything, 8000, Split.train, config)
-    stream = numpy.concatenate([data[at] for at in samples.document_index])
-    digest = hashlib.sha256()
-    for at in range(len(samples)):
-        begin = length * int(samples.shuffle_index[at])
-        expected, sample = stream[begin : begin + length + 1], samples[at]
-        assert (sample["tokens"].numpy() == expected[:-1]).all()
-        assert (sample["labels"].numpy() == expected[1:]).all()
-        digest.update(sample["tokens"].numpy().tobytes())
-    print(json.dumps([len(samples), digest.hexdigest()]))
-"""
-
-
-def test_megatrons_gpt_dataset_makes_the_same_samples_of_it(
-    engine: DockerClient, cpu_images: CpuImages, corpus: Path, tmp_path: Path
-) -> None:
-    """As of a file of Megatron's own builder, and with a checkout of upstream's own program."""
-    with corpus.open(newline="") as file:
-        texts = [row["content"] for row in csv.DictReader(file)]
-    source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    made = ("--output-prefix", str(tmp_path / "ours"), "--append-eod")
-    done = launcher("data", "tokenize", str(source), *made)
-    assert done.returncode == 0, done.stderr
-    prefixes = ["ours_text_document", "built"]
-    if checkout := os.environ.get("MEGATRON_CHECKOUT"):
-        upstream_tokenizes(Path(checkout), source, tmp_path / "theirs")
-        prefixes.append("theirs_text_document")
-    printed = engine.containers.run(
-        cpu_images.build(),
-        ["python3", "-c", SAMPLES, *(f"/data/{prefix}" for prefix in prefixes)],
-        volumes={str(tmp_path): {"bind": "/data", "mode": "rw"}},
-        network_mode="none",
-        remove=True,
-    )
-    told = [json.loads(line) for line in printed.splitlines() if line.startswith(b"[")]
-    assert told == [told[0]] * len(prefixes)
-    assert told[0][0] > 8000  # more than an epoch: the corpus has some 5,000 of them

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.command import launcher
+from tests.e2e.command import contained, launcher
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -112,28 +112,22 @@ def shell(engine: DockerClient, cpu_images: CpuImages) -> Shell:
     image = cpu_images.build()
 
     def run(script: str, user: str = "") -> Done:
-        container = engine.containers.create(
+        done = contained(
+            engine,
             image,
             ["bash", "-c", PREPARE + script + SHOW],
-            init=True,
             user=user,
-            network_mode="none",
             hostname="localhost",  # which resolves; torchrun looks its own name up
             working_dir="/opt/megatron",
         )
-        try:
-            container.start()
-            code = container.wait()["StatusCode"]
-            output, _, files = container.logs().decode().partition("--- files\n")
-        finally:
-            container.remove(force=True)
+        output, _, files = done.stdout.partition("--- files\n")
         found = json.loads(files.splitlines()[0])
         summary = json.loads(found.pop("performance_summary.json", "{}"))
         samples = {
             Path(name).name: [json.loads(line) for line in text.splitlines()]
             for name, text in found.items()
         }
-        return Done(code, output, summary, samples)
+        return Done(done.returncode, done.stderr + output, summary, samples)
 
     return run
 

@@ -19,7 +19,7 @@ from launcher import demo
 from launcher.data import indexed
 from launcher.matrix.load import load_matrix
 from launcher.settings import ROOT
-from tests.e2e.command import launcher, refused
+from tests.e2e.command import contained, launcher, refused
 from tests.e2e.site import Site, until
 
 if TYPE_CHECKING:
@@ -90,13 +90,12 @@ class User:
             return launcher(*args, cwd=self.folder, PYTHONPATH=str(ROOT), **own)
         socket = os.environ["DOCKER_HOST"].removeprefix("unix://")
         packages = str(Path(pytest.__file__).parents[1])
-        container = self.client.containers.create(
+        return contained(
+            self.client,
             self.image,
             ["python3", "-m", "launcher", *args],
             user=f"{UID}:{GID}",
             group_add=[os.stat(socket).st_gid],
-            init=True,
-            network_mode="none",
             working_dir=str(self.folder),
             environment={
                 **own,
@@ -111,15 +110,6 @@ class User:
                 f"{self.folder}:{self.folder}",
             ],
         )
-        try:
-            container.start()
-            code = container.wait()["StatusCode"]
-            out, err = (
-                container.logs(stdout=one, stderr=not one).decode() for one in (True, False)
-            )
-            return subprocess.CompletedProcess(args, code, out, err)
-        finally:
-            container.remove(force=True)
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,8 @@ TINY = (
 class Engine:
     """An engine with one image or without, or none at all."""
 
-    contained = True
-    every_node = False
-    scheduled = False
+    name = "docker"
+    contained, every_node, scheduled, shares_files = True, False, False, True
 
     def __init__(self, facts: Facts | None, *, lost: bool = False, gpus: int | None = None) -> None:
         self.known = facts
@@ -39,6 +38,9 @@ class Engine:
         if self.lost:
             raise EngineError("no engine answers")
         return self.known
+
+    def identity(self, image: str) -> dict[str, str]:
+        return {"name": image, "id": "sha256:aa"}
 
     def rootless(self) -> bool:
         return False

@@ -97,7 +97,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def kinds() -> list[str]:
-    return [each["kind"] for each in plot.read(RUN) if each["kind"] != plot.STEP]
+    return [each["kind"] for each in plot.read_metrics(RUN) if each["kind"] != plot.STEP]
 
 
 def test_it_warns_and_leaves_the_run_alone(site: Site) -> None:
@@ -107,7 +107,7 @@ def test_it_warns_and_leaves_the_run_alone(site: Site) -> None:
     ]  # fmt: skip
     assert site.shown == ["spike at 230", "nan at 250"]
     assert (one.settle(FAILED), guard.verdict([one]), kinds()) == ("", "", ["alarm"] * 2)
-    assert plot.curves("a", plot.read(RUN)).alarms == [(230, "spike"), (250, "nan")]
+    assert plot.curves("a", plot.read_metrics(RUN)).alarms == [(230, "spike"), (250, "nan")]
 
 
 def test_what_is_to_be_ignored_is_not_even_told(site: Site) -> None:
@@ -135,7 +135,7 @@ def test_a_run_goes_back_past_the_batches_and_to_what_a_step_was_good_after(site
     assert site.left[:2] == ["iter_0000200", "iter_0000215"]
     assert (site.saves / folders.TRACKER).read_text() == "215"
     assert guard.passed_over(RUN) == {*range(220, 231)}
-    assert [step["iteration"] for step in plot.continued(plot.read(RUN))][-1] == 210
+    assert [step["iteration"] for step in plot.continued(plot.read_metrics(RUN))][-1] == 210
 
 
 def test_after_going_back_it_knows_the_lines_before(site: Site) -> None:

@@ -23,6 +23,7 @@ from launcher.plan.source import Asked, Origin
 from launcher.records import owner, provenance, record
 from launcher.train.checkpoints import folders, lineage
 from launcher.train.checkpoints.folders import Checkpoint
+from tests.follow.test_assemble import NO_GPUS
 from tests.train.test_folders import distributed
 
 RUN = "0a1b2c3d"
@@ -145,22 +146,6 @@ def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(
     assert found.config.checkpoint.load == str(save)
 
 
-class Engine:
-    """An engine with one image, which is asked for nothing else."""
-
-    name = "docker"
-    contained, every_node, scheduled, shares_files = True, False, False, True
-
-    def facts(self, image: str) -> Facts:
-        return Facts("0.16.1", False)
-
-    def identity(self, image: str) -> dict[str, str]:
-        return {"name": image, "id": "sha256:aa"}
-
-    def rootless(self) -> bool:
-        return False
-
-
 @pytest.mark.parametrize("tie", [False, True])
 @pytest.mark.parametrize("began", [False, True])
 def test_the_same_is_the_same_though_it_saves_elsewhere_and_is_tied_or_has_a_secret(
@@ -168,7 +153,7 @@ def test_the_same_is_the_same_though_it_saves_elsewhere_and_is_tied_or_has_a_sec
 ) -> None:
     checkpoint = Checkpoint(10, save / "iter_0000010")
     monkeypatch.setattr(folders, "newest_complete", lambda root: checkpoint if began else None)
-    chosen: Any = Engine()
+    chosen: Any = NO_GPUS
     folder = {"save": str(save), "load": str(save)}
     wanted = asked(save, program="./own.py", env={"API_KEY": "x"}, checkpoint=folder)
     wanted = replace(wanted, tie=tie)
@@ -200,7 +185,7 @@ def theirs(save: Path) -> Path:
 
 def plan_of(wanted: Asked) -> Plan:
     """Its plan, looked at as before a start."""
-    chosen: Any = Engine()
+    chosen: Any = NO_GPUS
     return start.of_line(assemble(wanted, chosen, Stamp(RUN, "")).plan, wanted, chosen)
 
 
@@ -213,7 +198,7 @@ def test_a_folder_with_another_runs_checkpoints_is_refused(theirs: Path, finetun
         plan_of(wanted)
     assert ("finetune" if finetune else "checkpoint.load=") in refused.value.remedy
     with pytest.raises(UsageError, match="iter_0000009 is run aaaaaaaa's"):
-        start.check(wanted, cast(Any, Engine()), preflight=False)
+        start.check(wanted, cast(Any, NO_GPUS), preflight=False)
 
 
 def test_what_names_the_folder_to_load_from_goes_on(theirs: Path, tmp_path: Path) -> None:

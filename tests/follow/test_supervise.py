@@ -24,6 +24,7 @@ from launcher.plan.job import Cause, Ended, Lost, Piece
 from launcher.records import owner
 from launcher.records.ending import Outcome
 from launcher.train.ranks import signals as caught
+from tests.e2e.site import until
 
 RUN = "0a1b2c3d"
 
@@ -40,7 +41,6 @@ class FakeJob:
     cut: int | None = None
     waits: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
-    deaf: bool = False
     over: bool = False
     run: str = RUN
     calls: list[str] = field(default_factory=list)
@@ -67,8 +67,6 @@ class FakeJob:
 
     def stop(self, grace: int) -> None:
         self.calls.append(f"stop {grace}")
-        if self.deaf:
-            self.ending.wait(30)
         self.ending.set()
 
     def kill(self) -> None:
@@ -197,14 +195,6 @@ def test_an_engine_that_stays_away_is_told_and_nothing_is_removed(
         supervise.stop(job)
 
 
-def until(happened: Callable[[], object]) -> None:
-    """Wait for it."""
-    deadline = time.monotonic() + 30
-    while not happened() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert happened()
-
-
 def signals(*steps: tuple[int, Callable[[], object]]) -> None:
     """Send this process each signal, once what stands before it has happened."""
 
@@ -225,26 +215,6 @@ LABELS = {
     "megatron-launchpad.stop_grace": "610",
     "megatron-launchpad.checkpoints": "/no/such/folder",
 }
-
-
-@pytest.mark.parametrize("signum", supervise.SIGNALS)
-def test_the_first_signal_asks_and_says_for_what_it_waits(
-    runs: Path, capsys: pytest.CaptureFixture[str], signum: int
-) -> None:
-    job, before = FakeJob(waits=True, labels=LABELS), signal.getsignal(signal.SIGINT)
-    signals((signum, ready))
-    found = supervise.supervise(engine(), lambda attempt: job)
-    assert (found.outcome, job.calls) == (Outcome.STOPPED, ["stop 610", "remove"])
-    asked, *ended = capsys.readouterr().err.splitlines()
-    assert asked == (
-        "launcher: asked the run to stop and save to /no/such/folder; it has 10 min. "
-        "Once more ends it at once."
-    )
-    assert ended == [
-        f"launcher: run {RUN} stopped, exit code 0",
-        "launcher: it saved no complete checkpoint",
-    ]
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_while_it_saves_what_is_left_is_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,27 +276,6 @@ class Attempts:
         return self.jobs[attempt]
 
 
-@pytest.mark.parametrize(
-    ("ends", "restarts", "attempts", "code"),
-    [
-        ([Ended(1), Ended(0)], 2, 2, 0),
-        ([Ended(1), Ended(137), Ended(5)], 2, 3, 5),
-        ([Ended(3)], 0, 1, 3),
-        ([Ended(2)], 2, 1, 2),
-        ([Ended(121)], 2, 1, 121),
-        ([Ended(0)], 2, 1, 0),
-        ([Ended(137, Cause.REMOVED)], 2, 1, 137),
-    ],
-)
-def test_it_is_started_again_where_that_can_help(
-    runs: Path, ends: list[Ended], restarts: int, attempts: int, code: int
-) -> None:
-    start = Attempts(*ends)
-    found = supervise.supervise(engine(), start, restarts=restarts)
-    assert (start.asked, found.code) == (list(range(attempts)), code)
-    assert all(job.calls == ["remove"] for job in start.jobs)
-
-
 def test_it_is_not_started_again_after_a_stop(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = Attempts(Ended(1), Ended(0))
     start.jobs[0].waits = True
@@ -350,16 +299,6 @@ def test_a_stop_in_the_pause_is_told(runs: Path, monkeypatch: pytest.MonkeyPatch
     assert start.asked == [0]
     assert said[-1] == "stopped before it was started again"
     assert start.jobs[0].calls == ["remove"]
-
-
-def test_a_stop_from_elsewhere_is_no_failure(runs: Path) -> None:
-    job = FakeJob(waits=True, end=Ended(137))
-    follower = threading.Thread(target=lambda: (until(ready), supervise.stop(job, now=True)))
-    follower.start()
-    found = supervise.supervise(engine(), never, restarts=3, job=job)
-    follower.join()
-    assert (found.outcome, found.code) == (Outcome.STOPPED, 137)
-    assert job.calls == ["kill", "remove"]
 
 
 def test_a_guest_leaves_the_run_to_its_owner(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -423,25 +362,17 @@ def closed_pipe() -> Iterator[TextIO]:
         yield stream
 
 
-def test_a_closed_pipe_asks_the_run_to_stop_and_its_ending_is_waited_for(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_run_whose_output_nobody_reads_is_asked_to_stop_and_waited_for(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO, stream: str
 ) -> None:
     job = FakeJob([Piece(False, b"line\n"), Piece(False, b"line\n")], waits=True, end=Ended(7))
+    if stream == "stderr":  # where the launcher's own messages go
+        signals((signal.SIGINT, ready))
     with monkeypatch.context() as patched:
-        patched.setattr("sys.stdout", closed_pipe)
+        patched.setattr(f"sys.{stream}", closed_pipe)
         found = supervise.supervise(engine(), never, job=job)
     assert (found.outcome, found.code) == (Outcome.STOPPED, 7)
-    assert job.calls == ["stop 10", "remove"]
-
-
-def test_a_run_whose_messages_nobody_reads_is_still_asked_to_stop(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: TextIO
-) -> None:
-    job = FakeJob(waits=True)
-    signals((signal.SIGINT, ready))
-    with monkeypatch.context() as patched:
-        patched.setattr("sys.stderr", closed_pipe)
-        supervise.supervise(engine(), never, job=job)
     assert job.calls == ["stop 10", "remove"]
 
 
@@ -469,18 +400,6 @@ def test_a_closed_pipe_of_one_who_looks_on_leaves_the_run(
         with pytest.raises(BrokenPipeError):
             supervise.supervise(engine(), never, job=job)
         os.dup2(os.open(os.devnull, os.O_WRONLY), closed_pipe.fileno())
-    assert job.calls == []
-
-
-def test_a_lost_terminal_leaves_the_run(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(data: bytes) -> None:
-        raise OSError(5, "Input/output error")
-
-    gone = SimpleNamespace(buffer=SimpleNamespace(write=refuse), isatty=lambda: False)
-    monkeypatch.setattr("sys.stdout", gone)
-    job = FakeJob([Piece(False, b"line\n")])
-    with pytest.raises(supervise.LostTerminal):
-        supervise.supervise(engine(), never, job=job)
     assert job.calls == []
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import pty
 from pathlib import Path
 
 import pytest
 
-from launcher.data.faults import DataError
 from launcher.errors import UsageError
 from launcher.follow.text import Tokenized, tokenized
 from launcher.plan import source
@@ -80,16 +77,3 @@ def test_a_dry_run_says_that_the_text_will_be_tokenized(text: Path, tmp_path: Pa
     assert not (tmp_path / "cache").exists()
     prefix.make(lambda done: None)
     assert launcher(*command, **cache).stderr == ""
-
-
-def test_a_bad_record_is_told_in_a_line_of_its_own(text: Path) -> None:
-    """On a terminal, where a bar may have been drawn."""
-    text.write_bytes(b"Hello\n\xff\n")
-    prepared = given("gpt2-tiny.yaml", text)
-    ours, theirs = pty.openpty()
-    with open(theirs, "w") as terminal, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.stderr", terminal)
-        with pytest.raises(DataError, match=r"in\.txt:2: not UTF-8"):
-            prepared.make()
-        assert os.read(ours, 100) == b"\r\x1b[K"
-    os.close(ours)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from launcher.plan.job import Ended, Lost
 from launcher.records import owner, record
 from launcher.records.ending import Ending, Outcome, describe
 from launcher.train.words import CONCLUSION, REPORT
+from tests.e2e.site import until
 
 RUN = "0a1b2c3d"
 FOUND = {
@@ -82,13 +82,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(tmp_path / RUN)
 
 
-def until(happened: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_start_takes_longer_and_what_was_told_is_not_told_again() -> None:
     silence = Silence(3.0, since=0.0)
     assert silence.left(0.0) == START_SECONDS
@@ -111,34 +104,16 @@ def test_it_is_never_due_before_its_time(outputs: list[tuple[float, bytes]]) -> 
         silence.came(data, now)
 
 
-def test_it_tells_keeps_the_stacks_and_leaves_the_run(site: Site) -> None:
-    dog = site.barked()
-    kept = site.folder / "stalled-1"
-    assert site.told == [
-        TOLD,
-        f"every rank's stack is in {kept}",
-        f"to end it: python3 -m launcher stop {RUN}",
-    ]
-    assert {path.name: path.read_bytes() for path in kept.iterdir()} == FOUND
-    assert (dog.verdict, site.job.calls) == ("", ["diagnose"])
-    site.job.found.append(FOUND)
-    dog.bark()
-    assert (site.folder / "stalled-2").is_dir()
+def test_stacks_that_cannot_be_kept_are_told_all_the_same(site: Site) -> None:
     shutil.rmtree(site.folder)
     site.folder.write_text("no folder")
-    site.told.clear()
-    site.job.found.append(FOUND)
-    dog.bark()
+    dog = site.barked()
     assert site.told == [TOLD, f"to end it: python3 -m launcher stop {RUN}"]
+    assert (dog.verdict, site.job.calls) == ("", ["diagnose"])
 
 
-def test_it_ends_the_run_where_told_to(site: Site) -> None:
-    dog = site.barked("end")
-    assert site.job.calls == ["diagnose", "stop"]
-    assert site.told[-1] == "ending it, as watchdog.action says"
-    assert watchdog.verdict([dog]) == "stalled, rank 1 isn't in a collective"
-    site.told.clear()
-    site.now, site.job.found = 0.0, [{}]  # ranks that can't be asked
+def test_a_run_whose_ranks_cannot_be_asked_is_ended_where_told_to(site: Site) -> None:
+    site.job.found = [{}]
     dog = site.barked("end")
     assert site.told[0] == "no output for 5 s, and its ranks can't be asked where they are"
     assert (dog.verdict, site.job.calls[-1]) == ("stalled", "stop")

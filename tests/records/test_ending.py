@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import queue
-import signal
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,7 +12,6 @@ from launcher.records import ending, record, resume
 from launcher.records.ending import Ending, Outcome, describe
 from launcher.train import runner
 from launcher.train.checkpoints.folders import Checkpoint
-from launcher.train.ranks.job import parse
 
 RUN = "0a1b2c3d"
 DONE = "step 8\nfinished after iteration 8\n"
@@ -114,31 +109,6 @@ def test_the_exit_code_is_told_once(code: int, tail: str, first: str) -> None:
     assert describe(ending, "0a1b", None, "") == [first]
     assert describe(ending, "0a1b", None, "/save") == [first, "it saved no complete checkpoint"]
     assert describe(Ending(Ended(0), False, DONE), "0a1b", None, "/save") == []
-
-
-class Process:
-    """Stands in for a rank's process, and takes any signal."""
-
-    def send_signal(self, signum: int) -> None:
-        return
-
-
-def test_the_runners_own_lines_are_those_that_are_looked_for(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    job = parse(["--processes-per-node", "2", "--", "x.py"], {})
-    handlers: dict[int, Any] = {
-        n: SimpleNamespace(proc=Process(), close=lambda signum: None) for n in range(2)
-    }
-    watch = runner.Watch(job, handlers, queue.SimpleQueue())
-    watch._handle(runner.Request(signal.SIGTERM))
-    asked = capsys.readouterr().err
-    assert Ending(Ended(1), False, asked).outcome is STOPPED
-    watch._handle(runner.Exit(1, 3))
-    assert Ending(Ended(3), False, capsys.readouterr().err).reason == "rank 1 exited with code 3"
-    watch._kill("grace period over")
-    killing = Ending(Ended(137), False, asked + capsys.readouterr().err)
-    assert killing.reason == "killing rank 0: grace period over"
 
 
 @pytest.fixture

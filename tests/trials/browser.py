@@ -17,7 +17,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,76 +49,54 @@ PATIENCE = 60
 """Seconds that an answer may take on a machine that is busy."""
 
 
-@dataclass
-class Browser:
-    """A browser that runs: `call` asks it for something, and keeps what it tells meanwhile."""
+class Page:
+    """A tab of a browser that runs; what it asked for, and what went wrong in it, is kept."""
 
-    send: int
-    receive: int
-    _last: int = 0
-    _rest: bytes = b""
-    _events: list[dict[str, Any]] = field(default_factory=list)
+    def __init__(self, send: int, receive: int) -> None:
+        self._send, self._receive, self._last, self._rest = send, receive, 0, b""
+        self._session: dict[str, str] = {}
+        self.events: list[dict[str, Any]] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        told = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = {"sessionId": told["sessionId"]}
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
 
-    def call(self, method: str, session: str | None = None, **given: Any) -> dict[str, Any]:
-        """What it answers."""
+    def call(self, method: str, **given: Any) -> dict[str, Any]:
+        """What the browser answers; what it tells meanwhile is kept."""
         self._last += 1
-        asked = {"id": self._last, "method": method, "params": given}
-        _write(self.send, json.dumps(asked | ({"sessionId": session} if session else {})).encode())
+        asked = {"id": self._last, "method": method, "params": given, **self._session}
+        left = json.dumps(asked).encode() + b"\0"
+        while left:
+            left = left[os.write(self._send, left) :]
         while (told := self._read()).get("id") != self._last:
-            self._events.append(told)
+            self.events.append(told)
         assert "error" not in told, (method, told["error"])
         return dict(told["result"])
-
-    def take(self, session: str) -> Iterator[dict[str, Any]]:
-        """What a page told of itself, each once."""
-        mine = [one for one in self._events if one.get("sessionId") == session]
-        self._events = [one for one in self._events if one.get("sessionId") != session]
-        yield from mine
-
-    def wait(self, session: str, method: str) -> None:
-        """Until a page tells of that."""
-        while not any(
-            one["method"] == method and one.get("sessionId") == session for one in self._events
-        ):
-            self._events.append(self._read())
 
     def _read(self) -> dict[str, Any]:
         until = time.monotonic() + PATIENCE
         while b"\0" not in self._rest:
-            ready, _, _ = select.select([self.receive], [], [], max(0, until - time.monotonic()))
+            ready, _, _ = select.select([self._receive], [], [], max(0, until - time.monotonic()))
             assert ready, "the browser doesn't answer"
-            piece = os.read(self.receive, 1 << 20)
+            piece = os.read(self._receive, 1 << 20)
             assert piece, "the browser has ended"
             self._rest += piece
         message, _, self._rest = self._rest.partition(b"\0")
         return dict(json.loads(message))
 
-
-def _write(to: int, message: bytes) -> None:
-    left = message + b"\0"
-    while left:
-        left = left[os.write(to, left) :]
-
-
-@dataclass
-class Page:
-    """A tab: what it asked for and what went wrong in it is kept."""
-
-    browser: Browser
-    session: str
-    requests: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-
-    def call(self, method: str, **given: Any) -> dict[str, Any]:
-        return self.browser.call(method, self.session, **given)
+    def told(self, method: str) -> list[dict[str, Any]]:
+        """What events of that kind said."""
+        return [one["params"] for one in self.events if one["method"] == method]
 
     def open(self, address: str) -> None:
         """Load an address, and wait until it is there."""
-        list(self.heard())
+        before = len(self.told("Page.loadEventFired"))
         told = self.call("Page.navigate", url=address)
         assert "errorText" not in told, told
         if "loaderId" in told:  # else it went to another place in the same page
-            self.browser.wait(self.session, "Page.loadEventFired")
+            while len(self.told("Page.loadEventFired")) == before:
+                self.events.append(self._read())
 
     def ask(self, script: str) -> Any:
         """The value of an expression in the page."""
@@ -176,24 +153,10 @@ class Page:
         """The page as a PDF."""
         return base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"])
 
-    def heard(self) -> Iterator[str]:
-        """What was told since the last time: `requests` and `errors` are kept of it."""
-        for one in self.browser.take(self.session):
-            about = one["params"]
-            if one["method"] == "Network.requestWillBeSent":
-                self.requests.append(about["request"]["url"])
-            elif one["method"] == "Runtime.exceptionThrown":
-                self.errors.append(json.dumps(about["exceptionDetails"]))
-            elif one["method"] == "Runtime.consoleAPICalled":
-                self.errors.append(json.dumps(about["args"]))
-            elif one["method"] == "Log.entryAdded":
-                self.errors.append(about["entry"]["text"])
-            yield one["method"]
-
 
 @contextmanager
-def browser(cache: Path, scratch: Path) -> Iterator[Browser]:
-    """A browser for the block, with a profile of its own in `scratch`."""
+def browser(cache: Path, scratch: Path) -> Iterator[Page]:
+    """A tab of a browser for the block, with a profile of its own in `scratch`."""
     program, environment = _program(cache, scratch)
     (to_read, send), (receive, to_write) = os.pipe(), os.pipe()
     log = scratch / "browser.log"
@@ -212,7 +175,7 @@ def browser(cache: Path, scratch: Path) -> Iterator[Browser]:
     os.close(to_read)
     os.close(to_write)
     try:
-        yield Browser(send, receive)
+        yield Page(send, receive)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{log.read_text(errors='replace')[-2000:]}") from error
     finally:
@@ -221,18 +184,6 @@ def browser(cache: Path, scratch: Path) -> Iterator[Browser]:
         process.wait()
         os.close(send)
         os.close(receive)
-
-
-@contextmanager
-def page(within: Browser) -> Iterator[Page]:
-    """A new tab for the block."""
-    target = within.call("Target.createTarget", url="about:blank")["targetId"]
-    told = within.call("Target.attachToTarget", targetId=target, flatten=True)
-    tab = Page(within, told["sessionId"])
-    for domain in ("Page", "Runtime", "Network", "Log"):
-        tab.call(f"{domain}.enable")
-    yield tab
-    within.call("Target.closeTarget", targetId=target)
 
 
 def _program(cache: Path, scratch: Path) -> tuple[str, dict[str, str]]:

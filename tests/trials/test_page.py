@@ -18,8 +18,8 @@ OPEN = "[...document.querySelectorAll('details.cell[open]')].map(c => c.id)"
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Browser]:
-    """One browser for all of them."""
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
+    """One for all of them."""
     with browser.browser(settings().cache, tmp_path_factory.mktemp("chromium")) as found:
         yield found
 
@@ -33,15 +33,17 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def page(chromium: browser.Browser, address: str) -> Iterator[browser.Page]:
+def page(tab: browser.Page, address: str) -> Iterator[browser.Page]:
     """The page, opened. Whatever is done to it, it asks for nothing, and nothing goes wrong."""
-    with browser.page(chromium) as tab:
-        tab.size(1280)
-        tab.open(address)
-        yield tab
-        list(tab.heard())
-        assert {one.partition("#")[0] for one in tab.requests} - {"about:blank"} == {address}
-        assert tab.errors == []
+    tab.size(1280)
+    tab.open("about:blank")
+    tab.events.clear()
+    tab.open(address)
+    yield tab
+    asked = {one["request"]["url"] for one in tab.told("Network.requestWillBeSent")}
+    assert {one.partition("#")[0] for one in asked} - {"about:blank"} == {address}
+    for wrong in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
+        assert tab.told(wrong) == []
 
 
 def test_the_filter_shows_what_has_all_the_words(page: browser.Page) -> None:

@@ -51,12 +51,10 @@ class Engine:
 
     def __init__(self, images: dict[str, list[str]], told: Sequence[int | None] = (0,)) -> None:
         self.images, self.told = images, [*told]
-        self.records: list[dict[str, Any]] = []
         self.api = SimpleNamespace(
             images=lambda: [self.inspect(one) for one in self.images],
             inspect_image=self.inspect,
             remove_image=self.remove,
-            prune_builds=lambda filters: self.records.clear(),
             timeout=600,
         )
 
@@ -84,7 +82,7 @@ class Engine:
         size = self.told.pop(0) if len(self.told) > 1 else self.told[0]
         if size is None:
             raise APIError("a disk usage operation is already running")
-        return {"LayersSize": size, "BuildCache": [*self.records]}
+        return {"LayersSize": size}
 
 
 def in_full(name: str) -> str:
@@ -150,23 +148,6 @@ def test_a_pulled_base_goes_with_its_mirrors_name_and_what_a_user_had_stays(
     assert engine.images == {}
 
 
-def test_what_a_killed_series_pulled_goes_with_the_next(
-    site: Settings, tmp_path: Path, trying: Trying
-) -> None:
-    engine = Engine({"mine": ["mine:1"]})
-
-    def pulled_and_killed() -> None:
-        engine.pull("base", BASE)
-        raise KeyboardInterrupt
-
-    trying(pulled_and_killed)
-    with pytest.raises(KeyboardInterrupt):
-        next(a_series(site, tmp_path, engine).run([CELL]))
-    trying(lambda: None)
-    next(a_series(site, tmp_path, engine).run([CELL]))
-    assert engine.images == {"mine": ["mine:1"]}
-
-
 def test_an_image_that_something_uses_is_told(
     site: Settings, tmp_path: Path, trying: Trying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,21 +160,6 @@ def test_an_image_that_something_uses_is_told(
     trying(lambda: None)
     [*a_series(site, tmp_path, engine, say=said.append).run([CELL])]
     assert [line for line in said if "stays" in line] == [f"{made} stays: conflict: in use"]
-
-
-def test_where_the_engine_does_not_tell_what_buildkit_keeps_nothing_goes_and_that_is_told(
-    site: Settings, tmp_path: Path, trying: Trying, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk, "PAUSES", (0.0, 0.0))
-    said: list[str] = []
-    trying(lambda: None)
-    for told in ([None, None, 0], [0, None]):
-        engine = Engine({}, told)
-        engine.records = [{"ID": "a user's", "Description": "pulled from x", "Shared": False}]
-        [*a_series(site, tmp_path, engine, say=said.append, again=True).run([CELL])]
-        assert engine.records
-        assert "docker builder prune" in said[0]
-        said.clear()
 
 
 def extension(matrix: Matrix) -> Matrix:

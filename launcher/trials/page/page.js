@@ -77,7 +77,10 @@
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target === query) {
-      if (event.key === "Escape") clear();
+      if (event.key === "Escape") {
+        clear();
+        query.blur(); // "/" is a key again, not a part of what is looked for
+      }
       return;
     }
     const keys = {
