@@ -38,7 +38,8 @@ DIGITS = b"0123456789abcdef"
 TROUBLE = re.compile(
     rb"(?i)error|fail|warn|kill|time[d]? ?out|unable|cannot|can't|could not|couldn't|mismatch|"
     rb"exception|assert|\bxid\b|no |not |nan|\.py\", line|due to|denied|unauthorized|oom|"
-    rb"runner: |reason:|toomany|backoff|invalid|loss scale|died|deadline|low on|terminate"
+    rb"runner: |reason:|toomany|back-?off|invalid|loss scale|died|deadline|low on|terminate|"
+    rb"undefined|unreachable|unrecogni[sz]ed|insufficient|taint|disagree|dumped|signal"
 )
 """What a line has, or its neighbour, that is looked at for known failures."""
 
