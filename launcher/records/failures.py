@@ -162,11 +162,10 @@ def explain(log: Iterable[bytes], cause: Cause = Cause.ITSELF) -> Explained:
     raised, loud = list[Said](), list[Said]()
     seen, told, before, first = set[bytes](), set[bytes](), list[tuple[int, str]](), 1
     for piece in _pieces(log):
-        lines = piece.split(b"\n")
         kinds = piece.translate(None, DIGITS).split(b"\n")
         new = set(kinds) - seen
         seen = new if len(seen) > MOST_SEEN else seen | new
-        if new and (kept := _kept(lines, kinds, new, first)):
+        if new and (kept := _kept(piece, kinds, new, first)):
             _look(before + kept, signs)
             for number, line in kept:
                 chosen = raised if RAISED.search(line) else loud if LOUD.search(line) else None
@@ -175,7 +174,7 @@ def explain(log: Iterable[bytes], cause: Cause = Cause.ITSELF) -> Explained:
                     told.add(kind)
                     chosen.append(_said(number, line))
             before = kept[-CONTEXT:]
-        first += len(lines)
+        first += len(kinds)
     order = sorted(
         signs.values(), key=lambda sign: (sign.failure.follows, sign.said.line if sign.said else 0)
     )
@@ -199,12 +198,13 @@ def _pieces(log: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _kept(
-    lines: list[bytes], kinds: list[bytes], new: set[bytes], first: int
+    piece: bytes, kinds: list[bytes], new: set[bytes], first: int
 ) -> list[tuple[int, str]]:
     """The lines, with their numbers, of a kind not seen before that tell of trouble.
 
     Each with its neighbours.
     """
+    lines = piece.split(b"\n")
     firsts = dict(zip(reversed(kinds), range(len(kinds) - 1, -1, -1), strict=True))
     at = set[int]()
     for kind in new:
