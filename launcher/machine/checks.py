@@ -18,11 +18,20 @@ from launcher.plan.plan import Plan
 from launcher.plan.source import Origin
 from launcher.screen import size
 
-BF16, TENSOR_CORES, FP16 = (8, 0), (7, 0), (5, 3)
-"""Compute capabilities with bf16 arithmetic, fp16 tensor cores, and fp16 arithmetic.
+FP8, BF16, TENSOR_CORES, FP16 = (8, 9), (8, 0), (7, 0), (5, 3)
+"""Compute capabilities with fp8's and bf16 arithmetic, fp16 tensor cores, and fp16 arithmetic.
 
 CUDA C++ Programming Guide, "Compute Capabilities".
 """
+
+FIRST_CUDA = {9: (11, 8), 10: (12, 8), 12: (12, 8)}
+"""The first CUDA with code for GPUs, by the first figure of their compute capability.
+
+https://docs.nvidia.com/cuda/archive/11.8.0 and 12.8.0, release notes, as for the next
+"""
+
+CUDA_13, OLDEST_13 = (13, 0), (7, 5)
+"""CUDA 13 has no code for GPUs below this compute capability."""
 
 TOOLKIT_DRIVER = {
     (12, 0): "525.60.13",
@@ -81,6 +90,7 @@ def preflight(
         found += _able(config, origin, visible)
         found += gpus_are_free(visible, uses)
         found += driver_carries(visible, cuda)
+        found += _code_is_there(visible, cuda)
         found += fit.check(config, origin, plan.processes_per_node, visible, uses)
         found += _shared_memory(origin, plan, machine)
         found += _locked_memory(plan, machine.memlock)
@@ -172,13 +182,17 @@ def gpus_are_there(asked: Gpus, there: Sequence[Gpu] | None) -> Iterator[Finding
 
 def _able(config: RunConfig, origin: Origin, visible: Sequence[Gpu]) -> Iterator[Finding]:
     """The compute capability against the precision, of each kind of GPU once."""
-    training = config.training
+    training, fp8 = config.training, "megatron_args.fp8_format"
     place = origin.place(f"training.{'bf16' if training.bf16 else 'fp16'}")
     for gpu in {gpu.name: gpu for gpu in reversed(visible)}.values():
         if gpu.capability is None:
             continue
         able = ".".join(map(str, gpu.capability))
-        what = f"{place}: GPU {gpu.index} is a {gpu.name}, compute capability {able}"
+        card = f"GPU {gpu.index} is a {gpu.name}, compute capability {able}"
+        what = f"{place}: {card}"
+        if "fp8_format" in config.megatron_args and gpu.capability < FP8:
+            mend = "Leave it out, or take such a GPU."
+            yield Finding(f"{origin.place(fp8)}: {card}", "FP8 needs 8.9 (L40, H100).", mend)
         if training.bf16 and gpu.capability < BF16:
             mend = "--set training.bf16=false --set training.fp16=true"
             yield Finding(what, "bf16 needs 8.0 (A100, RTX 30) or newer.", mend)
@@ -230,6 +244,29 @@ def driver_carries(visible: Sequence[Gpu], cuda: str | None) -> Iterator[Finding
             f"Install driver {own} or newer if something isn't supported.",
             refuse=False,
         )
+
+
+def _code_is_there(visible: Sequence[Gpu], cuda: str | None) -> Iterator[Finding]:
+    """The image's CUDA against each kind of GPU, of which it may be too old, or too new."""
+    for gpu in {gpu.name: gpu for gpu in reversed(visible)}.values():
+        if gpu.capability is None or not cuda:
+            continue
+        able, have, first = gpu.capability, version(cuda)[:2], FIRST_CUDA.get(gpu.capability[0])
+        what = f"GPU {gpu.index} is a {gpu.name}, compute capability {able[0]}.{able[1]}"
+        if first and have < first:
+            yield Finding(
+                f"{what}; the image has CUDA {cuda}",
+                f"CUDA {first[0]}.{first[1]} is the first with code for it: older libraries have "
+                "none, or translate theirs at each start.",
+                "Take an image with that CUDA or a newer one.",
+                refuse=False,
+            )
+        elif have >= CUDA_13 and able < OLDEST_13:
+            yield Finding(
+                f"{what}; the image has CUDA {cuda}",
+                "CUDA 13 has no code for what is older than 7.5 (T4, RTX 20).",
+                "Take an image with CUDA 12.",
+            )
 
 
 def version(text: str) -> tuple[int, ...]:

@@ -197,9 +197,7 @@ def _pieces(log: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(parts).removesuffix(b"\n")
 
 
-def _kept(
-    piece: bytes, kinds: list[bytes], new: set[bytes], first: int
-) -> list[tuple[int, str]]:
+def _kept(piece: bytes, kinds: list[bytes], new: set[bytes], first: int) -> list[tuple[int, str]]:
     """The lines, with their numbers, of a kind not seen before that tell of trouble.
 
     Each with its neighbours.

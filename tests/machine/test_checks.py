@@ -87,6 +87,9 @@ def room(gigabytes: float, **more: Saved) -> Machine:
          "compute capability 7.0", "", True),  # once for GPUs of one name
         (("gpt2",), Machine(gpus=(replace(V100, capability=(6, 1)),)), "capability 6.1", "", False),
         (("gpt2",), Machine(gpus=(replace(V100, capability=(5, 2)),)), "capability 5.2", "", True),
+        ((*BF16, "megatron_args.fp8_format=hybrid", "program=pretrain_gpt.py"),
+         Machine(gpus=(replace(V100, capability=(8, 0)),)),
+         "megatron_args.fp8_format: GPU 0", "FP8 needs 8.9", True),
         (("gpt2",), Machine(gpus=TWO, uses=BUSY),
          "GPU 0 is in use: process 12 (2.0 GB), process 13", "", False),
         (("gpt2",), Machine(engine=replace(ENGINE, gpus=None)), "as far as it tells", "", False),
@@ -171,6 +174,25 @@ def test_a_driver_refused_warned_of_or_let_through(
 ) -> None:
     found = checks.driver_carries([card(name=gpu, driver=have)], cuda)
     assert [finding.refuse for finding in found] == ([] if refuse is None else [refuse])
+
+
+@pytest.mark.parametrize(
+    ("able", "cuda", "refuse"),
+    [
+        ((10, 0), "12.6.2", False),  # "sm_100 is not compatible with the current PyTorch"
+        ((10, 0), "12.8", None),
+        ((7, 0), "13.0", True),  # "no kernel image is available"
+        ((7, 5), "13.0", None),
+        ((7, 0), "12.6", None),
+        ((9, 0), None, None),
+    ],
+)
+def test_a_cuda_without_code_for_the_gpu_is_told(
+    asked: Asker, able: tuple[int, int], cuda: str | None, refuse: bool | None
+) -> None:
+    found = asked("gpt2").on(Machine(gpus=(card(capability=able, driver="580.65.06"),)), cuda=cuda)
+    told = [finding.refuse for finding in found if "compute capability" in finding.what]
+    assert told == ([] if refuse is None else [refuse])
 
 
 def test_every_cuda_of_the_usual_rows_is_known() -> None:
