@@ -9,7 +9,17 @@ from collections.abc import Iterator, Sequence
 from launcher.backends.docker import bytes_of_size
 from launcher.errors import PreflightError
 from launcher.machine import fit, memory
-from launcher.machine.machine import UNLIMITED, Engine, Finding, Gpu, Machine, Saved, Use, find_gpu
+from launcher.machine.machine import (
+    UNLIMITED,
+    Dataset,
+    Engine,
+    Finding,
+    Gpu,
+    Machine,
+    Saved,
+    Use,
+    find_gpu,
+)
 from launcher.plan.arguments import key_of
 from launcher.plan.config import RunConfig
 from launcher.plan.gpus import Gpus
@@ -104,6 +114,7 @@ def preflight(
         for dataset in machine.datasets
         if dataset.problem
     ]
+    found += _tokens_fit(config, origin, machine.datasets)
     found += _folders(config, origin, plan, machine)
     return [*found, *_loadable(origin, machine.load)]
 
@@ -327,6 +338,23 @@ def _nodes_meet(
             "Give an address, or a name in /etc/hosts.",
             refuse=False,
         )
+
+
+def _tokens_fit(
+    config: RunConfig, origin: Origin, datasets: Sequence[Dataset]
+) -> Iterator[Finding]:
+    """The vocabulary against the data, where the run file alone says how large it is."""
+    known = config.data.vocab_size
+    if known is None or config.data.tokenizer_type not in (None, "NullTokenizer"):
+        return
+    for dataset in datasets:
+        if dataset.greatest >= known:
+            yield Finding(
+                f"{origin.place('data.vocab_size')}: {known}, and {dataset.prefix} has token "
+                f"{dataset.greatest}",
+                "A GPU would end at it with an assertion, long after the start.",
+                f"--set data.vocab_size={dataset.greatest + 1} or more: that of its tokenizer.",
+            )
 
 
 def _folders(config: RunConfig, origin: Origin, plan: Plan, machine: Machine) -> Iterator[Finding]:

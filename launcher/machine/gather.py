@@ -317,7 +317,8 @@ def _dataset(prefix: str, who: Identity | None) -> Dataset:
         for end in (".idx", ".bin"):
             if not may(prefix + end, who, os.R_OK):
                 return Dataset(prefix, f"{prefix}{end}: {who} may not read it")
-        return Dataset(prefix, "", indexed.check(Path(prefix)).tokens)
+        index = indexed.check(Path(prefix))
+        return Dataset(prefix, "", index.tokens, indexed.greatest(Path(prefix), index))
     except indexed.Damaged as error:
         return Dataset(prefix, str(error))
     except (FileNotFoundError, PermissionError):

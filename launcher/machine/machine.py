@@ -76,11 +76,15 @@ class Engine:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A .bin and .idx; `problem` is "" where they fit each other and can be read by the run."""
+    """A .bin and .idx; `problem` is "" where they fit each other and can be read by the run.
+
+    `greatest` is the greatest of its first tokens.
+    """
 
     prefix: str
     problem: str
     tokens: int | None = None
+    greatest: int = 0
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,9 @@ TROUBLE = re.compile(
 """What a line has, or its neighbour, that is looked at for known failures."""
 
 RAISED = re.compile(r"(?:^|[\s:])(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?!\()")
-LOUD = re.compile(r"\b(?:ERROR|FATAL|Fatal|[Ee]rror|fatal|panic|abort\w*|core dumped|[Ff]ailed)\b")
+LOUD = re.compile(
+    r"\b(?:ERROR|FATAL|Fatal|[Ee]rror|fatal|panic|NCCL WARN|abort\w*|core dumped|[Ff]ailed)\b"
+)
 RANK = re.compile(r"\[(?:rank|default)?(\d+)\]:|\b[Rr]ank[ =:](\d+)\b|^ *(\d+): ")
 NODE = re.compile(r"^(node-\d+) \| |^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]|\bON (\S+) CANCELLED\b")
 TIME = re.compile(r"\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
