@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from launcher.backends.docker import bytes_of_size
 from launcher.errors import PreflightError
-from launcher.machine import fit, memory
+from launcher.machine import fit, memory, saved
 from launcher.machine.machine import (
     UNLIMITED,
     Dataset,
@@ -16,7 +16,6 @@ from launcher.machine.machine import (
     Finding,
     Gpu,
     Machine,
-    Saved,
     Use,
     find_gpu,
 )
@@ -116,7 +115,7 @@ def preflight(
     ]
     found += _tokens_fit(config, origin, machine.datasets)
     found += _folders(config, origin, plan, machine)
-    return [*found, *_loadable(origin, machine.load)]
+    return [*found, *saved.check(origin, plan, machine.load)]
 
 
 def enforce(findings: Sequence[Finding]) -> None:
@@ -378,61 +377,4 @@ def _folders(config: RunConfig, origin: Origin, plan: Plan, machine: Machine) ->
             if each is not None and folder.free is not None:
                 what = f"{origin.place(folder.key)}: {size(folder.free)} free for {folder.path}"
                 done = machine.load.newest or 0 if machine.load else 0
-                yield from _room(what, each, folder.free, config, done)
-
-
-def _room(what: str, each: int, free: int, config: RunConfig, done: int) -> Iterator[Finding]:
-    """Room for one checkpoint of `each` bytes, and for all that the run will write."""
-    if each > free:
-        yield Finding(
-            what,
-            f"One checkpoint takes about {size(each)}: weights and optimizer.",
-            "Free some, or --set checkpoint.save to a folder with more.",
-        )
-        return
-    at = saves(config, done, iterations(config))
-    keep = config.checkpoint.keep
-    wanted = min(len(at), keep + 1) if keep else len(at)
-    if wanted * each <= free:
-        return
-    fits = free // each
-    yield Finding(
-        what,
-        f"{wanted} checkpoints of about {size(each)} make {size(wanted * each)}: it is full "
-        + (f"at iteration {at[fits]}." if fits < len(at) else "before the end."),
-        "Set checkpoint.keep, a larger checkpoint.save_interval, or another folder.",
-        refuse=False,
-    )
-
-
-def iterations(config: RunConfig) -> int:
-    """The training's length in iterations, 0 where it isn't told."""
-    training = config.training
-    if training.train_samples and training.global_batch_size:
-        return -(-training.train_samples // training.global_batch_size)
-    return training.train_iters or 0
-
-
-def saves(config: RunConfig, done: int, total: int) -> list[int]:
-    """The iterations after `done` at which a checkpoint is saved: each interval, and the end."""
-    step = config.checkpoint.save_interval or total or 1
-    at = list(range((done // step + 1) * step, total + 1, step))
-    return at if total <= done or total % step == 0 else [*at, total]
-
-
-def _loadable(origin: Origin, load: Saved | None) -> Iterator[Finding]:
-    """The newest checkpoint of the folder that is loaded from."""
-    if load is None or not load.broken:
-        return
-    folder, problem = load.broken[-1]
-    goes_on = f"The run goes on from iteration {load.newest}, the newest complete one."
-    none = "No checkpoint in that folder is complete, so the run would begin anew."
-    refuse = load.newest is None
-    yield Finding(
-        f"{origin.place('checkpoint.load')}: {folder}: {problem}",
-        none if refuse else goes_on,
-        "Move them away to begin from the start."
-        if refuse
-        else f"Move {folder} away to be rid of this warning.",
-        refuse=refuse,
-    )
+                yield from saved.room(what, each, folder.free, config, done)

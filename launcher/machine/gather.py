@@ -356,17 +356,20 @@ def _saved(folder: Path | None) -> Saved | None:
     """The checkpoints in a folder."""
     if folder is None or not folder.is_dir():
         return None
-    from launcher.train.checkpoints import folders
+    from launcher.records import record
+    from launcher.train.checkpoints import folders, lineage
 
     try:
         found = folders.since_complete(folder)
     except OSError:  # another user's
         return None
-    complete = [one.iteration for one in found if not one.problem]
-    newest = complete[-1] if complete else None
+    complete = [one for one in found if not one.problem]
+    newest = complete[-1].iteration if complete else None
+    line = lineage.said(complete[-1].folder) if complete else ""
+    began = (record.read(line, record.PLAN) if line else None) or {}
     broken = [
         (str(one.folder), one.problem)
         for one in found
         if one.problem and (newest is None or one.iteration > newest)
     ]
-    return Saved(newest, tuple(broken))
+    return Saved(newest, tuple(broken), began.get("options", {}))

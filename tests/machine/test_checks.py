@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.errors import PreflightError
-from launcher.machine import checks
+from launcher.machine import checks, saved
 from launcher.machine.machine import UNLIMITED, Dataset, Finding, Folder, Machine, Saved, Use
 from launcher.matrix.load import load_matrix
 from launcher.plan.gpus import Gpus, parse_gpus
@@ -117,6 +117,9 @@ def room(gigabytes: float, **more: Saved) -> Machine:
         (("gpt2",), Machine(load=Saved(500, BROKEN)), "/c/iter_0000900: no .metadata",
          "iteration 500", False),
         (("gpt2",), Machine(load=Saved(None, BROKEN)), "no .metadata", "begin anew", True),
+        (("gpt2-tiny", "checkpoint.load=/c"),
+         Machine(load=Saved(50, (), {"num_layers": 2, "hidden_size": 128, "lr": 1.0})),
+         "model.hidden_size: 64, and iteration 50 in", "--set model.hidden_size=128", True),
     ],
 )  # fmt: skip
 def test_each_is_told_with_its_place_and_its_mend(
@@ -266,7 +269,7 @@ def test_the_forecast(
 
 def test_a_length_in_samples(asked: Asker) -> None:
     run = asked("gpt3-175b")
-    assert checks.iterations(run.config) == -(-146484375 // 1536)
+    assert saved.iterations(run.config) == -(-146484375 // 1536)
 
 
 @pytest.mark.parametrize(
@@ -287,4 +290,4 @@ def test_when_checkpoints_are_saved(
     asked: Asker, done: int, total: int, step: int | None, at: list[int]
 ) -> None:
     config = asked("gpt2", f"checkpoint.save_interval={step or 'null'}").config
-    assert list(checks.saves(config, done, total)) == at
+    assert list(saved.saves(config, done, total)) == at
