@@ -29,6 +29,9 @@ UINT16_VOCABULARY = 65500  # megatron's limit for two-byte tokens
 WIDTHS = {1: 1, 2: 1, 3: 2, INT32_CODE: 4, 5: 8, UINT16_CODE: 2}
 """Bytes of a token by its type code; 6 and 7 are floating point, which no token is."""
 
+KINDS = {1: "B", 2: "b", 3: "h", INT32_CODE: "i", 5: "q", UINT16_CODE: "H"}
+"""As `array` calls them, on machines that are little-endian."""
+
 READY = ".ready"
 """How the name of a complete index ends until its .bin has its name."""
 SUFFIXES = (".bin", ".idx", ".made.json", ".documents")
@@ -227,6 +230,12 @@ def read_index(prefix: Path) -> Index:
     if end != size:
         raise Damaged(f"{prefix}.bin: {size} bytes, and its index ends at {end}")
     return Index(sequences, starts - 1, size // WIDTHS[code], code, modes)
+
+
+def greatest(prefix: Path, index: Index) -> int:
+    """The greatest of the first 131,072 tokens. Raises OSError."""
+    with open(f"{prefix}.bin", "rb") as file:
+        return max(array(KINDS[index.code], file.read(PIECE * WIDTHS[index.code])), default=0)
 
 
 def _number(file: IO[bytes], kind: str, at: int) -> int:

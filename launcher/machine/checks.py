@@ -8,8 +8,17 @@ from collections.abc import Iterator, Sequence
 
 from launcher.backends.docker import bytes_of_size
 from launcher.errors import PreflightError
-from launcher.machine import fit, memory
-from launcher.machine.machine import UNLIMITED, Engine, Finding, Gpu, Machine, Saved, Use, find_gpu
+from launcher.machine import fit, memory, saved
+from launcher.machine.machine import (
+    UNLIMITED,
+    Dataset,
+    Engine,
+    Finding,
+    Gpu,
+    Machine,
+    Use,
+    find_gpu,
+)
 from launcher.plan.arguments import key_of
 from launcher.plan.config import RunConfig
 from launcher.plan.gpus import Gpus
@@ -18,11 +27,20 @@ from launcher.plan.plan import Plan
 from launcher.plan.source import Origin
 from launcher.screen import size
 
-BF16, TENSOR_CORES, FP16 = (8, 0), (7, 0), (5, 3)
-"""Compute capabilities with bf16 arithmetic, fp16 tensor cores, and fp16 arithmetic.
+FP8, BF16, TENSOR_CORES, FP16 = (8, 9), (8, 0), (7, 0), (5, 3)
+"""Compute capabilities with fp8's and bf16 arithmetic, fp16 tensor cores, and fp16 arithmetic.
 
 CUDA C++ Programming Guide, "Compute Capabilities".
 """
+
+FIRST_CUDA = {9: (11, 8), 10: (12, 8), 12: (12, 8)}
+"""The first CUDA with code for GPUs, by the first figure of their compute capability.
+
+https://docs.nvidia.com/cuda/archive/11.8.0 and 12.8.0, release notes, as for the next
+"""
+
+CUDA_13, OLDEST_13 = (13, 0), (7, 5)
+"""CUDA 13 has no code for GPUs below this compute capability."""
 
 TOOLKIT_DRIVER = {
     (12, 0): "525.60.13",
@@ -81,6 +99,7 @@ def preflight(
         found += _able(config, origin, visible)
         found += gpus_are_free(visible, uses)
         found += driver_carries(visible, cuda)
+        found += _code_is_there(visible, cuda)
         found += fit.check(config, origin, plan.processes_per_node, visible, uses)
         found += _shared_memory(origin, plan, machine)
         found += _locked_memory(plan, machine.memlock)
@@ -94,8 +113,9 @@ def preflight(
         for dataset in machine.datasets
         if dataset.problem
     ]
+    found += _tokens_fit(config, origin, machine.datasets)
     found += _folders(config, origin, plan, machine)
-    return [*found, *_loadable(origin, machine.load)]
+    return [*found, *saved.check(origin, plan, machine.load)]
 
 
 def enforce(findings: Sequence[Finding]) -> None:
@@ -172,13 +192,17 @@ def gpus_are_there(asked: Gpus, there: Sequence[Gpu] | None) -> Iterator[Finding
 
 def _able(config: RunConfig, origin: Origin, visible: Sequence[Gpu]) -> Iterator[Finding]:
     """The compute capability against the precision, of each kind of GPU once."""
-    training = config.training
+    training, fp8 = config.training, "megatron_args.fp8_format"
     place = origin.place(f"training.{'bf16' if training.bf16 else 'fp16'}")
     for gpu in {gpu.name: gpu for gpu in reversed(visible)}.values():
         if gpu.capability is None:
             continue
         able = ".".join(map(str, gpu.capability))
-        what = f"{place}: GPU {gpu.index} is a {gpu.name}, compute capability {able}"
+        card = f"GPU {gpu.index} is a {gpu.name}, compute capability {able}"
+        what = f"{place}: {card}"
+        if "fp8_format" in config.megatron_args and gpu.capability < FP8:
+            mend = "Leave it out, or take such a GPU."
+            yield Finding(f"{origin.place(fp8)}: {card}", "FP8 needs 8.9 (L40, H100).", mend)
         if training.bf16 and gpu.capability < BF16:
             mend = "--set training.bf16=false --set training.fp16=true"
             yield Finding(what, "bf16 needs 8.0 (A100, RTX 30) or newer.", mend)
@@ -230,6 +254,29 @@ def driver_carries(visible: Sequence[Gpu], cuda: str | None) -> Iterator[Finding
             f"Install driver {own} or newer if something isn't supported.",
             refuse=False,
         )
+
+
+def _code_is_there(visible: Sequence[Gpu], cuda: str | None) -> Iterator[Finding]:
+    """The image's CUDA against each kind of GPU, of which it may be too old, or too new."""
+    for gpu in {gpu.name: gpu for gpu in reversed(visible)}.values():
+        if gpu.capability is None or not cuda:
+            continue
+        able, have, first = gpu.capability, version(cuda)[:2], FIRST_CUDA.get(gpu.capability[0])
+        what = f"GPU {gpu.index} is a {gpu.name}, compute capability {able[0]}.{able[1]}"
+        if first and have < first:
+            yield Finding(
+                f"{what}; the image has CUDA {cuda}",
+                f"CUDA {first[0]}.{first[1]} is the first with code for it: older libraries have "
+                "none, or translate theirs at each start.",
+                "Take an image with that CUDA or a newer one.",
+                refuse=False,
+            )
+        elif have >= CUDA_13 and able < OLDEST_13:
+            yield Finding(
+                f"{what}; the image has CUDA {cuda}",
+                "CUDA 13 has no code for what is older than 7.5 (T4, RTX 20).",
+                "Take an image with CUDA 12.",
+            )
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -292,6 +339,23 @@ def _nodes_meet(
         )
 
 
+def _tokens_fit(
+    config: RunConfig, origin: Origin, datasets: Sequence[Dataset]
+) -> Iterator[Finding]:
+    """The vocabulary against the data, where the run file alone says how large it is."""
+    known = config.data.vocab_size
+    if known is None or config.data.tokenizer_type not in (None, "NullTokenizer"):
+        return
+    for dataset in datasets:
+        if dataset.greatest >= known:
+            yield Finding(
+                f"{origin.place('data.vocab_size')}: {known}, and {dataset.prefix} has token "
+                f"{dataset.greatest}",
+                "A GPU would end at it with an assertion, long after the start.",
+                f"--set data.vocab_size={dataset.greatest + 1} or more: that of its tokenizer.",
+            )
+
+
 def _folders(config: RunConfig, origin: Origin, plan: Plan, machine: Machine) -> Iterator[Finding]:
     """The folders that are written to: seen by the engine, the user's to write to, and roomy."""
     for key, path in machine.unseen:
@@ -313,61 +377,4 @@ def _folders(config: RunConfig, origin: Origin, plan: Plan, machine: Machine) ->
             if each is not None and folder.free is not None:
                 what = f"{origin.place(folder.key)}: {size(folder.free)} free for {folder.path}"
                 done = machine.load.newest or 0 if machine.load else 0
-                yield from _room(what, each, folder.free, config, done)
-
-
-def _room(what: str, each: int, free: int, config: RunConfig, done: int) -> Iterator[Finding]:
-    """Room for one checkpoint of `each` bytes, and for all that the run will write."""
-    if each > free:
-        yield Finding(
-            what,
-            f"One checkpoint takes about {size(each)}: weights and optimizer.",
-            "Free some, or --set checkpoint.save to a folder with more.",
-        )
-        return
-    at = saves(config, done, iterations(config))
-    keep = config.checkpoint.keep
-    wanted = min(len(at), keep + 1) if keep else len(at)
-    if wanted * each <= free:
-        return
-    fits = free // each
-    yield Finding(
-        what,
-        f"{wanted} checkpoints of about {size(each)} make {size(wanted * each)}: it is full "
-        + (f"at iteration {at[fits]}." if fits < len(at) else "before the end."),
-        "Set checkpoint.keep, a larger checkpoint.save_interval, or another folder.",
-        refuse=False,
-    )
-
-
-def iterations(config: RunConfig) -> int:
-    """The training's length in iterations, 0 where it isn't told."""
-    training = config.training
-    if training.train_samples and training.global_batch_size:
-        return -(-training.train_samples // training.global_batch_size)
-    return training.train_iters or 0
-
-
-def saves(config: RunConfig, done: int, total: int) -> list[int]:
-    """The iterations after `done` at which a checkpoint is saved: each interval, and the end."""
-    step = config.checkpoint.save_interval or total or 1
-    at = list(range((done // step + 1) * step, total + 1, step))
-    return at if total <= done or total % step == 0 else [*at, total]
-
-
-def _loadable(origin: Origin, load: Saved | None) -> Iterator[Finding]:
-    """The newest checkpoint of the folder that is loaded from."""
-    if load is None or not load.broken:
-        return
-    folder, problem = load.broken[-1]
-    goes_on = f"The run goes on from iteration {load.newest}, the newest complete one."
-    none = "No checkpoint in that folder is complete, so the run would begin anew."
-    refuse = load.newest is None
-    yield Finding(
-        f"{origin.place('checkpoint.load')}: {folder}: {problem}",
-        none if refuse else goes_on,
-        "Move them away to begin from the start."
-        if refuse
-        else f"Move {folder} away to be rid of this warning.",
-        refuse=refuse,
-    )
+                yield from saved.room(what, each, folder.free, config, done)

@@ -317,7 +317,8 @@ def _dataset(prefix: str, who: Identity | None) -> Dataset:
         for end in (".idx", ".bin"):
             if not may(prefix + end, who, os.R_OK):
                 return Dataset(prefix, f"{prefix}{end}: {who} may not read it")
-        return Dataset(prefix, "", indexed.read_filled_index(Path(prefix)).tokens)
+        index = indexed.read_filled_index(Path(prefix))
+        return Dataset(prefix, "", index.tokens, indexed.greatest(Path(prefix), index))
     except indexed.Damaged as error:
         return Dataset(prefix, str(error))
     except (FileNotFoundError, PermissionError):
@@ -355,17 +356,20 @@ def _saved(folder: Path | None) -> Saved | None:
     """The checkpoints in a folder."""
     if folder is None or not folder.is_dir():
         return None
-    from launcher.train.checkpoints import folders
+    from launcher.records import record
+    from launcher.train.checkpoints import folders, lineage
 
     try:
         found = folders.since_complete(folder)
     except OSError:  # another user's
         return None
-    complete = [one.iteration for one in found if not one.problem]
-    newest = complete[-1] if complete else None
+    complete = [one for one in found if not one.problem]
+    newest = complete[-1].iteration if complete else None
+    line = lineage.said(complete[-1].folder) if complete else ""
+    began = (record.read(line, record.PLAN) if line else None) or {}
     broken = [
         (str(one.folder), one.problem)
         for one in found
         if one.problem and (newest is None or one.iteration > newest)
     ]
-    return Saved(newest, tuple(broken))
+    return Saved(newest, tuple(broken), began.get("options", {}))

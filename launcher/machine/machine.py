@@ -5,8 +5,8 @@ None, or nothing, is what couldn't be told.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 GB = 1e9
 UNLIMITED = -1
@@ -76,22 +76,28 @@ class Engine:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A .bin and .idx; `problem` is "" where they fit each other and can be read by the run."""
+    """A .bin and .idx; `problem` is "" where they fit each other and can be read by the run.
+
+    `greatest` is the greatest of its first tokens.
+    """
 
     prefix: str
     problem: str
     tokens: int | None = None
+    greatest: int = 0
 
 
 @dataclass(frozen=True)
 class Saved:
     """The checkpoints in a folder: the newest complete one's iteration, and the broken newer ones.
 
-    `broken` holds (folder, problem) of those newer than `newest`, oldest first.
+    `broken` holds (folder, problem) of those newer than `newest`, oldest first; `options` are what
+    the run that began its line was told, where that has a record here.
     """
 
     newest: int | None
     broken: tuple[tuple[str, str], ...] = ()
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -232,6 +232,8 @@ def _runner(config: RunConfig, processes: int, *, cpu: bool) -> list[str]:
         argv += ["--checkpoints", config.checkpoint.save, "--keep", str(config.checkpoint.keep)]
     if config.profile:
         argv += ["--profile", str(config.profile.folder)]
+        if config.profile.tool == "nsys":
+            argv += ["--nsys", *map(str, config.profile.ranks)]
     return [*argv, "--cpu"] if cpu else argv
 
 

@@ -124,6 +124,14 @@ def _ragged(o: Told) -> bool:
     return any(0 < size / step % group < stages for size in batches if step and size % step == 0)
 
 
+def _odd(o: Told) -> bool:
+    """Whether a product of Transformer Engine's has sizes that it has no FP8 for."""
+    hidden, rows = o.number("hidden_size"), o.number("seq_length") * o.number("micro_batch_size")
+    inner = o.number("ffn_hidden_size", 0 if o.has("swiglu") else 4 * hidden)
+    widths = (hidden, hidden / o.where.tensor, inner / o.where.tensor)
+    return any(width % 16 for width in widths) or bool(rows / o.where.context % 8)
+
+
 def _uneven(o: Told) -> bool:
     """Whether the layers left by the first and last stages can't be dealt out to the others."""
     ends = [o.number(option) for option in UNEVEN if o.has(option)]
@@ -296,6 +304,10 @@ RULES = (
          "Leave it out, or set parallel.tensor_model_parallel_size to 2 or more.", "0.10-"),
     Rule("moe_grouped_gemm", lambda o: not o.has("bf16"),
          "is for bf16", "Set training.bf16: true, or leave it out.", "0.9-0.15"),
+    Rule("fp8_format", _odd,
+         "FP8 needs hidden and FFN sizes that 16 divides after their split over TP, and a sequence "
+         "× micro-batch that 8 does",
+         "Make them so, or leave it out."),
     Rule("squared_relu",
          lambda o: not o.has("no_bias_gelu_fusion", "disable_bias_linear", "swiglu"),
          "can't be fused with the bias", "Set megatron_args.no_bias_gelu_fusion: true."),

@@ -141,7 +141,7 @@ def describe(ending: Ending, run: str, saved: Checkpoint | None, folder: str) ->
     lines, sets = [f"{told}: {reason}" if reason else told], ""
     if ending.full and folder:
         lines.append(f"see what is free where it saves: {folder}")
-    elif ending.outcome is Outcome.FAILED:
+    elif ending.outcome is Outcome.FAILED and not ending.guarded:  # who has said why
         signs, suspects = ending.explained.signs, ending.explained.suspects
         for sign in signs[:1]:  # the others follow from it
             lines += sign.lines

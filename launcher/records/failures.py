@@ -38,12 +38,15 @@ DIGITS = b"0123456789abcdef"
 TROUBLE = re.compile(
     rb"(?i)error|fail|warn|kill|time[d]? ?out|unable|cannot|can't|could not|couldn't|mismatch|"
     rb"exception|assert|\bxid\b|no |not |nan|\.py\", line|due to|denied|unauthorized|oom|"
-    rb"runner: |reason:|toomany|backoff|invalid|loss scale|died|deadline|low on|terminate"
+    rb"runner: |reason:|toomany|back-?off|invalid|loss scale|died|deadline|low on|terminate|"
+    rb"undefined|unreachable|unrecogni[sz]ed|insufficient|taint|disagree|dumped|signal"
 )
 """What a line has, or its neighbour, that is looked at for known failures."""
 
 RAISED = re.compile(r"(?:^|[\s:])(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?!\()")
-LOUD = re.compile(r"\b(?:ERROR|FATAL|Fatal|[Ee]rror|fatal|panic|abort\w*|core dumped|[Ff]ailed)\b")
+LOUD = re.compile(
+    r"\b(?:ERROR|FATAL|Fatal|[Ee]rror|fatal|panic|NCCL WARN|abort\w*|core dumped|[Ff]ailed)\b"
+)
 RANK = re.compile(r"\[(?:rank|default)?(\d+)\]:|\b[Rr]ank[ =:](\d+)\b|^ *(\d+): ")
 NODE = re.compile(r"^(node-\d+) \| |^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]|\bON (\S+) CANCELLED\b")
 TIME = re.compile(r"\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
@@ -161,11 +164,10 @@ def explain(log: Iterable[bytes], cause: Cause = Cause.ITSELF) -> Explained:
     raised, loud = list[Said](), list[Said]()
     seen, told, before, first = set[bytes](), set[bytes](), list[tuple[int, str]](), 1
     for piece in _pieces(log):
-        lines = piece.split(b"\n")
         kinds = piece.translate(None, DIGITS).split(b"\n")
         new = set(kinds) - seen
         seen = new if len(seen) > MOST_SEEN else seen | new
-        if new and (kept := _kept(lines, kinds, new, first)):
+        if new and (kept := _kept(piece, kinds, new, first)):
             _look(before + kept, signs)
             for number, line in kept:
                 chosen = raised if RAISED.search(line) else loud if LOUD.search(line) else None
@@ -174,7 +176,7 @@ def explain(log: Iterable[bytes], cause: Cause = Cause.ITSELF) -> Explained:
                     told.add(kind)
                     chosen.append(_said(number, line))
             before = kept[-CONTEXT:]
-        first += len(lines)
+        first += len(kinds)
     order = sorted(
         signs.values(), key=lambda sign: (sign.failure.follows, sign.said.line if sign.said else 0)
     )
@@ -197,13 +199,12 @@ def _pieces(log: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(parts).removesuffix(b"\n")
 
 
-def _kept(
-    lines: list[bytes], kinds: list[bytes], new: set[bytes], first: int
-) -> list[tuple[int, str]]:
+def _kept(piece: bytes, kinds: list[bytes], new: set[bytes], first: int) -> list[tuple[int, str]]:
     """The lines, with their numbers, of a kind not seen before that tell of trouble.
 
     Each with its neighbours.
     """
+    lines = piece.split(b"\n")
     firsts = dict(zip(reversed(kinds), range(len(kinds) - 1, -1, -1), strict=True))
     at = set[int]()
     for kind in new:

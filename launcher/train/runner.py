@@ -7,6 +7,7 @@ import faulthandler
 import inspect
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from launcher.train import traces
 from launcher.train.checkpoints import folders, lineage
 from launcher.train.checkpoints.retention import Retention
 from launcher.train.ranks import alike, oom, rank, signals, stacks
 from launcher.train.ranks.job import Job, Refused, Unable, parse, read_secrets
 from launcher.train.stall import stall
-from launcher.train.traces import Traces
 from launcher.train.words import STOPPED, say
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -71,14 +72,17 @@ def _start(
         logs: dict[str, Any] = {"logs_specs": multiprocessing.DefaultLogsSpecs(log_dir=log_dir)}
     else:
         logs = {"log_dir": log_dir}
-    arguments = ("-I", "-S", rank.__file__, str(os.getpid()), *job.command())
+    before = ("-I", "-S", rank.__file__, str(os.getpid()))
+    under = {
+        n: traces.nsys(job.profile, job.rank(n)) for n in range(job.processes) if job.traces(n)
+    }
     secrets = read_secrets(job.secrets)
     cpus = len(os.sched_getaffinity(0))
     local_ranks = range(job.processes)
     context = multiprocessing.start_processes(
         name="rank",
         entrypoint=sys.executable,
-        args={local_rank: arguments for local_rank in local_ranks},
+        args={n: (*before, *under.get(n, ()), *job.command()) for n in local_ranks},
         envs={n: {**secrets, **job.environment(n, environ, cpus), **more} for n in local_ranks},
         **logs,
     )
@@ -228,7 +232,7 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     retention, found = _ready(job, environ, visible, lambda: not events.empty())
     if not events.empty():
         return 128 + events.get().signum
-    traces = Traces(job.profile) if job.profile else None
+    written = traces.Traces(job.profile) if job.profile else None
     with retention, tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:
         whole = job.nodes == 1
         collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
@@ -241,7 +245,7 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
         watch = Watch(job, handlers, events, collector)
         code = watch.wait()
     pids = {job.rank(n): handler.proc.pid for n, handler in handlers.items()}
-    for line in traces.told(pids) if traces else ():
+    for line in written.told(pids) if written else ():
         say(line)
     if watch.stopping and code == 0:
         print(stopped(len(handlers)), file=sys.stderr, flush=True)
@@ -259,6 +263,8 @@ def _ready(
     refusal = ""
     try:
         job.check_devices(visible)
+        if any(map(job.traces, range(job.processes))) and not shutil.which("nsys"):
+            raise Unable("nsys isn't in this image: NVIDIA's have it, or profile.tool: torch")
         retention = _retention(job, environ)
     except Unable as unable:
         if job.nodes == 1:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import sqlite3
+import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from launcher import files
 from launcher.train import costs
 from launcher.train.costs import Costs
 
 TRACE = "rank-{}.json.gz"
+REPORT = "rank-{}.nsys-rep"
 COSTS = "rank-{}.costs.json"
 
 
@@ -25,8 +31,8 @@ class Traces:
         self.before = dict(self._found())
 
     def _found(self) -> Iterator[tuple[Path, int]]:
-        for path in self.folder.rglob("*.json*"):
-            if path.is_file():
+        for path in self.folder.rglob("*"):
+            if path.is_file() and (".json" in path.name or path.suffix == ".nsys-rep"):
                 yield path, path.stat().st_mtime_ns
 
     def told(self, ranks: Mapping[int, int]) -> Iterator[str]:
@@ -41,7 +47,7 @@ class Traces:
 
     def _is_of(self, path: Path, rank: int, pid: int) -> bool:
         """Whether a rank wrote it: ours and Megatron 0.17 and later by rank, others by process."""
-        return path.name == TRACE.format(rank) or (
+        return path.name in (TRACE.format(rank), REPORT.format(rank)) or (
             path.name.endswith(".pt.trace.json") and f"_{pid}." in path.name
         )
 
@@ -51,15 +57,15 @@ class Traces:
             kept = self._kept(path, self.folder / TRACE.format(rank))
             told = {"trace": str(kept.name), "words": str(found), **asdict(found)}
             files.write(self.folder / COSTS.format(rank), f"{json.dumps(told)}\n")
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, sqlite3.Error) as error:
             return f"profile of rank {rank}: {path} can't be read: {error}"
         size = kept.stat().st_size / 1e6
         return f"profile of rank {rank}: {found}; its trace: {kept} ({size:.1f} MB)"
 
     def _kept(self, path: Path, target: Path) -> Path:
         """The trace under its own name, compressed."""
-        if path == target:
-            return target
+        if path == target or path.name.endswith(".nsys-rep"):
+            return path
         if path.suffix == ".gz":
             return files.rename(path, target)
         with files.Aside(target) as new, path.open("rb") as source:
@@ -70,7 +76,50 @@ class Traces:
         return target
 
 
+def nsys(folder: Path | None, rank: int) -> tuple[str, ...]:
+    """What a rank's command begins with for nsys to trace what it asks CUDA's profiler for.
+
+    As Megatron's help of --profile has it, but that the rank goes on when the steps are over.
+    """
+    return (
+        *(shutil.which("nsys") or "nsys", "profile", "--trace=cuda,nvtx", "--sample=none"),
+        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true"),
+        f"--output={folder}/{REPORT.format(rank).removesuffix('.nsys-rep')}",
+    )
+
+
+EXPORTED = {
+    "kernel": "SELECT start, end, value FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds"
+    " ON id = demangledName",
+    "gpu_memcpy": "SELECT start, end, 'Memcpy' FROM CUPTI_ACTIVITY_KIND_MEMCPY",
+    "gpu_memset": "SELECT start, end, 'Memset' FROM CUPTI_ACTIVITY_KIND_MEMSET",
+}
+"""What a GPU did, in ns, by the kinds of torch's traces.
+
+https://docs.nvidia.com/nsight-systems, "SQLite Schema Reference"; a table without rows is left out
+"""
+
+
+def _events(report: Path) -> Iterator[Mapping[str, Any]]:
+    """What nsys saw a GPU do, as events of a trace. Raises `OSError`, ValueError, sqlite3.Error."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "out.sqlite")
+        words = ["nsys", "export", "--type=sqlite", f"--output={out}", str(report)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ValueError((done.stderr or done.stdout).strip()[-200:])
+        with closing(sqlite3.connect(out)) as tables:
+            there = {name for (name,) in tables.execute("SELECT name FROM sqlite_master")}
+            for kind, query in EXPORTED.items():
+                if query.split(" FROM ")[1].split()[0] in there:
+                    for start, end, name in tables.execute(query):
+                        span = {"ts": start / 1e3, "dur": (end - start) / 1e3}
+                        yield {"ph": "X", "cat": kind, "name": name, **span}
+
+
 def read(path: Path) -> Costs:
     """What a trace's time went to. Raises `OSError`, and ValueError for what is no whole trace."""
+    if path.suffix == ".nsys-rep":
+        return costs.costs(_events(path))
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as text:
         return costs.costs(costs.events(text))

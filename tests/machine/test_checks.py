@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.errors import PreflightError
-from launcher.machine import checks
+from launcher.machine import checks, saved
 from launcher.machine.machine import UNLIMITED, Dataset, Finding, Folder, Machine, Saved, Use
 from launcher.matrix.load import load_matrix
 from launcher.plan.gpus import Gpus, parse_gpus
@@ -87,6 +87,9 @@ def room(gigabytes: float, **more: Saved) -> Machine:
          "compute capability 7.0", "", True),  # once for GPUs of one name
         (("gpt2",), Machine(gpus=(replace(V100, capability=(6, 1)),)), "capability 6.1", "", False),
         (("gpt2",), Machine(gpus=(replace(V100, capability=(5, 2)),)), "capability 5.2", "", True),
+        ((*BF16, "megatron_args.fp8_format=hybrid", "program=pretrain_gpt.py"),
+         Machine(gpus=(replace(V100, capability=(8, 0)),)),
+         "megatron_args.fp8_format: GPU 0", "FP8 needs 8.9", True),
         (("gpt2",), Machine(gpus=TWO, uses=BUSY),
          "GPU 0 is in use: process 12 (2.0 GB), process 13", "", False),
         (("gpt2",), Machine(engine=replace(ENGINE, gpus=None)), "as far as it tells", "", False),
@@ -101,6 +104,8 @@ def room(gigabytes: float, **more: Saved) -> Machine:
         (("gpt2", "data.path=/data/corpus"),
          Machine(datasets=(Dataset("/data/corpus", "cut short"), Dataset("b", ""))),
          "--set data.path=/data/corpus: data.path: cut short", "", True),
+        (("gpt2-tiny", "data.path=/d"), Machine(datasets=(Dataset("/d", "", 9, 256),)),
+         "data.vocab_size: 256, and /d has token 256", "data.vocab_size=257", True),
         (("gpt2",), Machine(folders=(Folder("/mnt/x", "checkpoint.save", "is read-only", 0),)),
          ": checkpoint.save: /mnt/x: is read-only", "", True),
         (("gpt2",), Machine(unseen=(("checkpoint.save", "/mnt/later"),)),
@@ -112,6 +117,9 @@ def room(gigabytes: float, **more: Saved) -> Machine:
         (("gpt2",), Machine(load=Saved(500, BROKEN)), "/c/iter_0000900: no .metadata",
          "iteration 500", False),
         (("gpt2",), Machine(load=Saved(None, BROKEN)), "no .metadata", "begin anew", True),
+        (("gpt2-tiny", "checkpoint.load=/c"),
+         Machine(load=Saved(50, (), {"num_layers": 2, "hidden_size": 128, "lr": 1.0})),
+         "model.hidden_size: 64, and iteration 50 in", "--set model.hidden_size=128", True),
     ],
 )  # fmt: skip
 def test_each_is_told_with_its_place_and_its_mend(
@@ -128,6 +136,7 @@ def test_each_is_told_with_its_place_and_its_mend(
     [
         (("gpt2", "gpus='device=MIG-1a2b'"), Machine(gpus=TWO)),  # a slice isn't in the list
         (("gpt2-tiny",), Machine(gpus=())),
+        (("gpt2-tiny", "data.path=/d"), Machine(datasets=(Dataset("/d", "", 9, 255),))),
         (("gpt2-tiny",), Machine(engine=replace(ENGINE, gpus=False))),
         (("gpt2", "gpus=8"), Machine()),  # what can't be told isn't checked
         (("gpt2",), OLD),
@@ -171,6 +180,25 @@ def test_a_driver_refused_warned_of_or_let_through(
 ) -> None:
     found = checks.driver_carries([card(name=gpu, driver=have)], cuda)
     assert [finding.refuse for finding in found] == ([] if refuse is None else [refuse])
+
+
+@pytest.mark.parametrize(
+    ("able", "cuda", "refuse"),
+    [
+        ((10, 0), "12.6.2", False),  # "sm_100 is not compatible with the current PyTorch"
+        ((10, 0), "12.8", None),
+        ((7, 0), "13.0", True),  # "no kernel image is available"
+        ((7, 5), "13.0", None),
+        ((7, 0), "12.6", None),
+        ((9, 0), None, None),
+    ],
+)
+def test_a_cuda_without_code_for_the_gpu_is_told(
+    asked: Asker, able: tuple[int, int], cuda: str | None, refuse: bool | None
+) -> None:
+    found = asked("gpt2").on(Machine(gpus=(card(capability=able, driver="580.65.06"),)), cuda=cuda)
+    told = [finding.refuse for finding in found if "compute capability" in finding.what]
+    assert told == ([] if refuse is None else [refuse])
 
 
 def test_every_cuda_of_the_usual_rows_is_known() -> None:
@@ -241,7 +269,7 @@ def test_the_forecast(
 
 def test_a_length_in_samples(asked: Asker) -> None:
     run = asked("gpt3-175b")
-    assert checks.iterations(run.config) == -(-146484375 // 1536)
+    assert saved.iterations(run.config) == -(-146484375 // 1536)
 
 
 @pytest.mark.parametrize(
@@ -262,4 +290,4 @@ def test_when_checkpoints_are_saved(
     asked: Asker, done: int, total: int, step: int | None, at: list[int]
 ) -> None:
     config = asked("gpt2", f"checkpoint.save_interval={step or 'null'}").config
-    assert list(checks.saves(config, done, total)) == at
+    assert list(saved.saves(config, done, total)) == at

@@ -123,11 +123,11 @@ def test_this_machine(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_data_is_looked_into(look: Callable[..., Machine], tmp_path: Path) -> None:
-    indexed.write(tmp_path / "good", [[1, 2, 3]], 256)
+    indexed.write(tmp_path / "good", [[1, 256, 3]], 256)
     indexed.write(tmp_path / "bad", [[1, 2, 3]], 256)
     os.truncate(tmp_path / "bad.bin", 5)
     good, bad = look(f"data.path=[1, {tmp_path}/good, 1, {tmp_path}/bad]").datasets
-    assert (good.problem, good.tokens) == ("", 3)
+    assert (good.problem, good.tokens, good.greatest) == ("", 3, 256)
     assert bad.problem == f"{tmp_path}/bad.bin: 5 bytes, and its index ends at 6"
 
 

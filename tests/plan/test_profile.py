@@ -61,6 +61,24 @@ def test_upstreams_programs_have_their_own_options(plan: Planner, release: str) 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        (OURS.replace("gpus: 0", "gpus: 2"), ["profile-ranks 1", "profile-steps 10 12"]),
+        (  # counted from 0, the last left out (megatron/training/training.py)
+            UPSTREAMS,
+            ["profile-ranks 1", "profile", "profile-step-start 9", "profile-step-end 12"],
+        ),
+    ],
+)
+def test_nsys_is_asked_by_the_program_and_started_by_the_runner(
+    plan: Planner, text: str, told: list[str]
+) -> None:
+    made = plan(text + ASKED + "  tool: nsys\n  ranks: [1]\n", facts=Facts("0.16.1", True))
+    assert given(made.argv) == ["profile /profile", *told]
+    assert "--nsys 1 " in " ".join(made.argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
         (OURS + "profile: {steps: 19-21}\n", ":7: profile.steps: the last step is 20"),
         (UPSTREAMS + "profile: {steps: 19-20}\n", "profile.steps: Megatron writes a trace when"),
         (OURS + "profile: {steps: 0-3}\n", ":7: profile.steps: the first step is 1"),

@@ -42,7 +42,7 @@ def test_every_row_says_since_when(known: failures.Failure) -> None:
     ("name", "text"), [(name, text) for name, texts in REAL.items() for text in texts]
 )
 def test_each_is_named_by_its_text_and_by_nothing_else(name: str, text: str) -> None:
-    tail = f"{BEFORE}{text}\nrunner: rank 0 exited with code 1\n"
+    tail = f"{BEFORE}{text}\n{BEFORE}runner: rank 0 exited with code 1\n"
     found = named(tail)
     assert [sign.failure.name for sign in found] == [name]
     assert found[0].said
@@ -84,6 +84,7 @@ def test_a_full_shared_memory_is_no_full_disk() -> None:
 def healthy() -> list[Path]:
     """What is no failing run's output: our own words, and what healthy runs have printed."""
     found = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/golden/*.txt"), ROOT / "README.md"]
+    found += ROOT.glob("tests/records/logs/*.txt")
     return [path for path in found if path.is_file()]
 
 

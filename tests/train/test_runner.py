@@ -300,6 +300,45 @@ def test_refusal_starts_nothing(tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
+NSYS = """import os, sqlite3, sys
+given = dict(word.split("=", 1) for word in sys.argv if word.startswith("--") and "=" in word)
+if sys.argv[1] == "export":
+    with sqlite3.connect(given["--output"]) as tables:
+        tables.executescript('''
+            CREATE TABLE StringIds (id, value);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, demangledName);
+            INSERT INTO StringIds VALUES (7, 'sm90_xmma_gemm_bf16'), (8, 'ncclDevKernel_AllReduce');
+            INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1e6, 4e6, 7), (4e6, 5e6, 8);
+        ''')
+else:
+    open(given["--output"] + ".nsys-rep", "w").close()
+    command = [word for word in sys.argv[2:] if not word.startswith("--")]
+    os.execv(command[0], sys.argv[sys.argv.index(command[0]):])
+"""
+"""A stand-in for NVIDIA's program: it starts the command, and says what a GPU did."""
+
+
+@pytest.mark.megatron
+def test_ranks_run_under_nsys_whose_report_is_told(tmp_path: Path) -> None:
+    """Else it would be asked to begin and to end, and nobody would listen."""
+    script = tmp_path / "script.py"
+    script.write_text("import os\nprint('rank', os.environ['RANK'])\nraise SystemExit(3)\n")
+    options = ["--profile", str(tmp_path), "--nsys", "1"]
+    command = runner_command(2, str(script), options=options)[1:]
+    refused = python(*command, PATH=str(tmp_path))
+    assert refused.returncode == 121
+    assert "nsys isn't in this image" in refused.stderr
+    (tmp_path / "nsys").write_text(f"#!{sys.executable}\n{NSYS}")
+    (tmp_path / "nsys").chmod(0o755)
+    done = python(*command, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert done.returncode == 3
+    assert sorted(done.stdout.split()) == ["0", "1", "rank", "rank"]
+    told = "profile of rank 1: 4.0 ms: matrix products 75 %, communication 25 %; its trace: "
+    assert f"{told}{tmp_path}/rank-1.nsys-rep" in done.stderr
+    assert (tmp_path / "rank-1.costs.json").exists()
+    assert not (tmp_path / "rank-0.nsys-rep").exists()
+
+
 @pytest.mark.megatron
 def test_old_torch_is_started_with_its_own_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -53,11 +53,16 @@ class Job:
     secrets: Path
     checkout: str | None
     profile: Path | None
+    nsys: Sequence[int]
     tie: bool
 
     def rank(self, local_rank: int) -> int:
         """The rank among all nodes; every node has the same number of processes."""
         return self.node_rank * self.processes + local_rank
+
+    def traces(self, local_rank: int) -> bool:
+        """Whether a rank runs under nsys."""
+        return self.profile is not None and self.rank(local_rank) in self.nsys
 
     def check_devices(self, visible: int) -> None:
         """Raises `Unable` unless there is one CUDA device per process that can run torch's code.
@@ -136,6 +141,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--secrets", type=Path, default="/run/secrets", help="files that become variables")
     add("--checkout", help="a Megatron-LM folder, first on PYTHONPATH, to run with")
     add("--profile", type=Path, help="a folder for traces, whose costs are told at the end")
+    add("--nsys", type=int, nargs="+", default=(), metavar="RANK", help="ranks to run under nsys")
     add("--tie", action="store_true", help="stop when standard input ends")
     return parser
 

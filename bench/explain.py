@@ -1,0 +1,67 @@
+"""`launcher explain` on a million lines that 64 ranks wrote after a failure, beside `grep -c`.
+
+Both have one thread: times are the processor's, which others on the machine don't lengthen.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.measure import ROOT, Figure
+from launcher.records import failures
+
+LINES, RANKS, CAUSES, TURNS = 1_000_000, 64, 10, 5
+
+
+def figures() -> list[Figure]:
+    """Causes, planted where nothing else tells of them, that aren't found; the time a GB takes."""
+    chance = random.Random(18)  # noqa: S311
+    first = [known for known in failures.table() if not known.follows]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log")
+        path.write_text("".join(_aftermath(chance)), encoding="utf-8")
+        whole = path.read_bytes()
+        missed = 0
+        for known in chance.sample(first, CAUSES):
+            at = whole.index(b"\n", chance.randrange(len(whole) - 1000)) + 1
+            said = f"[rank17]: {known.texts[0]}\n".encode()
+            found = failures.explain([whole[:at], said, whole[at:]]).signs
+            line = whole.count(b"\n", 0, at) + 1
+            there = found and found[0].said and 0 <= found[0].said.line - line < said.count(b"\n")
+            missed += not there or found[0].failure is not known
+        launch = [sys.executable, "-m", "launcher", "explain", str(path)]
+        count = ["grep", "-c", "rank17", str(path)]
+        ours, theirs = map(
+            min, zip(*[(_cpu(launch), _cpu(count)) for _ in range(TURNS)], strict=True)
+        )
+    return [
+        Figure(f"{CAUSES} causes among {LINES:,} lines, not found at theirs", missed, 0, ""),
+        Figure("explain, of a GB of them", ours * 1e9 / len(whole), 5, "s"),
+        Figure("explain, of grep -c", ours / theirs, 20, "x"),
+    ]
+
+
+def _cpu(command: list[str]) -> float:
+    """The processor's seconds of a command."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _aftermath(chance: random.Random) -> Iterator[str]:
+    texts = [line for known in failures.table() if known.follows for line in known.texts]
+    told = [text for each in texts for text in each.splitlines()]
+    for number in range(LINES):
+        rank = chance.randrange(RANKS)
+        yield (
+            f"[rank{rank}]: 2026-01-02T03:04:{number % 60:02}.{chance.randrange(10**6):06} "
+            f"{told[number % len(told)]} comm 0x{chance.getrandbits(48):x} "
+            f"peer 10.0.{rank}.{chance.randrange(256)}<{chance.randrange(65536)}>\n"
+        )
