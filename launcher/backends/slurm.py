@@ -140,7 +140,7 @@ def _options(plan: Plan, asked: Slurm, folder: Path) -> Iterator[str]:
     """The options of sbatch, in their long form."""
     told: dict[str, object] = {
         "job-name": docker.container_name(plan),
-        "nodes": plan.nodes,
+        "nodes": _nodes(plan),
         "ntasks-per-node": 1,
         "gpus-per-node": plan.gpus.count or None,
         "time": asked.time,
@@ -160,6 +160,19 @@ def _options(plan: Plan, asked: Slurm, folder: Path) -> Iterator[str]:
     for name, value in told.items():
         if value is not None and value is not False:
             yield f"--{name}" if value is True else f"--{name}={shlex.quote(str(value))}"
+
+
+def _nodes(plan: Plan) -> str:
+    """How many; Slurm gives any number of a range. Raises UsageError where not all will do."""
+    if not plan.fewer:
+        return str(plan.nodes)
+    least = plan.fewer[0]
+    if without := {*range(least, plan.nodes)} - {*plan.fewer}:
+        raise UsageError(
+            f"nodes.min: Slurm may give {min(without)} nodes, which this file doesn't fit",
+            f"Set it to {max(without) + 1}, or another training.global_batch_size.",
+        )
+    return f"{least}-{plan.nodes}"
 
 
 def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:

@@ -223,10 +223,12 @@ class Resources(Strict):
 class Nodes(Strict):
     """Several machines: this one's number, and where the first one is reached.
 
-    Where one launcher starts all of them, the count says it all.
+    Where one launcher starts all of them, the count says it all. `min` is how few will do where
+    some don't come, or come again after a failure.
     """
 
     count: Positive = 1
+    min: Positive | None = None
     rank: Whole = 0
     master_addr: Text | None = None
     master_port: Annotated[int, Field(strict=True, gt=0, lt=65536)] = 29500
@@ -241,6 +243,8 @@ class Nodes(Strict):
     def _reachable(self) -> Nodes:
         if self.rank >= self.count:
             raise ValueError(f"rank {self.rank} isn't one of {self.count} nodes, 0 the first")
+        if self.min and self.min > self.count:
+            raise ValueError(f"min {self.min} is more than all {self.count} nodes")
         return self
 
 

@@ -113,6 +113,16 @@ def test_the_script_of_512_nodes_is_as_long_as_that_of_two(two: Plan) -> None:
     assert script(replace(two, nodes=512)) == script(two).replace("--nodes=2\n", "--nodes=512\n")
 
 
+def test_slurm_may_give_fewer_nodes_where_any_number_will_do(plan: Planner) -> None:
+    host = replace(HOST, scheduled=True, contained=False)
+    sets = ["nodes.count=4", "nodes.min=2", "gpus=0", "training.micro_batch_size=1"]
+    told = script(plan("gpt2.yaml", *sets, "training.global_batch_size=12", host=host))
+    assert "#SBATCH --nodes=2-4\n" in told
+    assert " --fewer 2,3 " in told
+    with pytest.raises(UsageError, match=r"may give 3 nodes.*\n.*Set it to 4"):
+        script(plan("gpt2.yaml", *sets, "training.global_batch_size=16", host=host))
+
+
 def test_no_secret_is_in_it(plan: Planner) -> None:
     """The script stays in the run's folder; the value goes by sbatch's own environment."""
     host = replace(HOST, scheduled=True, contained=False)
