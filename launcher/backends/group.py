@@ -222,8 +222,9 @@ def failing_since(log: str, ended_at: float) -> float:
     """When a node began to fail, to tell the first from those that failed for want of it.
 
     By the runner's line on its first rank: nodes may end in another order. A rank that says that it
-    lost another one counts as later, and a node that tells of another's failure last. A node without such a line didn't fail but was ended, and
-    missed by others before its end was seen, so that counts as earlier.
+    lost another one counts as later, and a node that tells of another's failure last. A node
+    without such a line didn't fail but was ended, and missed by others before its end was seen, so
+    that counts as earlier.
     """
     if not (found := RANK_LINE.search(log)):
         return ended_at - APART_SECONDS

@@ -138,9 +138,7 @@ def test_a_machine_that_goes_is_missed_within_the_time_out(machines: list[str]) 
     several = []
     for node, machine in enumerate(machines):
         line = ["ip", "netns", "exec", machine, sys.executable, "-c", CUT, str(node), FIRST]
-        several.append(
-            subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, text=True)
-        )
+        several.append(subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, text=True))
     try:
         for process in several:
             assert process.stdout

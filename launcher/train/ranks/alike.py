@@ -146,7 +146,7 @@ def look(
     if (wrong or off) and job.node_rank == 0:
         say(_listed("warning: the nodes aren't alike:", [*wrong, *off]))
     job = replace(job, nodes=meeting.nodes, node_rank=meeting.node)
-    return Met(job, meeting, _interface(meeting.own, environ))
+    return Met(job, meeting, _interface(meeting.own, environ) if job.nodes > 1 else {})
 
 
 def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:
