@@ -70,8 +70,8 @@ def script(plan: Plan, **keys: object) -> str:
             {"container": "oci", "image": "/shared/cpu"},
             [
                 r'  \. "\$folder/bundle/environment"',
-                r'    srun .* --container="\$folder/bundle" --output="\$folder/node-\$number.out" .* '
-                r'--nodes=1 --ntasks=1 --nodelist="\$host" bash -c node &',
+                r'    srun .* --container="\$folder/bundle" --output="\$folder/node-\$number.out"'
+                r' .*--nodes=1 --ntasks=1 --nodelist="\$host" bash -c node &',
                 "nodes &",
             ],
         ),

@@ -331,7 +331,7 @@ def test_nodes_by_hand_go_on_without_one_that_is_killed(
     until("has gone: it ended without a word")
     until("newest complete checkpoint: ")
     until("runner: going on with 1 of 2 nodes: node 1 didn't come to 127.0.0.1")
-    until(" iteration ")
+    until(" lm loss: ")
     first.send_signal(signal.SIGINT)
     assert first.wait(120) == 0, said
     for run in launchers.ps():

@@ -186,6 +186,32 @@ def test_what_the_script_says_is_told(here: OnCluster) -> None:
     assert "job | srun: unrecognized option" in started.err
 
 
+def test_text_becomes_tokens_in_parts_at_once(here: OnCluster) -> None:
+    """The same bytes as by one job; a part that fails is told, and ends the others."""
+    lines = [json.dumps({"text": f"document {number} " * (number % 9)}) for number in range(500)]
+    (here.folder / "text.jsonl").write_text("\n".join(lines))
+    line = ["data", "tokenize", "text.jsonl", "--append-eod", "--output-prefix"]
+    whole = here.done(*line, "whole")
+    parts = here.done(*line, "parts", "--slurm", "3", "--sbatch=--time=5")
+    assert (whole.process.returncode, parts.process.returncode) == (0, 0), parts
+    assert re.findall(r"part . of 3 is done, (.) to come", parts.err) == ["2", "1", "0"]
+    assert parts.out.startswith("500 documents, ")
+    for suffix in (".bin", ".idx"):
+        one, other = (here.folder / f"{name}_text_document{suffix}" for name in ("whole", "parts"))
+        assert one.read_bytes() == other.read_bytes()
+    kept = ["parts_text_document.bin", "parts_text_document.idx", "parts_text_document.made.json"]
+    assert sorted(path.name for path in here.folder.glob("parts*")) == kept
+    with (here.folder / "text.jsonl").open("a") as file:
+        file.write("\nno JSON")
+    failed = here.done(*line, "new", "--slurm", "2")
+    assert failed.process.returncode == 1
+    assert re.search(
+        r"launcher: part 2 of 2 failed with exit code 1:\n(.*\n)*.*501: not JSON", failed.err
+    )
+    assert not list(here.folder.glob("new_*"))
+    assert not list(here.folder.glob(".*"))
+
+
 SYSTEM = {"/usr": "/usr", "/proc": "proc", "/dev": "tmpfs", "/tmp": "tmpfs"}  # noqa: S108
 
 
