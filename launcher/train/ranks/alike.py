@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher import files
 from launcher.train.checkpoints import lineage
-from launcher.train.ranks import network
+from launcher.train.ranks import network, ring
 from launcher.train.ranks.job import Job, Unable, Unmet
 from launcher.train.ranks.meeting import MOST, Failed, Meeting, Stopped, Unneeded, named
 from launcher.train.words import say
@@ -131,6 +131,7 @@ def look(
             now = me | {"time": time.time()}  # all got that answer within moments
             off = meeting.exchange(now, clocks)
             wrong += meeting.exchange(me | {"sees": _sees(folder, sign)}, apart)
+            found = [] if refused else ring.look(meeting)
         except Unneeded as unneeded:
             raise Unable(str(unneeded)) from None
         except Failed as failed:
@@ -142,9 +143,11 @@ def look(
         if wrong and not environ.get(MAY_DIFFER):
             cure = f"{MAY_DIFFER}=1 among the run's env starts it all the same"
             raise Unable(_listed("the nodes aren't alike:", [*wrong, cure]))
+        if broken := ring.broken(found):
+            raise Unmet(_listed("the nodes don't reach each other, as their ranks would:", broken))
         left.pop_all()
-    if (wrong or off) and job.node_rank == 0:
-        say(_listed("warning: the nodes aren't alike:", [*wrong, *off]))
+    if (warned := [*wrong, *off, *ring.slow(found)]) and job.node_rank == 0:
+        say(_listed("warning:", warned))
     job = replace(job, nodes=meeting.nodes, node_rank=meeting.node)
     return Met(job, meeting, _interface(meeting.own, environ) if job.nodes > 1 else {})
 

@@ -161,28 +161,6 @@ class Meeting:
             link.send(told=answered)
         return answered
 
-    def timed(self, size: int, seconds: float) -> list[float]:
-        """How long `size` bytes take from each to the first node, one after another; all call it.
-
-        Raises Failed on all where that takes longer than so many seconds.
-        """
-        if self.node:
-            told: Any = 0
-            while not isinstance(told, list):
-                told = self._asked({"told": "x" * told}, seconds * self.nodes, "says nothing")
-            return told
-        took = [0.0]
-        with self._telling():
-            for link in sorted(self.links, key=lambda one: one.node):
-                self._next(link, seconds, "says nothing")
-                link.send(told=size)
-                start = time.monotonic()
-                self._next(link, seconds, f"takes longer than that for {size >> 10} KiB")
-                took.append(time.monotonic() - start)
-        for link in self.links:
-            link.send(told=took)
-        return took
-
     @property
     def own(self) -> str:
         """The address by which this node and the first one, or another, reach each other."""
