@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 
-from bench import compat, demo, launch, logs, rows, tokenize, transfer
+from bench import cluster, compat, demo, launch, logs, rows, tokenize, transfer
 from launcher.engine import acquire
 from launcher.engine.connect import engine_host
 from launcher.matrix.load import load_matrix
@@ -16,11 +16,13 @@ from launcher.settings import settings
 
 def main(names: list[str]) -> int:
     """Run the named comparisons, or all; 1 where a goal is missed."""
-    wanted = set(names or ["launch", "logs", "rows", "transfer", "compat", "demo"])
+    wanted = set(names or ["launch", "logs", "rows", "transfer", "compat", "demo", "cluster"])
     figures = demo.figures() if "demo" in wanted else []
     if "tokenize" in wanted:  # only by name: it wants a checkout of upstream to compare with
         figures += tokenize.figures()
-    if wanted - {"demo", "tokenize"}:
+    if "cluster" in wanted:
+        figures += cluster.figures()
+    if wanted - {"demo", "tokenize", "cluster"}:
         site, progress = settings(), Progress()
         with acquire.any_engine(site.cache / "engine", progress) as client:
             os.environ["DOCKER_HOST"] = engine_host(client)

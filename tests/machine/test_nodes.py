@@ -101,6 +101,16 @@ def test_a_link_that_is_cut(cut: str, why: str, machines: list[str], time_: int)
     assert why in second
 
 
+def met(machine: str) -> bool:
+    """Whether another one has come to its port."""
+    argv = ["ip", "netns", "exec", machine, "cat", "/proc/net/tcp6", "/proc/net/tcp"]
+    told = subprocess.run(argv, check=True, timeout=10, capture_output=True, text=True).stdout
+    return any(
+        local.endswith(f":{PORT:04X}") and state == "01"
+        for _, local, _, state, *_ in map(str.split, told.splitlines())
+    )
+
+
 @pytest.mark.long
 @TEN
 def test_a_link_that_is_cut_while_they_meet(machines: list[str], time_: int) -> None:
@@ -108,7 +118,10 @@ def test_a_link_that_is_cut_while_they_meet(machines: list[str], time_: int) -> 
     subprocess.run(["ip", "netns", "exec", machines[1], *limit.split()], check=True, timeout=10)
     with ThreadPoolExecutor() as pool:
         both = pool.submit(looks, machines)
-        time.sleep(5)
+        until = time.monotonic() + 10
+        while not met(machines[0]) and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(1)  # what each sends takes twenty
         ip(f"-n {machines[1]} link set cable down")
         (code, first), (other, second) = both.result()
     assert (code, other) == (121, 121)
