@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 
-from bench import compat, demo, explain, launch, logs, rows, tokenize, transfer
+from bench import cluster, compat, demo, explain, launch, logs, rows, tokenize, transfer
 from launcher.engine import acquire
 from launcher.engine.connect import engine_host
 from launcher.matrix.load import load_matrix
@@ -16,13 +16,16 @@ from launcher.settings import settings
 
 def main(names: list[str]) -> int:
     """Run the named comparisons, or all; 1 where a goal is missed."""
-    wanted = set(names or ["launch", "logs", "rows", "transfer", "compat", "demo", "explain"])
+    usual = ["launch", "logs", "rows", "transfer", "compat", "demo", "explain", "cluster"]
+    wanted = set(names or usual)
     figures = demo.figures() if "demo" in wanted else []
     if "explain" in wanted:
         figures += explain.figures()
     if "tokenize" in wanted:  # only by name: it wants a checkout of upstream to compare with
         figures += tokenize.figures()
-    if wanted - {"demo", "explain", "tokenize"}:
+    if "cluster" in wanted:
+        figures += cluster.figures()
+    if wanted - {"demo", "explain", "tokenize", "cluster"}:
         site, progress = settings(), Progress()
         with acquire.any_engine(site.cache / "engine", progress) as client:
             os.environ["DOCKER_HOST"] = engine_host(client)

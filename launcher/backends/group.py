@@ -6,6 +6,7 @@ It knows the nodes by their jobs, and not what carries them out.
 from __future__ import annotations
 
 import io
+import math
 import queue
 import re
 import tarfile
@@ -221,11 +222,14 @@ def failing_since(log: str, ended_at: float) -> float:
     """When a node began to fail, to tell the first from those that failed for want of it.
 
     By the runner's line on its first rank: nodes may end in another order. A rank that says that it
-    lost another one counts as later. A node without such a line didn't fail but was ended, and
-    missed by others before its end was seen, so that counts as earlier.
+    lost another one counts as later, and a node that tells of another's failure last. A node
+    without such a line didn't fail but was ended, and missed by others before its end was seen, so
+    that counts as earlier.
     """
     if not (found := RANK_LINE.search(log)):
         return ended_at - APART_SECONDS
+    if found[1].startswith("node"):
+        return math.inf
     told = FAILED_BY_ITSELF.match(found[1])
     lost = rf"rank {told[1]} has lost another rank|{LOST}" if told else ""
     stamp = STAMP.match(log, log.rfind("\n", 0, found.start()) + 1)

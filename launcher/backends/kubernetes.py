@@ -83,6 +83,8 @@ def _refuse(plan: Plan, asked: Kubernetes) -> None:
     faults = Faults()
     if plan.gpus.devices:
         faults.add(f"gpus: {plan.gpus}: the cluster chooses which", "Give their number.")
+    if plan.fewer:
+        faults.add("nodes.min: a job has all its pods or none here", "Leave it out.")
     if plan.network not in (None, "host"):
         faults.add(f"resources.network: {plan.network}: a pod has the cluster's", "Leave it out.")
     if redacted(plan.argv) != plan.argv:

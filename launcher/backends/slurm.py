@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from launcher.backends import docker, host, shown
 from launcher.backends.group import SETTLE_SECONDS
+from launcher.backends.oci_bundle import ENVIRONMENT
 from launcher.errors import PreflightError, UsageError
 from launcher.plan.config import Slurm
 from launcher.plan.image import Facts
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
     from launcher.plan.config import RunConfig
     from launcher.plan.job import Job
 
-SCRIPT, OUTPUT = "job.sh", "slurm.out"
+SCRIPT, OUTPUT, BUNDLE = "job.sh", "slurm.out", "bundle"
 ENGINES = ("docker", "podman")
+INSIDE = ("pyxis", "oci")
+"""With those a node's shell is in the container: srun starts it there."""
+
 PORTS = (20000, 10000)
 """The first and the number of those from which a job takes one by its id, below the ephemeral."""
 
@@ -45,14 +49,15 @@ export PET_MASTER_PORT={port}
 
 NODE = r"""
 node() {{
-  local me="$folder/node-$SLURM_NODEID" pid asked= question= answered= failed=0 code=0 path
+  local rank="${{LAUNCHER_NODE:-$SLURM_NODEID}}"
+  local me="$folder/node-$rank" pid asked= question= answered= failed=0 code=0 path
   : > "$me.end"
   for path in {paths}; do
     [ -e "$path" ] && continue
     echo "launcher: there is no $path on $SLURMD_NODENAME: let it be on a disk that all see" >&2
     code={unable}
   done
-  export PET_NODE_RANK="$SLURM_NODEID"
+  export PET_NODE_RANK="$rank"
 {setup}  if [ "$code" -eq 0 ]; then
     {command} &
   else
@@ -85,10 +90,27 @@ export -f node
 that load the data too, without which nothing is saved. Once a node has failed, the others have time
 to fail by themselves before they are killed."""
 
+STEPS = r"""
+nodes() {{
+  local number=0 host pids= pid code=0
+  for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+    export LAUNCHER_NODE=$number
+    {srun} --nodes=1 --ntasks=1 --nodelist="$host" bash -c node &
+    pids="$pids $!" number=$((number + 1))
+  done
+  for pid in $pids; do
+    wait "$pid" || code=$?
+  done
+  return "$code"
+}}
+"""
+"""A step for each node: Slurm 22.05 tells a task in an OCI container nothing of its own, not even
+which one it is (src/slurmd/slurmstepd/slurmstepd.c makes the container's before)."""
+
 TAIL = r"""
 limit=
 trap 'limit=1; : > "$folder/limit-$restart"' TERM
-{srun} bash -c node &
+{start} &
 step=$!
 until wait "$step"; code=$?; ! kill -0 "$step" 2>/dev/null; do :; done
 {after}echo "$code" > "$folder/code"
@@ -103,10 +125,11 @@ fi
 
 @dataclass(frozen=True)
 class Request:
-    """A job to submit: its script, and where that is written."""
+    """A job to submit: its script, and where that is written; an OCI bundle that it is to have."""
 
     script: str
     path: str
+    bundle: str | None = None
 
 
 def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
@@ -127,20 +150,25 @@ def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
         report=_report(plan, asked),
     )
     after = REQUEUE if asked.requeue else ""
-    script += TAIL.format(srun=_srun(plan, asked), after=after)
-    return Request(script, str(folder / SCRIPT))
+    start = f"{_srun(plan, asked)} bash -c node"
+    if asked.container == "oci":
+        script += STEPS.format(srun=_srun(plan, asked))
+        start = "nodes"
+    script += TAIL.format(start=start, after=after)
+    bundle = asked.image if asked.container == "oci" else None
+    return Request(script, str(folder / SCRIPT), bundle)
 
 
 def _checked(plan: Plan, asked: Slurm) -> tuple[Mount, ...]:
-    """The mounts that a node can look for; pyxis starts its shell inside of the container."""
-    return () if asked.container == "pyxis" else plan.mounts
+    """The mounts that a node can look for."""
+    return () if asked.container in INSIDE else plan.mounts
 
 
 def _options(plan: Plan, asked: Slurm, folder: Path) -> Iterator[str]:
     """The options of sbatch, in their long form."""
     told: dict[str, object] = {
         "job-name": docker.container_name(plan),
-        "nodes": plan.nodes,
+        "nodes": _nodes(plan),
         "ntasks-per-node": 1,
         "gpus-per-node": plan.gpus.count or None,
         "time": asked.time,
@@ -162,6 +190,19 @@ def _options(plan: Plan, asked: Slurm, folder: Path) -> Iterator[str]:
             yield f"--{name}" if value is True else f"--{name}={shlex.quote(str(value))}"
 
 
+def _nodes(plan: Plan) -> str:
+    """How many; Slurm gives any number of a range. Raises UsageError where not all will do."""
+    if not plan.fewer:
+        return str(plan.nodes)
+    least = plan.fewer[0]
+    if without := {*range(least, plan.nodes)} - {*plan.fewer}:
+        raise UsageError(
+            f"nodes.min: Slurm may give {min(without)} nodes, which this file doesn't fit",
+            f"Set it to {max(without) + 1}, or another training.global_batch_size.",
+        )
+    return f"{least}-{plan.nodes}"
+
+
 def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
     """What a node does before the command: the site's own lines, and the variables."""
     yield from (asked.setup or "").splitlines()
@@ -171,6 +212,8 @@ def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
             show += [asked.image or plan.image]
             yield f'export {alike.IMAGE}="$({shlex.join(show)} 2>/dev/null)"'
         return
+    if asked.container == "oci":
+        yield f'. "$folder/{BUNDLE}/{ENVIRONMENT}"'
     for name, value in plan.env:
         if value is not None and not is_secret(name, value):
             yield f"export {name}={shlex.quote(value)}"
@@ -245,9 +288,12 @@ def _srun(plan: Plan, asked: Slurm) -> str:
         words += [f"--container-workdir={plan.workdir}"] if plan.workdir else []
         line = shlex.join(words) + " --container-mounts=" + shlex.quote(",".join(binds))
         line += ',"$folder:$folder"' if binds else '"$folder:$folder"'
+    elif asked.container == "oci":
+        line = f'{shlex.join(words)} --container="$folder/{BUNDLE}"'
     else:
         line = shlex.join(words)
-    return f'{line} --output="$folder/node-%n.out" --error="$folder/node-%n.err"'
+    number = "$number" if asked.container == "oci" else "%n"
+    return f'{line} --output="$folder/node-{number}.out" --error="$folder/node-{number}.err"'
 
 
 def ask(*argv: str, env: Mapping[str, str] | None = None) -> str:
@@ -280,7 +326,10 @@ class SlurmBackend:
     def show(self, plan: Plan) -> str:
         """The script, which `sbatch` takes where its folder has been made."""
         asked = self.request(plan)
-        return f"# mkdir -p {shlex.quote(str(Path(asked.path).parent))}; sbatch\n{asked.script}"
+        lines = [f"# mkdir -p {shlex.quote(str(Path(asked.path).parent))}; sbatch\n"]
+        if asked.bundle:
+            lines.append(f"# its {BUNDLE}: {asked.bundle}, with the mounts in its config.json\n")
+        return "".join([*lines, asked.script])
 
     def facts(self, image: str) -> Facts | None:
         """None: what is on the nodes isn't known here. The run file's release counts."""
@@ -290,7 +339,7 @@ class SlurmBackend:
         return {"name": self.asked.image or image, "id": f"on the nodes, by {self.asked.container}"}
 
     def rootless(self) -> bool:
-        return self.asked.container in ("podman", "apptainer", "pyxis")
+        return self.asked.container in ("podman", "apptainer", "pyxis", "oci")
 
     def count_gpus(self) -> int | None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,14 +21,16 @@ from launcher.backends.group import (
     node_name,
     unpacked,
 )
-from launcher.backends.slurm import OUTPUT, SCRIPT, Request, ask
-from launcher.errors import EngineError
+from launcher.backends.oci_bundle import lay
+from launcher.backends.slurm import BUNDLE, OUTPUT, SCRIPT, Request, ask
+from launcher.errors import EngineError, LauncherError
 from launcher.names import LABEL
 from launcher.plan.job import KILLED, Cause, Ended, Lost, Piece
+from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret
 from launcher.records import record
-from launcher.settings import settings
+from launcher.settings import expanded, settings
 
 JOB, CODE, STOP, ASK = "slurm.json", "code", "stop", "ask"
 REPORT_SECONDS = 40.0
@@ -180,6 +182,7 @@ class SlurmJob(FolderJob):
 
     def stop(self, grace: int) -> None:
         """Ask by a file that the nodes look for; one that still waits in the queue is taken out."""
+        self.queue.asked_at = -ASK_SECONDS  # it may have started since, and is to save
         if self.queue.state(self.handle)[0] == "PENDING":
             return self.kill()
         super().stop(grace)
@@ -201,8 +204,7 @@ class SlurmJob(FolderJob):
         for mark in ("limit-", "failed-"):
             found = (path.name for path in self.folder.glob(f"{mark}*"))
             names += [name for name in found if name.removeprefix(mark).isdecimal()]
-        for name in names:
-            files.remove_file(self.folder / name, self.folder, missing_ok=True)
+        _remove(self.folder, names)
 
     def diagnose(self) -> dict[str, bytes]:
         """Of all nodes at once, by a question in a file that each answers in its own."""
@@ -218,6 +220,14 @@ class SlurmJob(FolderJob):
         for path in answers:
             files.remove_file(path, self.folder, missing_ok=True)
         return joined_reports(reports)
+
+
+def _remove(folder: Path, names: Sequence[str]) -> None:
+    """Files of a run's folder, and the bundle that is its own."""
+    for name in names:
+        files.remove_file(folder / name, folder, missing_ok=True)
+    with suppress(FileNotFoundError):
+        files.remove_folder(folder / BUNDLE, folder)
 
 
 def _read(path: Path, at: int) -> bytes:
@@ -244,9 +254,13 @@ def submit(plan: Plan, asked: Request) -> SlurmJob:
     secret = {name: value for name, value in plan.env if value and is_secret(name, value)}
     files.write(Path(asked.path), asked.script, 0o700)
     try:
+        if asked.bundle:
+            own = Mount(str(folder), str(folder), read_only=False, key="")
+            mounts = (*plan.mounts, own)
+            lay(folder / BUNDLE, expanded(asked.bundle).absolute(), mounts, plan.workdir)
         told = ask("sbatch", "--parsable", asked.path, env=os.environ | secret)
-    except EngineError:
-        files.remove_file(Path(asked.path), folder, missing_ok=True)
+    except LauncherError:
+        _remove(folder, [SCRIPT])
         raise
     job = replace(job, handle=told.strip().partition(";")[0])  # of a federation: ID;CLUSTER
     kept = {"job": job.handle, "labels": dict(plan.labels)}

@@ -59,6 +59,8 @@ READ = (
     flag("--append-eod", "end each document with the token for it"),
     argument("--workers", "processes (as many as CPUs, at most 8)", "N", type=int),
     argument("--shard", "only part I of N, for `data merge`", "I/N"),
+    argument("--slurm", "N parts as an array of a Slurm cluster, joined", "N", type=int),
+    argument("--sbatch", "an option of it: --sbatch=--partition=cpu", "OPTION", action="append"),
     argument("--partitions", "upstream's; the order stays the inputs'", "N", type=int),
     flag("--keep-sequential-samples", "upstream's; they are, always"),
     argument("--log-interval", "upstream's; a line each five seconds", "N", type=int),
@@ -70,6 +72,8 @@ def tokenize(args: Namespace) -> int:
 
     if args.workers is not None and args.workers < 1:
         raise UsageError(f"--workers {args.workers}: at least one is needed")
+    if args.slurm:
+        return _in_parts(args)
     shard, prefix = _shard(args.shard, _target("--output-prefix", args.output_prefix))
     job = tokenize.Job(
         inputs=_inputs(args),
@@ -84,6 +88,38 @@ def tokenize(args: Namespace) -> int:
     with Bar() as bar:
         done = tokenize.run(job, bar)
         bar.end(done, made + ([f"{job.prefix}.rejects.jsonl"] if done.rejected else []))
+    return 0
+
+
+def _in_parts(args: Namespace) -> int:
+    """Each part as a job of Slurm's, and all of them as one in the end.
+
+    Raises UsageError, EngineError, PartFailed.
+    """
+    from launcher import files
+    from launcher.backends import slurm_array
+    from launcher.data import contents, indexed
+
+    if args.shard or args.slurm < 1:
+        raise UsageError(
+            "--slurm N divides the job itself: N is at least 1, and there's no --shard"
+        )
+    prefix = _target("--output-prefix", args.output_prefix).absolute()
+    command = [sys.executable, "-m", "launcher", *args.words, "--slurm=0"]
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    slurm_array.run(command, args.slurm, args.sbatch or (), tell)
+    shards = [_shard(f"{part}/{args.slurm}", prefix)[1] for part in range(1, args.slurm + 1)]
+    for key in args.json_keys:
+        parts = [one.with_name(f"{one.name}_{key}_document") for one in shards]
+        target = prefix.with_name(f"{prefix.name}_{key}_document")
+        made = contents.merge(parts, target)
+        contents.opened(target)
+        for path in (path for part in parts for path in indexed.targets(part)):
+            files.remove_file(path, path.parent, missing_ok=True)
+        print(f"{made.documents:,} documents, {made.tokens:,} tokens: {target}.bin")
     return 0
 
 

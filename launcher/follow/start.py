@@ -151,8 +151,14 @@ def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> Machine:
 
 
 def _refuse_sharing(plan: Plan) -> None:
-    """Two runs that save to one folder would overwrite each other's checkpoints."""
+    """Two runs that save to one folder would overwrite each other's checkpoints.
+
+    Nodes by hand share it, on one machine too.
+    """
+    node = f"{LABEL}node"
     for _, job in find.jobs():
+        if job.labels.get(node) != dict(plan.labels).get(node):
+            continue
         taken = job.labels.get(f"{LABEL}checkpoints")
         same = taken and os.path.realpath(taken) == os.path.realpath(plan.checkpoints or "")
         if same and job.run != plan.run and job.ended() is None:

@@ -10,14 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.machine.report import OK, REFUSED, WARNING, Line
-from launcher.train.ranks import alike, network
+from launcher.train.ranks import alike, network, ring
 from launcher.train.ranks.meeting import Failed, Meeting
-
-SIZE, SECONDS = 1 << 20, 10.0
-"""Bytes that each node sends to the first one, and how long they may take."""
-
-SLOW = 10e6
-"""Bytes a second below which a link is slow: ranks exchange all gradients at every step."""
 
 NAME = "nodes"
 """Of the line that says whether all have met."""
@@ -51,13 +45,17 @@ def look(
     with closing(meeting):
         try:
             meeting.join(seconds)
-            took = meeting.timed(SIZE, SECONDS)
+        except Failed as failed:
+            return [Line(NAME, REFUSED, str(failed), _addresses(meeting))]
+        try:
+            found = ring.look(meeting)
             here = Node.here(meeting.own, facts, environ)
             known = [Node(**one) for one in meeting.exchange(vars(here), list)]
             now = meeting.exchange({"host": here.host, "time": time.time()}, list)
         except Failed as failed:
-            return [Line(NAME, REFUSED, str(failed), _addresses(meeting))]
-    return [*lines(known, took, now), *_compared(known, now, f"{meeting.address}:{meeting.port}")]
+            return [Line(NAME, REFUSED, str(failed))]
+    where = f"{meeting.address}:{meeting.port}"
+    return [*lines(known, found, now), *_compared(known, now, ring.broken(found), where)]
 
 
 def _addresses(meeting: Meeting) -> str:
@@ -70,16 +68,18 @@ def _addresses(meeting: Meeting) -> str:
 
 
 def lines(
-    known: Sequence[Node], took: Sequence[float], now: Sequence[Mapping[str, Any]]
+    known: Sequence[Node], found: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
 ) -> Iterator[Line]:
-    """Each node's, and what is wrong with it."""
-    for number, (node, seconds, its) in enumerate(zip(known, took, now, strict=True)):
+    """Each node's, and what is wrong with it; `found` by the ring."""
+    for number, (node, rate, its) in enumerate(zip(known, ring.rates(found), now, strict=True)):
         name = f"node {number}"
         text = f"{node.host}: {node.interface} {node.address}, {node.facts['GPUs']} GPUs"
         text += f", driver {node.facts['driver']}" if node.facts["driver"] else ""
-        rate = f", {SIZE / seconds / 1e6:.1f} MB/s to node 0" if number else ""
-        text += f", clock {its['time'] - now[0]['time']:+.1f} s{rate}"
-        if number and SIZE / seconds < SLOW:
+        before = f"node {(number - 1) % len(known)}"
+        text += (
+            f", clock {its['time'] - now[0]['time']:+.1f} s, {rate / 1e6:.1f} MB/s from {before}"
+        )
+        if rate < ring.SLOW:
             mend = f"`ethtool {node.interface}` says its speed, `ping` how long a packet takes."
             yield Line(name, WARNING, f"{text}: a slow link", mend)
         else:
@@ -90,12 +90,16 @@ def lines(
 
 
 def _compared(
-    known: Sequence[Node], now: Sequence[Mapping[str, Any]], where: str
+    known: Sequence[Node], now: Sequence[Mapping[str, Any]], broken: Sequence[str], where: str
 ) -> Iterator[Line]:
+    for pair in broken:
+        yield Line(
+            NAME, REFUSED, pair, "Let all nodes reach each other at all ports: ranks take any."
+        )
     for clock in alike.clocks(now):
         yield Line(NAME, WARNING, clock)
     wrong = alike.differences([vars(node) for node in known])
     for line in wrong:
         yield Line(NAME, REFUSED, line, f"{alike.MAY_DIFFER}=1 in a run's env starts it even so")
-    if not wrong:
+    if not wrong and not broken:
         yield Line(NAME, OK, f"all {len(known)} reach {where}")

@@ -223,10 +223,12 @@ class Resources(Strict):
 class Nodes(Strict):
     """Several machines: this one's number, and where the first one is reached.
 
-    Where one launcher starts all of them, the count says it all.
+    Where one launcher starts all of them, the count says it all. `min` is how few will do where
+    some don't come, or come again after a failure.
     """
 
     count: Positive = 1
+    min: Positive | None = None
     rank: Whole = 0
     master_addr: Text | None = None
     master_port: Annotated[int, Field(strict=True, gt=0, lt=65536)] = 29500
@@ -241,6 +243,8 @@ class Nodes(Strict):
     def _reachable(self) -> Nodes:
         if self.rank >= self.count:
             raise ValueError(f"rank {self.rank} isn't one of {self.count} nodes, 0 the first")
+        if self.min and self.min > self.count:
+            raise ValueError(f"min {self.min} is more than all {self.count} nodes")
         return self
 
 
@@ -254,13 +258,14 @@ OURS = frozenset(
 class Slurm(Strict):
     """What a job asks of Slurm; `options` are further ones of sbatch, by their long names.
 
-    `image` is what the nodes know the image by, where that isn't its name: a .sqsh, a .sif or a
-    registry's. `setup` are lines of shell that each node runs first: modules, or a venv.
+    `image` is what the nodes know the image by, where that isn't its name: a .sqsh, a .sif, the
+    folder of an OCI bundle or a registry's. `setup` are lines of shell that each node runs first:
+    modules, or a venv.
     `signal` is how many seconds before the end of its `time` a run saves and stops; with `requeue`
     the job then waits in the queue again, and goes on.
     """
 
-    container: Literal["none", "docker", "podman", "pyxis", "apptainer"] = "none"
+    container: Literal["none", "docker", "podman", "pyxis", "apptainer", "oci"] = "none"
     image: Text | None = None
     setup: Text | None = None
     time: Time | None = None
@@ -279,6 +284,8 @@ class Slurm(Strict):
     @model_validator(mode="after")
     def _one_place(self) -> Slurm:
         """What has a key of its own, or is the launcher's to say, isn't given twice."""
+        if self.container == "oci" and not self.image:
+            raise ValueError("container: oci needs image, the folder of a bundle that nodes see")
         for name in self.options:
             if name in (*Slurm.model_fields, *OURS):
                 raise ValueError(f"options.{name}: it has a key of its own, or is the launcher's")

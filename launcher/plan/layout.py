@@ -97,6 +97,38 @@ def faults(config: RunConfig, processes: int, release: str | None = None) -> lis
     return found
 
 
+def fewer(
+    config: RunConfig, origin: Origin, processes: int, release: str | None = None
+) -> tuple[int, ...]:
+    """The numbers of nodes below all with which `config` works as it is, from `nodes.min` on.
+
+    The batches stay: so a global batch has to be given, as Megatron's own grows with the world.
+    Raises UsageError.
+    """
+    nodes, training = config.nodes, config.training
+    if not nodes.min or nodes.min == nodes.count:
+        return ()
+    place = origin.place("nodes.min")
+    if training.model_fields_set and not training.global_batch_size:
+        problem = f"{place}: the batch of a step would be another with fewer nodes"
+        raise UsageError(problem, "Set training.global_batch_size.")
+    size = micro_batch(config, layout(config, processes))
+    same = training.model_copy(update={"micro_batch_size": size})
+    found = []
+    for count in range(nodes.min, nodes.count):
+        few = nodes.model_copy(update={"count": count})
+        with_few = config.model_copy(update={"nodes": few, "training": same})
+        if not faults(with_few, processes, release):
+            found.append(count)
+    if not found:
+        raise UsageError(
+            f"{place}: with none of {nodes.min} to {nodes.count - 1} nodes the layout and the "
+            "batches of this file work",
+            "Leave it out, or set another training.global_batch_size.",
+        )
+    return tuple(found)
+
+
 def _world(config: RunConfig, where: Layout) -> Iterator[BrokenRule]:
     if where.world % where.model:
         near = neighbours(where.world, where.model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from launcher.errors import Faults, UsageError
@@ -47,6 +47,7 @@ class Plan:
     user laid over; the same as words stand in `argv`.
     `secrets` maps variables to the files of the host that hold their values. `checkpoints` is the
     folder of the host that is saved to. A run with `tie` stops when its standard input is closed.
+    `fewer` are the numbers of nodes that will do where not all come.
     """
 
     run: str
@@ -75,6 +76,7 @@ class Plan:
     tie: bool = False
     groups: tuple[int, ...] = ()
     no_new_privileges: bool = True
+    fewer: tuple[int, ...] = ()
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -130,7 +132,9 @@ def make_plan(
         _check_processes(config, origin, gpus)
     with faults.collected():
         layout.check(config, origin, processes, facts.release)
-    where = layout.layout(config, processes)
+    where, fewer = layout.layout(config, processes), tuple[int, ...]()
+    with faults.collected():
+        fewer = _fewer(config, origin, host, processes, facts.release)
     save = path_of(config.checkpoint.save, host) if config.checkpoint.save else None
     config, mounted = mounts.mounted(
         _saving_when_stopped(config, started), started, host, stamp.run
@@ -153,7 +157,7 @@ def make_plan(
         name=config.name,
         image=image,
         argv=(
-            *_runner(config, processes, cpu=gpus.count == 0),
+            *_runner(config, processes, fewer, cpu=gpus.count == 0),
             *_checkout(config, host),
             *(["--tie"] if tie else []),
             *("--", *started.argv, *render.words(options), *rest),
@@ -178,6 +182,7 @@ def make_plan(
         secrets=tuple((name, path_of(text, host)) for name, text in sorted(config.secrets.items())),
         checkpoints=save,
         tie=tie,
+        fewer=fewer,
         groups=host.groups if _is_caller(config, host) else (),
         no_new_privileges=config.resources.no_new_privileges,
     )
@@ -224,9 +229,22 @@ def _workdir(config: RunConfig, host: Host) -> str | None:
     return "/work" if config.resources.workdir else "/tmp"  # noqa: S108 - the container's
 
 
-def _runner(config: RunConfig, processes: int, *, cpu: bool) -> list[str]:
+def _fewer(
+    config: RunConfig, origin: Origin, host: Host, processes: int, release: str | None
+) -> tuple[int, ...]:
+    """The numbers of nodes that will do as well. Raises UsageError."""
+    if config.nodes.min and host.every_node:
+        raise UsageError(
+            f"{origin.place('nodes.min')}: all nodes are on this machine, and none stays away",
+            "Leave it out.",
+        )
+    return layout.fewer(config, origin, processes, release)
+
+
+def _runner(config: RunConfig, processes: int, fewer: Sequence[int], *, cpu: bool) -> list[str]:
     """The runner's own part of the command line."""
     argv = [*RUNNER, "--processes-per-node", str(processes)]
+    argv += ["--fewer", ",".join(map(str, fewer))] if fewer else []
     argv += ["--grace", str(config.resources.stop_grace)]
     if config.checkpoint.keep and config.checkpoint.save:
         argv += ["--checkpoints", config.checkpoint.save, "--keep", str(config.checkpoint.keep)]

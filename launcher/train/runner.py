@@ -23,6 +23,7 @@ from launcher.train import traces
 from launcher.train.checkpoints import folders, lineage
 from launcher.train.checkpoints.retention import Retention
 from launcher.train.ranks import alike, oom, rank, signals, stacks
+from launcher.train.ranks.company import Company, Elsewhere
 from launcher.train.ranks.job import Job, Refused, Unable, parse, read_secrets
 from launcher.train.stall import stall
 from launcher.train.words import STOPPED, say
@@ -56,7 +57,7 @@ class Request:
     why: str = ""
 
 
-Event = Exit | Request
+Event = Exit | Request | Elsewhere
 
 
 def _start(
@@ -107,11 +108,14 @@ class Watch:
         handlers: Mapping[int, Any],
         events: queue.SimpleQueue[Event],
         collector: stall.Collector | None = None,
+        company: Company | None = None,
     ) -> None:
         self.job = job
         self.handlers = handlers
         self.events = events
         self.collector = collector
+        self.company = company
+        self.elsewhere: Elsewhere | None = None
         self.reporting = threading.Lock()
         self.running = set(handlers)
         self.first_failure: Exit | None = None
@@ -136,7 +140,7 @@ class Watch:
                 self._handle(event)
         self._signal_all(signal.SIGKILL, self.handlers)  # what the ranks left behind
         if self.first_failure is None:
-            return 0
+            return self.elsewhere.code if self.elsewhere else 0
         for line in self.collector.after_failure() if self.collector else ():
             say(line)
         code = self.first_failure.code
@@ -149,6 +153,8 @@ class Watch:
     def _handle(self, event: Event) -> None:
         if isinstance(event, Exit):
             self._ended(event)
+        elif isinstance(event, Elsewhere):
+            self._missed(event)
         elif event.signum == stacks.SIGNAL:
             ranks = {self.job.rank(n): self.handlers[n].proc.pid for n in sorted(self.running)}
             threading.Thread(target=self._report, args=(ranks,), daemon=True).start()
@@ -161,7 +167,7 @@ class Watch:
 
     def _ended(self, event: Exit) -> None:
         self.running.discard(event.local_rank)
-        if event.code == 0 or self.first_failure:
+        if event.code == 0 or self.first_failure or self.elsewhere:
             return
         self.first_failure = event
         code, why = event.code, ""
@@ -171,8 +177,18 @@ class Watch:
             how = f"was killed by signal {-code} ({name}), exit code {128 - code}"
         if code == -signal.SIGKILL and (blamed := oom.blame(self.memory, oom.read())):
             why = f": {blamed}"
-        say(f"rank {self.job.rank(event.local_rank)} {how}{why}")
+        told = f"rank {self.job.rank(event.local_rank)} {how}{why}"
+        say(told)
+        if self.company:
+            self.company.failed(told, 128 - code if code < 0 else code)
         self._later(SETTLE_SECONDS, self._terminate)
+
+    def _missed(self, other: Elsewhere) -> None:
+        """End the ranks, which wait for those of a node that has failed; the first one counts."""
+        say(other.why)
+        if not (self.first_failure or self.elsewhere):
+            self.elsewhere = other
+            self._later(SETTLE_SECONDS, self._terminate)
 
     def _report(self, ranks: Mapping[int, int]) -> None:
         """Say where the ranks are; meanwhile they may end, and be asked to stop."""
@@ -195,7 +211,7 @@ class Watch:
         # SIGTERM also for an interrupt: it is what training programs save a checkpoint on.
         say(f"{told}: asked {len(self.running)} ranks to stop, waiting {self.job.grace:g} s")
         self.stopping = True
-        if not self.first_failure:
+        if not (self.first_failure or self.elsewhere):
             self._later(self.job.grace, lambda: self._kill("grace period over"))
         for local_rank in self.running:
             self.handlers[local_rank].proc.send_signal(signal.SIGTERM)
@@ -229,10 +245,12 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
 
     visible = torch.cuda.device_count()
-    retention, found = _ready(job, environ, visible, lambda: not events.empty())
+    retention, met = _ready(job, environ, visible, lambda: not events.empty())
     if not events.empty():
         return 128 + events.get().signum
     written = traces.Traces(job.profile) if job.profile else None
+    company = Company(met.meeting, events.put) if met else None
+    job, found = (met.job, met.variables) if met else (job, {})
     with retention, tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:
         whole = job.nodes == 1
         collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
@@ -242,8 +260,10 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
         except SignalException as asked:
             signals.catch(SIGNALS)
             return 128 + asked.sigval  # the ranks that it had started end with this process
-        watch = Watch(job, handlers, events, collector)
+        watch = Watch(job, handlers, events, collector, company)
         code = watch.wait()
+    if company and code == 0:
+        company.done()
     pids = {job.rank(n): handler.proc.pid for n, handler in handlers.items()}
     for line in written.told(pids) if written else ():
         say(line)
@@ -254,8 +274,8 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
 
 def _ready(
     job: Job, environ: Mapping[str, str], visible: int, asked: Callable[[], object]
-) -> tuple[contextlib.AbstractContextManager[Any], Mapping[str, str]]:
-    """The claim of the folder that is saved to, and what more ranks have to know of other nodes.
+) -> tuple[contextlib.AbstractContextManager[Any], alike.Met | None]:
+    """The claim of the folder that is saved to, and the other nodes, where there are any.
 
     Raises `Refused` where this node, or another one, can't start its ranks.
     """
@@ -271,7 +291,7 @@ def _ready(
             raise
         refusal = str(unable)
     if job.nodes == 1:
-        return retention, {}
+        return retention, None
     return retention, alike.look(job, environ, 0 if job.cpu else visible, asked, refusal)
 
 

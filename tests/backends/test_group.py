@@ -94,6 +94,7 @@ AT = seconds_since_1970("2025-01-02T03:04:00Z")
             ],
             0,
         ),
+        ([(log(7, "runner: node 1 (b): rank 3 exited with code 1"), 8), (log(8, E3), 9)], 1),
         ([("iteration 1\n", 8), ("", 30)], 0),
         ([(log(8, E0), 9), ("", 20)], 0),
     ],

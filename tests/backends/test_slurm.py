@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -13,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from launcher.backends import slurm
+from launcher.backends import oci_bundle, slurm
 from launcher.errors import UsageError
 from launcher.plan.config import Slurm
+from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from tests.plans import HOST, Planner
 
@@ -65,6 +67,15 @@ def script(plan: Plan, **keys: object) -> str:
             [r"    apptainer exec --nv .*--bind=/d:/data:ro .*/shared/cpu.sif python3 -m .* &"],
         ),
         (
+            {"container": "oci", "image": "/shared/cpu"},
+            [
+                r'  \. "\$folder/bundle/environment"',
+                r'    srun .* --container="\$folder/bundle" --output="\$folder/node-\$number.out"'
+                r' .*--nodes=1 --ntasks=1 --nodelist="\$host" bash -c node &',
+                "nodes &",
+            ],
+        ),
+        (
             {"requeue": True, "time": "1-0", "signal": 300, "options": {"mail-user": "a b"}},
             [
                 "#SBATCH --requeue",
@@ -76,7 +87,7 @@ def script(plan: Plan, **keys: object) -> str:
             ],
         ),
     ],
-    ids=["docker", "pyxis", "apptainer", "requeue"],
+    ids=["docker", "pyxis", "apptainer", "oci", "requeue"],
 )
 def test_what_is_asked_for_stands_in_the_script(
     two: Plan, keys: dict[str, object], lines: list[str]
@@ -111,6 +122,55 @@ def test_a_job_that_was_requeued_loads_what_it_saved(plan: Planner) -> None:
 
 def test_the_script_of_512_nodes_is_as_long_as_that_of_two(two: Plan) -> None:
     assert script(replace(two, nodes=512)) == script(two).replace("--nodes=2\n", "--nodes=512\n")
+
+
+def test_a_runs_bundle_writes_nothing_into_the_images(tmp_path: Path) -> None:
+    """A mount in one of the image's folders: only that one is laid out anew, and its neighbours."""
+    image, tree = tmp_path / "image", {"etc/x": "x", "opt/a/b": "b", "opt/c/d": "d", "usr/e": "e"}
+    for name, text in tree.items():
+        (path := image / "rootfs" / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (image / "rootfs/bin").symlink_to("usr/bin")
+    system = [{"destination": "/proc", "type": "proc", "source": "proc", "options": []}]
+    process = {"env": ["A=b 'c", "PATH=/bin"], "cwd": "/"}
+    told = {"process": process, "mounts": system, "linux": {"namespaces": []}}
+    (image / "config.json").write_text(json.dumps(told))
+    mounts = [Mount(str(tmp_path), "/opt/a/new", read_only=False, key=""), mount("/etc/x")]
+    before = [*image.rglob("*")]
+    oci_bundle.lay(tmp_path / "bundle", image, mounts, "/work")
+    made = json.loads((tmp_path / "bundle/config.json").read_text())
+    root = image / "rootfs"
+    assert [(one["destination"], one["source"]) for one in made["mounts"]] == [
+        ("/opt/a/b", str(root / "opt/a/b")),
+        ("/opt/c", str(root / "opt/c")),
+        ("/usr", str(root / "usr")),
+        ("/proc", "proc"),
+        ("/opt/a/new", str(tmp_path)),
+        ("/etc/x", "/etc/hosts"),
+    ]
+    assert "ro" in made["mounts"][0]["options"]
+    assert made["process"]["cwd"] == "/work"
+    assert (tmp_path / "bundle/rootfs/bin").readlink() == Path("usr/bin")
+    assert (tmp_path / "bundle/environment").read_text() == (
+        "export A='b '\"'\"'c'\nexport PATH=/bin\n"
+    )
+    assert [*image.rglob("*")] == before
+    with pytest.raises(UsageError, match=r"is no OCI bundle.*\n.*image export"):
+        oci_bundle.lay(tmp_path / "other", tmp_path, mounts, None)
+
+
+def mount(target: str) -> Mount:
+    return Mount("/etc/hosts", target, read_only=True, key="")
+
+
+def test_slurm_may_give_fewer_nodes_where_any_number_will_do(plan: Planner) -> None:
+    host = replace(HOST, scheduled=True, contained=False)
+    sets = ["nodes.count=4", "nodes.min=2", "gpus=0", "training.micro_batch_size=1"]
+    told = script(plan("gpt2.yaml", *sets, "training.global_batch_size=12", host=host))
+    assert "#SBATCH --nodes=2-4\n" in told
+    assert " --fewer 2,3 " in told
+    with pytest.raises(UsageError, match=r"may give 3 nodes.*\n.*Set it to 4"):
+        script(plan("gpt2.yaml", *sets, "training.global_batch_size=16", host=host))
 
 
 def test_no_secret_is_in_it(plan: Planner) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.engine.private import packages
 from tests.e2e.site import until
 
-PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "runc")
 CONFIG = """\
 ClusterName=launchpad
 SlurmctldHost={host}(127.0.0.1)
@@ -41,6 +41,15 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
+OCI = """\
+RunTimeQuery="{runc} state %n.%j.%s.%t"
+RunTimeKill="{runc} kill -a %n.%j.%s.%t"
+RunTimeDelete="{runc} delete --force %n.%j.%s.%t"
+RunTimeRun="{runc} run %n.%j.%s.%t -b %b"
+"""
+"""As Slurm's own documentation suggests for runc."""
+
+
 def _ports(number: int) -> list[int]:
     """Ports of this machine that nobody listens on."""
     with ExitStack() as held:
@@ -51,7 +60,7 @@ def _ports(number: int) -> list[int]:
 @contextmanager
 def cluster(cache: Path, folder: Path) -> Iterator[dict[str, str]]:
     """The variables with which Slurm's programs are found, and this cluster by them."""
-    root = packages.unpack(cache / "slurm", PACKAGES)
+    root = packages.unpack(cache / "slurm-runc", PACKAGES)
     plugins = next(root.glob("usr/lib/*-linux-*/slurm-wlm"))
     env = packages.environment(root)
     env["LD_LIBRARY_PATH"] += f":{plugins}"
@@ -64,6 +73,8 @@ def cluster(cache: Path, folder: Path) -> Iterator[dict[str, str]]:
     text = CONFIG.format(host=host, folder=folder, plugins=plugins, **ports)
     (folder / "slurm.conf").write_text(text)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    runc = f"env LD_LIBRARY_PATH={env['LD_LIBRARY_PATH']} {root}/usr/sbin/runc"
+    (folder / "oci.conf").write_text(OCI.format(runc=f"{runc} --root={folder}/runc"))
     step = shutil.which("slurmstepd-wlm", path=env["PATH"]) or "slurmstepd"
     daemons = [["slurmctld-wlm", "-D", "-i"]]
     daemons += [["slurmd-wlm", "-D", "-d", step, "-N", node] for node in ("n0", "n1")]

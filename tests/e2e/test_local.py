@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launcher.settings import ROOT
+from launcher.train.ranks.job import free_port
 from tests.e2e.command import pytest_in
 
 if TYPE_CHECKING:
@@ -81,13 +83,13 @@ class Launchers:
         }
         self.going: list[subprocess.Popen[str]] = []
 
-    def start(self, *args: str) -> subprocess.Popen[str]:
+    def start(self, *args: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "launcher", *args],
             cwd=self.folder,
             env=self.env,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
         self.going.append(process)
@@ -293,3 +295,44 @@ def test_a_loss_that_stands_still_ends_the_run(launchers: Launchers) -> None:
     done = launchers(*sets(*still, "guard.on_flat=end", "checkpoint.save=null"))
     assert "guard: flat at iteration 23: " in done.stderr
     assert done.returncode != 0
+
+
+@trains
+@pytest.mark.long
+def test_nodes_by_hand_go_on_without_one_that_is_killed(
+    launchers: Launchers, tmp_path: Path
+) -> None:
+    """From the newest complete checkpoint, once the others have waited for it."""
+    launchers.env["GLOO_SOCKET_IFNAME"] = "lo"
+    text = RUN_FILE.replace("processes: 2", "processes: 1\nmax_restarts: 1")
+    text = text.replace("save: out/save", "save: out/save, save_interval: 2")
+    text = text.replace("parallel: {tensor_model_parallel_size: 2}\n", "")
+    nodes = f"nodes: {{count: 2, min: 1, master_addr: 127.0.0.1, master_port: {free_port()}}}\n"
+    (tmp_path / "run.yaml").write_text(text + nodes)
+    other = launchers.start("run", "--backend", "local", "run.yaml", "--node-rank", "1")
+    line = ["run", "--backend", "local", "run.yaml", "--node-rank", "0"]
+    first = launchers.start(*line, stderr=subprocess.STDOUT)
+    said = ""
+
+    def until(text: str) -> None:
+        nonlocal said
+        assert first.stdout
+        for line in first.stdout:
+            said += line
+            if text in line:
+                return
+        pytest.fail(said)
+
+    until("saved ")
+    told = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/process.json")]
+    (runner,) = [one for one in told if one["labels"]["megatron-launchpad.node"] == "1"]
+    other.kill()
+    os.kill(runner["process"][0], signal.SIGKILL)
+    until("has gone: it ended without a word")
+    until("newest complete checkpoint: ")
+    until("runner: going on with 1 of 2 nodes: node 1 didn't come to 127.0.0.1")
+    until(" lm loss: ")
+    first.send_signal(signal.SIGINT)
+    assert first.wait(120) == 0, said
+    for run in launchers.ps():
+        launchers("stop", run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +184,81 @@ def test_what_the_script_says_is_told(here: OnCluster) -> None:
     started = here.start("run", "run.yaml", "--backend", "slurm")
     assert started.ends() == 255
     assert "job | srun: unrecognized option" in started.err
+
+
+def test_text_becomes_tokens_in_parts_at_once(here: OnCluster) -> None:
+    """The same bytes as by one job; a part that fails is told, and ends the others."""
+    lines = [json.dumps({"text": f"document {number} " * (number % 9)}) for number in range(500)]
+    (here.folder / "text.jsonl").write_text("\n".join(lines))
+    line = ["data", "tokenize", "text.jsonl", "--append-eod", "--output-prefix"]
+    whole = here.done(*line, "whole")
+    parts = here.done(*line, "parts", "--slurm", "3", "--sbatch=--time=5")
+    assert (whole.process.returncode, parts.process.returncode) == (0, 0), parts
+    assert re.findall(r"part . of 3 is done, (.) to come", parts.err) == ["2", "1", "0"]
+    assert parts.out.startswith("500 documents, ")
+    for suffix in (".bin", ".idx"):
+        one, other = (here.folder / f"{name}_text_document{suffix}" for name in ("whole", "parts"))
+        assert one.read_bytes() == other.read_bytes()
+    kept = ["parts_text_document.bin", "parts_text_document.idx", "parts_text_document.made.json"]
+    assert sorted(path.name for path in here.folder.glob("parts*")) == kept
+    with (here.folder / "text.jsonl").open("a") as file:
+        file.write("\nno JSON")
+    failed = here.done(*line, "new", "--slurm", "2")
+    assert failed.process.returncode == 1
+    assert re.search(
+        r"launcher: part 2 of 2 failed with exit code 1:\n(.*\n)*.*501: not JSON", failed.err
+    )
+    assert not list(here.folder.glob("new_*"))
+    assert not list(here.folder.glob(".*"))
+
+
+SYSTEM = {"/usr": "/usr", "/proc": "proc", "/dev": "tmpfs", "/tmp": "tmpfs"}  # noqa: S108
+
+
+def bundle(folder: Path) -> Path:
+    """An OCI bundle whose /usr is this machine's, as a stand-in for an image's."""
+    (root := folder / "rootfs").mkdir(parents=True)
+    for name in ("bin", "lib", "lib64", "sbin"):
+        (root / name).symlink_to(f"usr/{name}")
+    for name in ("usr", "proc", "dev", "tmp", "etc"):
+        (root / name).mkdir()
+    (root / "etc/said").write_text("the image")
+    kinds = {at: ("bind" if what == "/usr" else what) for at, what in SYSTEM.items()}
+    mounts = [
+        {"destination": at, "type": kind, "source": at, "options": ["rbind"] * (kind == "bind")}
+        for at, kind in kinds.items()
+    ]
+    process = {"user": {"uid": 0, "gid": 0}, "cwd": "/", "env": ["PATH=/usr/bin:/bin", "A=b c"]}
+    spaces = [{"type": one} for one in ("pid", "ipc", "uts", "mount")]
+    told = {"ociVersion": "1.0.2", "process": process, "mounts": mounts}
+    told |= {"root": {"path": "rootfs", "readonly": True}, "linux": {"namespaces": spaces}}
+    (folder / "config.json").write_text(json.dumps(told))
+    return folder
+
+
+INSIDE = """\
+print(open("/etc/said").read(), os.environ["A"], open("/mnt/text").read(), os.getcwd(), flush=True)
+"""
+
+
+def test_slurms_own_container_has_the_image_and_the_runs_files(here: OnCluster) -> None:
+    """By oci.conf and runc; asked to stop, all of it goes."""
+    (here.folder / "text").write_text("the run")
+    image = bundle(here.folder / "image")
+    mounts = [{"source": "runner.py", "target": str(here.folder / "runner.py")}]
+    mounts += [{"source": "text", "target": "/mnt/text"}]
+    start = f'python3() {{ exec /usr/bin/python3 {here.folder}/runner.py "$@"; }}'
+    here.counts(MEETING + INSIDE + COUNTING, mounts, container="oci", image=str(image), setup=start)
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    for rank in (0, 1):
+        started.said(f"node-{rank} | the image b c the run /")
+        started.said(f"node-{rank} | line")
+    started.process.send_signal(signal.SIGINT)
+    assert started.ends() == 7, started
+    assert not list((here.folder / "runs").glob("*/bundle"))
+    assert sorted(path.name for path in (image / "rootfs").iterdir()) == sorted(
+        ["bin", "lib", "lib64", "sbin", "usr", "proc", "dev", "tmp", "etc"]
+    )
 
 
 def training(image: str, iterations: int, **slurm: Any) -> dict[str, Any]:

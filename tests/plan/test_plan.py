@@ -208,6 +208,28 @@ def test_several_nodes_find_each_other(plan: Planner) -> None:
     assert plan("gpt2", "resources.network=none").network == "none"
 
 
+@pytest.mark.parametrize(
+    ("sets", "fewer"),
+    [
+        (["training.global_batch_size=12"], (2, 3)),
+        (["training.global_batch_size=24", "training.micro_batch_size=auto"], (2,)),
+        (["training.global_batch_size=null"], "another with fewer nodes"),
+        (["training.global_batch_size=20", "nodes.min=3"], "none of 3 to 3 nodes"),
+        (["nodes.min=5"], "more than all 4"),
+    ],
+)
+def test_with_how_few_nodes_a_run_can_do(plan: Planner, sets: list[str], fewer: Any) -> None:
+    """With the same batches: a rank that is missing may leave some that can't be shared out."""
+    few = ["nodes={count: 4, min: 2, master_addr: a}", "gpus=1", "training.micro_batch_size=1"]
+    if isinstance(fewer, str):
+        with pytest.raises(UsageError, match=fewer):
+            plan("gpt2", *few, *sets)
+        return
+    made = plan("gpt2", *few, *sets)
+    assert made.fewer == fewer
+    assert made.argv[made.argv.index("--fewer") + 1] == ",".join(map(str, fewer))
+
+
 def test_all_nodes_on_one_machine_know_each_other(plan: Planner) -> None:
     with pytest.raises(UsageError, match=r"--set nodes=2: nodes: .* master_addr") as refused:
         plan("gpt2", "nodes=2")

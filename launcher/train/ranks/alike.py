@@ -8,16 +8,17 @@ import platform
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from launcher import files
 from launcher.train.checkpoints import lineage
-from launcher.train.ranks import network
+from launcher.train.ranks import network, ring
 from launcher.train.ranks.job import Job, Unable, Unmet
-from launcher.train.ranks.meeting import MOST, Failed, Meeting, Stopped, named
+from launcher.train.ranks.meeting import MOST, Failed, Meeting, Stopped, Unneeded, named
 from launcher.train.words import say
 
 JOIN_SECONDS = 600.0
@@ -95,17 +96,26 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
+@dataclass(frozen=True)
+class Met:
+    """The nodes, linked: this one's ranks among theirs, and variables by which they find them."""
+
+    job: Job
+    meeting: Meeting
+    variables: Mapping[str, str]
+
+
 def look(
     job: Job,
     environ: Mapping[str, str],
     gpus: int,
     stopped: Callable[[], object],
     refusal: str = "",
-) -> dict[str, str]:
+) -> Met | None:
     """Meet the other nodes, and see that all are alike. Raises, on every node, Unable if not.
 
-    Raises Unmet where not all come. `refusal` is why this one starts no rank. With `stopped` it
-    gives up, and says nothing. Variables by which this node's ranks find the others'.
+    Raises Unmet where not enough come. `refusal` is why this one starts no rank. With `stopped` it
+    gives up, and says nothing: None.
     """
     if refusal:  # which the others hear of when they are here
         say(refusal)
@@ -113,26 +123,33 @@ def look(
     same = {"processes": str(job.processes), **facts(environ, job.program, gpus)}
     place = (job.node_rank, job.nodes, job.master_addr, job.master_port)
     folder = _saved(job, environ)
-    with closing(Meeting(*place, say, stopped)) as meeting, _sign(job, folder) as sign:
+    with ExitStack() as left, _sign(job, folder) as sign:
+        meeting = left.enter_context(closing(Meeting(*place, say, stopped, job.fewer)))
         try:
             meeting.join(JOIN_SECONDS)
             refused, wrong, sign = meeting.exchange(me | {"facts": same, "sign": sign}, judged)
             now = me | {"time": time.time()}  # all got that answer within moments
             off = meeting.exchange(now, clocks)
             wrong += meeting.exchange(me | {"sees": _sees(folder, sign)}, apart)
-            own = meeting.own
+            found = [] if refused else ring.look(meeting)
+        except Unneeded as unneeded:
+            raise Unable(str(unneeded)) from None
         except Failed as failed:
             raise Unmet(f"the nodes don't meet: {failed}") from None
         except Stopped:
-            return {}
-    if refused:
-        raise Unable(_listed("not all nodes can start their ranks:", refused))
-    if wrong and not environ.get(MAY_DIFFER):
-        cure = f"{MAY_DIFFER}=1 among the run's env starts it all the same"
-        raise Unable(_listed("the nodes aren't alike:", [*wrong, cure]))
-    if (wrong or off) and job.node_rank == 0:
-        say(_listed("warning: the nodes aren't alike:", [*wrong, *off]))
-    return _interface(own, environ)
+            return None
+        if refused:
+            raise Unable(_listed("not all nodes can start their ranks:", refused))
+        if wrong and not environ.get(MAY_DIFFER):
+            cure = f"{MAY_DIFFER}=1 among the run's env starts it all the same"
+            raise Unable(_listed("the nodes aren't alike:", [*wrong, cure]))
+        if broken := ring.broken(found):
+            raise Unmet(_listed("the nodes don't reach each other, as their ranks would:", broken))
+        left.pop_all()
+    if (warned := [*wrong, *off, *ring.slow(found)]) and job.node_rank == 0:
+        say(_listed("warning:", warned))
+    job = replace(job, nodes=meeting.nodes, node_rank=meeting.node)
+    return Met(job, meeting, _interface(meeting.own, environ) if job.nodes > 1 else {})
 
 
 def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:

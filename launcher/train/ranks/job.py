@@ -43,6 +43,7 @@ class Job:
     program: tuple[str, ...]
     processes: int
     nodes: int
+    fewer: tuple[int, ...]
     node_rank: int
     master_addr: str
     master_port: int
@@ -131,6 +132,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     here = "ranks to start on this node"
     add("--processes-per-node", type=int, dest="processes", metavar="N", required=True, help=here)
     add("--nodes", type=int, default=environ.get("PET_NNODES", "1"))
+    add("--fewer", type=_numbers, default=(), help="how many will do, where some don't come: 2,3")
     add("--node-rank", type=int, default=environ.get("PET_NODE_RANK", "0"))
     add("--master-addr", default=environ.get("PET_MASTER_ADDR", ""), help="where rank 0 listens")
     add("--master-port", type=int, default=environ.get("PET_MASTER_PORT", "0"))
@@ -144,6 +146,10 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--nsys", type=int, nargs="+", default=(), metavar="RANK", help="ranks to run under nsys")
     add("--tie", action="store_true", help="stop when standard input ends")
     return parser
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
@@ -167,6 +173,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
         raise Refused("--keep must be at least 1")
     return replace(
         job,
+        fewer=tuple(number for number in job.fewer if 0 < number < job.nodes),
         master_addr=job.master_addr or "127.0.0.1",
         master_port=job.master_port or free_port(),
     )

@@ -28,6 +28,9 @@ STEP_SECONDS = 0.2
 PATIENCE = (10.0, 60.0)
 """After how many seconds those that are waited for are named, and how often from then on."""
 
+LAST_CALL_SECONDS = 30.0
+"""How long those that are missing have after the last that came, where a run can do without."""
+
 MOST = 8
 """Nodes that are named at once."""
 
@@ -46,6 +49,10 @@ HELLO = {"launcher": "node 0"}
 
 class Failed(Exception):
     """The nodes don't meet: the text names the node, and says why."""
+
+
+class Unneeded(Failed):
+    """The others go on without this node."""
 
 
 class Stopped(Exception):
@@ -102,7 +109,8 @@ class Meeting:
     """All nodes, of which this is `node`, and the first one at `address` and `port`.
 
     `stopped` says whether to give up, which raises Stopped out of all that waits. The first node
-    has a link to each of the others, the others one to it.
+    has a link to each of the others, the others one to it. `fewer` are numbers of nodes that will
+    do where some don't come: those that have are numbered anew then, in their order.
     """
 
     node: int
@@ -111,19 +119,24 @@ class Meeting:
     port: int
     tell: Callable[[str], object]
     stopped: Callable[[], object] = lambda: False
+    fewer: Sequence[int] = ()
     links: list[Link] = field(default_factory=list)
 
     def join(self, seconds: float) -> None:
-        """Wait until all nodes are here. Raises Failed with those that aren't, and why."""
+        """Wait until all nodes are here, or enough. Raises Failed with those that aren't, and why.
+
+        Raises Unneeded where the others are more than enough.
+        """
         if self.node:
             self._reach(seconds)
             me = {"node": self.node, "nodes": self.nodes, "host": socket.gethostname()}
-            self._asked(me, seconds, "waits for others")
+            self.node, self.nodes = self._asked(me, seconds, "waits for others")
+            if self.node >= self.nodes:
+                raise Unneeded(f"the run goes on with {self.nodes} nodes, and this one is over")
             return
         with self._telling(), self._listening() as listener:
             self._gather(listener, seconds)
-        for link in self.links:
-            link.send(told=None)
+        self._number()
 
     def exchange(
         self, mine: object, answer: Callable[[list[Any]], Any], seconds: float = ROUND_SECONDS
@@ -147,28 +160,6 @@ class Meeting:
         for link in self.links:
             link.send(told=answered)
         return answered
-
-    def timed(self, size: int, seconds: float) -> list[float]:
-        """How long `size` bytes take from each to the first node, one after another; all call it.
-
-        Raises Failed on all where that takes longer than so many seconds.
-        """
-        if self.node:
-            told: Any = 0
-            while not isinstance(told, list):
-                told = self._asked({"told": "x" * told}, seconds * self.nodes, "says nothing")
-            return told
-        took = [0.0]
-        with self._telling():
-            for link in sorted(self.links, key=lambda one: one.node):
-                self._next(link, seconds, "says nothing")
-                link.send(told=size)
-                start = time.monotonic()
-                self._next(link, seconds, f"takes longer than that for {size >> 10} KiB")
-                took.append(time.monotonic() - start)
-        for link in self.links:
-            link.send(told=took)
-        return took
 
     @property
     def own(self) -> str:
@@ -212,8 +203,12 @@ class Meeting:
 
     def _gather(self, listener: socket.socket, seconds: float) -> None:
         """Take in the others; one that leaves may come again, and strangers are let go."""
+        least, here, came = min(self.fewer, default=self.nodes), 0, 0.0
         for _ in self._steps(seconds, self._missing):
-            if not self._absent():
+            if here != (here := self.nodes - len(self._absent())):
+                came = time.monotonic()
+            late = time.monotonic() - came >= LAST_CALL_SECONDS
+            if here == self.nodes or (here >= least and late):
                 break
             for one in _ready([listener, *self.links]):
                 if one is not listener:
@@ -241,6 +236,20 @@ class Meeting:
             raise Failed(f"{link} is one of {nodes} nodes, and node 0 of {self.nodes}")
         if node in known:
             raise Failed(f"{known[node]} and {host} both say that they are node {node}")
+
+    def _number(self) -> None:
+        """Tell each which node it is, and of how many; those that are over are let go."""
+        self.links.sort(key=lambda link: link.node)
+        here = 1 + len(self.links)
+        if here < self.nodes:
+            why, all_nodes = self._missing(), self.nodes
+            self.nodes = max(n for n in self.fewer if n <= here)
+            self.tell(f"going on with {self.nodes} of {all_nodes} nodes: {why}")
+        for node, link in enumerate([*self.links], 1):
+            link.node = node
+            link.send(told=[node, self.nodes])
+            if node >= self.nodes:
+                self._let_go(link)
 
     def _let_go(self, link: Link) -> None:
         link.socket.close()

@@ -1,0 +1,141 @@
+"""What the launcher adds to a hand-written sbatch of the same job, and what 512 nodes take."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from bench.measure import ROOT, Figure
+from launcher.backends import slurm
+from launcher.backends.slurm import SlurmBackend
+from launcher.follow.assemble import assemble, new_stamp
+from launcher.plan import source
+from launcher.plan.config import Slurm
+from launcher.plan.source import Asked
+from launcher.settings import settings
+from launcher.train.ranks import ring
+from launcher.train.ranks.job import free_port
+from launcher.train.ranks.meeting import Meeting
+
+NODES, TURNS = 512, 8
+PROGRAM = "print('there', flush=True)\n"
+BY_HAND = """\
+#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1
+srun --output={folder}/by-hand-%n.out {python} {folder}/program.py
+"""
+RUN = """\
+name: bench
+image: cpu
+gpus: 0
+program: ./program.py
+nodes: 2
+slurm: {{setup: 'python3() {{ exec {python} {folder}/program.py; }}'}}
+"""
+"""In place of the runner, which needs torch, the program itself."""
+
+
+def figures() -> list[Figure]:
+    """Seconds; the cluster is Debian's Slurm on this machine, as the tests have it."""
+    from tests.e2e.slurm import cluster
+
+    with tempfile.TemporaryDirectory(prefix="launchpad-cluster-") as name:
+        folder = Path(name)
+        (folder / "slurm").mkdir()
+        with cluster(settings().cache, folder / "slurm") as env:
+            added = _added(folder, os.environ | env)
+    return [Figure("Slurm: first line of a run, beyond sbatch by hand", added, 0.5, "s"), *_wide()]
+
+
+def _added(folder: Path, env: dict[str, str]) -> float:
+    """The difference of the medians, one after the other in each turn, the first not counted."""
+    words = {"python": sys.executable, "folder": folder}
+    for file, text in (("program.py", PROGRAM), ("run.yaml", RUN), ("by-hand.sh", BY_HAND)):
+        (folder / file).write_text(text.format(**words) if file != "program.py" else text)
+    env |= {"PYTHONPATH": str(ROOT), "LAUNCHER_RUNS": str(folder / "runs")}
+    times: list[tuple[float, float]] = []
+    for _ in range(TURNS + 1):
+        times.append((_by_hand(folder, env), _launcher(folder, env)))
+        _until_idle(env)
+    by_hand, launcher = zip(*times[1:], strict=True)
+    return statistics.median(launcher) - statistics.median(by_hand)
+
+
+def _by_hand(folder: Path, env: dict[str, str]) -> float:
+    outputs = [folder / f"by-hand-{node}.out" for node in (0, 1)]
+    for path in outputs:
+        path.unlink(missing_ok=True)
+    start = time.monotonic()
+    argv = ["sbatch", "--output", f"{folder}/slurm.out", str(folder / "by-hand.sh")]
+    subprocess.run(argv, env=env, check=True, capture_output=True)
+    while not any(path.exists() and path.stat().st_size for path in outputs):
+        time.sleep(0.01)
+    took = time.monotonic() - start
+    _until_idle(env)
+    return took
+
+
+def _launcher(folder: Path, env: dict[str, str]) -> float:
+    argv = [sys.executable, "-m", "launcher", "run", "run.yaml", "--backend", "slurm"]
+    start = time.monotonic()
+    with subprocess.Popen(
+        argv, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        line = process.stdout.readline()
+        took = time.monotonic() - start
+        _, errors = process.communicate()
+    if b"there" not in line:
+        raise RuntimeError(errors.decode())
+    return took
+
+
+def _until_idle(env: dict[str, str]) -> None:
+    while subprocess.run(["squeue", "--noheader"], env=env, capture_output=True).stdout:
+        time.sleep(0.05)
+
+
+def _wide() -> list[Figure]:
+    """A job's rendering, its script beside that of two nodes, and the look before it starts.
+
+    The look is a stand-in of 512 nodes in one process: each a thread, all on loopback.
+    """
+    config, origin = source.load("gpt3-175b", [])
+    asked = Asked(config, origin, os.getcwd())
+    plan = assemble(asked, SlurmBackend(), new_stamp(), dry=True).plan
+    start = time.monotonic()
+    wide = slurm.request(replace(plan, nodes=NODES), Slurm(), Path("/runs/a")).script
+    rendered = time.monotonic() - start
+    more = len(wide) - len(slurm.request(replace(plan, nodes=2), Slurm(), Path("/runs/a")).script)
+    return [
+        Figure(f"Slurm: the script of {NODES} nodes, rendered", rendered, 1, "s"),
+        Figure(f"Slurm: its length, beyond that of 2 nodes ({len(wide)} bytes)", more, 2, "B"),
+        Figure(f"{NODES} nodes meet, and send to each other in a ring", _look(), 60, "s"),
+    ]
+
+
+def _look() -> float:
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    port = free_port()
+
+    def one(node: int) -> list[str]:
+        with closing(Meeting(node, NODES, "127.0.0.1", port, print)) as here:
+            here.join(60)
+            return ring.broken(ring.look(here))
+
+    start = time.monotonic()
+    with ThreadPoolExecutor(NODES) as pool:
+        found = [*pool.map(one, range(NODES))]
+    assert not any(found), found[0]
+    return time.monotonic() - start
