@@ -7,10 +7,124 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
+from argparse import Namespace
+from collections.abc import Mapping
 from typing import Any
 
 from launcher.train.gpt.arguments import UsageError
+
+SINCE: dict[str, tuple[object, str]] = {
+    "moe_shared_expert_intermediate_size": (None, "0.10"),
+    "moe_router_score_function": ("softmax", "0.11"),
+}
+"""Options of the training program: what any release can do, and the first that can do more."""
+
+CHOICES_SINCE = {("moe_router_load_balancing_type", "seq_aux_loss"): "0.11"}
+"""The same of single values."""
+
+SCALES_BY_CONTEXT, SCALES_AUXILIARY = "0.12", "0.16"
+"""The first releases whose schedules multiply losses by CP: the model's, the routers'."""
+
+OVER_CONTEXT = "0.10"
+"""The first release whose experts are over context parallelism too, and not the replicas alone."""
+
+VIRTUAL_ON_CPU = "0.10"
+"""The first release whose interleaved schedule doesn't wait for what it sends, as gloo would."""
+
+
+def at_least(release: str, first: str) -> bool:
+    """Whether 0.10.0 is at least 0.9: by numbers."""
+    return _numbers(release) >= _numbers(first)
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split(".")[:2])
+
+
+def lacking(values: Mapping[str, Any], release: str, world: int) -> list[tuple[str, str]]:
+    """Those of the training program's options that `release` can't do, and the first that can.
+
+    Options go by their plain names: num_layers. `world` are all ranks.
+    """
+    told = [
+        (name, since)
+        for name, (usual, since) in SINCE.items()
+        if values.get(name, usual) != usual and not at_least(release, since)
+    ]
+    told += [
+        (f"{name} {value}", since)
+        for (name, value), since in CHOICES_SINCE.items()
+        if values.get(name) == value and not at_least(release, since)
+    ]
+    split = (f"{one}_parallel_size" for one in ("tensor_model", "pipeline_model", "context"))
+    replicas = world // math.prod(int(values.get(name) or 1) for name in split)
+    experts = "expert_model_parallel_size"
+    if not at_least(release, OVER_CONTEXT) and replicas % int(values.get(experts) or 1):
+        told.append((f"{experts} over context parallelism", OVER_CONTEXT))
+    return told
+
+
+def check_model(arguments: Namespace) -> None:
+    """Raises `UsageError` for what of the model this release of Megatron-Core can't do."""
+    from megatron.core.package_info import __version__
+
+    lacks = lacking(vars(arguments), __version__, int(os.environ.get("WORLD_SIZE", "1")))
+    each = "num_layers_per_virtual_pipeline_stage"
+    if getattr(arguments, each) and arguments.on_cpu and not at_least(__version__, VIRTUAL_ON_CPU):
+        lacks.append((f"{each} on the CPU", VIRTUAL_ON_CPU))
+    for told, since in lacks:
+        name, _, how = told.partition(" ")
+        option = f"--{name.replace('_', '-')} {how}".strip()
+        raise UsageError(f"{option} needs Megatron-Core {since} or newer; this is {__version__}")
+
+
+def prepare_experts() -> None:
+    """Let there be experts without TransformerEngine; call after importing Megatron.
+
+    0.10 asks for its layers then too, and from 0.13 on the router for its product.
+    """
+    from megatron.core import tensor_parallel
+    from megatron.core.models.gpt import gpt_layer_specs
+    from megatron.core.transformer.moe import moe_utils
+
+    stands_for = {
+        "TEColumnParallelLinear": tensor_parallel.ColumnParallelLinear,
+        "TERowParallelLinear": tensor_parallel.RowParallelLinear,
+        "TEColumnParallelGroupedLinear": None,
+    }
+    for name, instead in stands_for.items():
+        if not hasattr(gpt_layer_specs, name):
+            setattr(gpt_layer_specs, name, instead)
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+
+def loss_factor(context: int) -> float:
+    """What a rank's loss is multiplied by before it is given to the schedule.
+
+    It is this rank's part of a mean over `context` ranks and the replicas.
+    """
+    from megatron.core.package_info import __version__
+
+    return 1.0 / context if at_least(__version__, SCALES_BY_CONTEXT) else 1.0
+
+
+def auxiliary_factor(context: int) -> int:
+    """What the coefficients of the routers' losses are multiplied by, for the same in any CP."""
+    from megatron.core.package_info import __version__
+
+    return 1 if at_least(__version__, SCALES_AUXILIARY) else context
+
+
+def expert_data_group() -> Any:
+    """The ranks that have copies of the same experts."""
+    from megatron.core import parallel_state
+
+    if hasattr(parallel_state, "get_expert_data_parallel_group"):
+        return parallel_state.get_expert_data_parallel_group()
+    return parallel_state.get_data_modulo_expert_parallel_group(with_context_parallel=True)
 
 
 def trust_checkpoints() -> None:

@@ -25,6 +25,7 @@ def check(arguments: Namespace) -> tuple[Namespace, Layout]:
     Raises `UsageError`.
     """
     layout = command_line.layout(arguments, int(os.environ.get("WORLD_SIZE", 1)))
+    command_line.check_files(arguments)
     if "RANK" not in os.environ:
         raise command_line.UsageError("start its ranks with python3 -m launcher.train.runner")
     writers.check(arguments)
@@ -42,6 +43,7 @@ def train(arguments: Namespace, layout: Layout) -> None:
     cpu.write_whole_lines()
     compat.prepare()
     arguments.on_cpu = cpu.is_installed()
+    compat.check_model(arguments)
     import torch
 
     from launcher.train.gpt import training
