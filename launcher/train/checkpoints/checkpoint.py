@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import errno
 import os
@@ -70,6 +71,8 @@ def common(source: Path) -> dict[str, Any]:
     `vocabulary` is the padded one, whose padding takes part in the softmax: a run that goes on in
     another layout has to keep it.
     """
+    with suppress(AttributeError):  # since torch 2.6 it names what it loads
+        torch.serialization.add_safe_globals([argparse.Namespace])
     state: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(source))
     if "vocabulary" not in state:
         raise UsageError(f"{source} was not saved by launcher.train.gpt")
@@ -106,15 +109,18 @@ def _sharded(model: Any, optimizer: Any, is_loading: bool) -> dict[str, Any]:
     return state
 
 
-def save(root: str, model: Any, optimizer: Any, progress: Progress) -> Path:
+def save(
+    root: str, model: Any, optimizer: Any, progress: Progress, arguments: argparse.Namespace
+) -> Path:
     """Write a checkpoint under a temporary name, then give it its own and note it as newest.
 
-    All ranks call this together. Raises `RunError` on a full or read-only disk; then nothing
+    It says the program's arguments, as upstream's do. All ranks call this together. Raises `RunError` on a full or read-only disk; then nothing
     of it stays.
     """
     partial = folders.partial(root, progress.iteration)
     state = _sharded(model, optimizer, is_loading=False)
     state.update(
+        args=arguments,
         progress=vars(progress),
         layout=layout(),
         vocabulary=model.vocab_size,
@@ -209,8 +215,14 @@ def load(source: Path, known: dict[str, Any], model: Any, optimizer: Any) -> Pro
     """Load a checkpoint, saved with any layout, of which `common` said what is known.
 
     All ranks call this together. Random states are those of ranks, so they are carried over
-    only into the layout that they were saved with.
+    only into the layout that they were saved with. Weights alone, as `launcher checkpoint import`
+    leaves them, are loaded alone.
     """
+    if "optimizer" not in known:
+        weights = {"model": model.sharded_state_dict(prefix="")}
+        model.load_state_dict(dist_checkpointing.load(weights, str(source))["model"])
+        optimizer.reload_model_params()
+        return Progress(**known["progress"])
     state = _sharded(model, optimizer, is_loading=True)
     if known["layout"] == layout():
         state["rng_state"] = _random_state()

@@ -406,7 +406,8 @@ class Trainer:
         self._check_replicas()
         self._settle()
         self.saved = self.progress.iteration
-        folder = checkpoint.save(self.arguments.save, self.gpt, self.optimizer, self.progress)
+        where, made = self.arguments.save, (self.gpt, self.optimizer, self.progress)
+        folder = checkpoint.save(where, *made, self.arguments)
         say(f"saved {folder}")
 
     def _check_replicas(self) -> None:
