@@ -12,6 +12,9 @@ from typing import Any
 from launcher.errors import UsageError
 from launcher.weights.reader import EXPERT, LAYER, Checkpoint
 
+MODEL_TYPE = "hf_model_type"
+"""Which family an imported checkpoint is of, where several have the same tensors."""
+
 FIRST = f"{LAYER}0."
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """With the positions of training below, what Megatron's --use-rope-scaling has (rope_utils)."""
@@ -121,7 +124,7 @@ def of_checkpoint(saved: Checkpoint, given: Mapping[str, Any], family: str = "")
         raise UsageError(f"{saved.folder}: its tensors don't fit its arguments")
     learned = shapes.get("embedding.position_embeddings.weight")
     return Architecture(
-        family=family or _recognised(shapes, known),
+        family=family or known.get(MODEL_TYPE) or _recognised(shapes, known),
         layers=saved.layers,
         hidden=hidden,
         ffn=shapes.get(expert, shapes.get(f"{FIRST}mlp.linear_fc2.weight", (0, 0)))[1],
@@ -204,8 +207,9 @@ def arguments(shape: Architecture) -> dict[str, Any]:
         "qk_layernorm": shape.family in ("qwen3", "qwen3_moe"),
         "untie_embeddings_and_output_weights": not shape.tied,
         "position_embedding_type": "learned_absolute" if gpt2 else "rope",
-        "bias_gelu_fusion": gpt2 and shape.gelu == "gelu_new",
-        "bias_fusion": gpt2 and shape.gelu == "gelu_new",
+        "openai_gelu": gpt2 and shape.gelu == "gelu_new",
+        "bias_gelu_fusion": False,
+        MODEL_TYPE: shape.family,
         "bf16": shape.dtype == "bfloat16",
         "fp16": shape.dtype == "float16",
     }

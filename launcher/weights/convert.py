@@ -9,8 +9,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ TOKENIZER = (
 
 KEPT = "tokenizer"
 """The folder of them in an imported checkpoint's."""
+
+KINDS = ("tensor", "pipeline", "expert")
+"""Of model parallelism: a layout's words."""
 
 LARGEST_FILE = 256 << 20
 
@@ -86,20 +89,21 @@ def export(
     target: Path,
     given: Mapping[str, Any] = {},
     name: str = "",
-    tokenizer: Path | None = None,
+    tokenizer: Mapping[str, Path] = {},
     shard: int = SHARD,
 ) -> Done:
     """Write a checkpoint's model as a folder that transformers loads.
 
     `given` are arguments of Megatron's that win over the checkpoint's, `name` is a family, and
-    `tokenizer` a folder with its files. Raises UsageError for what no family has.
+    `tokenizer` its files by their names there, beside those that an import left. Raises UsageError
+    for what no family has.
     """
     shape = architecture.of_checkpoint(saved, given, name)
     of = family(shape.family)
     wanted = [*rows(of, shape)]
     _check_names(saved, wanted, of)
     config = architecture.config(shape, of.model)
-    copied = _tokenizer_files(saved, tokenizer)
+    copied = _kept(saved.folder.parent / KEPT) | dict(tokenizer)
     bound = 256 + sum(160 + len(each) for row in wanted for each in row.theirs)
     with new_folder(target) as folder:
         shards = safetensors.Shards(folder, shard)
@@ -114,8 +118,8 @@ def export(
         ends = {key: value for key, value in ends.items() if value is not None}
         _write_json(folder / CONFIG, config | ends)
         _write_json(folder / GENERATION, {"_from_model_config": True, **ends})
-        for path in copied:
-            _copy(path, folder)
+        for each, path in copied.items():
+            _copy(path, folder / each)
         return Done(target, shape, shards.total, (CONFIG, *names))
 
 
@@ -132,23 +136,38 @@ def _write_json(path: Path, value: Any) -> None:
     files.write(path, json.dumps(value, indent=2) + "\n")
 
 
-def _copy(path: Path, folder: Path) -> None:
-    with path.open("rb") as source, (folder / path.name).open("wb") as copy:
+def _copy(path: Path, target: Path) -> None:
+    with path.open("rb") as source, target.open("wb") as copy:
         shutil.copyfileobj(source, copy)
 
 
-def _tokenizer_files(saved: Checkpoint, tokenizer: Path | None) -> list[Path]:
-    """The tokenizer's files: of the folder that is named, or those that lie with the checkpoint."""
-    places = [tokenizer] if tokenizer else [saved.folder / KEPT, saved.folder.parent / KEPT]
-    for place in places:
-        found = [place / each for each in TOKENIZER if (place / each).is_file()]
-        if found:
-            if big := [each for each in found if each.stat().st_size > LARGEST_FILE]:
-                raise UsageError(f"{big[0]}: too big for a tokenizer's file")
-            return found
-    if tokenizer:
-        raise UsageError(f"{tokenizer}: no tokenizer's files in it", f"As {', '.join(TOKENIZER)}.")
-    return []
+def _kept(folder: Path) -> dict[str, Path]:
+    """The tokenizer's files in a folder, by their names. Raises UsageError."""
+    found = {name: folder / name for name in TOKENIZER if (folder / name).is_file()}
+    if big := [path for path in found.values() if path.stat().st_size > LARGEST_FILE]:
+        raise UsageError(f"{big[0]}: too big for a tokenizer's file")
+    return found
+
+
+def given(words: Sequence[str]) -> dict[str, Any]:
+    """Megatron's arguments, as they stand on a command line. Raises UsageError."""
+    found, name = dict[str, Any](), ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].replace("-", "_").partition("=")
+            found[name] = _number(value) if equals else True
+        elif name:
+            found[name] = _number(word)
+        else:
+            raise UsageError(f"{word}: no option of Megatron's", "-- --num-attention-heads 12")
+    return found
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 # To Megatron
@@ -177,13 +196,13 @@ def import_(source: Path, target: Path, padding: int = 128) -> Done:
         raise UsageError(f"{source}: {left[0]} isn't a {of.name}'s, and nothing is left out")
     known = architecture.arguments(replace(shape, dtype=sources[0].dtype))
     known |= {"eod_id": config.get("eos_token_id")} if _is_id(config, shape) else {}
-    copied = [source / each for each in TOKENIZER if (source / each).is_file()]
+    copied = _kept(source)
     with new_folder(target) as folder:
         _write_distributed(folder, sources, shape.layers, shape.experts, known, 0)
         if copied:
             (folder / KEPT).mkdir()
-        for path in copied:
-            _copy(path, folder / KEPT)
+        for each, path in copied.items():
+            _copy(path, folder / KEPT / each)
     return Done(target, shape, sum(each.bytes for each in sources))
 
 
@@ -225,20 +244,20 @@ def _write_distributed(
     """A folder of checkpoints with one of an iteration, as runs leave it."""
     final = folders.folder(folder, iteration) if iteration else folder / folders.RELEASE
     final.mkdir()
-    writer.distributed(final, sources, layers, experts, _common(known, iteration, sources))
+    one = {f"{kind}_model_parallel_size": 1 for kind in KINDS}
+    said = _common({**known, **one}, iteration, sources)
+    writer.distributed(final, sources, layers, experts, said)
     files.write(folder / folders.TRACKER, str(iteration) if iteration else folders.RELEASE)
 
 
 def _common(known: Mapping[str, Any], iteration: int, sources: list[Source]) -> dict[str, Any]:
     """What a checkpoint says beside its tensors, for upstream's programs and for ours."""
-    one = {f"{kind}_model_parallel_size": 1 for kind in ("tensor", "pipeline", "expert")}
-    named = {**one, **known}
     [padded] = [each.shape[0] for each in sources if "word_embeddings" in each.name]
     return {
         "progress": {"iteration": iteration, "consumed_samples": 0, "steps": 0},
-        "layout": {kind: named[f"{kind}_model_parallel_size"] for kind in ("tensor", "pipeline")},
+        "layout": {kind: known[f"{kind}_model_parallel_size"] for kind in KINDS[:2]},
         "vocabulary": padded,
-        "args": Made(Name("argparse", "Namespace"), state=named),
+        "args": Made(Name("argparse", "Namespace"), state=dict(known)),
         "checkpoint_version": writer.VERSION,
         "iteration": iteration,
         "num_floating_point_operations_so_far": 0,

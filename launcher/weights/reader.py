@@ -76,9 +76,9 @@ class Tensor:
     pieces: tuple[Piece, ...]
 
     @property
-    def bytes(self) -> int:
+    def elements(self) -> int:
         """How many it has."""
-        return prod(self.shape) * SIZES[self.dtype]
+        return prod(self.shape)
 
     def read(self) -> NDArray[Any]:
         """Its elements, a number of as many bytes standing for each. Raises UsageError."""
@@ -141,11 +141,19 @@ def find(folder: Path) -> Path:
     return found[0].folder
 
 
+def is_later(name: str) -> bool:
+    """Whether it is a tensor of another layer or expert than the first."""
+    return bool(re.search(r"\.(layers|local_experts)\.[1-9]", name))
+
+
 def opened(folder: Path) -> Checkpoint:
     """The checkpoint in a folder. Raises UsageError where it isn't complete, or not a GPT's."""
     if problem := contents.problem(folder):
         raise UsageError(f"{folder}: {problem}")
-    made = _ranks(folder) if [*folder.glob("mp_rank_*")] else _distributed(folder)
+    try:
+        made = _ranks(folder) if [*folder.glob("mp_rank_*")] else _distributed(folder)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise UsageError(f"{folder}: damaged, or of a format not known here ({error})") from None
     if not made.tensors:
         raise UsageError(f"{folder}: no tensors of a GPT by Megatron-Core in it")
     return made

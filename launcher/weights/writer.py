@@ -52,9 +52,10 @@ class Source:
 
         Of a gated layer, its share of the gate's half and of the other.
         """
-        axis = 0 if COLUMN.search(self.name) else len(self.shape) - 1
-        if ranks == 1 or not (axis == 0 or ROW.search(self.name)):
+        column = COLUMN.search(self.name)
+        if ranks == 1 or not (column or ROW.search(self.name)):
             return self.tensor()
+        axis = 0 if column else len(self.shape) - 1
         halves = 2 if gated and "linear_fc1." in self.name else 1
         whole = self.shape[axis] // halves
         size, left = divmod(whole, ranks)

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,17 +110,17 @@ def _sharded(model: Any, optimizer: Any, is_loading: bool) -> dict[str, Any]:
 
 
 def save(
-    root: str, model: Any, optimizer: Any, progress: Progress, arguments: argparse.Namespace
+    root: str, model: Any, optimizer: Any, progress: Progress, arguments: Mapping[str, Any]
 ) -> Path:
     """Write a checkpoint under a temporary name, then give it its own and note it as newest.
 
-    It says the program's arguments, as upstream's do. All ranks call this together. Raises `RunError` on a full or read-only disk; then nothing
-    of it stays.
+    `arguments` are what it was made by, under upstream's names. All ranks call this together.
+    Raises `RunError` on a full or read-only disk; then nothing of it stays.
     """
     partial = folders.partial(root, progress.iteration)
     state = _sharded(model, optimizer, is_loading=False)
     state.update(
-        args=arguments,
+        args=dict(arguments),
         progress=vars(progress),
         layout=layout(),
         vocabulary=model.vocab_size,

@@ -407,7 +407,7 @@ class Trainer:
         self._settle()
         self.saved = self.progress.iteration
         where, made = self.arguments.save, (self.gpt, self.optimizer, self.progress)
-        folder = checkpoint.save(where, *made, self.arguments)
+        folder = checkpoint.save(where, *made, vars(self.arguments))
         say(f"saved {folder}")
 
     def _check_replicas(self) -> None:
