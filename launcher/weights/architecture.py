@@ -15,6 +15,9 @@ from launcher.weights.reader import EXPERT, LAYER, Checkpoint
 MODEL_TYPE = "hf_model_type"
 """Which family an imported checkpoint is of, where several have the same tensors."""
 
+SPARSE = ("qwen2_moe", "qwen3_moe")
+"""Families whose experts have a size of their own, beside that of layers without."""
+
 FIRST = f"{LAYER}0."
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """With the positions of training below, what Megatron's --use-rope-scaling has (rope_utils)."""
@@ -63,7 +66,7 @@ class Architecture:
 
     `window` is the sliding window's width, 0 for none; `scaling` the factor of Llama 3.1's RoPE,
     0 for none; `normalised` whether the weights of the chosen experts sum to 1; `gelu` which one
-    GPT-2 has.
+    GPT-2 has. `ffn` is an expert's where there are any, and `dense` that of layers without.
     """
 
     family: str
@@ -87,6 +90,7 @@ class Architecture:
     chosen: int = 0
     normalised: bool = True
     shared: int = 0
+    dense: int = 0
 
 
 def _refuse(values: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], where: str) -> None:
@@ -146,6 +150,7 @@ def of_checkpoint(saved: Checkpoint, given: Mapping[str, Any], family: str = "")
         experts=saved.experts,
         chosen=int(known.get("moe_router_topk") or 2),
         normalised=not known.get("moe_router_pre_softmax"),
+        dense=int(known.get("ffn_hidden_size") or 0),
         shared=shapes.get(f"{FIRST}mlp.shared_experts.linear_fc2.weight", (0, 0))[1],
     )
 
@@ -189,7 +194,7 @@ def arguments(shape: Architecture) -> dict[str, Any]:
     found: dict[str, Any] = {
         "num_layers": shape.layers,
         "hidden_size": shape.hidden,
-        "ffn_hidden_size": shape.ffn,
+        "ffn_hidden_size": shape.dense or shape.ffn,
         "num_attention_heads": shape.heads,
         "group_query_attention": shape.groups < shape.heads,
         "num_query_groups": shape.groups if shape.groups < shape.heads else None,
@@ -273,7 +278,7 @@ def _of_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
 def _of_llama(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
     experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
-    ffn = "moe_intermediate_size" if family.endswith("_moe") else "intermediate_size"
+    ffn = "moe_intermediate_size" if family in SPARSE else "intermediate_size"
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     kind = rope.get("rope_type") or rope.get("type") or "default"
     scales = kind == "llama3" and rope["original_max_position_embeddings"] == TRAINED
@@ -284,6 +289,7 @@ def _of_llama(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "layers": int(config["num_hidden_layers"]),
         "hidden": hidden,
         "ffn": int(config[ffn]),
+        "dense": int(config["intermediate_size"]) if family in SPARSE else 0,
         "heads": heads,
         "groups": int(config.get("num_key_value_heads") or heads),
         "head": int(config.get("head_dim") or (128 if "qwen3" in family else hidden // heads)),
@@ -332,7 +338,7 @@ def config(shape: Architecture, model: str) -> dict[str, Any]:
     found = same | {
         "num_hidden_layers": shape.layers,
         "hidden_size": shape.hidden,
-        "intermediate_size": shape.ffn,
+        "intermediate_size": shape.dense if shape.family in SPARSE else shape.ffn,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.groups,
         "head_dim": shape.head,
