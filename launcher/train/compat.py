@@ -8,9 +8,87 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+from argparse import Namespace
 from typing import Any
 
 from launcher.train.gpt.arguments import UsageError
+
+SINCE: dict[str, tuple[object, str]] = {
+    "moe_shared_expert_intermediate_size": (None, "0.10"),
+    "moe_router_score_function": ("softmax", "0.11"),
+}
+"""Options of the training program: what any release can do, and the first that can do more."""
+
+CHOICES_SINCE = {("moe_router_load_balancing_type", "seq_aux_loss"): "0.11"}
+"""The same of single values."""
+
+SCALES_BY_CONTEXT = "0.12"
+"""The first release whose schedules multiply a loss by the size of context parallelism."""
+
+
+def at_least(release: str, first: str) -> bool:
+    """Whether 0.10.0 is at least 0.9: by numbers."""
+    return _numbers(release) >= _numbers(first)
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split(".")[:2])
+
+
+def lacking(values: dict[str, Any], release: str) -> list[tuple[str, str]]:
+    """Those of the training program's options that `release` can't do, and the first that can.
+
+    Options go by their plain names: num_layers.
+    """
+    told = [
+        (name, since)
+        for name, (usual, since) in SINCE.items()
+        if values.get(name, usual) != usual and not at_least(release, since)
+    ]
+    return told + [
+        (f"{name} {value}", since)
+        for (name, value), since in CHOICES_SINCE.items()
+        if values.get(name) == value and not at_least(release, since)
+    ]
+
+
+def check_model(arguments: Namespace) -> None:
+    """Raises `UsageError` for what of the model this release of Megatron-Core can't do."""
+    from megatron.core.package_info import __version__
+
+    for name, since in lacking(vars(arguments), __version__):
+        option = "--" + name.replace("_", "-")
+        raise UsageError(f"{option} needs Megatron-Core {since} or newer; this is {__version__}")
+
+
+def prepare_experts() -> None:
+    """Let experts be routed without TransformerEngine; call after importing Megatron.
+
+    From 0.13 on the router asks for a name that is only there with it.
+    """
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+
+def loss_factor(context: int) -> float:
+    """What a rank's loss is multiplied by before it is given to the schedule.
+
+    It is this rank's part of a mean over `context` ranks and the replicas.
+    """
+    from megatron.core.package_info import __version__
+
+    return 1.0 / context if at_least(__version__, SCALES_BY_CONTEXT) else 1.0
+
+
+def expert_data_group() -> Any:
+    """The ranks that have copies of the same experts."""
+    from megatron.core import parallel_state
+
+    if hasattr(parallel_state, "get_expert_data_parallel_group"):
+        return parallel_state.get_expert_data_parallel_group()
+    return parallel_state.get_data_modulo_expert_parallel_group(with_context_parallel=True)
 
 
 def trust_checkpoints() -> None:

@@ -76,6 +76,7 @@ def _with_cpu_device(function: Callable[..., Any]) -> Callable[..., Any]:
     def redirected(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:
             kwargs["device"] = _on_cpu(kwargs["device"])
+        kwargs.pop("pin_memory", None)
         return function(*args, **kwargs)
 
     return redirected
@@ -153,7 +154,10 @@ class Stream:
     def query(self) -> bool:
         return True
 
-    synchronize = wait_event = wait_stream = record_event = _nothing
+    def record_event(self, event: Event | None = None) -> Event:
+        return event or Event()
+
+    synchronize = wait_event = wait_stream = _nothing
 
 
 STREAM = object.__new__(Stream)
@@ -212,6 +216,16 @@ def _redirect_collectives(distributed: Any) -> None:
     def redirected_group(*args: Any, **kwargs: Any) -> Any:
         return new_group(*args, **{**kwargs, "backend": "gloo", "pg_options": None})
 
+    all_to_all = distributed.all_to_all_single
+
+    @functools.wraps(all_to_all)
+    def redirected_exchange(output: Any, given: Any, *splits: Any, **kwargs: Any) -> Any:
+        """Sizes come as tensors where a GPU's would have been brought to the CPU as arrays."""
+        listed = [x.tolist() if hasattr(x, "tolist") else x for x in splits]
+        kwargs = {n: x.tolist() if hasattr(x, "tolist") else x for n, x in kwargs.items()}
+        return all_to_all(output, given, *listed, **kwargs)
+
+    distributed.all_to_all_single = redirected_exchange
     distributed.init_process_group = redirected_init
     distributed.new_group = redirected_group
 

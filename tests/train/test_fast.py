@@ -33,7 +33,7 @@ def made():
     torch.manual_seed(1)
     gpt = model.build(given, 128)
     wrapped = optimizer.wrap(given, gpt)
-    return gpt, optimizer.build(given, wrapped)
+    return gpt, optimizer.build(given, [wrapped])
 
 (gpt, upstream), (ours, taken_over), (plain, last) = made(), made(), made()
 schedule = OptimizerParamScheduler(

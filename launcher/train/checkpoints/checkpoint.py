@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +88,7 @@ def layout() -> dict[str, int]:
 
 
 def _random_state() -> ShardedObject:
-    """This rank's random state; data-parallel ranks have the same, so one of them writes it."""
+    """This rank's random state; its replicas have the same, so one of them writes it."""
     state = {
         "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(),
@@ -99,31 +99,50 @@ def _random_state() -> ShardedObject:
         parallel_state.get_pipeline_model_parallel_rank(),
         parallel_state.get_tensor_model_parallel_rank(),
     )
-    replica = parallel_state.get_data_parallel_rank()
+    replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
     return ShardedObject("rng_state", state, shape, ranks, replica_id=replica)
 
 
-def _sharded(model: Any, optimizer: Any, is_loading: bool) -> dict[str, Any]:
-    state: dict[str, Any] = {"model": model.sharded_state_dict(prefix="")}
+def _keys(parts: Sequence[Any]) -> list[str]:
+    """What upstream calls the parts of the model that a rank has."""
+    return ["model"] if len(parts) == 1 else [f"model{number}" for number in range(len(parts))]
+
+
+def _weights(parts: Sequence[Any]) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for number, (key, part) in enumerate(zip(_keys(parts), parts, strict=True)):
+        if len(parts) > 1:  # layers count from there
+            parallel_state.set_virtual_pipeline_model_parallel_rank(number)
+        state[key] = part.sharded_state_dict(prefix="")
+    return state
+
+
+def _sharded(parts: Sequence[Any], optimizer: Any, is_loading: bool) -> dict[str, Any]:
+    state = _weights(parts)
     state["optimizer"] = compat.sharded_optimizer_state(optimizer, dict(state), is_loading)
     return state
 
 
 def save(
-    root: str, model: Any, optimizer: Any, progress: Progress, arguments: Mapping[str, Any]
+    root: str,
+    parts: Sequence[Any],
+    optimizer: Any,
+    progress: Progress,
+    arguments: Mapping[str, Any],
 ) -> Path:
     """Write a checkpoint under a temporary name, then give it its own and note it as newest.
 
-    `arguments` are what it was made by, under upstream's names. All ranks call this together.
-    Raises `RunError` on a full or read-only disk; then nothing of it stays.
+    `parts` are this rank's of the model, `arguments` what it was made by, under upstream's names.
+    All ranks call this together. Raises `RunError` on a full or read-only disk; then nothing
+    of it stays.
     """
     partial = folders.partial(root, progress.iteration)
-    state = _sharded(model, optimizer, is_loading=False)
+    state = _sharded(parts, optimizer, is_loading=False)
     state.update(
-        args=dict(arguments),
         progress=vars(progress),
         layout=layout(),
-        vocabulary=model.vocab_size,
+        vocabulary=parts[0].vocab_size,
+        args=dict(arguments),
         rng_state=_random_state(),
     )
     try:
@@ -211,7 +230,7 @@ def _clear_up(root: Path, made: Path | None, knows: bool) -> bool:
     return first
 
 
-def load(source: Path, known: dict[str, Any], model: Any, optimizer: Any) -> Progress:
+def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: Any) -> Progress:
     """Load a checkpoint, saved with any layout, of which `common` said what is known.
 
     All ranks call this together. Random states are those of ranks, so they are carried over
@@ -219,18 +238,27 @@ def load(source: Path, known: dict[str, Any], model: Any, optimizer: Any) -> Pro
     leaves them, are loaded alone.
     """
     if "optimizer" not in known:
-        weights = {"model": model.sharded_state_dict(prefix="")}
-        model.load_state_dict(dist_checkpointing.load(weights, str(source))["model"])
+        load_weights(source, parts)
         optimizer.reload_model_params()
         return Progress(**known["progress"])
-    state = _sharded(model, optimizer, is_loading=True)
+    state = _sharded(parts, optimizer, is_loading=True)
     if known["layout"] == layout():
         state["rng_state"] = _random_state()
     loaded = dist_checkpointing.load(state, str(source))
-    model.load_state_dict(loaded["model"])
+    _fill(parts, loaded)
     optimizer.load_state_dict(loaded["optimizer"])
     if random := loaded.get("rng_state"):
         torch.set_rng_state(random["cpu"])
         torch.cuda.set_rng_state(random["cuda"])
         tensor_parallel.get_cuda_rng_tracker().set_states(random["tracker"])
     return Progress(**known["progress"])
+
+
+def load_weights(source: Path, parts: Sequence[Any]) -> None:
+    """Load the model alone. All ranks call this together."""
+    _fill(parts, dist_checkpointing.load(_weights(parts), str(source)))
+
+
+def _fill(parts: Sequence[Any], loaded: dict[str, Any]) -> None:
+    for key, part in zip(_keys(parts), parts, strict=True):
+        part.load_state_dict(loaded[key])

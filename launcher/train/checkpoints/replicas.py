@@ -47,17 +47,25 @@ def disagreements(named: Sequence[tuple[str, torch.Tensor]], group: Any) -> list
     return told
 
 
-def model_disagreements(model: torch.nn.Module) -> list[tuple[int, str]]:
+def model_disagreements(parts: Sequence[torch.nn.Module]) -> list[tuple[int, str]]:
     """Across tensor-parallel ranks, of what isn't divided among them; across data-parallel, of all.
 
-    A cause seen in practice: random states that have parted, so that dropout differs where
-    the same activations are computed twice. No error follows, and the loss still falls.
+    Experts are compared with those of the ranks that have the same ones. `parts` are this rank's
+    of the model. A cause seen in practice: random states that have parted, so that dropout differs
+    where the same activations are computed twice. No error follows, and the loss still falls.
     """
     from megatron.core import parallel_state
 
-    named = list(model.named_parameters())
+    from launcher.train import compat
+
+    named = [each for part in parts for each in part.named_parameters()]
     shared = [each for each in named if not getattr(each[1], "tensor_model_parallel", False)]
-    return [
+    common = [each for each in named if getattr(each[1], "allreduce", True)]
+    told = [
         *disagreements(shared, parallel_state.get_tensor_model_parallel_group()),
-        *disagreements(named, parallel_state.get_data_parallel_group()),
+        *disagreements(common, parallel_state.get_data_parallel_group(with_context_parallel=True)),
     ]
+    if len(common) < len(named):
+        experts = [each for each in named if not getattr(each[1], "allreduce", True)]
+        told += disagreements(experts, compat.expert_data_group())
+    return told

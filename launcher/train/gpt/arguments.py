@@ -12,9 +12,16 @@ from typing import NoReturn
 
 AT_LEAST_ONE = (
     "num-layers hidden-size num-attention-heads seq-length vocab-size make-vocab-size-divisible-by "
-    "micro-batch-size tensor-model-parallel-size pipeline-model-parallel-size log-interval "
-    "eval-interval tensorboard-log-interval"
+    "micro-batch-size tensor-model-parallel-size pipeline-model-parallel-size "
+    "context-parallel-size expert-model-parallel-size log-interval eval-interval "
+    "tensorboard-log-interval"
 ).split()
+
+IF_GIVEN = (
+    "num-query-groups kv-channels rotary-base num-experts moe-router-topk moe-ffn-hidden-size "
+    "moe-shared-expert-intermediate-size num-layers-per-virtual-pipeline-stage"
+).split()
+"""What is at least 1 where it is given."""
 
 
 class UsageError(Exception):
@@ -23,15 +30,24 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Layout:
-    """How the ranks are divided: world = tensor × pipeline × data.
+    """How the ranks are divided: world = tensor × pipeline × context × data.
 
-    `micro_batches` is what each rank runs per step: global batch / (micro-batch × data).
+    `micro_batches` is what each rank runs per step: global batch / (micro-batch × data). `virtual`
+    are the parts that each pipeline stage has; experts are over `expert` ranks of context × data.
     """
 
     tensor: int
     pipeline: int
     data: int
     micro_batches: int
+    context: int = 1
+    expert: int = 1
+    virtual: int = 1
+
+    @property
+    def world(self) -> int:
+        """All ranks."""
+        return self.tensor * self.pipeline * self.context * self.data
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,14 +82,28 @@ def parser(
     add("--num-layers", type=int, required=True)
     add("--hidden-size", type=int, required=True)
     add("--num-attention-heads", type=int, required=True)
-    add("--ffn-hidden-size", type=int, help="4 × hidden size where not given")
-    add("--num-query-groups", type=int, help="for grouped-query attention")
+    add("--ffn-hidden-size", type=int, help="4 × hidden size if not given, 8/3 with --swiglu")
+    add("--group-query-attention", action="store_true", help="said by --num-query-groups too")
+    add("--num-query-groups", type=int, help="keys and values for so many groups of heads")
+    add("--kv-channels", type=int, help="a head's width; hidden size / heads if not given")
     add("--seq-length", type=int, required=True)
     add("--max-position-embeddings", type=int, help="the sequence length where not given")
     add("--vocab-size", type=int, required=True, help="before padding")
     add("--make-vocab-size-divisible-by", type=int, default=128, help="times TP")
     positions = ("learned_absolute", "rope")
     add("--position-embedding-type", choices=positions, default=positions[0])
+    add("--rotary-base", type=int, default=10000)
+    add("--rotary-percent", type=float, default=1.0)
+    add("--use-rope-scaling", action="store_true", help="of RoPE's frequencies, as Llama 3.1's")
+    add("--rope-scaling-factor", type=float, default=8.0)
+    add("--normalization", choices=("LayerNorm", "RMSNorm"), default="LayerNorm")
+    add("--norm-epsilon", type=float, default=1e-5)
+    add("--qk-layernorm", action="store_true", help="normalise each head's query and key")
+    add("--swiglu", action="store_true")
+    add("--squared-relu", action="store_true")
+    add("--disable-bias-linear", action="store_true")
+    add("--add-qkv-bias", action="store_true", help="one there all the same, as Qwen 2 has it")
+    add("--window-size", type=window, help="LEFT,0: attend to LEFT tokens before, as Mistral")
     add("--untie-embeddings-and-output-weights", action="store_true")
     add("--init-method-std", type=float, default=0.02)
     add("--hidden-dropout", type=float, default=0.1)
@@ -83,9 +113,26 @@ def parser(
     add("--cross-entropy-loss-fusion", action="store_true", help="compile the loss")
     add("--use-cpu-initialization", action="store_true", help="same weights for every TP size")
     add("--no-fast", action="store_true", help="no compiler, CUDA graph or optimizer of our own")
+    add = made.add_argument_group("mixture of experts").add_argument
+    add("--num-experts", type=int, help="in each layer")
+    add("--moe-router-topk", type=int, default=2)
+    add("--moe-ffn-hidden-size", type=int, help="an expert's; --ffn-hidden-size if not given")
+    add("--moe-shared-expert-intermediate-size", type=int, help="of the experts for all tokens")
+    add("--moe-router-score-function", choices=("softmax", "sigmoid"), default="softmax")
+    add("--moe-router-pre-softmax", action="store_true", help="before the choice, not after")
+    balances = ("aux_loss", "seq_aux_loss", "sinkhorn", "none")
+    add("--moe-router-load-balancing-type", choices=balances, default="aux_loss")
+    add("--moe-aux-loss-coeff", type=float, default=0.0)
+    add("--moe-z-loss-coeff", type=float)
+    add("--moe-grouped-gemm", action="store_true", help="all experts in one product")
+    dispatchers = ("allgather", "alltoall")
+    add("--moe-token-dispatcher-type", choices=dispatchers, default="allgather")
     add = made.add_argument_group("parallelism").add_argument
     add("--tensor-model-parallel-size", type=int, default=1)
     add("--pipeline-model-parallel-size", type=int, default=1)
+    add("--num-layers-per-virtual-pipeline-stage", type=int, help="interleaves the stages")
+    add("--context-parallel-size", type=int, default=1)
+    add("--expert-model-parallel-size", type=int, default=1)
     add("--sequence-parallel", action="store_true")
     add("--use-distributed-optimizer", action="store_true")
     add("--overlap-grad-reduce", action="store_true")
@@ -163,9 +210,26 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return complete(parser().known(argv))
 
 
+def window(text: str) -> tuple[int, int]:
+    """'4096,0' as (4096, 0). Raises `ValueError`, as argparse wants it."""
+    left, right = (int(word) for word in text.strip("()").split(","))
+    if left < 0 or right != 0:
+        raise ValueError("only tokens before")
+    return left, right
+
+
 def complete(arguments: argparse.Namespace) -> argparse.Namespace:
-    """Fill in what follows from other values."""
-    arguments.ffn_hidden_size = arguments.ffn_hidden_size or 4 * arguments.hidden_size
+    """Fill in what follows from other values, as upstream does."""
+    hidden, heads = arguments.hidden_size, arguments.num_attention_heads
+    usual = int(4 * hidden * 2 / 3 / 64) * 64 if arguments.swiglu else 4 * hidden
+    arguments.ffn_hidden_size = arguments.ffn_hidden_size or usual
+    if arguments.group_query_attention and arguments.num_query_groups is None:
+        arguments.num_query_groups = 1
+    arguments.group_query_attention = arguments.num_query_groups not in (None, heads)
+    if not arguments.kv_channels and hidden % max(1, heads) == 0:
+        arguments.kv_channels = hidden // max(1, heads)
+    if arguments.num_experts:
+        arguments.moe_ffn_hidden_size = arguments.moe_ffn_hidden_size or arguments.ffn_hidden_size
     arguments.max_position_embeddings = arguments.max_position_embeddings or arguments.seq_length
     arguments.lr_decay_iters = arguments.lr_decay_iters or arguments.train_iters
     if arguments.eod_id is None:
@@ -208,22 +272,27 @@ def layout(arguments: argparse.Namespace, world_size: int) -> Layout:
 
     Raises `UsageError` where one number does not divide another as it must.
     """
-    tensor = arguments.tensor_model_parallel_size
-    pipeline = arguments.pipeline_model_parallel_size
-    for name in AT_LEAST_ONE:
-        if getattr(arguments, name.replace("-", "_")) < 1:
+    for name in (*AT_LEAST_ONE, *IF_GIVEN):
+        value = getattr(arguments, name.replace("-", "_"))
+        if value is not None and value < 1:
             raise UsageError(f"--{name} must be at least 1")
+    tensor, context = arguments.tensor_model_parallel_size, arguments.context_parallel_size
+    pipeline = arguments.pipeline_model_parallel_size
     if tensor == 1:
         arguments.sequence_parallel = False  # as upstream's programs do
-    _divides(tensor * pipeline, world_size, "TP × PP", "the world size")
-    data = world_size // (tensor * pipeline)
+    _divides(tensor * pipeline * context, world_size, "TP × PP × CP", "the world size")
+    data = world_size // (tensor * pipeline * context)
     step = arguments.micro_batch_size * data
     arguments.global_batch_size = arguments.global_batch_size or step
     batch = "micro-batch size × data-parallel size"
     _divides(step, arguments.global_batch_size, batch, "--global-batch-size")
-    _check_model(arguments, tensor, pipeline)
+    _check_model(arguments)
+    _check_experts(arguments, context * data)
     _check_choices(arguments)
-    return Layout(tensor, pipeline, data, arguments.global_batch_size // step)
+    micro_batches = arguments.global_batch_size // step
+    _check_virtual(arguments, micro_batches)
+    expert, virtual = arguments.expert_model_parallel_size, virtual_stages(arguments)
+    return Layout(tensor, pipeline, data, micro_batches, context, expert, virtual)
 
 
 def _divides(divisor: int, number: int, divisor_name: str, name: str) -> None:
@@ -231,17 +300,77 @@ def _divides(divisor: int, number: int, divisor_name: str, name: str) -> None:
         raise UsageError(f"{name} ({number}) is not divisible by {divisor_name} ({divisor})")
 
 
-def _check_model(arguments: argparse.Namespace, tensor: int, pipeline: int) -> None:
-    heads, size = arguments.num_attention_heads, "--tensor-model-parallel-size"
+def _check_model(given: argparse.Namespace) -> None:
+    heads, groups = given.num_attention_heads, given.num_query_groups
+    tensor, size = given.tensor_model_parallel_size, "--tensor-model-parallel-size"
+    context, pipeline = given.context_parallel_size, given.pipeline_model_parallel_size
     _divides(tensor, heads, size, "--num-attention-heads")
-    _divides(heads, arguments.hidden_size, "--num-attention-heads", "--hidden-size")
-    _divides(tensor, arguments.ffn_hidden_size, size, "--ffn-hidden-size")
-    if arguments.num_query_groups:
-        _divides(tensor, arguments.num_query_groups, size, "--num-query-groups")
-        _divides(arguments.num_query_groups, heads, "--num-query-groups", "--num-attention-heads")
-    _divides(pipeline, arguments.num_layers, "--pipeline-model-parallel-size", "--num-layers")
-    if arguments.sequence_parallel:
-        _divides(tensor, arguments.seq_length, size, "--seq-length")
+    if given.kv_channels is None:
+        _divides(heads, given.hidden_size, "--num-attention-heads", "--hidden-size")
+    _divides(tensor, given.ffn_hidden_size, size, "--ffn-hidden-size")
+    if groups:
+        _divides(tensor, groups, size, "--num-query-groups")
+        _divides(groups, heads, "--num-query-groups", "--num-attention-heads")
+    _divides(pipeline, given.num_layers, "--pipeline-model-parallel-size", "--num-layers")
+    if context > 1:
+        _divides(2 * context, given.seq_length, "2 × --context-parallel-size", "--seq-length")
+    if given.sequence_parallel:
+        _divides(context * tensor, given.seq_length, f"CP × {size}", "--seq-length")
+    if given.swiglu and given.squared_relu:
+        raise UsageError("--swiglu and --squared-relu exclude each other")
+    if given.squared_relu and given.bias_fusion:
+        raise UsageError("--bias-fusion knows no --squared-relu")
+    rotates = given.position_embedding_type == "rope"
+    if given.use_rope_scaling and not rotates:
+        raise UsageError("--use-rope-scaling needs --position-embedding-type rope")
+    if rotates and (given.kv_channels % 2 or not 0 < given.rotary_percent <= 1):
+        raise UsageError("RoPE needs an even --kv-channels and --rotary-percent up to 1")
+
+
+def _check_experts(given: argparse.Namespace, ranks: int) -> None:
+    """Refuse what experts can't be; `ranks` are those of context and data parallelism."""
+    parts, several = given.expert_model_parallel_size, given.num_experts
+    if not several:
+        for name in ("moe-ffn-hidden-size", "moe-shared-expert-intermediate-size"):
+            if getattr(given, name.replace("-", "_")):
+                raise UsageError(f"--{name} needs --num-experts")
+        if parts > 1 or given.moe_grouped_gemm:
+            raise UsageError("expert parallelism and --moe-grouped-gemm need --num-experts")
+        return
+    _divides(parts, several, "--expert-model-parallel-size", "--num-experts")
+    _divides(parts, ranks, "--expert-model-parallel-size", "replicas × CP")
+    size = "--tensor-model-parallel-size"
+    _divides(given.tensor_model_parallel_size, given.moe_ffn_hidden_size, size, "an expert's size")
+    if given.moe_shared_expert_intermediate_size:
+        shared = given.moe_shared_expert_intermediate_size
+        _divides(given.tensor_model_parallel_size, shared, size, "the shared experts' size")
+    if not given.disable_bias_linear:
+        raise UsageError("--num-experts needs --disable-bias-linear: experts have no biases")
+    if given.moe_router_topk > several:
+        raise UsageError("--moe-router-topk is above --num-experts")
+    if given.tensor_model_parallel_size > 1 and not given.sequence_parallel:
+        raise UsageError("experts with tensor parallelism need --sequence-parallel")
+    if given.moe_router_load_balancing_type == "sinkhorn" and given.moe_aux_loss_coeff:
+        raise UsageError("sinkhorn goes without --moe-aux-loss-coeff")
+    if given.moe_grouped_gemm and not (given.bf16 and given.disable_bias_linear):
+        raise UsageError("--moe-grouped-gemm needs --bf16 and --disable-bias-linear")
+
+
+def virtual_stages(given: argparse.Namespace) -> int:
+    """The parts that each stage of the pipeline has: 1 where it isn't interleaved."""
+    stage = given.num_layers // given.pipeline_model_parallel_size
+    return int(stage // (given.num_layers_per_virtual_pipeline_stage or stage))
+
+
+def _check_virtual(given: argparse.Namespace, micro_batches: int) -> None:
+    each, stages = given.num_layers_per_virtual_pipeline_stage, given.pipeline_model_parallel_size
+    if each is None:
+        return
+    name = "--num-layers-per-virtual-pipeline-stage"
+    if stages == 1:
+        raise UsageError(f"{name} needs a pipeline: --pipeline-model-parallel-size 2 or more")
+    _divides(each, given.num_layers // stages, name, "the layers of a stage")
+    _divides(stages, micro_batches, "the pipeline's stages", "the micro-batches of a step")
 
 
 def _check_choices(given: argparse.Namespace) -> None:

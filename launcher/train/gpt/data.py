@@ -116,8 +116,9 @@ def loader(arguments: argparse.Namespace, dataset: Any, first_sample: int) -> An
     None in the middle of a pipeline, which needs none. Every tensor-parallel rank reads for
     itself: the samples are mapped from the same files, and no step has to wait for a broadcast.
     """
-    first = parallel_state.is_pipeline_first_stage()
-    if dataset is None or not (first or parallel_state.is_pipeline_last_stage()):
+    first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+    if dataset is None or not (first or last):
         return None
     on_gpu, workers = not arguments.on_cpu, arguments.num_workers
     workers = 2 * on_gpu if workers is None else workers

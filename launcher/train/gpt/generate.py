@@ -66,7 +66,6 @@ def generate(source: Path, tokens: Sequence[int], count: int) -> list[int]:
     Raises `UsageError` for tokens that the model doesn't know, or more than it takes.
     """
     import torch
-    from megatron.core import dist_checkpointing
 
     from launcher.train.checkpoints import checkpoint
     from launcher.train.gpt import model, training
@@ -79,8 +78,7 @@ def generate(source: Path, tokens: Sequence[int], count: int) -> list[int]:
     training.initialise(arguments, Layout(1, 1, 1, 1))
     gpt = model.build(arguments, known["vocabulary"]).to(model.dtype(arguments))
     gpt = gpt.cuda().eval()
-    weights = {"model": gpt.sharded_state_dict(prefix="")}
-    gpt.load_state_dict(dist_checkpointing.load(weights, str(source))["model"])
+    checkpoint.load_weights(source, [gpt])
     row = torch.tensor([tokens], device=torch.cuda.current_device())
     with torch.no_grad():
         for _ in range(count):

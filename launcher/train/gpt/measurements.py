@@ -131,9 +131,11 @@ def summary(
         "max_memory_bytes": dict(memory),
         "final_loss": loss if math.isfinite(loss) else None,
         "layout": {
-            "world_size": layout.tensor * layout.pipeline * layout.data,
+            "world_size": layout.world,
             "tensor": layout.tensor,
             "pipeline": layout.pipeline,
+            "context": layout.context,
+            "expert": layout.expert,
             "data": layout.data,
             "micro_batch_size": arguments.micro_batch_size,
             "global_batch_size": arguments.global_batch_size,

@@ -38,13 +38,13 @@ def wrap(arguments: argparse.Namespace, gpt: Any) -> Any:
     return DistributedDataParallel(gpt.config, config, precise)
 
 
-def build(arguments: argparse.Namespace, wrapped: Any) -> Any:
-    """Megatron's own optimizer for a model that its data parallelism wraps."""
+def build(arguments: argparse.Namespace, wrapped: list[Any]) -> Any:
+    """Megatron's own optimizer for a model's parts, each under its data parallelism."""
     if arguments.use_distributed_optimizer:
         compat.check_distributed_optimizer()
     same = {name: getattr(arguments, name) for name in CONFIG}
     config = OptimizerConfig(**same, params_dtype=model.dtype(arguments))
-    return get_megatron_optimizer(config, [wrapped])
+    return get_megatron_optimizer(config, wrapped)
 
 
 class HostSteps:

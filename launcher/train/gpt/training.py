@@ -7,7 +7,6 @@ import datetime
 import math
 import os
 import random
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -21,11 +20,13 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from launcher.train import compat
 from launcher.train.checkpoints import checkpoint, replicas
 from launcher.train.checkpoints.checkpoint import Progress
-from launcher.train.gpt import data, fast, log, measurements, model, optimizer
+from launcher.train.gpt import context, data, fast, log, measurements, model, optimizer
 from launcher.train.gpt.arguments import Layout, UsageError, learning_rate, padded_vocabulary
 from launcher.train.gpt.device_adam import DeviceAdam
+from launcher.train.gpt.stop import StopRequest
 from launcher.train.gpt.writers import Writers
 from launcher.train.ranks.ending import RunError
 
@@ -60,6 +61,9 @@ def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
         distributed_timeout_minutes=arguments.distributed_timeout_minutes,
     )
     # Stages of a pipeline hold different layers, and must not start from the same numbers.
@@ -89,17 +93,18 @@ def _vocabulary(arguments: argparse.Namespace, layout: Layout, saved: dict[str, 
 
 def _loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
     """Mean over the tokens that count; losses and loss_mask are [micro-batch, sequence]."""
-    mask = loss_mask.view(-1)
-    loss = torch.sum(losses.float().view(-1) * mask) / mask.sum()
+    mask = loss_mask.reshape(-1)
+    loss = context.share(torch.sum(losses.float().view(-1) * mask), mask.sum())
     # The schedules divide the loss in place, so what is logged has to be a copy.
-    return loss, {"lm loss": loss.detach().clone()}
+    logged = {"lm loss": loss.detach().clone()}
+    return loss * compat.loss_factor(parallel_state.get_context_parallel_world_size()), logged
 
 
 def forward_step(batches: Iterator[dict[str, torch.Tensor]] | None, gpt: Any) -> Any:
     """One micro-batch through this rank's layers, and how to make its output a loss."""
     if batches is None:
         return gpt(None, None, None), None
-    batch = {name: x.cuda(non_blocking=True) for name, x in next(batches).items()}
+    batch = {name: x.cuda(non_blocking=True) for name, x in context.split(next(batches)).items()}
     output = gpt(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
     return output, partial(_loss, batch["loss_mask"])
 
@@ -137,29 +142,10 @@ def _number(grad_norm: torch.Tensor | float | None) -> float | None:
 
 
 def _mean_over_data(value: torch.Tensor) -> float:
-    group = parallel_state.get_data_parallel_group()
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     torch.distributed.all_reduce(value, group=group)
     ranks: int = torch.distributed.get_world_size(group)
     return float(value.item()) / ranks
-
-
-class StopRequest:
-    """Whether any rank was asked to stop; signals reach the ranks at different iterations."""
-
-    def __init__(self) -> None:
-        self.received = False
-        self.group = torch.distributed.new_group(backend="gloo")
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, self._receive)
-
-    def _receive(self, *_: Any) -> None:
-        self.received = True
-
-    def agreed(self) -> bool:
-        """All ranks call this together, and get the same answer."""
-        flag = torch.tensor([int(self.received)], device="cpu")
-        torch.distributed.all_reduce(flag, group=self.group, op=torch.distributed.ReduceOp.MAX)
-        return bool(flag.item())
 
 
 class Trainer:
@@ -172,8 +158,10 @@ class Trainer:
         saved = checkpoint.common(source) if source else {}
         self.path = fast.choose(arguments, layout)
         vocabulary = _vocabulary(arguments, layout, saved)
-        self.gpt = model.build(arguments, vocabulary, self.path.compiled)
-        self.wrapped = optimizer.wrap(arguments, self.gpt)
+        compiled, several = self.path.compiled, range(layout.virtual)
+        self.parts = [model.build(arguments, vocabulary, compiled, part) for part in several]
+        self.gpt = self.parts[0]
+        self.wrapped = [optimizer.wrap(arguments, each) for each in self.parts]
         self.optimizer = optimizer.build(arguments, self.wrapped)
         self.config = self.gpt.config
         self.config.grad_scale_func = self.optimizer.scale_loss
@@ -184,7 +172,8 @@ class Trainer:
             gathered = optimizer.GatheredGradients(self.gpt.parameters())
             self.config.finalize_model_grads_func = gathered.finalize
         if arguments.overlap_grad_reduce:
-            self.config.no_sync_func = self.wrapped.no_sync
+            each = [part.no_sync for part in self.wrapped]
+            self.config.no_sync_func = each if len(each) > 1 else each[0]
         self.forward_backward = get_forward_backward_func()
         self.progress = self._load(source, saved)
         self.steps = self._steps()
@@ -208,7 +197,7 @@ class Trainer:
             if self.arguments.load:
                 say(f"no checkpoint in {self.arguments.load}: starting from the beginning")
             return Progress()
-        progress = checkpoint.load(source, saved, self.gpt, self.optimizer)
+        progress = checkpoint.load(source, saved, self.parts, self.optimizer)
         say(f"loaded {source}: going on after iteration {progress.iteration}")
         if saved["layout"] != checkpoint.layout():
             other = "TP={tensor} PP={pipeline}".format(**saved["layout"])
@@ -314,7 +303,8 @@ class Trainer:
 
     def _step(self, batches: Any) -> fast.Outcome:
         if not self.gathers:
-            self.wrapped.zero_grad_buffer()
+            for part in self.wrapped:
+                part.zero_grad_buffer()
         self.optimizer.zero_grad()
         losses = self._forward_backward(batches, forward_only=False)
         return (_mean_of(losses), *self.steps.step())
@@ -322,8 +312,8 @@ class Trainer:
     def _forward_backward(self, batches: Any, forward_only: bool) -> list[dict[str, torch.Tensor]]:
         losses: list[dict[str, torch.Tensor]] = self.forward_backward(
             forward_step_func=forward_step,
-            data_iterator=batches,
-            model=[self.wrapped],
+            data_iterator=self._of_parts(batches),
+            model=self.wrapped,
             num_microbatches=self.layout.micro_batches,
             seq_length=self.arguments.seq_length,
             micro_batch_size=self.arguments.micro_batch_size,
@@ -331,6 +321,14 @@ class Trainer:
             forward_only=forward_only,
         )
         return losses
+
+    def _of_parts(self, batches: Any) -> Any:
+        """The batches where they are used: the first stage's first part, the last one's last."""
+        if len(self.parts) == 1:
+            return batches
+        first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
+        rest = [None] * (len(self.parts) - 1)
+        return [batches, *rest] if first else [*rest, batches]
 
     def _settle(self) -> float:
         """Learn from the device how many steps were taken; the rate that the next one uses."""
@@ -354,7 +352,7 @@ class Trainer:
         """The interval's line, on the last rank, and what else comes with it; begin another."""
         meter, iteration, loss, nan = self.meter, self.progress.iteration, None, 0
         advanced = int(meter.advanced)
-        if parallel_state.is_pipeline_last_stage():
+        if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             nan = int(meter.nan)
             if advanced:
                 loss = _mean_over_data(torch.as_tensor(meter.loss)) / advanced
@@ -406,13 +404,14 @@ class Trainer:
         self._check_replicas()
         self._settle()
         self.saved = self.progress.iteration
-        where, made = self.arguments.save, (self.gpt, self.optimizer, self.progress)
-        folder = checkpoint.save(where, *made, vars(self.arguments))
+        folder = checkpoint.save(
+            *(self.arguments.save, self.parts, self.optimizer, self.progress), vars(self.arguments)
+        )
         say(f"saved {folder}")
 
     def _check_replicas(self) -> None:
         """Raises `RunError` on every rank when any rank's replicas disagree."""
-        disagreements = replicas.model_disagreements(self.gpt)
+        disagreements = replicas.model_disagreements(self.parts)
         count = torch.tensor([len(disagreements)], device=torch.cuda.current_device())
         torch.distributed.all_reduce(count)
         if not int(count.item()):
@@ -430,7 +429,8 @@ class Trainer:
         """Evaluate, unless it is asked to stop meanwhile: then False, and nothing is said."""
         if not self.arguments.eval_iters or self.validation_set is None:
             return True
-        self.wrapped.eval()
+        for part in self.wrapped:
+            part.eval()
         meter = Meter()
         with torch.no_grad():
             for _ in range(self.arguments.eval_iters):
@@ -438,9 +438,10 @@ class Trainer:
                 meter.add(_mean_of(losses), advanced=True)
                 if self.stop and self.stop.agreed():
                     return False
-        self.wrapped.train()
+        for part in self.wrapped:
+            part.train()
         self.held_out = self._fetch_held_out()
-        if parallel_state.is_pipeline_last_stage():
+        if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             loss = _mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced
             _say_last(log.validation_line(self.progress.iteration, loss))
             if self.writers:
