@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from launcher.data.tokenizers import Chosen
 
 INSIDE = "/checkpoint"
-PROGRAM = "launcher.train.gpt.generate"
+PROGRAM = "launcher.train.generate"
 TOKENS = re.compile(r"^tokens:((?: \d+)*)\s*$", re.MULTILINE)
 """What that prints."""
 
