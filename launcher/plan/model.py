@@ -38,8 +38,9 @@ class Shape:
     """The sizes of a GPT, its vocabulary padded; `positions` is 0 where none are learned.
 
     `head` is the width of a head, of which `groups` have keys and values of their own.
-    `expert_layers` of the layers have experts, of which each token passes `routed`, `expert_ffn`
-    wide, and shared ones that are `shared_ffn` wide together.
+    `expert_layers` of the layers have `experts`, of which each token passes `routed`, `expert_ffn`
+    wide, and shared ones that are `shared_ffn` wide together. `qk_norm`: heads are normalised;
+    `qkv_bias`: queries, keys and values have one though the others haven't.
     """
 
     layers: int
@@ -55,21 +56,37 @@ class Shape:
     bias: bool = True
     norm_bias: bool = True
     tied: bool = True
+    qk_norm: bool = False
+    qkv_bias: bool = False
     expert_layers: int = 0
+    experts: int = 0
     routed: int = 0
     expert_ffn: int = 0
     shared_ffn: int = 0
 
     def layer(self, tensor: int = 1) -> int:
         """Parameters of a layer without experts on each of `tensor` processes."""
+        return self._attention(tensor) + self.mlp(self.ffn, tensor)
+
+    def routing_layer(self, tensor: int = 1) -> int:
+        """Parameters of a layer with experts, without those: what all processes have of it."""
+        shared = self.mlp(self.shared_ffn, tensor) if self.shared_ffn else 0
+        return self._attention(tensor) + self.experts * self.hidden + shared
+
+    def _attention(self, tensor: int) -> int:
+        """Parameters of the attention, and of a layer's two norms."""
         queries, keys = self.heads * self.head, 2 * self.groups * self.head
-        inner = self.ffn * (2 if self.gated else 1)
-        divided = self.hidden * (queries + keys + queries + inner + self.ffn)
-        whole = 2 * self.norm
-        if self.bias:
-            divided += queries + keys + inner
-            whole += 2 * self.hidden
-        return divided // tensor + whole
+        divided = self.hidden * (queries + keys + queries)
+        whole = 2 * self.norm + (2 * self.head * self.norm // self.hidden if self.qk_norm else 0)
+        if self.bias or self.qkv_bias:
+            divided += queries + keys
+        return divided // tensor + whole + (self.hidden if self.bias else 0)
+
+    def mlp(self, ffn: int, tensor: int = 1) -> int:
+        """Parameters of an MLP, or of an expert, on each of `tensor` processes."""
+        inner = ffn * (2 if self.gated else 1)
+        divided = self.hidden * (inner + ffn) + (inner if self.bias else 0)
+        return divided // tensor + (self.hidden if self.bias else 0)
 
     @property
     def norm(self) -> int:
@@ -84,7 +101,10 @@ class Shape:
     def parameters(self) -> int:
         """Parameters of the whole model, its padding included."""
         embeddings = self.words() * (1 if self.tied else 2) + self.positions * self.hidden
-        return embeddings + self.layers * self.layer() + self.norm
+        dense = (self.layers - self.expert_layers) * self.layer()
+        routing = self.expert_layers * self.routing_layer()
+        experts = self.expert_layers * self.experts * self.mlp(self.expert_ffn)
+        return embeddings + dense + routing + experts + self.norm
 
     def operations(self, sequences: int) -> float:
         """Floating-point operations of a step of so many sequences, forward and backward.
@@ -152,8 +172,9 @@ def _shape(upstream: bool, options: Mapping[str, Value], vocabulary: int | None)
     usual = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     ffn = whole(options, "ffn_hidden_size", usual)
     # Upstream groups queries only where told to, and then into one group by default.
-    grouped = not upstream or "group_query_attention" in options
-    groups = whole(options, "num_query_groups", 1 if upstream else heads) if grouped else heads
+    told = "group_query_attention" in options
+    groups = whole(options, "num_query_groups", 1 if told else heads)
+    groups = groups if told or not upstream else heads
     learned = options.get("position_embedding_type", "learned_absolute") == "learned_absolute"
     vocabulary = vocabulary or _vocabulary(upstream, options)
     if not vocabulary:
@@ -172,12 +193,15 @@ def _shape(upstream: bool, options: Mapping[str, Value], vocabulary: int | None)
         bias="disable_bias_linear" not in options,
         norm_bias=options.get("normalization") != "RMSNorm",
         tied="untie_embeddings_and_output_weights" not in options,
+        qk_norm="qk_layernorm" in options,
+        qkv_bias="add_qkv_bias" in options,
     )
-    if "num_experts" not in options:
+    if not whole(options, "num_experts", 0):
         return found
     return replace(
         found,  # every moe_layer_freqth layer has experts, from the first on
         expert_layers=-(-layers // whole(options, "moe_layer_freq", 1)),
+        experts=whole(options, "num_experts"),
         routed=whole(options, "moe_router_topk", 2),
         expert_ffn=whole(options, "moe_ffn_hidden_size", ffn),
         shared_ffn=whole(options, "moe_shared_expert_intermediate_size", 0),

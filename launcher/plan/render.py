@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -13,6 +14,8 @@ from launcher.plan.image import Facts
 from launcher.plan.layout import Layout, micro_batch
 from launcher.plan.program import Kind, Program, program
 from launcher.plan.source import Origin
+from launcher.train import compat
+from launcher.train.gpt import arguments as ours
 
 NULL_TOKENIZER = "NullTokenizer"
 
@@ -145,9 +148,32 @@ def check(
         if started.kind is Kind.OURS or facts.release:
             release = None if started.kind is Kind.OURS else facts.release
             arguments.check_values(every, release)
+    if started.kind is Kind.OURS and not faults.found:
+        with faults.collected():
+            _check_fits(every, told, facts.release)
     if started.kind is Kind.UPSTREAM:
         for problem, mend in rules.broken(rules.RULES, told, facts.release, place(every, origin)):
             faults.add(problem, mend)
+    faults.refuse()
+
+
+def _check_fits(given: list[Option], told: rules.Told, release: str | None) -> None:
+    """Refuse what our own program would end at: by its own arithmetic, and by what Megatron has."""
+    faults, where = Faults(), {option.name: option.where for option in given}
+    named = "|".join(re.escape(name) for name in sorted(where, key=len, reverse=True))
+    try:
+        arguments = ours.parser().known(words(given))
+        ours.layout(ours.complete(arguments), told.where.world)
+    except ours.UsageError as error:
+        lines = (where[name] for name in dict.fromkeys(re.findall(named, str(error))))
+        faults.add(f"{', '.join(lines) or told.where}: {error}", "Change one of them.")
+    for option, since in compat.lacking(dict(told.values), release) if release else ():
+        wanted = f"--{option.replace('_', '-')}"
+        place = where[wanted.partition(" ")[0]]
+        faults.add(
+            f"{place}: {wanted} needs Megatron {since} or newer, and the image has {release}",
+            "Leave it out, or take an image with a newer Megatron.",
+        )
     faults.refuse()
 
 

@@ -139,6 +139,36 @@ def _apart(o: Told) -> bool:
     return o.where.world % (tensor * (o.number(EP) or 1) * o.where.pipeline) != 0
 
 
+def _unreplicated(o: Told) -> bool:
+    """Whether it doesn't divide the replicas, which is 0.9's rule."""
+    return o.where.data % (o.number(EP) or 1) != 0
+
+
+EIGHTS = 16
+"""What both sizes of a product in FP8 are multiples of, in Transformer Engine's linear layers
+(https://github.com/NVIDIA/TransformerEngine, assert_dim_for_fp8_exec, and cuBLAS beneath it)."""
+
+
+def _ragged_in_fp8(o: Told) -> bool:
+    """Whether a process has a number of tokens of a sequence that FP8 can't take."""
+    shares = o.where.context * (o.where.tensor if o.has("sequence_parallel") else 1)
+    return o.number("seq_length") / shares % EIGHTS != 0
+
+
+def _narrow_in_fp8(o: Told) -> bool:
+    """Whether a linear layer is so wide on each process that FP8 can't take it."""
+    hidden, heads = o.number("hidden_size"), o.number("num_attention_heads")
+    if not hidden or not heads:
+        return False
+    grouped = o.number("num_query_groups", 1) if o.has("group_query_attention") else heads
+    head = o.number("kv_channels") or hidden / heads
+    usual = hidden * 8 / 3 // 64 * 64 if o.has("swiglu") else 4 * hidden
+    ffn = o.number("ffn_hidden_size") or usual
+    divided = [ffn, heads * head, (heads + 2 * grouped) * head]
+    divided += [o.number(name) for name in ("moe_ffn_hidden_size",) if o.has(name)]
+    return any(size % EIGHTS for size in (hidden, *(each / o.where.tensor for each in divided)))
+
+
 def _warms(unit: str) -> Rule:
     """The warm-up ends before the decay does."""
 
@@ -217,10 +247,13 @@ RULES = (
     Rule(EP, lambda o: o.number(EP) > 1 and o.has("fp16"),
          "expert parallelism isn't for fp16",
          "Set training.bf16: true in place of training.fp16.", "0.9-0.15"),
-    Rule(EP, lambda o: o.where.data % (o.number(EP) or 1) != 0,
+    Rule(EP, lambda o: _unreplicated(o) and not _apart(o),
          "the replicas aren't divisible by it",
          "Set it to a divisor of the data-parallel size.", "0.9-0.9"),
-    Rule(EP, _apart,
+    Rule(EP, lambda o: _unreplicated(o) and _apart(o),
+         "neither the replicas nor the processes are divisible by it",
+         "Set it to a divisor of the data-parallel size."),
+    Rule(EP, lambda o: _apart(o) and not _unreplicated(o),
          "the processes aren't divisible by expert × tensor × pipeline parallelism",
          "Set it to a smaller one, or megatron_args.expert_tensor_parallel_size: 1.",
          "0.10-", lacking=True),
@@ -294,6 +327,14 @@ RULES = (
     Rule("tp_comm_overlap", lambda o: o.where.tensor == 1,
          "overlaps tensor parallelism, and there is none",
          "Leave it out, or set parallel.tensor_model_parallel_size to 2 or more.", "0.10-"),
+    Rule("fp8_format", _ragged_in_fp8,
+         f"each process's tokens of a sequence aren't a multiple of {EIGHTS}, which FP8 needs",
+         f"Set model.seq_length to a multiple of {EIGHTS} × context parallelism, and × tensor "
+         "with parallel.sequence_parallel."),
+    Rule("fp8_format", _narrow_in_fp8,
+         f"a layer's width on each process isn't a multiple of {EIGHTS}, which FP8 needs",
+         "Let the hidden size, and heads, groups and MLP over tensor parallelism, be one of "
+         f"{EIGHTS}."),
     Rule("moe_grouped_gemm", lambda o: not o.has("bf16"),
          "is for bf16", "Set training.bf16: true, or leave it out.", "0.9-0.15"),
     Rule("squared_relu",

@@ -23,8 +23,11 @@ SINCE: dict[str, tuple[object, str]] = {
 CHOICES_SINCE = {("moe_router_load_balancing_type", "seq_aux_loss"): "0.11"}
 """The same of single values."""
 
-SCALES_BY_CONTEXT = "0.12"
-"""The first release whose schedules multiply a loss by the size of context parallelism."""
+SCALES_BY_CONTEXT, SCALES_AUXILIARY = "0.12", "0.16"
+"""The first releases whose schedules multiply losses by CP: the model's, the routers'."""
+
+VIRTUAL_ON_CPU = "0.10"
+"""The first release whose interleaved schedule doesn't wait for what it sends, as gloo would."""
 
 
 def at_least(release: str, first: str) -> bool:
@@ -60,15 +63,29 @@ def check_model(arguments: Namespace) -> None:
     for name, since in lacking(vars(arguments), __version__):
         option = "--" + name.replace("_", "-")
         raise UsageError(f"{option} needs Megatron-Core {since} or newer; this is {__version__}")
+    interleaves = arguments.num_layers_per_virtual_pipeline_stage and arguments.on_cpu
+    if interleaves and not at_least(__version__, VIRTUAL_ON_CPU):
+        told = f"on the CPU needs Megatron-Core {VIRTUAL_ON_CPU} or newer; this is {__version__}"
+        raise UsageError(f"--num-layers-per-virtual-pipeline-stage {told}")
 
 
 def prepare_experts() -> None:
-    """Let experts be routed without TransformerEngine; call after importing Megatron.
+    """Let there be experts without TransformerEngine; call after importing Megatron.
 
-    From 0.13 on the router asks for a name that is only there with it.
+    0.10 asks for its layers then too, and from 0.13 on the router for its product.
     """
+    from megatron.core import tensor_parallel
+    from megatron.core.models.gpt import gpt_layer_specs
     from megatron.core.transformer.moe import moe_utils
 
+    stands_for = {
+        "TEColumnParallelLinear": tensor_parallel.ColumnParallelLinear,
+        "TERowParallelLinear": tensor_parallel.RowParallelLinear,
+        "TEColumnParallelGroupedLinear": None,
+    }
+    for name, instead in stands_for.items():
+        if not hasattr(gpt_layer_specs, name):
+            setattr(gpt_layer_specs, name, instead)
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
 
@@ -81,6 +98,13 @@ def loss_factor(context: int) -> float:
     from megatron.core.package_info import __version__
 
     return 1.0 / context if at_least(__version__, SCALES_BY_CONTEXT) else 1.0
+
+
+def auxiliary_factor(context: int) -> int:
+    """What the coefficients of the routers' losses are multiplied by, for the same in any CP."""
+    from megatron.core.package_info import __version__
+
+    return 1 if at_least(__version__, SCALES_AUXILIARY) else context
 
 
 def expert_data_group() -> Any:

@@ -25,6 +25,7 @@ def check(arguments: Namespace) -> tuple[Namespace, Layout]:
     Raises `UsageError`.
     """
     layout = command_line.layout(arguments, int(os.environ.get("WORLD_SIZE", 1)))
+    command_line.check_files(arguments)
     if "RANK" not in os.environ:
         raise command_line.UsageError("start its ranks with python3 -m launcher.train.runner")
     writers.check(arguments)

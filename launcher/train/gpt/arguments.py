@@ -386,12 +386,6 @@ def _check_choices(given: argparse.Namespace) -> None:
         raise UsageError("give either --mock-data or --data-path")
     if given.mock_samples is not None and (given.data_path or given.mock_samples < 1):
         raise UsageError("--mock-samples is a number above 0, and needs --mock-data")
-    # An even number of words is pairs of a weight and a prefix, as upstream has it.
-    prefixes = given.data_path or []
-    for prefix in prefixes if len(prefixes) % 2 else prefixes[1::2]:
-        for name in (f"{prefix}.bin", f"{prefix}.idx"):
-            if not os.path.isfile(name):
-                raise UsageError(f"--data-path: there is no file {name}")
     if given.lr_warmup_iters and given.lr_warmup_fraction is not None:
         raise UsageError("--lr-warmup-iters and --lr-warmup-fraction exclude each other")
     if given.save_interval and not given.save:
@@ -403,3 +397,13 @@ def _check_choices(given: argparse.Namespace) -> None:
         raise UsageError("--profile-steps are two of --train-iters, the first of them first")
     if given.memory_interval <= 0:
         raise UsageError("--memory-interval must be above 0")
+
+
+def check_files(given: argparse.Namespace) -> None:
+    """Raises `UsageError` where the data isn't there."""
+    # An even number of words is pairs of a weight and a prefix, as upstream has it.
+    prefixes = given.data_path or []
+    for prefix in prefixes if len(prefixes) % 2 else prefixes[1::2]:
+        for name in (f"{prefix}.bin", f"{prefix}.idx"):
+            if not os.path.isfile(name):
+                raise UsageError(f"--data-path: there is no file {name}")

@@ -23,7 +23,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from launcher.train import compat
 from launcher.train.gpt import initial
-from launcher.train.gpt.arguments import virtual_stages
+from launcher.train.gpt.arguments import UsageError, virtual_stages
 from launcher.train.gpt.layers import WholeColumn, local_layer, norm, squared_relu
 
 CONFIG = (
@@ -96,6 +96,8 @@ def _layers(arguments: argparse.Namespace, described: TransformerConfig, compile
             vars(layer.submodules.self_attention.submodules).update(of_heads)
         return layer
     mlp = None
+    if arguments.moe_grouped_gemm and not importlib.util.find_spec("grouped_gemm"):
+        raise UsageError("--moe-grouped-gemm needs TransformerEngine or the package grouped_gemm")
     if arguments.num_experts:
         compat.prepare_experts()
         mlp = get_gpt_layer_local_spec(**experts).submodules.mlp
@@ -119,13 +121,18 @@ def config(arguments: argparse.Namespace) -> TransformerConfig:
     one matrix, and losses don't depend on the layout. Compiled fusions are off by default:
     on an H100, a 124M model took 65 ms a step with those of biases and 55 ms without, since
     calling compiled functions costs the host more than the GPU saves. All layers have experts
-    where any has, so that the MLP's size is theirs. What a release lacks was refused before.
+    where any has, so that the MLP's size is theirs. Raises `UsageError` for what the release of
+    Megatron lacks.
     """
+    compat.check_model(arguments)
     given = {name: getattr(arguments, name) for name in CONFIG}
     if arguments.num_experts:
         given |= {name: getattr(arguments, name) for name in EXPERTS}
         given |= {"num_moe_experts": arguments.num_experts}
         given |= {"ffn_hidden_size": arguments.moe_ffn_hidden_size}
+        for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
+            if given[name]:
+                given[name] *= compat.auxiliary_factor(arguments.context_parallel_size)
     if arguments.swiglu:
         given |= {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu}
     elif arguments.squared_relu:
@@ -157,7 +164,6 @@ def build(
     `part` says which, where a stage of the pipeline has several. Raises `UsageError` for what
     the release of Megatron lacks.
     """
-    compat.check_model(arguments)
     parts, described = virtual_stages(arguments), config(arguments)
     placed: dict[str, Any] = {}
     if parts > 1:
