@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 
-from bench import compat, demo, launch, logs, rows, tokenize, transfer
+from bench import compat, demo, export, launch, logs, rows, tokenize, transfer
 from launcher.engine import acquire
 from launcher.engine.connect import engine_host
 from launcher.matrix.load import load_matrix
@@ -20,7 +20,9 @@ def main(names: list[str]) -> int:
     figures = demo.figures() if "demo" in wanted else []
     if "tokenize" in wanted:  # only by name: it wants a checkout of upstream to compare with
         figures += tokenize.figures()
-    if wanted - {"demo", "tokenize"}:
+    if "export" in wanted:  # as that
+        figures += export.figures()
+    if wanted - {"demo", "tokenize", "export"}:
         site, progress = settings(), Progress()
         with acquire.any_engine(site.cache / "engine", progress) as client:
             os.environ["DOCKER_HOST"] = engine_host(client)
