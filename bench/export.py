@@ -68,7 +68,9 @@ def figures() -> list[Figure]:
                     path.unlink()
         copy, export, bring_in = (statistics.median(seconds) for seconds in times.values())
     return [
-        Figure("1.2 billion parameters exported, of a copy by safetensors", export / copy, 1.5, "x"),
+        Figure(
+            "1.2 billion parameters exported, of a copy by safetensors", export / copy, 1.5, "x"
+        ),
         Figure("the same imported, of the copy", bring_in / copy, 1.5, "x"),
         Figure("the most memory that the export had", memory, 2 + 2.5, "GB"),
     ]

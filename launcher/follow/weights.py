@@ -6,11 +6,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.errors import EngineError, UsageError
+from launcher.errors import EngineError, LauncherError, UsageError
 from launcher.follow import text
 from launcher.follow.start import in_image
 from launcher.plan.config import RunConfig
@@ -40,10 +41,11 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Named:
-    """A checkpoint's folder, and the run file of the run that saved it, where a run was named."""
+    """A checkpoint's folder, and the run file of the run that saved it, where one was named."""
 
     folder: Path
     config: RunConfig | None = None
+    cwd: str = ""
 
 
 def named(given: str) -> Named:
@@ -57,7 +59,7 @@ def named(given: str) -> Named:
     config = kept.asked().config
     if not config.checkpoint.save:
         raise UsageError(f"run {kept.run} saved no checkpoints", "Set checkpoint.save.")
-    return Named(reader.find(Path(kept.cwd, expanded(config.checkpoint.save))), config)
+    return Named(reader.find(Path(kept.cwd, expanded(config.checkpoint.save))), config, kept.cwd)
 
 
 def tokenizer(source: Named, given: Chosen | None) -> Chosen | None:
@@ -72,9 +74,26 @@ def tokenizer(source: Named, given: Chosen | None) -> Chosen | None:
             if kind == "GPT2BPETokenizer":
                 return Chosen(vocab_file=place / name, merge_file=place / "merges.txt")
             return Chosen(type=kind, model=place / name)
-    data = source.config.data if source.config else None
-    named = data and (data.text or data.vocab_file or data.tokenizer_type or data.tokenizer_model)
-    return text.chosen_by(data) if data and named else None
+    if not source.config:
+        return None
+    data = source.config.data
+    if data.vocab_file or data.tokenizer_type or data.tokenizer_model:
+        return text.chosen_by(data)
+    paths = [data.path] if isinstance(data.path, str) else data.path or []
+    return next(filter(None, (_made_by(Path(source.cwd, expanded(str(at)))) for at in paths)), None)
+
+
+def _made_by(prefix: Path) -> Chosen | None:
+    """The tokenizer that made data files, where a record beside them says so."""
+    from launcher.data import contents
+    from launcher.data.tokenizers import Chosen
+
+    with suppress(LauncherError, KeyError, TypeError):
+        said = (contents.how_made(contents.opened(prefix)) or {})["tokenizer"]
+        known = {each.name: said.get(each.name, each.default) for each in fields(Chosen)}
+        paths = ("vocab_file", "merge_file", "model")
+        return Chosen(**known | {name: known[name] and Path(known[name]) for name in paths})
+    return None
 
 
 def files_of(chosen: Chosen) -> dict[str, Path]:
