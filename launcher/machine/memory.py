@@ -2,7 +2,8 @@
 
 Activations are those of Korthikanti et al., Reducing Activation Recomputation in Large Transformer
 Models (https://arxiv.org/abs/2205.05198), section 4, with its sizes written out so that they hold
-for grouped queries, SwiGLU, dropout of 0 and fp32 too.
+for grouped queries, SwiGLU, experts, dropout of 0 and fp32 too. Experts are taken to get as many
+tokens each.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ https://github.com/Dao-AILab/flash-attention: Ampere or newer.
 """
 
 UNKNOWN = {
-    "num_experts",
     "use_megatron_fsdp",
     "use_custom_fsdp",
     "use_torch_fsdp2",
@@ -122,13 +122,18 @@ def estimate(
     tokens = size.sequence * micro / where.context  # of a micro-batch, on one process
     undivided = tensor if "sequence_parallel" in options else 1  # what TP alone leaves whole
     layers = size.layers / where.pipeline
+    expert_layers = size.expert_layers / where.pipeline
+    own, sharers = _experts(options, size, where)
+    of_experts = bytes_of_states(config.program, options, sharers) or states
     entering = tokens * size.hidden * width / undivided  # bytes of what goes into a layer
     whole = tokens * _bytes_of_token(config.program, options, size, where, capability, undivided)
+    whole += tokens * size.expert_layers / size.layers * _bytes_of_routed(options, size, where)
     kept, once = _with_recomputing(options, layers, whole, entering)
     stages = []
     for first, last in [(True, True)] if where.pipeline == 1 else [(True, False), (False, True)]:
         in_flight = 1.0
-        parameters = layers * size.layer(tensor)
+        parameters = (layers - expert_layers) * size.layer(tensor)
+        parameters += expert_layers * size.routing_layer(tensor)
         if first:
             in_flight = min(
                 _in_flight(options, layers, where), max(1, batch // (micro * where.data))
@@ -145,9 +150,40 @@ def estimate(
             activations += 2 * entering  # the last norm's input and output
             copies = 4 if width == 4 else 6  # fp32, and what the output layer wrote
             logits = tokens * size.vocabulary / tensor * copies
-        weights, gradients, optimizer = (int(parameters * each) for each in states)
+        weights, gradients, optimizer = (
+            int(parameters * each + expert_layers * own * of_expert)
+            for each, of_expert in zip(states, of_experts, strict=True)
+        )
         stages.append(Memory(weights, gradients, optimizer, int(activations), int(logits)))
     return max(stages, key=lambda memory: memory.total)
+
+
+def _experts(options: Mapping[str, Value], size: Shape, where: Layout) -> tuple[float, int]:
+    """The experts' parameters of a layer that a process has, and the processes with the same ones.
+
+    Experts are split over tensor parallelism of their own, where that is given, in place of the
+    model's (https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/moe.html).
+    """
+    tensor = model.whole(options, "expert_tensor_parallel_size", where.tensor)
+    over = model.whole(options, "expert_model_parallel_size", 1)
+    sharers = max(1, where.world // (tensor * over * where.pipeline))
+    return size.experts / over * size.mlp(size.expert_ffn, tensor) if size.experts else 0.0, sharers
+
+
+def _bytes_of_routed(options: Mapping[str, Value], size: Shape, where: Layout) -> float:
+    """Bytes that a layer with experts keeps of a token for the way back, less an MLP's.
+
+    Of each of its copies: what goes into an expert and comes out, and what is inside; of the
+    router: scores, their softmax and the choice, in fp32.
+    """
+    if not size.experts:
+        return 0.0
+    width, tensor = _width(options), where.tensor
+    own = model.whole(options, "expert_tensor_parallel_size", tensor)
+    inside = 3 if size.gated else 2
+    copies = size.routed * width * (2 * size.hidden * own + inside * size.expert_ffn) / tensor
+    shared = inside * (size.shared_ffn - size.ffn) * width / tensor
+    return copies + shared + 3 * 4 * size.experts / tensor
 
 
 def _rate(options: Mapping[str, Value], dropout: str) -> float:
@@ -230,5 +266,6 @@ def bytes_of_checkpoint(config: RunConfig, where: Layout) -> int | None:
     if size is None or bytes_of_states(config.program, options, 1) is None:
         return None
     values = (2, 4, 4, 4) if _width(options) == 2 else (4, 4, 4)
-    pieces = len(values) * (TENSORS_OF_LAYER * size.layers + OTHER_TENSORS) * where.tensor
+    each = TENSORS_OF_LAYER * size.layers + 2 * size.experts * size.expert_layers
+    pieces = len(values) * (each + OTHER_TENSORS) * where.tensor
     return size.parameters * sum(values) + pieces * BYTES_OF_PIECE + BYTES_OF_FILES

@@ -167,11 +167,13 @@ def _check_fits(given: list[Option], told: rules.Told, release: str | None) -> N
     except ours.UsageError as error:
         lines = (where[name] for name in dict.fromkeys(re.findall(named, str(error))))
         faults.add(f"{', '.join(lines) or told.where}: {error}", "Change one of them.")
-    for option, since in compat.lacking(dict(told.values), release) if release else ():
-        wanted = f"--{option.replace('_', '-')}"
-        place = where[wanted.partition(" ")[0]]
+    world = told.where.world
+    for lacks, since in compat.lacking(told.values, release, world) if release else ():
+        name, _, how = lacks.partition(" ")
+        option = f"--{name.replace('_', '-')}"
         faults.add(
-            f"{place}: {wanted} needs Megatron {since} or newer, and the image has {release}",
+            f"{where[option]}: {option} {how}".rstrip()
+            + f" needs Megatron {since} or newer, and the image has {release}",
             "Leave it out, or take an image with a newer Megatron.",
         )
     faults.refuse()

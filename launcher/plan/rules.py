@@ -251,7 +251,8 @@ RULES = (
          "the replicas aren't divisible by it",
          "Set it to a divisor of the data-parallel size.", "0.9-0.9"),
     Rule(EP, lambda o: _unreplicated(o) and _apart(o),
-         "neither the replicas nor the processes are divisible by it",
+         "the replicas aren't divisible by it, and the processes aren't divisible by expert × "
+         "tensor × pipeline parallelism",
          "Set it to a divisor of the data-parallel size."),
     Rule(EP, lambda o: _apart(o) and not _unreplicated(o),
          "the processes aren't divisible by expert × tensor × pipeline parallelism",

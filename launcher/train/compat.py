@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 from argparse import Namespace
+from collections.abc import Mapping
 from typing import Any
 
 from launcher.train.gpt.arguments import UsageError
@@ -26,6 +28,9 @@ CHOICES_SINCE = {("moe_router_load_balancing_type", "seq_aux_loss"): "0.11"}
 SCALES_BY_CONTEXT, SCALES_AUXILIARY = "0.12", "0.16"
 """The first releases whose schedules multiply losses by CP: the model's, the routers'."""
 
+OVER_CONTEXT = "0.10"
+"""The first release whose experts are over context parallelism too, and not the replicas alone."""
+
 VIRTUAL_ON_CPU = "0.10"
 """The first release whose interleaved schedule doesn't wait for what it sends, as gloo would."""
 
@@ -39,34 +44,41 @@ def _numbers(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.split(".")[:2])
 
 
-def lacking(values: dict[str, Any], release: str) -> list[tuple[str, str]]:
+def lacking(values: Mapping[str, Any], release: str, world: int) -> list[tuple[str, str]]:
     """Those of the training program's options that `release` can't do, and the first that can.
 
-    Options go by their plain names: num_layers.
+    Options go by their plain names: num_layers. `world` are all ranks.
     """
     told = [
         (name, since)
         for name, (usual, since) in SINCE.items()
         if values.get(name, usual) != usual and not at_least(release, since)
     ]
-    return told + [
+    told += [
         (f"{name} {value}", since)
         for (name, value), since in CHOICES_SINCE.items()
         if values.get(name) == value and not at_least(release, since)
     ]
+    split = (f"{one}_parallel_size" for one in ("tensor_model", "pipeline_model", "context"))
+    replicas = world // math.prod(int(values.get(name) or 1) for name in split)
+    experts = "expert_model_parallel_size"
+    if not at_least(release, OVER_CONTEXT) and replicas % int(values.get(experts) or 1):
+        told.append((f"{experts} over context parallelism", OVER_CONTEXT))
+    return told
 
 
 def check_model(arguments: Namespace) -> None:
     """Raises `UsageError` for what of the model this release of Megatron-Core can't do."""
     from megatron.core.package_info import __version__
 
-    for name, since in lacking(vars(arguments), __version__):
-        option = "--" + name.replace("_", "-")
+    lacks = lacking(vars(arguments), __version__, int(os.environ.get("WORLD_SIZE", "1")))
+    each = "num_layers_per_virtual_pipeline_stage"
+    if getattr(arguments, each) and arguments.on_cpu and not at_least(__version__, VIRTUAL_ON_CPU):
+        lacks.append((f"{each} on the CPU", VIRTUAL_ON_CPU))
+    for told, since in lacks:
+        name, _, how = told.partition(" ")
+        option = f"--{name.replace('_', '-')} {how}".strip()
         raise UsageError(f"{option} needs Megatron-Core {since} or newer; this is {__version__}")
-    interleaves = arguments.num_layers_per_virtual_pipeline_stage and arguments.on_cpu
-    if interleaves and not at_least(__version__, VIRTUAL_ON_CPU):
-        told = f"on the CPU needs Megatron-Core {VIRTUAL_ON_CPU} or newer; this is {__version__}"
-        raise UsageError(f"--num-layers-per-virtual-pipeline-stage {told}")
 
 
 def prepare_experts() -> None:

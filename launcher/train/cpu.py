@@ -92,7 +92,13 @@ def _redirect_devices(torch: Any) -> None:
     def redirected_to(self: Any, *args: Any, **kwargs: Any) -> Any:
         return to(self, *map(_on_cpu, args[:1]), *args[1:], **kwargs)
 
-    torch.Tensor.to = redirected_to
+    histc = torch.histc
+
+    def redirected_histc(given: Any, *args: Any, **kwargs: Any) -> Any:
+        """A CPU counts no whole numbers."""
+        return histc(given.float(), *args, **kwargs).to(given.dtype)
+
+    torch.Tensor.to, torch.histc = redirected_to, redirected_histc
     torch.Tensor.cuda = lambda self, *args, **kwargs: self
     torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self

@@ -191,7 +191,11 @@ def test_an_interleaved_pipeline_holds_more() -> None:
     [
         ("program=examples/x.py",),
         ("program=pretrain_gpt.py", "data.vocab_size=null"),
-        ("program=pretrain_gpt.py", "megatron_args.num-experts=8"),
+        (
+            "program=pretrain_gpt.py",
+            "megatron_args.num-experts=8",
+            "megatron_args.moe-layer-freq='[0]+[1]'",
+        ),
         ("program=pretrain_gpt.py", "training.optimizer=sgd"),
         ("model.num_layers=null",),
     ],

@@ -10,9 +10,12 @@ import pytest
 
 from launcher.backends import docker
 from launcher.cli.describe import describe
-from launcher.plan import source
+from launcher.machine import memory
+from launcher.plan import model, source
 from launcher.plan.image import Facts
+from launcher.plan.layout import layout
 from launcher.plan.plan import Plan
+from launcher.plan.render import values_of
 
 GOLDEN = Path(__file__).parent / "golden"
 DRY_RUNS = {
@@ -29,6 +32,26 @@ DRY_RUNS = {
     "simple": ("simple",),
     "simple.cpu": ("simple", "gpus=0"),
     "gpt3-175b": ("gpt3-175b",),
+    "llama3-8b": ("llama3-8b",),
+    "llama3.2-1b": ("llama3.2-1b",),
+    "qwen3-0.6b": ("qwen3-0.6b",),
+    "qwen3-30b-a3b": ("qwen3-30b-a3b",),
+    "mixtral-8x7b": ("mixtral-8x7b",),
+    "llama-tiny": ("llama-tiny",),
+    "qwen3-tiny": ("qwen3-tiny",),
+    "mixtral-tiny": ("mixtral-tiny",),
+    "qwen-moe-tiny": ("qwen-moe-tiny",),
+}
+
+# Of the published config.json: hidden_size, num_hidden_layers, num_attention_heads,
+# num_key_value_heads, head_dim, intermediate_size (an expert's), experts, vocab_size, whether
+# embeddings are tied and heads normalised; and the parameters that the model's page counts.
+PUBLISHED = {
+    "llama3-8b": ((4096, 32, 32, 8, 128, 14336, 0, 128256, False, False), 8_030_261_248),
+    "llama3.2-1b": ((2048, 16, 32, 8, 64, 8192, 0, 128256, True, False), 1_235_814_400),
+    "qwen3-0.6b": ((1024, 28, 16, 8, 128, 3072, 0, 151936, True, True), 596_049_920),
+    "qwen3-30b-a3b": ((2048, 48, 32, 4, 128, 768, 128, 151936, False, True), 30_532_122_624),
+    "mixtral-8x7b": ((4096, 32, 32, 8, 128, 14336, 8, 32000, False, False), 46_702_792_704),
 }
 
 
@@ -47,6 +70,35 @@ def test_every_preset_has_a_dry_run_and_no_text_is_left_over() -> None:
     presets = {path.stem for path in source.PRESETS.glob("*.yaml")}
     assert presets == {preset for preset, *_ in DRY_RUNS.values()}
     assert {path.stem for path in GOLDEN.glob("*.txt")} == set(DRY_RUNS)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_has_the_published_parameters(name: str) -> None:
+    """Sum the published configuration's matrices; padding the vocabulary would add to them."""
+    (hidden, layers, heads, groups, head, ffn, experts, words, tied, qk), published = PUBLISHED[
+        name
+    ]
+    attention = hidden * head * (2 * heads + 2 * groups) + (2 * head if qk else 0)
+    mlp = 3 * hidden * ffn * max(1, experts) + experts * hidden
+    total = layers * (attention + mlp + 2 * hidden) + hidden + words * hidden * (1 if tied else 2)
+    assert total == published
+    config = source.load(name, [])[0]
+    where = layout(config, int(config.gpus))
+    shape = model.shape(config.program, values_of(config, where))
+    assert shape
+    assert shape.parameters == published
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_fits_on_8_gpus(name: str) -> None:
+    """Those with experts say that they are for GPUs of 141 GB."""
+    config = source.load(name, [])[0]
+    where = layout(config, 8)
+    assert where.world == 8
+    needed = memory.estimate(config, where, (9, 0))
+    assert needed
+    room = 141e9 if "H200" in (source.PRESETS / f"{name}.yaml").read_text("utf-8") else 80e9
+    assert needed.total < room * 0.9
 
 
 @pytest.mark.parametrize("preset", sorted(path.name for path in source.PRESETS.glob("*.yaml")))

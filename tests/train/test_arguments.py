@@ -75,7 +75,7 @@ def test_refusals(extra: list[str], world: int, reason: str) -> None:
 def test_missing_data_file_is_named() -> None:
     arguments = command_line.parse([*TINY, "--data-path", "0.5", "/nowhere/text"])
     with pytest.raises(command_line.UsageError, match=r"no file /nowhere/text\.bin"):
-        command_line.layout(arguments, 1)
+        command_line.check_files(arguments)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ def train(options: list[str]) -> dict[str, object]:
     given = arguments.parse(options)
     given.on_cpu = True
     layout = arguments.layout(given, torch.distributed.get_world_size())
+    compat.check_model(given)
     training.initialise(given, layout)
     told: dict[str, object] = {"losses": (losses := [])}
     line = log.training_line

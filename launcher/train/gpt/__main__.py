@@ -43,6 +43,7 @@ def train(arguments: Namespace, layout: Layout) -> None:
     cpu.write_whole_lines()
     compat.prepare()
     arguments.on_cpu = cpu.is_installed()
+    compat.check_model(arguments)
     import torch
 
     from launcher.train.gpt import training
