@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 
-from bench import cluster, compat, demo, explain, launch, logs, rows, tokenize, transfer
+from bench import cluster, compat, demo, explain, export, launch, logs, rows, tokenize, transfer
 from launcher.engine import acquire
 from launcher.engine.connect import engine_host
 from launcher.matrix.load import load_matrix
@@ -14,18 +14,24 @@ from launcher.screen import Progress
 from launcher.settings import settings
 
 
+ALONE = {
+    "demo": demo.figures,
+    "explain": explain.figures,
+    "cluster": cluster.figures,
+    "tokenize": tokenize.figures,
+    "export": export.figures,
+}
+"""What needs no engine."""
+NAMED = {"tokenize", "export"}
+"""What runs where it is named alone: it needs more than the others, as it says."""
+WITH_ENGINE = {"launch", "logs", "rows", "transfer", "compat"}
+
+
 def main(names: list[str]) -> int:
     """Run the named comparisons, or all; 1 where a goal is missed."""
-    usual = ["launch", "logs", "rows", "transfer", "compat", "demo", "explain", "cluster"]
-    wanted = set(names or usual)
-    figures = demo.figures() if "demo" in wanted else []
-    if "explain" in wanted:
-        figures += explain.figures()
-    if "tokenize" in wanted:  # only by name: it wants a checkout of upstream to compare with
-        figures += tokenize.figures()
-    if "cluster" in wanted:
-        figures += cluster.figures()
-    if wanted - {"demo", "explain", "tokenize", "cluster"}:
+    wanted = set(names) or (set(ALONE) | WITH_ENGINE) - NAMED
+    figures = [one for name in ALONE if name in wanted for one in ALONE[name]()]
+    if wanted & WITH_ENGINE:
         site, progress = settings(), Progress()
         with acquire.any_engine(site.cache / "engine", progress) as client:
             os.environ["DOCKER_HOST"] = engine_host(client)

@@ -35,6 +35,8 @@ COMMANDS = {
     "schema": "runfile",
     "completion": "completion",
     "data": "data",
+    "checkpoint": "checkpoint",
+    "generate": "checkpoint",
     "image": "images",
     "fetch": "build",
     "matrix": "matrix",
@@ -43,7 +45,7 @@ COMMANDS = {
 }
 """The modules of the commands."""
 
-WITH_REST = ("run", "exec", "shell", "import")
+WITH_REST = ("run", "exec", "shell", "import", "checkpoint")
 """Commands for which what stands behind `--` is another program's."""
 
 EXIT_CODES = """\

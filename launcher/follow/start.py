@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -364,15 +365,27 @@ def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[Asked, list[st
 
 def shell(image: str, backend_name: str, gpus: str, source: str | None, argv: list[str]) -> int:
     """Open a shell, or run `argv`, in an image; the working folder is seen at /work."""
-    chosen = backend(backend_name)
-    values: dict[str, object] = {"name": "shell", "image": image, "gpus": gpus}
-    values |= {"program": NO_PROGRAM, "resources": {"workdir": "."}}
+    values: dict[str, object] = {"name": "shell", "resources": {"workdir": "."}}
     if source:
         values |= {"source": source, "env": {"PYTHONPATH": f"{CHECKOUT}:{PYTHONPATH}"}}
-    asked = Asked(made(values, "shell"), Origin("shell", {}, {}), os.getcwd())
+    return in_image(image, backend_name, gpus, values, argv).returncode
+
+
+def in_image(
+    image: object,
+    backend_name: str,
+    gpus: str,
+    values: Mapping[str, object],
+    argv: list[str],
+    stdout: int | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run `argv` in an image to its end; `values` are more keys of the run file that it has not."""
+    chosen = backend(backend_name)
+    values = {"image": image, "gpus": gpus, "program": NO_PROGRAM, **values}
+    asked = Asked(made({**values}, "shell"), Origin("shell", {}, {}), os.getcwd())
     plan = assemble(asked, chosen, new_stamp()).plan
     mounts = tuple(mount for mount in plan.mounts if mount.key != "program")
     plan = replace(plan, argv=tuple(argv), mounts=mounts)
     files.require(plan)
     files.prepare(plan)
-    return subprocess.run(chosen.shell(plan), env=chosen.environment()).returncode
+    return subprocess.run(chosen.shell(plan), env=chosen.environment(), stdout=stdout, text=True)

@@ -60,7 +60,7 @@ def tokenized(
     from launcher.data.prepared import prepared
     from launcher.data.sources import Reading
 
-    chosen = _chosen(data, release())
+    chosen = chosen_by(data, release())
     reading = Reading(keys=(data.text_key or "text",))
     found = prepared(data.text, cache / "data", reading, chosen, workers.usual())
     size = _vocabulary(data, origin, found)
@@ -82,7 +82,8 @@ def _vocabulary(data: Data, origin: Origin, found: Prepared) -> int:
     return data.vocab_size
 
 
-def _chosen(data: Data, release: str | None) -> Chosen:
+def chosen_by(data: Data, release: str | None = None) -> Chosen:
+    """The tokenizer that the keys of a run file name, by the rules of a release."""
     from launcher.data.tokenizers import Chosen
 
     def path(name: str | None) -> Path | None:

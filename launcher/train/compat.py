@@ -17,6 +17,7 @@ from launcher.train.gpt.arguments import UsageError
 
 SINCE: dict[str, tuple[object, str]] = {
     "moe_shared_expert_intermediate_size": (None, "0.10"),
+    "moe_shared_expert_gate": (False, "0.16"),
     "moe_router_score_function": ("softmax", "0.11"),
 }
 """Options of the training program: what any release can do, and the first that can do more."""

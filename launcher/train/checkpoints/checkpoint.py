@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import errno
 import os
@@ -70,6 +71,8 @@ def common(source: Path) -> dict[str, Any]:
     `vocabulary` is the padded one, whose padding takes part in the softmax: a run that goes on in
     another layout has to keep it.
     """
+    with suppress(AttributeError):  # since torch 2.6 it names what it loads
+        torch.serialization.add_safe_globals([argparse.Namespace])
     state: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(source))
     if "vocabulary" not in state:
         raise UsageError(f"{source} was not saved by launcher.train.gpt")
@@ -105,12 +108,17 @@ def _keys(parts: Sequence[Any]) -> list[str]:
     return ["model"] if len(parts) == 1 else [f"model{number}" for number in range(len(parts))]
 
 
-def _sharded(parts: Sequence[Any], optimizer: Any, is_loading: bool) -> dict[str, Any]:
+def _weights(parts: Sequence[Any]) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for number, (key, part) in enumerate(zip(_keys(parts), parts, strict=True)):
         if len(parts) > 1:  # layers count from there
             parallel_state.set_virtual_pipeline_model_parallel_rank(number)
         state[key] = part.sharded_state_dict(prefix="")
+    return state
+
+
+def _sharded(parts: Sequence[Any], optimizer: Any, is_loading: bool) -> dict[str, Any]:
+    state = _weights(parts)
     state["optimizer"] = compat.sharded_optimizer_state(optimizer, dict(state), is_loading)
     return state
 
@@ -226,17 +234,31 @@ def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: A
     """Load a checkpoint, saved with any layout, of which `common` said what is known.
 
     All ranks call this together. Random states are those of ranks, so they are carried over
-    only into the layout that they were saved with.
+    only into the layout that they were saved with. Weights alone, as `launcher checkpoint import`
+    leaves them, are loaded alone.
     """
+    if "optimizer" not in known:
+        load_weights(source, parts)
+        optimizer.reload_model_params()
+        return Progress(**known["progress"])
     state = _sharded(parts, optimizer, is_loading=True)
     if known["layout"] == layout():
         state["rng_state"] = _random_state()
     loaded = dist_checkpointing.load(state, str(source))
-    for key, part in zip(_keys(parts), parts, strict=True):
-        part.load_state_dict(loaded[key])
+    _fill(parts, loaded)
     optimizer.load_state_dict(loaded["optimizer"])
     if random := loaded.get("rng_state"):
         torch.set_rng_state(random["cpu"])
         torch.cuda.set_rng_state(random["cuda"])
         tensor_parallel.get_cuda_rng_tracker().set_states(random["tracker"])
     return Progress(**known["progress"])
+
+
+def load_weights(source: Path, parts: Sequence[Any]) -> None:
+    """Load the model alone. All ranks call this together."""
+    _fill(parts, dist_checkpointing.load(_weights(parts), str(source)))
+
+
+def _fill(parts: Sequence[Any], loaded: dict[str, Any]) -> None:
+    for key, part in zip(_keys(parts), parts, strict=True):
+        part.load_state_dict(loaded[key])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import pickle
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from launcher.train.checkpoints.pickles import Reader
 
 DESCRIPTION = "metadata.json"
 """Of Megatron's distributed checkpoints: which formats the rest is in; it is written last."""
@@ -58,7 +58,7 @@ def _check_distributed(folder: Path) -> None:
             return
     needed: dict[str, int] = {}  # bytes that each file must have at least
     with index.open("rb") as stream, _legible(index, "cut short"):
-        for item in _Reader(stream).load().storage_data.values():
+        for item in Reader(stream).load().storage_data.values():
             end, name = int(item.offset) + int(item.length), str(item.relative_path)
             needed[name] = max(end, needed.get(name, 0))
         for name, size in needed.items():
@@ -73,7 +73,7 @@ def _check_ranks(ranks: list[Path]) -> None:
     with _legible(ranks[0] / RANK, "damaged"), zipfile.ZipFile(ranks[0] / RANK) as archive:
         [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         with archive.open(name) as stream:  # upstream notes its command line
-            arguments = _Reader(stream).load().get("args")
+            arguments = Reader(stream).load().get("args")
     needed = 1
     for kind in ("tensor", "pipeline", "expert"):
         needed *= int(getattr(arguments, f"{kind}_model_parallel_size", 1))
@@ -101,29 +101,3 @@ def _legible(path: Path, lack: str) -> Iterator[None]:
         raise
     except Exception:
         raise _Cut(f"{path.name} is {lack}") from None
-
-
-class _Inert:
-    """Stands in for whatever a pickle names: it keeps attributes, and does nothing."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Arguments are of no interest."""
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.__dict__.update(state)
-
-    def _ignore(self, *args: Any) -> None:
-        """What a pickle puts into a container that isn't a plain one is left out."""
-
-    append = extend = add = __setitem__ = _ignore
-
-
-class _Reader(pickle.Unpickler):
-    """Reads a pickle's structure; nothing that it names is imported or called."""
-
-    def find_class(self, module: str, name: str) -> type[_Inert]:
-        return type(name, (_Inert,), {})
-
-    def persistent_load(self, pid: Any) -> None:
-        """A tensor's storage, which stands elsewhere."""

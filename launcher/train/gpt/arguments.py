@@ -101,6 +101,7 @@ def parser(
     add("--qk-layernorm", action="store_true", help="normalise each head's query and key")
     add("--swiglu", action="store_true")
     add("--squared-relu", action="store_true")
+    add("--openai-gelu", action="store_true", help="GELU by tanh, as published GPT-2s have it")
     add("--disable-bias-linear", action="store_true")
     add("--add-qkv-bias", action="store_true", help="one there all the same, as Qwen 2 has it")
     add("--window-size", type=window, help="LEFT,0: attend to LEFT tokens before, as Mistral")
@@ -118,6 +119,7 @@ def parser(
     add("--moe-router-topk", type=int, default=2)
     add("--moe-ffn-hidden-size", type=int, help="an expert's; --ffn-hidden-size if not given")
     add("--moe-shared-expert-intermediate-size", type=int, help="of the experts for all tokens")
+    add("--moe-shared-expert-gate", action="store_true", help="weigh them, as Qwen 2 does")
     add("--moe-router-score-function", choices=("softmax", "sigmoid"), default="softmax")
     add("--moe-router-pre-softmax", action="store_true", help="before the choice, not after")
     balances = ("aux_loss", "seq_aux_loss", "sinkhorn", "none")
@@ -318,8 +320,8 @@ def _check_model(given: argparse.Namespace) -> None:
         _divides(context * tensor, given.seq_length, f"CP × {size}", "--seq-length")
     if given.swiglu and given.squared_relu:
         raise UsageError("--swiglu and --squared-relu exclude each other")
-    if given.squared_relu and given.bias_fusion:
-        raise UsageError("--bias-fusion knows no --squared-relu")
+    if (given.squared_relu or given.openai_gelu) and given.bias_fusion:
+        raise UsageError("--bias-fusion knows no --squared-relu, and has --openai-gelu's anyway")
     rotates = given.position_embedding_type == "rope"
     if given.use_rope_scaling and not rotates:
         raise UsageError("--use-rope-scaling needs --position-embedding-type rope")

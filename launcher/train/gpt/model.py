@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import math
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ CONFIG = (
 """What Megatron's description of a model calls as its command line does."""
 
 EXPERTS = (
-    "moe_router_topk moe_shared_expert_intermediate_size moe_router_score_function "
+    "moe_router_topk moe_shared_expert_intermediate_size moe_shared_expert_gate "
+    "moe_router_score_function "
     "moe_router_pre_softmax moe_router_load_balancing_type moe_aux_loss_coeff moe_z_loss_coeff "
     "moe_grouped_gemm moe_token_dispatcher_type"
 ).split()
@@ -135,6 +137,8 @@ def config(arguments: argparse.Namespace) -> TransformerConfig:
         given |= {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu}
     elif arguments.squared_relu:
         given |= {"activation_func": squared_relu}
+    elif arguments.openai_gelu:
+        given |= {"activation_func": partial(torch.nn.functional.gelu, approximate="tanh")}
     if (parts := virtual_stages(arguments)) > 1:
         # Two stages send to each other both ways at once, which only overlapping keeps apart.
         given |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}

@@ -1,0 +1,219 @@
+"""`launcher checkpoint`: what is in a checkpoint, and to and from Hugging Face; `generate`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.command import actions, argument, call_action, command, flag, image, table
+from launcher.cli.data_inspect import TOKENIZER, TYPES
+
+if TYPE_CHECKING:
+    from launcher.data.tokenizers import Chosen
+    from launcher.follow.weights import Named
+    from launcher.weights.convert import Done
+
+SOURCE = argument("source", "a run, or a folder with a checkpoint", "RUN|FOLDER")
+NAMED = (argument("--tokenizer-type", "one of:", choices=TYPES), *TOKENIZER[1:4])
+FORMATS = ("torch_dist", "mp_rank")
+BEHIND = "Optimizer states stay behind: training goes on from the weights alone."
+
+
+def _folder(text: str) -> Path:
+    return Path(os.path.expanduser(text))
+
+
+def _size(text: str) -> int:
+    """Bytes, at least a million; "5" are gigabytes."""
+    if not 0.001 <= (number := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError("at least 0.001")
+    return int(number * 1e9)
+
+
+def _above_0(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+TO = argument("--to", "a folder that isn't there, or empty", "FOLDER", type=_folder, required=True)
+
+
+@command(SOURCE, flag("--all", "every layer's and expert's tensors, not the first's alone"))
+def inspect(args: Namespace) -> int:
+    """Show a checkpoint's tensors, layout, iteration, and whether it is complete."""
+    from launcher.follow.weights import named
+    from launcher.screen import size
+    from launcher.weights import reader
+
+    saved = reader.opened(named(args.source).folder)
+    of = " ".join(f"{kind[0].upper()}P={size}" for kind, size in saved.layout.items())
+    elements = sum(tensor.elements for tensor in saved.tensors.values())
+    optimizer = size(saved.optimizer) if saved.optimizer else "none that is seen here"
+    facts = {
+        "checkpoint": f"{saved.folder}: complete",
+        "format": f"{saved.format}, saved with {of}",
+        "iteration": f"{saved.iteration}",
+        "parameters": f"{elements:,} in {len(saved.tensors)} tensors, {saved.layers} layers"
+        + (f", {saved.experts} experts" if saved.experts else ""),
+        "optimizer": optimizer,
+    }
+    print(table([*facts.items()]), end="")
+    rows = [
+        (name, tensor.dtype, "×".join(map(str, tensor.shape)))
+        for name, tensor in saved.tensors.items()
+        if args.all or not reader.is_later(name)
+    ]
+    print("\n" + table(rows), end="")
+    return 0
+
+
+@command(
+    SOURCE,
+    TO,
+    argument("--family", "of several with the same tensors: mistral", "NAME", default=""),
+    argument("--shard", "gigabytes of a shard (5)", "GB", type=_size),
+    *NAMED,
+    usage="%(prog)s RUN|FOLDER --to FOLDER [options] [-- ARGS ...]",
+    epilog="What stands after -- are arguments of Megatron's that the checkpoint doesn't say: "
+    f"--num-attention-heads 12. {BEHIND}",
+)
+def export(args: Namespace) -> int:
+    """Write a model as Hugging Face has it: config.json, safetensors, tokenizer."""
+    from launcher.follow.weights import files_of, named, tokenizer
+    from launcher.weights import convert, reader
+
+    source = named(args.source)
+    chosen = tokenizer(source, _tokenizer(args))
+    done = convert.export(
+        reader.opened(source.folder),
+        args.to,
+        convert.given(args.rest),
+        name=args.family,
+        tokenizer=files_of(chosen) if chosen else {},
+        shard=args.shard or convert.SHARD,
+    )
+    _tell(done, f"{done.shape.family} of {source.folder}")
+    if not chosen:
+        print("no tokenizer's files: name them with --tokenizer-type and its options")
+    print(f"the optimizer's state stays behind, in {source.folder}")
+    return 0
+
+
+def _tell(done: Done, what: str) -> None:
+    from launcher.screen import size
+
+    print(f"{what}: {size(done.bytes)} of weights in {done.folder}")
+
+
+@command(
+    argument("source", "a folder with config.json and safetensors", "FOLDER", type=_folder),
+    TO,
+    argument("--make-vocab-size-divisible-by", "times TP (128)", "N", type=_above_0, default=128),
+    epilog="Any layout of our own program and of Megatron's loads it.",
+)
+def import_(args: Namespace) -> int:
+    """Write a model of Hugging Face's as a checkpoint of Megatron's."""
+    from launcher.weights import convert
+
+    done = convert.import_(args.source, args.to, args.make_vocab_size_divisible_by)
+    _tell(done, f"{done.shape.family} of {args.source}")
+    return 0
+
+
+@command(
+    SOURCE,
+    TO,
+    argument("--format", "mp_rank is a folder a rank", choices=FORMATS, required=True),
+    *(
+        argument(f"--{kind}-model-parallel-size", "of mp_rank (1)", "N", type=_above_0, default=1)
+        for kind in ("tensor", "pipeline", "expert")
+    ),
+    epilog=BEHIND,
+)
+def convert(args: Namespace) -> int:
+    """Write a checkpoint's weights in another format, or for another layout of it."""
+    from launcher.follow.weights import named
+    from launcher.weights import convert, reader
+
+    saved = reader.opened(named(args.source).folder)
+    kinds = ("tensor", "pipeline", "expert")
+    layout = {kind: getattr(args, f"{kind}_model_parallel_size") for kind in kinds}
+    _tell(convert.convert(saved, args.to, args.format, layout), str(saved.folder))
+    print(f"the optimizer's state stays behind, in {saved.folder}")
+    return 0
+
+
+@command(actions(inspect, export, import_, convert))
+def checkpoint(args: Namespace) -> int:
+    """Look into checkpoints, and carry weights to Hugging Face and back."""
+    if args.action is not inspect:
+        _prepare()
+    return call_action(args)
+
+
+def _prepare() -> None:
+    """Install what work on tensors and tokens needs: numpy, and tokenizers."""
+    from launcher.data.install import install
+
+    install()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+@command(
+    SOURCE,
+    argument("text", "what it goes on from"),
+    argument("--tokens", "how many (32)", "N", type=_above_0, default=32),
+    flag("--ids", "the text is tokens' numbers, and so is what is printed"),
+    image("TAG", "a row, or an image's full name", "--tag", default=None),
+    argument("--gpus", "1, or 0 (the CPU)", "WHICH", default="0"),
+    argument("--backend", "docker or local", default="docker", choices=("docker", "local")),
+    *NAMED,
+)
+def generate(args: Namespace) -> int:
+    """Print a few tokens that a checkpoint has for the likeliest after a text."""
+    from launcher.errors import UsageError
+    from launcher.follow import weights
+
+    _prepare()
+    source = weights.named(args.source)
+    chosen = None if args.ids else weights.tokenizer(source, _tokenizer(args))
+    if not (chosen or args.ids):
+        raise UsageError(
+            f"{source.folder} doesn't say its tokenizer",
+            "Name it: --tokenizer-type …, or give tokens' numbers with --ids.",
+        )
+    tag = args.tag or _image(source)
+    how = (args.tokens, tag, args.backend, args.gpus)
+    if chosen is None:
+        try:
+            ids = [int(word) for word in args.text.split()]
+        except ValueError:
+            raise UsageError(f"--ids {args.text!r}: no numbers", "As '464 2068'.") from None
+        print(*weights.generate(source, ids, *how))
+        return 0
+    from launcher.data import tokenizers
+
+    loaded = tokenizers.load(chosen)
+    ids = [int(one) for one in tokenizers.encoded(loaded, [args.text])[0]]
+    print(loaded.decode([*ids, *weights.generate(source, ids, *how)]))
+    return 0
+
+
+def _image(source: Named) -> Any:
+    """The image of the run that saved it, else the CPU's."""
+    return source.config.image.model_dump(exclude_none=True) if source.config else "cpu"
+
+
+def _tokenizer(args: Namespace) -> Chosen | None:
+    """What the options name, where any is given."""
+    from launcher.data.tokenizers import Chosen
+
+    files = {"vocab_file": args.vocab_file, "merge_file": args.merge_file}
+    files |= {"model": args.tokenizer_model}
+    if not (args.tokenizer_type or any(files.values())):
+        return None
+    return Chosen(type=args.tokenizer_type or Chosen.type, **files)

@@ -1,0 +1,1 @@
+"""A model's weights without torch: Megatron's checkpoints, and Hugging Face's folders."""

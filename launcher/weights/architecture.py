@@ -1,0 +1,370 @@
+"""What a model is beside its weights: Megatron's arguments, Hugging Face's config.json.
+
+Sizes come from the tensors themselves; of the arguments, only what no tensor tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.errors import UsageError
+from launcher.weights.reader import EXPERT, LAYER, Checkpoint
+
+MODEL_TYPE = "hf_model_type"
+"""Which family an imported checkpoint is of, where several have the same tensors."""
+
+SPARSE = ("qwen2_moe", "qwen3_moe")
+"""Families whose experts have a size of their own, beside that of layers without."""
+
+FIRST = f"{LAYER}0."
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+"""With the positions of training below, what Megatron's --use-rope-scaling has (rope_utils)."""
+TRAINED = 8192
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "rotary_percent": (1.0,),
+    "rotary_interleaved": (),
+    "rotary_seq_len_interpolation_factor": (),
+    "apply_layernorm_1p": (),
+    "layernorm_zero_centered_gamma": (),
+    "squared_relu": (),
+    "quick_geglu": (),
+    "multi_latent_attention": (),
+    "moe_router_score_function": ("softmax",),
+    "moe_router_topk_scaling_factor": (1.0,),
+    "moe_router_num_groups": (1,),
+    "moe_apply_probs_on_input": (),
+    "moe_layer_freq": (1,),
+    "mtp_num_layers": (),
+    "position_embedding_type": ("learned_absolute", "rope"),
+}
+"""Megatron's arguments that none of the families has, but for these values, 0, False or None."""
+
+FOREIGN: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (),
+    "mlp_bias": (),
+    "quantization_config": (),
+    "use_sliding_window": (),
+    "mlp_only_layers": ([],),
+    "decoder_sparse_step": (1,),
+    "partial_rotary_factor": (1.0,),
+    "hidden_act": ("silu",),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
+    "add_cross_attention": (),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (),
+    "qkv_bias": (True,),
+}
+"""Of Hugging Face's configurations what isn't carried over, but for these values."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A GPT's shape; `head` is the width of one. `padded` is the vocabulary as Megatron has it.
+
+    `window` is the sliding window's width, 0 for none; `scaling` the factor of Llama 3.1's RoPE,
+    0 for none; `normalised` whether the weights of the chosen experts sum to 1; `gelu` which one
+    GPT-2 has. `ffn` is an expert's where there are any, and `dense` that of layers without.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    groups: int
+    head: int
+    vocabulary: int
+    padded: int
+    positions: int
+    epsilon: float
+    tied: bool
+    dtype: str
+    base: float = 10000.0
+    scaling: float = 0.0
+    window: int = 0
+    gelu: str = "gelu_new"
+    experts: int = 0
+    chosen: int = 0
+    normalised: bool = True
+    shared: int = 0
+    dense: int = 0
+
+
+def _refuse(values: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], where: str) -> None:
+    for name, allowed in table.items():
+        if (value := values.get(name)) and value not in allowed:
+            raise UsageError(
+                f"{where}: {name} is {value}: there is no such model on the other side"
+            )
+
+
+# Megatron's
+
+
+def of_checkpoint(saved: Checkpoint, given: Mapping[str, Any], family: str = "") -> Architecture:
+    """The model of a checkpoint; `given` wins over the arguments that it was saved with.
+
+    `family` is one by name; else the first that fits. Raises UsageError for what no family has, or
+    where the checkpoint doesn't say enough.
+    """
+    known = {**saved.arguments, **given}
+    _refuse(known, REFUSED, str(saved.folder))
+    shapes = {name: tensor.shape for name, tensor in saved.tensors.items()}
+    try:
+        rows = shapes[f"{FIRST}self_attention.linear_qkv.weight"][0]
+        hidden, width = shapes[f"{FIRST}self_attention.linear_proj.weight"]
+        padded = shapes["embedding.word_embeddings.weight"][0]
+    except KeyError as missing:
+        raise UsageError(f"{saved.folder}: no {missing.args[0]} in it") from None
+    normed = shapes.get(f"{FIRST}self_attention.q_layernorm.weight")
+    heads = width // normed[0] if normed else int(_said(saved, known, "num_attention_heads"))
+    head = width // heads
+    expert = f"{FIRST}{EXPERT}0.linear_fc2.weight"
+    vocabulary = int(known.get("vocab_size") or padded)
+    if vocabulary > padded or width % heads or rows % head:
+        raise UsageError(f"{saved.folder}: its tensors don't fit its arguments")
+    learned = shapes.get("embedding.position_embeddings.weight")
+    return Architecture(
+        family=family or known.get(MODEL_TYPE) or _recognised(shapes, known),
+        layers=saved.layers,
+        hidden=hidden,
+        ffn=shapes.get(expert, shapes.get(f"{FIRST}mlp.linear_fc2.weight", (0, 0)))[1],
+        heads=heads,
+        groups=(rows // head - heads) // 2,
+        head=head,
+        vocabulary=vocabulary,
+        padded=padded,
+        positions=learned[0] if learned else int(_said(saved, known, "max_position_embeddings")),
+        epsilon=float(known.get("norm_epsilon") or 1e-5),
+        tied="output_layer.weight" not in shapes,
+        dtype=saved.tensors["embedding.word_embeddings.weight"].dtype,
+        base=float(known.get("rotary_base") or 10000),
+        scaling=float(known.get("rope_scaling_factor") or 8)
+        if known.get("use_rope_scaling")
+        else 0,
+        window=_window(known.get("window_size")),
+        gelu="gelu_new" if _approximate(known) else "gelu",
+        experts=saved.experts,
+        chosen=int(known.get("moe_router_topk") or 2),
+        normalised=not known.get("moe_router_pre_softmax"),
+        dense=int(known.get("ffn_hidden_size") or 0),
+        shared=shapes.get(f"{FIRST}mlp.shared_experts.linear_fc2.weight", (0, 0))[1],
+    )
+
+
+def _said(saved: Checkpoint, known: Mapping[str, Any], name: str) -> Any:
+    if known.get(name) is None:
+        option = name.replace("_", "-")
+        raise UsageError(
+            f"{saved.folder} doesn't say {name}, and its tensors don't tell",
+            f"Give what the run was given: … -- --{option} N",
+        )
+    return known[name]
+
+
+def _window(value: Any) -> int:
+    """Megatron's is how many to the left and the right; Hugging Face counts the token itself."""
+    return int(value[0]) + 1 if isinstance(value, list) and value and int(value[0]) >= 0 else 0
+
+
+def _approximate(known: Mapping[str, Any]) -> bool:
+    """Whether GELU is the one by tanh, which Megatron's fused kernel has, and --openai-gelu."""
+    fused = known.get("bias_gelu_fusion", known.get("bias_fusion"))
+    return bool(fused or known.get("openai_gelu"))
+
+
+def _recognised(shapes: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    if "embedding.position_embeddings.weight" in shapes:
+        return "gpt2"
+    normed = f"{FIRST}self_attention.q_layernorm.weight" in shapes
+    biased = f"{FIRST}self_attention.linear_qkv.bias" in shapes
+    if f"{FIRST}mlp.router.weight" in shapes:
+        shared = f"{FIRST}mlp.shared_experts.linear_fc2.weight" in shapes
+        return "qwen3_moe" if normed else "qwen2_moe" if biased or shared else "mixtral"
+    window = _window(known.get("window_size"))
+    return "qwen3" if normed else "qwen2" if biased else "mistral" if window else "llama"
+
+
+def arguments(shape: Architecture) -> dict[str, Any]:
+    """Megatron's arguments of a model, under upstream's names for them."""
+    gpt2 = shape.family == "gpt2"
+    found: dict[str, Any] = {
+        "num_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "ffn_hidden_size": shape.dense or shape.ffn,
+        "num_attention_heads": shape.heads,
+        "group_query_attention": shape.groups < shape.heads,
+        "num_query_groups": shape.groups if shape.groups < shape.heads else None,
+        "kv_channels": shape.head,
+        "seq_length": shape.positions,
+        "max_position_embeddings": shape.positions,
+        "vocab_size": shape.vocabulary,
+        "padded_vocab_size": shape.padded,
+        "norm_epsilon": shape.epsilon,
+        "normalization": "LayerNorm" if gpt2 else "RMSNorm",
+        "swiglu": not gpt2,
+        "add_bias_linear": gpt2,
+        "disable_bias_linear": not gpt2,
+        "add_qkv_bias": shape.family in ("qwen2", "qwen2_moe"),
+        "qk_layernorm": shape.family in ("qwen3", "qwen3_moe"),
+        "untie_embeddings_and_output_weights": not shape.tied,
+        "position_embedding_type": "learned_absolute" if gpt2 else "rope",
+        "openai_gelu": gpt2 and shape.gelu == "gelu_new",
+        "bias_gelu_fusion": False,
+        MODEL_TYPE: shape.family,
+        "bf16": shape.dtype == "bfloat16",
+        "fp16": shape.dtype == "float16",
+    }
+    if not gpt2:
+        found |= {"rotary_base": int(shape.base), "use_rope_scaling": bool(shape.scaling)}
+        found |= {"rope_scaling_factor": shape.scaling} if shape.scaling else {}
+        found |= {"window_size": [shape.window - 1, 0]} if shape.window else {}
+    if shape.experts:
+        found |= {
+            "num_experts": shape.experts,
+            "moe_router_topk": shape.chosen,
+            "moe_router_pre_softmax": not shape.normalised,
+            "moe_ffn_hidden_size": shape.ffn,
+            "moe_shared_expert_intermediate_size": shape.shared or None,
+            "moe_shared_expert_gate": bool(shape.shared),
+        }
+    return found
+
+
+# Hugging Face's
+
+
+def of_config(config: Mapping[str, Any], padding: int) -> Architecture:
+    """The model of a config.json; the vocabulary is padded to a multiple of `padding`.
+
+    What isn't in the file has the default of its class in transformers. Raises UsageError.
+    """
+    family = str(config.get("model_type"))
+    _refuse(config, FOREIGN, "config.json")
+    try:
+        gpt2 = family == "gpt2"
+        made = _of_gpt2(config) if gpt2 else _of_llama(family, config)
+        vocabulary = int(config["vocab_size"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"config.json: {error} isn't there, or no number") from None
+    if made["hidden"] % made["heads"] and "head_dim" not in config:
+        raise UsageError(f"config.json: {made['heads']} heads don't divide {made['hidden']}")
+    return Architecture(
+        family=family,
+        vocabulary=vocabulary,
+        padded=-(-vocabulary // padding) * padding,
+        tied=bool(config.get("tie_word_embeddings", gpt2)),
+        dtype=str(config.get("torch_dtype") or config.get("dtype") or "float32"),
+        **made,
+    )
+
+
+def _of_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
+    heads, hidden = int(config["n_head"]), int(config["n_embd"])
+    return {
+        "layers": int(config["n_layer"]),
+        "hidden": hidden,
+        "ffn": int(config.get("n_inner") or 4 * hidden),
+        **{"heads": heads, "groups": heads, "head": hidden // heads},
+        "positions": int(config["n_positions"]),
+        "epsilon": float(config.get("layer_norm_epsilon", 1e-5)),
+        "gelu": "gelu" if config.get("activation_function") == "gelu" else "gelu_new",
+    }
+
+
+def _of_llama(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+    experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
+    ffn = "moe_intermediate_size" if family in SPARSE else "intermediate_size"
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    scales = kind == "llama3" and rope["original_max_position_embeddings"] == TRAINED
+    scales = scales and all(float(rope[key]) == value for key, value in LLAMA3.items())
+    if kind != "default" and not scales:
+        raise UsageError(f"config.json: RoPE's scaling {rope}: Megatron has Llama 3.1's alone")
+    return {
+        "layers": int(config["num_hidden_layers"]),
+        "hidden": hidden,
+        "ffn": int(config[ffn]),
+        "dense": int(config["intermediate_size"]) if family in SPARSE else 0,
+        "heads": heads,
+        "groups": int(config.get("num_key_value_heads") or heads),
+        "head": int(config.get("head_dim") or (128 if "qwen3" in family else hidden // heads)),
+        "positions": int(config["max_position_embeddings"]),
+        "epsilon": float(config.get("rms_norm_eps", 1e-5 if family == "mixtral" else 1e-6)),
+        "base": float(
+            rope.get("rope_theta")
+            or config.get("rope_theta")
+            or (1e6 if family == "mixtral" else 1e4)
+        ),
+        "scaling": float(rope["factor"]) if scales else 0.0,
+        "window": int(config.get("sliding_window") or 0) if family == "mistral" else 0,
+        "experts": experts,
+        "chosen": int(config["num_experts_per_tok"]) if experts else 0,
+        "normalised": family == "mixtral" or bool(config.get("norm_topk_prob", False)),
+        "shared": int(config.get("shared_expert_intermediate_size") or 0)
+        if family == "qwen2_moe"
+        else 0,
+    }
+
+
+def config(shape: Architecture, model: str) -> dict[str, Any]:
+    """config.json of a model, whose class is `model`. Raises UsageError."""
+    same = {
+        "architectures": [model],
+        "model_type": shape.family,
+        "vocab_size": shape.vocabulary,
+        "tie_word_embeddings": shape.tied,
+        "torch_dtype": shape.dtype,
+        "use_cache": True,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+    }
+    if shape.family == "gpt2":
+        return same | {
+            "n_layer": shape.layers,
+            "n_embd": shape.hidden,
+            "n_inner": shape.ffn,
+            "n_head": shape.heads,
+            "n_positions": shape.positions,
+            "n_ctx": shape.positions,
+            "layer_norm_epsilon": shape.epsilon,
+            "activation_function": shape.gelu,
+            **{"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0},
+        }
+    found = same | {
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.dense if shape.family in SPARSE else shape.ffn,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.groups,
+        "head_dim": shape.head,
+        "max_position_embeddings": shape.positions,
+        "rms_norm_eps": shape.epsilon,
+        "rope_theta": shape.base,
+        "hidden_act": "silu",
+    }
+    if shape.scaling:
+        scaling = {"rope_type": "llama3", "factor": shape.scaling, **LLAMA3}
+        found["rope_scaling"] = {**scaling, "original_max_position_embeddings": TRAINED}
+    if shape.window and shape.family != "mistral":
+        raise UsageError(f"a sliding window is Mistral's, and not that of {shape.family}")
+    if shape.family in ("mistral", "mixtral"):
+        found["sliding_window"] = shape.window or None
+    if shape.family == "mixtral":
+        if not shape.normalised:
+            raise UsageError("--moe-router-pre-softmax isn't Mixtral's")
+        found |= {"num_local_experts": shape.experts, "num_experts_per_tok": shape.chosen}
+    elif shape.experts:
+        found |= {
+            "num_experts": shape.experts,
+            "num_experts_per_tok": shape.chosen,
+            "moe_intermediate_size": shape.ffn,
+            "norm_topk_prob": shape.normalised,
+            **{"decoder_sparse_step": 1, "mlp_only_layers": []},
+        }
+        found |= {"shared_expert_intermediate_size": shape.shared} if shape.shared else {}
+    return found

@@ -1,0 +1,253 @@
+"""torch's own files, read and written without torch: zip archives of a pickle and raw storages.
+
+The format is that of torch.save since 1.6: `data.pkl`, whose tensors name a storage by its key, and
+`data/KEY`, uncompressed, little-endian.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+from launcher.errors import UsageError
+from launcher.train.checkpoints.pickles import Reader
+
+STORAGES = {
+    "FloatStorage": "float32",
+    "DoubleStorage": "float64",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+}
+SIZES = {
+    **{"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2},
+    **{"uint8": 1, "bool": 1},
+}
+"""Bytes of an element."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor's elements as they lie, row by row, in a file: `shape` of them from byte `start`."""
+
+    path: Path
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Part(io.RawIOBase):
+    """`length` bytes of a file from `offset` on, to be read as a file."""
+
+    def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
+        self.file, self.offset, self.length, self.at = file, offset, length, 0
+
+    def seek(self, at: int, whence: int = io.SEEK_SET) -> int:
+        """As a file has it."""
+        self.at = at + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.length}[whence]
+        return self.at
+
+    def tell(self) -> int:
+        """Where it is read next."""
+        return self.at
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes."""
+        left = max(0, self.length - self.at)
+        self.file.seek(self.offset + self.at)
+        data = self.file.read(left if size < 0 else min(size, left))
+        self.at += len(data)
+        return data
+
+
+def read(path: Path, offset: int = 0, length: int | None = None) -> Any:
+    """What torch saved in a file, or in `length` bytes of it; a tensor as `Stored`.
+
+    Names are `pickles.Named`. Raises UsageError where it isn't such a file, or a tensor in it
+    isn't one block of its storage.
+    """
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size - offset if length is None else length
+            with zipfile.ZipFile(Part(file, offset, size)) as archive:
+                return _Tensors(path, file, offset, archive).load()
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, AttributeError) as error:
+        raise UsageError(f"{path}: no file of torch's, or a damaged one ({error})") from None
+
+
+class _Tensors(Reader):
+    """Reads the pickle of an archive."""
+
+    def __init__(self, path: Path, file: IO[bytes], offset: int, archive: zipfile.ZipFile) -> None:
+        [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        super().__init__(io.BytesIO(archive.read(name)))
+        self.path, self.file, self.offset, self.archive = path, file, offset, archive
+        self.folder = name.removesuffix("data.pkl")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in ("_rebuild_tensor_v2", "_rebuild_parameter"):
+            return self._tensor if name == "_rebuild_tensor_v2" else lambda tensor, *_: tensor
+        return super().find_class(module, name)
+
+    def _tensor(self, storage: Any, first: int, shape: Any, stride: Any, *_: Any) -> Stored:
+        dtype, shape = STORAGES[storage[1].__name__], tuple(shape)
+        if tuple(stride) != strides(shape) and prod(shape) > 1:
+            raise UsageError(f"{self.path}: a tensor of shape {shape} isn't stored row by row")
+        entry = self.archive.getinfo(f"{self.folder}data/{storage[2]}")
+        self.file.seek(self.offset + entry.header_offset + 26)  # of its own header's two lengths
+        skipped = 30 + sum(struct.unpack("<HH", self.file.read(4)))
+        start = self.offset + entry.header_offset + skipped + first * SIZES[dtype]
+        return Stored(self.path, start, dtype, shape)
+
+
+def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Elements from one to the next along each axis of a tensor that lies row by row."""
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+# Written
+
+
+@dataclass(frozen=True)
+class Name:
+    """Something that a pickle names by its module."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Made:
+    """An object that unpickling makes: `of` called with `args`, or a new one given `state`."""
+
+    of: Name
+    args: tuple[Any, ...] | None = None
+    state: Any = None
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor to be written: `data` gives its bytes, row by row, when they are wanted."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Callable[[], Any]
+
+
+def size(shape: tuple[int, ...]) -> Made:
+    """A torch.Size."""
+    return Made(Name("torch", "Size"), (shape,))
+
+
+def pickled(value: Any, tensors: list[Tensor] | None = None) -> bytes:
+    """A pickle, protocol 2, of plain values, `Name`, `Made` and `Tensor`; the last go to a list."""
+    return b"\x80\x02" + b"".join(_opcodes(value, [] if tensors is None else tensors)) + b"."
+
+
+def _opcodes(value: Any, tensors: list[Tensor]) -> Iterator[bytes]:
+    if value is None or isinstance(value, bool):
+        yield {None: b"N", True: b"\x88", False: b"\x89"}[value]
+    elif isinstance(value, int):
+        small = -(1 << 31) <= value < 1 << 31
+        yield struct.pack("<ci", b"J", value) if small else struct.pack("<cBq", b"\x8a", 8, value)
+    elif isinstance(value, float):
+        yield struct.pack(">cd", b"G", value)
+    elif isinstance(value, str):
+        text = value.encode("utf-8", "surrogatepass")
+        yield struct.pack("<cI", b"X", len(text)) + text
+    elif isinstance(value, (tuple, list)):
+        yield b"(" if isinstance(value, tuple) else b"]("
+        for each in value:
+            yield from _opcodes(each, tensors)
+        yield b"t" if isinstance(value, tuple) else b"e"
+    elif isinstance(value, Mapping):
+        yield b"}("
+        for pair in value.items():
+            for each in pair:
+                yield from _opcodes(each, tensors)
+        yield b"u"
+    elif isinstance(value, Name):
+        yield f"c{value.module}\n{value.name}\n".encode()
+    elif isinstance(value, Made):
+        yield from _opcodes(value.of, tensors)
+        yield from _opcodes(value.args or (), tensors)
+        yield b"\x81" if value.args is None else b"R"  # NEWOBJ, REDUCE
+        if value.state is not None:
+            yield from _opcodes(value.state, tensors)
+            yield b"b"
+    elif isinstance(value, Tensor):
+        yield from _tensor_opcodes(value, tensors)
+    else:
+        raise TypeError(f"{type(value).__name__} isn't pickled here")
+
+
+def _tensor_opcodes(tensor: Tensor, tensors: list[Tensor]) -> Iterator[bytes]:
+    kind = next(name for name, dtype in STORAGES.items() if dtype == tensor.dtype)
+    key, elements = str(len(tensors)), prod(tensor.shape)
+    tensors.append(tensor)
+    yield from _opcodes(Name("torch._utils", "_rebuild_tensor_v2"), tensors)
+    yield b"("
+    yield from _opcodes(("storage", Name("torch", kind), key, "cpu", elements), tensors)
+    yield b"Q"  # BINPERSID
+    for each in (0, tensor.shape, strides(tensor.shape), False):
+        yield from _opcodes(each, tensors)
+    yield from _opcodes(Made(Name("collections", "OrderedDict"), ()), tensors)
+    yield b"tR"
+
+
+class _From(io.RawIOBase):
+    """A file that is written from where it is now on, as if it began there."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.begin = file, file.tell()
+
+    def tell(self) -> int:
+        """Bytes written, or where it was set to."""
+        return self.file.tell() - self.begin
+
+    def seek(self, at: int, whence: int = io.SEEK_SET) -> int:
+        """As a file has it."""
+        return self.file.seek(at + (0 if whence else self.begin), whence) - self.begin
+
+    def seekable(self) -> bool:
+        """It is: sizes are written into headers afterwards."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Write."""
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        """It is the other's buffer."""
+
+
+def write(file: IO[bytes], value: Any) -> int:
+    """Write what torch.load reads as `value` at the end of an open file; how many bytes.
+
+    One tensor's bytes are in memory at a time.
+    """
+    tensors = list[Tensor]()
+    begun, text = file.tell(), pickled(value, tensors)
+    with zipfile.ZipFile(_From(file), "w", zipfile.ZIP_STORED) as archive:
+        for name, content in {"data.pkl": text, "byteorder": b"little"}.items():
+            archive.writestr(zipfile.ZipInfo(f"archive/{name}"), content)
+        for key, tensor in enumerate(tensors):
+            with archive.open(
+                zipfile.ZipInfo(f"archive/data/{key}"), "w", force_zip64=True
+            ) as entry:
+                entry.write(tensor.data())
+        archive.writestr(zipfile.ZipInfo("archive/version"), b"3\n")
+    return file.tell() - begun

@@ -1,0 +1,202 @@
+"""Weights to Megatron and back, without torch: nothing is lost, and what can't be is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import UsageError
+from launcher.settings import ROOT
+from launcher.train.checkpoints import contents
+from launcher.weights import archive, convert, reader, safetensors
+
+from .models import CONFIGS, made
+
+
+def same(one: Path, two: Path) -> None:
+    """Assert that two folders of Hugging Face's have the same weights, to the byte."""
+    first, second = safetensors.entries(one), safetensors.entries(two)
+    assert first.keys() == second.keys()
+    for name, entry in first.items():
+        assert (entry.dtype, entry.shape) == (second[name].dtype, second[name].shape), name
+        assert np.array_equal(entry.read(), second[name].read()), name
+
+
+def opened(folder: Path) -> reader.Checkpoint:
+    return reader.opened(reader.find(folder))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_there_and_back_is_the_same(tmp_path: Path, family: str) -> None:
+    theirs = made(tmp_path / "theirs", family, most=100_000)
+    assert (theirs / safetensors.INDEX).exists()
+    convert.import_(theirs, tmp_path / "ours", padding=64)
+    saved = opened(tmp_path / "ours")
+    assert saved.tensors["embedding.word_embeddings.weight"].shape == (128, 64)
+    done = convert.export(saved, tmp_path / "back", shard=100_000)
+    assert done.shape.family == family
+    same(theirs, tmp_path / "back")
+    was, now = (json.loads((f / "config.json").read_text()) for f in (theirs, tmp_path / "back"))
+    assert was == {key: now.get(key) for key in was}
+    convert.import_(tmp_path / "back", tmp_path / "again", padding=64)
+    again = opened(tmp_path / "again")
+    assert again.tensors.keys() == saved.tensors.keys()
+    for name, tensor in saved.tensors.items():
+        assert np.array_equal(tensor.read(), again.tensors[name].read()), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["gpt2", "qwen2", "mixtral", "qwen2_moe"])
+def test_a_folder_a_rank_and_back_is_the_same(tmp_path: Path, family: str, dtype: str) -> None:
+    theirs = made(tmp_path / "theirs", family, dtype=dtype)
+    convert.import_(theirs, tmp_path / "ours", padding=64)
+    layout = {"tensor": 2, "pipeline": 2, "expert": 2 if "mix" in family else 1}
+    convert.convert(opened(tmp_path / "ours"), tmp_path / "ranks", reader.RANKS, layout)
+    ranks = opened(tmp_path / "ranks")
+    assert ranks.layout == layout
+    assert len([*ranks.folder.iterdir()]) == 2 * 2 * layout["expert"]
+    convert.export(ranks, tmp_path / "direct")
+    same(theirs, tmp_path / "direct")
+    convert.convert(ranks, tmp_path / "one", reader.DISTRIBUTED, {})
+    convert.export(opened(tmp_path / "one"), tmp_path / "back")
+    same(theirs, tmp_path / "back")
+
+
+def test_a_tied_model_has_one_embedding(tmp_path: Path) -> None:
+    """Published ones have a second copy at times, which is no tensor of its own."""
+    theirs = made(tmp_path / "theirs", "qwen2")
+    assert "lm_head.weight" not in safetensors.entries(theirs)
+    convert.import_(theirs, tmp_path / "ours")
+    assert "output_layer.weight" not in opened(tmp_path / "ours").tensors
+
+
+def test_nothing_is_left_where_it_fails(tmp_path: Path) -> None:
+    theirs = made(tmp_path / "theirs", "llama")
+    whole = (theirs / "model.safetensors").read_bytes()
+    (theirs / "model.safetensors").write_bytes(whole[:-1])
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(UsageError, match="isn't whole"):
+        convert.import_(theirs, tmp_path / "ours")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    (theirs / "model.safetensors").write_bytes(whole)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/mine").write_text("mine")
+    with pytest.raises(UsageError, match="isn't an empty folder"):
+        convert.import_(theirs, tmp_path / "full")
+    assert (tmp_path / "full/mine").read_text() == "mine"
+    convert.import_(theirs, tmp_path / "ours")
+    saved = opened(tmp_path / "ours")
+    [one, *_] = saved.tensors.values()
+    more = replace(saved, tensors={**saved.tensors, "decoder.layers.0.router.expert_bias": one})
+    with pytest.raises(UsageError, match="expert_bias, which that has not"):
+        convert.export(more, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"model_type": "gemma"}, "no family of models 'gemma'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "Megatron has Llama 3.1's alone"),
+        ({"num_key_value_heads": 4}, "doesn't fit config.json"),
+        ({"num_hidden_layers": 5}, "no model.layers.4.input_layernorm.weight"),
+        ({"num_hidden_layers": 3}, "model.layers.3.* isn't a llama's"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused(
+    tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    theirs = made(tmp_path / "theirs", "llama")
+    config = json.loads((theirs / "config.json").read_text()) | change
+    (theirs / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=told):
+        convert.import_(theirs, tmp_path / "ours")
+
+
+def test_a_checkpoint_that_is_not_whole_or_says_too_little_is_refused(tmp_path: Path) -> None:
+    theirs = made(tmp_path / "theirs", "llama")
+    convert.import_(theirs, tmp_path / "ours")
+    folder = reader.find(tmp_path / "ours")
+    common = (folder / contents.COMMON).read_bytes()
+    with (folder / contents.COMMON).open("wb") as file:
+        archive.write(file, {"iteration": 3})
+    with pytest.raises(UsageError, match="doesn't say num_attention_heads"):
+        convert.export(reader.opened(folder), tmp_path / "back")
+    given = convert.given(
+        "--num-attention-heads 4 --max-position-embeddings=64 --vocab-size 100".split()
+    )
+    convert.export(reader.opened(folder), tmp_path / "back", given)
+    same(theirs, tmp_path / "back")
+    (folder / contents.COMMON).write_bytes(common)
+    data = folder / "__0_0.distcp"
+    data.write_bytes(data.read_bytes()[:-9])
+    with pytest.raises(UsageError, match=r"has \d+ of \d+ bytes"):
+        reader.opened(folder)
+
+
+def test_tokenizer_files_go_along(tmp_path: Path) -> None:
+    theirs = made(tmp_path / "theirs", "llama")
+    (theirs / "tokenizer.json").write_text("{}")
+    (theirs / "modeling.py").write_text("raise SystemExit")
+    convert.import_(theirs, tmp_path / "ours")
+    convert.export(opened(tmp_path / "ours"), tmp_path / "back")
+    assert (tmp_path / "back/tokenizer.json").read_text() == "{}"
+    assert not [*tmp_path.glob("back/*.py")]
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 63) - 1)
+    | st.floats(allow_nan=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
+    max_leaves=8,
+)
+
+
+@given(plain)
+def test_what_is_pickled_is_read_by_python(value: Any) -> None:
+    assert pickle.loads(archive.pickled(value)) == value  # noqa: S301
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from launcher.weights import convert, reader
+there, back = Path(sys.argv[1]), Path(sys.argv[2])
+convert.import_(there, back / "ours")
+convert.export(reader.opened(reader.find(back / "ours")), back / "back")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_memory_holds_a_few_tensors_and_never_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 16}
+    monkeypatch.setitem(CONFIGS, "llama", CONFIGS["llama"] | wide)
+    theirs = made(tmp_path / "theirs", "llama", dtype="bfloat16")
+    model = sum(path.stat().st_size for path in theirs.glob("*.safetensors")) >> 20
+    largest = max(entry.read().nbytes for entry in safetensors.entries(theirs).values()) >> 20
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, theirs, tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    peak = int(done.stdout) >> 10
+    assert model > 250
+    assert peak < 100 + 6 * largest, (peak, largest, model)

@@ -1,0 +1,124 @@
+"""Megatron's model and transformers' have the same logits, and what is trained says the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.weights import convert, reader
+from tests.train.conftest import start
+
+from .models import CONFIGS
+
+pytestmark = pytest.mark.megatron
+
+TOKENS = [5, 17, 99, 0, 42, 42, 8, 63, 1, 77, 30, 12]
+TRAINED = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 100 "
+    "--make-vocab-size-divisible-by 64 --micro-batch-size 4 --global-batch-size 8 --train-iters 30 "
+    "--lr 1e-2 --log-interval 10 --eval-iters 0 --hidden-dropout 0 --attention-dropout 0 "
+    "--mock-data --save-interval 30"
+).split()
+LLAMA = (
+    "--normalization RMSNorm --swiglu --disable-bias-linear --num-query-groups 2 "
+    "--position-embedding-type rope --untie-embeddings-and-output-weights"
+).split()
+
+Logits = dict[str, tuple[Any, Any]]
+
+
+def made(folder: Path, family: str) -> Any:
+    """A model of transformers', random to its norms and biases, saved in a folder."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(family, **CONFIGS[family])
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if values.ndim > 1:
+                values.normal_(0, 0.08)
+            else:
+                values.add_(torch.randn_like(values), alpha=0.2)
+            assert values.std() > 0.01, name
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture(scope="module")
+def logits(tmp_path_factory: pytest.TempPathFactory) -> Logits:
+    """Of each family, transformers' and ours, of the same tokens."""
+    import torch
+
+    root = tmp_path_factory.mktemp("families")
+    theirs, folders = dict[str, Any](), list[str]()
+    for family in CONFIGS:
+        model = made(root / family, family)
+        with torch.no_grad():
+            theirs[family] = model(torch.tensor([TOKENS])).logits
+        convert.import_(root / family, root / f"{family}-ours", padding=64)
+        folders.append(str(reader.find(root / f"{family}-ours")))
+    program = str(Path(__file__).with_name("logits.py"))
+    run = start(1, program, str(root / "out.pt"), *map(str, TOKENS), "--", *folders)
+    assert run.code == 0, run.output
+    ours = torch.load(root / "out.pt")
+    return {
+        family: (theirs[family], ours[folder])
+        for family, folder in zip(CONFIGS, folders, strict=True)
+    }
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_logits_agree(logits: Logits, family: str) -> None:
+    theirs, ours = logits[family]
+    assert theirs.std() > 0.1
+    assert (theirs - ours[:, :, :100]).abs().max() < 2e-5
+
+
+FAMILIES = {
+    "gpt2": (2, "--tensor-model-parallel-size", "2"),
+    "llama": (2, *LLAMA, "--pipeline-model-parallel-size", "2", "--use-rope-scaling"),
+    "qwen2": (1, *LLAMA[:-1], "--add-qkv-bias"),
+    "qwen3_moe": (
+        *(2, *LLAMA, "--qk-layernorm", "--num-experts", "4", "--moe-ffn-hidden-size", "48"),
+        *("--expert-model-parallel-size", "2"),
+    ),
+    "mixtral": (1, *LLAMA, "--num-experts", "4", "--moe-ffn-hidden-size", "48"),
+}
+
+
+@pytest.mark.parametrize(
+    "family",
+    [each if each == "llama" else pytest.param(each, marks=pytest.mark.long) for each in FAMILIES],
+)
+def test_what_is_trained_says_the_same_there(family: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    processes, *options = FAMILIES[family]
+    save = str(tmp_path / "saved")
+    run = start(processes, "-m", "launcher.train.gpt", *TRAINED, "--save", save, *options)
+    assert run.code == 0, run.output
+    folder = reader.find(Path(save))
+    done = convert.export(reader.opened(folder), tmp_path / "exported")
+    assert done.shape.family == family
+    model, said = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "exported", output_loading_info=True
+    )
+    assert not any(said.values()), said
+    tokens = [5, 6, 7, 60, 3]
+    row = model.generate(
+        torch.tensor([tokens]), max_new_tokens=20, do_sample=False, eos_token_id=None
+    )
+    ids = [*map(str, tokens)]
+    program = ("-m", "launcher.train.generate", "--load", str(folder), "--count", "20", "--ids")
+    told = start(1, *program, *ids)
+    assert told.code == 0, told.output
+    found = re.search(r"tokens: (.*)", told.output)
+    assert found, told.output
+    assert found[1].split() == [str(one) for one in row[0, 5:].tolist()]
+    assert len({*found[1].split()}) > 5
