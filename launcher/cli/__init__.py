@@ -26,6 +26,7 @@ COMMANDS = {
     "stop": "runs",
     "resume": "start",
     "rerun": "start",
+    "tune": "tune",
     "runs": "runs",
     "exec": "runs",
     "shell": "start",
@@ -43,7 +44,7 @@ COMMANDS = {
 }
 """The modules of the commands."""
 
-WITH_REST = ("run", "exec", "shell", "import")
+WITH_REST = ("run", "tune", "exec", "shell", "import")
 """Commands for which what stands behind `--` is another program's."""
 
 EXIT_CODES = """\
