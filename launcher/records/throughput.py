@@ -38,9 +38,9 @@ PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
 """Dense TFLOP/s by the names that nvidia-smi tells, without their NVIDIA or Tesla.
 
 fp16 and bf16 are those of the tensor cores that sum in fp32, as training does; fp32 is without
-TF32; memory is its bandwidth in TB/s, link that of NVLink in GB/s, both ways. Where NVIDIA prints a number "with sparsity", it is halved here. A precision that a GPU
-lacks, or whose number wasn't found, is left out, as are GPUs without a public one (H20). From
-NVIDIA's
+TF32; memory is its bandwidth in TB/s, and link that of NVLink in GB/s, both ways. Where NVIDIA
+prints a number "with sparsity", it is halved here. A precision that a GPU lacks, or whose number
+wasn't found, is left out, as are GPUs without a public one (H20). From NVIDIA's
 
 - V100 datasheet (volta-v100-datasheet-update-us-1165301-r5), T4 datasheet (951643)
 - A10 datasheet, A30 datasheet, A40 datasheet, A100 datasheet (1758950-r4)
