@@ -63,7 +63,7 @@ def tune(args: Namespace) -> int:
     changes |= found.changes(asked)
     wished = overridden(config, [Override("tune", changes)])
     text = tuned.changed(yamlfile.read(path, label), changes, wished)
-    head = [f"Tuned by `launcher tune {args.config}`.", *found.lines]
+    head = [f"Tuned by `launcher tune {args.config}`:", *found.lines, *found.table]
     with target.open("x", encoding="utf-8") as file:
         file.write(tuned.headed(text, head))
     print("\n".join([*found.lines, f"written: {target}"]))

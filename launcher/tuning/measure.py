@@ -47,6 +47,8 @@ PARTS = {
 """What holds a step back, by the family of a cost; the others move memory."""
 
 TRAFFIC = "memory traffic"
+PORT = "the port is taken"
+"""As failures.yaml calls it."""
 
 Tell = Callable[[str], None]
 """Shows how far a measurement is."""
@@ -108,6 +110,7 @@ class Runs:
             if time.monotonic() > self.until:
                 return None
             found = self._run(setting)
+            found = self._run(setting) if found.why == PORT else found  # another run's, meanwhile
             record.append(self.name, MEASUREMENTS, as_line(found))
             self.known[setting] = found
         if found.ms and not (self.best and self.best < found.ms):
@@ -183,7 +186,9 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
 
 def _why(tail: Sequence[str], code: int) -> str:
     """Why a run took nothing: the known cause, or what the launcher said last."""
-    signs = explain([line.encode() for line in tail]).signs
-    said = [line.partition(": ")[2].strip() for line in tail if line.startswith("launcher: ")]
-    known = [sign.failure.name for sign in signs[:1]]
-    return (known or said[-1:] or [f"it ended with {code}"])[0]
+    found = explain([line.encode() for line in tail])
+    said = [line.strip() for line in tail if line.startswith(("gpt: ", "launcher: "))]
+    known = [sign.failure.name for sign in found.signs[:1]]
+    known = known or [line for line in said if line.startswith("gpt: ")][-1:]
+    suspects = [one.text for one in found.suspects[:1]]
+    return (known or suspects or said[-1:] or [f"it ended with {code}"])[0]

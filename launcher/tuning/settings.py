@@ -38,16 +38,12 @@ class Setting:
     changes: tuple[tuple[str, object], ...] = ()
 
     def __str__(self) -> str:
-        return (
-            ", ".join(_told(key.partition(".")[2], value) for key, value in self.changes) or GIVEN
-        )
+        words = [_told(key.partition(".")[2], value) for key, value in self.changes]
+        return ", ".join(words) or "as given"
 
 
 def _told(name: str, value: object) -> str:
     return f"no {name}" if value is None else name if value is True else f"{name} {value}"
-
-
-GIVEN = "as given"
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ class Space:
             "micro-batch": list(self._micro_batches()),
             "layout": list(self._layouts(world)),
             "recomputing": RECOMPUTING if upstream and self._recomputes() else [],
-            "data parallelism": (SHARING if upstream else OURS_SHARING) if world > 1 else [],
+            "data parallelism": self._sharing() if world > 1 else [],
             "fast path": [{NO_FAST: None}, {NO_FAST: True}] if on_gpus and not upstream else [],
             "fusions": self._fusions() if on_gpus and upstream else [],
             "loss": [{FUSED_LOSS: True}, {FUSED_LOSS: None}] if on_gpus and upstream else [],
@@ -119,6 +115,11 @@ class Space:
             for size in layout.divisors(whole):
                 if size <= max(LARGEST_MICRO, given):
                     yield {MICRO: size}
+
+    def _sharing(self) -> list[Changes]:
+        """How replicas share their gradients; the distributed optimizer is for GPUs."""
+        known = SHARING if self.config.program == UPSTREAM else OURS_SHARING
+        return known if self.config.gpus != "0" else known[:2]
 
     def _recomputes(self) -> bool:
         """Whether it is given, or the smallest micro-batch doesn't fit without."""
@@ -151,7 +152,7 @@ class Space:
                 yield changes
 
     def _fusions(self) -> list[Changes]:
-        """What is turned off for want of Apex or Transformer Engine; without, a run ends at once."""
+        """What is turned off for want of Apex or Transformer Engine: without, a run just ends."""
         off = [key for key in FUSIONS if self.config.megatron_args.get(key.partition(".")[2])]
         local = self.config.megatron_args.get("transformer_impl") == "local"
         off += ["megatron_args.transformer_impl"] * local

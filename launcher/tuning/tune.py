@@ -31,6 +31,14 @@ MIB = 1 << 20
 HEADS = f"{'ms a step':>10}  {'GB':>6}  setting"
 
 
+HELPS = {
+    "the host": "which starts kernels one by one; on one GPU, program: gpt starts a step at once",
+    "communication": "which grows with the processes that a model is split over",
+    "arithmetic": "which is the model's own",
+    measure.TRAFFIC: "by all that isn't products: norms, dropout, the optimizer, copies",
+}
+
+
 @dataclass(frozen=True)
 class Wanted:
     """How to tune: `steps` of a run, `minutes` in all; `card` is a GPU's name, in place of ours."""
@@ -44,11 +52,15 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of it: the run without `auto`, its fastest setting, and what to tell of all."""
+    """What came of it: the run without `auto`, its fastest setting, and what to tell of all.
+
+    The table is the measurements, the fastest first.
+    """
 
     best: Measured
     space: Space
     lines: tuple[str, ...]
+    table: tuple[str, ...]
 
     def changes(self, asked: Asked) -> dict[str, object]:
         """The keys of the run file to change, its `auto` of the micro-batch too."""
@@ -171,12 +183,13 @@ def tune(
     if best is None or best.ms is None:
         why = "; ".join(f"{one.setting}: {one.why}" for one in search.tried.values())
         raise LauncherError(f"no setting ran: {why}", f"Their logs: {runs.folder / 'runs'}")
-    progress.step(f"what {best.setting} takes its time for")
+    progress.step(f"what a step's time goes to: {best.setting}")
     shares = runs.shares(best.setting, wanted.steps)
     progress.close()
     lines = [*_told(ground, search, best, rates, shares)]
-    lines.append(f"It took {duration(time.monotonic() - began)}; kept in {runs.folder}")
-    return Result(best, space, tuple(lines))
+    lines.append(f"it took {duration(time.monotonic() - began)}; kept in {runs.folder}")
+    rows = sorted(search.tried.values(), key=lambda one: one.ms or float("inf"))
+    return Result(best, space, tuple(lines), (HEADS, *map(_row, rows)))
 
 
 def _name(asked: Asked, chosen: Backend, wanted: Wanted, ground: Ground) -> str:
@@ -224,17 +237,5 @@ def _told(
     if shares:
         told = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
         yield f"a step goes to {told}".replace("%", " %")
-        yield f"what holds it back most: {_holds(shares)}"
-
-
-def _holds(shares: dict[str, float]) -> str:
-    """The largest part, with what helps."""
-    part = next(iter(shares))
-    helps = {
-        "the host": "it launches kernels one by one: larger micro-batches, or `program: gpt`, "
-        "whose step is one CUDA graph",
-        "communication": "fewer GPUs for the model, or overlap",
-        "arithmetic": "the products themselves",
-        measure.TRAFFIC: "what isn't products: norms, dropout, the optimizer, copies",
-    }
-    return f"{part} ({helps[part]})"
+        part = next(iter(shares))
+        yield f"what holds it back most: {part}, {HELPS[part]}"
