@@ -18,7 +18,7 @@ from launcher.follow.assemble import bare_plan
 from launcher.plan.config import RunConfig
 from launcher.plan.job import Backend
 from launcher.records import metrics, record
-from launcher.records.failures import explain
+from launcher.records.failures import Sign, explain
 from launcher.train import costs, rate
 from launcher.train.traces import COSTS
 from launcher.tuning.search import Measured, as_line, of_lines
@@ -47,6 +47,7 @@ PARTS = {
 """What holds a step back, by the family of a cost; the others move memory."""
 
 TRAFFIC = "memory traffic"
+LONGEST_QUOTE = 100
 PORT = "the port is taken"
 """As failures.yaml calls it."""
 
@@ -110,7 +111,8 @@ class Runs:
             if time.monotonic() > self.until:
                 return None
             found = self._run(setting)
-            found = self._run(setting) if found.why == PORT else found  # another run's, meanwhile
+            if found.why.startswith(PORT):  # by another run, meanwhile
+                found = self._run(setting)
             record.append(self.name, MEASUREMENTS, as_line(found))
             self.known[setting] = found
         if found.ms and not (self.best and self.best < found.ms):
@@ -184,11 +186,19 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
     return iter(process.stdout.readline, "")
 
 
+def _cause(sign: Sign) -> str:
+    """A known failure, with the line that shows it where the name doesn't say it all."""
+    name = sign.failure.name
+    if sign.said is None or name.startswith(("GPU memory", PORT)):
+        return name
+    return f"{name}: {sign.said.text[:LONGEST_QUOTE]}"
+
+
 def _why(tail: Sequence[str], code: int) -> str:
     """Why a run took nothing: the known cause, or what the launcher said last."""
     found = explain([line.encode() for line in tail])
     said = [line.strip() for line in tail if line.startswith(("gpt: ", "launcher: "))]
-    known = [sign.failure.name for sign in found.signs[:1]]
+    known = [_cause(sign) for sign in found.signs[:1]]
     known = known or [line for line in said if line.startswith("gpt: ")][-1:]
     suspects = [one.text for one in found.suspects[:1]]
     return (known or suspects or said[-1:] or [f"it ended with {code}"])[0]

@@ -181,7 +181,7 @@ def tune(
     search = Search(space, predicted, measured)
     best = search.run()
     if best is None or best.ms is None:
-        why = "; ".join(f"{one.setting}: {one.why}" for one in search.tried.values())
+        why = "; ".join(dict.fromkeys(one.why for one in search.tried.values()))
         raise LauncherError(f"no setting ran: {why}", f"Their logs: {runs.folder / 'runs'}")
     progress.step(f"what a step's time goes to: {best.setting}")
     shares = runs.shares(best.setting, wanted.steps)
