@@ -64,9 +64,16 @@ class Result:
 
     def changes(self, asked: Asked) -> dict[str, object]:
         """The keys of the run file to change, its `auto` of the micro-batch too."""
-        found = dict(self.best.setting.changes)
-        if asked.config.training.micro_batch_size == "auto":
-            found[MICRO] = self.space.of(self.best.setting).training.micro_batch_size
+        found, tuned = dict(self.best.setting.changes), self.space.of(self.best.setting)
+        training = asked.config.training
+        if training.micro_batch_size == "auto":
+            found[MICRO] = tuned.training.micro_batch_size
+        if training.precision is not None and found.keys() & {"training.fp16", "training.bf16"}:
+            for name in ("fp16", "bf16"):
+                found.pop(f"training.{name}", None)
+                if getattr(training, name):
+                    found[f"training.{name}"] = None
+            found["training.precision"] = predict.precision(tuned)
         return found
 
 

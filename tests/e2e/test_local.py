@@ -241,11 +241,7 @@ def test_the_fastest_setting_is_found_written_and_kept(
     assert f"micro_batch_size: {faster}, global_batch_size: 2" in written.read_text()
     assert not (tmp_path / "out").exists()
     assert launchers("run", "--backend", "local", written.name, "--dry-run").returncode == 0
-
-    written.unlink()
-    again = launchers(*tune)
-    assert again.stderr.count("(known)") == 2, again.stderr
-    assert launchers(*tune).returncode == 2
+    assert "is there already" in launchers(*tune).stderr
 
 
 PLANTED = """\
