@@ -8,7 +8,9 @@ from launcher.errors import UsageError
 from launcher.machine import auto
 from launcher.machine.machine import Gpu
 from launcher.plan import layout, source
+from launcher.plan.config import RunConfig
 from launcher.plan.render import values_of
+from launcher.records import record
 from tests.machine.conftest import GB, card
 
 
@@ -63,3 +65,13 @@ def test_a_smaller_gpu_gets_a_smaller_micro_batch() -> None:
     assert (large["micro_batch_size"], small["micro_batch_size"]) == (16, 4)
     assert "auto is 4: 16 needs about 8.5 GB" in told[-1]
     assert len(none) == 1
+
+
+def test_what_is_kept_of_a_run_is_what_it_was_settled_to() -> None:
+    """A run that goes on where no GPU is seen, or an older one, would else take another one."""
+    config, _ = source.load("gpt2", [])
+    found, _ = auto.settled(config, 1, (card(total=6 * GB),))
+    kept = record.without_secrets(found, exclude_unset=True)[0]
+    again, notes = auto.settled(RunConfig.model_validate(kept), 1, ())
+    assert (again, notes) == (found, [])
+    assert (again.training.bf16, again.training.micro_batch_size) == (True, 4)

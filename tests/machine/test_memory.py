@@ -96,7 +96,7 @@ def test_a_gpu_without_flash_attention_keeps_them() -> None:
             ("training.fp16=true", "megatron_args.accumulate-allreduce-grads-in-fp32=true"),
             (2, 4, 12),
         ),
-        ("pretrain_gpt.py", ("training.precision=bf16"), (2, 4, 12)),
+        ("pretrain_gpt.py", ("training.precision=bf16",), (2, 4, 12)),
         ("gpt", ("parallel.use_distributed_optimizer=true",), (2, 4, 12 / 4)),
     ],
 )
