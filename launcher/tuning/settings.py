@@ -136,20 +136,21 @@ class Space:
     def _layouts(self, world: int) -> Iterator[Changes]:
         """Each tensor × pipeline, with the vocabulary padded as it is given."""
         given = layout.layout(self.config, self.processes)
-        padding = (self.config.model.make_vocab_size_divisible_by or PADDING) * given.tensor
+        parallel, padded = self.config.parallel, self.config.model.make_vocab_size_divisible_by
+        virtual = parallel.num_layers_per_virtual_pipeline_stage
+        padding = (padded or PADDING) * given.tensor
         for tensor in layout.divisors(min(self.processes, MOST_TENSOR)):
             for pipeline in layout.divisors(world):
                 if world % (tensor * pipeline * given.context) or padding % tensor:
                     continue
-                changes: dict[str, object] = {TENSOR: tensor, PIPELINE: pipeline}
-                changes[SEQUENCE] = True if tensor > 1 else None
-                if tensor != given.tensor:
-                    changes[PADDED] = padding // tensor
-                else:
-                    changes[SEQUENCE] = self.config.parallel.sequence_parallel
-                if pipeline != given.pipeline:
-                    changes[VIRTUAL] = None
-                yield changes
+                same, split = tensor == given.tensor, tensor > 1 or None
+                yield {
+                    TENSOR: tensor,
+                    PIPELINE: pipeline,
+                    SEQUENCE: parallel.sequence_parallel if same else split,
+                    PADDED: padded if same else padding // tensor,
+                    VIRTUAL: virtual if pipeline == given.pipeline else None,
+                }
 
     def _fusions(self) -> list[Changes]:
         """What is turned off for want of Apex or Transformer Engine: without, a run just ends."""

@@ -42,6 +42,15 @@ def test_all_have_the_same_batch_and_vocabulary() -> None:
         assert size.vocabulary == 50304
 
 
+def test_the_way_back_leads_to_what_is_given() -> None:
+    """Else the padding of another TP would stay, and make another vocabulary."""
+    four = space("parallel.tensor_model_parallel_size=2", processes=4)
+    layouts = four.axes()["layout"]
+    away = [four.changed(Setting(), changes) for changes in layouts]
+    assert len(set(away)) == len(layouts)
+    assert all(Setting() in [four.changed(one, back) for back in layouts] for one in away)
+
+
 def test_what_does_not_fit_is_left_out() -> None:
     small = space(total=7 * GB)
     sizes = {small.of(one).training.micro_batch_size
