@@ -13,7 +13,6 @@ from launcher.matrix.load import load_matrix
 from launcher.screen import Progress
 from launcher.settings import settings
 
-
 ALONE = {
     "demo": demo.figures,
     "explain": explain.figures,

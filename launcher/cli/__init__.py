@@ -26,6 +26,7 @@ COMMANDS = {
     "stop": "runs",
     "resume": "start",
     "rerun": "start",
+    "tune": "tune",
     "runs": "runs",
     "exec": "runs",
     "shell": "start",
@@ -45,7 +46,7 @@ COMMANDS = {
 }
 """The modules of the commands."""
 
-WITH_REST = ("run", "exec", "shell", "import", "checkpoint")
+WITH_REST = ("run", "tune", "exec", "shell", "import", "checkpoint")
 """Commands for which what stands behind `--` is another program's."""
 
 EXIT_CODES = """\

@@ -67,7 +67,7 @@ def run(args: Namespace) -> int:
 
     from launcher.backends import backend, configured
     from launcher.follow import text
-    from launcher.follow.assemble import assemble, new_stamp, release
+    from launcher.follow.assemble import assemble, new_stamp, release, settled
     from launcher.follow.start import check
     from launcher.plan import source
     from launcher.plan.source import Asked
@@ -79,13 +79,13 @@ def run(args: Namespace) -> int:
         config, origin = source.numbered(config, origin, os.environ)
     asked = Asked(config, origin, os.getcwd(), tuple(args.rest))
     data = text.tokenized(config, origin, settings().cache, partial(release, asked, chosen))
-    asked = replace(asked, config=data.config)
+    asked, notes = settled(replace(asked, config=data.config), chosen)
     if args.dry_run:
-        return _show(assemble(asked, chosen, new_stamp(), dry=True), chosen, data)
+        return _show(assemble(asked, chosen, new_stamp(), dry=True), chosen, data, notes)
     if data.text:  # which may take hours
         check(asked, chosen, preflight=not args.no_preflight)
         data.make()
-    return _start(args, asked, chosen)
+    return _start(args, asked, chosen, notes)
 
 
 def _start(args: Namespace, asked: Asked, chosen: Backend, notes: Iterable[str] = ()) -> int:
@@ -118,7 +118,7 @@ def overrides(args: Namespace) -> list[Override]:
     return found
 
 
-def _show(assembled: Assembled, chosen: Backend, data: Tokenized) -> int:
+def _show(assembled: Assembled, chosen: Backend, data: Tokenized, notes: Iterable[str]) -> int:
     """Print the plan and the command; files that aren't there are told, as they may come."""
     import sys
 
@@ -127,7 +127,7 @@ def _show(assembled: Assembled, chosen: Backend, data: Tokenized) -> int:
 
     plan = assembled.plan
     print(f"{describe(plan)}\n{chosen.show(plan)}", end="")
-    lines = [] if chosen.scheduled and not chosen.shares_files else missing(plan)
+    lines = [*notes, *([] if chosen.scheduled and not chosen.shares_files else missing(plan))]
     lines += [f"warning: {line}" for line in assembled.ignored]
     if data.text:  # data.path is where its tokens will be
         lines = [line for line in lines if not line.startswith("data.path:")]

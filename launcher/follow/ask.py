@@ -77,8 +77,8 @@ def _kept(
     path = cache / "asked" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
     if path.is_file():
         return _answer(path.read_text(encoding="utf-8"))
-    said = _said(replace(plan, image=image), ["python3", "-c", text, *words], chosen)
-    answer = _answer(said)
+    bare = bare_plan(chosen, {"name": image}, "0", ["python3", "-c", text, *words])
+    answer = _answer(said(replace(bare, env=plan.env), chosen, DEADLINE))
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, json.dumps(answer), mode=0o600)
     return answer
@@ -92,14 +92,10 @@ def _capability(plan: Plan, machine: Machine) -> str:
     return ".".join(map(str, known))
 
 
-def _said(plan: Plan, argv: list[str], chosen: Backend) -> str:
-    """What a container says that has no GPU, no network, no mounts and no secrets.
-
-    Raises EngineError, and ValueError where it says nothing in time.
-    """
-    asking = replace(bare_plan(chosen, {"name": plan.image}, "0", argv), env=plan.env)
+def said(asking: Plan, chosen: Backend, seconds: float) -> str:
+    """What a plan's run prints within so many seconds. Raises EngineError."""
     job = chosen.start(asking, attach=True)
-    deadline = Timer(DEADLINE, job.kill)
+    deadline = Timer(seconds, job.kill)
     deadline.start()
     try:
         return b"".join(piece.data for piece in job.output() if not piece.is_error).decode()
@@ -108,9 +104,9 @@ def _said(plan: Plan, argv: list[str], chosen: Backend) -> str:
         job.remove()
 
 
-def _answer(said: str) -> Mapping[str, str]:
+def _answer(text: str) -> Mapping[str, str]:
     """The last line as {"refused", "where"}, {"unasked"} or {}. Raises ValueError."""
-    lines = said.strip().splitlines()
+    lines = text.strip().splitlines()
     told: Any = json.loads(lines[-1]) if lines else None
     if not isinstance(told, dict) or not all(isinstance(one, str) for one in told.values()):
         raise ValueError(f"it gave no answer within {DEADLINE} s")

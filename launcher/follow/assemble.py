@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +18,7 @@ from launcher.plan.image import Facts
 from launcher.plan.job import Backend
 from launcher.plan.layout import layout
 from launcher.plan.mounts import Host
-from launcher.plan.plan import Plan, Stamp, make_plan
+from launcher.plan.plan import Plan, Stamp, make_plan, processes_of
 from launcher.plan.program import Kind, fewest, program
 from launcher.plan.render import place
 from launcher.plan.source import Asked, Origin, made
@@ -89,6 +90,26 @@ def _check_alone(asked: Asked, chosen: Backend, stamp: Stamp) -> None:
     facts = _known(asked, planned)
     host = _host(chosen, asked.cwd, rootless=False)
     make_plan(config, origin, facts, host, stamp, gpus=gpus, rest=asked.rest)
+
+
+def settled(asked: Asked, chosen: Backend) -> tuple[Asked, list[str]]:
+    """What is asked for without `auto` where the GPUs of this machine decide; what to tell of it.
+
+    So what is kept of a run, and goes on, is what it was settled to.
+    """
+    training = asked.config.training
+    if training.precision is None and training.micro_batch_size != "auto":
+        return asked, []
+    from launcher.machine import auto, gather
+    from launcher.machine.machine import Gpu
+
+    processes, visible = asked.config.processes, tuple[Gpu, ...]()
+    with suppress(EngineError):  # where that matters, it is told as the run is assembled
+        gpus = counted(asked.config, chosen)
+        processes = processes_of(asked.config, gpus)
+        visible = gather.visible(gpus, chosen)
+    config, notes = auto.settled(asked.config, processes, visible)
+    return replace(asked, config=config), notes
 
 
 def release(asked: Asked, chosen: Backend) -> str | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.docker import LOCAL, is_rootless
+from launcher.machine import checks
 from launcher.machine.machine import (
     UNLIMITED,
     Dataset,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from docker.api import APIClient
 
     from launcher.plan.config import RunConfig
+    from launcher.plan.gpus import Gpus
     from launcher.plan.job import Backend
     from launcher.plan.plan import Plan
 
@@ -79,6 +81,16 @@ def nvidia_gpus() -> tuple[Gpu, ...] | None:
     if rows is None:
         return None
     return tuple(_gpu(row) for row in rows if len(row) == 7 and row[0].isdecimal())
+
+
+def visible(asked: Gpus, chosen: Backend) -> tuple[Gpu, ...]:
+    """The GPUs that a run on `chosen` would see; none where they aren't this machine's."""
+    if asked.count == 0 or chosen.scheduled:
+        return ()
+    api = engine_of(chosen)
+    there = nvidia_gpus() if api is None or engine(api).local else None
+    shown = there if api or asked.devices else _visible(there)
+    return tuple(checks.chosen(asked, shown or ()))
 
 
 def nvidia_uses() -> tuple[Use, ...]:

@@ -39,8 +39,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 """The sections of a run file whose keys are options of the training program."""
 
-THE_RUNNERS = {"checkpoint.keep", "checkpoint.save_overwrite"}
-"""Keys of the sections that the runner takes, and the program doesn't."""
+THE_RUNNERS = {"checkpoint.keep", "checkpoint.save_overwrite", "training.precision"}
+"""Keys of the sections that the launcher or its runner takes, and the program doesn't."""
 
 RENAMED = {
     "data.path": "--data-path",

@@ -90,7 +90,10 @@ class Model(Strict):
 
 
 class Training(Strict):
-    """Batches, steps, optimizer and precision."""
+    """Batches, steps, optimizer and precision.
+
+    `precision` is another way to write fp16 and bf16, of which either counts more than `auto`.
+    """
 
     micro_batch_size: MicroBatch | None = None
     global_batch_size: Positive | None = None
@@ -111,9 +114,17 @@ class Training(Strict):
     adam_beta2: Fraction | None = None
     adam_eps: NotNegative | None = None
     clip_grad: NotNegative | None = None
+    precision: Literal["auto", "bf16", "fp16", "fp32"] | None = None
     fp16: Flag | None = None
     bf16: Flag | None = None
     seed: Whole | None = None
+
+    @model_validator(mode="after")
+    def _one_precision(self) -> Training:
+        given = [name for name in ("fp16", "bf16") if getattr(self, name)]
+        if given and self.precision not in (None, "auto", *given):
+            raise ValueError(f"precision is {self.precision} and {given[0]} is set: keep one")
+        return self
 
 
 class Parallel(Strict):

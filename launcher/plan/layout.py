@@ -80,6 +80,23 @@ def micro_batch(config: RunConfig, where: Layout) -> int | None:
     return max((n for n in range(1, LARGEST_AUTO + 1) if share % n == 0), default=1)
 
 
+def settled(config: RunConfig, bf16: bool = False) -> RunConfig:
+    """`config` with its `precision` as fp16, bf16 or neither.
+
+    `auto` is neither on the CPU; on GPUs bf16 where all are known to have it, and else fp16.
+    """
+    training = config.training
+    if training.precision is None:
+        return config
+    chosen = training.precision
+    if chosen == "auto":
+        chosen = "fp32" if config.gpus == "0" else "bf16" if bf16 else "fp16"
+    update: dict[str, object] = {"precision": None}
+    if not (training.fp16 or training.bf16) and chosen != "fp32":
+        update[chosen] = True
+    return config.model_copy(update={"training": training.model_copy(update=update)})
+
+
 def check(config: RunConfig, origin: Origin, processes: int, release: str | None = None) -> None:
     """Raise UsageError with every rule that `config` breaks with `processes` on each node."""
     found = faults(config, processes, release)

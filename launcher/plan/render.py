@@ -11,7 +11,7 @@ from launcher.plan import arguments, rules
 from launcher.plan.arguments import SECTIONS, THE_RUNNERS, Option, Value, own_keys
 from launcher.plan.config import Profile, RunConfig
 from launcher.plan.image import Facts
-from launcher.plan.layout import Layout, micro_batch
+from launcher.plan.layout import Layout, micro_batch, settled
 from launcher.plan.program import Kind, Program, program
 from launcher.plan.source import Origin
 from launcher.train import compat
@@ -22,6 +22,7 @@ NULL_TOKENIZER = "NullTokenizer"
 
 def options(config: RunConfig, kind: Kind, where: Layout, release: str | None) -> list[Option]:
     """What the sections and megatron_args say, in their order, as `release` spells it."""
+    config = settled(config)
     values = {
         f"{section}.{field}": value
         for section in SECTIONS

@@ -25,7 +25,11 @@ def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
 
 def test_a_dry_run_needs_no_engine(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "--gpus", "2", "gpt2.yaml", "--dry-run")
-    assert (code, err) == (0, "")
+    assert code == 0
+    told = "launcher: training.precision: auto is "
+    assert err.startswith(told)
+    assert err.count("\n") == 1
+    assert f"--{err.removeprefix(told)[:4]}\n" in out
     assert f"/checkpoints <- {tmp_path}/checkpoints/gpt2 (read-write)" in out
     assert out.splitlines()[-1].startswith("docker run --rm --name gpt2-")
     assert list(tmp_path.iterdir()) == []

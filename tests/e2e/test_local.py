@@ -225,6 +225,27 @@ def test_the_shown_lines_train(launchers: Launchers, tmp_path: Path) -> None:
     assert saved(tmp_path) == 2
 
 
+@trains
+def test_the_fastest_setting_is_found_written_and_kept(
+    launchers: Launchers, tmp_path: Path
+) -> None:
+    few = ("--steps", "5", "--set", "parallel.tensor_model_parallel_size=1")
+    few = (*few, "--set", "processes=1", "--set", "training.global_batch_size=2")
+    tune = ("tune", "--backend", "local", "run.yaml", *few, "--set", "training.micro_batch_size=1")
+    done = launchers(*tune)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"TFLOP/s on each of 1, \d+ % of the", done.stdout)
+    assert "what holds it back most: " in done.stdout
+    rows = re.findall(r"^ +([\d.]+) {10}(as given|micro_batch_size 2)$", done.stderr, re.M)
+    assert [name for _, name in rows] == ["as given", "micro_batch_size 2"]
+    written = tmp_path / "local-test-tuned.yaml"
+    faster = "2" if float(rows[1][0]) < 0.99 * float(rows[0][0]) else "1"
+    assert f"micro_batch_size: {faster}, global_batch_size: 2" in written.read_text()
+    assert not (tmp_path / "out").exists()
+    assert launchers("run", "--backend", "local", written.name, "--dry-run").returncode == 0
+    assert "is there already" in launchers(*tune).stderr
+
+
 PLANTED = """\
 import importlib.abc, importlib.util, os, sys
 

@@ -59,7 +59,7 @@ def test_which_gpus_a_request_makes_visible(request_: str, indices: list[int]) -
 
 
 SAVE = "/home/user/work/checkpoints/gpt2"
-BF16 = ("gpt2", "training.fp16=false", "training.bf16=true")
+BF16, FP16 = ("gpt2", "training.bf16=true"), ("gpt2", "training.fp16=true")
 OLD = Machine(gpus=(card(name=RTX, driver="515.65.01"),))
 BUSY = (Use("GPU-0", 12, 2 * GB), Use("GPU-0", 13, None))
 BROKEN = (("/c/iter_0000900", "no .metadata"),)
@@ -85,8 +85,8 @@ def room(gigabytes: float, **more: Saved) -> Machine:
          "--set training.bf16=false --set training.fp16=true", True),
         ((*BF16, "gpus=2"), Machine(gpus=(V100, replace(V100, index=1, uuid="GPU-1"))),
          "compute capability 7.0", "", True),  # once for GPUs of one name
-        (("gpt2",), Machine(gpus=(replace(V100, capability=(6, 1)),)), "capability 6.1", "", False),
-        (("gpt2",), Machine(gpus=(replace(V100, capability=(5, 2)),)), "capability 5.2", "", True),
+        (FP16, Machine(gpus=(replace(V100, capability=(6, 1)),)), "capability 6.1", "", False),
+        (FP16, Machine(gpus=(replace(V100, capability=(5, 2)),)), "capability 5.2", "", True),
         ((*BF16, "megatron_args.fp8_format=hybrid", "program=pretrain_gpt.py"),
          Machine(gpus=(replace(V100, capability=(8, 0)),)),
          "megatron_args.fp8_format: GPU 0", "FP8 needs 8.9", True),
@@ -219,7 +219,7 @@ def test_every_cuda_of_the_usual_rows_is_known() -> None:
         (("gpus=2", PRIVATE), 1 << 40, [False]),
         (("gpus=2", PRIVATE, "resources.shm_size=8g"), 1 << 20, []),
         (("gpus=2", PRIVATE, "resources.shm_size=4096k"), 1 << 40, [True]),
-        (("gpus=0", "processes=2", "training.fp16=false"), 1 << 20, []),
+        (("gpus=0", "processes=2"), 1 << 20, []),
     ],
 )
 def test_shared_memory(

@@ -89,14 +89,14 @@ def test_a_gpu_without_flash_attention_keeps_them() -> None:
     ("program", "sets", "states"),
     [
         ("gpt", ("training.fp16=true",), (2, 4, 12)),
-        ("gpt", ("training.fp16=false",), (4, 4, 8)),
+        ("gpt", ("training.precision=fp32",), (4, 4, 8)),
         ("pretrain_gpt.py", ("training.fp16=true",), (2, 2, 16)),
         (
             "pretrain_gpt.py",
             ("training.fp16=true", "megatron_args.accumulate-allreduce-grads-in-fp32=true"),
             (2, 4, 12),
         ),
-        ("pretrain_gpt.py", ("training.fp16=false", "training.bf16=true"), (2, 4, 12)),
+        ("pretrain_gpt.py", ("training.precision=bf16",), (2, 4, 12)),
         ("gpt", ("parallel.use_distributed_optimizer=true",), (2, 4, 12 / 4)),
     ],
 )
@@ -120,7 +120,7 @@ def test_weights_and_optimizer_are_those_of_megatrons_report(
     report: dict[str, Any] = {}
     exec(compile(text or "", module, "exec"), report)  # noqa: S102 - a file of the checkout
     asked = config(
-        "gpt3-175b", "gpus=8", "nodes=1", "training.fp16=false", "training.bf16=true",
+        "gpt3-175b", "gpus=8", "nodes=1", "training.precision=bf16",
         "model={num_layers: 32, hidden_size: 4096, ffn_hidden_size: 14336, swiglu: true,"
         " num_attention_heads: 32, num_query_groups: 8, seq_length: 8192, normalization: RMSNorm,"
         " position_embedding_type: rope, disable_bias_linear: true,"
@@ -253,7 +253,7 @@ halving = st.sampled_from(
 )
 
 
-@given(change=halving, sets=st.sets(st.sampled_from(["gpus=2", "training.fp16=false"])))
+@given(change=halving, sets=st.sets(st.sampled_from(["gpus=2", "training.precision=fp32"])))
 def test_less_of_anything_takes_less(change: tuple[str, int, int], sets: set[str]) -> None:
     key, more, less = change
     large = estimate("gpt2", *sets, f"{key}={more}")

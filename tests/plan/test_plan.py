@@ -66,7 +66,7 @@ def test_an_engine_that_may_not_lock_memory_is_asked_for_the_rest(plan: Planner)
     ("sets", "ipc", "shm_size"),
     [
         (("gpus=1",), "private", "8g"),
-        (("gpus=0", "processes=4", "training.fp16=false"), "private", "8g"),
+        (("gpus=0", "processes=4"), "private", "8g"),
         (("gpus=1", "nodes={count: 2, master_addr: a}"), "host", None),
         (("gpus=1", "resources.ipc=host"), "host", None),
         (("gpus=2", "resources={ipc: private, shm_size: 1g}"), "private", "1g"),

@@ -24,7 +24,7 @@ DRY_RUNS = {
     "gpt2.gpus-4": ("gpt2", "gpus=4"),
     "gpt2.gpus-8": ("gpt2", "gpus=8"),
     "gpt2.devices": ("gpt2", "gpus='device=1,3'"),
-    "gpt2.cpu": ("gpt2", "gpus=0", "training.fp16=false"),
+    "gpt2.cpu": ("gpt2", "gpus=0"),
     "gpt2.data": ("gpt2", "data.path=/data sets/corpus, one", "checkpoint.save=it's here"),
     "demo": ("demo", "data.path=corpus"),
     "gpt2-tiny": ("gpt2-tiny",),

@@ -24,7 +24,7 @@ GPT2 = Step(
     ("sets", "world", "batch", "precision"),
     [
         ((), 1, 16, "fp16"),
-        (("training.global_batch_size=64", "training.fp16=false"), 1, 64, "fp32"),
+        (("training.global_batch_size=64", "training.precision=fp32"), 1, 64, "fp32"),
         (("program=pretrain_gpt.py", "gpus=8", "parallel.tensor_model_parallel_size=2",
           "parallel.pipeline_model_parallel_size=2", "training.global_batch_size=null",
           "training.micro_batch_size=4"), 8, 8,

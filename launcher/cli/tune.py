@@ -1,0 +1,79 @@
+"""`launcher tune`: the fastest setting of a run file that keeps its mathematics."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from launcher.cli.command import GPUS, above_zero, argument, command, flag
+from launcher.cli.start import SET, SOURCE
+
+
+@command(
+    argument("config", "a run file, or the name of a preset: gpt2.yaml", "CONFIG"),
+    GPUS,
+    argument("--tag", "the image's tag: a row of the matrix"),
+    SOURCE,
+    SET,
+    argument("--backend", "docker or local (default: docker)", default="docker"),
+    argument("-o --output", "the tuned run file (default: NAME-tuned.yaml)", "FILE", type=Path),
+    argument("--steps", "of each setting that is measured: 25", "N", type=int, default=25),
+    argument("--minutes", "to spend at most: 10", "M", type=above_zero, default=10.0),
+    flag("--any-precision", "bf16 in place of fp16, or the other way, where that is faster"),
+    flag("--fresh", "measure anew what is known from the last time"),
+    flag("--plan", "measure nothing: predict, by what is published of the GPU"),
+    argument("--card", "another GPU than this machine's, for --plan", "NAME", default=""),
+    usage="%(prog)s CONFIG [options] [-- ARGS ...]",
+    epilog="Batch, sequence, schedule and order of the data stay. It goes on where it ended.",
+)
+def tune(args: Namespace) -> int:
+    """Find the fastest setting of a run file, and write it.
+
+    Settings are measured by short runs that save nothing.
+    """
+    import os
+
+    from launcher import yamlfile
+    from launcher.backends import backend, configured
+    from launcher.cli.start import overrides
+    from launcher.errors import UsageError
+    from launcher.plan import source
+    from launcher.plan.source import Asked, Override, overridden
+    from launcher.screen import Progress
+    from launcher.tuning import tune as tuning
+    from launcher.tuning import tuned
+
+    laid = overrides(args)
+    config, origin = source.load(args.config, laid)
+    chosen = configured(backend(args.backend), config)
+    asked = Asked(config, origin, os.getcwd(), tuple(args.rest))
+    wanted = tuning.Wanted(args.steps, args.minutes, args.any_precision, args.fresh, args.card)
+    if args.plan:
+        print("\n".join(tuning.planned(asked, chosen, wanted)))
+        return 0
+    if args.card or args.steps < 1:
+        raise UsageError("--card is for --plan, and --steps is above 0")
+    label, path = source.find(args.config)
+    target = args.output or Path(f"{config.name}-tuned.yaml")
+    if target.exists():
+        raise UsageError(f"{target} is there already", "Give another -o, or move it away.")
+    progress = Progress()
+    found = tuning.tune(asked, chosen, _words(args), wanted, progress)
+    changes = {key: value for one in laid for key, value in one.values.items()}
+    changes |= found.changes(asked)
+    wished = overridden(config, [Override("tune", changes)])
+    text = tuned.changed(yamlfile.read(path, label), changes, wished)
+    head = [f"Tuned by `launcher tune {args.config}`:", *found.lines, *found.table]
+    with target.open("x", encoding="utf-8") as file:
+        file.write(tuned.headed(text, head))
+    print("\n".join([*found.lines, f"written: {target}"]))
+    return 0
+
+
+def _words(args: Namespace) -> list[str]:
+    """What `run` is given for the same run."""
+    words = [args.config, "--backend", args.backend]
+    for name in ("gpus", "tag", "source"):
+        if (value := getattr(args, name)) is not None:
+            words += [f"--{name}", str(value)]
+    return [*words, *(word for each in args.set for word in ("--set", each))]

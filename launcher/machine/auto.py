@@ -1,0 +1,56 @@
+"""What `auto` in a run file comes to on the GPUs that the run is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from launcher.machine import memory
+from launcher.machine.checks import BF16
+from launcher.machine.fit import MARGIN
+from launcher.machine.machine import GB, Gpu
+from launcher.plan import layout
+from launcher.plan.config import RunConfig
+from launcher.plan.source import Override, overridden
+
+UNKNOWN = "which every GPU since Volta has: those of the run aren't known here"
+
+
+def settled(
+    config: RunConfig, processes: int, visible: Sequence[Gpu]
+) -> tuple[RunConfig, list[str]]:
+    """`config` without `auto` where the GPUs decide, and what to tell of it.
+
+    `visible` are the GPUs of the run, as far as they are known. A micro-batch that the global
+    batch and the layout alone decide stays `auto`.
+    """
+    able = bool(visible) and all(gpu.capability and gpu.capability >= BF16 for gpu in visible)
+    made = layout.settled(config, bf16=able)
+    notes = []
+    if config.training.precision == "auto" and config.gpus != "0":
+        given = "bf16" if made.training.bf16 else "fp16"
+        why = " and ".join(dict.fromkeys(gpu.name for gpu in visible))
+        notes = [f"training.precision: auto is {given}, {f'by {why}' if why else UNKNOWN}"]
+    undecided = made.training.micro_batch_size != "auto" or not visible
+    if undecided or layout.faults(made, processes):
+        return made, notes
+    total = min(gpu.total for gpu in visible)
+    where = layout.layout(made, processes)
+    sizes = list(_micro_batches(made, where, visible[0].capability))
+    fitting = [size for size, needed in sizes if needed <= total * (1 - MARGIN)]
+    if not sizes or not total or fitting[:1] == [sizes[0][0]]:
+        return made, notes
+    size, most = (fitting or [sizes[-1][0]])[0], sizes[0]
+    why = f"{most[0]} needs about {most[1] / GB:.1f} GB, and the GPU has {total / GB:.1f}"
+    notes.append(f"training.micro_batch_size: auto is {size}: {why}")
+    return overridden(made, [Override("", {"training.micro_batch_size": size})]), notes
+
+
+def _micro_batches(
+    config: RunConfig, where: layout.Layout, capability: tuple[int, int] | None
+) -> Iterator[tuple[int, int]]:
+    """The sizes that `auto` may be, the largest first, with the bytes on a GPU; none if unknown."""
+    largest = layout.micro_batch(config, where) or 1
+    for size in reversed(layout.divisors(largest)):
+        tried = overridden(config, [Override("", {"training.micro_batch_size": size})])
+        if needed := memory.estimate(tried, where, capability):
+            yield size, needed.total

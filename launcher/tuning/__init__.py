@@ -1,0 +1,1 @@
+"""`launcher tune`: the fastest setting of a run that keeps its mathematics."""

@@ -1,0 +1,77 @@
+"""What `auto` comes to: by the GPUs that are there, and kept by a run that goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.machine import auto
+from launcher.machine.machine import Gpu
+from launcher.plan import layout, source
+from launcher.plan.config import RunConfig
+from launcher.plan.render import values_of
+from launcher.records import record
+from tests.machine.conftest import GB, card
+
+
+def settled(*sets: str, cards: tuple[Gpu, ...] = ()) -> tuple[dict[str, object], list[str]]:
+    """The options of the preset gpt2 on the GPUs, and what is told."""
+    config, _ = source.load("gpt2", [source.parse_set(each) for each in sets])
+    found, notes = auto.settled(config, max(1, len(cards)), cards)
+    options = values_of(found, layout.layout(found, max(1, len(cards))))
+    return dict(options), notes
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision"), [((7, 0), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
+)
+def test_bf16_is_for_gpus_that_have_it(capability: tuple[int, int], precision: str) -> None:
+    options, notes = settled(cards=(card(capability=capability, total=80 * GB),))
+    assert {"fp16", "bf16"} & options.keys() == {precision}
+    assert f"auto is {precision}, by {card().name}" in notes[0]
+
+
+def test_one_older_gpu_among_them_decides() -> None:
+    cards = (card(0, capability=(9, 0)), card(1, capability=(7, 5)))
+    assert "fp16" in settled("gpus=2", cards=cards)[0]
+
+
+def test_gpus_that_are_not_known_get_what_all_have_and_it_is_said() -> None:
+    options, notes = settled()
+    assert "fp16" in options
+    assert "aren't known here" in notes[0]
+
+
+def test_the_cpu_has_neither() -> None:
+    options, notes = settled("gpus=0")
+    assert not {"fp16", "bf16"} & options.keys()
+    assert notes == []
+
+
+@pytest.mark.parametrize("given", ["fp16", "bf16"])
+def test_what_is_given_counts_more_than_auto(given: str) -> None:
+    options, _ = settled(f"training.{given}=true", cards=(card(capability=(9, 0)),))
+    assert {"fp16", "bf16"} & options.keys() == {given}
+
+
+def test_two_precisions_are_refused() -> None:
+    with pytest.raises(UsageError, match="precision is fp32 and bf16 is set"):
+        settled("training.bf16=true", "training.precision=fp32")
+
+
+def test_a_smaller_gpu_gets_a_smaller_micro_batch() -> None:
+    large, none = settled(cards=(card(total=80 * GB),))
+    small, told = settled(cards=(card(total=6 * GB),))
+    assert (large["micro_batch_size"], small["micro_batch_size"]) == (16, 4)
+    assert "auto is 4: 16 needs about 8.5 GB" in told[-1]
+    assert len(none) == 1
+
+
+def test_what_is_kept_of_a_run_is_what_it_was_settled_to() -> None:
+    """A run that goes on where no GPU is seen, or an older one, would else take another one."""
+    config, _ = source.load("gpt2", [])
+    found, _ = auto.settled(config, 1, (card(total=6 * GB),))
+    kept = record.without_secrets(found, exclude_unset=True)[0]
+    again, notes = auto.settled(RunConfig.model_validate(kept), 1, ())
+    assert (again, notes) == (found, [])
+    assert (again.training.bf16, again.training.micro_batch_size) == (True, 4)
