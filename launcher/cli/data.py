@@ -116,7 +116,7 @@ def _in_parts(args: Namespace) -> int:
         parts = [one.with_name(f"{one.name}_{key}_document") for one in shards]
         target = prefix.with_name(f"{prefix.name}_{key}_document")
         made = contents.merge(parts, target)
-        contents.opened(target)
+        contents.open_data(target)
         for path in (path for part in parts for path in indexed.targets(part)):
             files.remove_file(path, path.parent, missing_ok=True)
         print(f"{made.documents:,} documents, {made.tokens:,} tokens: {target}.bin")

@@ -89,7 +89,7 @@ def _made_by(prefix: Path) -> Chosen | None:
     from launcher.data.tokenizers import Chosen
 
     with suppress(LauncherError, KeyError, TypeError):
-        said = (contents.how_made(contents.opened(prefix)) or {})["tokenizer"]
+        said = (contents.how_made(contents.open_data(prefix)) or {})["tokenizer"]
         known = {each.name: said.get(each.name, each.default) for each in fields(Chosen)}
         paths = ("vocab_file", "merge_file", "model")
         return Chosen(**known | {name: known[name] and Path(known[name]) for name in paths})
