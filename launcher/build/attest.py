@@ -113,16 +113,10 @@ def _dependencies(made: Made) -> list[dict[str, Any]]:
         _image("builder", inputs.builder),
         _source(made),
         *(
-            {
-                "name": f"{one.name}/{path}".rstrip("/"),
-                "uri": f"git+{url}@{one.commits[path].commit}",
-                "digest": {
-                    "gitCommit": one.commits[path].commit,
-                    "gitTree": one.commits[path].tree,
-                },
-            }
+            _commit(f"{one.name}/{path}".rstrip("/"), url, commit.commit, commit.tree)
             for one in inputs.extensions
             for path, url in one.urls.items()
+            for commit in [one.commits[path]]
         ),
         *(
             [{"name": inputs.interpreter.name, "digest": _sha256(inputs.interpreter.parent.name)}]
@@ -155,11 +149,8 @@ def _source(made: Made) -> dict[str, Any]:
     """Megatron's source: a commit and its tree, an sdist, or a hash over a checkout's files."""
     source = made.inputs.source
     if source.kind == "git":
-        return {
-            "name": "Megatron-LM",
-            "uri": f"git+{made.inputs.recipe.named.git.url}@{source.revision}",
-            "digest": {"gitCommit": source.revision, "gitTree": source.identity},
-        }
+        url = made.inputs.recipe.named.git.url
+        return _commit("Megatron-LM", url, source.revision, source.identity)
     if source.kind == "sdist":
         return {
             "name": "Megatron-LM",
@@ -171,6 +162,11 @@ def _source(made: Made) -> dict[str, Any]:
         "digest": _sha256(source.identity),
         "annotations": {"revision": source.revision, "of": "a checkout's files"},
     }
+
+
+def _commit(name: str, url: str, commit: str, tree: str) -> dict[str, Any]:
+    digest = {"gitCommit": commit, "gitTree": tree}
+    return {"name": name, "uri": f"git+{url}@{commit}", "digest": digest}
 
 
 def _sha256(digest: str) -> dict[str, str]:

@@ -63,9 +63,9 @@ class ExtensionSource:
 def sources(recipe: Recipe, site: Settings, progress: Progress) -> tuple[ExtensionSource, ...]:
     """The sources of a recipe's extensions, in the row's order. Raises as `from_git` does."""
     found = []
-    for name, (wanted, locked) in recipe.extensions.items():
+    for name, locked in recipe.extensions.items():
         progress.step(f"source: {name} from git")
-        found.append(from_git(name, wanted, locked, site))
+        found.append(from_git(name, *locked, site))
         progress.close()
     return tuple(found)
 

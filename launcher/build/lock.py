@@ -89,7 +89,12 @@ def lock(
     Raises UsageError for a name in `asking` that nothing has.
     """
     old = old or Lock(needs={}, packages={}, releases={})
-    _check_names(asking.upgrade or (), matrix, old)
+    sets = [part for needs in old.needs.values() for _, part in needs]
+    pinned = {name for pins in [*sets, *old.packages.values()] for name in pinned_versions(pins)}
+    known = sorted({*pinned, *matrix.releases, *matrix.extensions, *matrix.images})
+    for name in asking.upgrade or ():
+        if name not in known:
+            raise UsageError(f"--upgrade: nothing that is locked is {name}", nearest(name, known))
     return _Locking(matrix, old, site, progress, asking).all()
 
 
@@ -248,16 +253,6 @@ def write(locked: Lock, path: Path) -> None:
     So it is where two write at once: the last one's lock stays.
     """
     files.write(path, dump(locked))
-
-
-def _check_names(names: Collection[str], matrix: Matrix, old: Lock) -> None:
-    """Raise UsageError for what is no package, release, extension or image."""
-    sets = [part for needs in old.needs.values() for _, part in needs]
-    pinned = {name for pins in [*sets, *old.packages.values()] for name in pinned_versions(pins)}
-    known = sorted({*pinned, *matrix.releases, *matrix.extensions, *matrix.images})
-    for name in names:
-        if name not in known:
-            raise UsageError(f"--upgrade: nothing that is locked is {name}", nearest(name, known))
 
 
 @dataclass(frozen=True)

@@ -239,12 +239,9 @@ class Verification:
         image = subject(self.client, images.find(self.client, name).id)
         standins = self._standins(image, departures)
         wanted = request(name, image.labels, replace(departures, **standins), builds.matrix)
-        keys = ("megatron", "source", "version")
-        said = {key: image.labels.get(LABEL + key, ABSENT) for key in keys}
-        self.tell(
-            f"{name}: row {wanted.tag}, Megatron {said['megatron']} from {said['source']}, "
-            f"built by launcher {said['version']}"
-        )
+        said = [image.labels.get(LABEL + key, ABSENT) for key in ("megatron", "source", "version")]
+        what = "row {}, Megatron {} from {}, built by launcher {}".format(wanted.tag, *said)
+        self.tell(f"{name}: {what}")
         for key, standin in standins.items():
             self.tell(f"note: its {key} is {standin}, which stands in for the row's")
         if others := unnamed(image.labels, wanted, builds.matrix.rows[wanted.tag].base):
@@ -307,24 +304,21 @@ class Comparison:
     def compare(self, diffoscope: bool) -> bool:
         """Tell how the two compare; whether all that is claimed is the same."""
         added = self._added()
-        layers = "" if self.claimed.layers else ", not claimed"
-        whole = "" if self.claimed.image else ", not claimed"
-        keys = [one.labels.get(f"{LABEL}key", ABSENT) for one in (self.image, self.rebuilt)]
+        both = (self.image, self.rebuilt)
         wheels = [_wheel(box) for box in self.boxes]
-        self._pair("inputs", keys)
+        self._pair("inputs", [one.labels.get(f"{LABEL}key", ABSENT) for one in both])
         self._pair("wheel", wheels)
         for number, pair in enumerate(zip_longest(*added, fillvalue=ABSENT), start=1):
-            self._pair(f"layer {number} above the base", pair, layers)
-        self._pair("image", (self.image.id, self.rebuilt.id), whole)
+            self._pair(f"layer {number} above the base", pair, self.claimed.layers)
+        self._pair("image", [one.id for one in both], self.claimed.image)
         found = self._files(added, diffoscope) if added[0] != added[1] else []
-        pairs: list[tuple[Any, Any]] = [(self.image.settings, self.rebuilt.settings)]
-        if self.claimed.layers:  # steps and their times only where they are claimed
-            pairs.append(({"step": self.image.history}, {"step": self.rebuilt.history}))
-        if self.claimed.image:
-            pairs.append(({"time of step": self.image.times}, {"time of step": self.rebuilt.times}))
-        changed = [one for pair in pairs for one in compare.values(*pair)]
-        for name, one, other in changed[:MOST_LISTED]:
-            self._pair(name, (one, other))
+        set_in = [dict(one.settings) for one in both]
+        for settings, one in zip(set_in, both, strict=True):
+            settings |= {"step": one.history} if self.claimed.layers else {}
+            settings |= {"time of step": one.times} if self.claimed.image else {}
+        changed = compare.values(*set_in)
+        for name, *values in changed[:MOST_LISTED]:
+            self._pair(name, values)
         same = (
             self.image.is_on(self.base)
             and wheels[0] == wheels[1]
@@ -342,9 +336,10 @@ class Comparison:
         lowest = len(self.base.layers) if self.image.is_on(self.base) else -len(ours)
         return self.image.layers[lowest:], ours
 
-    def _pair(self, what: str, values: Sequence[str], more: str = "") -> None:
+    def _pair(self, what: str, values: Sequence[str], claimed: bool = True) -> None:
         """Whether two values are the same, and both of them."""
-        self.tell(f"{what}: {'same' if values[0] == values[1] else 'differs'}{more}")
+        same = "same" if values[0] == values[1] else "differs"
+        self.tell(f"{what}: {same}" + ("" if claimed else ", not claimed"))
         self.tell(f"  image    {values[0]}")
         self.tell(f"  rebuilt  {values[1]}")
 

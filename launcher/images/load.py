@@ -21,7 +21,7 @@ from launcher.images.remote import OtherImageError
 from launcher.oci import layout, packed, parts, saved
 from launcher.oci.archive import archive, entry, hex_of, layer_name, load_archive
 from launcher.oci.container import layers_of, name_image
-from launcher.oci.layout import Base, Config, File, Listing, Manifest
+from launcher.oci.layout import Base, Config, Descriptor, File, Listing, Manifest
 from launcher.oci.saved import Saved
 from launcher.screen import Progress
 from launcher.settings import Settings
@@ -54,15 +54,19 @@ class Loaded:
 class _Content:
     """A checked layout: its list, the configuration, and the layers, lowest first.
 
-    layers: the digests of their blobs; packed: those that `save` packed; diff_ids: as unpacked
+    diff_ids: those of the layers, as they are unpacked
     """
 
     folder: Path
     listing: Listing
     config: bytes
-    layers: tuple[str, ...]
-    packed: frozenset[str]
+    layers: tuple[Descriptor, ...]
     diff_ids: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """What the layers' tars are called in an archive."""
+        return [layer_name(layer.digest) for layer in self.layers]
 
 
 def load(
@@ -87,12 +91,19 @@ def load(
             f"  there:    {listing.image}, manifest {listing.manifest}",
             "Compare the digest with what `image save` said.",
         )
-    names = _names(folder, listing, all_tags)
+    names = tuple(name for name in listing.names if all_tags or name.startswith(OURS))
+    if listing.names and not names:
+        raise UsageError(
+            f"{folder}: its image is named {', '.join(listing.names)}, and not {OURS}…",
+            "Give it that name with --all-tags, which takes it from an image that has it here.",
+        )
     base = _base(client, listing.base, listing) if listing.base else None
     check(folder, progress)
-    paths = {name: f"{layout.DOCUMENTS}/{name}" for name in (beside.PROVENANCE, beside.SBOM)}
-    there = {name: listing.listed[path] for name, path in paths.items() if path in listing.listed}
-    documents = {name: _small(folder, [file]) for name, file in there.items()}
+    documents = {
+        name: _small(folder, [listing.listed[path]])
+        for name in (beside.PROVENANCE, beside.SBOM)
+        if (path := f"{layout.DOCUMENTS}/{name}") in listing.listed
+    }
     loaded = load_checked(client, folder, listing, progress, base)
     left = tuple(name for name in listing.names if name not in names)
     moved = tuple(name for name in names if images.id_of(client, name) not in (None, loaded))
@@ -132,17 +143,6 @@ def put_beside(client: DockerClient, loaded: Loaded, site: Settings, progress: P
         progress.note(f"  {error}")
 
 
-def _names(folder: Path, listing: Listing, all_tags: bool) -> tuple[str, ...]:
-    """Those of its names that an image is given. Raises UsageError where none is left."""
-    names = tuple(name for name in listing.names if all_tags or name.startswith(OURS))
-    if listing.names and not names:
-        raise UsageError(
-            f"{folder}: its image is named {', '.join(listing.names)}, and not {OURS}…",
-            "Give it that name with --all-tags, which takes it from an image that has it here.",
-        )
-    return names
-
-
 def _base(client: DockerClient, wanted: Base, listing: Listing) -> Image:
     """An image with the layers that are left out. Raises EngineError where the engine has none."""
     found = images.having(client, wanted)
@@ -170,11 +170,10 @@ def _content(folder: Path, listing: Listing) -> _Content:
     """
     manifest = _document(folder, listing, listing.manifest, Manifest)
     diff_ids = _document(folder, listing, listing.image, Config).diff_ids
-    layers = tuple(layer.digest for layer in manifest.layers)
     below = listing.base.layers if listing.base else ()
     if manifest.config.digest != listing.image:
         raise _no_image(folder, "its manifest is of another image")
-    if len(layers) != len(diff_ids) or below != diff_ids[: len(below)]:
+    if len(manifest.layers) != len(diff_ids) or below != diff_ids[: len(below)]:
         raise _no_image(folder, "its layers aren't those of its configuration")
     pairs = zip(manifest.layers, diff_ids, strict=True)
     if any(layer.unpacked not in (None, diff_id) for layer, diff_id in pairs):
@@ -183,8 +182,7 @@ def _content(folder: Path, listing: Listing) -> _Content:
         folder=folder,
         listing=listing,
         config=_blob(folder, listing, listing.image),
-        layers=layers,
-        packed=frozenset(one.digest for one in manifest.layers if one.unpacked),
+        layers=manifest.layers,
         diff_ids=diff_ids,
     )
 
@@ -228,9 +226,9 @@ def _give(client: DockerClient, content: _Content, base: Image | None, progress:
     An engine with the overlay2 store takes a stream without the layers that it has. One that
     doesn't is given the base's again, as it gives them itself.
     """
-    names = [layer_name(digest) for digest in content.layers]
+    layers = _layers(content, progress)
     try:
-        loaded = load_archive(client, archive(content.config, names, _layers(content, progress)))
+        loaded = load_archive(client, archive(content.config, content.names, layers))
     except EngineError as refused:
         if base is None or "no space left" in str(refused):
             raise
@@ -254,13 +252,13 @@ def _whole_archive(
             with progress.counted(f"read {member.name[:12]} of the base", member.size) as seen:
                 yield from entry(member.name, member.size, parts.blocks(file, member.size, seen))
         below = stream.layers()[:count]
-    names = below + [layer_name(digest) for digest in content.layers[count:]]
+    names = below + content.names[count:]
     yield from archive(content.config, names, _layers(content, progress))
 
 
 def _layers(content: _Content, progress: Progress) -> Iterator[bytes]:
     listed = content.listing.listed
-    for digest in dict.fromkeys(content.layers):
+    for digest, layer in {layer.digest: layer for layer in content.layers}.items():
         files = [listed[path] for path in content.listing.paths(digest)]
         if not files:
             continue
@@ -268,7 +266,7 @@ def _layers(content: _Content, progress: Progress) -> Iterator[bytes]:
         with progress.counted(f"load layer {hex_of(digest)[:12]}", size) as seen:
             read = (_read(content.folder, file, seen) for file in files)
             blocks: Iterator[bytes] = chain.from_iterable(read)
-            if digest in content.packed:
+            if layer.unpacked:
                 size, blocks = packed.unpack(digest, blocks)
             yield from entry(layer_name(digest), size, blocks)
     progress.step("the engine unpacks it")

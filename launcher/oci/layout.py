@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
@@ -49,21 +48,14 @@ MOST_NAMES = MOST_LAYERS = 1000
 """Engines take less than 130 of them."""
 
 
-def _matching(pattern: str, what: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value, re.ASCII):
-            raise ValueError(f"{value!r} isn't {what}")
-        return value
-
-    return AfterValidator(check)
-
-
-Digest = Annotated[str, _matching(DIGEST, "a digest")]
-Hash = Annotated[str, _matching(r"[0-9a-f]{64}", "a sha256")]
+Digest = Annotated[str, AfterValidator(names.matching(DIGEST, "a digest"))]
+Hash = Annotated[str, AfterValidator(names.matching(r"[0-9a-f]{64}", "a sha256"))]
 Size = Annotated[int, Field(ge=0, le=LARGEST_FILE)]
 Reference = Annotated[str, Field(max_length=512), AfterValidator(names.image)]
-Name = Annotated[Reference, _matching(r"[^@]*:[^/@]+", "a name with a tag")]
-Place = Annotated[str, _matching(PLACE, "a file of a layout")]
+Name = Annotated[
+    Reference, AfterValidator(names.matching(r"[^@]*:[^/@]+", "a name with a tag: a:1"))
+]
+Place = Annotated[str, AfterValidator(names.matching(PLACE, "a file of a layout"))]
 
 
 class Strict(BaseModel):

@@ -9,12 +9,11 @@ import pytest
 from docker import DockerClient
 
 from launcher.build.fetch import sha256
-from launcher.engine.acquire import Bases
 from launcher.engine.connect import engine_host
 from launcher.images import bundle
 from launcher.screen import Progress
 from launcher.settings import Settings
-from tests.e2e.command import killed, launcher, refused
+from tests.e2e.command import launcher, refused
 from tests.e2e.conftest import Small
 
 QUIET = Progress(open(os.devnull, "w"))  # noqa: SIM115
@@ -74,30 +73,6 @@ def test_the_same_image_is_built_where_nothing_can_be_fetched(
     names = {path.relative_to(packed) for path in packed.rglob("*") if path.is_file()}
     assert names == {path.relative_to(again) for path in again.rglob("*") if path.is_file()}
     assert all(sha256(packed / name) == sha256(again / name) for name in names)
-
-
-@pytest.mark.long
-def test_those_that_are_killed_leave_nothing_that_is_used(
-    engine: DockerClient, bases: Bases, tmp_path: Path
-) -> None:
-    """Ten of each kind, killed ever later; what they left harms nobody after them."""
-    packed, instead = tmp_path / "cpu", ["--base", bases.base, "--builder", bases.builder]
-    done = launcher("fetch", "cpu", *instead, "--bundle", str(packed))
-    assert done.returncode == 0, done.stderr
-    wheels, site = tmp_path / "wheels", offline(tmp_path / "cache", engine)
-    take = ["fetch", "--from", str(packed), "--no-images"]
-    pack = ["fetch", "cpu", "--no-images", "--bundle", str(wheels)]
-    kills = {"take": 0, "pack": 0}
-    for name, command in (("take", take), ("pack", pack)):
-        for n in range(10):
-            kills[name] += killed(["-m", "launcher", *command], 0.6 + 0.15 * n, **site)
-        done = launcher(*command, **site)
-        assert done.returncode == 0, done.stderr
-        for path in (tmp_path / "cache/sha256").glob("*/[!.]*"):
-            assert sha256(path) == path.parent.name
-    assert min(kills.values()) > 0, "none was killed: nothing was tested"
-    there, whole = (bundle.check_bundle(folder, QUIET) for folder in (wheels, packed))
-    assert there.files == tuple(f for f in whole.files if not f.path.startswith("images/"))
 
 
 def test_a_row_from_git_is_carried_with_its_source(

@@ -81,32 +81,6 @@ def test_the_base_keeps_its_entrypoint_and_gains_a_path(
 
 
 @pytest.mark.long
-def test_the_classic_builder_makes_the_same_wheel_and_folder(
-    engine: DockerClient,
-    site: Settings,
-    bases: Bases,
-    python_image: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    row = {"python": "3.11", "megatron": "0.10.0", "source": "sdist"}
-    path = matrix_folder(tmp_path, {"24.10": row})
-    own = Settings(site.cache, path, "", "", site.runs)
-    base = standin(engine, python_image, "classic")
-
-    def contents() -> str:
-        request = Request("24.10", base=base, builder=bases.builder, no_cache=True)
-        built = Builds(engine, own, Progress(), "launchpad-test-classic").build(request)
-        find = "find /opt/megatron -type f -exec sha256sum {} + | sort"
-        return in_image(engine, built.id, "sh", "-c", find)
-
-    first = contents()
-    monkeypatch.setattr("launcher.engine.connect.buildkit", lambda client: None)
-    assert contents() == first
-    assert "helpers_cpp.cpython-311" in first
-
-
-@pytest.mark.long
 def test_nine_rows_on_nine_bases_compile_once(
     engine: DockerClient,
     site: Settings,
