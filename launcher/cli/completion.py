@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from launcher.cli.command import argument, command
 
@@ -24,8 +24,6 @@ CONFIGS = {
     "zsh": "_launcher_config_files() "
     "{{ _alternative 'presets:preset:({presets})' 'files:file:_files' }}",
 }
-FILES = frozenset({"script", "output"})
-FOLDERS = frozenset({"source"})
 
 
 @command(
@@ -49,12 +47,24 @@ def script(shell: str) -> str:
     import shtab
 
     from launcher import cli
+    from launcher.backends import BACKENDS
+    from launcher.matrix.load import load_matrix
     from launcher.plan.source import PRESETS
 
-    parser = cli.parser()
+    parser, matrix = cli.parser(), load_matrix()
     parser.prog = NAME
+    choices: dict[str, Iterable[str]] = {"megatron": matrix.releases, "backend": BACKENDS}
+    choices |= dict.fromkeys(("tag", "tags"), matrix.rows)
+    completes: dict[str, object] = {"script": shtab.FILE, "output": shtab.FILE}
+    completes |= {"source": shtab.DIRECTORY}
+    completes |= {"config": dict.fromkeys(CONFIGS, "_launcher_config_files")}
     for name, action in _actions(parser):
-        _complete(name, action)
+        if action.dest in choices:
+            action.choices = [*choices[action.dest]]
+        elif action.dest in completes:
+            action.complete = completes[action.dest]  # type: ignore[attr-defined]
+        elif action.dest in ("run", "runs"):
+            action.complete = shtab.cmd(RUNS_OF.get(name, RUNS))  # type: ignore[attr-defined]
     presets = " ".join(sorted(path.name for path in PRESETS.glob("*.yaml")))
     return shtab.complete(parser, shell, preamble=CONFIGS[shell].format(presets=presets))
 
@@ -69,28 +79,3 @@ def _actions(
                 yield from _actions(below, command or name)
         else:
             yield command, action
-
-
-def _complete(command: str, action: argparse.Action) -> None:
-    """Say what an argument takes, where its name tells."""
-    import shtab
-
-    from launcher.backends import BACKENDS
-    from launcher.matrix.load import load_matrix
-
-    function = {shell: "_launcher_config_files" for shell in CONFIGS}
-    if action.dest == "config":
-        action.complete = function  # type: ignore[attr-defined]
-    elif action.dest in ("run", "runs"):
-        runs = RUNS_OF.get(command, RUNS)
-        action.complete = shtab.cmd(runs)  # type: ignore[attr-defined]
-    elif action.dest in FILES:
-        action.complete = shtab.FILE  # type: ignore[attr-defined]
-    elif action.dest in FOLDERS:
-        action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-    elif action.dest in ("tag", "tags"):
-        action.choices = [*load_matrix().rows]
-    elif action.dest == "megatron":
-        action.choices = [*load_matrix().releases]
-    elif action.dest == "backend":
-        action.choices = [*BACKENDS]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import redact, redacted
 
@@ -27,24 +26,20 @@ def describe(plan: Plan) -> str:
         "ulimits": " ".join(f"{name}={limit}" for name, limit in plan.ulimits),
         "stop": f"{plan.stop_grace} s after the signal",
     }
+    env, mounts = list[str](), list[str]()
     lines = [f"{key + ':':<11}{value}" for key, value in facts.items() if value]
-    lines += _listed("env", [_variable(*pair) for pair in redact(dict(plan.env)).items()])
-    lines += _listed("mounts", [_mount(mount) for mount in plan.mounts])
+    for name, value in redact(dict(plan.env)).items():
+        env.append(f"{name} (the launcher's own)" if value is None else f"{name}={value}")
+    for mount in plan.mounts:
+        mode = "read-only" if mount.read_only else "read-write"
+        mounts.append(f"{mount.target} <- {mount.source} ({mode})")
+    lines += _listed("env", env) + _listed("mounts", mounts)
     lines += _listed("command", _wrapped(redacted(plan.argv)))
     return "\n".join(lines) + "\n"
 
 
 def _listed(title: str, items: list[str]) -> list[str]:
     return [f"{title}:", *(f"  {item}" for item in items)] if items else []
-
-
-def _variable(name: str, value: str | None) -> str:
-    return f"{name} (the launcher's own)" if value is None else f"{name}={value}"
-
-
-def _mount(mount: Mount) -> str:
-    mode = "read-only" if mount.read_only else "read-write"
-    return f"{mount.target} <- {mount.source} ({mode})"
 
 
 def _wrapped(argv: tuple[str, ...]) -> list[str]:

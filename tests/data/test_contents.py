@@ -12,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import cli
-from launcher.data import contents, tokenize
+from launcher.data import contents
 from launcher.data.faults import DataError
 from launcher.data.indexed import Output
 from launcher.data.output import publish
-from launcher.data.sources import Reading
-from launcher.data.tokenize import Job, laid_out
-from launcher.data.tokenizers import Chosen
+from launcher.data.tokenize import laid_out
 from launcher.errors import UsageError
 from tests.data.conftest import documents
 
@@ -168,27 +166,6 @@ def _shards(folder: Path, name: str, parts: int) -> list[Path]:
     """Those of one job, all the same."""
     names = [f"{name}.{part}-of-{parts}_text_document" for part in range(1, parts + 1)]
     return [write(folder / name, SOME) for name in names]
-
-
-@pytest.mark.usefixtures("loaded")
-@pytest.mark.parametrize("parts", [1, 2, 5])
-def test_merged_shards_are_the_single_run(tmp_path: Path, parts: int) -> None:
-    source = tmp_path / "in.jsonl"
-    texts = [["", f"{n} words", ["a", "", "b"]][n % 3] for n in range(100)]
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-
-    def run(name: str, shard: tuple[int, int]) -> Path:
-        job = Job((str(source),), tmp_path / name, Reading(shard=shard), Chosen(), append_eod=True)
-        tokenize.run(job, lambda done: None)
-        return tokenize.outputs(job)[0]
-
-    whole = contents.open_data(run("whole", (0, 1)))
-    shards = [run(f"d.{part + 1}-of-{parts}", (part, parts)) for part in range(parts)]
-    contents.merge(shards, tmp_path / "joined")
-    assert contents.difference(whole, contents.open_data(tmp_path / "joined")) == ""
-    for suffix in (".bin", ".idx"):
-        joined = (tmp_path / f"joined{suffix}").read_bytes()
-        assert joined == Path(f"{whole.prefix}{suffix}").read_bytes()
 
 
 def test_the_record_of_other_files_is_not_told(tmp_path: Path) -> None:

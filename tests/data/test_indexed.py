@@ -26,16 +26,6 @@ def test_the_token_width_follows_the_vocabulary(tmp_path: Path, vocabulary: int,
     assert indexed.read_index(tmp_path / "d") == indexed.Index(3, 3, 4, code)
 
 
-def test_nothing_half_written_keeps_the_name(tmp_path: Path) -> None:
-    def documents():
-        yield [1]
-        raise RuntimeError("stopped")
-
-    with pytest.raises(RuntimeError):
-        indexed.write(tmp_path / "d", documents(), 257)
-    assert list(tmp_path.iterdir()) == []
-
-
 def damaged(prefix: Path) -> str:
     with pytest.raises(indexed.Damaged) as caught:
         indexed.read_filled_index(prefix)

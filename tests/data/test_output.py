@@ -41,27 +41,6 @@ def test_a_file_is_one_jobs(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("link", ["symbolic", "hard"])
-@pytest.mark.parametrize("name", ["a.partial", f".a.{'0' * 16}.aside"])
-def test_a_link_where_a_job_writes_isnt_written_through(
-    tmp_path: Path, link: str, name: str
-) -> None:
-    """It was emptied, whatever it led to, as its name could be foretold."""
-    (tmp_path / "home").mkdir()
-    thesis = tmp_path / "home/thesis"
-    thesis.write_text("x")
-    at = tmp_path / name
-    (at.symlink_to if link == "symbolic" else at.hardlink_to)(thesis)
-    with ExitStack() as stack:
-        try:
-            (ours,) = alone([tmp_path / "a"], stack)
-            ours.file.write(b"tokens")
-            ours.publish()
-        except files.Refused:
-            assert link == "hard"
-    assert thesis.read_text() == "x"
-
-
 @pytest.mark.parametrize("number", files.UNLOCKABLE)
 def test_a_file_system_without_locks_is_written_and_a_broken_or_open_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import regex
@@ -294,35 +295,28 @@ def test_a_broken_tokenizer_config_is_told(tmp_path: Path, config: str, said: st
     assert tokenizers.load(replace(chosen, end="<end>")).end == 1
 
 
-def huggingface_of(folder: Path, words: dict[str, int]) -> Chosen:
+def huggingface_of(folder: Path, words: dict[str, int], unknown: str = "Hello") -> Chosen:
     """A tokenizer whose tokens are words, in a folder."""
-    made = huggingface.Tokenizer(huggingface.models.WordLevel(words, next(iter(words))))
+    made = huggingface.Tokenizer(huggingface.models.WordLevel(words, unknown))
     made.pre_tokenizer = huggingface.pre_tokenizers.WhitespaceSplit()
     made.save(str(folder / "tokenizer.json"))
     return Chosen("HuggingFaceTokenizer", model=folder)
+
+
+def job_of(path: Path, text: str, chosen: Chosen, **reading: Any) -> Job:
+    """A job with one input."""
+    path.write_text(text)
+    return Job((str(path),), path.with_name("out"), Reading(**reading), chosen)
 
 
 def test_a_text_that_the_tokenizer_fails_at_is_a_bad_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A word that isn't in a vocabulary without a token for such."""
-    made = huggingface.Tokenizer(huggingface.models.WordLevel({"a": 0, "b": 1}, "none"))
-    made.pre_tokenizer = huggingface.pre_tokenizers.WhitespaceSplit()
-    made.save(str(tmp_path / "tokenizer.json"))
-    lines = [
-        '{"x": "a", "y": "b"}',
-        "",
-        '{"x": "b", "y": ["a", "a c"]}',
-        "{",
-        '{"x": "b", "y": "a"}',
-    ]
-    (tmp_path / "in.jsonl").write_text("\n".join(lines))
-    job = Job(
-        inputs=(str(tmp_path / "in.jsonl"),),
-        prefix=tmp_path / "out",
-        reading=Reading(keys=("x", "y")),
-        tokenizer=Chosen("HuggingFaceTokenizer", model=tmp_path),
-    )
+    chosen = huggingface_of(tmp_path, {"a": 0, "b": 1}, unknown="none")
+    lines = ('{"x": "a", "y": "b"}', "", '{"x": "b", "y": ["a", "a c"]}', "{")
+    text = "\n".join([*lines, '{"x": "b", "y": "a"}'])
+    job = job_of(tmp_path / "in.jsonl", text, chosen, keys=("x", "y"))
     with pytest.raises(DataError, match=r"in\.jsonl:3: the tokenizer fails: .*UNK.*\n  \| .*a c"):
         tokenize.run(job, lambda done: None)
     done = tokenize.run(replace(job, leniency=Leniency(skip=True)), lambda done: None)
@@ -336,13 +330,8 @@ def test_a_text_that_the_tokenizer_fails_at_is_a_bad_record(
 
 def test_tokens_with_a_gap_are_written_whole(tmp_path: Path) -> None:
     """Three entries, and the highest needs four bytes."""
-    (tmp_path / "in.txt").write_text("world Hello\n")
-    job = Job(
-        inputs=(str(tmp_path / "in.txt"),),
-        prefix=tmp_path / "out",
-        reading=Reading(),
-        tokenizer=huggingface_of(tmp_path, {"Hello": 0, "world": 70_000, "<end>": 2}),
-    )
+    chosen = huggingface_of(tmp_path, {"Hello": 0, "world": 70_000, "<end>": 2})
+    job = job_of(tmp_path / "in.txt", "world Hello\n", chosen)
     assert tokenizers.load(job.tokenizer).size == 70_001
     tokenize.run(job, lambda done: None)
     assert documents(tmp_path / "out_text_document") == [[[70_000, 0]]]
@@ -362,8 +351,7 @@ def test_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
         "special_tokens": {"<s>": {"id": "<s>", "ids": [65_537], "tokens": ["<s>"]}},
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(made))
-    (tmp_path / "in.txt").write_text("Hello\n")
-    job = Job((str(tmp_path / "in.txt"),), tmp_path / "out", Reading(), chosen)
+    job = job_of(tmp_path / "in.txt", "Hello\n", chosen)
     with pytest.raises(DataError, match=r"token 65537, and the tokens .* from 0 to 65535"):
         tokenize.run(job, lambda done: None)
     assert not [*tmp_path.glob("out*")]

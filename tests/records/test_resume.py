@@ -244,44 +244,30 @@ def test_it_loads_what_it_saved_and_all_of_it() -> None:
         resume.from_newest(config())
 
 
-CHECKPOINTS = {"use_checkpoint_opt_param_scheduler": True}
+LONGER = {"training": {"train_iters": 20}}
+CHECKPOINTS = {"megatron_args": {"use_checkpoint_opt_param_scheduler": True}}
 
 
 @pytest.mark.parametrize(
-    ("program", "training", "named", "overrides"),
+    ("program", "changed", "overrides", "left_out"),
     [
-        ("pretrain_gpt.py", {"train_iters": 20}, {}, True),
-        ("pretrain_gpt.py", {"train_iters": 10, "seed": 2}, {}, None),
-        ("pretrain_gpt.py", {"train_iters": 20}, CHECKPOINTS, None),
-        ("gpt", {"train_iters": 20}, {}, None),
+        ("pretrain_gpt.py", LONGER, True, None),
+        ("pretrain_gpt.py", {"training": {"train_iters": 10, "seed": 2}}, None, None),
+        ("pretrain_gpt.py", LONGER | CHECKPOINTS, None, None),
+        ("pretrain_gpt.py", {"parallel": sizes()}, None, True),
+        ("gpt", LONGER | {"parallel": sizes()}, None, None),
     ],
 )
-def test_upstreams_programs_are_told_to_take_a_new_schedule(
-    program: str, training: dict[str, int], named: dict[str, bool], overrides: bool | None
+def test_upstreams_programs_are_told_of_another_schedule_and_another_layouts_random_states(
+    program: str, changed: dict[str, Any], overrides: bool | None, left_out: bool | None
 ) -> None:
-    was = config(program=program, training={"train_iters": 10}, megatron_args=named)
-    now = config(program=program, training=training, megatron_args=named)
-    found = resume.upstreams(now, was)
+    then = {"program": program, "training": {"train_iters": 10}, "parallel": sizes(2)}
+    then["megatron_args"] = changed.get("megatron_args", {})
+    found = resume.upstreams(config(**then | changed), config(**then))
     assert found.config.megatron_args.get(resume.OVERRIDE) is overrides
     assert bool(found.notes) is bool(overrides)
-
-
-@pytest.mark.parametrize(
-    ("program", "parallel", "left_out"),
-    [
-        ("pretrain_gpt.py", sizes(), True),
-        ("pretrain_gpt.py", sizes(2), None),
-        ("gpt", sizes(), None),
-    ],
-)
-def test_upstreams_programs_are_told_to_leave_another_layouts_random_states(
-    program: str, parallel: dict[str, Any], left_out: bool | None
-) -> None:
-    was = config(program=program, parallel=sizes(2))
-    found = resume.upstreams(config(program=program, parallel=parallel), was)
-    assert found.config.checkpoint.no_load_rng is left_out
-    assert resume.from_newest(saving(found.config)).checkpoint.no_load_rng is None
-
-
-def saving(one: RunConfig) -> RunConfig:
-    return one.model_copy(update={"checkpoint": one.checkpoint.model_copy(update={"save": "ck"})})
+    checkpoint = found.config.checkpoint
+    assert checkpoint.no_load_rng is left_out
+    saving = {"checkpoint": checkpoint.model_copy(update={"save": "ck"})}
+    newest = resume.from_newest(found.config.model_copy(update=saving))
+    assert newest.checkpoint.no_load_rng is None
