@@ -44,7 +44,7 @@ def looks(
     start = time.monotonic()
     with ThreadPoolExecutor() as pool:
         found = [*pool.map(one, (0, 1))]
-    assert time.monotonic() - start < wait + 20, found
+    assert time.monotonic() - start < wait + 40, found  # no hang
     return found
 
 
