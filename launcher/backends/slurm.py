@@ -212,6 +212,8 @@ def _nodes(plan: Plan) -> str:
 
 def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
     """What a node does before the command: the site's own lines, and the variables."""
+    if asked.container == "oci":
+        yield f'. "$folder/{BUNDLE}/{ENVIRONMENT}"'
     yield from (asked.setup or "").splitlines()
     if asked.container in ENGINES:
         if plan.nodes > 1:
@@ -219,8 +221,6 @@ def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
             show += [asked.image or plan.image]
             yield f'export {alike.IMAGE}="$({shlex.join(show)} 2>/dev/null)"'
         return
-    if asked.container == "oci":
-        yield f'. "$folder/{BUNDLE}/{ENVIRONMENT}"'
     for name, value in plan.env:
         if value is not None and not is_secret(name, value):
             yield f"export {name}={shlex.quote(value)}"
