@@ -45,6 +45,9 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
 export folder restart PET_NNODES="$SLURM_JOB_NUM_NODES" PET_MASTER_ADDR="${{address:-$first}}"
 export PET_MASTER_PORT={port}
+for path in "$folder/code" "$folder"/node-*.end; do
+  [ ! -e "$path" ] || : > "$path"
+done
 """
 
 NODE = r"""
@@ -125,11 +128,15 @@ fi
 
 @dataclass(frozen=True)
 class Request:
-    """A job to submit: its script, and where that is written; an OCI bundle that it is to have."""
+    """A job to submit: its script, and where that is written; an OCI bundle that it is to have.
+
+    `requeue` is whether Slurm may start it again by itself.
+    """
 
     script: str
     path: str
     bundle: str | None = None
+    requeue: bool = False
 
 
 def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
@@ -156,7 +163,7 @@ def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
         start = "nodes"
     script += TAIL.format(start=start, after=after)
     bundle = asked.image if asked.container == "oci" else None
-    return Request(script, str(folder / SCRIPT), bundle)
+    return Request(script, str(folder / SCRIPT), bundle, asked.requeue)
 
 
 def _checked(plan: Plan, asked: Slurm) -> tuple[Mount, ...]:
@@ -169,7 +176,7 @@ def _options(plan: Plan, asked: Slurm, folder: Path) -> Iterator[str]:
     told: dict[str, object] = {
         "job-name": docker.container_name(plan),
         "nodes": _nodes(plan),
-        "ntasks-per-node": 1,
+        "ntasks-per-node": None if plan.fewer else 1,  # of a range it would take the fewest
         "gpus-per-node": plan.gpus.count or None,
         "time": asked.time,
         "partition": asked.partition,
@@ -205,6 +212,8 @@ def _nodes(plan: Plan) -> str:
 
 def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
     """What a node does before the command: the site's own lines, and the variables."""
+    if asked.container == "oci":
+        yield f'. "$folder/{BUNDLE}/{ENVIRONMENT}"'
     yield from (asked.setup or "").splitlines()
     if asked.container in ENGINES:
         if plan.nodes > 1:
@@ -212,8 +221,6 @@ def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
             show += [asked.image or plan.image]
             yield f'export {alike.IMAGE}="$({shlex.join(show)} 2>/dev/null)"'
         return
-    if asked.container == "oci":
-        yield f'. "$folder/{BUNDLE}/{ENVIRONMENT}"'
     for name, value in plan.env:
         if value is not None and not is_secret(name, value):
             yield f"export {name}={shlex.quote(value)}"
@@ -282,6 +289,7 @@ def _engine(plan: Plan, asked: Slurm) -> str:
 def _srun(plan: Plan, asked: Slurm) -> str:
     """Starts the nodes; of their output each has its own files."""
     words = ["srun", "--kill-on-bad-exit=0", "--open-mode=append"]
+    words += ["--ntasks-per-node=1"] if plan.fewer else []
     if asked.container == "pyxis":
         binds = [f"{m.source}:{m.target}{':ro' * m.read_only}" for m in plan.mounts]
         words += [f"--container-image={asked.image or plan.image}", "--no-container-mount-home"]

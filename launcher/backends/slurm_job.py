@@ -75,10 +75,11 @@ class Queue:
 
 @dataclass
 class SlurmJob(FolderJob):
-    """A run's job and its files."""
+    """A run's job and its files; `requeue` is whether Slurm may start it again."""
 
     handle: str
     labels: Mapping[str, str]
+    requeue: bool = False
     queue: Queue = field(default_factory=Queue, repr=False)
 
     backend = "slurm"
@@ -129,10 +130,11 @@ class SlurmJob(FolderJob):
 
     def ended(self) -> Ended | None:
         """By the script's last word, or where it could say none, by what Slurm knows of the job."""
-        if ended := self._said():
+        ended = self._said()
+        if ended and not (self.requeue and ended.code):
             return ended
         state, why = self.queue.state(self.handle)
-        if state in GOES_ON:
+        if state in GOES_ON:  # of a node that failed, the script says so before it is requeued
             return None
         if ended := self._said():
             return ended
@@ -188,7 +190,11 @@ class SlurmJob(FolderJob):
         super().stop(grace)
 
     def ask(self) -> None:
-        files.write(self.folder / STOP, "")
+        try:
+            files.write(self.folder / STOP, "")
+        except OSError as error:
+            host.tell(f"can't ask the nodes by {self.folder / STOP}: {error.strerror}: scancel")
+            self.kill()
 
     def kill(self) -> None:
         with suppress(EngineError):  # it has ended
@@ -250,7 +256,7 @@ def _number(path: Path) -> float | None:
 def submit(plan: Plan, asked: Request) -> SlurmJob:
     """The job, submitted. Raises EngineError, and leaves nothing, where Slurm refuses it."""
     folder = record.make(plan.run)
-    job = SlurmJob(folder, "", dict(plan.labels))
+    job = SlurmJob(folder, "", dict(plan.labels), asked.requeue)
     secret = {name: value for name, value in plan.env if value and is_secret(name, value)}
     files.write(Path(asked.path), asked.script, 0o700)
     try:
@@ -263,7 +269,7 @@ def submit(plan: Plan, asked: Request) -> SlurmJob:
         _remove(folder, [SCRIPT])
         raise
     job = replace(job, handle=told.strip().partition(";")[0])  # of a federation: ID;CLUSTER
-    kept = {"job": job.handle, "labels": dict(plan.labels)}
+    kept = {"job": job.handle, "labels": dict(plan.labels), "requeue": asked.requeue}
     files.write(folder / JOB, json.dumps(kept), 0o600)
     return job
 
@@ -274,5 +280,6 @@ def jobs() -> list[SlurmJob]:
     for path in settings().runs.glob(f"*/{JOB}"):
         with suppress(OSError, ValueError, KeyError):  # another version's
             told = json.loads(path.read_text(encoding="utf-8"))
-            found.append(SlurmJob(path.parent, str(told["job"]), dict(told["labels"]), queue))
+            known = str(told["job"]), dict(told["labels"]), bool(told.get("requeue"))
+            found.append(SlurmJob(path.parent, *known, queue))
     return newest_first(found)

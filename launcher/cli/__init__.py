@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
         argv, rest = argv[:at], argv[at + 1 :]
     try:
         args = parser(argv).parse_args(argv)
-        args.words, args.rest = argv, rest
+        args.given, args.rest = argv, rest
         _see_home()
         return find_command(args.command)(args)
     except LauncherError as error:

@@ -105,7 +105,7 @@ def _in_parts(args: Namespace) -> int:
             "--slurm N divides the job itself: N is at least 1, and there's no --shard"
         )
     prefix = _target("--output-prefix", args.output_prefix).absolute()
-    command = [sys.executable, "-m", "launcher", *args.words, "--slurm=0"]
+    command = [sys.executable, "-m", "launcher", *args.given, "--slurm=0"]
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -170,6 +170,60 @@ def test_what_a_node_does_not_see_is_told_with_the_node(here: OnCluster) -> None
     assert re.search(r"node-1 \| launcher: there is no \S+/data on n1: ", started.err)
 
 
+SAYS = """\
+import os, time
+told = [os.environ[name] for name in ("PET_NODE_RANK", "PET_NNODES", "restart")]
+print("node {} of {}, start {}".format(*told), flush=True)
+while not os.path.exists("FOLDER/done"):
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.long
+def test_a_node_that_is_gone_is_done_without(here: OnCluster) -> None:
+    """The job waits in the queue again, which holds it for two minutes, and takes what is left."""
+    here.counts(SAYS.replace("FOLDER", str(here.folder)), requeue=True)
+    config = json.loads((here.folder / "run.yaml").read_text())
+    here.write(config | {"nodes": {"count": 2, "min": 1}}, (here.folder / "program.py").read_text())
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    for node in (0, 1):
+        started.said(f"node-{node} | node {node} of 2, start 0")
+    here.asked("scontrol", "update", "nodename=n1", "state=down", "reason=test")
+    try:
+        started.said("node-0 | node 0 of 1, start 1")
+    finally:
+        here.asked("scontrol", "update", "nodename=n1", "state=resume")
+    (here.folder / "done").touch()
+    assert started.ends() == 0, started
+
+
+@pytest.mark.parametrize("fault", ["full", "gone"])
+def test_the_shared_folder_fails_in_the_middle(here: OnCluster, fault: str) -> None:
+    """Nothing goes on, and why is told."""
+    runs = here.folder / "runs"
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0755", "launchpad", str(runs)]
+    subprocess.run(mount, check=True, timeout=10)
+    program = MEETING + COUNTING
+    if fault == "full":
+        program = MEETING + "print('x' * 2**21, flush=True)\nsys.exit(3)\n"
+    try:
+        here.counts(program)
+        started = here.start("run", "run.yaml", "--backend", "slurm")
+        if fault == "gone":
+            started.said("node-1 | line")
+            subprocess.run(["umount", "--lazy", str(runs)], check=True, timeout=10)
+            started.process.send_signal(signal.SIGINT)
+        assert started.ends() != 0, started
+        said = (
+            "No space left on device" if fault == "full" else "No such file or directory: scancel"
+        )
+        assert said in started.err
+        assert "Traceback" not in started.err
+    finally:
+        subprocess.run(["umount", "--lazy", str(runs)], check=False, timeout=10)
+    until(lambda: not here.queue(), "it goes on")
+
+
 def test_what_slurm_refuses_leaves_nothing(here: OnCluster) -> None:
     here.counts(partition="none")
     started = here.done("run", "run.yaml", "--backend", "slurm")

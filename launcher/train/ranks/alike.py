@@ -153,14 +153,19 @@ def look(
 
 
 def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """What gloo is to take where, by this machine's name, it wouldn't find the other nodes."""
+    """What gloo and NCCL are to take, where by themselves they wouldn't find the other nodes.
+
+    gloo goes by this machine's name. Of NCCL's own choice a bridge is wrong for sure: virbr0, say.
+    """
     there = network.interfaces()
     used = network.interface_of(own, there)
-    why = dict(network.misled(used, there, environ, network.own_address())).get(network.GLOO)
-    if not used or not why or environ.get(network.GLOO):
-        return {}
-    say(f"{network.GLOO}={used}, by which the nodes met: {why}")
-    return {network.GLOO: used}
+    wrong = dict(network.misled(used, there, environ, network.own_address())) if used else {}
+    if not network.is_bridge(network.first_of_nccl(there)):
+        wrong.pop(network.NCCL, None)
+    wrong = {name: why for name, why in wrong.items() if not environ.get(name)}
+    for name, why in wrong.items():
+        say(f"{name}={used}, by which the nodes met: {why}")
+    return dict.fromkeys(wrong, used)
 
 
 def _saved(job: Job, environ: Mapping[str, str]) -> Path | None:

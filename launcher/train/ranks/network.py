@@ -104,15 +104,24 @@ def misled(
                 yield name, f"{name}={value} means {', '.join(takes) or 'none of this machine'}"
         elif name == GLOO and (found := interface_of(mine, there)) != used:
             yield name, f"gloo would take {found or 'none'}, which this machine's name stands for"
-        elif name == NCCL and not any(one.startswith("ib") for one in there):
-            others = [one for one in there if its_own(one, there)]
-            if others and others[0] != used:
-                yield name, f"NCCL would take {others[0]} first"
+        elif name == NCCL and first_of_nccl(there) not in ("", used):
+            yield name, f"NCCL would take {first_of_nccl(there)} first"
 
 
-def its_own(name: str, there: Mapping[str, Sequence[str]]) -> bool:
-    """Whether NCCL takes an interface by itself: one with an address, but lo and docker's."""
-    return bool(there[name]) and not name.startswith(("lo", "docker"))
+def first_of_nccl(there: Mapping[str, Sequence[str]]) -> str:
+    """The interface that NCCL takes by itself: the first with an address, but lo and docker's.
+
+    "" where there is InfiniBand's, by which it goes, or none.
+    """
+    if any(name.startswith("ib") for name in there):
+        return ""
+    own = (name for name, has in there.items() if has and not name.startswith(("lo", "docker")))
+    return next(own, "")
+
+
+def is_bridge(name: str) -> bool:
+    """Whether an interface is a bridge, of which no cable leads out but by another one."""
+    return Path("/sys/class/net", name, "bridge").is_dir()
 
 
 def own_address() -> str:
