@@ -345,7 +345,8 @@ def _check_experts(given: argparse.Namespace, ranks: int) -> None:
         shared = given.moe_shared_expert_intermediate_size
         _divides(given.tensor_model_parallel_size, shared, size, "the shared experts' size")
         # 0.13 gathers tokens for both into one buffer, and finds that out in the backward pass.
-        if given.tensor_model_parallel_size > 1 and given.moe_token_dispatcher_type == "allgather":
+        dispatcher = given.moe_token_dispatcher_type
+        if given.tensor_model_parallel_size > 1 and dispatcher == "allgather":
             told = "shared experts with tensor parallelism need"
             raise UsageError(f"{told} --moe-token-dispatcher-type alltoall")
     if not given.disable_bias_linear:
