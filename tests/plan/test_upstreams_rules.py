@@ -28,7 +28,7 @@ from tests.plans import HOST, STAMP
 
 CHECKOUT = os.environ.get("MEGATRON_CHECKOUT", "")
 PYTHON = os.environ.get("MEGATRON_PYTHON", "")
-FILES = int(os.environ.get("H17", "600"))
+FILES = 600
 
 BASE: dict[str, dict[str, Any]] = {
     "model": {

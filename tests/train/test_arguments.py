@@ -15,6 +15,8 @@ MOCK = [*TINY, "--mock-data"]
 PIPELINE = ["--pipeline-model-parallel-size", "2", "--num-layers", "6"]
 INTERLEAVED = [*PIPELINE, "--num-layers-per-virtual-pipeline-stage", "3"]
 EXPERTS = ["--num-experts", "4", "--disable-bias-linear"]
+SHARED = ["--moe-shared-expert-intermediate-size", "8", "--sequence-parallel"]
+SHARED += ["--tensor-model-parallel-size", "2"]
 THREE = [*EXPERTS, "--global-batch-size", "6"]
 BALANCED = [*EXPERTS, "--moe-router-load-balancing-type", "sinkhorn"]
 
@@ -104,6 +106,7 @@ def test_vocabulary_padding_is_upstreams(
         ([*EXPERTS, "--expert-model-parallel-size", "4"], 2, r"replicas × CP \(2\)"),
         ([*EXPERTS, "--tensor-model-parallel-size", "2"], 2, "need --sequence-parallel"),
         ([*EXPERTS, "--moe-grouped-gemm"], 1, "needs --bf16"),
+        ([*EXPERTS, *SHARED], 2, "need --moe-token-dispatcher-type alltoall"),
         ([*BALANCED, "--moe-aux-loss-coeff", "0.1"], 1, "sinkhorn goes without"),
     ],
 )

@@ -56,7 +56,10 @@ ALL = {
         ),
     ),
     "Qwen 3 with experts": (f"{QWEN3} --num-experts 4 --moe-ffn-hidden-size 64", (EXPERT, TENSOR)),
-    "Shared experts": (f"{MIXTRAL} --moe-shared-expert-intermediate-size 32", (EXPERT, TENSOR)),
+    "Shared experts": (
+        f"{MIXTRAL} --moe-shared-expert-intermediate-size 32",
+        (EXPERT, f"{TENSOR} --moe-token-dispatcher-type alltoall"),
+    ),
     "Sigmoid router": (
         f"{MIXTRAL} --moe-router-score-function sigmoid --moe-z-loss-coeff 1e-3",
         (EXPERT, TENSOR),
