@@ -79,3 +79,12 @@ def made(folder: Path, family: str, most: int = 1 << 30, dtype: str = "float32")
         shards.add(dict(zip(row.theirs, parts, strict=True)), dtype, 1 << 16)
     shards.finish()
     return folder
+
+
+def same(one: Path, two: Path) -> None:
+    """Assert that two folders of Hugging Face's have the same weights, to the byte."""
+    first, second = safetensors.entries(one), safetensors.entries(two)
+    assert first.keys() == second.keys()
+    for name, entry in first.items():
+        assert (entry.dtype, entry.shape) == (second[name].dtype, second[name].shape), name
+        assert np.array_equal(entry.read(), second[name].read()), name

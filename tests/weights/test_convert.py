@@ -20,16 +20,7 @@ from launcher.settings import ROOT
 from launcher.train.checkpoints import contents
 from launcher.weights import archive, convert, reader, safetensors
 
-from .models import CONFIGS, made
-
-
-def same(one: Path, two: Path) -> None:
-    """Assert that two folders of Hugging Face's have the same weights, to the byte."""
-    first, second = safetensors.entries(one), safetensors.entries(two)
-    assert first.keys() == second.keys()
-    for name, entry in first.items():
-        assert (entry.dtype, entry.shape) == (second[name].dtype, second[name].shape), name
-        assert np.array_equal(entry.read(), second[name].read()), name
+from .models import CONFIGS, made, same
 
 
 def opened(folder: Path) -> reader.Checkpoint:
