@@ -25,7 +25,7 @@ CONFIGS = {
     "{{ _alternative 'presets:preset:({presets})' 'files:file:_files' }}",
 }
 FILES = frozenset({"script", "output"})
-FOLDERS = frozenset({"source"})
+FOLDERS = frozenset({"source", "to"})
 
 
 @command(
