@@ -147,6 +147,8 @@ def make_plan(
     with faults.collected():
         told = _told(config, values, where, gpus)
         render.check(options, rest, started, facts, origin, told)
+        if started.kind is program.Kind.OURS and not faults.found:
+            render.check_fits(render.placed(options, rest, origin), told, facts.release)
     faults.refuse()
     return Plan(
         run=stamp.run,

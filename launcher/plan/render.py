@@ -148,17 +148,14 @@ def check(
         if started.kind is Kind.OURS or facts.release:
             release = None if started.kind is Kind.OURS else facts.release
             arguments.check_values(every, release)
-    if started.kind is Kind.OURS and not faults.found:
-        with faults.collected():
-            _check_fits(every, told, facts.release)
     if started.kind is Kind.UPSTREAM:
         for problem, mend in rules.broken(rules.RULES, told, facts.release, place(every, origin)):
             faults.add(problem, mend)
     faults.refuse()
 
 
-def _check_fits(given: list[Option], told: rules.Told, release: str | None) -> None:
-    """Refuse what our own program would end at: by its own arithmetic, and by what Megatron has."""
+def check_fits(given: list[Option], told: rules.Told, release: str | None) -> None:
+    """Refuse what our own program would end at: by its own arithmetic, or by what Megatron has."""
     faults, where = Faults(), {option.name: option.where for option in given}
     named = "|".join(re.escape(name) for name in sorted(where, key=len, reverse=True))
     try:
@@ -166,7 +163,7 @@ def _check_fits(given: list[Option], told: rules.Told, release: str | None) -> N
         ours.layout(ours.complete(arguments), told.where.world)
     except ours.UsageError as error:
         lines = (where[name] for name in dict.fromkeys(re.findall(named, str(error))))
-        faults.add(f"{', '.join(lines) or told.where}: {error}", "Change one of them.")
+        raise UsageError(f"{', '.join(lines)}: {error}", "Change one of them.") from None
     world = told.where.world
     for lacks, since in compat.lacking(told.values, release, world) if release else ():
         name, _, how = lacks.partition(" ")

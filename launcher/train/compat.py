@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import os
 from argparse import Namespace
 from collections.abc import Mapping
@@ -60,9 +59,10 @@ def lacking(values: Mapping[str, Any], release: str, world: int) -> list[tuple[s
         if values.get(name) == value and not at_least(release, since)
     ]
     split = (f"{one}_parallel_size" for one in ("tensor_model", "pipeline_model", "context"))
-    replicas = world // math.prod(int(values.get(name) or 1) for name in split)
-    experts = "expert_model_parallel_size"
-    if not at_least(release, OVER_CONTEXT) and replicas % int(values.get(experts) or 1):
+    tensor, pipeline, context = (int(values.get(name) or 1) for name in split)
+    experts, replicas = "expert_model_parallel_size", world // (tensor * pipeline * context)
+    over = context > 1 and replicas % int(values.get(experts) or 1)
+    if over and not at_least(release, OVER_CONTEXT):
         told.append((f"{experts} over context parallelism", OVER_CONTEXT))
     return told
 

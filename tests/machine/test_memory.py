@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -141,6 +142,68 @@ def test_weights_and_optimizer_are_those_of_megatrons_report(
     fields |= {"use_distributed_optimizer": True, "data_parallel_size": where.data * context}
     expected = report["compute_weight_and_optimizer_memory"](SimpleNamespace(**fields))
     assert found.weights + found.gradients + found.optimizer == pytest.approx(expected, rel=1e-3)
+
+
+def sizes_at_random(chance: random.Random) -> dict[str, Any]:
+    """A model as large as people train, dense or with experts, and its layout on 8 to 64 GPUs."""
+    heads = chance.choice([16, 32, 64])
+    sizes: dict[str, Any] = {
+        "num_layers": 8 * chance.randint(1, 8), "num_attention_heads": heads,
+        "hidden_size": heads * chance.choice([64, 128]),
+        "num_query_groups": chance.choice([8, heads]),
+        "kv_channels": chance.choice([64, 128]), "ffn_hidden_size": 1024 * chance.randint(2, 20),
+        "seq_length": 4096, "position_embedding_type": "rope", "disable_bias_linear": True,
+    }  # fmt: skip
+    sizes["swiglu"] = chance.choice([True, None])
+    sizes["normalization"] = chance.choice(["RMSNorm", "LayerNorm"])
+    sizes["untie_embeddings_and_output_weights"] = chance.choice([True, None])
+    return sizes
+
+
+@pytest.mark.skipif("MEGATRON_CHECKOUT" not in os.environ, reason="MEGATRON_CHECKOUT isn't set")
+@pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
+def test_random_layouts_are_within_2_percent_of_megatrons_report(experts: bool) -> None:
+    """Its report lets each rank have all experts, so that they aren't spread here either."""
+    module = "megatron/training/theoretical_memory_usage.py"
+    text = Checkout(Path(os.environ["MEGATRON_CHECKOUT"]), "core_v0.16.1").text(module)
+    source = (text or "").replace("from .utils import print_rank_0", "")
+    report: dict[str, Any] = {}
+    exec(compile(source, module, "exec"), report)  # noqa: S102 - a file of the checkout
+    chance, apart = random.Random(17), []  # noqa: S311 - the same layouts every time
+    for _ in range(300):
+        sizes, args = sizes_at_random(chance), {}
+        if experts:
+            args = {"num_experts": chance.choice([8, 64]), "moe_router_topk": 2}
+            args |= {"moe_ffn_hidden_size": 256 * chance.randint(2, 8)}
+            args |= {"moe_shared_expert_intermediate_size": 512} if chance.random() < 0.5 else {}
+        tensor, pipeline = chance.choice([1, 2, 4, 8]), chance.choice([1, 2, 4, 8])
+        context, replicas = chance.choice([1, 2]), chance.choice([1, 2, 4])
+        world = tensor * pipeline * context * replicas
+        share = chance.choice([True, None])
+        parallel = {
+            "tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline,
+            "context_parallel_size": context, "use_distributed_optimizer": share,
+        }  # fmt: skip
+        asked = RunConfig.model_validate({
+            "name": "a", "image": {"name": "x"}, "program": "pretrain_gpt.py", "gpus": world,
+            "model": sizes, "parallel": parallel, "megatron_args": args,
+            "training": {"micro_batch_size": 1, "bf16": True, "train_iters": 1, "lr": 1e-3},
+            "data": {"mock": True, "vocab_size": 32000},
+        })  # fmt: skip
+        where = layout(asked, world)
+        shape = model.shape(asked.program, values_of(asked, where))
+        found = memory.estimate(asked, where, (9, 0))
+        assert shape
+        assert found
+        fields = sizes | parallel | {"padded_vocab_size": shape.vocabulary, "num_experts": None}
+        fields |= {"moe_ffn_hidden_size": None, "moe_shared_expert_intermediate_size": None}
+        fields |= {"moe_layer_freq": 1, "mtp_num_layers": None, "multi_latent_attention": False}
+        fields |= {"group_query_attention": True, "data_parallel_size": replicas * context} | args
+        expected = report["compute_weight_and_optimizer_memory"](SimpleNamespace(**fields))
+        states = found.weights + found.gradients + found.optimizer
+        apart.append((abs(states / expected - 1), sizes | parallel | args))
+    worst, what = max(apart, key=lambda each: each[0])
+    assert worst < 0.02, (worst, what)
 
 
 def test_gpt2_on_one_gpu() -> None:

@@ -24,6 +24,7 @@ PP = "parallel.pipeline_model_parallel_size"
 VIRTUAL = "parallel.num_layers_per_virtual_pipeline_stage"
 EP = "parallel.expert_model_parallel_size"
 EXPERTS = "megatron_args.num_experts=8"
+FP8 = "megatron_args.fp8_format=hybrid"
 SAMPLES = ("training.train_iters=null", "training.train_samples=1000")
 
 DIES: list[tuple[str, tuple[str, ...], str, str]] = [
@@ -66,6 +67,13 @@ DIES: list[tuple[str, tuple[str, ...], str, str]] = [
     # By release.
     ("0.11.0", ("megatron_args.moe_router_topk=1",), "moe_router_topk", "softmax"),
     ("0.16.1", (f"{EP}=3", "megatron_args.num_experts=9"), EP, "processes aren't divisible"),
+    ("1.0", (f"{EP}=4", "megatron_args.num_experts=6"), EP, "experts aren't divisible"),
+    ("1.0", (f"{EP}=3", "megatron_args.num_experts=6"), EP, "replicas aren't divisible"),
+    ("0.16.1", ("model.seq_length=100", "model.max_position_embeddings=128", FP8), "fp8_format",
+     "tokens of a sequence"),
+    ("0.16.1", ("model.hidden_size=256", "parallel.tensor_model_parallel_size=8",
+                "parallel.sequence_parallel=true", FP8), "fp8_format", "tokens of a sequence"),
+    ("0.16.1", ("model.ffn_hidden_size=200", FP8), "fp8_format", "width"),
     ("0.16.1", ("megatron_args.decoder_first_pipeline_num_layers=3", f"{PP}=4"),
      "decoder_first_pipeline_num_layers", "layers left"),
 ]  # fmt: skip
@@ -156,3 +164,28 @@ def test_numbers_that_are_none_break_nothing_else() -> None:
         given = rules.Told(dict.fromkeys(names, value), Layout(8, 1, 1, 1))
         for release in ("0.9.0", "0.16.1"):
             assert list(rules.broken(rules.RULES, given, release, str))
+
+
+OURS = FILE.replace("pretrain_gpt.py", "gpt")
+RELEASED = [
+    ("0.16.1", (f"{EP}=4", "megatron_args.num_experts=6"), "--num-experts (6) is not divisible"),
+    ("0.16.1", (f"{EP}=3", "megatron_args.num_experts=6"), "replicas × CP (8) is not divisible"),
+    ("0.16.1", (f"{VIRTUAL}=3", f"{PP}=2"), "3"),
+    ("0.10.0", ("megatron_args.moe_router_score_function=sigmoid",), "needs Megatron 0.11"),
+    ("0.9.0", ("megatron_args.moe_shared_expert_intermediate_size=64",), "needs Megatron 0.10"),
+    ("0.9.0", (f"{EP}=8", "parallel.context_parallel_size=2"), "over context parallelism needs"),
+]
+
+
+@pytest.mark.parametrize(("release", "sets", "told"), RELEASED)
+def test_what_our_program_ends_at_is_refused(
+    plan: Planner, release: str, sets: tuple[str, ...], told: str
+) -> None:
+    """By its own arithmetic, and by what the image's Megatron lacks."""
+    experts = ("model.disable_bias_linear=true", EXPERTS)
+    plan(OURS, *experts, facts=Facts("0.16.1", True))
+    with pytest.raises(UsageError) as caught:
+        plan(OURS, *experts, *sets, facts=Facts(release, True))
+    assert told in str(caught.value)
+    where = str(caught.value).partition(": ")[0]
+    assert any(one.partition("=")[0] in where for one in sets)

@@ -86,6 +86,9 @@ SPREAD: dict[str, list[Any]] = {
 PASSED: dict[str, list[Any]] = {
     "num_experts": [4, 8, 6, 0],
     "moe_router_topk": [1, 2, "two"],
+    "moe_ffn_hidden_size": [64, 50],
+    "expert_tensor_parallel_size": [1, 2],
+    "fp8_format": ["hybrid"],
     "moe_grouped_gemm": [True],
     "moe_token_dispatcher_type": ["alltoall", "allgather"],
     "moe_expert_capacity_factor": [1.0],
@@ -130,8 +133,8 @@ PASSED: dict[str, list[Any]] = {
     "data_args_path": [["a", "b"]],
 }
 
-LATER = ("heads aren't divisible by", "which virtual stages need")
-"""What Megatron ends at when it has begun: in the attention's layer, in the pipeline's schedule."""
+LATER = ("heads aren't divisible by", "which virtual stages need", "which FP8 needs")
+"""What Megatron ends at when it has begun: in layers, in the pipeline's schedule."""
 
 OF_THE_IMAGE = "Please install"
 """What depends on packages that an image has and this Python may lack."""

@@ -12,6 +12,13 @@ from launcher.train.gpt.arguments import Layout
 from .conftest import TINY
 
 MOCK = [*TINY, "--mock-data"]
+PIPELINE = ["--pipeline-model-parallel-size", "2", "--num-layers", "6"]
+INTERLEAVED = [*PIPELINE, "--num-layers-per-virtual-pipeline-stage", "3"]
+EXPERTS = ["--num-experts", "4", "--disable-bias-linear"]
+SHARED = ["--moe-shared-expert-intermediate-size", "8", "--sequence-parallel"]
+SHARED += ["--tensor-model-parallel-size", "2"]
+THREE = [*EXPERTS, "--global-batch-size", "6"]
+BALANCED = [*EXPERTS, "--moe-router-load-balancing-type", "sinkhorn"]
 
 
 def laid_out(world: int, *extra: str) -> tuple[Namespace, Layout]:
@@ -23,6 +30,24 @@ def test_layout_of_eight_ranks() -> None:
     parallel = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
     _, layout = laid_out(8, *parallel, "--global-batch-size", "24")
     assert layout == Layout(tensor=2, pipeline=2, data=2, micro_batches=6)
+
+
+def test_layout_of_experts_and_contexts() -> None:
+    """Experts are over replicas and context parallelism; a stage of 3 layers has 3 parts of 1."""
+    words = [*PIPELINE, "--num-layers-per-virtual-pipeline-stage", "1", *EXPERTS]
+    words += ["--context-parallel-size", "2", "--expert-model-parallel-size", "4"]
+    arguments, layout = laid_out(8, *words, "--global-batch-size", "16")
+    assert (layout.data, layout.context, layout.expert, layout.virtual) == (2, 2, 4, 3)
+    assert layout.world == 8
+    assert layout.micro_batches == 4
+    assert arguments.moe_ffn_hidden_size == arguments.ffn_hidden_size
+
+
+def test_sizes_that_swiglu_and_groups_leave_open_are_upstreams() -> None:
+    given = command_line.parse([*MOCK, "--swiglu", "--group-query-attention"])
+    assert (given.ffn_hidden_size, given.num_query_groups, given.kv_channels) == (64, 1, 8)
+    alone = command_line.parse([*MOCK, "--num-query-groups", "4"])
+    assert not alone.group_query_attention  # as many as heads
 
 
 def test_values_that_follow_from_others() -> None:
@@ -65,6 +90,24 @@ def test_vocabulary_padding_is_upstreams(
         (["--save-interval", "2"], 1, "needs --save"),
         (["--lr-warmup-iters", "2", "--lr-warmup-fraction", "0.1"], 1, "exclude each other"),
         (["--globl-batch-size", "4"], 1, "did you mean --global-batch-size"),
+        (["--context-parallel-size", "3"], 3, r"--seq-length \(32\) is not divisible by 2 × --con"),
+        (["--swiglu", "--squared-relu"], 1, "exclude each other"),
+        (["--window-size", "8,1"], 1, "--window-size: invalid window value"),
+        (["--use-rope-scaling"], 1, "needs --position-embedding-type rope"),
+        (["--kv-channels", "7", "--position-embedding-type", "rope"], 1, "even --kv-channels"),
+        (["--num-layers-per-virtual-pipeline-stage", "1"], 1, "needs a pipeline"),
+        ([*PIPELINE, "--num-layers-per-virtual-pipeline-stage", "2"], 2, "layers of a stage"),
+        ([*INTERLEAVED, "--global-batch-size", "2"], 2, "the micro-batches of a step"),
+        (["--expert-model-parallel-size", "2"], 2, "need --num-experts"),
+        (["--moe-ffn-hidden-size", "8"], 1, "--moe-ffn-hidden-size needs --num-experts"),
+        (["--num-experts", "4"], 1, "--num-experts needs --disable-bias-linear"),
+        ([*EXPERTS, "--moe-router-topk", "5"], 1, "above --num-experts"),
+        ([*THREE, "--expert-model-parallel-size", "3"], 3, r"--num-experts \(4\) is not"),
+        ([*EXPERTS, "--expert-model-parallel-size", "4"], 2, r"replicas × CP \(2\)"),
+        ([*EXPERTS, "--tensor-model-parallel-size", "2"], 2, "need --sequence-parallel"),
+        ([*EXPERTS, "--moe-grouped-gemm"], 1, "needs --bf16"),
+        ([*EXPERTS, *SHARED], 2, "need --moe-token-dispatcher-type alltoall"),
+        ([*BALANCED, "--moe-aux-loss-coeff", "0.1"], 1, "sinkhorn goes without"),
     ],
 )
 def test_refusals(extra: list[str], world: int, reason: str) -> None:

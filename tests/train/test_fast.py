@@ -137,6 +137,12 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
         "2": "fast: compiled, optimizer without waits; no CUDA graph: more than one rank",
         "2 --tensor-model-parallel-size 2": "fast: optimizer without waits; not compiled: "
         "tensor or pipeline parallelism",
+        "2 --context-parallel-size 2": "fast: optimizer without waits; not compiled: "
+        "context parallelism",
+        "1 --swiglu --normalization RMSNorm --position-embedding-type rope": "fast: compiled, "
+        "one CUDA graph, optimizer without waits",
+        "1 --num-experts 4 --disable-bias-linear": "fast: optimizer without waits; not compiled: "
+        "experts",
         "1 --use-distributed-optimizer": "fast: compiled; no optimizer without waits: "
         "the distributed optimizer has its own; no CUDA graph",
         "1 --transformer-impl transformer_engine": "fast: optimizer without waits; not compiled: "

@@ -235,12 +235,20 @@ def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: A
 
     All ranks call this together. Random states are those of ranks, so they are carried over
     only into the layout that they were saved with. Weights alone, as `launcher checkpoint import`
-    leaves them, are loaded alone.
+    leaves them, are loaded alone. Raises `UsageError` where experts have an optimizer of their own,
+    as with expert parallelism, in one of both alone.
     """
-    if "optimizer" not in known:
+    if known.get("weights_alone"):
         load_weights(source, parts)
         optimizer.reload_model_params()
         return Progress(**known["progress"])
+    size = "expert_model_parallel_size"
+    saved, here = known.get("args", {}).get(size, 1), parts[0].config.expert_model_parallel_size
+    if min(saved, here) == 1 < max(saved, here):
+        raise UsageError(
+            f"{source} was saved with EP={saved}, which keeps another optimizer than EP={here}: go "
+            f"on with --expert-model-parallel-size {saved}" + (" or another above 1" * (saved > 1))
+        )
     state = _sharded(parts, optimizer, is_loading=True)
     if known["layout"] == layout():
         state["rng_state"] = _random_state()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+
 class Ordered(dict[Any, Any]):
     """An OrderedDict, which may have attributes: a module's state has."""
 

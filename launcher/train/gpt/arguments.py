@@ -346,6 +346,11 @@ def _check_experts(given: argparse.Namespace, ranks: int) -> None:
     if given.moe_shared_expert_intermediate_size:
         shared = given.moe_shared_expert_intermediate_size
         _divides(given.tensor_model_parallel_size, shared, size, "the shared experts' size")
+        # 0.13 gathers tokens for both into one buffer, and finds that out in the backward pass.
+        dispatcher = given.moe_token_dispatcher_type
+        if given.tensor_model_parallel_size > 1 and dispatcher == "allgather":
+            told = "shared experts with tensor parallelism need"
+            raise UsageError(f"{told} --moe-token-dispatcher-type alltoall")
     if not given.disable_bias_linear:
         raise UsageError("--num-experts needs --disable-bias-linear: experts have no biases")
     if given.moe_router_topk > several:

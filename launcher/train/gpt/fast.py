@@ -58,11 +58,12 @@ def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
     optimizer = not arguments.use_distributed_optimizer
     if not optimizer:
         missing.append("no optimizer without waits: the distributed optimizer has its own")
-    wide = layout.tensor > 1 or layout.pipeline > 1 or layout.context > 1
+    wide = layout.tensor > 1 or layout.pipeline > 1
     reasons = {
         "CPU": arguments.on_cpu,
         "TransformerEngine's layers": arguments.transformer_impl == "transformer_engine",
-        "tensor, pipeline or context parallelism": wide,
+        "tensor or pipeline parallelism": wide,
+        "context parallelism": layout.context > 1,
         "experts": bool(arguments.num_experts),
     }
     compiled = not any(reasons.values())
