@@ -129,3 +129,20 @@ def test_what_is_trained_says_the_same_there(family: str, tmp_path: Path) -> Non
     assert found, told.output
     assert found[1].split() == [str(one) for one in row[0, 5:].tolist()]
     assert len({*found[1].split()}) > 5
+
+
+@pytest.mark.long
+def test_an_imported_model_is_trained_on(tmp_path: Path) -> None:
+    """In another layout than it was written in: a step of no length leaves every byte."""
+    made(tmp_path / "theirs", "llama")
+    convert.import_(tmp_path / "theirs", tmp_path / "ours", padding=64)
+    options = "--num-layers 4 --ffn-hidden-size 96 --seq-length 32 --max-position-embeddings 64"
+    options += " --rotary-base 500000 --use-rope-scaling --tensor-model-parallel-size 2"
+    options += " --lr 0 --train-iters 1 --log-interval 1 --save-interval 1"
+    where = ("--load", str(tmp_path / "ours"), "--save", str(tmp_path / "on"))
+    run = start(2, "-m", "launcher.train.gpt", *TRAINED, *LLAMA, *options.split(), *where)
+    assert run.code == 0, run.output
+    assert "release: going on after iteration 0" in run.output
+    assert run.losses[1] > 4.0
+    convert.export(reader.opened(reader.find(tmp_path / "on")), tmp_path / "back")
+    same(tmp_path / "theirs", tmp_path / "back")
