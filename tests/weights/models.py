@@ -65,7 +65,10 @@ def shape_of(name: str, made: architecture.Architecture) -> tuple[int, ...]:
 
 
 def made(folder: Path, family: str, most: int = 1 << 30, dtype: str = "float32") -> Path:
-    """A folder with config.json and random bytes for weights, in shards of up to `most` bytes."""
+    """A folder with config.json and random bits for weights, in shards of up to `most` bytes.
+
+    The bits are those of small numbers, each sign and fraction as likely as another.
+    """
     folder.mkdir()
     config = {"model_type": family, "torch_dtype": dtype, **CONFIGS[family]}
     (folder / "config.json").write_text(json.dumps(config))
@@ -75,6 +78,8 @@ def made(folder: Path, family: str, most: int = 1 << 30, dtype: str = "float32")
     for row in rows(FAMILIES[family], shape):
         size = shape_of(row.megatron, shape)
         whole = np.frombuffer(random.bytes(prod(size) * kind.itemsize), kind).reshape(size)
+        exponent = 8 * kind.itemsize - 9  # of which the fraction has one bit less
+        whole = whole & ~kind.type(0xFF << exponent) | kind.type(0x7A << exponent)
         parts = row.transform.apart(whole, shape)
         shards.add(dict(zip(row.theirs, parts, strict=True)), dtype, 1 << 16)
     shards.finish()

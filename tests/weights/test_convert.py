@@ -79,6 +79,11 @@ def test_nothing_is_left_where_it_fails(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="isn't whole"):
         convert.import_(theirs, tmp_path / "ours")
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+    for was, now in ((b'"F32"', b'"F8"'), (b'"shape":[', b'"shape":{'), (b"[0,", b"[x,")):
+        odd = whole.replace(was, now, 1)
+        (theirs / "model.safetensors").write_bytes(odd)
+        with pytest.raises(UsageError):
+            convert.import_(theirs, tmp_path / "ours")
     (theirs / "model.safetensors").write_bytes(whole)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").write_text("mine")
