@@ -33,7 +33,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
             **{"high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
         },
     },
-    "mistral": {**SIZES, "head_dim": 32, "sliding_window": None},
+    "mistral": {**SIZES, "head_dim": 32, "sliding_window": 8},
     "qwen2": {**SIZES, "tie_word_embeddings": True},
     "qwen3": {**SIZES, "head_dim": 32},
     "mixtral": {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e6},
