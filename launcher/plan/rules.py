@@ -262,6 +262,7 @@ RULES = (
              o.number(EP) > 1 and o.where.tensor > 1 and not o.has("sequence_parallel")),
          "with tensor parallelism it needs parallel.sequence_parallel",
          "Set parallel.sequence_parallel: true."),
+    needs("moe_ffn_hidden_size", "num_experts", releases="0.13-0.17"),
     needs("moe_pad_expert_input_to_capacity", "moe_expert_capacity_factor"),
     Rule("moe_expert_capacity_factor",
          lambda o: o.text("moe_token_dispatcher_type", "allgather") == "allgather",

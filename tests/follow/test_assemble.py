@@ -67,8 +67,12 @@ def test_what_is_wrong_with_the_file_is_told_before_image_and_engine(
         assembled(write, text, engine)
     with pytest.raises(UsageError, match=r"no tag '24\.11'"):
         assembled(write, text.replace("cpu", '"24.11"'), engine)
-    with pytest.raises(UsageError, match="takes no --swiglu"):
-        assembled(write, HEAD.format(gpus=0) + TINY.replace("{num", "{swiglu: true, num"), engine)
+    with pytest.raises(UsageError, match="takes no --attention-backend"):
+        assembled(
+            write,
+            HEAD.format(gpus=0) + TINY.replace("{num", "{attention_backend: flash, num"),
+            engine,
+        )
 
 
 @pytest.mark.parametrize(

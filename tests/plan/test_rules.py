@@ -74,6 +74,8 @@ DIES: list[tuple[str, tuple[str, ...], str, str]] = [
     ("0.16.1", ("model.hidden_size=256", "parallel.tensor_model_parallel_size=8",
                 "parallel.sequence_parallel=true", FP8), "fp8_format", "tokens of a sequence"),
     ("0.16.1", ("model.ffn_hidden_size=200", FP8), "fp8_format", "width"),
+    ("0.16.1", ("megatron_args.moe_ffn_hidden_size=64",), "moe_ffn_hidden_size",
+     "needs megatron_args.num_experts"),
     ("0.16.1", ("megatron_args.decoder_first_pipeline_num_layers=3", f"{PP}=4"),
      "decoder_first_pipeline_num_layers", "layers left"),
 ]  # fmt: skip

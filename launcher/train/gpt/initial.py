@@ -23,7 +23,7 @@ def make(gpt: Any, seed: int) -> None:
     state = torch.get_rng_state()
     for name, parameter in gpt.named_parameters():
         if name.endswith((".weight", "router.bias")) and (parameter.dim() > 1 or "router" in name):
-            torch.manual_seed(zlib.crc32(f"{seed} {_global(gpt, name)}".encode()))
+            torch.default_generator.manual_seed(zlib.crc32(f"{seed} {_global(gpt, name)}".encode()))
             _draw(gpt.config, name, parameter)
     torch.set_rng_state(state)
 

@@ -170,11 +170,12 @@ def build(
         parallel_state.set_virtual_pipeline_model_parallel_rank(part)
         if "vp_stage" in inspect.signature(GPTModel.__init__).parameters:
             placed["vp_stage"] = part
+    layers = _layers(arguments, described, compiled)
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=True) and part == 0
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=True) and part == parts - 1
     gpt = (WholeGPT if compiled else GPTModel)(
         config=described,
-        transformer_layer_spec=_layers(arguments, described, compiled),
+        transformer_layer_spec=layers,
         vocab_size=vocabulary,
         max_sequence_length=arguments.max_position_embeddings,
         pre_process=first,
@@ -188,7 +189,7 @@ def build(
     if arguments.use_rope_scaling:
         rotary = gpt.rotary_pos_emb
         rotary.inv_freq = scaled(rotary.inv_freq, arguments.rope_scaling_factor)
-    if described.use_cpu_initialization:
+    if described.use_cpu_initialization and isinstance(layers, TransformerBlockSubmodules):
         initial.make(gpt, arguments.seed)
     if compiled:
         gpt.output_layer.__class__ = WholeColumn  # no spec names it
