@@ -17,8 +17,7 @@ What `launcher explain` names in a log, and what stands at the end of a failed r
 really written. *Before the start* is what prevents it or tells of it first; where it says
 `diagnosed`, the log alone does. Of several causes in a log the first to be said is told, but for
 those of the second table, which ranks write as well when another one has failed. *since* is the
-first release that
-writes it, as the sources tell; where it is empty, all do that the matrix has.
+first release that writes it, as the sources tell; where it is empty, all do that the matrix has.
 
 """
 TABLE = (

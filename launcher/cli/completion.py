@@ -56,7 +56,7 @@ def script(shell: str) -> str:
     choices: dict[str, Iterable[str]] = {"megatron": matrix.releases, "backend": BACKENDS}
     choices |= dict.fromkeys(("tag", "tags"), matrix.rows)
     completes: dict[str, object] = {"script": shtab.FILE, "output": shtab.FILE}
-    completes |= {"source": shtab.DIRECTORY}
+    completes |= {"source": shtab.DIRECTORY, "to": shtab.DIRECTORY}
     completes |= {"config": dict.fromkeys(CONFIGS, "_launcher_config_files")}
     for name, action in _actions(parser):
         if action.dest in choices:

@@ -1,4 +1,4 @@
-"""Installs the packages that only work on data needs, the first time it is asked for."""
+"""Installs the packages that only work on data or weights needs, when it is first asked for."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import IO, Any
 
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, UsageError
 from launcher.train.checkpoints.pickles import Reader
 
 STORAGES = {
@@ -84,7 +84,9 @@ def read(path: Path, offset: int = 0, length: int | None = None) -> Any:
             size = path.stat().st_size - offset if length is None else length
             with zipfile.ZipFile(Part(file, offset, size)) as archive:
                 return _Tensors(path, file, offset, archive).load()
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, AttributeError) as error:
+    except (LauncherError, OSError):
+        raise
+    except Exception as error:  # whatever a foreign pickle makes of it
         raise UsageError(f"{path}: no file of torch's, or a damaged one ({error})") from None
 
 

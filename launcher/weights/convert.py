@@ -261,6 +261,7 @@ def _common(known: Mapping[str, Any], iteration: int, sources: list[Source]) -> 
         "checkpoint_version": writer.VERSION,
         "iteration": iteration,
         "num_floating_point_operations_so_far": 0,
+        "weights_alone": True,
         "launcher": __version__,
     }
 

@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, UsageError
 from launcher.train.checkpoints import contents, folders
 from launcher.train.checkpoints.pickles import Named, Reader
 from launcher.weights import archive
@@ -152,7 +152,9 @@ def opened(folder: Path) -> Checkpoint:
         raise UsageError(f"{folder}: {problem}")
     try:
         made = _ranks(folder) if [*folder.glob("mp_rank_*")] else _distributed(folder)
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+    except (LauncherError, OSError):
+        raise
+    except Exception as error:  # whatever a foreign pickle makes of it
         raise UsageError(f"{folder}: damaged, or of a format not known here ({error})") from None
     if not made.tensors:
         raise UsageError(f"{folder}: no tensors of a GPT by Megatron-Core in it")

@@ -63,7 +63,7 @@ def entries(folder: Path) -> dict[str, Entry]:
     """
     names = [ONE]
     if (folder / INDEX).is_file():
-        names = sorted({*read_json(folder / INDEX).get("weight_map", {}).values()})
+        names = sorted({*map(str, read_json(folder / INDEX).get("weight_map", {}).values())})
     found = dict[str, Entry]()
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
@@ -86,10 +86,14 @@ def _header(path: Path) -> dict[str, Entry]:
     for name, about in header.items():
         if name == "__metadata__":
             continue
-        dtype, shape = TYPES.get(about["dtype"], ""), tuple(map(int, about["shape"]))
-        start, end = about["data_offsets"]
-        if not dtype or end - start != prod(shape) * SIZES[dtype] or 8 + length + end > whole:
-            raise UsageError(f"{path}: {name}, of {about['dtype']}, isn't whole, or not read here")
+        try:
+            dtype, shape = TYPES[about["dtype"]], tuple(map(int, about["shape"]))
+            start, end = map(int, about["data_offsets"])
+        except (KeyError, TypeError, ValueError):
+            raise UsageError(f"{path}: {name} is of a type that isn't read here") from None
+        size = prod(shape) * SIZES[dtype]
+        if min((start, *shape)) < 0 or end - start != size or 8 + length + end > whole:
+            raise UsageError(f"{path}: {name} isn't whole")
         found[name] = Entry(path, 8 + length + start, dtype, shape)
     return found
 

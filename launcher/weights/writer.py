@@ -210,6 +210,8 @@ class Ranks:
                     model[name] = source.share(rank, tensor, self.gated)
                     if found := STATEFUL.search(name):
                         model[f"{name[: found.end(1)]}._extra_state"] = None
+            if stage == stages - 1:
+                model["output_layer._extra_state"] = None  # of a tied one, too
             path = folder / rank_folder(rank, stage, expert, self.layout) / contents.RANK
             path.parent.mkdir()
             with path.open("xb") as file:

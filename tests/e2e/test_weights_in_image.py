@@ -12,7 +12,8 @@ import pytest
 from docker.types import Mount
 
 from launcher.settings import ROOT
-from tests.e2e.command import pytest_in
+from tests.e2e.command import launcher, pytest_in, refused
+from tests.weights.models import made
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -49,3 +50,20 @@ def test_weights_pass_their_tests_in_the_image(
     assert passed, printed[-2000:]
     assert int(passed[1]) >= (4 if chosen == "long" else 9)
     assert "skipped" not in printed.splitlines()[-1]
+
+
+def test_a_checkpoint_says_something_in_the_image(image: str, tmp_path: Path) -> None:
+    theirs = made(tmp_path / "theirs", "qwen2")
+    done = launcher("checkpoint", "import", str(theirs), "--to", str(tmp_path / "ours"))
+    assert done.returncode == 0, done.stderr
+    said = [
+        launcher(
+            "generate", str(tmp_path / "ours"), "5 6 7", *"--ids --tokens 4 --tag".split(), image
+        )
+        for _ in range(2)
+    ]
+    assert said[0].returncode == 0, said[0].stderr
+    assert len(said[0].stdout.split()) == 4
+    assert said[0].stdout == said[1].stdout
+    wrong = launcher("generate", str(tmp_path / "ours"), "100", "--ids", "--tag", image)
+    refused(wrong, 125, "tokens below 100")

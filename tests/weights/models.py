@@ -33,7 +33,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
             **{"high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
         },
     },
-    "mistral": {**SIZES, "head_dim": 32, "sliding_window": None},
+    "mistral": {**SIZES, "head_dim": 32, "sliding_window": 8},
     "qwen2": {**SIZES, "tie_word_embeddings": True},
     "qwen3": {**SIZES, "head_dim": 32},
     "mixtral": {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e6},
@@ -65,7 +65,10 @@ def shape_of(name: str, made: architecture.Architecture) -> tuple[int, ...]:
 
 
 def made(folder: Path, family: str, most: int = 1 << 30, dtype: str = "float32") -> Path:
-    """A folder with config.json and random bytes for weights, in shards of up to `most` bytes."""
+    """A folder with config.json and random bits for weights, in shards of up to `most` bytes.
+
+    The bits are those of small numbers, each sign and fraction as likely as another.
+    """
     folder.mkdir()
     config = {"model_type": family, "torch_dtype": dtype, **CONFIGS[family]}
     (folder / "config.json").write_text(json.dumps(config))
@@ -75,7 +78,18 @@ def made(folder: Path, family: str, most: int = 1 << 30, dtype: str = "float32")
     for row in rows(FAMILIES[family], shape):
         size = shape_of(row.megatron, shape)
         whole = np.frombuffer(random.bytes(prod(size) * kind.itemsize), kind).reshape(size)
+        exponent = 8 * kind.itemsize - 9  # of which the fraction has one bit less
+        whole = whole & ~kind.type(0xFF << exponent) | kind.type(0x7A << exponent)
         parts = row.transform.apart(whole, shape)
         shards.add(dict(zip(row.theirs, parts, strict=True)), dtype, 1 << 16)
     shards.finish()
     return folder
+
+
+def same(one: Path, two: Path) -> None:
+    """Assert that two folders of Hugging Face's have the same weights, to the byte."""
+    first, second = safetensors.entries(one), safetensors.entries(two)
+    assert first.keys() == second.keys()
+    for name, entry in first.items():
+        assert (entry.dtype, entry.shape) == (second[name].dtype, second[name].shape), name
+        assert np.array_equal(entry.read(), second[name].read()), name

@@ -20,16 +20,7 @@ from launcher.settings import ROOT
 from launcher.train.checkpoints import contents
 from launcher.weights import archive, convert, reader, safetensors
 
-from .models import CONFIGS, made
-
-
-def same(one: Path, two: Path) -> None:
-    """Assert that two folders of Hugging Face's have the same weights, to the byte."""
-    first, second = safetensors.entries(one), safetensors.entries(two)
-    assert first.keys() == second.keys()
-    for name, entry in first.items():
-        assert (entry.dtype, entry.shape) == (second[name].dtype, second[name].shape), name
-        assert np.array_equal(entry.read(), second[name].read()), name
+from .models import CONFIGS, made, same
 
 
 def opened(folder: Path) -> reader.Checkpoint:
@@ -88,6 +79,11 @@ def test_nothing_is_left_where_it_fails(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="isn't whole"):
         convert.import_(theirs, tmp_path / "ours")
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+    for was, now in ((b'"F32"', b'"F8"'), (b'"shape":[', b'"shape":{'), (b"[0,", b"[x,")):
+        odd = whole.replace(was, now, 1)
+        (theirs / "model.safetensors").write_bytes(odd)
+        with pytest.raises(UsageError):
+            convert.import_(theirs, tmp_path / "ours")
     (theirs / "model.safetensors").write_bytes(whole)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").write_text("mine")

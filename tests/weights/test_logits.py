@@ -11,7 +11,7 @@ import pytest
 from launcher.weights import convert, reader
 from tests.train.conftest import start
 
-from .models import CONFIGS
+from .models import CONFIGS, same
 
 pytestmark = pytest.mark.megatron
 
@@ -80,8 +80,8 @@ def test_logits_agree(logits: Logits, family: str) -> None:
 
 
 FAMILIES = {
-    "gpt2": (2, "--tensor-model-parallel-size", "2"),
-    "llama": (2, *LLAMA, "--pipeline-model-parallel-size", "2", "--use-rope-scaling"),
+    "gpt2": (2, "--pipeline-model-parallel-size", "2"),
+    "llama": (2, *LLAMA, "--tensor-model-parallel-size", "2", "--use-rope-scaling"),
     "qwen2": (1, *LLAMA[:-1], "--add-qkv-bias"),
     "qwen3_moe": (
         *(2, *LLAMA, "--qk-layernorm", "--num-experts", "4", "--moe-ffn-hidden-size", "48"),
@@ -104,7 +104,14 @@ def test_what_is_trained_says_the_same_there(family: str, tmp_path: Path) -> Non
     run = start(processes, "-m", "launcher.train.gpt", *TRAINED, "--save", save, *options)
     assert run.code == 0, run.output
     folder = reader.find(Path(save))
-    done = convert.export(reader.opened(folder), tmp_path / "exported")
+    saved = reader.opened(folder)
+    done = convert.export(saved, tmp_path / "exported")
+    convert.convert(saved, tmp_path / "ranks", reader.RANKS, saved.layout)
+    given = (str(folder), str(reader.find(tmp_path / "ranks")), str(tmp_path / "megatrons"))
+    run = start(processes, str(Path(__file__).with_name("ranks.py")), *given)
+    assert run.code == 0, run.output
+    convert.export(reader.opened(tmp_path / "megatrons"), tmp_path / "from-ranks")
+    same(tmp_path / "exported", tmp_path / "from-ranks")
     assert done.shape.family == family
     model, said = AutoModelForCausalLM.from_pretrained(
         tmp_path / "exported", output_loading_info=True
@@ -122,3 +129,20 @@ def test_what_is_trained_says_the_same_there(family: str, tmp_path: Path) -> Non
     assert found, told.output
     assert found[1].split() == [str(one) for one in row[0, 5:].tolist()]
     assert len({*found[1].split()}) > 5
+
+
+@pytest.mark.long
+def test_an_imported_model_is_trained_on(tmp_path: Path) -> None:
+    """In another layout than it was written in: a step of no length leaves every byte."""
+    made(tmp_path / "theirs", "llama")
+    convert.import_(tmp_path / "theirs", tmp_path / "ours", padding=64)
+    options = "--num-layers 4 --ffn-hidden-size 96 --seq-length 32 --max-position-embeddings 64"
+    options += " --rotary-base 500000 --use-rope-scaling --tensor-model-parallel-size 2"
+    options += " --lr 0 --train-iters 1 --log-interval 1 --save-interval 1"
+    where = ("--load", str(tmp_path / "ours"), "--save", str(tmp_path / "on"))
+    run = start(2, "-m", "launcher.train.gpt", *TRAINED, *LLAMA, *options.split(), *where)
+    assert run.code == 0, run.output
+    assert "release: going on after iteration 0" in run.output
+    assert run.losses[1] > 4.0
+    convert.export(reader.opened(reader.find(tmp_path / "on")), tmp_path / "back")
+    same(tmp_path / "theirs", tmp_path / "back")

@@ -238,7 +238,7 @@ def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: A
     leaves them, are loaded alone. Raises `UsageError` where experts have an optimizer of their
     own, as with expert parallelism, in one of both alone.
     """
-    if "optimizer" not in known:
+    if known.get("weights_alone"):
         load_weights(source, parts)
         optimizer.reload_model_params()
         return Progress(**known["progress"])

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+
+class Ordered(dict[Any, Any]):
+    """An OrderedDict, which may have attributes: a module's state has."""
+
+
 PLAIN: dict[tuple[str, str], Any] = {
     ("torch", "Size"): tuple,
-    ("collections", "OrderedDict"): dict,
+    ("collections", "OrderedDict"): Ordered,
 }
 """What is made of a few names in place of a `Named`."""
 
