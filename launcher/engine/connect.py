@@ -64,7 +64,7 @@ def connect(timeout: float | None = None) -> DockerClient:
 
 
 def endpoints(env: Mapping[str, str]) -> Iterator[Endpoint]:
-    """Where to look, in this order; where one is chosen, nowhere else, whether it answers or not."""
+    """Where to look, in this order; where one is chosen, nowhere else, if it answers or not."""
     if host := env.get("DOCKER_HOST"):  # with its TLS variables, as the docker command reads them
         verify, named = bool(env.get("DOCKER_TLS_VERIFY")), env.get("DOCKER_CERT_PATH")
         certificates = Path(named or Path.home() / ".docker") if named or verify else None
