@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from launcher import __version__
 from launcher.build import context, fetch
-from launcher.build.pins import Image
+from launcher.build.pins import StartImage
 from launcher.matrix.recipe import sha256_of_pin
 from launcher.names import HUB, parse_reference
 
@@ -136,7 +136,7 @@ def _dependencies(made: Made) -> list[dict[str, Any]]:
     ]
 
 
-def _image(name: str, image: Image) -> dict[str, Any]:
+def _image(name: str, image: StartImage) -> dict[str, Any]:
     return {
         "name": name,
         "uri": of_image(image.reference),

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import launcher
 from launcher.build.extensions import ExtensionSource
-from launcher.build.pins import Image
+from launcher.build.pins import StartImage
 from launcher.build.source import AS_COMMITTED, MegatronSource, git_environment, run_git
 from launcher.errors import BuildError
 from launcher.matrix.recipe import Recipe
@@ -36,8 +36,8 @@ class Inputs:
 
     recipe: Recipe
     dockerfile: str
-    base: Image
-    builder: Image
+    base: StartImage
+    builder: StartImage
     source: MegatronSource
     patches: tuple[Path, ...]
     interpreter: Path | None = None

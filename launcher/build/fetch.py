@@ -133,11 +133,11 @@ def checked(digest: str, what: str, site: Settings) -> Path:
     path = cached(digest, site)
     if path is None:
         raise BuildError(f"{what}: not among what was downloaded", "Try again.")
-    check(path, digest)
+    check_sha256(path, digest)
     return path
 
 
-def check(path: Path, digest: str) -> None:
+def check_sha256(path: Path, digest: str) -> None:
     """Raise BuildError where a cached file's bytes have another sha256."""
     actual = sha256(path)
     if actual != digest:

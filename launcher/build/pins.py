@@ -27,7 +27,7 @@ ASK_WITHIN = 30  # seconds, for an engine that asks a registry
 
 
 @dataclass(frozen=True)
-class Image:
+class StartImage:
     """An image that the engine has.
 
     name: for FROM, by digest where the engine knows it so; id: the engine's, which each numbers in
@@ -61,9 +61,9 @@ class Images:
         self.progress = progress
         self.locked = locked
         self.moving = moving
-        self._found: dict[tuple[str, str], Image] = {}
+        self._found: dict[tuple[str, str], StartImage] = {}
 
-    def find(self, reference: str, chosen: str | None = None) -> Image:
+    def find(self, reference: str, chosen: str | None = None) -> StartImage:
         """The image for the matrix's `reference`, or the one that a user chose in its place.
 
         Raises BuildError for a tag that isn't where it was locked, EngineError for an image that
@@ -82,7 +82,7 @@ class Images:
             self._found[reference, wanted] = image
         return self._found[reference, wanted]
 
-    def _named(self, reference: str, wanted: str) -> Image:
+    def _named(self, reference: str, wanted: str) -> StartImage:
         """The image that a name stands for just now; told loudly where that isn't the locked one.
 
         A user's own choice is pulled under its own name, the matrix's from a mirror of it.
@@ -102,7 +102,7 @@ class Images:
             self.progress.note(f"UNPINNED {wanted}: {why}, so it is {_digest(found)} today{mend}")
         return _image(found, wanted, wanted, reference, locked)
 
-    def _locked(self, reference: str, locked: LockedImage) -> Image:
+    def _locked(self, reference: str, locked: LockedImage) -> StartImage:
         """The locked image, under whatever name the engine has it, else pulled by its digest."""
         found = find_image(self.client, reference)
         moves = reference in self.moving
@@ -155,10 +155,10 @@ class Images:
 
 def _image(
     found: dict[str, Any], name: str, asked: str, reference: str, locked: LockedImage | None
-) -> Image:
+) -> StartImage:
     """What an engine tells of an image that was asked for in place of the matrix's."""
     pinned = is_locked(found, locked)
-    return Image(
+    return StartImage(
         name,
         found["Id"],
         reference if pinned else asked,

@@ -27,6 +27,13 @@ def sbom(made: Made) -> str:
     """The document, CycloneDX 1.6 in JSON; its time is that of the source."""
     added = sorted(_added(made), key=lambda one: str(one["bom-ref"]))
     refs = [one["bom-ref"] for one in added]
+    name, _, version = made.name.rpartition(":")
+    below = made.inputs.base
+    of_base = {"type": "container", "bom-ref": "base", "name": below.reference}
+    base = _component(attest.of_image(below.reference), below.digest, **of_base)
+    own = {"type": "container", "bom-ref": made.id, "name": name, "version": version}
+    url = attest.of_image(f"{name}@{made.id}")
+    image = _component(url, made.id, **own, pedigree={"ancestors": [base]})
     document = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
@@ -36,7 +43,7 @@ def sbom(made: Made) -> str:
         "metadata": {
             "timestamp": datetime.fromtimestamp(made.inputs.source.epoch, timezone.utc).isoformat(),
             "tools": {"components": [{**_LAUNCHER, "bom-ref": "tool"}]},
-            "component": _image(made),
+            "component": image,
         },
         "components": added,
         "dependencies": [*({"ref": ref} for ref in refs), {"ref": made.id, "dependsOn": refs}],
@@ -55,17 +62,6 @@ def _component(url: str, sha256: str = "", **more: Any) -> dict[str, Any]:
 
 def _hashes(sha256: str) -> list[dict[str, str]]:
     return [{"alg": "SHA-256", "content": sha256.removeprefix("sha256:")}]
-
-
-def _image(made: Made) -> dict[str, Any]:
-    """The image, and the base it lies on."""
-    name, _, version = made.name.rpartition(":")
-    below = made.inputs.base
-    of_base = {"type": "container", "bom-ref": "base", "name": below.reference}
-    base = _component(attest.of_image(below.reference), below.digest, **of_base)
-    own = {"type": "container", "bom-ref": made.id, "name": name, "version": version}
-    url = attest.of_image(f"{name}@{made.id}")
-    return _component(url, made.id, **own, pedigree={"ancestors": [base]})
 
 
 def _added(made: Made) -> Iterator[dict[str, Any]]:

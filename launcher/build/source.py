@@ -68,7 +68,7 @@ class MegatronSource:
             archive(self.at, self.revision, folder)
             check_tree(self.at, self.revision, self.identity, tree_hash(folder))
         elif self.kind == "sdist":
-            fetch.check(self.at, self.identity)
+            fetch.check_sha256(self.at, self.identity)
             with self.at.open("rb") as sdist:  # without the one folder that holds it all
                 unpack(sdist, folder, "-z", "--strip-components=1")
         else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.engine.connect import ask, private_file
@@ -31,7 +31,7 @@ def compose(client: DockerClient) -> list[str]:
     for argv in candidates:
         if _is_plugin(argv, client):
             return argv
-    if own and _is_debian():
+    if own and platform.freedesktop_os_release()["ID"] == "debian":  # so are its mirror's suites
         folder = own.resolve().parents[1] / "compose"
         argv = [str(packages.unpack_newer(folder, PACKAGE, SUITE) / PLUGIN)]
         if _is_plugin(argv, client):
@@ -41,14 +41,6 @@ def compose(client: DockerClient) -> list[str]:
         "Install it: docker-compose-plugin (of docker.com), docker-compose-v2 (Ubuntu), "
         "docker-compose (Debian 13 on).",
     )
-
-
-def _is_debian() -> bool:
-    """Whether the suites of this system's mirror are Debian's."""
-    try:
-        return "ID=debian" in Path("/etc/os-release").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return False
 
 
 def _is_plugin(argv: list[str], client: DockerClient) -> bool:

@@ -60,13 +60,11 @@ def connect(timeout: float | None = None) -> DockerClient:
             client.api.timeout = timeout or within
             return client
         failures.append((endpoint, reason or str(client)))
-        if endpoint.chosen:
-            break
     raise no_engine(failures)
 
 
 def endpoints(env: Mapping[str, str]) -> Iterator[Endpoint]:
-    """Where to look, in this order; a chosen one ends the search whether it answers or not."""
+    """Where to look, in this order; where one is chosen, nowhere else, if it answers or not."""
     if host := env.get("DOCKER_HOST"):  # with its TLS variables, as the docker command reads them
         verify, named = bool(env.get("DOCKER_TLS_VERIFY")), env.get("DOCKER_CERT_PATH")
         certificates = Path(named or Path.home() / ".docker") if named or verify else None

@@ -23,7 +23,7 @@ from launcher.build import fetch, source
 from launcher.build.inputs import Commit, Fetched
 from launcher.errors import BuildError, EngineError, UsageError
 from launcher.images import images, load, save
-from launcher.images.check import Damage, DamagedError, compare, read_list, read_listing
+from launcher.images.check import Damage, DamagedError, damaged_files, read_list, read_listing
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.recipe import recipe
 from launcher.matrix.schema import AMD64, GitUrl, Release, Tag
@@ -166,7 +166,7 @@ def _put_file(folder: Path, path: Path, progress: Progress) -> File:
     file = File(path=f"sha256/{digest}/{path.name}", size=size, sha256=digest)
     if not parts.is_whole(folder, file):
         progress.output(path.name)
-        fetch.check(path, digest)
+        fetch.check_sha256(path, digest)
         target = folder / file.path
         files.real_folder(target.parent, folder)
         with parts.named(target), path.open("rb") as content, files.Aside(target) as new:
@@ -215,7 +215,7 @@ def check_bundle(folder: Path, progress: Progress) -> Index:
     Raises UsageError for a folder without one, DamagedError, which names all that is damaged.
     """
     index = read_list(folder, INDEX, Index, FOLDERS, "`launcher fetch --bundle`")
-    if damages := compare(folder, index.files, progress):
+    if damages := damaged_files(folder, index.files, progress):
         raise DamagedError(folder, damages)
     return index
 
@@ -241,7 +241,7 @@ def take_bundle(folder: Path, index: Index, site: Settings, progress: Progress) 
 
 def _copy(folder: Path, file: layout.File, target: Path) -> Path:
     with target.open("wb") as copy:
-        copy.writelines(parts.listed(folder, file.path, file.size))
+        copy.writelines(parts.read_listed(folder, file.path, file.size))
     return target
 
 

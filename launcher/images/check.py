@@ -60,7 +60,7 @@ def read_list(
     """
     listing = None
     try:
-        listing = layout.parse(parts.whole(folder, name, layout.LARGEST_LISTING), model)
+        listing = layout.parse(parts.read_small(folder, name, layout.LARGEST_LISTING), model)
         found = "something else"
     except OSError as error:
         if not any(os.path.lexists(folder / other) for other in (name, INCOMING, *others)):
@@ -84,18 +84,18 @@ def read_listing(folder: Path) -> Listing:
     return read_list(folder, layout.LISTING, Listing, others, "`image save -o`")
 
 
-def check(folder: Path, progress: Progress) -> Listing:
+def check_saved(folder: Path, progress: Progress) -> Listing:
     """The list of files of the image saved in `folder`, each checked. Raises as `read_list`."""
     listing = read_listing(folder)
     sums = layout.sums(listing)
     digest = hashlib.sha256(sums).hexdigest()
     own = File.model_construct(path=layout.SUMS, size=len(sums), sha256=digest)
-    if damages := compare(folder, [*listing.files, own], progress):
+    if damages := damaged_files(folder, [*listing.files, own], progress):
         raise DamagedError(folder, damages)
     return listing
 
 
-def compare(folder: Path, listed: Sequence[File], progress: Progress) -> list[Damage]:
+def damaged_files(folder: Path, listed: Sequence[File], progress: Progress) -> list[Damage]:
     """The files of a folder of which a byte isn't as it is listed."""
     size = sum(file.size for file in listed)
 

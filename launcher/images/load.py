@@ -15,7 +15,7 @@ from launcher.build import beside
 from launcher.build.verify import is_ours
 from launcher.errors import EngineError, UsageError, first_fault
 from launcher.images import images
-from launcher.images.check import Damage, DamagedError, check, read_listing, unreadable
+from launcher.images.check import Damage, DamagedError, check_saved, read_listing, unreadable
 from launcher.images.images import Image
 from launcher.images.remote import OtherImageError
 from launcher.oci import layout, packed, parts, saved
@@ -98,7 +98,7 @@ def load(
             "Give it that name with --all-tags, which takes it from an image that has it here.",
         )
     base = _base(client, listing.base, listing) if listing.base else None
-    check(folder, progress)
+    check_saved(folder, progress)
     documents = {
         name: _small(folder, [listing.listed[path]])
         for name in (beside.PROVENANCE, beside.SBOM)
@@ -278,7 +278,7 @@ def _read(folder: Path, file: File, seen: parts.Seen = lambda _: None) -> Iterat
     An OSError would be taken for the engine's, to which these bytes are on their way.
     """
     try:
-        yield from parts.listed(folder, file.path, file.size, seen)
+        yield from parts.read_listed(folder, file.path, file.size, seen)
     except OSError as error:
         raise DamagedError(folder, [Damage(file.path, file.sha256, unreadable(error))]) from error
 

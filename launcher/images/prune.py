@@ -28,7 +28,7 @@ Layers = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Image:
+class OwnImage:
     """An image of ours.
 
     names: tags, and digests that a registry knows it by
@@ -56,7 +56,7 @@ class Image:
         return tuple(name for name in self.names if "@" not in name)
 
 
-def ours(client: DockerClient) -> list[Image]:
+def ours(client: DockerClient) -> list[OwnImage]:
     """The images that `image build` made, by row and release, the last named first.
 
     An image that somebody made from one of them has its labels too, and isn't among them.
@@ -72,7 +72,7 @@ def ours(client: DockerClient) -> list[Image]:
     return sorted(found, key=lambda image: (image.row, image.release))
 
 
-def to_prune(images: Sequence[Image], all_of_them: bool, keep: int) -> list[Image]:
+def to_prune(images: Sequence[OwnImage], all_of_them: bool, keep: int) -> list[OwnImage]:
     """Those without a tag, or all of them, that no container uses; `images` as from `ours`.
 
     Of each row and release the first `keep` stay, whatever they are.
@@ -83,7 +83,7 @@ def to_prune(images: Sequence[Image], all_of_them: bool, keep: int) -> list[Imag
     return [image for image in chosen if not image.used and (all_of_them or not image.tags)]
 
 
-def freed(images: Sequence[Image], others: Iterable[Layers]) -> int:
+def freed(images: Sequence[OwnImage], others: Iterable[Layers]) -> int:
     """The bytes of layers that no image has but `images`; `others` are the layers of the rest."""
     kept = {layers[:depth] for layers in others for depth in range(1, len(layers) + 1)}
     gone: dict[Layers, int] = {}
@@ -95,14 +95,14 @@ def freed(images: Sequence[Image], others: Iterable[Layers]) -> int:
     return sum(gone.values())
 
 
-def rest(client: DockerClient, images: Iterable[Image]) -> list[Layers]:
+def rest(client: DockerClient, images: Iterable[OwnImage]) -> list[Layers]:
     """The layers of all images in the engine but `images`."""
     gone = {image.id for image in images}
     ids = {entry["Id"] for entry in client.api.images()} - gone
     return [layers_of(client.api.inspect_image(one)) for one in sorted(ids)]
 
 
-def remove(client: DockerClient, image: Image, site: Settings) -> str:
+def remove(client: DockerClient, image: OwnImage, site: Settings) -> str:
     """Remove an image and what lies beside it; why it stays where the engine keeps it, or "".
 
     It is never forced: a container that was made from it meanwhile keeps it, and so does a build
@@ -151,11 +151,11 @@ def bytes_in(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 
-def _image(inspected: dict[str, Any], history: list[dict[str, Any]], used: bool) -> Image:
+def _image(inspected: dict[str, Any], history: list[dict[str, Any]], used: bool) -> OwnImage:
     labels = inspected["Config"].get("Labels") or {}
     tags, digests = inspected.get("RepoTags") or [], inspected.get("RepoDigests") or []
     named = (inspected.get("Metadata") or {}).get("LastTagTime") or NEVER
-    return Image(
+    return OwnImage(
         id=inspected["Id"],
         names=tuple(name for name in [*sorted(tags), *sorted(digests)] if name not in UNNAMED),
         row=labels.get(f"{LABEL}row", ""),

@@ -82,7 +82,9 @@ def save(
                     progress.cached()
                 else:
                     comes, aside = _packing(file), folder / INCOMING
-                    blob = parts.write(file, member.size, folder, aside, part_size, comes, seen)
+                    blob = parts.write_blob(
+                        file, member.size, folder, aside, part_size, comes, seen
+                    )
                     if comes != "":
                         begun.blobs[blob.unpacked or blob.digest] = blob
                         _write_begun(folder, begun)
@@ -150,10 +152,10 @@ def _read_begun(folder: Path) -> Begun:
     know it by: there its names alone tell.
     """
     with suppress(OSError, ValueError):
-        text = parts.whole(folder, f"{INCOMING}/{BEGUN}", layout.LARGEST_LISTING)
+        text = parts.read_small(folder, f"{INCOMING}/{BEGUN}", layout.LARGEST_LISTING)
         return Begun.model_validate_json(text)
     with suppress(OSError):
-        text = parts.whole(folder, layout.LISTING, layout.LARGEST_LISTING)
+        text = parts.read_small(folder, layout.LISTING, layout.LARGEST_LISTING)
         if listing := layout.parse(text, Listing):
             names = (*listing.names, listing.image)
             return Begun(names=names, blobs=_blobs(folder, listing))
@@ -165,7 +167,7 @@ def _blobs(folder: Path, listing: Listing) -> dict[str, Blob]:
     found = {}
     with suppress(OSError, ValueError, KeyError):
         (path,) = listing.paths(listing.manifest)
-        text = parts.whole(folder, path, layout.LARGEST)
+        text = parts.read_small(folder, path, layout.LARGEST)
         for layer in Manifest.model_validate_json(text).layers:
             held = tuple(listing.listed[path] for path in listing.paths(layer.digest))
             found[layer.unpacked or layer.digest] = Blob(
@@ -229,7 +231,7 @@ def _complete(
     documents: Mapping[str, bytes],
 ) -> Listing:
     """Write what is beside the blobs, list the files, and remove what isn't listed."""
-    value = b"".join(parts.whole(folder, file.path, file.size) for file in config.files)
+    value = b"".join(parts.read_small(folder, file.path, file.size) for file in config.files)
     manifest = layout.manifest(value, layers)
     made = {
         layout.MARKER: layout.LAYOUT,

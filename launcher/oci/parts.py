@@ -43,7 +43,7 @@ class Stream:
         return self._chunk[start : self._at]
 
 
-def write(
+def write_blob(
     source: IO[bytes],
     size: int,
     folder: Path,
@@ -118,7 +118,7 @@ def named(path: str | Path) -> Iterator[None]:
         raise
 
 
-def listed(folder: Path, path: str, size: int, seen: Seen = lambda _: None) -> Iterator[bytes]:
+def read_listed(folder: Path, path: str, size: int, seen: Seen = lambda _: None) -> Iterator[bytes]:
     """The `size` bytes of a file in a folder that came from elsewhere; `seen` is told how many at
     each block.
 
@@ -148,8 +148,8 @@ def sha256_of(blocks: Iterable[bytes]) -> str:
 
 
 def sha256(folder: Path, file: File) -> str:
-    """The sha256 of a listed file as it is now. Raises OSError as `listed`."""
-    return sha256_of(listed(folder, file.path, file.size))
+    """The sha256 of a listed file as it is now. Raises OSError as `read_listed`."""
+    return sha256_of(read_listed(folder, file.path, file.size))
 
 
 def is_whole(folder: Path, file: File) -> bool:
@@ -160,10 +160,10 @@ def is_whole(folder: Path, file: File) -> bool:
         return False
 
 
-def whole(folder: Path, path: str, most: int) -> bytes:
+def read_small(folder: Path, path: str, most: int) -> bytes:
     """The bytes of a file in a folder that came from elsewhere. Raises OSError beyond `most`."""
     with files.open_foreign(folder / path, folder) as file:
         size = os.fstat(file.fileno()).st_size
     if size > most:
         raise OSError(errno.EFBIG, f"it has {size} bytes, and {most} at most are read")
-    return b"".join(listed(folder, path, size))
+    return b"".join(read_listed(folder, path, size))

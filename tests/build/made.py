@@ -8,7 +8,7 @@ from typing import Literal
 
 from launcher.build.attest import Made
 from launcher.build.context import Inputs
-from launcher.build.pins import Image
+from launcher.build.pins import StartImage
 from launcher.build.source import MegatronSource
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.recipe import recipe
@@ -32,7 +32,7 @@ RECIPE = replace(
     recipe(load_matrix(), load_lock(), "24.10", "0.9.0"),
     pins={"build": [PIP, EINOPS], "runtime": [EINOPS], "packages": [TORCH]},
 )
-BASE = Image(
+BASE = StartImage(
     name="nvcr.io/nvidia/pytorch:24.10-py3",
     id="sha256:" + "a" * 64,
     reference="nvcr.io/nvidia/pytorch:24.10-py3",
@@ -40,7 +40,7 @@ BASE = Image(
     pinned=True,
 )
 BUILDER = "megatron-standin-base:cp311"
-BUILT = Image(BUILDER, "sha256:" + "b" * 64, BUILDER, "sha256:" + "b" * 64, pinned=False)
+BUILT = StartImage(BUILDER, "sha256:" + "b" * 64, BUILDER, "sha256:" + "b" * 64, pinned=False)
 
 
 def inputs_of(source: MegatronSource, **changes: object) -> Inputs:

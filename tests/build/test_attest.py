@@ -15,7 +15,7 @@ from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
 
 from launcher import __version__
 from launcher.build import attest, context, fetch, image
-from launcher.build.pins import Image
+from launcher.build.pins import StartImage
 from tests.build.made import BASE, COMMIT, IMAGE, SDIST, SOURCES, TREE, inputs_of, made
 
 KINDS = ["git", "sdist", "path"]
@@ -110,7 +110,7 @@ def test_a_pin_and_an_image_are_package_urls(of: Callable[[str], str], text: str
     assert of(text) == url
 
 
-def labels(base: Image) -> dict[str, str]:
+def labels(base: StartImage) -> dict[str, str]:
     """The labels of an image of row 24.10 on this base."""
     return image._labels(inputs_of(SOURCES["git"], base=base))
 
@@ -121,7 +121,7 @@ def test_labels_name_the_base_the_commit_and_no_machine_user_or_day() -> None:
     assert own["org.opencontainers.image.revision"] == COMMIT
     assert own["org.opencontainers.image.base.name"] == BASE.reference
     assert own["org.opencontainers.image.base.digest"] == BASE.digest
-    other = labels(Image("mine:1", IMAGE, "mine:1", IMAGE, pinned=False))
+    other = labels(StartImage("mine:1", IMAGE, "mine:1", IMAGE, pinned=False))
     assert other["org.opencontainers.image.base.name"] == "mine:1"
     assert "org.opencontainers.image.base.digest" not in other  # it is not the locked one
     checkout = image._labels(inputs_of(SOURCES["path"]))

@@ -81,11 +81,11 @@ class Engine:
 class Found:
     """What a search gave and said."""
 
-    image: pins.Image
+    image: pins.StartImage
     said: str
 
 
-def shown(image: pins.Image) -> tuple[str, str]:
+def shown(image: pins.StartImage) -> tuple[str, str]:
     return image.name, image.id
 
 
@@ -171,11 +171,11 @@ def test_a_user_s_own_choice_is_taken_and_told_unless_it_is_the_locked_image(
 ) -> None:
     engine = Engine().has(OTHER, "own:1")
     found = find(engine, empty_site, chosen="own:1")
-    assert found.image == pins.Image("own:1", OTHER, "own:1", OTHER, pinned=False)
+    assert found.image == pins.StartImage("own:1", OTHER, "own:1", OTHER, pinned=False)
     assert "UNPINNED own:1: not the locked image" in found.said
     engine = Engine().has(OTHER, "mirror/x:1", digests=(f"mirror/x@{INDEX}",))
     found = find(engine, empty_site, chosen="mirror/x:1")
-    assert found.image == pins.Image(f"mirror/x@{INDEX}", OTHER, BASE, INDEX, pinned=True)
+    assert found.image == pins.StartImage(f"mirror/x@{INDEX}", OTHER, BASE, INDEX, pinned=True)
     assert found.said == ""
 
 

@@ -133,7 +133,7 @@ def test_an_engine_that_wants_the_bases_layers_too_gets_them_from_itself(
     done(on(engine, "image", "save", image, "--thin", "--base", BASE, "-o", str(tmp_path)))
     carry_base(engine, elsewhere)
     progress = Progress(io.StringIO())
-    content = load._content(tmp_path, load.check(tmp_path, progress))
+    content = load._content(tmp_path, load.check_saved(tmp_path, progress))
     assert content.listing.base is not None
     base = having(elsewhere, content.listing.base)
     assert base is not None

@@ -77,7 +77,7 @@ def test_for_our_own_engine_it_is_fetched(tools: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(compose, "private_file", private_file)
     monkeypatch.setattr(packages, "unpack_newer", unpack)
-    monkeypatch.setattr(compose, "_is_debian", lambda: True)
+    monkeypatch.setattr(compose.platform, "freedesktop_os_release", lambda: {"ID": "debian"})
     argv = compose.compose(CLIENT)
     assert argv == [str(tools / "engine/compose" / compose.PLUGIN)]
     assert fetched == [(tools / "engine/compose", "docker-compose", "trixie")]

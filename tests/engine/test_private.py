@@ -135,9 +135,7 @@ def test_an_engine_that_says_nothing_is_not_joined(
 @engine
 @needs_root_and_apt
 def test_kept_up_by_hand_until_terminated(folder: Path) -> None:
-    argv = [sys.executable, "-m", "launcher", "engine", str(folder)]
-    keeper = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-    host = host_of(keeper)
+    keeper, host = kept_up(folder)
     client = DockerClient(base_url=host)
     assert client.ping()
     client.close()
@@ -152,11 +150,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("engine")
 
 
-def host_of(keeper: subprocess.Popen[str]) -> str:
-    """The engine that `python3 -m launcher engine` says it keeps up."""
+def kept_up(folder: Path) -> tuple[subprocess.Popen[str], str]:
+    """`python3 -m launcher engine`, and the engine that it says it keeps up."""
+    argv = [sys.executable, "-m", "launcher", "engine", str(folder)]
+    keeper = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert keeper.stdout is not None
     said = next(line for line in keeper.stdout if line.startswith("export DOCKER_HOST="))
-    return said.strip().removeprefix("export DOCKER_HOST=")
+    return keeper, said.strip().removeprefix("export DOCKER_HOST=")
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -218,9 +218,7 @@ def test_a_later_start_is_quick_keeps_the_images_and_is_shared(folder: Path) -> 
 @engine
 @needs_root_and_apt
 def test_an_engine_whose_user_was_killed_ends(folder: Path) -> None:
-    argv = [sys.executable, "-m", "launcher", "engine", str(folder)]
-    keeper = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-    host = host_of(keeper)
+    keeper, host = kept_up(folder)
     assert Path(host.removeprefix("unix://")).exists()
     os.kill(keeper.pid, signal.SIGKILL)
     keeper.wait()

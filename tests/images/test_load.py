@@ -18,7 +18,7 @@ from urllib3.exceptions import ProtocolError
 from launcher.build import beside
 from launcher.errors import EngineError, UsageError
 from launcher.images import images
-from launcher.images.check import DamagedError, check
+from launcher.images.check import DamagedError, check_saved
 from launcher.images.load import Loaded, load, put_beside
 from launcher.images.remote import OtherImageError
 from launcher.images.save import save
@@ -127,7 +127,7 @@ def test_all_that_is_wrong_is_told_at_once_with_both_hashes(tmp_path: Path) -> N
     first.write_bytes(bytes(first.stat().st_size))
     second.unlink()
     with pytest.raises(DamagedError) as caught:
-        check(tmp_path, QUIET)
+        check_saved(tmp_path, QUIET)
     text = str(caught.value)
     assert "2 files are damaged" in text
     assert hashlib.sha256(first.read_bytes()).hexdigest() in text
@@ -136,7 +136,7 @@ def test_all_that_is_wrong_is_told_at_once_with_both_hashes(tmp_path: Path) -> N
     (tmp_path / layout.LISTING).unlink()
     (tmp_path / layout.LISTING).mkdir()  # what can't be read is damaged, too
     with pytest.raises(DamagedError, match=r"transfer\.json\n    expected: unknown"):
-        check(tmp_path, QUIET)
+        check_saved(tmp_path, QUIET)
 
 
 def test_a_folder_without_an_image_and_one_that_is_not_complete_are_told(tmp_path: Path) -> None:

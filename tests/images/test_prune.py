@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from launcher.build import beside
 from launcher.images import prune
-from launcher.images.prune import Image, Layers
+from launcher.images.prune import Layers, OwnImage
 from launcher.settings import Settings
 
 from .conftest import Engine
 
-ONE = Image(
+ONE = OwnImage(
     id="sha256:1",
     names=("megatron:cpu",),
     row="cpu",
@@ -32,7 +32,7 @@ ONE = Image(
 )
 
 
-def unnamed(id: str, **other: object) -> Image:
+def unnamed(id: str, **other: object) -> OwnImage:
     return replace(ONE, id=id, names=(), **other)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -17,6 +16,7 @@ import pytest
 from launcher.oci import registry
 from launcher.oci.layout import sha256
 from launcher.oci.registry import Resolved
+from tests.build.conftest import serving as on_loopback
 
 OCI_INDEX, LIST = registry.INDEXES
 OCI_MANIFEST, MANIFEST = registry.MANIFESTS
@@ -94,13 +94,9 @@ class Fake:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers for the Fake that its server has."""
+    """Answers for a Fake."""
 
-    @property
-    def fake(self) -> Fake:
-        """That one."""
-        found: Fake = self.server.fake  # type: ignore[attr-defined]
-        return found
+    fake: Fake
 
     def do_GET(self) -> None:
         """A token, a manifest, a blob, or what refers to a manifest."""
@@ -195,20 +191,10 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(fake: Fake) -> Iterator[Fake]:
     """Serve `fake` on loopback."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.fake = fake  # type: ignore[attr-defined]
-    fake.address = f"127.0.0.1:{server.server_address[1]}"
-    fake.challenge = (
-        f'Bearer realm="http://{fake.address}/token",service="registry",scope="repo:x:pull"'
-    )
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with on_loopback(type("Own", (Handler,), {"fake": fake})) as fake.address:
+        token = f'realm="http://{fake.address}/token"'
+        fake.challenge = f'Bearer {token},service="registry",scope="repo:x:pull"'
         yield fake
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ def write(folder: Path, content: bytes, part_size: int, pack: bool = False) -> B
     packing = None if pack else ""
     (folder / "aside").mkdir(exist_ok=True)
     source = io.BytesIO(content)
-    return parts.write(source, len(content), folder, folder / "aside", part_size, packing)
+    return parts.write_blob(source, len(content), folder, folder / "aside", part_size, packing)
 
 
 def read(folder: Path, blob: Blob) -> bytes:
-    return b"".join(parts.whole(folder, file.path, file.size) for file in blob.files)
+    return b"".join(parts.read_small(folder, file.path, file.size) for file in blob.files)
 
 
 @given(contents, st.integers(1, 500), contents)
