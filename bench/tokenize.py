@@ -117,7 +117,7 @@ def _ours(source: Path, prefix: Path, *more: str) -> list[str]:
 
 
 def _upstream(checkout: Path, source: Path, prefix: Path, workers: int) -> list[str]:
-    vocab_file, merge_file = vocabulary.files(None, None)
+    vocab_file, merge_file = vocabulary.vocabulary_files(None, None)
     python = os.environ.get("MEGATRON_PYTHON", sys.executable)
     command = [python, str(checkout / "tools/preprocess_data.py"), "--input", str(source)]
     command += ["--output-prefix", str(prefix), "--tokenizer-type", "GPT2BPETokenizer"]

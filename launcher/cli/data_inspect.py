@@ -83,7 +83,7 @@ def inspect(args: Namespace) -> int:
     found = contents.sizes(data)
     print("\n".join([*_counts(data, found), "", *_histogram(found)]))
     if shown := range(min(args.documents, data.documents)):
-        loaded = tokenizers.load(tokenizer(args))
+        loaded = tokenizers.load_tokenizer(tokenizer(args))
         for number in shown:
             print(f"\ndocument {number}:\n{_shown(loaded, data, number)}")
     return 0
@@ -154,9 +154,9 @@ def vocab(args: Namespace) -> int:
             raise UsageError(f"{text!a}: not UTF-8", "iconv -t UTF-8 converts a text.")
     chosen = tokenizer(args)
     if not args.texts and chosen.type == "GPT2BPETokenizer":
-        _explain(tokenizers.files(chosen), args.first, args.count)
+        _explain(tokenizers.tokenizer_files(chosen), args.first, args.count)
         return 0
-    loaded = tokenizers.load(chosen)
+    loaded = tokenizers.load_tokenizer(chosen)
     if not args.texts:
         print(f"tokens 0 to {loaded.size - 1}, end of document {loaded.end}")
     for text in args.texts:
@@ -173,7 +173,7 @@ def _explain(files: Sequence[Path], first: int, count: int) -> None:
     """Check vocab.json and merges.txt, and show what some of the tokens stand for."""
     from launcher.data import vocabulary
 
-    found = vocabulary.load(*files)
+    found = vocabulary.load_vocabulary(*files)
     for path, digest in zip(files, found.sha256, strict=True):
         print(f"{path}\n  sha256 {digest}")
     print("GPT-2's genuine vocabulary" if found.genuine else "not GPT-2's own, but consistent")

@@ -226,7 +226,7 @@ def probe(args: Namespace) -> int:
     if row and args.base:
         image = {"name": row.base}
     chosen = backend(args.backend)
-    found = facts.ask(chosen, image, args.gpus)
+    found = facts.ask_image(chosen, image, args.gpus)
     verdicts: dict[str, Verdict] = {}
     if not (args.facts or args.base):
         verdicts = trials.attempts(chosen, image, args.gpus, args.limit, found, args.source)

@@ -72,7 +72,7 @@ class Prepared:
             raise DataError(
                 "the text of the run has no document", f"Read were {', '.join(done.without)}"
             )
-        end = tokenizers.load(job.tokenizer).end
+        end = tokenizers.load_tokenizer(job.tokenizer).end
         if _key(sources.sources(job.inputs, job.reading), job, end) != job.prefix.name:
             raise DataError(
                 "the text was changed while it was tokenized", "Start again when it is complete."
@@ -94,7 +94,7 @@ def prepared(
     if pipes := [name for name in names if not Path(name).is_file()]:
         raise UsageError(f"{pipes[0]}: not a file, and the text of a run is read twice")
     job = Job(names, folder, reading, tokenizer, append_eod=True, workers=workers, leniency=STRICT)
-    loaded = tokenizers.load(tokenizer)
+    loaded = tokenizers.load_tokenizer(tokenizer)
     return Prepared(replace(job, prefix=folder / _key(found, job, loaded.end)), loaded.size)
 
 
@@ -106,7 +106,7 @@ def _key(found: Sequence[Source], job: Job, end: int | None) -> str:
         "texts": [(Path(source.name).suffixes, _digest(Path(source.name))) for source in found],
         "tokenizer": {**asdict(job.tokenizer), **dict.fromkeys(ELSEWHERE, 0)},
         "rule": asdict(tokenizers.rule(job.tokenizer)),
-        "vocabulary": [_digest(path) for path in tokenizers.files(job.tokenizer)],
+        "vocabulary": [_digest(path) for path in tokenizers.tokenizer_files(job.tokenizer)],
         "end": end,
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:20]

@@ -74,7 +74,7 @@ def run(job: Job, report: Report, check: Report = lambda done: None) -> Done:
     be read to its end; UsageError for what is wrong with the job. Then nothing is written.
     """
     found = sources.sources(job.inputs, job.reading)
-    tokenizer = tokenizers.load(job.tokenizer)
+    tokenizer = tokenizers.load_tokenizer(job.tokenizer)
     if job.append_eod and tokenizer.end is None:
         raise UsageError("the tokenizer has no end-of-document token", "Name it: --eod-token")
     names = [path for prefix in outputs(job) for path in indexed.targets(prefix)]

@@ -120,7 +120,9 @@ class Gpt2:
         import orjson
         from gigatoken.gigatoken_rs import load_hf_json
 
-        found = vocabulary.load(*vocabulary.files(chosen.vocab_file, chosen.merge_file))
+        found = vocabulary.load_vocabulary(
+            *vocabulary.vocabulary_files(chosen.vocab_file, chosen.merge_file)
+        )
         self.size, self.end, self.genuine = len(found.ids), found.end, found.genuine
         self._named = rule(chosen).named
         level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
@@ -351,7 +353,7 @@ OPTIONS = {
 """What is given for each field of Chosen, and who reads it."""
 
 
-def load(chosen: Chosen) -> Tokenizer:
+def load_tokenizer(chosen: Chosen) -> Tokenizer:
     """Make the tokenizer.
 
     Raises UsageError for one that isn't known, options of another, and files that don't fit.
@@ -373,7 +375,7 @@ def _require_known(chosen: Chosen) -> None:
     rule(chosen)
 
 
-def files(chosen: Chosen) -> Sequence[Path]:
+def tokenizer_files(chosen: Chosen) -> Sequence[Path]:
     """What the tokenizer is read from, save what `end` is.
 
     Raises UsageError for one that isn't known, options of another, and files that aren't there.
@@ -381,7 +383,7 @@ def files(chosen: Chosen) -> Sequence[Path]:
     _require_known(chosen)
     if chosen.type in MODELS:
         return [_model(chosen)]
-    return vocabulary.files(chosen.vocab_file, chosen.merge_file)
+    return vocabulary.vocabulary_files(chosen.vocab_file, chosen.merge_file)
 
 
 def _model(chosen: Chosen) -> Path:

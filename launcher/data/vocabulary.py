@@ -57,7 +57,7 @@ def decoded(token: str) -> bytes:
     return bytes(byte[character] for character in token)
 
 
-def files(vocab_file: Path | None, merge_file: Path | None) -> tuple[Path, Path]:
+def vocabulary_files(vocab_file: Path | None, merge_file: Path | None) -> tuple[Path, Path]:
     """The two files, or the genuine ones of a package where neither is given.
 
     Raises UsageError where only one is given, or the package isn't there or isn't the known one.
@@ -93,7 +93,7 @@ def _read(path: Path) -> bytes:
         raise UsageError(f"{path}: {error.strerror}") from None
 
 
-def load(vocab_file: Path, merge_file: Path) -> Vocabulary:
+def load_vocabulary(vocab_file: Path, merge_file: Path) -> Vocabulary:
     """Read both files, once, and check that they are a vocabulary and belong together.
 
     The first line of merges.txt and what follows its last line's end are no merges, as for

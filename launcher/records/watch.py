@@ -30,7 +30,7 @@ class Speed:
         self.plan, self.gpu = plan, _gpu(facts)
         self.step = throughput.step_of(plan) if plan else None
 
-    def read(self, line: str) -> None:
+    def read_vocabulary(self, line: str) -> None:
         """Take the padded vocabulary from the line that tells it."""
         if self.plan and (size := metrics.padded_vocabulary(line)):
             self.step = throughput.step_of(self.plan, size)
@@ -115,7 +115,7 @@ class Watch:
             return
         for line in text.decode(errors="replace").split("\n"):
             if self.speed:
-                self.speed.read(line)
+                self.speed.read_vocabulary(line)
             for found in metrics.parse_all(line):
                 self._keep(found)
 

@@ -81,7 +81,7 @@ def examine(asked: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
         )
         image = {"name": builds.build(request).names[0]}
         progress.begin("import")
-        found = facts.ask(chosen, image, asked["gpus"])
+        found = facts.ask_image(chosen, image, asked["gpus"])
         told = {name: asdict(fact) for name, fact in found.items()}
         tried: dict[str, Any] = {}
         if asked["train"] and result.verdict(told, {})["verdict"] != "fails":

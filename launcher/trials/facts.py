@@ -37,7 +37,7 @@ class Fact:
         return f"fails: {self.error}" if self.error else self.value or "-"
 
 
-def ask(
+def ask_image(
     chosen: Backend,
     image: Mapping[str, str],
     gpus: str = "0",

@@ -86,7 +86,7 @@ class Card:
     def again(self) -> str:
         """The command that tries it again."""
         one = self.result
-        on = "" if one.on in ("", "CPU") else " --gpus all"
+        on = "" if one.trained_on in ("", "CPU") else " --gpus all"
         return f"python3 -m launcher matrix compat {one.tag} --megatron {one.megatron}{on} --again"
 
 

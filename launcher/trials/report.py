@@ -91,7 +91,7 @@ def table(results: Iterable[Result]) -> str:
         why = _logged(one.reason) if one.reason else _cell(causes)
         mark = " (worse)" if one.worse else " (better)" if one.better else ""
         expected = f"{one.expected}{mark}" if one.expected else "-"
-        cells = map(_cell, (one.tag, one.megatron, one.told, expected, one.on))
+        cells = map(_cell, (one.tag, one.megatron, one.told, expected, one.trained_on))
         lines.append(_row(*cells, why))
     return "\n".join(lines) + "\n"
 
@@ -136,7 +136,7 @@ def _is_printable(point: int) -> bool:
     return not (control or 0xD800 <= point <= 0xDFFF or point & 0xFFFE == 0xFFFE)
 
 
-def load(root: Path) -> list[Result]:
+def load_committed(root: Path) -> list[Result]:
     """The committed results, none where there is no file of them."""
     path = root / RESULTS
     return from_json(path.read_text(encoding="utf-8"), RESULTS) if path.exists() else []
@@ -149,19 +149,19 @@ def merged(old: Iterable[Result], new: Iterable[Result]) -> list[Result]:
     """
     news = [*new]
     tried = {one.cell for one in news}
-    stay = [one for one in old if one.on or one.cell not in tried]
-    found = {(one.tag, one.megatron, one.on): one for one in [*stay, *news]}
+    stay = [one for one in old if one.trained_on or one.cell not in tried]
+    found = {(one.tag, one.megatron, one.trained_on): one for one in [*stay, *news]}
     numbers = {
         one.megatron: [*map(int, re.findall(r"\d+", one.megatron))] for one in [*stay, *news]
     }
-    return sorted(found.values(), key=lambda one: (one.tag, numbers[one.megatron], one.on))
+    return sorted(found.values(), key=lambda one: (one.tag, numbers[one.megatron], one.trained_on))
 
 
 def commit(results: Iterable[Result], root: Path) -> Path:
     """Put results among those that are committed; the file."""
     path = root / RESULTS
     path.parent.mkdir(exist_ok=True)
-    files.write(path, as_json(merged(load(root), results)))
+    files.write(path, as_json(merged(load_committed(root), results)))
     return path
 
 
@@ -169,7 +169,7 @@ def rendered(texts: Mapping[Path, str], root: Path) -> dict[Path, str]:
     """README.md, as it is in `texts`, with the table of the committed results, and their page."""
     from launcher.trials import html
 
-    results, readme = load(root), root / "README.md"
+    results, readme = load_committed(root), root / "README.md"
     if not results or readme not in texts:
         return {}
     shown = between_markers(texts[readme], table(results), BEGIN, END)

@@ -128,7 +128,7 @@ class Result:
         return self.worse or (self.verdict == "fails" and self.expected is None)
 
     @property
-    def on(self) -> str:
+    def trained_on(self) -> str:
         """What was trained on: GPUs by their name, "CPU", or "" where nothing was asked."""
         gpus = self.facts.get("gpus") or {}
         return str(gpus.get("value") or "CPU") if self.facts else ""

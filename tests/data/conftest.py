@@ -17,14 +17,14 @@ from launcher.data.tokenizers import Chosen
 @pytest.fixture(scope="session")
 def gpt2() -> tokenizers.Tokenizer:
     """GPT-2's own."""
-    return tokenizers.load(Chosen())
+    return tokenizers.load_tokenizer(Chosen())
 
 
 @pytest.fixture
 def loaded(gpt2: tokenizers.Tokenizer) -> Iterator[None]:
     """Jobs use the tokenizer that is loaded; loading it is most of the time of a small job."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizers, "load", lambda chosen: gpt2)
+        patch.setattr(tokenizers, "load_tokenizer", lambda chosen: gpt2)
         yield
 
 

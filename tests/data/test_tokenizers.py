@@ -51,7 +51,7 @@ TEXTS = st.text(max_size=60) | st.lists(st.sampled_from(SCRIPTS) | st.text(max_s
 
 @cache
 def ranks() -> tuple[dict[str, int], dict[tuple[str, ...], int]]:
-    found = vocabulary.load(*vocabulary.files(None, None))
+    found = vocabulary.load_vocabulary(*vocabulary.vocabulary_files(None, None))
     return found.ids, {tuple(m.split(" ")): rank for rank, m in enumerate(found.merges)}
 
 
@@ -109,7 +109,7 @@ def with_merges(folder: Path, merges: list[str]) -> tokenizers.Tokenizer:
     vocab, merge = folder / "vocab.json", folder / "merges.txt"
     vocab.write_text(json.dumps({name: number for number, name in enumerate(names)}))
     merge.write_text("".join(f"{line}\n" for line in ["#version: 0.2", *merges]))
-    return tokenizers.load(Chosen(vocab_file=vocab, merge_file=merge))
+    return tokenizers.load_tokenizer(Chosen(vocab_file=vocab, merge_file=merge))
 
 
 @pytest.mark.parametrize("size", range(14, 52))
@@ -183,14 +183,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("text", ["one text", "", " two  spaces", "ü☃", "<s> </s> <end>"])
 def test_the_others(models: Path, text: str) -> None:
     model = sentencepiece.SentencePieceProcessor(model_file=str(models / "spm.model"))
-    llama = tokenizers.load(Chosen("Llama2Tokenizer", model=models / "spm.model"))
+    llama = tokenizers.load_tokenizer(Chosen("Llama2Tokenizer", model=models / "spm.model"))
     assert llama.encode([text])[0].tolist() == [model.bos_id(), *model.encode(text)]
-    plain = tokenizers.load(Chosen("GPTSentencePieceTokenizer", model=models / "spm.model"))
+    plain = tokenizers.load_tokenizer(
+        Chosen("GPTSentencePieceTokenizer", model=models / "spm.model")
+    )
     assert plain.encode([text])[0].tolist() == model.encode(text)
     assert (llama.size, llama.end, plain.end) == (330, model.eos_id(), model.eos_id())
     own = huggingface.Tokenizer.from_file(str(models / "tokenizer.json"))
     own.no_truncation()
-    made = tokenizers.load(Chosen("HuggingFaceTokenizer", model=models))
+    made = tokenizers.load_tokenizer(Chosen("HuggingFaceTokenizer", model=models))
     assert made.encode([text])[0].tolist() == own.encode(text).ids
     assert made.end == own.token_to_id("<end>")
 
@@ -212,7 +214,7 @@ def test_special_tokens_are_those_of_the_release(models: Path, release: str) -> 
 
     def encoded(kind: str, name: str, text: str, **more: object) -> list[int]:
         chosen = Chosen(kind, model=models / name, megatron=release, **more)  # type: ignore[arg-type]
-        return tokenizers.load(chosen).encode([text])[0].tolist()
+        return tokenizers.load_tokenizer(chosen).encode([text])[0].tolist()
 
     first = [model.bos_id()] if old else []
     assert encoded("Llama2Tokenizer", "spm.model", text) == first + model.encode(text)
@@ -222,14 +224,14 @@ def test_special_tokens_are_those_of_the_release(models: Path, release: str) -> 
     sizes = {"vocab_size": 269, "special_tokens": 10}
     named = encoded("TikTokenizer", "ranks.json", "text</s><sep>", **sizes)
     assert (named == [268, 2, 6]) != old
-    gpt2 = tokenizers.load(Chosen(megatron=release))
+    gpt2 = tokenizers.load_tokenizer(Chosen(megatron=release))
     (found,) = gpt2.encode(["<|endoftext|>Hello world<|endoftext|>"])
     assert (found.tolist() == [50256, 15496, 995, 50256]) != old
 
 
 def test_ranks_come_after_special_tokens(models: Path) -> None:
     chosen = Chosen("TikTokenizer", model=models / "ranks.json", vocab_size=269, special_tokens=10)
-    made = tokenizers.load(chosen)
+    made = tokenizers.load_tokenizer(chosen)
     assert (made.size, made.end) == (269, 2)
     assert made.encode(["text <s>"])[0].tolist() == [268, 42, 70, 125, 72]
     assert made.decode([268]) == "text"
@@ -273,7 +275,7 @@ def test_a_wrong_file_is_told(
 ) -> None:
     monkeypatch.chdir(models)
     with pytest.raises(UsageError) as caught:
-        tokenizers.load(chosen)
+        tokenizers.load_tokenizer(chosen)
     assert said in str(caught.value)
 
 
@@ -290,9 +292,9 @@ def test_a_broken_tokenizer_config_is_told(tmp_path: Path, config: str, said: st
     chosen = huggingface_of(tmp_path, {"Hello": 0, "<end>": 1})
     (tmp_path / "tokenizer_config.json").write_text(config)
     with pytest.raises(UsageError) as caught:
-        tokenizers.load(chosen)
+        tokenizers.load_tokenizer(chosen)
     assert said in str(caught.value)
-    assert tokenizers.load(replace(chosen, end="<end>")).end == 1
+    assert tokenizers.load_tokenizer(replace(chosen, end="<end>")).end == 1
 
 
 def huggingface_of(folder: Path, words: dict[str, int], unknown: str = "Hello") -> Chosen:
@@ -332,7 +334,7 @@ def test_tokens_with_a_gap_are_written_whole(tmp_path: Path) -> None:
     """Three entries, and the highest needs four bytes."""
     chosen = huggingface_of(tmp_path, {"Hello": 0, "world": 70_000, "<end>": 2})
     job = job_of(tmp_path / "in.txt", "world Hello\n", chosen)
-    assert tokenizers.load(job.tokenizer).size == 70_001
+    assert tokenizers.load_tokenizer(job.tokenizer).size == 70_001
     tokenize.run(job, lambda done: None)
     assert documents(tmp_path / "out_text_document") == [[[70_000, 0]]]
 

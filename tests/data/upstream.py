@@ -20,7 +20,7 @@ def tokenize(checkout: Path, source: Path, prefix: Path, model: Path | None = No
     if model:
         command += ["--tokenizer-type", "Llama2Tokenizer", "--tokenizer-model", str(model)]
     else:
-        vocab_file, merge_file = vocabulary.files(None, None)
+        vocab_file, merge_file = vocabulary.vocabulary_files(None, None)
         command += ["--vocab-file", str(vocab_file), "--merge-file", str(merge_file)]
         command += ["--tokenizer-type", "GPT2BPETokenizer"]
     subprocess.run(command, check=True, capture_output=True)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TextIO
 
@@ -127,46 +127,6 @@ def test_where_it_is_drawn() -> None:
 
 
 @dataclass
-class Screen:
-    """What a terminal of `width` columns shows, scrolled lines included."""
-
-    width: int
-    rows: list[list[str]] = field(default_factory=lambda: [[]])
-    row: int = 0
-    column: int = 0
-
-    def feed(self, text: str) -> Screen:
-        for sign in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|.", text, re.DOTALL):
-            if sign == "\r":
-                self.column = 0
-            elif sign == "\n":
-                self._down()
-            elif sign == "\x1b[K":
-                del self.rows[self.row][self.column :]
-            elif not sign.startswith("\x1b"):
-                self._print(sign)
-        return self
-
-    def _down(self) -> None:
-        self.row += 1
-        if self.row == len(self.rows):
-            self.rows.append([])
-
-    def _print(self, sign: str) -> None:
-        if self.column == self.width:
-            self.column = 0
-            self._down()
-        cells = self.rows[self.row]
-        cells.extend(" " * (self.column + 1 - len(cells)))
-        cells[self.column] = sign
-        self.column += 1
-
-    @property
-    def lines(self) -> list[str]:
-        return ["".join(row).rstrip() for row in self.rows]
-
-
-@dataclass
 class Tty:
     """A terminal, as a program has it, and all that the program wrote to it."""
 
@@ -209,12 +169,16 @@ def tty() -> Iterator[Tty]:
     os.close(ours)
 
 
-def lines_of(written: bytes, width: int) -> list[str]:
-    return Screen(width).feed(written.decode(errors="replace")).lines
+LINE = rb"\r\x1b\[K(iteration [^\r\n]*)?"
 
 
-def without_live_line(seen: bytes) -> bytes:
-    return re.sub(rb"\r\x1b\[K(iteration [^\r\n]*)?", b"", seen)
+def output_of(seen: bytes) -> bytes:
+    """What was written but the live line, which stands at a line's beginning and always goes."""
+    for drawn in re.finditer(LINE, seen):
+        before = re.sub(LINE, b"", seen[: drawn.start()])
+        assert not drawn[1] or before[-1:] in (b"", b"\n")
+        assert not drawn[1] or seen.startswith(b"\r\x1b[K", drawn.end())
+    return re.sub(LINE, b"", seen)
 
 
 OUTPUT = [
@@ -249,29 +213,23 @@ def test_output_is_untouched_and_nothing_of_the_line_remains(
             terminal.write(live, data)
             time.sleep(pause)
     written = b"".join(data for data, _, _ in pieces)
-    assert without_live_line(bytes(terminal.seen)) == written
-    assert lines_of(bytes(terminal.seen), 80) == lines_of(written, 80)
+    assert output_of(bytes(terminal.seen)) == written
 
 
 def test_it_stands_below_the_output_and_only_there() -> None:
     with tty() as terminal, LiveLine(terminal.out, lambda: 40) as live:
-
-        def shown() -> list[str]:
-            return lines_of(bytes(terminal.seen), 40)
-
+        first = b"\r\x1b[Kiteration 120/1000  loss 2.635"
         live.show(STEP, RATES)
-        assert terminal.until(lambda: shown() == ["iteration 120/1000  loss 2.635"])
+        assert terminal.until(lambda: terminal.seen == first)
         terminal.write(live, b"half")
-        assert terminal.until(lambda: shown() == ["half"])
+        assert terminal.until(lambda: terminal.seen == first + b"\r\x1b[Khalf")
         time.sleep(0.25)
-        assert shown() == ["half"]
+        assert terminal.seen == first + b"\r\x1b[Khalf"
         terminal.write(live, b" and half\r\n")
-        told = ["half and half", "iteration 120/1000  loss 2.635"]
-        assert terminal.until(lambda: shown() == told)
+        assert terminal.until(lambda: terminal.seen.endswith(b"half and half\r\n" + first))
         live.show(Step(121, 1000, 82.1, loss=2.5))
-        assert terminal.until(lambda: "121/1000" in shown()[-1])
-        assert len(shown()) == 2
-    assert shown() == ["half and half", ""]
+        assert terminal.until(lambda: b"121/1000" in terminal.seen)
+    assert output_of(bytes(terminal.seen)) == b"half and half\r\n"
 
 
 def test_two_threads_write_whole_lines_and_a_lost_terminal_is_nothing_to_the_run() -> None:
@@ -297,7 +255,8 @@ def test_two_threads_write_whole_lines_and_a_lost_terminal_is_nothing_to_the_run
             thread.start()
         for thread in threads:
             thread.join()
-    assert sorted(lines_of(bytes(terminal.seen), 80)) == ["", *["a" * 9] * 200, *["b" * 9] * 200]
+    lines = sorted(output_of(bytes(terminal.seen)).split(b"\r\n"))
+    assert lines == [b"", *[b"a" * 9] * 200, *[b"b" * 9] * 200]
 
 
 IN_BACKGROUND = """

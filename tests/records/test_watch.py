@@ -76,7 +76,7 @@ def test_a_step_has_its_speed_by_the_plan_and_the_batch_of_its_own_line(tmp_path
     assert kept(tmp_path) == [slow, fast]
     speed, step_of = Speed(PLAN, None), Step(10, 100, 100.0, global_batch_size=8)
     before = speed.rates_of(step_of)
-    speed.read(" > padded vocab (size: 50257) with 175 dummy tokens (new size: 50432)")
+    speed.read_vocabulary(" > padded vocab (size: 50257) with 175 dummy tokens (new size: 50432)")
     after = speed.rates_of(step_of)
     assert before
     assert after

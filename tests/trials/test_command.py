@@ -120,7 +120,7 @@ def test_write_keeps_them_for_the_readme(
     assert run(RESULTS[:1], "--write") == 0
     assert "make render" in capsys.readouterr().err
     assert run(RESULTS[1:2], "--write") == 0
-    assert report.load(tmp_path) == RESULTS[:2]
+    assert report.load_committed(tmp_path) == RESULTS[:2]
     shutil.copy(ROOT / "Dockerfile.template", tmp_path)
     assert main(["matrix", "render"]) == 0
     assert "| 24.03 | 0.9.0 | runs |" in (tmp_path / "README.md").read_text(encoding="utf-8")

@@ -80,7 +80,7 @@ def test_a_row_that_is_no_block_is_left_to_people() -> None:
 @pytest.mark.engine
 def test_a_real_image_is_asked(engine: DockerClient, cpu_images: CpuImages) -> None:
     image = cpu_images.build()
-    found = facts.ask(backend("docker"), {"name": image})
+    found = facts.ask_image(backend("docker"), {"name": image})
     assert found["torch"].value == "2.13.0+cpu"
     assert found["megatron_core"].value == "0.16.1"
     assert str(found["extension"].value).startswith("helpers_cpp.cpython-311-")
@@ -97,7 +97,9 @@ def test_a_fact_that_ends_python_does_not_keep_the_others_from_being_told(
     crashing = tmp_path / "inside.py"
     crashing.write_text(text.replace('"""3.10.12."""', "os._exit(9)"))
     monkeypatch.setattr(facts.inside, "__file__", str(crashing))
-    found = facts.ask(backend("docker"), {"name": python_image}, names=["os", "python", "torch"])
+    found = facts.ask_image(
+        backend("docker"), {"name": python_image}, names=["os", "python", "torch"]
+    )
     assert found["python"] == Fact(error="python3 ended with exit code 9")
     assert found["os"].value
     assert found["torch"] == Fact()

@@ -164,7 +164,7 @@ def test_a_text_of_a_log_says_nothing_to_markdown(text: str) -> None:
 
 
 def test_what_the_readme_shows_is_text() -> None:
-    _, cells = shown(report.table(report.load(ROOT)))
+    _, cells = shown(report.table(report.load_committed(ROOT)))
     assert {token.type for cell in cells for token in cell} == {"text"}
 
 
@@ -209,7 +209,7 @@ def test_a_cell_is_replaced_by_its_newer_result_on_the_same_gpus() -> None:
     on_cpu = replace(old, facts=samples.facts("2.13.0+cpu", "12.1", gpus=None))
     failed = replace(old, verdict="fails", stage="pull", facts={}, trials={})
     assert report.merged([old], [better, on_cpu]) == [better, on_cpu]
-    assert [one.on for one in (better, on_cpu)] == ["2 × NVIDIA H100 80GB HBM3", "CPU"]
+    assert [one.trained_on for one in (better, on_cpu)] == ["2 × NVIDIA H100 80GB HBM3", "CPU"]
     assert report.merged([failed], [old]) == [old]  # it doesn't say which GPUs it had
     other = replace(failed, tag="24.03")
     assert report.merged([other], [old]) == [old, other]
@@ -223,7 +223,7 @@ def test_what_is_committed_is_shown(tmp_path: Path) -> None:
     assert report.rendered({readme: README}, tmp_path) == {}
     report.commit(RESULTS[:2], tmp_path)
     report.commit(RESULTS[1:], tmp_path)
-    assert report.load(tmp_path) == report.merged([], RESULTS)
+    assert report.load_committed(tmp_path) == report.merged([], RESULTS)
     files = report.rendered({readme: README}, tmp_path)
     assert "| 24.02 | 0.9.0 | runs | runs | 2 × NVIDIA H100 80GB HBM3 |  |\n" in files[readme]
     assert "old" not in files[readme]
@@ -236,6 +236,6 @@ def test_what_is_committed_is_shown(tmp_path: Path) -> None:
 
 def test_what_is_committed_is_of_the_matrix_and_of_no_machine() -> None:
     text = (ROOT / report.RESULTS).read_text(encoding="utf-8")
-    assert report.as_json(report.load(ROOT)) == text
+    assert report.as_json(report.load_committed(ROOT)) == text
     for place in ("/home/", "/root/", "/Users/", "/tmp/"):  # noqa: S108
         assert place not in text
