@@ -197,7 +197,7 @@ def generate(args: Namespace) -> int:
         return 0
     from launcher.data import tokenizers
 
-    loaded = tokenizers.load(chosen)
+    loaded = tokenizers.load_tokenizer(chosen)
     ids = [int(one) for one in tokenizers.encoded(loaded, [args.text])[0]]
     print(loaded.decode([*ids, *weights.generate(source, ids, *how)]))
     return 0

@@ -100,7 +100,7 @@ def files_of(chosen: Chosen) -> dict[str, Path]:
     """The files of a tokenizer, by the names that transformers looks for. Raises UsageError."""
     from launcher.data import tokenizers
 
-    found = tokenizers.files(chosen)
+    found = tokenizers.tokenizer_files(chosen)
     names = {kind: [name] for name, kind in KINDS.items()}
     names |= {"GPT2BPETokenizer": ["vocab.json", "merges.txt"]}
     if chosen.type not in names:
