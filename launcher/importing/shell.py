@@ -10,12 +10,12 @@ import re
 from bisect import bisect
 from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from launcher.importing.words import Piece, Source, Word, Words, joined, plain_text
+from launcher.importing.words import Piece, Source, Word, Words, by_line, joined, plain_text
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -63,7 +63,8 @@ class Left:
 class Script:
     """What a script comes to: its commands in order, what it exports, and what isn't followed.
 
-    Of that, `branches` are what it would come to where it is entered.
+    Of that, `branches` are what it would come to where it is entered. What `bash -c` is given is
+    read as part of it, with the words before `bash` before each of its commands.
     """
 
     commands: list[Command] = field(default_factory=list)
@@ -88,34 +89,41 @@ def read_script(
     `given` are variables that are set from outside. A script past LONGEST or DEEPEST isn't
     followed, and a variable that comes to more than LARGEST has a value that can't be told.
     """
+    variables = {str(number): [value] for number, value in enumerate(positional, 1)}
+    variables |= {name: [value] for name, value in given.items()} | {"@": [*positional]}
+    return _follow(Source(by_line(text.replace("\r\n", "\n"), 1)), variables)
+
+
+def _follow(source: Source, variables: dict[str, list[str]], *, within: bool = False) -> Script:
+    """What `source` comes to; `within` another, which `bash -c` stands in."""
     import tree_sitter_bash
     from tree_sitter import Language, Parser
 
-    text = text.replace("\r\n", "\n")
-    if len(text) > LONGEST:
-        line = text.count("\n", 0, LONGEST) + 1
+    if len(source.text) > LONGEST:
+        line = source.lines[source.text.count("\n", 0, LONGEST)]
         return Script(left=[Left(line, f"more than {LONGEST} characters: not followed")])
-    parser, source = Parser(Language(tree_sitter_bash.language())), Source(text)
-    root = parser.parse(source.plain).root_node
-    if deep := _too_deep(root):
-        return Script(left=[Left(deep, f"nested deeper than {DEEPEST} levels: not followed")])
-    plain = _with_braces(source.plain, root)
+    parser = Parser(Language(tree_sitter_bash.language()))
+    plain = source.plain
+    root = parser.parse(plain).root_node
+    deep = _too_deep(root)
+    if deep is not None:
+        line = source.line_of(deep)
+        return Script(left=[Left(line, f"nested deeper than {DEEPEST} levels: not followed")])
+    plain = _with_braces(plain, root)
     for _ in range(MOST_PASSES):
         ends = _unseparated(plain, parser.parse(plain).root_node)
         for end in reversed(ends):
             plain = plain[:end] + b";" + plain[end:]
         if not ends:
             break
-    variables = {str(number): [value] for number, value in enumerate(positional, 1)}
-    variables |= {name: [value] for name, value in given.items()} | {"@": [*positional]}
-    reader = _Reader(source, plain, variables)
+    reader = _Reader(source, plain, variables, within=within)
     reader.sequence(parser.parse(plain).root_node.named_children)
     reader.end()
     return reader.script
 
 
-def _too_deep(root: Node) -> int:
-    """The line of the first node below DEEPEST, 0 where there's none."""
+def _too_deep(root: Node) -> int | None:
+    """The row of the first node below DEEPEST, None where there's none."""
     cursor = root.walk()
     while cursor.depth <= DEEPEST:
         if cursor.goto_first_child() or cursor.goto_next_sibling():
@@ -124,8 +132,8 @@ def _too_deep(root: Node) -> int:
             if cursor.goto_next_sibling():
                 break
         else:
-            return 0
-    return int(cursor.node.start_point[0]) + 1 if cursor.node else 0
+            return None
+    return int(cursor.node.start_point[0]) if cursor.node else None
 
 
 def _unseparated(source: bytes, root: Node) -> list[int]:
@@ -186,8 +194,11 @@ def _below(node: Node, *kinds: str) -> Iterator[Node]:
 class _Reader(Words):
     """Follows the statements of a script, with the variables as they stand at each."""
 
-    def __init__(self, source: Source, plain: bytes, variables: dict[str, list[str]]) -> None:
+    def __init__(
+        self, source: Source, plain: bytes, variables: dict[str, list[str]], *, within: bool
+    ) -> None:
         super().__init__(source, plain, variables)
+        self.within = within
         self.script = Script()
         self.exports: dict[str, None] = {}
 
@@ -215,7 +226,7 @@ class _Reader(Words):
         elif kind in ("redirected_statement", "pipeline"):
             first, *rest = node.named_children
             behind = self.plain[first.end_byte : node.end_byte].decode() if rest else ""
-            told = self.source.written(behind).strip()
+            told = self.source.told(behind).strip()
             self.statement(first, output=f"{told} {output}".strip())
         elif kind == "list":
             self._list(node)
@@ -257,7 +268,7 @@ class _Reader(Words):
         loop = node.child_by_field_name("variable")
         self.forget([self.text(loop)] if loop else [], self.line(node))
         if sets or set(names) - HARMLESS or node.type == "ERROR":
-            last = node.end_point[0] + 1
+            last = self.source.line_of(node.end_point[0])
             span = f" up to line {last}" if last > self.line(node) else ""
             adds = "".join(f", what it adds to {name} is left out" for name in dict.fromkeys(added))
             left = Left(self.line(node), f"{what}{span}: not followed{adds}")
@@ -269,7 +280,7 @@ class _Reader(Words):
         """The options that an assignment's text names, each with its line."""
         plain = plain_text(node)
         for one in re.finditer(r"(?<![^\s\"'(=])--[A-Za-z][\w-]*", plain):
-            line = self.line(node) + plain.count("\n", 0, one.start())
+            line = self.source.line_of(node.start_point[0] + plain.count("\n", 0, one.start()))
             yield Left(line, f"{one[0]}: {NOT_TAKEN}")
 
     def _branches(self, node: Node, what: str) -> Iterator[Script]:
@@ -306,7 +317,7 @@ class _Reader(Words):
             )
             self.forget([name.partition("[")[0]], self.line(node))
         else:
-            self.assigned(name, value, adds=adds)
+            self.assigned(name, value, self.line(node), adds=adds)
 
     def _command(self, node: Node, output: str) -> None:
         env: dict[str, Word] = {}
@@ -323,10 +334,29 @@ class _Reader(Words):
                 env[name] = joined(self.pieces(value, False) if value else (), self.line(child))
             elif child.type not in ("comment", "file_redirect", "heredoc_redirect"):
                 arguments += child.named_children if child.type == "command_name" else [child]
-        words = tuple(word for _, word in self.fields(arguments))
-        if not words:
+        fields = self.fields(arguments)
+        if not fields:
             return
+        words = tuple(word for _, word in fields)
         if words[0].text in SETTERS:
             names = [re.match(r"\w*", word.text) for word in words[1:]]
             self.forget([name[0] for name in names if name], self.line(node))
-        self.script.commands.append(Command(words, env, self.line(node), output))
+        at = None if self.within else _shell_text(words)
+        if at is None:
+            self.script.commands.append(Command(words, env, self.line(node), output))
+            return
+        text = tuple(replace(p, line=p.line or words[at].line) for p in fields[at][0])
+        inner = _follow(Source(text), {}, within=True)
+        for one in inner.commands:
+            around = (*words[: at - 2], *one.words)
+            self.script.commands.append(Command(around, env | one.env, one.line, output))
+        self.script.left += inner.left
+
+
+def _shell_text(words: tuple[Word, ...]) -> int | None:
+    """Where the text of `bash -c TEXT` stands among the words, if anything of it is known."""
+    for at in range(2, len(words)):
+        shells = words[at - 2].text.rpartition("/")[2] in ("bash", "sh")
+        if shells and re.fullmatch(r"-[a-z]*c", words[at - 1].text) and words[at].text.strip():
+            return at
+    return None

@@ -69,6 +69,9 @@ def imported(
     """
     if any("\udc80" <= char <= "\udcff" for argument in positional for char in argument):
         raise UsageError(f"{name}: an argument behind -- isn't UTF-8 text")
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise UsageError(f"{name}:{line}: a null byte: this is no shell script")
     asked = parse_sbatch(text[: shell.LONGEST])
     script = shell.read_script(text, positional, asked.variables)
     start, script, others = choose_start(script)
@@ -99,16 +102,21 @@ def _around(script: Script, start: Start, sheet: Sheet) -> Container:
     """The container that the script starts, if any; what other commands do is told."""
     found = Container()
     for command in script.commands:
-        words = command.words
+        mine = bool(start.before) and command.words[: len(start.before)] == start.before
+        words = start.before if mine else command.words
         called = file_name(words[0])
         if called == "sudo" and len(words) > 1:
             words, called = words[1:], words[1].text
-        if called == "docker" and len(words) > 1 and words[1].text == "run":
+        contained = called == "docker" and len(words) > 1 and words[1].text == "run"
+        if contained:
             found = parse_docker_run(words[2:])
             sheet.told += found.left
-        elif called == "cd":
+        if mine:  # what stands beside the start, in the same bash -c
+            words = command.words[len(start.before) :]
+            called = file_name(words[0])
+        if called == "cd":
             sheet.tell(command.line, "cd: relative paths start where the launcher is started")
-        elif called not in HARMLESS and not start_of(command):
+        elif (mine or not contained) and called not in HARMLESS and not start_of(command):
             text = " ".join(word.text or "…" for word in words)
             text = printable(text if len(text) <= 60 else f"{text[:60]}…")
             sheet.tell(command.line, f"{text}: not carried over")

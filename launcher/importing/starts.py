@@ -142,12 +142,10 @@ def _taken_apart(
 def hint(script: Script) -> str:
     """What to say of a script where no command starts a program."""
     for command in script.commands:
-        if why := command.words[0].unknown:
-            return f"Line {command.line} starts what isn't known: {why}."
-        for shell, option in pairwise(command.words):
-            if file_name(shell) in ("bash", "sh") and re.fullmatch(r"-[a-z]*c", option.text):
-                what = f"Line {command.line}: what `{shell.text} {option.text}` is given isn't read"
-                return f"{what}: put it into a script of its own, and import that."
+        words = (Word("-c", 0), *command.words)
+        for before, word in pairwise(words):
+            if word.unknown and re.fullmatch(r"-[a-z]*c", before.text):
+                return f"Line {command.line} starts what isn't known: {word.unknown}."
     if script.left:
         return f"Line {script.left[0].line}: {script.left[0].what}."
     return "It takes torchrun, python -m torch.distributed.launch, or python, and the program."

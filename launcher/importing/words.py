@@ -23,6 +23,8 @@ TEMPLATE = re.compile(rb"^([ \t]*(?:export[ \t]+)?\w+=)(<[^>\n]+>[^\s#]*)", re.M
 PLACEHOLDER = re.compile(r"<[A-Za-z][^<>]*>")
 LARGEST = 2**16
 """Characters that a variable may come to, each piece of its text counted as 64."""
+UNKNOWN = 0x110000
+"""Above all characters: numbers from here on stand for what isn't known of a text."""
 PLAIN = frozenset("word number extglob_pattern test_operator variable_name".split())
 ESCAPED = re.compile(r'\\([\n"$`\\])')
 """What a backslash takes its meaning from between double quotes."""
@@ -56,18 +58,48 @@ class Word:
 class Source:
     """A script as the grammar takes it: in ASCII, with words of it for other characters.
 
-    The grammar's scanner asks C's isalnum of each character, which can crash above 255.
+    The grammar's scanner asks C's isalnum of each character, which can crash above 255. So is
+    what isn't known of the script, where `bash -c` is given it: each part with its own reason.
     """
 
-    def __init__(self, text: str) -> None:
-        self.mark = next(f"Zq{n}q" for n in count() if f"Zq{n}q" not in text)
-        ascii_only = re.sub(r"[^\x00-\x7f]", lambda one: f"{self.mark}{ord(one[0]):06x}", text)
+    def __init__(self, pieces: Pieces) -> None:
+        known = "".join(piece.text for piece in pieces)
+        self.mark = next(f"Zq{n}q" for n in count() if f"Zq{n}q" not in known)
+        self.reasons: list[str] = []
+        self.text, self.lines = "", list[int]()
+        for piece in pieces:
+            if (piece.text or piece.unknown) and (not self.text or self.text.endswith("\n")):
+                self.lines.append(piece.line)
+            self.text += self._code(UNKNOWN + len(self.reasons)) if piece.unknown else piece.text
+            self.reasons += [piece.unknown] if piece.unknown else []
+        self.lines.append(self.lines[-1] + 1 if self.lines else 1)
+        ascii_only = re.sub(r"[^\x00-\x7f]", lambda match: self._code(ord(match[0])), self.text)
         ended = re.sub(rb"\\(\n\s*)?\Z", b"", ascii_only.encode()) + b"\n"
         self.plain = TEMPLATE.sub(rb"\1'\2'", ended)
 
-    def written(self, plain: str) -> str:
-        """A part of it as it stands in the script."""
-        return re.sub(rf"{self.mark}([0-9a-f]{{6}})", lambda one: chr(int(one[1], 16)), plain)
+    def _code(self, number: int) -> str:
+        return f"{self.mark}{number:06x}"
+
+    def line_of(self, row: int) -> int:
+        """The script's line of a row of the text (from 0)."""
+        return self.lines[min(row, len(self.lines) - 1)]
+
+    def pieces(self, plain: str, line: int, quoted: bool) -> Iterator[Piece]:
+        """What a part of the text says, at least one piece."""
+        text, found = "", False
+        for index, part in enumerate(re.split(rf"{self.mark}([0-9a-f]{{6}})", plain)):
+            number = int(part, 16) if index % 2 else 0
+            text += chr(number) if 0 < number < UNKNOWN else "" if number else part
+            if number >= UNKNOWN:
+                yield Piece(text, line, quoted)
+                yield Piece("", line, quoted, self.reasons[number - UNKNOWN])
+                text, found = "", True
+        if text or not found:
+            yield Piece(text, line, quoted)
+
+    def told(self, plain: str) -> str:
+        """A part of the text for people."""
+        return "".join("…" if p.unknown else p.text for p in self.pieces(plain, 0, True))
 
 
 class Words:
@@ -85,10 +117,10 @@ class Words:
 
     def text(self, node: Node | None) -> str:
         """A node's text, as people know it."""
-        return self.source.written(plain_text(node))
+        return self.source.told(plain_text(node))
 
     def line(self, node: Node) -> int:
-        return int(node.start_point[0]) + 1
+        return self.source.line_of(node.start_point[0])
 
     def shortened(self, node: Node) -> str:
         text = " ".join(self.text(node).split())
@@ -98,30 +130,31 @@ class Words:
         """What a node comes to where that can't be told."""
         return (Piece("", self.line(node), quoted, f"{self.shortened(node)} {why}"),)
 
-    def forget(self, names: list[str], line: int) -> None:
+    def forget(self, names: list[str], line: int, why: str = "") -> None:
         """From here on the variables have values that can't be told."""
         for name in names:
-            unknown = f"what {name} is set to depends on what isn't followed"
+            unknown = why or f"what {name} is set to depends on what isn't followed"
             self.values[name] = [(Piece("", line, unknown=unknown),)]
 
-    def keep(self, name: str, values: list[Pieces]) -> None:
+    def keep(self, name: str, values: list[Pieces], line: int) -> None:
         """Give a variable its elements; more than any script's are too many to keep."""
-        if sum(64 + len(piece.text) for pieces in values for piece in pieces) > LARGEST:
-            values = [(Piece("", 0, unknown=f"${name} comes to too many characters"),)]
-        self.values[name] = values
+        if sum(64 + len(piece.text) for pieces in values for piece in pieces) <= LARGEST:
+            self.values[name] = values
+        else:
+            self.forget([name], line, f"${name} comes to too many characters")
 
-    def assigned(self, name: str, value: Node | None, *, adds: bool) -> None:
+    def assigned(self, name: str, value: Node | None, line: int, *, adds: bool) -> None:
         """Follow `name=value` or, where it `adds`, `name+=value`."""
         before = self.values.get(name, [])
         if value is not None and value.type == "array":
             nodes = [child for child in value.named_children if child.type != "comment"]
             fields = [pieces for pieces, _ in self.fields(nodes)]
-            self.keep(name, [*before, *fields] if adds else fields)
+            self.keep(name, (before if adds else []) + fields, line)
             return
         pieces = self.pieces(value, quoted=False) if value is not None else ()
         filled = tuple(part for piece in pieces for part in _filled_in(piece))
         first = (*before[0], *filled) if adds and before else filled
-        self.keep(name, [first, *before[1:]])
+        self.keep(name, [first, *before[1:]], line)
 
     def fields(self, nodes: list[Node]) -> list[tuple[Pieces, Word]]:
         """The words that nodes come to after splitting, each still in pieces and as one."""
@@ -150,7 +183,7 @@ class Words:
         whole = re.fullmatch(r"\$\{(@|(\w+)\[[@*]\])\}", plain_text(node))
         if node.type not in ("expansion", "simple_expansion") or not whole:
             return None
-        name = self.source.written(whole[2] or "@")
+        name = self.source.told(whole[2] or "@")
         return self.values.get(name) if name in self.values else [self.variable(name, node)]
 
     def pieces(self, node: Node, quoted: bool) -> Pieces:
@@ -172,7 +205,7 @@ class Words:
             return self.unknown(node, "is what a command prints", quoted=quoted)
         if kind in PLAIN and not re.search(r"(?<!\\)[{}]", plain_text(node)):
             plain = re.sub(r"\\(\n|.)", _unescaped, plain_text(node))
-            return (Piece(self.source.written(plain), self.line(node), True),)
+            return tuple(self.source.pieces(plain, self.line(node), True))
         return self.unknown(node, "isn't understood", quoted=quoted)
 
     def _in_string(self, node: Node) -> Pieces:
@@ -196,9 +229,9 @@ class Words:
     def _rows(self, plain: str, row: int, escape: re.Pattern[str] | None = None) -> Pieces:
         """Quoted text from a row on, in pieces of one line each, without what escapes."""
         found = list[Piece]()
-        for line, text in enumerate(re.findall(r"[^\n]*\n|[^\n]+", plain) or [""], row + 1):
+        for number, text in enumerate(_lines_of(plain), row):
             text = escape.sub(_unescaped, text) if escape else text
-            found.append(Piece(self.source.written(text), line, quoted=True))
+            found += self.source.pieces(text, self.source.line_of(number), True)
         return tuple(found)
 
     def _expansion(self, node: Node) -> Pieces:
@@ -220,7 +253,7 @@ class Words:
             default += pieces if part.type in ("string", "raw_string") else _requoted(pieces)
         if "=" in operator:
             default = _requoted(default)
-            self.keep(name, [default, *self.values.get(name, [])[1:]])
+            self.keep(name, [default, *self.values.get(name, [])[1:]], self.line(node))
         return default
 
     def variable(self, name: str, node: Node) -> Pieces:
@@ -293,6 +326,16 @@ def touching(nodes: list[Node]) -> list[list[Node]]:
         else:
             groups.append([node])
     return groups
+
+
+def _lines_of(text: str) -> list[str]:
+    """Its lines with their ends, at least one."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text) or [""]
+
+
+def by_line(text: str, line: int) -> Pieces:
+    """A text in pieces of one line each, at least one."""
+    return tuple(Piece(row, number) for number, row in enumerate(_lines_of(text), line))
 
 
 def _filled_in(piece: Piece) -> Iterator[Piece]:

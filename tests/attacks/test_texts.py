@@ -118,7 +118,7 @@ SCRIPTS = sorted((ROOT / "tests/importing/golden").glob("import-*.sh"))
 IMAGES = {"24.10": ("0.9.0", "0.11.0"), "26.06": ("0.19.0",), "cpu": ("0.16.1",)}
 ODD = (
     *("$A", "${A:-", "}", "$(", "$((", "))", "`", "'", '"', "\\", "<<E", "(", ")", "{", "&&", ";;"),
-    *("\n", "\r\n", "\x1b[2J", "é", "\u202e", "--", "--x=", "A=$A$A\n", "[@]", "0100"),
+    *("\n", "\r\n", "\x1b[2J", "é", "\u202e", "\ud800", "--", "--x=", "A=$A$A\n", "[@]", "0100"),
     *("if a; then\n", "fi\n", "for i in $A; do\n", "done\n", "f() {\n", "case $1 in\n", "esac\n"),
     *('bash -c "', "eval ", "torchrun ", "python -m ", "#SBATCH --nodes=", "9" * 400),
     "A+=($A ${A[@]})\n",

@@ -189,7 +189,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         ("CUDA_VISIBLE_DEVICES=1,3 torchrun --nproc_per_node 2 pretrain_gpt.py", "device=1,3", 1),
         ("torchrun --nproc_per_node 8 --nnodes 2 --master_addr a pretrain_gpt.py", "8", 2),
         ("docker run --gpus 2 -it image python pretrain_gpt.py", "2", 1),
-        ("srun -l torchrun --nproc_per_node 3 pretrain_gpt.py", "3", 1),
+        ("srun -l sh -c 'torchrun --nproc_per_node 3 pretrain_gpt.py'", "3", 1),
         ("./pretrain_gpt.py", "1", 1),
         ("#SBATCH -N2 --ntasks-per-node 8\nsrun python pretrain_gpt.py", "8", 2),
         ("#SBATCH --gpus-per-node=a100:4\nsrun python pretrain_gpt.py", "4", 1),
@@ -238,11 +238,25 @@ def test_what_a_batch_asks_of_slurm_are_keys_of_its_section() -> None:
     )
 
 
+def test_what_is_known_of_an_inner_script_is_read_and_the_rest_told_where_it_stands() -> None:
+    text = (
+        'A=4\nbash -c "\n: $B\n\n  X=$C/x torchrun --nproc_per_node $A pretrain_gpt.py'
+        " --split '$D' --save $C/ckpt --lr ${A}e-${A}5\n\"\n"
+    )
+    found = config(text)
+    assert (found.gpus, found.training.lr, found.env) == ("4", 4e-45, {})
+    assert told(text) == [
+        "5: $D isn't set in the script: data.split is left out (--split)",
+        "5: $C isn't set in the script: checkpoint.save is left out (--save)",
+        "5: $C isn't set in the script: env.X is left out",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("echo hello\n", "It takes torchrun"),
-        ('srun bash -c "torchrun a.py"\n', "Line 1: what `bash -c` is given isn't read: put it"),
+        ('srun bash -c "$RUN"\n', "Line 1 starts what isn't known: $RUN isn't set"),
         ("$LAUNCH pretrain.py\n", "Line 1 starts what isn't known: $LAUNCH isn't set"),
         ("\nif true; then A=1; fi\n", "Line 2: if: not followed"),
         ("python -m pip install x\n", "It takes torchrun"),
@@ -357,6 +371,8 @@ def test_options_of_what_is_not_followed_are_named_one_by_one() -> None:
     ("lines", "said"),
     [
         ("A=x\n" + "A=$A$A\n" * 40, "$A comes to too many characters"),
+        ("A=\n" + 'A="$A$A"\n' * 40, "$A comes to too many characters"),
+        ("A=(x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40, "$A comes to too many"),
         ("A=(x)\n" + "A+=(${A[@]})\n" * 40, "$A comes to too many characters"),
         ("set -e\nA=" + "${a:-" * 300 + "}" * 300 + "\n", "Line 2: nested deeper than 100 levels"),
         ("true && " * 2000 + "A=1\n", "Line 1: nested deeper than 100 levels"),
@@ -383,6 +399,11 @@ def test_a_number_that_yaml_takes_for_another_is_written_as_text() -> None:
     assert "1: --seed 00: training.seed doesn't take it" in [
         f"{x.line}: {x.what}" for x in found.told
     ]
+
+
+def test_a_null_byte_is_refused_with_its_line() -> None:
+    with pytest.raises(UsageError, match=r"script.sh:2: a null byte"):
+        read("torchrun pretrain_gpt.py\n\0")
 
 
 def test_an_argument_that_is_no_text_is_refused() -> None:
@@ -491,7 +512,7 @@ def as_numbers(values: tuple[str, ...]) -> list[str | float]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(options=given_options(), shape=st.sampled_from(["array", "words"]))
+@given(options=given_options(), shape=st.sampled_from(["array", "words", "quoted"]))
 def test_a_run_file_renders_the_options_of_its_script(
     options: dict[str, tuple[str, ...]], shape: str
 ) -> None:
@@ -499,6 +520,7 @@ def test_a_run_file_renders_the_options_of_its_script(
     script = {
         "array": "A=(\n" + "\n".join(rows) + '\n)\ntorchrun pretrain_x.py "${A[@]}"\n',
         "words": "torchrun pretrain_x.py \\\n" + " \\\n".join(rows) + "\n",
+        "quoted": f"bash -c {shlex.quote('torchrun pretrain_x.py ' + ' '.join(rows))}\n",
     }[shape]
     found = config(script)
     rendered = render.options(found, program(found.program).kind, Layout(1, 1, 1, 1), "0.9.0")
