@@ -124,14 +124,6 @@ def _ragged(o: Told) -> bool:
     return any(0 < size / step % group < stages for size in batches if step and size % step == 0)
 
 
-def _odd(o: Told) -> bool:
-    """Whether a product of Transformer Engine's has sizes that it has no FP8 for."""
-    hidden, rows = o.number("hidden_size"), o.number("seq_length") * o.number("micro_batch_size")
-    inner = o.number("ffn_hidden_size", 0 if o.has("swiglu") else 4 * hidden)
-    widths = (hidden, hidden / o.where.tensor, inner / o.where.tensor)
-    return any(width % 16 for width in widths) or bool(rows / o.where.context % 8)
-
-
 def _uneven(o: Told) -> bool:
     """Whether the layers left by the first and last stages can't be dealt out to the others."""
     ends = [o.number(option) for option in UNEVEN if o.has(option)]
@@ -152,7 +144,7 @@ def _unreplicated(o: Told) -> bool:
     return o.where.data % (o.number(EP) or 1) != 0
 
 
-EIGHTS = 16
+SIXTEENS = 16
 """What both sizes of a product in FP8 are multiples of, in Transformer Engine's linear layers
 (https://github.com/NVIDIA/TransformerEngine, assert_dim_for_fp8_exec, and cuBLAS beneath it)."""
 
@@ -160,7 +152,7 @@ EIGHTS = 16
 def _ragged_in_fp8(o: Told) -> bool:
     """Whether a process has a number of tokens of a sequence that FP8 can't take."""
     shares = o.where.context * (o.where.tensor if o.has("sequence_parallel") else 1)
-    return o.number("seq_length") / shares % EIGHTS != 0
+    return o.number("seq_length") / shares % SIXTEENS != 0
 
 
 def _narrow_in_fp8(o: Told) -> bool:
@@ -174,7 +166,7 @@ def _narrow_in_fp8(o: Told) -> bool:
     ffn = o.number("ffn_hidden_size") or usual
     divided = [ffn, heads * head, (heads + 2 * grouped) * head]
     divided += [o.number(name) for name in ("moe_ffn_hidden_size",) if o.has(name)]
-    return any(size % EIGHTS for size in (hidden, *(each / o.where.tensor for each in divided)))
+    return any(size % SIXTEENS for size in (hidden, *(each / o.where.tensor for each in divided)))
 
 
 def _warms(unit: str) -> Rule:
@@ -338,19 +330,15 @@ RULES = (
          "overlaps tensor parallelism, and there is none",
          "Leave it out, or set parallel.tensor_model_parallel_size to 2 or more.", "0.10-"),
     Rule("fp8_format", _ragged_in_fp8,
-         f"each process's tokens of a sequence aren't a multiple of {EIGHTS}, which FP8 needs",
-         f"Set model.seq_length to a multiple of {EIGHTS} × context parallelism, and × tensor "
+         f"each process's tokens of a sequence aren't a multiple of {SIXTEENS}, which FP8 needs",
+         f"Set model.seq_length to a multiple of {SIXTEENS} × context parallelism, and × tensor "
          "with parallel.sequence_parallel."),
     Rule("fp8_format", _narrow_in_fp8,
-         f"a layer's width on each process isn't a multiple of {EIGHTS}, which FP8 needs",
+         f"a layer's width on each process isn't a multiple of {SIXTEENS}, which FP8 needs",
          "Let the hidden size, and heads, groups and MLP over tensor parallelism, be one of "
-         f"{EIGHTS}."),
+         f"{SIXTEENS}."),
     Rule("moe_grouped_gemm", lambda o: not o.has("bf16"),
          "is for bf16", "Set training.bf16: true, or leave it out.", "0.9-0.15"),
-    Rule("fp8_format", _odd,
-         "FP8 needs hidden and FFN sizes that 16 divides after their split over TP, and a sequence "
-         "× micro-batch that 8 does",
-         "Make them so, or leave it out."),
     Rule("squared_relu",
          lambda o: not o.has("no_bias_gelu_fusion", "disable_bias_linear", "swiglu"),
          "can't be fused with the bias", "Set megatron_args.no_bias_gelu_fusion: true."),

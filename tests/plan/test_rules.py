@@ -66,7 +66,7 @@ DIES: list[tuple[str, tuple[str, ...], str, str]] = [
     ("0.9.0", ("megatron_args.deterministic_mode=true",), "deterministic_mode", "NCCL_ALGO"),
     ("0.9.0", ("megatron_args.fp8_format=hybrid", "model.hidden_size=72"), "fp8_format", "16"),
     ("0.9.0", ("megatron_args.fp8_format=hybrid", "parallel.tensor_model_parallel_size=8"),
-     "fp8_format", "split over TP"),  # a rank's share of 64 is 8
+     "fp8_format", "width on each process"),  # a rank's share of 64 is 8
     # By release.
     ("0.11.0", ("megatron_args.moe_router_topk=1",), "moe_router_topk", "softmax"),
     ("0.16.1", (f"{EP}=3", "megatron_args.num_experts=9"), EP, "processes aren't divisible"),
