@@ -197,7 +197,7 @@ def test_a_node_that_is_gone_is_done_without(here: OnCluster) -> None:
     assert started.ends() == 0, started
 
 
-@pytest.mark.parametrize("fault", ["full", "gone"])
+@pytest.mark.parametrize("fault", [pytest.param("full", marks=pytest.mark.long), "gone"])
 def test_the_shared_folder_fails_in_the_middle(here: OnCluster, fault: str) -> None:
     """Nothing goes on, and why is told."""
     runs = here.folder / "runs"
