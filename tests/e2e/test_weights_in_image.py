@@ -62,7 +62,7 @@ def test_a_checkpoint_says_something_in_the_image(image: str, tmp_path: Path) ->
         )
         for _ in range(2)
     ]
-    assert said[0].returncode == 0, said[0].stderr
+    assert [one.returncode for one in said] == [0, 0], [one.stderr for one in said]
     assert len(said[0].stdout.split()) == 4
     assert said[0].stdout == said[1].stdout
     wrong = launcher("generate", str(tmp_path / "ours"), "100", "--ids", "--tag", image)
