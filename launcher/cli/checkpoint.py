@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.weights.convert import Done
 
 SOURCE = argument("source", "a run, or a folder with a checkpoint", "RUN|FOLDER")
-NAMED = (argument("--tokenizer-type", "one of:", choices=TYPES), *TOKENIZER[1:4])
+NAMED = (argument("--tokenizer-type", "where its own isn't known", choices=TYPES), *TOKENIZER[1:4])
 FORMATS = ("torch_dist", "mp_rank")
 BEHIND = "Optimizer states stay behind: training goes on from the weights alone."
 

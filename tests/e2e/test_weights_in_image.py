@@ -56,14 +56,9 @@ def test_a_checkpoint_says_something_in_the_image(image: str, tmp_path: Path) ->
     theirs = made(tmp_path / "theirs", "qwen2")
     done = launcher("checkpoint", "import", str(theirs), "--to", str(tmp_path / "ours"))
     assert done.returncode == 0, done.stderr
-    said = [
-        launcher(
-            "generate", str(tmp_path / "ours"), "5 6 7", *"--ids --tokens 4 --tag".split(), image
-        )
-        for _ in range(2)
-    ]
-    assert said[0].returncode == 0, said[0].stderr
-    assert len(said[0].stdout.split()) == 4
-    assert said[0].stdout == said[1].stdout
+    ids = (*"--ids --tokens 4 --tag".split(), image)
+    said = launcher("generate", str(tmp_path / "ours"), "5 6 7", *ids)
+    assert said.returncode == 0, said.stderr
+    assert len([int(word) for word in said.stdout.split()]) == 4, said.stdout
     wrong = launcher("generate", str(tmp_path / "ours"), "100", "--ids", "--tag", image)
     refused(wrong, 125, "tokens below 100")
