@@ -97,8 +97,8 @@ def _in_parts(args: Namespace) -> int:
     Raises UsageError, EngineError, PartFailed.
     """
     from launcher import files
-    from launcher.backends import slurm_array
     from launcher.data import contents, indexed
+    from launcher.follow import slurm_array
 
     if args.shard or args.slurm < 1:
         raise UsageError(

@@ -98,7 +98,7 @@ def test_any_batch_on_any_number_of_replicas(
         ("--train-steps=x", "--train-steps: invalid"),
         ("--epoch=3", r"unknown argument --epoch; did you mean --epochs\?"),
         ("--wandb-api-key=abc", "unknown argument --wandb-api-key(?!=)"),
-        ("--tensor-model-parallel-size=3", r"world size \(4\) is not divisible by TP × PP × CP \(3\)"),
+        ("--tensor-model-parallel-size=3", r"size \(4\) is not divisible by TP × PP × CP \(3\)"),
         ("--memory-monitor-interval=0", "--memory-interval must be above 0"),
     ],
 )
