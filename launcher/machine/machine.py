@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.plan.arguments import Value
 
 GB = 1e9
 UNLIMITED = -1
@@ -97,7 +101,7 @@ class Saved:
 
     newest: int | None
     broken: tuple[tuple[str, str], ...] = ()
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

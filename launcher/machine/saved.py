@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.machine.machine import Finding, Saved
+from launcher.plan import model
 from launcher.plan.arguments import key_of
 from launcher.plan.config import RunConfig
 from launcher.plan.plan import Plan
@@ -13,7 +14,7 @@ from launcher.screen import size
 
 SHAPES = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
-    *("kv_channels", "max_position_embeddings", "vocab_size", "make_vocab_size_divisible_by"),
+    *("kv_channels", "max_position_embeddings"),
     *("normalization", "position_embedding_type", "num_experts"),
 )
 """Options that a checkpoint's tensors have their names and sizes by."""
@@ -71,6 +72,15 @@ def check(origin: Origin, plan: Plan, load: Saved | None) -> Iterator[Finding]:
                 "Its tensors have other sizes than this model's: it can't be loaded.",
                 f"--set {key_of(name)}={was}, or another folder.",
             )
+    sizes = [model.vocabulary_of(False, options) for options in (load.options, plan.options)]
+    if None not in sizes and len({*sizes}) > 1:
+        yield Finding(
+            f"{origin.place('data.vocab_size')}: padded to {sizes[1]}, and iteration {load.newest} "
+            f"in {origin.place('checkpoint.load')} was saved with {sizes[0]}",
+            "Its embeddings have another size than this model's: it can't be loaded.",
+            "Set data.vocab_size and model.make_vocab_size_divisible_by × TP as they were, or "
+            "another folder.",
+        )
     if not load.broken:
         return
     folder, problem = load.broken[-1]

@@ -176,7 +176,7 @@ def _shape(upstream: bool, options: Mapping[str, Value], vocabulary: int | None)
     groups = whole(options, "num_query_groups", 1 if told else heads)
     groups = groups if told or not upstream else heads
     learned = options.get("position_embedding_type", "learned_absolute") == "learned_absolute"
-    vocabulary = vocabulary or _vocabulary(upstream, options)
+    vocabulary = vocabulary or vocabulary_of(upstream, options)
     if not vocabulary:
         return None
     found = Shape(
@@ -208,7 +208,7 @@ def _shape(upstream: bool, options: Mapping[str, Value], vocabulary: int | None)
     )
 
 
-def _vocabulary(upstream: bool, options: Mapping[str, Value]) -> int | None:
+def vocabulary_of(upstream: bool, options: Mapping[str, Value]) -> int | None:
     """The padded vocabulary; upstream's tokenizer of tokens that are made adds one."""
     tokenizer = options.get("tokenizer_type") if upstream else None
     if tokenizer == "GPT2BPETokenizer":

@@ -138,6 +138,7 @@ def test_the_all_reduce_is_this_checkouts() -> None:
     assert plan.gpus.devices == ("0", "1")
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_an_all_reduce_in_the_image(cpu_images: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("--nccl", "--gpus", "0", "--image", cpu_images.build(), "--json") == 0

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from launcher import files
+from launcher.engine.client import Client
 from launcher.engine.connect import engine_host
 from launcher.engine.private import packages, private
 from launcher.settings import Settings
@@ -468,8 +469,6 @@ class MortalEngine:
 @pytest.fixture(scope="module")
 def mortal(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalEngine]:
     """An engine of this module's own, with the launcher's packages."""
-    import docker
-
     if reason := private.unsupported():
         pytest.skip(f"private engine: {reason}")
     folder = tmp_path_factory.mktemp("engine")
@@ -495,7 +494,7 @@ def mortal(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         )
     try:
         until(lambda: private._answers(place), f"no engine: {place.log}")
-        client = docker.DockerClient(base_url=place.host, timeout=60)
+        client = Client(place.host, timeout=60)
         yield MortalEngine(client, keeper)
         client.close()
     finally:

@@ -225,6 +225,7 @@ def test_the_shown_lines_train(launchers: Launchers, tmp_path: Path) -> None:
     assert saved(tmp_path) == 2
 
 
+@pytest.mark.long
 @trains
 def test_the_fastest_setting_is_found_written_and_kept(
     launchers: Launchers, tmp_path: Path

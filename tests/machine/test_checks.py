@@ -62,6 +62,7 @@ SAVE = "/home/user/work/checkpoints/gpt2"
 BF16, FP16 = ("gpt2", "training.bf16=true"), ("gpt2", "training.fp16=true")
 OLD = Machine(gpus=(card(name=RTX, driver="515.65.01"),))
 BUSY = (Use("GPU-0", 12, 2 * GB), Use("GPU-0", 13, None))
+PADDED = {"vocab_size": 50257, "tensor_model_parallel_size": 2}
 BROKEN = (("/c/iter_0000900", "no .metadata"),)
 
 
@@ -117,6 +118,8 @@ def room(gigabytes: float, **more: Saved) -> Machine:
         (("gpt2",), Machine(load=Saved(500, BROKEN)), "/c/iter_0000900: no .metadata",
          "iteration 500", False),
         (("gpt2",), Machine(load=Saved(None, BROKEN)), "no .metadata", "begin anew", True),
+        (("gpt2",), Machine(load=Saved(50, (), PADDED | {"make_vocab_size_divisible_by": 1024})),
+         "data.vocab_size: padded to 50304, and iteration 50", "have another size", True),
         (("gpt2-tiny", "checkpoint.load=/c"),
          Machine(load=Saved(50, (), {"num_layers": 2, "hidden_size": 128, "lr": 1.0})),
          "model.hidden_size: 64, and iteration 50 in", "--set model.hidden_size=128", True),
@@ -152,6 +155,7 @@ def test_each_is_told_with_its_place_and_its_mend(
         (("simple", "resources.workdir=x"), Machine(folders=(Folder("/x", "y"),))),
         (("gpt2",), Machine(load=Saved(None))),
         (("gpt2",), Machine(load=Saved(10))),
+        (("gpt2",), Machine(load=Saved(10, (), PADDED | {"make_vocab_size_divisible_by": 64}))),
     ],
 )
 def test_what_is_well_is_let_through(asked: Asker, sets: tuple[str, ...], machine: Machine) -> None:
