@@ -18,7 +18,7 @@ from launcher.backends import slurm
 from launcher.backends.slurm import SlurmBackend
 from launcher.follow.assemble import assemble, new_stamp
 from launcher.plan import source
-from launcher.plan.config import Slurm
+from launcher.plan.clusters import Slurm
 from launcher.plan.source import Asked
 from launcher.settings import settings
 from launcher.train.ranks import ring
