@@ -36,7 +36,9 @@ JOB, CODE, STOP, ASK = "slurm.json", "code", "stop", "ask"
 REPORT_SECONDS = 40.0
 """More than a runner takes for a report of its ranks."""
 
-POLL_SECONDS = 0.2
+POLL_SECONDS, FIRST_SECONDS = 0.2, 0.05
+"""How often is looked for what nodes wrote; for the first of it, and before, whether they began."""
+
 ASK_SECONDS = 2.0
 """How often squeue is asked at most: the controller serves everybody."""
 
@@ -105,7 +107,8 @@ class SlurmJob(FolderJob):
         while True:
             last = not follow or self.ended() is not None
             idle = True
-            for (rank, is_error), path in sources.items():
+            begun = sources if (self.folder / OUTPUT).exists() else {}
+            for (rank, is_error), path in begun.items():
                 if data := _read(path, read[rank, is_error]):
                     idle = False
                     read[rank, is_error] += len(data)
@@ -116,9 +119,9 @@ class SlurmJob(FolderJob):
                 break
             if idle:
                 told = self._tell_waiting(told)
-                time.sleep(POLL_SECONDS)
-        for rank, begun in lines.items():
-            for is_error, rest in begun.rest():
+                time.sleep(POLL_SECONDS if any(read.values()) else FIRST_SECONDS)
+        for rank, rests in lines.items():
+            for is_error, rest in rests.rest():
                 yield Piece(is_error, rest, rank)
 
     def _file(self, rank: int, is_error: bool) -> Path:
