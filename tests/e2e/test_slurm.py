@@ -386,11 +386,11 @@ def test_at_its_time_limit_a_job_saves_is_requeued_and_learns_the_same(
 ) -> None:
     """Slurm sends its signal up to a minute early, and holds a requeued job for two."""
     here.write(training(image, 600))
-    whole = here.done("run", "run.yaml", "--backend", "slurm")
+    whole = here.start("run", "run.yaml", "--backend", "slurm")
+    assert whole.ends(600) == 0, whole
     asked = training(image, 600, time="2", signal=60, requeue=True)
     here.write(asked | {"checkpoint": {"save": "parts"}})
     parts = here.start("run", "run.yaml", "--backend", "slurm")
-    assert (parts.process.wait(1000), whole.process.returncode) == (0, 0), parts
-    parts.ends()
+    assert parts.ends(1000) == 0, parts
     assert "waits: BeginTime" in parts.err
     assert dict(LOSS.findall(parts.out))["600"] == dict(LOSS.findall(whole.out))["600"]

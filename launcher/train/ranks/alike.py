@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher import files
 from launcher.train.checkpoints import lineage
-from launcher.train.ranks import network, ring
+from launcher.train.ranks import network, reduction, ring
 from launcher.train.ranks.job import Job, Unable, Unmet
 from launcher.train.ranks.meeting import MOST, Failed, Meeting, Stopped, Unneeded, named
 from launcher.train.words import say
@@ -132,24 +132,28 @@ def look(
             off = meeting.exchange(now, clocks)
             wrong += meeting.exchange(me | {"sees": _sees(folder, sign)}, apart)
             found = [] if refused else ring.look(meeting)
+            if refused:
+                raise Unable(_listed("not all nodes can start their ranks:", refused))
+            if wrong and not environ.get(MAY_DIFFER):
+                cure = f"{MAY_DIFFER}=1 among the run's env starts it all the same"
+                raise Unable(_listed("the nodes aren't alike:", [*wrong, cure]))
+            if broken := ring.broken(found):
+                raise Unmet(_listed("the nodes don't reach each other, as ranks would:", broken))
+            variables = _interface(meeting.own, environ) if meeting.nodes > 1 else {}
+            summed = reduction.look(meeting, variables, cpu=job.cpu) if meeting.nodes > 1 else []
+            if broken := reduction.broken(summed):
+                raise Unmet(_listed("the nodes get no all-reduce done:", broken))
         except Unneeded as unneeded:
             raise Unable(str(unneeded)) from None
         except Failed as failed:
             raise Unmet(f"the nodes don't meet: {failed}") from None
         except Stopped:
             return None
-        if refused:
-            raise Unable(_listed("not all nodes can start their ranks:", refused))
-        if wrong and not environ.get(MAY_DIFFER):
-            cure = f"{MAY_DIFFER}=1 among the run's env starts it all the same"
-            raise Unable(_listed("the nodes aren't alike:", [*wrong, cure]))
-        if broken := ring.broken(found):
-            raise Unmet(_listed("the nodes don't reach each other, as their ranks would:", broken))
         left.pop_all()
     if (warned := [*wrong, *off, *ring.slow(found)]) and job.node_rank == 0:
         say(_listed("warning:", warned))
     job = replace(job, nodes=meeting.nodes, node_rank=meeting.node)
-    return Met(job, meeting, _interface(meeting.own, environ) if job.nodes > 1 else {})
+    return Met(job, meeting, variables)
 
 
 def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:
