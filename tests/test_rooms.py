@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "launcher"
@@ -51,3 +54,10 @@ def test_what_runs_inside_the_image_imports_what_goes_into_it() -> None:
         name.split(".")[0] for path in (PACKAGE / "train").rglob("*.py") for name in imported(path)
     }
     assert found == {"train", "files"}
+
+
+def test_the_tests_of_every_room_are_collected(request: pytest.FixtureRequest) -> None:
+    """By itself pytest passes over a folder called build."""
+    skipped = request.config.getini("norecursedirs")
+    folders = {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert not [name for name in folders for pattern in skipped if fnmatch(name, pattern)]
