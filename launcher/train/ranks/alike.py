@@ -188,7 +188,7 @@ def _shared(job: Job, environ: Mapping[str, str]) -> dict[str, Path]:
     data = [Path(word).absolute().parent for word in job.program if Path(f"{word}.idx").is_file()]
     given = [Path(path) for option, path in pairwise(job.program) if option == "--data-cache-path"]
     index = [*given, *data][:1] if data else []
-    return ({CHECKPOINTS: saved} if saved else {}) | {INDEX: path for path in index}
+    return ({CHECKPOINTS: saved} if saved else {}) | ({INDEX: index[0]} if index else {})
 
 
 @contextmanager
