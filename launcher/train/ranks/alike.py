@@ -183,8 +183,8 @@ def _shared(job: Job, environ: Mapping[str, str]) -> dict[str, Path]:
     saved = Path(wish.folder) if wish else job.checkpoints
     data = [Path(word).absolute().parent for word in job.program if Path(f"{word}.idx").is_file()]
     given = [Path(path) for option, path in pairwise(job.program) if option == "--data-cache-path"]
-    index = [*given, *data][:1] if data else []
-    return ({CHECKPOINTS: saved} if saved else {}) | {INDEX: path for path in index}
+    found = {CHECKPOINTS: saved, INDEX: next(iter([*given, *data]), None) if data else None}
+    return {what: folder for what, folder in found.items() if folder}
 
 
 @contextmanager
