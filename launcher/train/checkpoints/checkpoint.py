@@ -247,8 +247,8 @@ def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: A
     if min(saved, here) == 1 < max(saved, here):
         raise UsageError(
             f"{source} was saved with EP={saved}, which keeps another optimizer than EP={here}: go "
-            f"on with --expert-model-parallel-size {saved}{' or another above 1' * (saved > 1)}, or "
-            "with the weights alone, by `launcher checkpoint convert … --format torch_dist`"
+            f"on with --expert-model-parallel-size {saved}{' or another above 1' * (saved > 1)}, "
+            "or with the weights alone, by `launcher checkpoint convert … --format torch_dist`"
         )
     state = _sharded(parts, optimizer, is_loading=True)
     if known["layout"] == layout():
