@@ -39,7 +39,7 @@ TROUBLE = re.compile(
     rb"(?i)error|fail|warn|kill|time[d]? ?out|unable|cannot|can't|could not|couldn't|mismatch|"
     rb"exception|assert|\bxid\b|no |not |nan|\.py\", line|due to|denied|unauthorized|oom|"
     rb"runner: |reason:|toomany|back-?off|invalid|loss scale|died|deadline|low on|terminate|"
-    rb"undefined|unreachable|unrecogni[sz]ed|insufficient|taint|disagree|dumped|signal"
+    rb"undefined|abort|stopiteration|unreachable|unrecogni[sz]ed|insufficient|taint|disagree|dumped|signal"
 )
 """What a line has, or its neighbour, that is looked at for known failures."""
 
@@ -62,10 +62,9 @@ class Failure:
     since: str
     says: tuple[str, ...]
     prevented: str = ""
-    follows: bool = False
+    follows: int = 0
     cause: str = ""
     sets: str = ""
-    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ SwitchType=switch/none
 MailProg=/bin/true
 KillWait=5
 SlurmdParameters=config_overrides
-SchedulerParameters=sched_interval=1,batch_sched_delay=0
+SchedulerParameters=sched_interval=1,batch_sched_delay=0,sched_min_interval=1
 NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=4 RealMemory=4000
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=4 RealMemory=4000
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP

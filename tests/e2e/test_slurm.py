@@ -170,6 +170,45 @@ def test_what_a_node_does_not_see_is_told_with_the_node(here: OnCluster) -> None
     assert re.search(r"node-1 \| launcher: there is no \S+/data on n1: ", started.err)
 
 
+def test_tasks_of_an_array_are_runs_of_their_own(here: OnCluster) -> None:
+    """Found, asked and stopped one by one; each with a folder and a number of its own."""
+    program = "print(os.environ['SLURM_ARRAY_TASK_ID'], sys.argv[1:], flush=True)\n"
+    here.counts(MEETING + program + COUNTING, array="1,3")
+    config = json.loads((here.folder / "run.yaml").read_text()) | {"checkpoint": {"save": "save"}}
+    here.write(config, (here.folder / "program.py").read_text())
+    first, third = here.done("run", "run.yaml", "--backend", "slurm").out.split()
+    assert {first, third} <= {*here.done("ps", "--quiet").out.split()}
+    for number, run in ((1, first), (3, third)):  # the second has to wait: the nodes are taken
+        following = here.start("attach", run)
+        following.said(f"{number} ['--save', '{here.folder}/save/{number}']")
+        following.said("node-1 | line")
+        assert here.done("exec", run, "--", "echo", "here").out == "here\n"
+        assert here.done("stop", run).process.returncode == 0
+        assert following.ends() == 7
+
+
+def test_jobs_of_a_chain_are_one_run(here: OnCluster) -> None:
+    """Each goes on when the one before is at its time limit; a failure leaves none in the queue."""
+    program = (
+        "import os, signal, sys, time\n"
+        "print(os.environ['restart'], '--load' in sys.argv, flush=True)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3 * int(os.environ['restart'])))\n"
+        "while True:\n    time.sleep(0.05)\n"
+    )
+    here.counts(program, array="0-2%1")
+    config = json.loads((here.folder / "run.yaml").read_text()) | {"checkpoint": {"save": "save"}}
+    here.write(config | {"nodes": 1}, program)
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    for said in ("0 False\n", "1 True\n"):
+        started.said(said)
+        running = ["--states=running", "--format=%A"]
+        (job,) = here.asked("squeue", "--noheader", *running).split()
+        end = ["scancel", "--signal=TERM", "--batch", job]  # as Slurm does ahead of slurm.time
+        subprocess.run(end, env=here.environment, check=False, timeout=60)  # it says "done already"
+    assert started.ends() == 3, started
+    assert started.out == "0 False\n1 True\n"
+
+
 SAYS = """\
 import os, time
 told = [os.environ[name] for name in ("PET_NODE_RANK", "PET_NNODES", "restart")]

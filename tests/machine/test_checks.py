@@ -105,8 +105,13 @@ def room(gigabytes: float, **more: Saved) -> Machine:
         (("gpt2", "data.path=/data/corpus"),
          Machine(datasets=(Dataset("/data/corpus", "cut short"), Dataset("b", ""))),
          "--set data.path=/data/corpus: data.path: cut short", "", True),
-        (("gpt2-tiny", "data.path=/d"), Machine(datasets=(Dataset("/d", "", 9, 256),)),
+        (("gpt2-tiny", "data.path=/d"), Machine(datasets=(Dataset("/d", "", 9999, 256),)),
          "data.vocab_size: 256, and /d has token 256", "data.vocab_size=257", True),
+        (("gpt2-tiny", "data.path=/d"), Machine(datasets=(Dataset("/d", "", 64, 9),)),
+         "data.split: /d has about 62 tokens for training, and a sample 65", "more text", True),
+        (("gpt2-tiny", "data.path=/d", "data.split='98,2,0'"),
+         Machine(datasets=(Dataset("/d", "", 900, 9),)),
+         "data.split: /d has about 18 tokens for evaluation", "more text", False),
         (("gpt2",), Machine(folders=(Folder("/mnt/x", "checkpoint.save", "is read-only", 0),)),
          ": checkpoint.save: /mnt/x: is read-only", "", True),
         (("gpt2",), Machine(unseen=(("checkpoint.save", "/mnt/later"),)),
@@ -139,7 +144,7 @@ def test_each_is_told_with_its_place_and_its_mend(
     [
         (("gpt2", "gpus='device=MIG-1a2b'"), Machine(gpus=TWO)),  # a slice isn't in the list
         (("gpt2-tiny",), Machine(gpus=())),
-        (("gpt2-tiny", "data.path=/d"), Machine(datasets=(Dataset("/d", "", 9, 255),))),
+        (("gpt2-tiny", "data.path=/d"), Machine(datasets=(Dataset("/d", "", 9999, 255),))),
         (("gpt2-tiny",), Machine(engine=replace(ENGINE, gpus=False))),
         (("gpt2", "gpus=8"), Machine()),  # what can't be told isn't checked
         (("gpt2",), OLD),
