@@ -46,7 +46,8 @@ SHARES = 4  # that a folder is byte-compiled in, whatever the number of processo
 
 PIP = ["-m", "pip"]  # of the build tools
 
-# Optimised, without debug information, symbols, or the build folder's path in assertions.
+# Optimised, without debug information, symbols, or the build folder's path in assertions. nvcc's
+# objects differ by one symbol alone, the name of a temporary file.
 COMPILER = f"-O3 -g0 -ffile-prefix-map={BUILD}=."
 FLAGS = {"CFLAGS": COMPILER, "CXXFLAGS": COMPILER, "LDFLAGS": "-Wl,-s"}
 
@@ -61,7 +62,7 @@ FAULTS = (
         "nvcc is of CUDA {}, and torch was made for {}: take a base of that CUDA",
     ),
     (
-        r"does not match the version used to compile Pytorch.*\s.*compiled with Cuda ([\d.]+)",
+        r"does not match the version used to compile Pytorch.*\s.*compiled with Cuda ([\d.]*\d)",
         "nvcc isn't of CUDA {}, which torch was made for: take a base of that CUDA",
     ),
     (
@@ -79,6 +80,10 @@ FAULTS = (
     (
         r"fatal error: ((?:cudnn|nccl|cublas|cusparse|cusolver|nvrtc)\w*\.h): No such file",
         "the base has no {}: take its -devel image, or name the package that has it in the row",
+    ),
+    (
+        r"fatal error: (\S+): No such file",
+        "there is no {}: name the submodule or the package that has it in matrix.yaml",
     ),
     (
         OUT_OF_MEMORY.pattern,
@@ -258,6 +263,7 @@ def compiling(record: dict[str, dict[str, str]]) -> dict[str, str]:
         "NVTE_CUDA_ARCHS": ";".join(asked),
         "CC": "gcc",
         "CXX": "g++",
+        **FLAGS,
         "PYTHONPATH": ":".join(filter(None, paths)),
         "PATH": f"{BUILD / 'bin'}:{NATIVE / 'bin'}:{os.environ['PATH']}",
         **record["environment"],
