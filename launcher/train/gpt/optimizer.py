@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import os
 from typing import Any
 
 import torch
@@ -26,13 +26,18 @@ CONFIG = (
 """What Megatron's description of an optimizer calls as its command line does."""
 
 
-def wrap(arguments: argparse.Namespace, gpt: Any) -> Any:
-    """The model in its precision, under Megatron's data parallelism; gradients are fp32."""
+def wrap(arguments: argparse.Namespace, gpt: Any, overlaps: bool) -> Any:
+    """The model in its precision, under Megatron's data parallelism; gradients are fp32.
+
+    `overlaps` where they are summed over the replicas while others are worked out.
+    """
     gpt.cuda(torch.cuda.current_device())
     precise = Float16Module(gpt.config, gpt) if arguments.fp16 or arguments.bf16 else gpt
     config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
-        overlap_grad_reduce=arguments.overlap_grad_reduce,
+        overlap_grad_reduce=overlaps,
+        average_in_collective=overlaps and not arguments.on_cpu,  # gloo can't
+        bucket_size=int(os.environ.get("FAST_BUCKET", 0)) or None,
         use_distributed_optimizer=arguments.use_distributed_optimizer,
     )
     return DistributedDataParallel(gpt.config, config, precise)
@@ -73,26 +78,40 @@ class HostSteps:
 
 
 class GatheredGradients:
-    """The gradients of a step's one micro-batch, copied into their fp32 buffer all at once.
+    """The gradients of a step's one micro-batch, copied into their fp32 buffer: all at once.
 
     Megatron's data parallelism would add each as it comes, to a buffer that is zeroed before; it
-    finds none where these were taken.
+    finds none where these were taken. Where it sums over the replicas meanwhile, each is copied as
+    it comes, and Megatron is told that it was added.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def __init__(self, wrapped: Any, overlaps: bool) -> None:
+        self.wrapped, self.overlaps = wrapped, overlaps
         self.taken: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._take)
+        for parameter in wrapped.module.parameters():
+            parameter.register_post_accumulate_grad_hook(self._copy if overlaps else self._take)
+
+    def begin(self) -> None:
+        """Before a step, in place of zeros: Megatron counts which gradients are there."""
+        if self.overlaps:
+            for group in self.wrapped.bucket_groups:
+                group.reset()
 
     def _take(self, parameter: Any) -> None:
         self.taken.append((parameter.main_grad, parameter.grad))
         parameter.grad = None
 
     @torch.no_grad()
+    def _copy(self, parameter: Any) -> None:
+        parameter.main_grad.copy_(parameter.grad)
+        parameter.grad_added_to_main_grad = True
+
+    @torch.no_grad()
     def finalize(self, *args: Any, **kwargs: Any) -> None:
-        """Copy, and then do what Megatron does with gradients that are complete."""
-        torch._foreach_copy_(*map(list, zip(*self.taken, strict=True)))
-        self.taken.clear()
+        """Copy what is left, and then do what Megatron does with gradients that are complete."""
+        if self.taken:
+            torch._foreach_copy_(*map(list, zip(*self.taken, strict=True)))
+            self.taken.clear()
         finalize_model_grads(*args, **kwargs)
 
 

@@ -9,7 +9,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,16 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from launcher.train import compat
+from launcher.train import compat, log
 from launcher.train.checkpoints import checkpoint, replicas
 from launcher.train.checkpoints.checkpoint import Progress
-from launcher.train.gpt import context, data, fast, log, measurements, model, optimizer
+from launcher.train.gpt import context, data, fast, measurements, model, optimizer
 from launcher.train.gpt.arguments import Layout, UsageError, learning_rate, padded_vocabulary
 from launcher.train.gpt.device_adam import DeviceAdam
-from launcher.train.gpt.stop import StopRequest
+from launcher.train.gpt.measurements import Meter
 from launcher.train.gpt.writers import Writers
 from launcher.train.ranks.ending import RunError
+from launcher.train.ranks.stop import StopRequest
 
 ASKED = "asked to by a signal"
 
@@ -53,7 +54,8 @@ def _say_last(text: str) -> None:
 def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
     """Join the process group, divide it by `layout`, and seed every random generator."""
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    if fast.choose(arguments, layout).graphed:
+    graphed = fast.choose(arguments, layout).graphed
+    if graphed:
         fast.own_stream()
     torch.distributed.init_process_group(
         backend="nccl", timeout=datetime.timedelta(minutes=arguments.distributed_timeout_minutes)
@@ -71,7 +73,7 @@ def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, **compat.capturable_randomness(graphed))
 
 
 def _vocabulary(arguments: argparse.Namespace, layout: Layout, saved: dict[str, Any]) -> int:
@@ -109,27 +111,6 @@ def forward_step(batches: Iterator[dict[str, torch.Tensor]] | None, gpt: Any) ->
     return output, partial(_loss, batch["loss_mask"])
 
 
-@dataclass
-class Meter:
-    """Sums since the last line of the log; the loss stays on the device until then."""
-
-    started: float = field(default_factory=time.perf_counter)
-    iterations: int = 0
-    advanced: torch.Tensor | int = 0
-    loss: torch.Tensor | float = 0.0
-    nan: torch.Tensor | int = 0
-
-    def add(self, loss: torch.Tensor | None, advanced: torch.Tensor | bool) -> None:
-        self.iterations += 1
-        self.advanced = self.advanced + advanced
-        if loss is not None:
-            self.nan = self.nan + torch.isnan(loss)
-            if isinstance(advanced, torch.Tensor):
-                self.loss = self.loss + torch.where(advanced, loss, 0.0)
-            elif advanced:
-                self.loss = self.loss + loss
-
-
 def _mean_of(losses: list[dict[str, torch.Tensor]]) -> torch.Tensor | None:
     """The mean over a step's micro-batches; None where this rank has no losses."""
     return torch.stack([each["lm loss"] for each in losses]).mean() if losses else None
@@ -161,17 +142,19 @@ class Trainer:
         compiled, several = self.path.compiled, range(layout.virtual)
         self.parts = [model.build(arguments, vocabulary, compiled, part) for part in several]
         self.gpt = self.parts[0]
-        self.wrapped = [optimizer.wrap(arguments, each) for each in self.parts]
+        # A graph's launches cost nothing, so that sums over the replicas begin early in one.
+        overlaps = arguments.overlap_grad_reduce or (self.path.graphed and layout.data > 1)
+        self.wrapped = [optimizer.wrap(arguments, each, overlaps) for each in self.parts]
         self.optimizer = optimizer.build(arguments, self.wrapped)
         self.config = self.gpt.config
         self.config.grad_scale_func = self.optimizer.scale_loss
-        alone = layout.micro_batches == 1 and not arguments.overlap_grad_reduce
-        self.gathers = self.path.compiled and alone
+        self.config.batch_p2p_sync = not self.path.graphed
         self.config.finalize_model_grads_func = finalize_model_grads
-        if self.gathers:
-            gathered = optimizer.GatheredGradients(self.gpt.parameters())
-            self.config.finalize_model_grads_func = gathered.finalize
-        if arguments.overlap_grad_reduce:
+        self.gathered: optimizer.GatheredGradients | None = None
+        if self.path.compiled and layout.micro_batches == 1:
+            self.gathered = optimizer.GatheredGradients(self.wrapped[0], overlaps)
+            self.config.finalize_model_grads_func = self.gathered.finalize
+        if overlaps:
             each = [part.no_sync for part in self.wrapped]
             self.config.no_sync_func = each if len(each) > 1 else each[0]
         self.forward_backward = get_forward_backward_func()
@@ -220,7 +203,8 @@ class Trainer:
 
     def _plain(self) -> None:
         """Do without torch's compiler."""
-        self.gpt.compiled = None
+        for part in self.parts:
+            part.plain()
         if isinstance(self.steps, DeviceAdam):
             self.steps.compile_with(lambda function: function)
 
@@ -302,7 +286,9 @@ class Trainer:
         return self.fast_step(batches) if self.path.compiled else self._step(batches)
 
     def _step(self, batches: Any) -> fast.Outcome:
-        if not self.gathers:
+        if self.gathered:
+            self.gathered.begin()
+        else:
             for part in self.wrapped:
                 part.zero_grad_buffer()
         self.optimizer.zero_grad()
