@@ -1,7 +1,6 @@
 """What torch's compiler sees of a GPT: linear layers, attention, loss, a layer, the model.
 
-Compiled is the whole model, where one rank has it, and else each layer for itself, once for all:
-then a layer's gradients are summed over the replicas while those before it are worked out.
+Compiled is the whole model, where one rank has it, and else each layer for itself, once for all.
 """
 
 from __future__ import annotations

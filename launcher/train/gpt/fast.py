@@ -69,7 +69,8 @@ def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
         "experts": bool(arguments.num_experts),
     }
     against = [name for name, there in reasons.items() if there]
-    compiled = "" if against else "whole" if layout.world == 1 else "layers"
+    split = layout.tensor > 1 or layout.pipeline > 1
+    compiled = "" if against else "layers" if split else "whole"
     if against:
         missing.append(f"not compiled: {against[0]}")
     graphed = bool(compiled) and optimizer and layout.virtual == 1
@@ -183,6 +184,13 @@ class Step:
         else:
             self.graph = graph
         torch.cuda.synchronize()
+
+    def release(self) -> None:
+        """Let the graph go: NCCL doesn't end before those that hold its kernels."""
+        if self.graph:
+            torch.cuda.synchronize()
+            self.graph.reset()
+            self.graph = None
 
     def _do_without(self, part: str, reason: str) -> None:
         self.path = self.path.without(part, reason)

@@ -8,7 +8,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -142,19 +142,18 @@ class Trainer:
         compiled, several = self.path.compiled, range(layout.virtual)
         self.parts = [model.build(arguments, vocabulary, compiled, part) for part in several]
         self.gpt = self.parts[0]
-        # A graph's launches cost nothing, so that sums over the replicas begin early in one.
-        overlaps = arguments.overlap_grad_reduce or (self.path.graphed and layout.data > 1)
-        self.wrapped = [optimizer.wrap(arguments, each, overlaps) for each in self.parts]
+        self.wrapped = [optimizer.wrap(arguments, each) for each in self.parts]
         self.optimizer = optimizer.build(arguments, self.wrapped)
         self.config = self.gpt.config
         self.config.grad_scale_func = self.optimizer.scale_loss
         self.config.batch_p2p_sync = not self.path.graphed
         self.config.finalize_model_grads_func = finalize_model_grads
+        alone = layout.micro_batches == 1 and not arguments.overlap_grad_reduce
         self.gathered: optimizer.GatheredGradients | None = None
-        if self.path.compiled and layout.micro_batches == 1:
-            self.gathered = optimizer.GatheredGradients(self.wrapped[0], overlaps)
+        if self.path.compiled and alone:
+            self.gathered = optimizer.GatheredGradients(self.wrapped[0], self._compiler())
             self.config.finalize_model_grads_func = self.gathered.finalize
-        if overlaps:
+        if arguments.overlap_grad_reduce:
             each = [part.no_sync for part in self.wrapped]
             self.config.no_sync_func = each if len(each) > 1 else each[0]
         self.forward_backward = get_forward_backward_func()
@@ -191,31 +190,36 @@ class Trainer:
         """What steps the parameters: Megatron's optimizer, or its device-side stand-in."""
         taken = self.progress.steps
         if self.path.optimizer:
-            plain = self.arguments.on_cpu
-            compiled = (lambda function: function) if plain else torch.compile
             try:
-                return DeviceAdam(self.arguments, self.optimizer, taken, compiled)
+                return DeviceAdam(self.arguments, self.optimizer, taken, self._compiler())
             except ValueError as error:
                 self.path = self.path.without("optimizer", f"Megatron's optimizer: {error}")
                 if self.path.graphed:
                     self.path = self.path.without("graphed", "no CUDA graph")
         return optimizer.HostSteps(self.arguments, self.optimizer, taken)
 
+    def _compiler(self) -> Callable[[Any], Any]:
+        """What makes a function of tensors faster: torch's, on GPUs."""
+        return (lambda function: function) if self.arguments.on_cpu else torch.compile
+
     def _plain(self) -> None:
         """Do without torch's compiler."""
         for part in self.parts:
             part.plain()
-        if isinstance(self.steps, DeviceAdam):
-            self.steps.compile_with(lambda function: function)
+        for each in (self.steps, self.gathered):
+            if isinstance(each, DeviceAdam | optimizer.GatheredGradients):
+                each.compile_with(lambda function: function)
 
     def run(self) -> None:
         """Train to the last iteration, or to where the run is asked to stop."""
         with fast.attention():
             self._run()
+        self.fast_step.release()
 
     def _run(self) -> None:
         arguments, reason = self.arguments, ""
         say(str(self.path))
+        self._warm_up_evaluation()
         loader = data.loader(arguments, self.training_set, self.progress.consumed_samples)
         batches = iter(loader) if loader else None
         self.meter = Meter()
@@ -287,7 +291,7 @@ class Trainer:
 
     def _step(self, batches: Any) -> fast.Outcome:
         if self.gathered:
-            self.gathered.begin()
+            self.gathered.taken.clear()  # what a step left that failed
         else:
             for part in self.wrapped:
                 part.zero_grad_buffer()
@@ -411,12 +415,26 @@ class Trainer:
         """The next evaluation's batches: the workers fetch them while steps are taken."""
         return iter(self.validation) if self.validation else None
 
+    def _warm_up_evaluation(self) -> None:
+        """Have its kernels loaded before the first step: 0.2 s that an evaluation took more."""
+        due = self.arguments.eval_interval < self.arguments.train_iters
+        if not (self.path.compiled and due and self.validation_set and self.arguments.eval_iters):
+            return
+        self._evaluating(True)
+        with torch.no_grad():
+            self._forward_backward(self.held_out, forward_only=True)
+        self._evaluating(False)
+        self.held_out = self._fetch_held_out()
+
+    def _evaluating(self, does: bool) -> None:
+        for part in self.wrapped:
+            part.train(not does)
+
     def _evaluate(self) -> bool:
         """Evaluate, unless it is asked to stop meanwhile: then False, and nothing is said."""
         if not self.arguments.eval_iters or self.validation_set is None:
             return True
-        for part in self.wrapped:
-            part.eval()
+        self._evaluating(True)
         meter = Meter()
         with torch.no_grad():
             for _ in range(self.arguments.eval_iters):
@@ -424,8 +442,7 @@ class Trainer:
                 meter.add(_mean_of(losses), advanced=True)
                 if self.stop and self.stop.agreed():
                     return False
-        for part in self.wrapped:
-            part.train()
+        self._evaluating(False)
         self.held_out = self._fetch_held_out()
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             loss = _mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced
