@@ -129,6 +129,15 @@ def expert_data_group() -> Any:
     return parallel_state.get_data_modulo_expert_parallel_group(with_context_parallel=True)
 
 
+def capturable_randomness(wanted: bool) -> dict[str, bool]:
+    """What makes the generators of TP ranks such as a CUDA graph can hold: from 0.12 on."""
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    name = "use_cudagraphable_rng"
+    known = name in inspect.signature(model_parallel_cuda_manual_seed).parameters
+    return {name: True} if wanted and known else {}
+
+
 def trust_checkpoints() -> None:
     """Let upstream's training programs load what they saved; call before importing torch.
 

@@ -90,12 +90,33 @@ def layout() -> dict[str, int]:
     }
 
 
+def _generators() -> dict[str, Any]:
+    """The states of the ranks' own generators, as tensors; where graphs hold them, generators."""
+    known: dict[str, Any] = tensor_parallel.get_cuda_rng_tracker().get_states()
+    return known
+
+
+def _plain(state: Any) -> torch.Tensor:
+    known: torch.Tensor = state.get_state() if isinstance(state, torch.Generator) else state
+    return known
+
+
+def _set_generators(states: dict[str, torch.Tensor]) -> None:
+    mine = _generators()
+    for name, state in states.items():
+        if isinstance(mine.get(name), torch.Generator):
+            mine[name].set_state(state)
+        else:
+            mine[name] = state
+    tensor_parallel.get_cuda_rng_tracker().set_states(mine)
+
+
 def _random_state() -> ShardedObject:
     """This rank's random state; its replicas have the same, so one of them writes it."""
     state = {
         "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(),
-        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+        "tracker": {name: _plain(state) for name, state in _generators().items()},
     }
     shape = tuple(reversed(layout().values()))
     ranks = (
@@ -262,7 +283,7 @@ def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: A
     if random := loaded.get("rng_state"):
         torch.set_rng_state(random["cpu"])
         torch.cuda.set_rng_state(random["cuda"])
-        tensor_parallel.get_cuda_rng_tracker().set_states(random["tracker"])
+        _set_generators(random["tracker"])
     return Progress(**known["progress"])
 
 
