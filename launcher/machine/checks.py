@@ -208,10 +208,11 @@ def _able(config: RunConfig, origin: Origin, visible: Sequence[Gpu]) -> Iterator
             mend = "Leave it out, or take such a GPU."
             yield Finding(f"{origin.place(fp8)}: {card}", "FP8 needs 8.9 (L40, H100).", mend)
         if training.bf16 and gpu.capability < BF16:
-            mend = "--set training.bf16=false --set training.fp16=true"
+            mend = "--set training.precision=fp16 --set training.bf16=null"
             yield Finding(what, "bf16 needs 8.0 (A100, RTX 30) or newer.", mend)
         if training.fp16 and gpu.capability < FP16:
-            yield Finding(what, "fp16 needs 5.3 or newer.", "--set training.fp16=false")
+            mend = "--set training.precision=fp32 --set training.fp16=null"
+            yield Finding(what, "fp16 needs 5.3 or newer.", mend)
         elif training.fp16 and gpu.capability < TENSOR_CORES:
             yield Finding(
                 what,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.errors import PreflightError
-from launcher.machine import checks, saved
+from launcher.machine import auto, checks, saved
 from launcher.machine.machine import UNLIMITED, Dataset, Finding, Folder, Machine, Saved, Use
 from launcher.matrix.load import load_matrix
 from launcher.plan.gpus import Gpus, parse_gpus
@@ -83,7 +83,7 @@ def room(gigabytes: float, **more: Saved) -> Machine:
           for device in ("2", "GPU-9", "GPU")),
         (BF16, Machine(gpus=(V100,)), "--set training.bf16=true: training.bf16: GPU 0 is a Tesla "
          "V100-SXM2-32GB, compute capability 7.0",
-         "--set training.bf16=false --set training.fp16=true", True),
+         "--set training.precision=fp16 --set training.bf16=null", True),
         ((*BF16, "gpus=2"), Machine(gpus=(V100, replace(V100, index=1, uuid="GPU-1"))),
          "compute capability 7.0", "", True),  # once for GPUs of one name
         (FP16, Machine(gpus=(replace(V100, capability=(6, 1)),)), "capability 6.1", "", False),
@@ -137,6 +137,25 @@ def test_each_is_told_with_its_place_and_its_mend(
     assert what in finding.what
     assert also in f"{finding.why}\n{finding.mend}"
     assert finding.refuse == refuse
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (5, 2)])
+@pytest.mark.parametrize(
+    "given",
+    ["precision=auto", "precision=fp16", "precision=bf16", "fp16=true", "bf16=true"],
+)
+def test_what_mends_a_precision_does(asked: Asker, given: str, capability: tuple[int, int]) -> None:
+    """`fp16=false` over `precision: auto` is fp16 all the same."""
+    gpu = replace(V100, capability=capability)
+    sets = dict([f"training.{given}".split("=")])
+    for _ in range(3):
+        run = asked("gpt2", *map("=".join, sets.items()))
+        settled, _ = auto.settled(run.config, 1, [gpu])
+        found = [one for one in checks._able(settled, run.origin, [gpu]) if one.refuse]
+        if not found:
+            return
+        sets |= dict(one.split("=") for one in found[0].mend.split() if one != "--set")
+    pytest.fail(f"{found[0].what}: {found[0].mend}")
 
 
 @pytest.mark.parametrize(

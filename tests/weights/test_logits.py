@@ -132,6 +132,30 @@ def test_what_is_trained_says_the_same_there(family: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_weights_go_from_one_expert_parallelism_to_another(
+    before: int, after: int, tmp_path: Path
+) -> None:
+    """Whose optimizers differ: a step of no length leaves every byte."""
+    options = [*TRAINED, *LLAMA, "--num-experts", "4", "--moe-ffn-hidden-size", "48"]
+    expert = "--expert-model-parallel-size"
+    saves = ("-m", "launcher.train.gpt", *options, "--save", str(tmp_path / "saved"))
+    run = start(2, *saves, expert, str(before))
+    assert run.code == 0, run.output
+    convert.export(reader.opened(reader.find(tmp_path / "saved")), tmp_path / "exported")
+    on = [*options, "--lr", "0", "--train-iters", "31", "--log-interval", "1"]
+    on += ["--save-interval", "31", "--save", str(tmp_path / "on"), expert, str(after)]
+    run = start(2, "-m", "launcher.train.gpt", *on, "--load", str(tmp_path / "saved"))
+    assert "`launcher checkpoint convert … --format torch_dist`" in run.output
+    saved = reader.opened(reader.find(tmp_path / "saved"))
+    convert.convert(saved, tmp_path / "alone", reader.DISTRIBUTED, {})
+    run = start(2, "-m", "launcher.train.gpt", *on, "--load", str(tmp_path / "alone"))
+    assert run.code == 0, run.output
+    convert.export(reader.opened(reader.find(tmp_path / "on")), tmp_path / "back")
+    same(tmp_path / "exported", tmp_path / "back")
+
+
+@pytest.mark.long
 def test_an_imported_model_is_trained_on(tmp_path: Path) -> None:
     """In another layout than it was written in: a step of no length leaves every byte."""
     made(tmp_path / "theirs", "llama")
