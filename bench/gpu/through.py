@@ -1,82 +1,148 @@
-"""Times GPT-2 through `launcher run`, ours beside upstream's: `python3 -m bench.gpu.through`.
+"""Times training through `launcher run`, ours beside upstream's: `python3 -m bench.gpu.through`.
 
-`--source CHECKOUT` is a Megatron-LM for both. On one GPU it is the preset as it comes, and
-upstream's pretrain_gpt.py as the user's script has it (fp16, micro-batch 1) and in bf16 by 16; with
-`--gpus 2` both by TP=2, PP=2 and DP=2. `--tune PROGRAM` tunes that, the user's script where it is
-upstream's. Files go to the folder of `--to`.
+`--source CHECKOUT` is a Megatron-LM for both. On one GPU it is GPT-2's preset as it comes, by
+torchrun too, and upstream's pretrain_gpt.py as the user's script has it (fp16, micro-batch 1) and
+in bf16 by 16; with `--gpus 2` both by TP=2, PP=2 and DP=2; with `--long` llama3.2-1b at sequence
+4096, as a share of what matrix products alone reach. `--only WORD` takes the cases with that in
+their names. `--tune PROGRAM` tunes that, the user's script where it is upstream's. Files go to the
+folder of `--to`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from launcher.plan import layout, model, source
+from launcher.plan.render import values_of
 from launcher.records import metrics
+from launcher.train import rate
 
 UPSTREAM = "pretrain_gpt.py"
 SHORT = (
     "checkpoint.save=null checkpoint.load=null checkpoint.save_interval=null "
-    "training.lr_warmup_fraction=null logging.eval_interval=1000000"
+    "training.lr_warmup_fraction=null training.lr_warmup_iters=null logging.eval_iters=1"
 ).split()
-FUSIONS = ("masked_softmax", "gradient_accumulation")
+FUSIONS = ("masked_softmax", "gradient_accumulation", "rope")
 BARE = ["model.transformer_impl=local", "megatron_args.no_persist_layer_norm=true"]
 BARE += [f"megatron_args.no_{name}_fusion=true" for name in FUSIONS]
 """What pretrain_gpt.py does without for want of Transformer Engine and Apex."""
 
-USERS = ["training.precision=fp16", "training.micro_batch_size=1"]
-HALF = ["training.precision=bf16"]
-TP = "parallel.tensor_model_parallel_size=2"
-PP = ["parallel.pipeline_model_parallel_size=2", "training.micro_batch_size=4"]
-DP = "training.global_batch_size=32"
+HALF = ("training.precision=bf16",)
+NO_DROPOUT = ("model.hidden_dropout=0.0", "model.attention_dropout=0.0")
+USERS = ("training.precision=fp16", "training.micro_batch_size=1")
+LONG = (
+    "model.seq_length=4096 model.max_position_embeddings=4096 training.global_batch_size=4"
+).split()
+EVALUATES = ("logging.eval_interval=50", "logging.eval_iters=5")
+LINES = 24
+"""Of the log."""
 
-Case = tuple[str, str, int, int, list[str]]
-"""A name, a program, GPUs, steps, and keys."""
 
-ONE: list[Case] = [
-    ("ours, the preset as it comes", "gpt", 1, 240, []),
-    ("upstream's, the user's: fp16 by 1", UPSTREAM, 1, 10, USERS),
-    ("upstream's, bf16 by 16", UPSTREAM, 1, 50, HALF),
+@dataclass(frozen=True)
+class Case:
+    """A run: its steps, its keys besides the preset's, and whether torchrun starts it."""
+
+    name: str
+    program: str = "gpt"
+    gpus: int = 1
+    steps: int = 240
+    keys: tuple[str, ...] = ()
+    preset: str = "gpt2"
+    bare: bool = False
+
+    def words(self, checkout: Path, *more: str) -> list[str]:
+        """What `launcher run` is given, and `tune`."""
+        keys = [f"program={self.program}", *(BARE if self.program == UPSTREAM else []), *self.keys]
+        sets = [word for key in (*keys, *more) for word in ("--set", key)]
+        where = ["--backend", "local", "--gpus", str(self.gpus), "--source", str(checkout)]
+        return [f"{self.preset}.yaml", *where, *sets]
+
+    @property
+    def operations(self) -> float:
+        """Of a step on each GPU, as `Shape.operations` counts them."""
+        sets = [f"program={self.program}", f"gpus={self.gpus}", *self.keys]
+        config, _ = source.load(self.preset, [source.parse_set(each) for each in sets])
+        where = layout.layout(config, self.gpus)
+        size = model.shape(config.program, values_of(config, where))
+        assert size
+        assert config.training.global_batch_size
+        return size.operations(config.training.global_batch_size) / self.gpus
+
+
+ONE = [
+    Case("ours, the preset as it comes", keys=EVALUATES),
+    Case("ours, by torchrun", keys=EVALUATES, bare=True),
+    Case("ours, no dropout", keys=NO_DROPOUT),
+    Case("upstream's, the user's, fp16 by 1", UPSTREAM, steps=12, keys=USERS),
+    Case("upstream's, bf16 by 16", UPSTREAM, steps=48, keys=HALF),
 ]
-TWO: list[Case] = [
-    ("ours, one GPU", "gpt", 1, 240, HALF),
-    *(
-        (f"{whose} {how}", program, 2, steps, [*HALF, *keys])
-        for how, keys in (("TP=2", [TP]), ("PP=2", PP), ("DP=2, twice the batch", [DP]))
-        for whose, program, steps in (("ours", "gpt", 100), ("upstream's", UPSTREAM, 50))
-    ),
+TWO = [Case("ours, one GPU", keys=HALF)]
+for how, keys in {
+    "DP=2, twice the batch": ("training.global_batch_size=32",),
+    "TP=2": ("parallel.tensor_model_parallel_size=2",),
+    "PP=2": ("parallel.pipeline_model_parallel_size=2", "training.micro_batch_size=4"),
+}.items():
+    TWO += [Case(f"ours {how}", gpus=2, keys=HALF + keys)]
+    TWO += [Case(f"upstream's {how}", UPSTREAM, gpus=2, steps=48, keys=HALF + keys)]
+FOUR = ("training.micro_batch_size=4",)
+BY_ONE = ("training.micro_batch_size=1", "megatron_args.recompute_activations=true")
+LLAMA = [
+    Case("ours, long", steps=48, keys=(*LONG, *FOUR), preset="llama3.2-1b"),
+    Case("upstream's, long", UPSTREAM, steps=24, keys=(*LONG, *BY_ONE), preset="llama3.2-1b"),
 ]
 
 
-def words(program: str, gpus: int, source: Path, keys: list[str]) -> list[str]:
-    """What `launcher run` is given, and `tune`."""
-    keys = [f"program={program}", *(BARE if program == UPSTREAM else []), *keys]
-    sets = [word for key in keys for word in ("--set", key)]
-    return ["gpt2.yaml", "--backend", "local", "--gpus", str(gpus), "--source", str(source), *sets]
+def command(case: Case, words: Sequence[str]) -> list[str]:
+    """What starts a case: `launcher run`, or torchrun with what that would have started."""
+    argv = [sys.executable, "-m", "launcher", "run", *words]
+    if not case.bare:
+        return argv
+    said = subprocess.run([*argv, "--dry-run"], capture_output=True, text=True, check=True)
+    program = shlex.split(said.stdout.strip().splitlines()[-1].partition(" -- -m launcher")[2])
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(case.gpus)]
+    return [sys.executable, "-m", *torchrun, "-m", f"launcher{program[0]}", *program[1:]]
 
 
-def run(case: Case, source: Path, folder: Path) -> dict[str, Any]:
-    """ms a step (the median of the log's lines but the first), their range, seconds in all."""
-    name, program, gpus, steps, keys = case
-    every = max(1, steps // 10)
-    keys = [*SHORT, *keys, f"training.train_iters={steps}", f"logging.log_interval={every}"]
-    keys += ["logging.eval_iters=1"]
+def run(case: Case, checkout: Path, folder: Path) -> dict[str, Any]:
+    """ms a step (the median of the log's lines but the first two), their range, seconds in all."""
+    every = max(1, case.steps // LINES)
+    steps = [f"training.train_iters={case.steps}", f"logging.log_interval={every}"]
+    seldom = ["logging.eval_interval=1000000"] * (EVALUATES[0] not in case.keys)
+    argv = command(case, replace(case, keys=(*SHORT, *case.keys)).words(checkout, *steps, *seldom))
     began = time.monotonic()
-    argv = [sys.executable, "-m", "launcher", "run", *words(program, gpus, source, keys)]
     ran = subprocess.run(argv, capture_output=True, text=True, errors="replace")
-    log = folder / f"{''.join(c if c.isalnum() else '-' for c in name)}.log"
+    told: dict[str, Any] = {"rc": ran.returncode, "s": round(time.monotonic() - began)}
+    log = folder / f"{''.join(c if c.isalnum() else '-' for c in case.name)}.log"
     log.write_text(ran.stdout + ran.stderr, encoding="utf-8")
     found = [each for line in ran.stdout.splitlines() for each in metrics.parse_all(line)]
-    took = [each.ms_per_step for each in found if isinstance(each, metrics.Step)][2:]
-    told = {"rc": ran.returncode, "s": round(time.monotonic() - began)}
-    if not took:
+    lines = [each for each in found if isinstance(each, metrics.Step)][2:]
+    memory = [each.max_allocated_mib or 0 for each in found if isinstance(each, metrics.Memory)]
+    if not lines:
         return told | {"last": ran.stderr[-600:]}
-    return {"ms": median(took), "least": min(took), "most": max(took)} | told
+    took = [each.ms_per_step for each in lines]
+    ms = median(took)
+    told |= {"ms": ms, "least": min(took), "most": max(took), "mib": max(memory, default=None)}
+    if not seldom:  # the line after an evaluation has it in its time
+        after = [each for each in lines if each.iteration % 50 == every]
+        told["evaluations_ms"] = [round(every * (each.ms_per_step - ms)) for each in after]
+    return told
+
+
+def products() -> float:
+    """TFLOP/s of products of matrices of 8192 by 8192 in bf16."""
+    argv = [sys.executable, rate.__file__, "bf16"]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return float(json.loads(said)["tflops"])
 
 
 def main() -> None:
@@ -85,23 +151,31 @@ def main() -> None:
     parser.add_argument("--source", type=Path, required=True)
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--only", default="")
     parser.add_argument("--tune", help="gpt or pretrain_gpt.py, in place of the runs")
-    parser.add_argument("--minutes", default="2.5")
+    parser.add_argument("--minutes", default="5")
     given = parser.parse_args()
     given.to.mkdir(parents=True, exist_ok=True)
-    source = given.source.resolve()
+    checkout = given.source.resolve()
     if given.tune:
-        keys = USERS if given.tune == UPSTREAM else []
-        argv = words(given.tune, given.gpus, source, keys)
+        keys = USERS if given.tune == UPSTREAM else ()
+        argv = Case("", given.tune, given.gpus, keys=keys).words(checkout)
         argv += ["--any-precision"] * bool(keys) + ["--minutes", given.minutes]
         argv += ["-o", str(given.to / f"{given.tune.partition('.')[0]}-tuned.yaml")]
         sys.exit(subprocess.run([sys.executable, "-m", "launcher", "tune", *argv]).returncode)
-    told = {}
-    for case in ONE if given.gpus == 1 else TWO:
-        told[case[0]] = run(case, source, given.to)
-        print(f"{case[0]}: {told[case[0]]}", flush=True)
-        text = json.dumps(told, indent=1)
-        (given.to / f"through-{given.gpus}.json").write_text(f"{text}\n", encoding="utf-8")
+    kind = "long" if given.long else str(given.gpus)
+    most, told = products(), dict[str, Any]()
+    print(f"matrix products {most:.0f} TFLOP/s", flush=True)
+    for case in LLAMA if given.long else ONE if given.gpus == 1 else TWO:
+        if given.only not in case.name:
+            continue
+        took = told[case.name] = run(case, checkout, given.to)
+        if "ms" in took:
+            took["of_products"] = round(case.operations / took["ms"] / 1e9 / most, 3)
+        print(f"{case.name}: {took}", flush=True)
+        text = json.dumps({"products_tflops": most} | told, indent=1)
+        (given.to / f"through-{kind}.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -149,6 +149,8 @@ class SlurmJob(FolderJob):
         if not state:
             return Ended(KILLED, Cause.REMOVED)
         cause = Cause.MEMORY if state == "OUT_OF_MEMORY" else Cause.ITSELF
+        if state == "COMPLETED" and (self.folder / OUTPUT).exists():  # it couldn't write its code
+            return Ended(0)
         code = ASKED if state.startswith("CANCELLED") else KILLED
         words = f"Slurm ended job {self.handle}: {state}"
         words += f" ({why})" if why not in ("", "None") else ""
@@ -237,11 +239,14 @@ class SlurmJob(FolderJob):
 
 
 def _remove(folder: Path, names: Sequence[str]) -> None:
-    """Files of a run's folder, and the bundle that is its own."""
-    for name in names:
-        files.remove_file(folder / name, folder, missing_ok=True)
-    with suppress(FileNotFoundError):
-        files.remove_folder(folder / BUNDLE, folder)
+    """Files of a run's folder, and the bundle that is its own; told where the disk takes none."""
+    try:
+        for name in names:
+            files.remove_file(folder / name, folder, missing_ok=True)
+        with suppress(FileNotFoundError):
+            files.remove_folder(folder / BUNDLE, folder)
+    except OSError as error:
+        host.tell(f"what Slurm wrote of run {folder.name} stays in {folder}: {error.strerror}")
 
 
 def _read(path: Path, at: int) -> bytes:

@@ -18,7 +18,7 @@ from launcher.cli.start import SET, SOURCE
     argument("--backend", "docker or local (default: docker)", default="docker"),
     argument("-o --output", "the tuned run file (default: NAME-tuned.yaml)", "FILE", type=Path),
     argument("--steps", "of each setting that is measured: 25", "N", type=int, default=25),
-    argument("--minutes", "to spend at most: 10", "M", type=above_zero, default=10.0),
+    argument("--minutes", "to spend at most: 5", "M", type=above_zero, default=5.0),
     flag("--any-precision", "bf16 in place of fp16, or the other way, where that is faster"),
     flag("--fresh", "measure anew what is known from the last time"),
     flag("--plan", "measure nothing: predict, by what is published of the GPU"),

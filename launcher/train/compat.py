@@ -18,6 +18,7 @@ SINCE: dict[str, tuple[object, str]] = {
     "moe_shared_expert_intermediate_size": (None, "0.10"),
     "moe_shared_expert_gate": (False, "0.16"),
     "moe_router_score_function": ("softmax", "0.11"),
+    "fp8_recipe": ("delayed", "0.12"),
 }
 """Options of the training program: what any release can do, and the first that can do more."""
 
@@ -126,6 +127,15 @@ def expert_data_group() -> Any:
     if hasattr(parallel_state, "get_expert_data_parallel_group"):
         return parallel_state.get_expert_data_parallel_group()
     return parallel_state.get_data_modulo_expert_parallel_group(with_context_parallel=True)
+
+
+def capturable_randomness(wanted: bool) -> dict[str, bool]:
+    """What makes the generators of TP ranks such as a CUDA graph can hold: from 0.12 on."""
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    name = "use_cudagraphable_rng"
+    known = name in inspect.signature(model_parallel_cuda_manual_seed).parameters
+    return {name: True} if wanted and known else {}
 
 
 def trust_checkpoints() -> None:

@@ -30,9 +30,15 @@ LINES = 5
 SLOW = 1.5
 """A run is ended where its first line after that is so many times the best one's."""
 
+ENOUGH = 4.0
+"""Seconds of steps after the first line, after which a run has told what it takes."""
+
 NEVER = 10**9
 SILENCE = 600
 """Seconds after which a run that writes nothing is ended."""
+
+RESERVED = 2
+"""Runs, as long as the last one, that fit in before the end: one more, and the traced one."""
 
 MEASUREMENTS = "measured.jsonl"
 RATE_SECONDS = 120
@@ -103,16 +109,19 @@ class Runs:
         self.known = {found.setting: found for found in known}
         self.best: float | None = None
         self.first = True
+        self.last = 0.0  # seconds
 
     def __call__(self, setting: Setting) -> Measured | None:
         """What the setting takes; None where there is no more time."""
         found = self.known.get(setting)
         if found is None:
-            if time.monotonic() > self.until:
+            began = time.monotonic()
+            if began + RESERVED * self.last > self.until:
                 return None
             found = self._run(setting)
             if found.why.startswith(PORT):  # by another run, meanwhile
                 found = self._run(setting)
+            self.last = time.monotonic() - began
             record.append(self.name, MEASUREMENTS, as_line(found))
             self.known[setting] = found
         if found.ms and not (self.best and self.best < found.ms):
@@ -141,7 +150,7 @@ class Runs:
                             mib += [found.max_reserved_mib or found.reserved_mib or 0]
                     at = f"step {steps[-1].iteration}" if steps else "starting"
                     self.tell(f"{setting}: {at}, {time.monotonic() - began:.0f} s")
-                    if not ended and self._is_slow(steps, more):
+                    if not (ended or more) and (self._is_slow(steps) or _has_told(steps)):
                         process.terminate()
                         ended = True
             except BaseException:
@@ -160,8 +169,8 @@ class Runs:
         argv += [] if self.first else ["--no-preflight"]  # memory and rules were looked at
         return [*argv, *(["--", *self.rest] if self.rest else [])]
 
-    def _is_slow(self, steps: Sequence[metrics.Step], more: Changes | None) -> bool:
-        known = self.best and not more and len(steps) > 1
+    def _is_slow(self, steps: Sequence[metrics.Step]) -> bool:
+        known = self.best and len(steps) > 1
         return bool(known and self.best and steps[-1].ms_per_step > SLOW * self.best)
 
     def shares(self, setting: Setting, steps: int) -> dict[str, float]:
@@ -175,6 +184,13 @@ class Runs:
                 part = PARTS.get(cost["family"], TRAFFIC)
                 found[part] = found.get(part, 0.0) + cost["share"]
         return dict(sorted(found.items(), key=lambda one: -one[1]))
+
+
+def _has_told(steps: Sequence[metrics.Step]) -> bool:
+    """Whether the steps after the first line took long enough to go by."""
+    ends = [step.iteration for step in steps]
+    lasted = zip(steps[1:], ends, ends[1:], strict=False)
+    return sum(step.ms_per_step * (end - start) for step, start, end in lasted) > 1000 * ENOUGH
 
 
 def _set(key: str, value: object) -> str:

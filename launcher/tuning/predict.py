@@ -124,10 +124,12 @@ def _how(config: RunConfig, where: Layout, options: object) -> str:
     """What starts a step's kernels; as train/gpt/fast.py chooses."""
     if config.program != model.GPT:
         return "upstream"
-    if "no_fast" in config.megatron_args or where.model > 1:
+    args = config.megatron_args
+    if "no_fast" in args or where.context > 1 or "num_experts" in args:
         return "eager"
-    alone = where.world == 1 and not config.parallel.use_distributed_optimizer
-    return "graphed" if alone else "compiled"
+    waits = config.parallel.use_distributed_optimizer
+    virtual = config.parallel.num_layers_per_virtual_pipeline_stage
+    return "compiled" if waits or virtual else "graphed"
 
 
 def _bytes_sent(

@@ -44,7 +44,7 @@ class Wanted:
     """How to tune: `steps` of a run, `minutes` in all; `card` is a GPU's name, in place of ours."""
 
     steps: int = 25
-    minutes: float = 10.0
+    minutes: float = 5.0
     any_precision: bool = False
     fresh: bool = False
     card: str = ""

@@ -30,6 +30,9 @@ CUT_SHORT = "inline_container.cc"
 FULL = 1 << 16
 """Bytes free on a disk that is as good as full."""
 
+SCALES = "_extra_state"
+"""What torch calls what isn't a tensor; in Transformer Engine, FP8's scales."""
+
 PATIENCE = datetime.timedelta(seconds=2)
 
 
@@ -87,12 +90,33 @@ def layout() -> dict[str, int]:
     }
 
 
+def _generators() -> dict[str, Any]:
+    """The states of the ranks' own generators, as tensors; where graphs hold them, generators."""
+    known: dict[str, Any] = tensor_parallel.get_cuda_rng_tracker().get_states()
+    return known
+
+
+def _plain(state: Any) -> torch.Tensor:
+    known: torch.Tensor = state.get_state() if isinstance(state, torch.Generator) else state
+    return known
+
+
+def _set_generators(states: dict[str, torch.Tensor]) -> None:
+    mine = _generators()
+    for name, state in states.items():
+        if isinstance(mine.get(name), torch.Generator):
+            mine[name].set_state(state)
+        else:
+            mine[name] = state
+    tensor_parallel.get_cuda_rng_tracker().set_states(mine)
+
+
 def _random_state() -> ShardedObject:
     """This rank's random state; its replicas have the same, so one of them writes it."""
     state = {
         "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(),
-        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+        "tracker": {name: _plain(state) for name, state in _generators().items()},
     }
     shape = tuple(reversed(layout().values()))
     ranks = (
@@ -253,21 +277,34 @@ def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: A
     state = _sharded(parts, optimizer, is_loading=True)
     if known["layout"] == layout():
         state["rng_state"] = _random_state()
-    loaded = dist_checkpointing.load(state, str(source))
+    loaded = _loaded(state, source)
     _fill(parts, loaded)
     optimizer.load_state_dict(loaded["optimizer"])
     if random := loaded.get("rng_state"):
         torch.set_rng_state(random["cpu"])
         torch.cuda.set_rng_state(random["cuda"])
-        tensor_parallel.get_cuda_rng_tracker().set_states(random["tracker"])
+        _set_generators(random["tracker"])
     return Progress(**known["progress"])
 
 
 def load_weights(source: Path, parts: Sequence[Any]) -> None:
     """Load the model alone. All ranks call this together."""
-    _fill(parts, dist_checkpointing.load(_weights(parts), str(source)))
+    _fill(parts, _loaded(_weights(parts), source))
+
+
+def _loaded(state: dict[str, Any], source: Path) -> dict[str, Any]:
+    """What a checkpoint has of `state`: all, but for FP8's scales where it is of other layers.
+
+    Transformer Engine's layers keep something even where nothing is in FP8, and ours nothing.
+    """
+    loaded: dict[str, Any]
+    loaded, _, lacking = dist_checkpointing.load(state, str(source), strict="return_unexpected")
+    if lost := sorted(key for key in lacking if SCALES not in key):
+        raise UsageError(f"{source} lacks {lost[0]} of this model, and {len(lost) - 1} more")
+    return loaded
 
 
 def _fill(parts: Sequence[Any], loaded: dict[str, Any]) -> None:
     for key, part in zip(_keys(parts), parts, strict=True):
-        part.load_state_dict(loaded[key])
+        own = {name: kept for name, kept in part.state_dict().items() if name.endswith(SCALES)}
+        part.load_state_dict(own | loaded[key])

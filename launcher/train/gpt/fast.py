@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,16 +23,20 @@ Outcome = tuple[torch.Tensor | None, Any, Any]
 
 @dataclass(frozen=True)
 class Path:
-    """The parts that are used, and why the others aren't."""
+    """The parts that are used, and why the others aren't.
+
+    `compiled` is "whole" for the model and its loss as one, "layers" for each for itself, or "".
+    """
 
     optimizer: bool
-    compiled: bool
+    compiled: str
     graphed: bool
     missing: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         named = {
-            "compiled": self.compiled,
+            "compiled": self.compiled == "whole",
+            "layers compiled": self.compiled == "layers",
             "one CUDA graph": self.graphed,
             "optimizer without waits": self.optimizer,
         }
@@ -42,36 +46,36 @@ class Path:
     @property
     def slow_steps(self) -> int:
         """The first steps of a process, which compile, warm up and capture."""
-        return WARM_UP + 1 if self.graphed else int(self.compiled)
+        return WARM_UP + 1 if self.graphed else int(bool(self.compiled))
 
     def without(self, part: str, reason: str) -> Path:
         """One that does without a part, since something doesn't work here."""
-        left = {"optimizer": self.optimizer, "compiled": self.compiled, "graphed": self.graphed}
-        return Path(**left | {part: False}, missing=(*self.missing, reason))
+        nothing: dict[str, Any] = {part: "" if part == "compiled" else False}
+        return replace(self, missing=(*self.missing, reason), **nothing)
 
 
 def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
-    """What holds for these arguments; a graph needs what can't be told of a CPU or other ranks."""
+    """What holds for these arguments."""
     if arguments.no_fast:
-        return Path(False, False, False, ("--no-fast",))
+        return Path(False, "", False, ("--no-fast",))
     missing = []
     optimizer = not arguments.use_distributed_optimizer
     if not optimizer:
         missing.append("no optimizer without waits: the distributed optimizer has its own")
-    wide = layout.tensor > 1 or layout.pipeline > 1
     reasons = {
         "CPU": arguments.on_cpu,
         "TransformerEngine's layers": arguments.transformer_impl == "transformer_engine",
-        "tensor or pipeline parallelism": wide,
         "context parallelism": layout.context > 1,
         "experts": bool(arguments.num_experts),
     }
-    compiled = not any(reasons.values())
-    if not compiled:
-        missing.append(f"not compiled: {next(name for name, there in reasons.items() if there)}")
-    graphed = compiled and optimizer and layout.data == 1
+    against = [name for name, there in reasons.items() if there]
+    split = layout.tensor > 1 or layout.pipeline > 1
+    compiled = "" if against else "layers" if split else "whole"
+    if against:
+        missing.append(f"not compiled: {against[0]}")
+    graphed = bool(compiled) and optimizer and layout.virtual == 1
     if compiled and not graphed:
-        missing.append("no CUDA graph: more than one rank" if optimizer else "no CUDA graph")
+        missing.append("no CUDA graph" + ": an interleaved pipeline" * optimizer)
     return Path(optimizer, compiled, graphed, tuple(missing))
 
 
@@ -106,7 +110,7 @@ class Step:
     def __init__(
         self,
         path: Path,
-        body: Callable[[Batches], Outcome],
+        body: Callable[[Batches | None], Outcome],
         plain: Callable[[], None],
         say: Callable[[str], None],
         micro_batches: int,
@@ -117,16 +121,17 @@ class Step:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.outcome: Outcome = (None, None, None)
 
-    def __call__(self, batches: Batches) -> Outcome:
+    def __call__(self, batches: Batches | None) -> Outcome:
         """One step, on the next micro-batches."""
-        self._fill([next(batches) for _ in range(self.micro_batches)])
+        if batches is not None:
+            self._fill([next(batches) for _ in range(self.micro_batches)])
         self.calls += 1
         if self.calls == 1:
             return self._first()
         if self.path.graphed and self.calls == WARM_UP + 1:
             self._capture()
         if not self.graph:
-            return self.body(iter(self.inputs))
+            return self.body(self._batches())
         self.graph.replay()
         loss, taken, norm = (x.clone() if x is not None else None for x in self.outcome)
         return loss, taken, norm
@@ -140,29 +145,38 @@ class Step:
             for name, value in each.items():
                 place[name].copy_(value, non_blocking=True)
 
+    def _batches(self) -> Batches | None:
+        """Those of this step; None in the middle of a pipeline."""
+        return iter(self.inputs) if self.inputs else None
+
     def _first(self) -> Outcome:
         self.say("compiling the step: the first takes some time")
         began = time.perf_counter()
         try:
-            outcome = self.body(iter(self.inputs))
+            outcome = self.body(self._batches())
             torch.cuda.synchronize()
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
             self._do_without("compiled", f"not compiled: {_first_line(error)}")
             self.plain()
-            return self.body(iter(self.inputs))
+            return self.body(self._batches())
         self.say(f"compiled the step in {time.perf_counter() - began:.0f} s")
         return outcome
 
     def _capture(self) -> None:
-        """Record a step, which does nothing yet."""
+        """Record a step, which does nothing yet; of ranks' own generators it has to be told."""
+        from megatron.core import tensor_parallel
+
         graph = torch.cuda.CUDAGraph()
+        for state in tensor_parallel.get_cuda_rng_tracker().get_states().values():
+            if isinstance(state, torch.Generator):
+                graph.register_generator_state(state)
         torch.cuda.synchronize()
         stream = torch.cuda.current_stream()
         try:
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                self.outcome = self.body(iter(self.inputs))
+                self.outcome = self.body(self._batches())
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
@@ -170,6 +184,13 @@ class Step:
         else:
             self.graph = graph
         torch.cuda.synchronize()
+
+    def release(self) -> None:
+        """Let the graph go: NCCL doesn't end before those that hold its kernels."""
+        if self.graph:
+            torch.cuda.synchronize()
+            self.graph.reset()
+            self.graph = None
 
     def _do_without(self, part: str, reason: str) -> None:
         self.path = self.path.without(part, reason)

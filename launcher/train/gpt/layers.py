@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -108,66 +109,27 @@ class Attention(torch.nn.Module):
         return tracked
 
 
-class WholeAttention(Attention):
-    """All heads on one rank, by the generator that torch's compiler and CUDA graphs know."""
+@dataclass(frozen=True)
+class Parts:
+    """What a layer is made of, besides its norms: Megatron's own, or what torch can compile."""
 
-    def randomness(self) -> AbstractContextManager[None]:
-        """The default generator, as it stands."""
-        return nullcontext()
-
-
-class AddBias(torch.autograd.Function):
-    """x [s, b, h] + bias [h], whose gradient is a product with ones.
-
-    A product reads what it is given as it lies in memory; torch's compiler would work the
-    activation's gradient out a second time for a sum, 0.5 ms of GPT-2's 19 on an H100.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """The sum."""
-        return x + bias
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The gradients of both."""
-        flat = grads[0].reshape(-1, grads[0].shape[-1])
-        return grads[0], (flat.new_ones(1, flat.shape[0]) @ flat).view(-1)
+    column: Any = ColumnParallelLinear
+    row: Any = RowParallelLinear
+    attention: Any = Attention
+    layer: Any = TransformerLayer
 
 
-class WholeColumn(ColumnParallelLinear):
-    """Megatron's layer where there is no tensor parallelism: one product, which compiles."""
-
-    def forward(self, input_: torch.Tensor, weight: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """[s, b, input] to [s, b, output], with no bias left to be added."""
-        weight = self.weight if weight is None else weight
-        if not self.skip_bias_add or self.bias is None:
-            return torch.nn.functional.linear(input_, weight, self.bias), None
-        return AddBias.apply(torch.nn.functional.linear(input_, weight), self.bias), None
-
-
-class WholeRow(RowParallelLinear):
-    """As `WholeColumn`."""
-
-    def forward(self, input_: torch.Tensor) -> Any:
-        """[s, b, input] to [s, b, output], and the bias where it is added later."""
-        later = self.skip_bias_add
-        output = torch.nn.functional.linear(input_, self.weight, None if later else self.bias)
-        return output, self.bias if later else None
-
-
-def local_layer(config: TransformerConfig, mlp: ModuleSpec | None, whole: bool) -> ModuleSpec:
-    """A transformer layer of Megatron's own linear layers, torch's norm and attention.
+def local_layer(config: TransformerConfig, mlp: ModuleSpec | None, parts: Parts) -> ModuleSpec:
+    """A transformer layer of linear layers, torch's norm and attention.
 
     Its checkpoints have TransformerEngine's names, so that either can load the other's: there
-    the norm before an MLP is part of that, and the one before experts, `mlp`, isn't. `whole`
-    where one rank holds all of it, for a compiler to see through.
+    the norm before an MLP is part of that, and the one before experts, `mlp`, isn't.
     """
-    column, row = (WholeColumn, WholeRow) if whole else (ColumnParallelLinear, RowParallelLinear)
+    column, row = parts.column, parts.row
     of_heads = norm(config) if config.qk_layernorm else IdentityOp
     attention = SelfAttentionSubmodules(
         linear_qkv=column,
-        core_attention=WholeAttention if whole else Attention,
+        core_attention=parts.attention,
         linear_proj=row,
         q_layernorm=of_heads,
         k_layernorm=of_heads,
@@ -189,4 +151,4 @@ def local_layer(config: TransformerConfig, mlp: ModuleSpec | None, whole: bool) 
         mlp_bda=get_bias_dropout_add,
         sharded_state_dict_keys_map=names,
     )
-    return ModuleSpec(module=TransformerLayer, submodules=layer)
+    return ModuleSpec(module=parts.layer, submodules=layer)

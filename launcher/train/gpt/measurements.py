@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -170,6 +171,29 @@ def write(summary: Mapping[str, Any], file: Path) -> str:
         f"wrote {file}: {summary['steps']} steps, {summary['ms_per_step_median']:.1f} ms a step, "
         f"{summary['tokens_per_second']:.0f} tokens/s"
     )
+
+
+@dataclass
+class Meter:
+    """Sums since the last line of the log; the loss stays on the device until then."""
+
+    started: float = field(default_factory=time.perf_counter)
+    iterations: int = 0
+    advanced: Any = 0
+    loss: Any = 0.0
+    nan: Any = 0
+
+    def add(self, loss: Any, advanced: Any) -> None:
+        import torch
+
+        self.iterations += 1
+        self.advanced = self.advanced + advanced
+        if loss is not None:
+            self.nan = self.nan + torch.isnan(loss)
+            if isinstance(advanced, torch.Tensor):
+                self.loss = self.loss + torch.where(advanced, loss, 0.0)
+            elif advanced:
+                self.loss = self.loss + loss
 
 
 class Profile:

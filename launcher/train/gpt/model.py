@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import inspect
 import math
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -22,16 +21,16 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from launcher.train import compat
-from launcher.train.gpt import initial
+from launcher.train.gpt import compiled, initial
 from launcher.train.gpt.arguments import UsageError, virtual_stages
-from launcher.train.gpt.layers import WholeColumn, local_layer, norm, squared_relu
+from launcher.train.gpt.layers import Parts, local_layer, norm, squared_relu
 
 CONFIG = (
     "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels "
     "normalization qk_layernorm add_qkv_bias window_size hidden_dropout attention_dropout "
     "init_method_std tensor_model_parallel_size pipeline_model_parallel_size "
     "context_parallel_size expert_model_parallel_size sequence_parallel fp16 bf16 "
-    "cross_entropy_loss_fusion"
+    "fp8 fp8_recipe cross_entropy_loss_fusion"
 ).split()
 """What Megatron's description of a model calls as its command line does."""
 
@@ -49,45 +48,14 @@ https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json.
 """
 
 
-class WholeGPT(GPTModel):
-    """A GPT that one GPU holds: compiled in training, where `compiled` is given.
-
-    Evaluation takes the layers as they are: another compilation would cost more than it gains.
-    """
-
-    compiled: Any = None
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Megatron's: losses [b, s] where labels are given."""
-        if self.compiled and self.training:
-            return self.compiled(*args, **kwargs)
-        return super().forward(*args, **kwargs)
-
-    def compile_training(self) -> None:
-        """Compile what training runs, at its first call.
-
-        `AddBias` is part of what torch keeps of a compilation, by the graphs of its two halves;
-        unless told so, torch would compile anew at each start (autograd_cache.py, torch 2.8 on).
-        """
-        with suppress(AttributeError):
-            torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
-        self.compiled = torch.compile(super().forward, dynamic=False)
-
-    def compute_language_model_loss(
-        self, labels: torch.Tensor, logits: torch.Tensor
-    ) -> torch.Tensor:
-        """Cross-entropy in fp32, [b, s]; labels are [b, s], logits [s, b, vocabulary]."""
-        flat = logits.view(-1, logits.shape[-1]).float()
-        wanted = labels.transpose(0, 1).reshape(-1)
-        losses = torch.nn.functional.cross_entropy(flat, wanted, reduction="none")
-        return losses.view(labels.shape[1], labels.shape[0]).transpose(0, 1).contiguous()
-
-
-def _layers(arguments: argparse.Namespace, described: TransformerConfig, compiled: bool) -> Any:
+def _layers(arguments: argparse.Namespace, described: TransformerConfig, compiles: str) -> Any:
     wanted = arguments.transformer_impl
+    there = not arguments.on_cpu and importlib.util.find_spec("transformer_engine")
     if wanted == "auto":
-        there = not arguments.on_cpu and importlib.util.find_spec("transformer_engine")
-        wanted = "transformer_engine" if there and not compiled else "local"
+        wanted = "transformer_engine" if there and not compiles else "local"
+    elif wanted == "transformer_engine" and not there:
+        where = "for the CPU" if arguments.on_cpu else "here"
+        raise UsageError(f"--transformer-impl {wanted}: there is no Transformer Engine {where}")
     experts = {"num_experts": arguments.num_experts, "moe_grouped_gemm": arguments.moe_grouped_gemm}
     if wanted == "transformer_engine":
         layer = get_gpt_layer_with_transformer_engine_spec(**experts)
@@ -103,7 +71,8 @@ def _layers(arguments: argparse.Namespace, described: TransformerConfig, compile
         mlp = get_gpt_layer_local_spec(**experts).submodules.mlp
     stage = arguments.num_layers // arguments.pipeline_model_parallel_size
     layers = stage // virtual_stages(arguments)
-    specs = [local_layer(described, mlp, compiled)] * layers
+    of = compiled.parts(described) if compiles else Parts()
+    specs = [local_layer(described, mlp, of)] * layers
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=norm(described))
 
 
@@ -157,11 +126,12 @@ def config(arguments: argparse.Namespace) -> TransformerConfig:
 
 
 def build(
-    arguments: argparse.Namespace, vocabulary: int, compiled: bool = False, part: int = 0
+    arguments: argparse.Namespace, vocabulary: int, compiles: str = "", part: int = 0
 ) -> GPTModel:
     """This rank's part of the model for a padded vocabulary.
 
-    `part` says which, where a stage of the pipeline has several. Raises `UsageError` for what
+    `part` says which, where a stage of the pipeline has several; `compiles` what torch compiles of
+    it, as `fast.Path` has it. Raises `UsageError` for what
     the release of Megatron lacks.
     """
     parts, described = virtual_stages(arguments), config(arguments)
@@ -170,10 +140,10 @@ def build(
         parallel_state.set_virtual_pipeline_model_parallel_rank(part)
         if "vp_stage" in inspect.signature(GPTModel.__init__).parameters:
             placed["vp_stage"] = part
-    layers = _layers(arguments, described, compiled)
+    layers = _layers(arguments, described, compiles)
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=True) and part == 0
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=True) and part == parts - 1
-    gpt = (WholeGPT if compiled else GPTModel)(
+    gpt = (compiled.GPT if compiles else GPTModel)(
         config=described,
         transformer_layer_spec=layers,
         vocab_size=vocabulary,
@@ -191,9 +161,8 @@ def build(
         rotary.inv_freq = scaled(rotary.inv_freq, arguments.rope_scaling_factor)
     if described.use_cpu_initialization and isinstance(layers, TransformerBlockSubmodules):
         initial.make(gpt, arguments.seed)
-    if compiled:
-        gpt.output_layer.__class__ = WholeColumn  # no spec names it
-        gpt.compile_training()
+    if compiles:
+        gpt.compile_training(whole=compiles == "whole")
     return gpt
 
 

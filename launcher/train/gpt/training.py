@@ -8,8 +8,8 @@ import math
 import os
 import random
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,16 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from launcher.train import compat
+from launcher.train import compat, log
 from launcher.train.checkpoints import checkpoint, replicas
 from launcher.train.checkpoints.checkpoint import Progress
-from launcher.train.gpt import context, data, fast, log, measurements, model, optimizer
+from launcher.train.gpt import context, data, fast, measurements, model, optimizer
 from launcher.train.gpt.arguments import Layout, UsageError, learning_rate, padded_vocabulary
 from launcher.train.gpt.device_adam import DeviceAdam
-from launcher.train.gpt.stop import StopRequest
+from launcher.train.gpt.measurements import Meter
 from launcher.train.gpt.writers import Writers
 from launcher.train.ranks.ending import RunError
+from launcher.train.ranks.stop import StopRequest
 
 ASKED = "asked to by a signal"
 
@@ -53,7 +54,8 @@ def _say_last(text: str) -> None:
 def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
     """Join the process group, divide it by `layout`, and seed every random generator."""
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    if fast.choose(arguments, layout).graphed:
+    graphed = fast.choose(arguments, layout).graphed
+    if graphed:
         fast.own_stream()
     torch.distributed.init_process_group(
         backend="nccl", timeout=datetime.timedelta(minutes=arguments.distributed_timeout_minutes)
@@ -71,7 +73,7 @@ def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, **compat.capturable_randomness(graphed))
 
 
 def _vocabulary(arguments: argparse.Namespace, layout: Layout, saved: dict[str, Any]) -> int:
@@ -109,27 +111,6 @@ def forward_step(batches: Iterator[dict[str, torch.Tensor]] | None, gpt: Any) ->
     return output, partial(_loss, batch["loss_mask"])
 
 
-@dataclass
-class Meter:
-    """Sums since the last line of the log; the loss stays on the device until then."""
-
-    started: float = field(default_factory=time.perf_counter)
-    iterations: int = 0
-    advanced: torch.Tensor | int = 0
-    loss: torch.Tensor | float = 0.0
-    nan: torch.Tensor | int = 0
-
-    def add(self, loss: torch.Tensor | None, advanced: torch.Tensor | bool) -> None:
-        self.iterations += 1
-        self.advanced = self.advanced + advanced
-        if loss is not None:
-            self.nan = self.nan + torch.isnan(loss)
-            if isinstance(advanced, torch.Tensor):
-                self.loss = self.loss + torch.where(advanced, loss, 0.0)
-            elif advanced:
-                self.loss = self.loss + loss
-
-
 def _mean_of(losses: list[dict[str, torch.Tensor]]) -> torch.Tensor | None:
     """The mean over a step's micro-batches; None where this rank has no losses."""
     return torch.stack([each["lm loss"] for each in losses]).mean() if losses else None
@@ -165,12 +146,13 @@ class Trainer:
         self.optimizer = optimizer.build(arguments, self.wrapped)
         self.config = self.gpt.config
         self.config.grad_scale_func = self.optimizer.scale_loss
-        alone = layout.micro_batches == 1 and not arguments.overlap_grad_reduce
-        self.gathers = self.path.compiled and alone
+        self.config.batch_p2p_sync = not self.path.graphed
         self.config.finalize_model_grads_func = finalize_model_grads
-        if self.gathers:
-            gathered = optimizer.GatheredGradients(self.gpt.parameters())
-            self.config.finalize_model_grads_func = gathered.finalize
+        alone = layout.micro_batches == 1 and not arguments.overlap_grad_reduce
+        self.gathered: optimizer.GatheredGradients | None = None
+        if self.path.compiled and alone:
+            self.gathered = optimizer.GatheredGradients(self.wrapped[0], self._compiler())
+            self.config.finalize_model_grads_func = self.gathered.finalize
         if arguments.overlap_grad_reduce:
             each = [part.no_sync for part in self.wrapped]
             self.config.no_sync_func = each if len(each) > 1 else each[0]
@@ -208,30 +190,36 @@ class Trainer:
         """What steps the parameters: Megatron's optimizer, or its device-side stand-in."""
         taken = self.progress.steps
         if self.path.optimizer:
-            plain = self.arguments.on_cpu
-            compiled = (lambda function: function) if plain else torch.compile
             try:
-                return DeviceAdam(self.arguments, self.optimizer, taken, compiled)
+                return DeviceAdam(self.arguments, self.optimizer, taken, self._compiler())
             except ValueError as error:
                 self.path = self.path.without("optimizer", f"Megatron's optimizer: {error}")
                 if self.path.graphed:
                     self.path = self.path.without("graphed", "no CUDA graph")
         return optimizer.HostSteps(self.arguments, self.optimizer, taken)
 
+    def _compiler(self) -> Callable[[Any], Any]:
+        """What makes a function of tensors faster: torch's, on GPUs."""
+        return (lambda function: function) if self.arguments.on_cpu else torch.compile
+
     def _plain(self) -> None:
         """Do without torch's compiler."""
-        self.gpt.compiled = None
-        if isinstance(self.steps, DeviceAdam):
-            self.steps.compile_with(lambda function: function)
+        for part in self.parts:
+            part.plain()
+        for each in (self.steps, self.gathered):
+            if isinstance(each, DeviceAdam | optimizer.GatheredGradients):
+                each.compile_with(lambda function: function)
 
     def run(self) -> None:
         """Train to the last iteration, or to where the run is asked to stop."""
         with fast.attention():
             self._run()
+        self.fast_step.release()
 
     def _run(self) -> None:
         arguments, reason = self.arguments, ""
         say(str(self.path))
+        self._warm_up_evaluation()
         loader = data.loader(arguments, self.training_set, self.progress.consumed_samples)
         batches = iter(loader) if loader else None
         self.meter = Meter()
@@ -302,7 +290,9 @@ class Trainer:
         return self.fast_step(batches) if self.path.compiled else self._step(batches)
 
     def _step(self, batches: Any) -> fast.Outcome:
-        if not self.gathers:
+        if self.gathered:
+            self.gathered.taken.clear()  # what a step left that failed
+        else:
             for part in self.wrapped:
                 part.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -425,12 +415,26 @@ class Trainer:
         """The next evaluation's batches: the workers fetch them while steps are taken."""
         return iter(self.validation) if self.validation else None
 
+    def _warm_up_evaluation(self) -> None:
+        """Have its kernels loaded before the first step: 0.2 s that an evaluation took more."""
+        due = self.arguments.eval_interval < self.arguments.train_iters
+        if not (self.path.compiled and due and self.validation_set and self.arguments.eval_iters):
+            return
+        self._evaluating(True)
+        with torch.no_grad():
+            self._forward_backward(self.held_out, forward_only=True)
+        self._evaluating(False)
+        self.held_out = self._fetch_held_out()
+
+    def _evaluating(self, does: bool) -> None:
+        for part in self.wrapped:
+            part.train(not does)
+
     def _evaluate(self) -> bool:
         """Evaluate, unless it is asked to stop meanwhile: then False, and nothing is said."""
         if not self.arguments.eval_iters or self.validation_set is None:
             return True
-        for part in self.wrapped:
-            part.eval()
+        self._evaluating(True)
         meter = Meter()
         with torch.no_grad():
             for _ in range(self.arguments.eval_iters):
@@ -438,8 +442,7 @@ class Trainer:
                 meter.add(_mean_of(losses), advanced=True)
                 if self.stop and self.stop.agreed():
                     return False
-        for part in self.wrapped:
-            part.train()
+        self._evaluating(False)
         self.held_out = self._fetch_held_out()
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             loss = _mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced

@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher import files
 from launcher.train.checkpoints import lineage
-from launcher.train.ranks import network, ring
+from launcher.train.ranks import network, reduction, ring
 from launcher.train.ranks.job import Job, Unable, Unmet
 from launcher.train.ranks.meeting import MOST, Failed, Meeting, Stopped, Unneeded, named
 from launcher.train.words import say
@@ -141,24 +141,28 @@ def look(
             blind = [what for what, sign in signs.items() if not _sees(folders.get(what), sign)]
             wrong += meeting.exchange(me | {"blind": blind}, apart)
             found = [] if refused else ring.look(meeting)
+            if refused:
+                raise Unable(_listed("not all nodes can start their ranks:", refused))
+            if wrong and not environ.get(MAY_DIFFER):
+                cure = f"{MAY_DIFFER}=1 among the run's env starts it all the same"
+                raise Unable(_listed("the nodes aren't alike:", [*wrong, cure]))
+            if broken := ring.broken(found):
+                raise Unmet(_listed("the nodes don't reach each other, as ranks would:", broken))
+            variables = _interface(meeting.own, environ) if meeting.nodes > 1 else {}
+            summed = reduction.look(meeting, variables, cpu=job.cpu) if meeting.nodes > 1 else []
+            if broken := reduction.broken(summed):
+                raise Unmet(_listed("the nodes get no all-reduce done:", broken))
         except Unneeded as unneeded:
             raise Unable(str(unneeded)) from None
         except Failed as failed:
             raise Unmet(f"the nodes don't meet: {failed}") from None
         except Stopped:
             return None
-        if refused:
-            raise Unable(_listed("not all nodes can start their ranks:", refused))
-        if wrong and not environ.get(MAY_DIFFER):
-            cure = f"{MAY_DIFFER}=1 among the run's env starts it all the same"
-            raise Unable(_listed("the nodes aren't alike:", [*wrong, cure]))
-        if broken := ring.broken(found):
-            raise Unmet(_listed("the nodes don't reach each other, as their ranks would:", broken))
         left.pop_all()
     if (warned := [*wrong, *off, *ring.slow(found)]) and job.node_rank == 0:
         say(_listed("warning:", warned))
     job = replace(job, nodes=meeting.nodes, node_rank=meeting.node)
-    return Met(job, meeting, _interface(meeting.own, environ) if job.nodes > 1 else {})
+    return Met(job, meeting, variables)
 
 
 def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -183,8 +187,8 @@ def _shared(job: Job, environ: Mapping[str, str]) -> dict[str, Path]:
     saved = Path(wish.folder) if wish else job.checkpoints
     data = [Path(word).absolute().parent for word in job.program if Path(f"{word}.idx").is_file()]
     given = [Path(path) for option, path in pairwise(job.program) if option == "--data-cache-path"]
-    found = {CHECKPOINTS: saved, INDEX: next(iter([*given, *data]), None) if data else None}
-    return {what: folder for what, folder in found.items() if folder}
+    index = [*given, *data][:1] if data else []
+    return ({CHECKPOINTS: saved} if saved else {}) | ({INDEX: index[0]} if index else {})
 
 
 @contextmanager
