@@ -47,6 +47,9 @@ RAISED = re.compile(r"(?:^|[\s:])(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\
 LOUD = re.compile(
     r"\b(?:ERROR|FATAL|Fatal|[Ee]rror|fatal|panic|NCCL WARN|abort\w*|core dumped|[Ff]ailed)\b"
 )
+COMMAND = re.compile(r"`([^`]+)`")
+"""A command in a cure."""
+
 RANK = re.compile(r"\[(?:rank|default)?(\d+)\]:|\b[Rr]ank[ =:](\d+)\b|^ *(\d+): ")
 NODE = re.compile(r"^(node-\d+) \| |^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]|\bON (\S+) CANCELLED\b")
 TIME = re.compile(r"\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
@@ -141,9 +144,14 @@ class Explained:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """The same for programs: cause, its sign, what follows, suspects."""
+        """The same for programs: cause, its sign, commands that look or mend, what follows."""
         told = [
-            {"cause": sign.failure.name, "cure": sign.failure.cure, "said": _dict(sign.said)}
+            {
+                "cause": sign.failure.name,
+                "cure": sign.failure.cure,
+                "commands": COMMAND.findall(sign.failure.cure),
+                "said": _dict(sign.said),
+            }
             for sign in self.signs
         ]
         suspects = [] if told else [_dict(said) for said in self.suspects]

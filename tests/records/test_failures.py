@@ -90,6 +90,21 @@ def test_a_full_shared_memory_is_no_full_disk() -> None:
         assert not Ending(Ended(1), False, text).full
 
 
+@pytest.mark.parametrize("name", REAL)
+def test_the_headline_never_contradicts_the_cause(name: str) -> None:
+    """Host memory that is out was "killed from outside", where the kernel did it."""
+    (known,) = [one for one in failures.table() if one.name == name]
+    for text in REAL[name]:
+        said = Ending(Ended(137), False, text).reason
+        assert said in ("", "a disk is full") or known.follows or text.startswith("runner: ")
+        assert (said == "a disk is full") == (name == "a disk is full")
+
+
+def test_commands_are_told_to_programs() -> None:
+    told = failures.explain([REAL["the port is taken"][0].encode()]).as_json()
+    assert told["causes"][0]["commands"] == ["ss -ltnp"]
+
+
 def healthy() -> list[Path]:
     """What is no failing run's output: our own words, and what healthy runs have printed."""
     found = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/golden/*.txt"), ROOT / "README.md"]
