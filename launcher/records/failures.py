@@ -47,6 +47,9 @@ RAISED = re.compile(r"(?:^|[\s:])(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\
 LOUD = re.compile(
     r"\b(?:ERROR|FATAL|Fatal|[Ee]rror|fatal|panic|NCCL WARN|abort\w*|core dumped|[Ff]ailed)\b"
 )
+WARNS, LAST = "NCCL WARN ", r"(?:NCCL WARN |Last error:\n(?:\[\w+\]: )?)"
+"""Where torch says NCCL's last warning, whatever NCCL_DEBUG is: a line of its own."""
+
 COMMAND = re.compile(r"`([^`]+)`")
 """A command in a cure."""
 
@@ -109,7 +112,8 @@ def table() -> tuple[Failure, ...]:
 
 @cache
 def _patterns() -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile("|".join(known.says), re.MULTILINE) for known in table())
+    says = ("|".join(known.says).replace(WARNS, LAST) for known in table())
+    return tuple(re.compile(each, re.MULTILINE) for each in says)
 
 
 @dataclass(frozen=True)
