@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,33 @@ def test_logits_agree(logits: Logits, family: str) -> None:
     theirs, ours = logits[family]
     assert theirs.std() > 0.1
     assert (theirs - ours[:, :, :100]).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_it_is_loaded_there_without_a_warning(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of missing or unexpected keys, as there are where a layer is."""
+    import transformers
+
+    made(tmp_path / "theirs", family)
+    convert.import_(tmp_path / "theirs", tmp_path / "ours", padding=64)
+    convert.export(reader.opened(reader.find(tmp_path / "ours")), tmp_path / "exported")
+    transformers.logging.enable_propagation()
+    transformers.logging.set_verbosity_warning()
+
+    def warned(folder: str = "exported") -> list[str]:
+        caplog.clear()
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder)
+        return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+    assert warned() == warned("theirs")  # llama's: of a scaling for more positions than it has
+    assert [each for each in warned() if "original_max_position_embeddings" not in each] == []
+    config = tmp_path / "exported/config.json"
+    layers = '"n_layer": 4' if family == "gpt2" else '"num_hidden_layers": 4'
+    assert layers in config.read_text()
+    config.write_text(config.read_text().replace(layers, layers.replace("4", "5")))
+    assert any("MISSING" in each or "newly initialized" in each for each in warned())
 
 
 FAMILIES = {
