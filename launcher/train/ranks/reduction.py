@@ -85,6 +85,7 @@ def _process(
     if os.getppid() != runner:
         os._exit(1)
     signal.set_wakeup_fd(-1)  # a signal for this process isn't the runner's
+    os.environ.setdefault("NCCL_DEBUG", "WARN")  # where NCCL fails, only its own lines say why
     os.environ.update(variables)
     lock = Lock()
 
