@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
+
 from bench.measure import ROOT, Figure
 from launcher.records import failures
 
@@ -22,6 +24,7 @@ LINES, RANKS, CAUSES, TURNS = 1_000_000, 64, 10, 5
 def figures() -> list[Figure]:
     """Causes, planted where nothing else tells of them, that aren't found; the time a GB takes."""
     chance = random.Random(18)  # noqa: S311
+    said_of = _said_of()
     first = [known for known in failures.table() if not known.follows]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log")
@@ -30,7 +33,7 @@ def figures() -> list[Figure]:
         missed = 0
         for known in chance.sample(first, CAUSES):
             at = whole.index(b"\n", chance.randrange(len(whole) - 1000)) + 1
-            said = f"[rank17]: {known.texts[0]}\n".encode()
+            said = f"[rank17]: {said_of[known.name][0]}\n".encode()
             found = failures.explain([whole[:at], said, whole[at:]]).signs
             line = whole.count(b"\n", 0, at) + 1
             there = found and found[0].said and 0 <= found[0].said.line - line < said.count(b"\n")
@@ -47,6 +50,12 @@ def figures() -> list[Figure]:
     ]
 
 
+def _said_of() -> dict[str, list[str]]:
+    """What is really written, by the name of the known failure."""
+    told: dict[str, list[str]] = yaml.safe_load((ROOT / "tests/records/said.yaml").read_text())
+    return told
+
+
 def _cpu(command: list[str]) -> float:
     """The processor's seconds of a command."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -56,7 +65,8 @@ def _cpu(command: list[str]) -> float:
 
 
 def _aftermath(chance: random.Random) -> Iterator[str]:
-    texts = [line for known in failures.table() if known.follows for line in known.texts]
+    said_of = _said_of()
+    texts = [line for known in failures.table() if known.follows for line in said_of[known.name]]
     told = [text for each in texts for text in each.splitlines()]
     for number in range(LINES):
         rank = chance.randrange(RANKS)

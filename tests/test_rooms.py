@@ -1,11 +1,14 @@
-"""The rooms of docs/architecture.md: every module has one, and imports go one way."""
+"""The house as docs/ tell it: every module has a room, imports go one way, pages are found."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "launcher"
@@ -51,3 +54,23 @@ def test_what_runs_inside_the_image_imports_what_goes_into_it() -> None:
         name.split(".")[0] for path in (PACKAGE / "train").rglob("*.py") for name in imported(path)
     }
     assert found == {"train", "files"}
+
+
+def test_every_page_is_in_the_index_and_every_link_leads_to_a_file() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    leads = {
+        page: [
+            (page.parent / link).resolve()
+            for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
+        ]
+        for page in pages
+    }
+    assert not [(page.name, str(to)) for page in pages for to in leads[page] if not to.exists()]
+    assert {*pages[2:]} <= {*leads[ROOT / "docs/README.md"], ROOT / "docs/README.md"}
+
+
+def test_the_tests_of_every_room_are_collected(request: pytest.FixtureRequest) -> None:
+    """By itself pytest passes over a folder called build."""
+    skipped = request.config.getini("norecursedirs")
+    folders = {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert not [name for name in folders for pattern in skipped if fnmatch(name, pattern)]

@@ -50,7 +50,7 @@ def pack(tag: str, to: Path, given: dict[str, str]) -> None:
     given: folders by the extension and the path of a submodule
     """
     from launcher.build import context, extensions, fetch, source
-    from launcher.build.pins import Image
+    from launcher.build.pins import StartImage
     from launcher.matrix.load import load_lock, load_matrix, patch_files
     from launcher.matrix.recipe import recipe
     from launcher.matrix.render import dockerfile
@@ -59,7 +59,7 @@ def pack(tag: str, to: Path, given: dict[str, str]) -> None:
     site = settings()
     matrix, root = load_matrix(site.matrix), site.matrix.parent
     made = recipe(matrix, load_lock(site.matrix.with_suffix(".lock")), tag)
-    nobody = Image(made.row.base, "", made.row.base, "", pinned=False, platform=made.platform)
+    nobody = StartImage(made.row.base, "", made.row.base, "", pinned=False, platform=made.platform)
     inputs = context.Inputs(
         recipe=made,
         dockerfile=dockerfile(matrix, tag, (root / "Dockerfile.template").read_text()),

@@ -19,7 +19,7 @@ from launcher.backends import shown
 from launcher.backends.docker import bytes_of_size
 from launcher.errors import Faults, UsageError
 from launcher.names import LABEL
-from launcher.plan.config import Kubernetes
+from launcher.plan.clusters import Kubernetes
 from launcher.plan.image import Facts
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan

@@ -17,7 +17,7 @@ from launcher.backends import docker, host, shown
 from launcher.backends.group import SETTLE_SECONDS
 from launcher.backends.oci_bundle import ENVIRONMENT
 from launcher.errors import PreflightError, UsageError
-from launcher.plan.config import Slurm
+from launcher.plan.clusters import Slurm
 from launcher.plan.image import Facts
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
@@ -40,7 +40,7 @@ PORTS = (20000, 10000)
 HEAD = r"""
 set -u
 folder={folder}
-restart=${{SLURM_RESTART_COUNT:-0}}
+restart={restart}
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
 export folder restart PET_NNODES="$SLURM_JOB_NUM_NODES" PET_MASTER_ADDR="${{address:-$first}}"
@@ -120,9 +120,22 @@ until wait "$step"; code=$?; ! kill -0 "$step" 2>/dev/null; do :; done
 exit "$code"
 """
 
-REQUEUE = r"""if [ -n "$limit" ] && [ "$code" -eq 0 ] && [ ! -e "$folder/stop" ]; then
-  scontrol requeue "$SLURM_JOB_ID" && exit 0
+AGAIN = r"""if [ -n "$limit" ] && [ "$code" -eq 0 ] && [ ! -e "$folder/stop" ]; then
+  {again} && exit 0
 fi
+"""
+REQUEUE = 'scontrol requeue "$SLURM_JOB_ID"', "${SLURM_RESTART_COUNT:-0}"
+CHAIN = (
+    '[ "$SLURM_ARRAY_TASK_ID" -lt "$SLURM_ARRAY_TASK_MAX" ]',
+    "$((SLURM_ARRAY_TASK_ID - SLURM_ARRAY_TASK_MIN))",
+)
+"""What has a job start again, or the next one of its array; and a number of the start, 0 first."""
+
+OTHERS = """scancel --quiet --state=PENDING "$SLURM_ARRAY_JOB_ID"\n"""
+ARRAY = """\
+#!/bin/bash
+{options}case $SLURM_ARRAY_TASK_ID in
+{tasks}esac
 """
 
 
@@ -145,7 +158,8 @@ def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
     script += shown.wanted(plan.env)
     base, many = PORTS
     port = f'"$(({base} + SLURM_JOB_ID % {many}))"'
-    script += HEAD.format(folder=shlex.quote(str(folder)), port=port)
+    again, restart = CHAIN if asked.is_chain else REQUEUE
+    script += HEAD.format(folder=shlex.quote(str(folder)), port=port, restart=restart)
     setup = "".join(f"  {line}\n" for line in _setup(plan, asked))
     script += NODE.format(
         paths=" ".join(shlex.quote(mount.source) for mount in _checked(plan, asked)),
@@ -156,14 +170,27 @@ def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
         kill=_kill(plan, asked),
         report=_report(plan, asked),
     )
-    after = REQUEUE if asked.requeue else ""
+    after = AGAIN.format(again=again) if asked.requeue or asked.is_chain else ""
+    after += OTHERS if asked.is_chain else ""
     start = f"{_srun(plan, asked)} bash -c node"
     if asked.container == "oci":
         script += STEPS.format(srun=_srun(plan, asked))
         start = "nodes"
     script += TAIL.format(start=start, after=after)
     bundle = asked.image if asked.container == "oci" else None
-    return Request(script, str(folder / SCRIPT), bundle, asked.requeue)
+    return Request(script, str(folder / SCRIPT), bundle, asked.requeue or asked.is_chain)
+
+
+def array(plans: Mapping[int, Plan], asked: Slurm, runs: Path) -> str:
+    """The script of an array, whose tasks are runs: each has its own script in its own folder."""
+    first = next(iter(plans.values()))
+    own = {"job-name": first.name, "output": os.devnull, "array": asked.array}
+    tasks = ""
+    for number, plan in plans.items():
+        script, output = (shlex.quote(str(runs / plan.run / name)) for name in (SCRIPT, OUTPUT))
+        tasks += f"{number}) exec {script} >> {output} 2>&1;;\n"
+    options = "".join(f"#SBATCH {one}\n" for one in _options(first, asked, runs, **own))
+    return ARRAY.format(options=options, tasks=tasks)
 
 
 def _checked(plan: Plan, asked: Slurm) -> tuple[Mount, ...]:
@@ -171,8 +198,8 @@ def _checked(plan: Plan, asked: Slurm) -> tuple[Mount, ...]:
     return () if asked.container in INSIDE else plan.mounts
 
 
-def _options(plan: Plan, asked: Slurm, folder: Path) -> Iterator[str]:
-    """The options of sbatch, in their long form."""
+def _options(plan: Plan, asked: Slurm, folder: Path, **more: object) -> Iterator[str]:
+    """The options of sbatch, in their long form; `more` count more."""
     told: dict[str, object] = {
         "job-name": docker.container_name(plan),
         "nodes": _nodes(plan),
@@ -185,12 +212,14 @@ def _options(plan: Plan, asked: Slurm, folder: Path) -> Iterator[str]:
         "constraint": asked.constraint,
         "reservation": asked.reservation,
         "dependency": asked.dependency,
+        "array": asked.array if asked.is_chain else None,
         "mem": plan.memory.upper().removesuffix("B") if plan.memory else None,
         "output": folder / OUTPUT,
         "open-mode": "append",
         "requeue" if asked.requeue else "no-requeue": True,
         "signal": f"B:TERM@{asked.signal}" if asked.signal else None,
         **asked.options,
+        **more,
     }
     for name, value in told.items():
         if value is not None and value is not False:
@@ -246,8 +275,14 @@ def _command(plan: Plan, asked: Slurm) -> str:
 
 
 def _again(plan: Plan, asked: Slurm) -> str:
-    """Words by which a job that was requeued goes on from what it saved. Raises UsageError."""
-    return shown.going_on(plan, "slurm.requeue", "restart") if asked.requeue else ""
+    """Words by which a job that starts again goes on from what it saved. Raises UsageError."""
+    if asked.is_chain and not plan.options.get("save"):
+        raise UsageError(
+            "slurm.array: with %1 each job goes on from what the one before saved",
+            "Set checkpoint.save; or without %1 each is a run of its own.",
+        )
+    key = "slurm.array" if asked.is_chain else "slurm.requeue"
+    return shown.going_on(plan, key, "restart") if asked.requeue or asked.is_chain else ""
 
 
 def _kill(plan: Plan, asked: Slurm) -> str:
@@ -304,9 +339,9 @@ def _srun(plan: Plan, asked: Slurm) -> str:
     return f'{line} --output="$folder/node-{number}.out" --error="$folder/node-{number}.err"'
 
 
-def ask(*argv: str, env: Mapping[str, str] | None = None) -> str:
+def ask(*argv: str, env: Mapping[str, str] | None = None, given: str = "") -> str:
     """What a program of Slurm prints. Raises EngineError where it isn't there or refuses."""
-    return host.ask(argv, "Start runs where Slurm is: on a login node.", env=env)
+    return host.ask(argv, "Start runs where Slurm is: on a login node.", env=env, given=given)
 
 
 @dataclass(frozen=True)
@@ -324,16 +359,26 @@ class SlurmBackend:
         """Whether a run has files and packages of its own, or the nodes' own."""
         return self.asked.container != "none"
 
+    @property
+    def tasks(self) -> list[int]:
+        """The numbers of an array's tasks, each to be a run; [] of what is one run."""
+        return self.asked.tasks
+
     def configured(self, config: RunConfig) -> SlurmBackend:
         """The backend as a run file asks for it."""
         return SlurmBackend(config.slurm)
 
     def request(self, plan: Plan) -> Request:
-        return request(plan, self.asked, settings().runs / plan.run)
+        asked = self.asked.model_copy(update={"array": None}) if self.tasks else self.asked
+        return request(plan, asked, settings().runs / plan.run)
 
     def show(self, plan: Plan) -> str:
         """The script, which `sbatch` takes where its folder has been made."""
         asked = self.request(plan)
+        if self.tasks:
+            script = array({self.tasks[0]: plan}, self.asked, settings().runs)
+            told = "# of the others as well, which have scripts, folders and seeds of their own\n"
+            return f"{script}{told}\n# {asked.path}\n{asked.script}"
         lines = [f"# mkdir -p {shlex.quote(str(Path(asked.path).parent))}; sbatch\n"]
         if asked.bundle:
             lines.append(f"# its {BUNDLE}: {asked.bundle}, with the mounts in its config.json\n")
@@ -359,6 +404,14 @@ class SlurmBackend:
             raise UsageError("--tie: a Slurm job outlives its launcher", "Set slurm.time instead.")
         return slurm_job.submit(plan, self.request(plan))
 
+    def start_array(self, plans: Mapping[int, Plan]) -> list[Job]:
+        """Start the runs that are an array's tasks, by their numbers."""
+        from launcher.backends import slurm_job
+
+        asked = {number: self.request(plan) for number, plan in plans.items()}
+        script = array(plans, self.asked, settings().runs)
+        return [*slurm_job.submit_array(plans, asked, script)]
+
     def jobs(self) -> list[Job]:
         from launcher.backends import slurm_job
 
@@ -368,7 +421,9 @@ class SlurmBackend:
         raise UsageError("a shell on a cluster is Slurm's own", "srun --pty bash")
 
     def inside(self, job: Job, argv: list[str], *, terminal: bool) -> list[str]:
-        on_a_node = ["srun", f"--jobid={job.handle}", "--overlap", "--nodes=1", "--ntasks=1"]
+        known = ["--states=running", f"--jobs={job.handle}", "--format=%A"]
+        found = ask("squeue", "--noheader", *known).split() or [job.handle]  # of a chain the one
+        on_a_node = ["srun", f"--jobid={found[0]}", "--overlap", "--nodes=1", "--ntasks=1"]
         return [*on_a_node, *(["--pty"] if terminal else []), *argv]
 
     def environment(self) -> dict[str, str]:

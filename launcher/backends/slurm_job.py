@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher import files
@@ -36,7 +36,9 @@ JOB, CODE, STOP, ASK = "slurm.json", "code", "stop", "ask"
 REPORT_SECONDS = 40.0
 """More than a runner takes for a report of its ranks."""
 
-POLL_SECONDS = 0.2
+POLL_SECONDS, FIRST_SECONDS = 0.2, 0.05
+"""How often is looked for what nodes wrote; for the first of it, and before, whether they began."""
+
 ASK_SECONDS = 2.0
 """How often squeue is asked at most: the controller serves everybody."""
 
@@ -46,6 +48,7 @@ ASKED = 143
 LATER = 60.0
 """Seconds by which a node that was ended counts as later than one that failed by itself."""
 
+SQUEUE = "squeue --me --array --noheader --states=all --format=%i|%F|%T|%r".split()
 GOES_ON = frozenset(
     "PENDING CONFIGURING RUNNING SUSPENDED COMPLETING REQUEUED STOPPED RESIZING SIGNALING "
     "STAGE_OUT REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT".split()
@@ -55,7 +58,10 @@ GOES_ON = frozenset(
 
 @dataclass
 class Queue:
-    """What squeue says of this user's jobs: asked once for all of them, and not too often."""
+    """What squeue says of this user's jobs: asked once for all of them, and not too often.
+
+    A task of an array is known by both numbers, an array as a whole by what goes on of it.
+    """
 
     asked_at: float = -ASK_SECONDS
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -64,11 +70,12 @@ class Queue:
         """A job's state and the reason for it; "" for one that isn't in the queue. Raises Lost."""
         if time.monotonic() - self.asked_at >= ASK_SECONDS:
             try:
-                told = ask("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r")
+                told = ask(*SQUEUE)
             except EngineError as error:
                 raise Lost(error.problem) from error
-            rows = [line.strip().split("|", 2) for line in told.splitlines() if "|" in line]
-            self.states = {row[0]: (row[1], row[2]) for row in rows}
+            rows = [line.strip().split("|", 3) for line in told.splitlines() if "|" in line]
+            rows.sort(key=lambda row: (row[2] in GOES_ON, row[2] != "PENDING"))  # of a chain
+            self.states = {name: (row[2], row[3]) for row in rows for name in row[:2]}
             self.asked_at = time.monotonic()
         return self.states.get(job, ("", ""))
 
@@ -100,7 +107,8 @@ class SlurmJob(FolderJob):
         while True:
             last = not follow or self.ended() is not None
             idle = True
-            for (rank, is_error), path in sources.items():
+            begun = sources if (self.folder / OUTPUT).exists() else {}
+            for (rank, is_error), path in begun.items():
                 if data := _read(path, read[rank, is_error]):
                     idle = False
                     read[rank, is_error] += len(data)
@@ -111,9 +119,9 @@ class SlurmJob(FolderJob):
                 break
             if idle:
                 told = self._tell_waiting(told)
-                time.sleep(POLL_SECONDS)
-        for rank, begun in lines.items():
-            for is_error, rest in begun.rest():
+                time.sleep(POLL_SECONDS if any(read.values()) else FIRST_SECONDS)
+        for rank, rests in lines.items():
+            for is_error, rest in rests.rest():
                 yield Piece(is_error, rest, rank)
 
     def _file(self, rank: int, is_error: bool) -> Path:
@@ -141,6 +149,8 @@ class SlurmJob(FolderJob):
         if not state:
             return Ended(KILLED, Cause.REMOVED)
         cause = Cause.MEMORY if state == "OUT_OF_MEMORY" else Cause.ITSELF
+        if state == "COMPLETED" and (self.folder / OUTPUT).exists():  # it couldn't write its code
+            return Ended(0)
         code = ASKED if state.startswith("CANCELLED") else KILLED
         words = f"Slurm ended job {self.handle}: {state}"
         words += f" ({why})" if why not in ("", "None") else ""
@@ -229,11 +239,14 @@ class SlurmJob(FolderJob):
 
 
 def _remove(folder: Path, names: Sequence[str]) -> None:
-    """Files of a run's folder, and the bundle that is its own."""
-    for name in names:
-        files.remove_file(folder / name, folder, missing_ok=True)
-    with suppress(FileNotFoundError):
-        files.remove_folder(folder / BUNDLE, folder)
+    """Files of a run's folder, and the bundle that is its own; told where the disk takes none."""
+    try:
+        for name in names:
+            files.remove_file(folder / name, folder, missing_ok=True)
+        with suppress(FileNotFoundError):
+            files.remove_folder(folder / BUNDLE, folder)
+    except OSError as error:
+        host.tell(f"what Slurm wrote of run {folder.name} stays in {folder}: {error.strerror}")
 
 
 def _read(path: Path, at: int) -> bytes:
@@ -255,23 +268,48 @@ def _number(path: Path) -> float | None:
 
 def submit(plan: Plan, asked: Request) -> SlurmJob:
     """The job, submitted. Raises EngineError, and leaves nothing, where Slurm refuses it."""
-    folder = record.make(plan.run)
-    job = SlurmJob(folder, "", dict(plan.labels), asked.requeue)
-    secret = {name: value for name, value in plan.env if value and is_secret(name, value)}
-    files.write(Path(asked.path), asked.script, 0o700)
-    try:
-        if asked.bundle:
-            own = Mount(str(folder), str(folder), read_only=False, key="")
-            mounts = (*plan.mounts, own)
-            lay(folder / BUNDLE, expanded(asked.bundle).absolute(), mounts, plan.workdir)
-        told = ask("sbatch", "--parsable", asked.path, env=os.environ | secret)
-    except LauncherError:
-        _remove(folder, [SCRIPT])
-        raise
-    job = replace(job, handle=told.strip().partition(";")[0])  # of a federation: ID;CLUSTER
-    kept = {"job": job.handle, "labels": dict(plan.labels), "requeue": asked.requeue}
-    files.write(folder / JOB, json.dumps(kept), 0o600)
+    (job,) = _submitted({0: plan}, {0: asked}, [asked.path])
     return job
+
+
+def submit_array(
+    plans: Mapping[int, Plan], asked: Mapping[int, Request], script: str
+) -> list[SlurmJob]:
+    """The runs that are the tasks of an array, by their numbers, submitted at once; as `submit`."""
+    return _submitted(plans, asked, [], script)
+
+
+def _submitted(
+    plans: Mapping[int, Plan], asked: Mapping[int, Request], named: Sequence[str], given: str = ""
+) -> list[SlurmJob]:
+    """The runs of a job, whose script is named or given; a task's handle has its number too."""
+    env = next(iter(plans.values())).env
+    secret = {name: value for name, value in env if value and is_secret(name, value)}
+    try:
+        for number, plan in plans.items():
+            _lay(plan, asked[number])
+        told = ask("sbatch", "--parsable", *named, env=os.environ | secret, given=given)
+    except LauncherError:
+        for plan in plans.values():
+            _remove(record.folder(plan.run), [SCRIPT])
+        raise
+    job, found = told.strip().partition(";")[0], list[SlurmJob]()  # of a federation: ID;CLUSTER
+    for number, plan in plans.items():
+        handle, again = f"{job}_{number}" if given else job, asked[number].requeue
+        found.append(SlurmJob(record.folder(plan.run), handle, dict(plan.labels), again))
+        kept = {"job": handle, "labels": dict(plan.labels), "requeue": again}
+        files.write(found[-1].folder / JOB, json.dumps(kept), 0o600)
+    return found
+
+
+def _lay(plan: Plan, asked: Request) -> None:
+    """Write what a run's job reads into its folder."""
+    folder = record.make(plan.run)
+    files.write(Path(asked.path), asked.script, 0o700)
+    if asked.bundle:
+        own = Mount(str(folder), str(folder), read_only=False, key="")
+        mounts = (*plan.mounts, own)
+        lay(folder / BUNDLE, expanded(asked.bundle).absolute(), mounts, plan.workdir)
 
 
 def jobs() -> list[SlurmJob]:

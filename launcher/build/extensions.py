@@ -56,6 +56,7 @@ class ExtensionSource:
             "name": self.name,
             "epoch": self.locked.git.epoch,
             "commits": {path: locked.commit for path, locked in self.commits.items()},
+            "modules_at_once": self.wanted.modules_at_once,
             **self.wanted.model_dump(include={"package", "modules", "options", "environment"}),
         }
 

@@ -29,6 +29,7 @@ import zipfile
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 BUILD = Path("/build")
 TOOLS = BUILD / "tools"
@@ -41,11 +42,13 @@ EXTENSIONS = STAGE / "opt/extensions"
 EXAMPLE = "megatron_core_training_example.py"
 EPOCH_OF_PACKAGES = 315532800  # 1980-01-01, the earliest time a zip file can carry
 LEFT_OUT = ("*.py[co]", "*.so", "*.o")  # what an earlier build left in a checkout
+AT_ONCE = 4  # modules of an extension, where its setup.py can compile several
 SHARES = 4  # that a folder is byte-compiled in, whatever the number of processors
 
 PIP = ["-m", "pip"]  # of the build tools
 
-# Optimised, without debug information, symbols, or the build folder's path in assertions.
+# Optimised, without debug information, symbols, or the build folder's path in assertions. nvcc's
+# objects differ by one symbol alone, the name of a temporary file.
 COMPILER = f"-O3 -g0 -ffile-prefix-map={BUILD}=."
 FLAGS = {"CFLAGS": COMPILER, "CXXFLAGS": COMPILER, "LDFLAGS": "-Wl,-s"}
 
@@ -60,7 +63,7 @@ FAULTS = (
         "nvcc is of CUDA {}, and torch was made for {}: take a base of that CUDA",
     ),
     (
-        r"does not match the version used to compile Pytorch.*\s.*compiled with Cuda ([\d.]+)",
+        r"does not match the version used to compile Pytorch.*\s.*compiled with Cuda ([\d.]*\d)",
         "nvcc isn't of CUDA {}, which torch was made for: take a base of that CUDA",
     ),
     (
@@ -78,6 +81,10 @@ FAULTS = (
     (
         r"fatal error: ((?:cudnn|nccl|cublas|cusparse|cusolver|nvrtc)\w*\.h): No such file",
         "the base has no {}: take its -devel image, or name the package that has it in the row",
+    ),
+    (
+        r"fatal error: (\S+): No such file",
+        "there is no {}: name the submodule or the package that has it in matrix.yaml",
     ),
     (
         OUT_OF_MEMORY.pattern,
@@ -131,10 +138,12 @@ def compile_wheel() -> Path:
     return pip_wheel(BUILD / "source", DIST, **FLAGS)
 
 
-def pip_wheel(source: Path, to: Path, *options: str, **env: str) -> Path:
-    """The wheel of a source, made in the folder `to` with no network."""
+def pip_wheel(
+    source: Path, to: Path, *options: str, at_once: str | None = None, **env: str
+) -> Path:
+    """The wheel of a source, made in the folder `to` with no network; see `divided`."""
     command = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(to)]
-    run_compiler([*PIP, *command, *options, str(source)], env)
+    run_compiler([*PIP, *command, *options, str(source)], env, at_once)
     return next(to.glob("*.whl"))
 
 
@@ -235,7 +244,8 @@ def extension(name: str) -> None:
     install(BUILD / "wheels/extensions", NATIVE, keep_programs=True)
     normalise(folder / "source", record["epoch"])
     options = [f"--config-settings=--build-option={option}" for option in record["options"]]
-    built = pip_wheel(folder / "source", DIST / name, *options, **compiling(record))
+    env, at_once = compiling(record), record["modules_at_once"]
+    built = pip_wheel(folder / "source", DIST / name, *options, at_once=at_once, **env)
     check_modules(built, record["modules"])
     record["architectures"] = os.environ["CUDA_ARCHITECTURES"]
     lay_out(built, EXTENSIONS / "lib", record, EXTENSIONS / f"{name}.json")
@@ -244,7 +254,7 @@ def extension(name: str) -> None:
     print(f"stage: {built.name} {record['wheel']['sha256']}", flush=True)
 
 
-def compiling(record: dict[str, dict[str, str]]) -> dict[str, str]:
+def compiling(record: dict[str, Any]) -> dict[str, str]:
     """The environment of an extension's setup.py: architectures as torch and CMake write them."""
     asked = os.environ["CUDA_ARCHITECTURES"].split()
     dotted = [re.sub(r"(\d)([af]?)$", r".\1\2", one) for one in asked]
@@ -254,20 +264,31 @@ def compiling(record: dict[str, dict[str, str]]) -> dict[str, str]:
         "NVTE_CUDA_ARCHS": ";".join(asked),
         "CC": "gcc",
         "CXX": "g++",
+        **FLAGS,
         "PYTHONPATH": ":".join(filter(None, paths)),
         "PATH": f"{BUILD / 'bin'}:{NATIVE / 'bin'}:{os.environ['PATH']}",
+        "SOURCE_DATE_EPOCH": str(record["epoch"]),  # of the files in the wheel
         **record["environment"],
     }
 
 
-def run_compiler(args: list[str], extra: dict[str, str]) -> None:
+def divided(jobs: int, at_once: str | None) -> dict[str, str]:
+    """How `jobs` compilers are told to a setup.py: by MAX_JOBS, which is of each module.
+
+    at_once: the variable for modules at a time. Without, each waits for the slowest of the last
+    """
+    modules = min(jobs, AT_ONCE) if at_once else 1
+    return {"MAX_JOBS": str(jobs // modules)} | ({at_once: str(modules)} if at_once else {})
+
+
+def run_compiler(args: list[str], extra: dict[str, str], at_once: str | None = None) -> None:
     """Run this Python with `args`, with half of the compilers each time one is killed for memory.
 
     What fails otherwise is told in the words of FAULTS, where it is among them.
     """
     jobs = int(os.environ.get("MAX_JOBS", "1"))
     while True:
-        code, said = run_told(args, extra | {"MAX_JOBS": str(jobs)})
+        code, said = run_told(args, extra | divided(jobs, at_once))
         if code == 0:
             return
         if not (OUT_OF_MEMORY.search(said) and jobs > 1):

@@ -121,6 +121,7 @@ def import_(args: Namespace) -> int:
 
     done = convert.import_(args.source, args.to, args.make_vocab_size_divisible_by)
     _tell(done, f"{done.shape.family} of {args.source}")
+    print("no optimizer's state comes with them: training begins at iteration 0, from the weights")
     return 0
 
 

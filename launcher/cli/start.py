@@ -68,7 +68,7 @@ def run(args: Namespace) -> int:
     from launcher.backends import backend, configured
     from launcher.follow import text
     from launcher.follow.assemble import assemble, new_stamp, release, settled
-    from launcher.follow.start import check
+    from launcher.follow.start import check, task
     from launcher.plan import source
     from launcher.plan.source import Asked
     from launcher.settings import settings
@@ -81,6 +81,8 @@ def run(args: Namespace) -> int:
     data = text.tokenized(config, origin, settings().cache, partial(release, asked, chosen))
     asked, notes = settled(replace(asked, config=data.config), chosen)
     if args.dry_run:
+        if numbers := getattr(chosen, "tasks", ()):
+            asked = task(asked, numbers[0])
         return _show(assemble(asked, chosen, new_stamp(), dry=True), chosen, data, notes)
     if data.text:  # which may take hours
         check(asked, chosen, preflight=not args.no_preflight)

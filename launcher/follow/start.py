@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.backends import backend, configured
 from launcher.errors import EngineError, LauncherError, PreflightError, UsageError
@@ -39,6 +39,8 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
 
     Raises UsageError, EngineError and PreflightError before anything is started.
     """
+    array: Sequence[int] = getattr(chosen, "tasks", ())
+    detach = detach or bool(array)
     if detach and asked.tie:
         raise UsageError("--detach leaves the run on its own, and --tie ends it with the launcher")
     if detach and asked.config.max_restarts:
@@ -48,23 +50,55 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
             "max_restarts: 0; `launcher attach` takes the watch over, restarts and all.",
         )
     guard.check(asked, chosen, detach=detach)
+    if array:
+        return _start_array(asked, chosen, array, preflight=preflight)
     stamp = new_stamp()
     assembled = assemble(asked, chosen, stamp)
     with ExitStack() as starting:
         starting.enter_context(owner.alone())
-        assembled = replace(assembled, plan=of_line(assembled.plan, asked, chosen))
-        machine = prepare(assembled, asked, chosen, preflight=preflight)
-        record.write(record.record_of(assembled.plan, asked, chosen.name))
-        facts = provenance.facts_of(assembled.plan, asked, chosen, machine)
-        provenance.keep(assembled.plan, facts)
+        plan = _kept(assembled, asked, chosen, preflight=preflight)
         gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
         gc.enable()
         if detach:
-            print(_begin(chosen, assembled.plan, attach=False).run)
+            print(_begin(chosen, plan, attach=False).run)
             return 0
-        attempts = Attempts(asked, chosen, stamp, First(assembled.plan, starting))
+        attempts = Attempts(asked, chosen, stamp, First(plan, starting))
         restarts = asked.config.max_restarts
         return supervise(chosen, attempts, restarts=restarts, listening=listening).code
+
+
+def _kept(assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: bool) -> Plan:
+    """The plan of a run that can work, once its folders are made and its record is kept."""
+    plan = of_line(assembled.plan, asked, chosen)
+    machine = prepare(replace(assembled, plan=plan), asked, chosen, preflight=preflight)
+    record.write(record.record_of(plan, asked, chosen.name))
+    provenance.keep(plan, provenance.facts_of(plan, asked, chosen, machine))
+    return plan
+
+
+def _start_array(asked: Asked, chosen: Any, array: Sequence[int], *, preflight: bool) -> int:
+    """Start a run for each number of an array, all at once, and print which they are."""
+    plans = dict[int, Plan]()
+    with owner.alone():
+        try:
+            for number in array:
+                one = task(asked, number)
+                assembled = assemble(one, chosen, new_stamp())
+                plans[number] = _kept(assembled, one, chosen, preflight=preflight)
+            started: Sequence[Job] = chosen.start_array(plans)
+        except LauncherError:
+            for plan in plans.values():
+                record.forget(plan.run)
+            raise
+    for number, job in zip(array, started, strict=True):
+        tell(f"task {number} is run {job.run}: Slurm job {job.handle}")
+    print("".join(f"{job.run}\n" for job in started), end="")
+    return 0
+
+
+def task(asked: Asked, number: int) -> Asked:
+    """What is asked for as a task of an array."""
+    return replace(asked, config=repeat.as_task(asked.config, number, asked.cwd))
 
 
 def check(asked: Asked, chosen: Backend, *, preflight: bool) -> None:

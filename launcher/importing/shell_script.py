@@ -18,7 +18,7 @@ from launcher.importing.slurm_lines import Batch, parse_sbatch
 from launcher.importing.starts import Start, choose_start, file_name, hint, named_in_part, start_of
 from launcher.importing.words import PLACEHOLDER, Word
 from launcher.plan import arguments
-from launcher.plan.config import Slurm
+from launcher.plan.clusters import Slurm
 from launcher.plan.program import upstreams
 from launcher.plan.secrets import has_credential, is_secret, is_secret_option
 from launcher.yamlfile import printable

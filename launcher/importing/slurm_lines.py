@@ -14,7 +14,7 @@ from launcher.importing.words import Word
 from launcher.yamlfile import printable
 
 SHORT = {"N": "nodes", "c": "cpus-per-task", "t": "time", "p": "partition", "A": "account"}
-SHORT |= {"q": "qos", "C": "constraint", "d": "dependency"}
+SHORT |= {"q": "qos", "C": "constraint", "d": "dependency", "a": "array"}
 """Short options, as far as they count here: https://slurm.schedmd.com/sbatch.html"""
 COUNTS = {
     "nodes": r"(\d+)",
@@ -24,7 +24,7 @@ COUNTS = {
     "gres": r"gpu(?::[A-Za-z]\w*)?(?::(\d+))?",
 }
 """What is read of an option's value: a whole number; `gres=gpu` alone asks for one."""
-KEYS = ("time", "partition", "account", "qos", "constraint", "reservation", "dependency", "requeue")
+KEYS = tuple("time partition account qos constraint reservation dependency array requeue".split())
 """Those that the section slurm of a run file has a key for, by the same name."""
 
 VARIABLES = {

@@ -75,6 +75,9 @@ https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html
 PRIVATE_SHM = 64 << 20
 """Bytes of a container's own /dev/shm where nothing else is said: docker run, --shm-size."""
 
+SPLIT, SHARES = "969, 30, 1", re.compile(r"[\d.]+")
+"""Upstream's default of --split, and ours: of training, evaluation and test."""
+
 SHM = 1 << 30
 """Bytes of /dev/shm that NVIDIA asks for with NCCL in a container, `--shm-size=1g`.
 
@@ -114,6 +117,7 @@ def preflight(
         if dataset.problem
     ]
     found += _tokens_fit(config, origin, machine.datasets)
+    found += _splits_fit(config, origin, machine.datasets)
     found += _folders(config, origin, plan, machine)
     return [*found, *saved.check(origin, plan, machine.load)]
 
@@ -204,10 +208,11 @@ def _able(config: RunConfig, origin: Origin, visible: Sequence[Gpu]) -> Iterator
             mend = "Leave it out, or take such a GPU."
             yield Finding(f"{origin.place(fp8)}: {card}", "FP8 needs 8.9 (L40, H100).", mend)
         if training.bf16 and gpu.capability < BF16:
-            mend = "--set training.bf16=false --set training.fp16=true"
+            mend = "--set training.precision=fp16 --set training.bf16=null"
             yield Finding(what, "bf16 needs 8.0 (A100, RTX 30) or newer.", mend)
         if training.fp16 and gpu.capability < FP16:
-            yield Finding(what, "fp16 needs 5.3 or newer.", "--set training.fp16=false")
+            mend = "--set training.precision=fp32 --set training.fp16=null"
+            yield Finding(what, "fp16 needs 5.3 or newer.", mend)
         elif training.fp16 and gpu.capability < TENSOR_CORES:
             yield Finding(
                 what,
@@ -354,6 +359,32 @@ def _tokens_fit(
                 "A GPU would end at it with an assertion, long after the start.",
                 f"--set data.vocab_size={dataset.greatest + 1} or more: that of its tokenizer.",
             )
+
+
+def _splits_fit(
+    config: RunConfig, origin: Origin, datasets: Sequence[Dataset]
+) -> Iterator[Finding]:
+    """A sample in the data for training, and in that for evaluation, by their shares of it.
+
+    Shares are of documents, so that a split that seems too small may have one.
+    """
+    length = config.model.seq_length
+    shares = [float(share) for share in SHARES.findall(config.data.split or SPLIT)]
+    if length is None or not sum(shares):
+        return
+    for dataset in datasets:
+        used = ("training",) if config.logging.eval_iters == 0 else ("training", "evaluation")
+        for what, share in zip(used, shares, strict=False):
+            there = round((dataset.tokens or length) * share / sum(shares))
+            if share and there <= length and dataset.tokens is not None:
+                yield Finding(
+                    f"{origin.place('data.split')}: {dataset.prefix} has about {there} tokens for "
+                    f"{what}, and a sample {length + 1}",
+                    "Megatron ends where a split has no sample.",
+                    "Set another data.split, more text, or a smaller model.seq_length.",
+                    refuse=dataset.tokens <= length,
+                )
+                break
 
 
 def _folders(config: RunConfig, origin: Origin, plan: Plan, machine: Machine) -> Iterator[Finding]:

@@ -134,7 +134,8 @@ class Extension(Strict):
 
     submodules: of the repository, those that it is compiled with: folder to address; package: its
     name as Python has it; modules: the compiled modules that must be in its wheel; options,
-    environment: of setup.py
+    environment: of setup.py; modules_at_once: the variable by which that is told how many modules
+    to compile at a time, where it can compile several
     """
 
     git: GitSource
@@ -143,6 +144,7 @@ class Extension(Strict):
     modules: list[Module] = Field(min_length=1)
     options: list[Text] = []
     environment: dict[Variable, Text] = {}
+    modules_at_once: Variable | None = None
 
 
 class Interpreter(Strict):

@@ -90,10 +90,10 @@ def _host() -> dict[str, Any]:
 
 
 def _revision(asked: Asked) -> str | None:
-    from launcher.build.source import revision
-
     if not asked.config.source:
         return None
+    from launcher.build.source import revision
+
     try:
         return revision(Path(asked.cwd, expanded(asked.config.source)))
     except (LauncherError, OSError):  # no git here, or one that doesn't trust the folder

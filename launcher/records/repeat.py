@@ -1,14 +1,19 @@
-"""What repeats a run: the same configuration, image and beginning, and a place of its own."""
+"""What repeats a run: the same configuration, image and beginning, and a place of its own.
+
+The tasks of an array repeat it too, each from another seed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import count
 from os import listdir
 from os.path import isdir, join, lexists, normpath
 from typing import TYPE_CHECKING, Any
 
 from launcher.plan.config import RunConfig
+from launcher.plan.program import Kind, program
 from launcher.settings import expanded
 
 if TYPE_CHECKING:
@@ -17,27 +22,49 @@ if TYPE_CHECKING:
 SAME = ("argv", "env", "processes_per_node", "nodes", "user", "workdir", "ulimits")
 """What of a plan bears on results."""
 
+SEED = 1234
+"""Megatron's and our program's, where none is given (megatron/training/arguments.py)."""
 
-def aside(config: RunConfig, cwd: str, *, began: bool) -> tuple[RunConfig, list[str]]:
+
+def as_task(config: RunConfig, number: int, cwd: str) -> RunConfig:
+    """The configuration of an array's task, a run of its own: in folders named by its number.
+
+    Its seed is `number` above that of all, and the program knows it as in any array of Slurm's.
+    """
+    config, _ = aside(config, cwd, began=False, named=lambda one: f"{one.rstrip('/')}/{number}")
+    found: dict[str, Any] = {"slurm": config.slurm.model_copy(update={"array": None})}
+    found["env"] = {**config.env, "SLURM_ARRAY_TASK_ID": str(number)}
+    seed = config.training.seed
+    if program(config.program).kind is not Kind.SCRIPT or seed is not None:
+        own = (SEED if seed is None else seed) + number
+        found["training"] = config.training.model_copy(update={"seed": own})
+    return config.model_copy(update=found)
+
+
+def aside(
+    config: RunConfig, cwd: str, *, began: bool, named: Callable[[str], str] | None = None
+) -> tuple[RunConfig, list[str]]:
     """The configuration with folders of its own to write to, and what to tell of them.
 
-    A run that loaded what it saved, and `began` from nothing, is to find nothing again.
+    A run that loaded what it saved, and `began` from nothing, is to find nothing again. `named`
+    says what is in place of a folder: by default one beside it that nothing has yet.
     """
-    checkpoint, logging, several = config.checkpoint, config.logging, config.nodes.count > 1
+    checkpoint, logging = config.checkpoint, config.logging
+    free = named or partial(_free, cwd=cwd, several=config.nodes.count > 1)
     shared = [mount.source for mount in config.mounts if not mount.read_only]
     profile = config.profile.folder if config.profile else None
     shared += filter(None, [config.resources.workdir, logging.wandb_save_dir, profile])
     notes = [f"it writes to {folder}, as that run did" for folder in shared]
     updates = dict[str, dict[str, Any]]()
     if checkpoint.save:
-        save = _free(checkpoint.save, cwd, several=several)
+        save = free(checkpoint.save)
         notes.append(f"it saves to {save}")
         updates["checkpoint"] = {"save": save}
         same = checkpoint.load and _path(checkpoint.load, cwd) == _path(checkpoint.save, cwd)
         if same and not began:
             updates["checkpoint"]["load"] = save
     if logging.tensorboard_dir:
-        folder = _free(logging.tensorboard_dir, cwd, several=several)
+        folder = free(logging.tensorboard_dir)
         updates["logging"] = {"tensorboard_dir": folder}
     sections = {
         name: getattr(config, name).model_copy(update=update) for name, update in updates.items()

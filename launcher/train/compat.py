@@ -18,6 +18,7 @@ SINCE: dict[str, tuple[object, str]] = {
     "moe_shared_expert_intermediate_size": (None, "0.10"),
     "moe_shared_expert_gate": (False, "0.16"),
     "moe_router_score_function": ("softmax", "0.11"),
+    "fp8_recipe": ("delayed", "0.12"),
 }
 """Options of the training program: what any release can do, and the first that can do more."""
 

@@ -73,9 +73,12 @@ def _start(
         logs: dict[str, Any] = {"logs_specs": multiprocessing.DefaultLogsSpecs(log_dir=log_dir)}
     else:
         logs = {"log_dir": log_dir}
-    before = ("-I", "-S", rank.__file__, str(os.getpid()))
+    become = ("-I", "-S", rank.__file__)
+    before = (*become, str(os.getpid()))
     under = {
-        n: traces.nsys(job.profile, job.rank(n)) for n in range(job.processes) if job.traces(n)
+        n: (*traces.nsys(job.profile, job.rank(n)), sys.executable, *become, str(_own(log_dir, n)))
+        for n in range(job.processes)
+        if job.traces(n)
     }
     secrets = read_secrets(job.secrets)
     cpus = len(os.sched_getaffinity(0))
@@ -89,6 +92,11 @@ def _start(
     )
     handlers: dict[int, Any] = context.subprocess_handlers
     return handlers
+
+
+def _own(log_dir: str, local_rank: int) -> Path:
+    """Where a rank that nsys starts says its process id."""
+    return Path(log_dir, f"{local_rank}.pid")
 
 
 def stopped(ranks: int) -> str:
@@ -109,7 +117,9 @@ class Watch:
         events: queue.SimpleQueue[Event],
         collector: stall.Collector | None = None,
         company: Company | None = None,
+        log_dir: str = "",
     ) -> None:
+        self.log_dir = log_dir
         self.job = job
         self.handlers = handlers
         self.events = events
@@ -156,7 +166,7 @@ class Watch:
         elif isinstance(event, Elsewhere):
             self._missed(event)
         elif event.signum == stacks.SIGNAL:
-            ranks = {self.job.rank(n): self.handlers[n].proc.pid for n in sorted(self.running)}
+            ranks = {self.job.rank(n): self._pid(n) for n in sorted(self.running)}
             threading.Thread(target=self._report, args=(ranks,), daemon=True).start()
         elif not self.stopping:
             self._ask_to_stop(_name(event))
@@ -214,7 +224,19 @@ class Watch:
         if not (self.first_failure or self.elsewhere):
             self._later(self.job.grace, lambda: self._kill("grace period over"))
         for local_rank in self.running:
-            self.handlers[local_rank].proc.send_signal(signal.SIGTERM)
+            process = self.handlers[local_rank].proc
+            if (pid := self._pid(local_rank)) == process.pid:
+                process.send_signal(signal.SIGTERM)
+            else:
+                os.kill(pid, signal.SIGTERM)
+
+    def _pid(self, local_rank: int) -> int:
+        """The rank's process, also where it was nsys that started it."""
+        with contextlib.suppress(OSError, ValueError):
+            found = int(_own(self.log_dir, local_rank).read_text())
+            if f"\0LOCAL_RANK={local_rank}\0" in Path(f"/proc/{found}/environ").read_text():
+                return found  # and no other's that came after it
+        return int(self.handlers[local_rank].proc.pid)
 
     def _kill(self, why: str) -> None:
         ranks = ", ".join(str(self.job.rank(n)) for n in sorted(self.running))
@@ -260,12 +282,12 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
         except SignalException as asked:
             signals.catch(SIGNALS)
             return 128 + asked.sigval  # the ranks that it had started end with this process
-        watch = Watch(job, handlers, events, collector, company)
+        watch = Watch(job, handlers, events, collector, company, log_dir)
         code = watch.wait()
     if company and code == 0:
         company.done()
     pids = {job.rank(n): handler.proc.pid for n, handler in handlers.items()}
-    for line in written.told(pids) if written else ():
+    for line in written.told(pids, job.nsys) if written else ():
         say(line)
     if watch.stopping and code == 0:
         print(stopped(len(handlers)), file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -35,15 +35,18 @@ class Traces:
             if path.is_file() and (".json" in path.name or path.suffix == ".nsys-rep"):
                 yield path, path.stat().st_mtime_ns
 
-    def told(self, ranks: Mapping[int, int]) -> Iterator[str]:
+    def told(self, ranks: Mapping[int, int], nsys: Collection[int] = ()) -> Iterator[str]:
         """Lines on the traces that ranks have written since; `ranks` are process ids by rank.
 
-        Each becomes `rank-N.json.gz`, and its costs a file beside it.
+        Each becomes `rank-N.json.gz`, and its costs a file beside it. nsys writes none of steps
+        that a rank has not come to.
         """
         for rank, pid in ranks.items():
-            for path in [path for path, at in self._found() if self.before.get(path) != at]:
-                if self._is_of(path, rank, pid):
-                    yield self._tell(path, rank)
+            new = [path for path, at in self._found() if self.before.get(path) != at]
+            mine = [path for path in new if self._is_of(path, rank, pid)]
+            yield from (self._tell(path, rank) for path in mine)
+            if rank in nsys and not mine:
+                yield f"profile of rank {rank}: nsys wrote no report: it saw no traced step"
 
     def _is_of(self, path: Path, rank: int, pid: int) -> bool:
         """Whether a rank wrote it: ours and Megatron 0.17 and later by rank, others by process."""
@@ -80,6 +83,7 @@ def nsys(folder: Path | None, rank: int) -> tuple[str, ...]:
     """What a rank's command begins with for nsys to trace what it asks CUDA's profiler for.
 
     As Megatron's help of --profile has it, but that the rank goes on when the steps are over.
+    nsys passes SIGTERM on and ends before the rank has: that is for the rank's own process.
     """
     return (
         *(shutil.which("nsys") or "nsys", "profile", "--trace=cuda,nvtx", "--sample=none"),
@@ -120,6 +124,9 @@ def _events(report: Path) -> Iterator[Mapping[str, Any]]:
 def read(path: Path) -> Costs:
     """What a trace's time went to. Raises `OSError`, and ValueError for what is no whole trace."""
     if path.suffix == ".nsys-rep":
-        return costs.costs(_events(path))
+        found = costs.costs(_events(path))
+        if not found.device:
+            raise ValueError("nsys saw nothing of a GPU")
+        return found
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as text:
         return costs.costs(costs.events(text))

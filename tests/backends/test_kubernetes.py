@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from launcher.backends import kubernetes, kubernetes_job
 from launcher.errors import UsageError
 from launcher.names import LABEL
-from launcher.plan.config import Kubernetes
+from launcher.plan.clusters import Kubernetes
 from launcher.plan.job import Cause, Ended
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan

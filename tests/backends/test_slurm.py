@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from launcher.backends import oci_bundle, slurm
 from launcher.errors import UsageError
-from launcher.plan.config import Slurm
+from launcher.plan.clusters import Slurm
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from tests.plans import HOST, Planner
@@ -179,6 +179,27 @@ def test_no_secret_is_in_it(plan: Planner) -> None:
     told = script(plan(SCRIPT + "env: {WANDB_API_KEY: 0123456789abcdef}\n", host=host))
     assert "0123456789abcdef" not in told
     assert "WANDB_API_KEY" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks"),
+    [(3, [3]), ("0-3%2", [0, 1, 2, 3]), ("1-5:2,9", [1, 3, 5, 9]), ("0-9%1", [])],
+)
+def test_an_arrays_tasks_are_those_that_slurm_starts(text: object, tasks: list[int]) -> None:
+    assert Slurm.model_validate({"array": text}).tasks == tasks
+
+
+@pytest.mark.parametrize("array", ["5-1", "0-1000", "a", "0-1%0", "0-3%1"])
+def test_an_array_that_cant_be_is_refused(array: str) -> None:
+    """The last can, but with requeue it goes on in two ways at once."""
+    with pytest.raises(ValidationError):
+        Slurm.model_validate({"array": array, "requeue": True})
+
+
+def test_a_chain_without_checkpoints_is_refused(two: Plan) -> None:
+    """Ten jobs would each have begun anew."""
+    with pytest.raises(UsageError, match=r"goes on from.*\n.*checkpoint.save"):
+        script(two, array="0-9%1")
 
 
 @pytest.mark.parametrize("name", ["output", "array", "time", "Upper", "nodes"])

@@ -78,6 +78,11 @@ def locking(matrix: Matrix, old: Lock | None, site: Settings, asking: Asking) ->
     return lock.lock(matrix, old, site, Progress(out), asking), out.getvalue()
 
 
+def packed() -> list[str]:
+    """The rows with packages of their own, in the matrix's order."""
+    return [tag for tag, row in load_matrix().rows.items() if row.packages]
+
+
 def unreachable(*_: object, **__: object) -> None:
     raise BuildError("nothing can be reached")
 
@@ -94,8 +99,8 @@ def test_offline_all_pins_stay_and_what_was_not_asked_is_named(empty_site: Setti
     locked, said = locking(load_matrix(), load_lock(), empty_site, OFFLINE)
     assert locked == load_lock()
     named = [line.partition(":")[0] for line in said.splitlines() if "as --offline says" in line]
-    rows = ("cuda-12.4", "cuda-12.8", "cpu")
-    assert named[:3] == [f"packages of {tag} keeps its old pin" for tag in rows]
+    rows = [f"packages of {tag} keeps its old pin" for tag in packed()]
+    assert named[: len(rows)] == rows
     assert "base of 24.10 has no pin, so builds go by its tag" in named
     assert not any("needs of" in line or "0.9.0" in line for line in named)  # known to hold
 
@@ -154,7 +159,7 @@ def test_what_the_matrix_has_changed_keeps_no_pin_and_a_first_one_cannot_be_miss
 
 def test_an_extension_that_no_row_compiles_is_not_locked(empty_site: Settings) -> None:
     matrix = load_matrix()
-    rows = {tag: row for tag, row in matrix.rows.items() if tag != "cuda-12.8"}
+    rows = {tag: row for tag, row in matrix.rows.items() if tag in ("cuda-12.4", "cpu")}
     part = matrix.model_copy(update={"rows": rows})
     found, _ = locking(part, load_lock(), empty_site, OFFLINE)
     assert list(found.extensions) == ["transformer-engine-1.13", "apex-24.10"]
@@ -186,7 +191,7 @@ def test_what_is_to_be_upgraded_is_asked_for_and_no_more(
     locked, _ = locking(load_matrix(), load_lock(), empty_site, Asking(upgrade))
     assert locked == load_lock()
     assert sum("--no-deps" in one.options for one in asked) == 3 * needs
-    assert len(asked) == 3 * needs + 3
+    assert len(asked) == 3 * needs + len(packed())
     assert len(git) == ("0.9.0" in (upgrade or ()))
     options = {one for wanted in asked for one in wanted.options} - {"--no-deps"}
     assert options == {f"--upgrade-package={name}" for name in names}

@@ -157,7 +157,7 @@ def test_what_lies_beside_modules_is_in_the_wheel(building: Path) -> None:
             "RuntimeError: Cuda extensions are being compiled with a version of Cuda that does not "
             "match the version used to compile Pytorch binaries.  Pytorch binaries were compiled "
             "with Cuda 13.0.",
-            "nvcc isn't of CUDA 13.0",
+            "nvcc isn't of CUDA 13.0, which",
         ),
         ("nvcc fatal   : Unsupported gpu architecture 'compute_70'", "for no compute_70"),
         (
@@ -173,6 +173,10 @@ def test_what_lies_beside_modules_is_in_the_wheel(building: Path) -> None:
         (
             "logging.h:15:10: fatal error: nccl.h: No such file or directory",
             "the base has no nccl.h",
+        ),
+        (
+            "grouped_gemm.cu:7:10: fatal error: cutlass/bfloat16.h: No such file or directory",
+            "there is no cutlass/bfloat16.h",
         ),
         (
             "alloc_traits.h(103): catastrophic error: out of memory",
@@ -205,3 +209,11 @@ def test_compilers_that_are_killed_for_memory_are_fewer_at_the_next_try(
     assert told == [
         f"stage: too little memory: compiling again, {jobs} at a time" for jobs in (4, 2)
     ]
+
+
+@pytest.mark.parametrize("jobs", [1, 3, 8, 32])
+def test_compilers_of_modules_at_once_are_as_many_as_asked_for(jobs: int) -> None:
+    """Else four modules would start four times the compilers that there is memory for."""
+    told = stage.divided(jobs, "AT_ONCE")
+    assert 0 < int(told["AT_ONCE"]) * int(told["MAX_JOBS"]) <= jobs
+    assert stage.divided(jobs, None) == {"MAX_JOBS": str(jobs)}

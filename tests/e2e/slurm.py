@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -34,12 +33,16 @@ SwitchType=switch/none
 MailProg=/bin/true
 KillWait=5
 SlurmdParameters=config_overrides
-SchedulerParameters=sched_interval=1,batch_sched_delay=0
-NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=4 RealMemory=4000
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=4 RealMemory=4000
+SchedulerParameters=sched_interval=1,batch_sched_delay=0,sched_min_interval=1
+GresTypes=gpu
+NodeName=n0 Gres=gpu:2 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=4 RealMemory=4000
+NodeName=n1 Gres=gpu:2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=4 RealMemory=4000
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
+
+GPUS = "NodeName=n[0-1] Name=gpu File=/dev/null,/dev/zero\n"
+"""Stand-ins for two GPUs of each node: Slurm gives out any device files."""
 
 OCI = """\
 RunTimeQuery="{runc} state %n.%j.%s.%t"
@@ -72,12 +75,15 @@ def cluster(cache: Path, folder: Path) -> Iterator[dict[str, str]]:
     ports = {"control": control, "first": first, "second": second}
     text = CONFIG.format(host=host, folder=folder, plugins=plugins, **ports)
     (folder / "slurm.conf").write_text(text)
+    (folder / "gres.conf").write_text(GPUS)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     runc = f"env LD_LIBRARY_PATH={env['LD_LIBRARY_PATH']} {root}/usr/sbin/runc"
     (folder / "oci.conf").write_text(OCI.format(runc=f"{runc} --root={folder}/runc"))
-    step = shutil.which("slurmstepd-wlm", path=env["PATH"]) or "slurmstepd"
-    daemons = [["slurmctld-wlm", "-D", "-i"]]
-    daemons += [["slurmd-wlm", "-D", "-d", step, "-N", node] for node in ("n0", "n1")]
+    for name in ("slurmctld", "slurmd", "slurmstepd"):  # which know what they are by their names
+        (folder / name).symlink_to(root / f"usr/sbin/{name}-wlm")
+    daemons = [[str(folder / "slurmctld"), "-D", "-i"]]
+    slurmd = [str(folder / "slurmd"), "-D", "-d", str(folder / "slurmstepd"), "-N"]
+    daemons += [[*slurmd, node] for node in ("n0", "n1")]
     with ExitStack() as running:
         for number, argv in enumerate(daemons):
             log = running.enter_context((folder / f"daemon-{number}.log").open("wb"))

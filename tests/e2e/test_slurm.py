@@ -78,13 +78,17 @@ class OnCluster(Site):
         return str(subprocess.run(argv, env=self.environment, **options).stdout)
 
     def counts(
-        self, program: str = MEETING + COUNTING, mounts: Sequence[Any] = (), **more: Any
+        self,
+        program: str = MEETING + COUNTING,
+        mounts: Sequence[Any] = (),
+        gpus: int = 0,
+        **more: Any,
     ) -> None:
         """Two nodes of a program that needs no torch, with a stand-in for the runner."""
         (self.folder / "runner.py").write_text(RUNNER)
         start = shlex.join([sys.executable, str(self.folder / "runner.py")])
         keys = {"setup": f'python3() {{ exec {start} "$@"; }}'} | more
-        config = {"image": "cpu", "gpus": 0, "program": "./program.py", "nodes": 2}
+        config = {"image": "cpu", "gpus": gpus, "program": "./program.py", "nodes": 2}
         self.write({**config, "mounts": [*mounts], "slurm": keys}, program)
 
 
@@ -170,6 +174,58 @@ def test_what_a_node_does_not_see_is_told_with_the_node(here: OnCluster) -> None
     assert re.search(r"node-1 \| launcher: there is no \S+/data on n1: ", started.err)
 
 
+def test_gpus_that_slurm_gives_out_are_seen_by_the_program(here: OnCluster) -> None:
+    """All of a node's, or one; and what no node has is refused as the job is submitted."""
+    program = "import os\nprint('sees', os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
+    for gpus, seen in ((2, "0,1"), (1, "0")):
+        here.counts(program, gpus=gpus)
+        started = here.done("run", "run.yaml", "--backend", "slurm")
+        assert started.process.returncode == 0, started
+        assert sorted(started.out.splitlines()) == [f"node-{n} | sees {seen}" for n in (0, 1)]
+    refused = here.done("run", "run.yaml", "--backend", "slurm", "--gpus", "3")
+    assert refused.process.returncode == 125
+    assert "node configuration is not available" in refused.err
+
+
+def test_tasks_of_an_array_are_runs_of_their_own(here: OnCluster) -> None:
+    """Found, asked and stopped one by one; each with a folder and a number of its own."""
+    program = "print(os.environ['SLURM_ARRAY_TASK_ID'], sys.argv[1:], flush=True)\n"
+    here.counts(MEETING + program + COUNTING, array="1,3")
+    config = json.loads((here.folder / "run.yaml").read_text()) | {"checkpoint": {"save": "save"}}
+    here.write(config, (here.folder / "program.py").read_text())
+    first, third = here.done("run", "run.yaml", "--backend", "slurm").out.split()
+    assert {first, third} <= {*here.done("ps", "--quiet").out.split()}
+    for number, run in ((1, first), (3, third)):  # the second has to wait: the nodes are taken
+        following = here.start("attach", run)
+        following.said(f"{number} ['--save', '{here.folder}/save/{number}']")
+        following.said("node-1 | line")
+        assert here.done("exec", run, "--", "echo", "here").out == "here\n"
+        assert here.done("stop", run).process.returncode == 0
+        assert following.ends() == 7
+
+
+def test_jobs_of_a_chain_are_one_run(here: OnCluster) -> None:
+    """Each goes on when the one before is at its time limit; a failure leaves none in the queue."""
+    program = (
+        "import os, signal, sys, time\n"
+        "print(os.environ['restart'], '--load' in sys.argv, flush=True)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3 * int(os.environ['restart'])))\n"
+        "while True:\n    time.sleep(0.05)\n"
+    )
+    here.counts(program, array="0-2%1")
+    config = json.loads((here.folder / "run.yaml").read_text()) | {"checkpoint": {"save": "save"}}
+    here.write(config | {"nodes": 1}, program)
+    started = here.start("run", "run.yaml", "--backend", "slurm")
+    for said in ("0 False\n", "1 True\n"):
+        started.said(said)
+        running = ["--states=running", "--format=%A"]
+        (job,) = here.asked("squeue", "--noheader", *running).split()
+        end = ["scancel", "--signal=TERM", "--batch", job]  # as Slurm does ahead of slurm.time
+        subprocess.run(end, env=here.environment, check=False, timeout=60)  # it says "done already"
+    assert started.ends() == 3, started
+    assert started.out == "0 False\n1 True\n"
+
+
 SAYS = """\
 import os, time
 told = [os.environ[name] for name in ("PET_NODE_RANK", "PET_NNODES", "restart")]
@@ -197,31 +253,66 @@ def test_a_node_that_is_gone_is_done_without(here: OnCluster) -> None:
     assert started.ends() == 0, started
 
 
-@pytest.mark.parametrize("fault", [pytest.param("full", marks=pytest.mark.long), "gone"])
-def test_the_shared_folder_fails_in_the_middle(here: OnCluster, fault: str) -> None:
-    """Nothing goes on, and why is told."""
-    runs = here.folder / "runs"
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0755", "launchpad", str(runs)]
-    subprocess.run(mount, check=True, timeout=10)
+def mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True, timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        pytest.param("full", "No space left on device", marks=pytest.mark.long),
+        ("gone", "No such file or directory: scancel"),
+        ("read-only", "Read-only file system: scancel"),
+    ],
+)
+def test_the_shared_folder_fails_in_the_middle(here: OnCluster, fault: str, said: str) -> None:
+    """Nothing goes on, and why is told. A server's folder may be written no more in the middle."""
+    runs, server = here.folder / "runs", here.folder / "server"
+    server.mkdir()
+    mount("-t", "tmpfs", "-o", "size=1m,mode=0755", "launchpad", str(server))
+    mount("--bind", str(server), str(runs))
     program = MEETING + COUNTING
     if fault == "full":
         program = MEETING + "print('x' * 2**21, flush=True)\nsys.exit(3)\n"
     try:
         here.counts(program)
         started = here.start("run", "run.yaml", "--backend", "slurm")
-        if fault == "gone":
+        run = until(lambda: [*runs.glob("*/job.sh")])[0].parent.name
+        if fault != "full":
             started.said("node-1 | line")
             subprocess.run(["umount", "--lazy", str(runs)], check=True, timeout=10)
+            if fault == "read-only":
+                mount("--bind", "-o", "ro", str(server), str(runs))
             started.process.send_signal(signal.SIGINT)
         assert started.ends() != 0, started
-        said = (
-            "No space left on device" if fault == "full" else "No such file or directory: scancel"
-        )
         assert said in started.err
         assert "Traceback" not in started.err
+        assert f"launcher: run {run} " in started.err  # how it ended
+    finally:
+        for path in (runs, server):
+            subprocess.run(["umount", "--lazy", str(path)], check=False, timeout=10)
+    until(lambda: not here.queue(), "it goes on")
+
+
+@pytest.mark.long
+def test_a_run_whose_folder_becomes_read_only_ends_as_it_would(here: OnCluster) -> None:
+    """By what Slurm says: the script can't write its code, and that isn't the run's failure."""
+    runs, server = here.folder / "runs", here.folder / "server"
+    server.mkdir()
+    mount("--bind", str(server), str(runs))
+    try:
+        here.counts(SAYS.replace("FOLDER", str(here.folder)))
+        started = here.start("run", "run.yaml", "--backend", "slurm")
+        started.said("node-1 | node 1 of 2")
+        subprocess.run(["umount", "--lazy", str(runs)], check=True, timeout=10)
+        mount("--bind", "-o", "ro", str(server), str(runs))
+        (here.folder / "done").touch()
+        assert started.ends() == 0, started
+        assert "Read-only file system" in started.err
     finally:
         subprocess.run(["umount", "--lazy", str(runs)], check=False, timeout=10)
-    until(lambda: not here.queue(), "it goes on")
+        for path in server.glob("*/slurm.json"):
+            path.unlink()
 
 
 def test_what_slurm_refuses_leaves_nothing(here: OnCluster) -> None:
@@ -347,11 +438,11 @@ def test_at_its_time_limit_a_job_saves_is_requeued_and_learns_the_same(
 ) -> None:
     """Slurm sends its signal up to a minute early, and holds a requeued job for two."""
     here.write(training(image, 600))
-    whole = here.done("run", "run.yaml", "--backend", "slurm")
+    whole = here.start("run", "run.yaml", "--backend", "slurm")
+    assert whole.ends(600) == 0, whole
     asked = training(image, 600, time="2", signal=60, requeue=True)
     here.write(asked | {"checkpoint": {"save": "parts"}})
     parts = here.start("run", "run.yaml", "--backend", "slurm")
-    assert (parts.process.wait(1000), whole.process.returncode) == (0, 0), parts
-    parts.ends()
+    assert parts.ends(1000) == 0, parts
     assert "waits: BeginTime" in parts.err
     assert dict(LOSS.findall(parts.out))["600"] == dict(LOSS.findall(whole.out))["600"]

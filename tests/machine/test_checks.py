@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.errors import PreflightError
-from launcher.machine import checks, saved
+from launcher.machine import auto, checks, saved
 from launcher.machine.machine import UNLIMITED, Dataset, Finding, Folder, Machine, Saved, Use
 from launcher.matrix.load import load_matrix
 from launcher.plan.gpus import Gpus, parse_gpus
@@ -83,7 +83,7 @@ def room(gigabytes: float, **more: Saved) -> Machine:
           for device in ("2", "GPU-9", "GPU")),
         (BF16, Machine(gpus=(V100,)), "--set training.bf16=true: training.bf16: GPU 0 is a Tesla "
          "V100-SXM2-32GB, compute capability 7.0",
-         "--set training.bf16=false --set training.fp16=true", True),
+         "--set training.precision=fp16 --set training.bf16=null", True),
         ((*BF16, "gpus=2"), Machine(gpus=(V100, replace(V100, index=1, uuid="GPU-1"))),
          "compute capability 7.0", "", True),  # once for GPUs of one name
         (FP16, Machine(gpus=(replace(V100, capability=(6, 1)),)), "capability 6.1", "", False),
@@ -105,8 +105,13 @@ def room(gigabytes: float, **more: Saved) -> Machine:
         (("gpt2", "data.path=/data/corpus"),
          Machine(datasets=(Dataset("/data/corpus", "cut short"), Dataset("b", ""))),
          "--set data.path=/data/corpus: data.path: cut short", "", True),
-        (("gpt2-tiny", "data.path=/d"), Machine(datasets=(Dataset("/d", "", 9, 256),)),
+        (("gpt2-tiny", "data.path=/d"), Machine(datasets=(Dataset("/d", "", 9999, 256),)),
          "data.vocab_size: 256, and /d has token 256", "data.vocab_size=257", True),
+        (("gpt2-tiny", "data.path=/d"), Machine(datasets=(Dataset("/d", "", 64, 9),)),
+         "data.split: /d has about 62 tokens for training, and a sample 65", "more text", True),
+        (("gpt2-tiny", "data.path=/d", "data.split='98,2,0'"),
+         Machine(datasets=(Dataset("/d", "", 900, 9),)),
+         "data.split: /d has about 18 tokens for evaluation", "more text", False),
         (("gpt2",), Machine(folders=(Folder("/mnt/x", "checkpoint.save", "is read-only", 0),)),
          ": checkpoint.save: /mnt/x: is read-only", "", True),
         (("gpt2",), Machine(unseen=(("checkpoint.save", "/mnt/later"),)),
@@ -134,12 +139,31 @@ def test_each_is_told_with_its_place_and_its_mend(
     assert finding.refuse == refuse
 
 
+@pytest.mark.parametrize("capability", [(7, 0), (5, 2)])
+@pytest.mark.parametrize(
+    "given",
+    ["precision=auto", "precision=fp16", "precision=bf16", "fp16=true", "bf16=true"],
+)
+def test_what_mends_a_precision_does(asked: Asker, given: str, capability: tuple[int, int]) -> None:
+    """`fp16=false` over `precision: auto` is fp16 all the same."""
+    gpu = replace(V100, capability=capability)
+    sets = dict([f"training.{given}".split("=")])
+    for _ in range(3):
+        run = asked("gpt2", *map("=".join, sets.items()))
+        settled, _ = auto.settled(run.config, 1, [gpu])
+        found = [one for one in checks._able(settled, run.origin, [gpu]) if one.refuse]
+        if not found:
+            return
+        sets |= dict(one.split("=") for one in found[0].mend.split() if one != "--set")
+    pytest.fail(f"{found[0].what}: {found[0].mend}")
+
+
 @pytest.mark.parametrize(
     ("sets", "machine"),
     [
         (("gpt2", "gpus='device=MIG-1a2b'"), Machine(gpus=TWO)),  # a slice isn't in the list
         (("gpt2-tiny",), Machine(gpus=())),
-        (("gpt2-tiny", "data.path=/d"), Machine(datasets=(Dataset("/d", "", 9, 255),))),
+        (("gpt2-tiny", "data.path=/d"), Machine(datasets=(Dataset("/d", "", 9999, 255),))),
         (("gpt2-tiny",), Machine(engine=replace(ENGINE, gpus=False))),
         (("gpt2", "gpus=8"), Machine()),  # what can't be told isn't checked
         (("gpt2",), OLD),

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,8 @@ from tools.failures import PAGE, page
 
 ROOT = Path(__file__).parents[2]
 
-REAL = {known.name: known.texts for known in failures.table()}
+REAL: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("said.yaml").read_text())
+"""What is really written, by the name of the known failure."""
 
 
 def named(tail: str, cause: Cause = Cause.ITSELF) -> list[failures.Sign]:
@@ -27,8 +29,15 @@ BEFORE = "training\n[2025-04-13 23:41:20] iteration 20/ 1000 | lm loss: 1.07E+01
 
 
 def test_every_row_of_the_table_has_its_real_text() -> None:
-    assert all(REAL.values())
-    assert len(REAL) == len(failures.table())
+    assert list(REAL) == [known.name for known in failures.table()]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [(known.name, says) for known in failures.table() for says in known.says]
+)
+def test_every_expression_fits_a_real_text(name: str, says: str) -> None:
+    """Else it may be one that nothing says, and its first match is a wrong name."""
+    assert any(re.search(says, text, re.MULTILINE) for text in REAL[name])
 
 
 @pytest.mark.parametrize("known", failures.table(), ids=lambda known: known.name)
@@ -61,9 +70,27 @@ def test_the_first_cause_is_told_where_others_follow_from_it() -> None:
     """What follows from others comes last, though a log may have it first."""
     after = [known for known in failures.table() if known.follows]
     others = ["GPU memory is out", "the port is taken"]
-    texts = [*(known.texts[0] for known in after), *(REAL[name][0] for name in others)]
+    texts = [*(REAL[known.name][0] for known in after), *(REAL[name][0] for name in others)]
     found = named("\n".join(texts))
     assert [sign.failure.name for sign in found] == [*others, *(known.name for known in after)]
+
+
+WARNED = [
+    (name, text)
+    for name, texts in REAL.items()
+    for text in texts
+    if "NCCL WARN " in text and "nvls.cc" not in text  # whose file alone tells it
+]
+
+
+@pytest.mark.parametrize(("name", "text"), WARNED)
+@pytest.mark.parametrize("rank", ["", "[rank3]: "])
+def test_what_torch_repeats_of_nccl_is_named_alike(name: str, text: str, rank: str) -> None:
+    """Without NCCL_DEBUG it is all that there is, behind a line that says only that it failed."""
+    last = text.partition("NCCL WARN ")[2]
+    failed = "ncclSystemError: System call (e.g. socket, malloc) or external library call failed"
+    found = named(f"{rank}{failed}\n{rank}Last error:\n{rank}{last}\n")
+    assert found[0].failure.name == name
 
 
 def test_a_run_that_was_stopped_or_done_has_no_failure() -> None:
@@ -79,6 +106,21 @@ def test_a_full_shared_memory_is_no_full_disk() -> None:
     assert Ending(Ended(1), False, full).reason == "a disk is full"
     for text in (shared[1], f"{full}\n{shared[3]}", f"{shared[1]}\n{full}"):
         assert not Ending(Ended(1), False, text).full
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_headline_never_contradicts_the_cause(name: str) -> None:
+    """Host memory that is out was "killed from outside", where the kernel did it."""
+    (known,) = [one for one in failures.table() if one.name == name]
+    for text in REAL[name]:
+        said = Ending(Ended(137), False, text).reason
+        assert said in ("", "a disk is full") or known.follows or text.startswith("runner: ")
+        assert (said == "a disk is full") == (name == "a disk is full")
+
+
+def test_commands_are_told_to_programs() -> None:
+    told = failures.explain([REAL["the port is taken"][0].encode()]).as_json()
+    assert told["causes"][0]["commands"] == ["ss -ltnp"]
 
 
 def healthy() -> list[Path]:
@@ -101,7 +143,7 @@ def test_noise_around_a_failure_hides_nothing(noise: str, text: str) -> None:
 
 def aftermath(ranks: int) -> list[str]:
     """What ranks write when another has failed, with numbers and addresses of their own."""
-    texts = [text for known in failures.table() if known.follows for text in known.texts]
+    texts = [text for known in failures.table() if known.follows for text in REAL[known.name]]
     return [
         f"[rank{rank}]: {line} comm 0x{rank * 0x9E3779B97F4A7C15 % (1 << 48):x}"
         for rank in range(ranks)

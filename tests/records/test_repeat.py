@@ -44,6 +44,16 @@ def test_all_nodes_find_the_same_folder(tmp_path: Path) -> None:
     assert found.checkpoint.save == "ck-rerun2"
 
 
+def test_a_task_of_an_array_learns_from_another_seed_in_folders_of_its_own() -> None:
+    keys = {"checkpoint": {"save": "/ck/", "load": "/ck/"}, "slurm": {"array": "1-3"}}
+    found = repeat.as_task(config(**keys, training={"seed": 7}), 3, "/")
+    assert (found.training.seed, found.slurm.array) == (10, None)
+    assert found.checkpoint.save == found.checkpoint.load == "/ck/3"
+    assert found.env == {"SLURM_ARRAY_TASK_ID": "3"}
+    assert repeat.as_task(config(), 3, "/").training.seed == 1237
+    assert repeat.as_task(config(program="./own.py"), 3, "/").training.seed is None
+
+
 def test_where_it_writes_over_what_that_run_wrote_is_told(tmp_path: Path) -> None:
     mounts = [
         {"source": "in", "target": "/in"},

@@ -26,7 +26,7 @@ GPT2 = Step(
         ((), 1, 16, "fp16"),
         (("training.global_batch_size=64", "training.precision=fp32"), 1, 64, "fp32"),
         (("program=pretrain_gpt.py", "gpus=8", "parallel.tensor_model_parallel_size=2",
-          "parallel.pipeline_model_parallel_size=2", "training.global_batch_size=null",
+          "parallel.context_parallel_size=2", "training.global_batch_size=null",
           "training.micro_batch_size=4"), 8, 8,
          "fp16"),
         (("program=pretrain_gpt.py", "megatron_args.fp8_format=hybrid"), 1, 16, "fp8"),

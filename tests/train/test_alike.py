@@ -229,9 +229,13 @@ def program(tmp_path: Path) -> Path:
 
 
 def nodes(
-    program: Path, monkeypatch: pytest.MonkeyPatch, *processes: int, saved: Sequence[Path] = ()
+    program: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *processes: int,
+    saved: Sequence[Path] = (),
+    words: Sequence[Sequence[str]] = ((), ()),
 ) -> list[Run]:
-    """Nodes of it to their end, each with so many processes, and a folder of checkpoints."""
+    """Nodes of it to their end, each with so many processes, a folder of checkpoints, and words."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     where = ["--nodes", str(len(processes)), "--master-addr", "127.0.0.1"]
     where += ["--master-port", str(free_port())]
@@ -240,7 +244,7 @@ def nodes(
         runs = []
         for node, (each, saves) in enumerate(zip(processes, each_saves, strict=False)):
             options = [*where, "--node-rank", str(node), *saves]
-            here = runner_command(each, str(program), options=options)
+            here = runner_command(each, str(program), *words[node], options=options)
             runs.append(stack.enter_context(going_on(here)))
     return runs
 
@@ -288,4 +292,22 @@ def test_checkpoints_are_on_a_disk_that_all_share(
     for run in nodes(program, monkeypatch, 1, 1, saved=saved):
         assert run.code == code, run.output
         assert ("  checkpoints: node 1 (" in run.output) == (code != 0)
+    assert [path.name for path in tmp_path.glob("*/.seen*")] == []
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize(("second", "code"), [("one", 0), ("two", 121), ("made", 0)])
+def test_the_sample_index_is_on_a_disk_that_all_share(
+    second: str, code: int, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 makes it, and all others would look for it where it isn't."""
+    (tmp_path / "text.idx").write_bytes(b"0")
+    (tmp_path / "text.bin").write_bytes(b"0")
+    (tmp_path / "made/cache").mkdir(parents=True)
+    (tmp_path / "made/cache/0-GPTDataset-train-shuffle_index.npy").touch()
+    text = str(tmp_path / "text")
+    words = [["--data-cache-path", str(tmp_path / one), text] for one in ("one", second)]
+    for run in nodes(program, monkeypatch, 1, 1, words=words):
+        assert run.code == code, run.output
+        assert ("  the data's sample index: node 1 (" in run.output) == (code != 0)
     assert [path.name for path in tmp_path.glob("*/.seen*")] == []

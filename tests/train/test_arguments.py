@@ -83,6 +83,7 @@ def test_vocabulary_padding_is_upstreams(
         (["--hidden-size", "33"], 1, r"--hidden-size \(33\)"),
         (["--num-query-groups", "3"], 1, r"--num-query-groups \(3\)"),
         (["--fp16", "--bf16"], 1, "exclude each other"),
+        (["--fp8-format", "hybrid"], 1, "needs --bf16"),
         (["--data-path", "x"], 1, "either --mock-data or --data-path"),
         (["--eod-id", "100"], 1, "not in the vocabulary"),
         (["--max-position-embeddings", "8"], 1, "smaller than --seq-length"),

@@ -117,6 +117,24 @@ def test_a_checkpoint_goes_on_with_either(train: Train, tmp_path: Path) -> None:
     )
 
 
+OTHERWISE = """
+import os, runpy
+from launcher.train.gpt import device_adam
+squares = device_adam._squares
+if os.environ["RANK"] == "1":
+    device_adam._squares = lambda *given: squares(*given) * 1.001
+runpy.run_module("launcher.train.gpt", run_name="__main__")
+"""
+
+
+def test_replicas_stay_alike_though_each_compiles_the_norm_for_itself(tmp_path: Path) -> None:
+    """Kernels that add up in another order gave another clipping, and weights that part."""
+    (tmp_path / "program.py").write_text(OTHERWISE)
+    checked = ("--mock-data", "--bf16", "--clip-grad", "0.5", "--check-replicas-interval", "1")
+    done = start(2, str(tmp_path / "program.py"), *TINY, *checked)
+    assert done.code == 0, done.output
+
+
 CHOICES = """
 import sys
 from launcher.train.gpt import arguments, fast

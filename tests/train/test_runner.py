@@ -300,7 +300,7 @@ def test_refusal_starts_nothing(tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
-NSYS = """import os, sqlite3, sys
+NSYS = """import os, signal, sqlite3, subprocess, sys
 given = dict(word.split("=", 1) for word in sys.argv if word.startswith("--") and "=" in word)
 if sys.argv[1] == "export":
     with sqlite3.connect(given["--output"]) as tables:
@@ -311,18 +311,26 @@ if sys.argv[1] == "export":
             INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1e6, 4e6, 7), (4e6, 5e6, 8);
         ''')
 else:
-    open(given["--output"] + ".nsys-rep", "w").close()
     command = [word for word in sys.argv[2:] if not word.startswith("--")]
-    os.execv(command[0], sys.argv[sys.argv.index(command[0]):])
+    command = sys.argv[sys.argv.index(command[0]):]
+    started = subprocess.Popen(command, start_new_session=True)
+    signal.signal(signal.SIGTERM, lambda *_: started.terminate() or os._exit(0))
+    code = started.wait()
+    if code == 3:
+        open(given["--output"] + ".nsys-rep", "w").close()
+    sys.exit(code)
 """
-"""A stand-in for NVIDIA's program: it starts the command, and says what a GPU did."""
+"""A stand-in for NVIDIA's program: it starts the command, and says what a GPU did.
+
+As that of 2023.4 does, it gives the rank a session of its own, and ends at SIGTERM before the rank.
+"""
 
 
 @pytest.mark.megatron
 def test_ranks_run_under_nsys_whose_report_is_told(tmp_path: Path) -> None:
     """Else it would be asked to begin and to end, and nobody would listen."""
     script = tmp_path / "script.py"
-    script.write_text("import os\nprint('rank', os.environ['RANK'])\nraise SystemExit(3)\n")
+    script.write_text("import os\nrank = os.environ['RANK']\nprint(rank)\nexit(3 * int(rank))\n")
     options = ["--profile", str(tmp_path), "--nsys", "1"]
     command = runner_command(2, str(script), options=options)[1:]
     refused = python(*command, PATH=str(tmp_path))
@@ -332,11 +340,41 @@ def test_ranks_run_under_nsys_whose_report_is_told(tmp_path: Path) -> None:
     (tmp_path / "nsys").chmod(0o755)
     done = python(*command, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert done.returncode == 3
-    assert sorted(done.stdout.split()) == ["0", "1", "rank", "rank"]
+    assert sorted(done.stdout.split()) == ["0", "1"]
     told = "profile of rank 1: 4.0 ms: matrix products 75 %, communication 25 %; its trace: "
     assert f"{told}{tmp_path}/rank-1.nsys-rep" in done.stderr
     assert (tmp_path / "rank-1.costs.json").exists()
     assert not (tmp_path / "rank-0.nsys-rep").exists()
+
+
+SAVES = """import os, signal, sys, time
+def saves(*_):
+    time.sleep(1)
+    print("saved", flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, saves)
+print("trains", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.megatron
+def test_a_rank_under_nsys_that_is_asked_to_stop_has_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nsys would end first, and the container with it, while the rank saves."""
+    (tmp_path / "script.py").write_text(SAVES)
+    (tmp_path / "nsys").write_text(f"#!{sys.executable}\n{NSYS}")
+    (tmp_path / "nsys").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    options = ["--profile", str(tmp_path), "--nsys", "0"]
+    with going_on(runner_command(1, str(tmp_path / "script.py"), options=options)) as ranks:
+        while ranks.line() != "trains\n":
+            pass
+        ranks.process.send_signal(signal.SIGTERM)
+    assert "saved\n" in ranks.output
+    assert "profile of rank 0: nsys wrote no report: it saw no traced step\n" in ranks.output
+    assert ranks.code == 0
 
 
 @pytest.mark.megatron

@@ -235,7 +235,7 @@ def test_half_a_line_of_a_killed_process_is_no_result(site: Settings, tmp_path: 
     assert (found["stage"], found["reason"]) == ("time limit", "9 s, while at train")
 
 
-@pytest.mark.parametrize(("stage", "tried"), [("pull", 2), ("fetch", 2), ("compile", 1)])
+@pytest.mark.parametrize(("stage", "tried"), [("pull", 2), ("fetch", 2), ("patch", 1)])
 def test_what_failed_at_what_comes_from_outside_is_tried_again(
     site: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, tried: int
 ) -> None:

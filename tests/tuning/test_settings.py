@@ -59,6 +59,13 @@ def test_what_does_not_fit_is_left_out() -> None:
     assert small.why_not(Setting()) == "needs about 8.5 GB of 7.0"
 
 
+def test_a_larger_micro_batch_than_are_tried_is_among_them_where_it_is_given() -> None:
+    """Else the setting that everything is compared with would be none of its own axis."""
+    given = space("training.micro_batch_size=128", "training.global_batch_size=128", total=0)
+    sizes = [changes[MICRO] for changes in given.axes()["micro-batch"]]
+    assert sizes == [1, 2, 4, 8, 16, 32, 64, 128]
+
+
 def test_what_cannot_divide_is_left_out() -> None:
     """Three replicas share no batch of 16, and 3 parts no vocabulary padded to 128."""
     three = space(processes=3)

@@ -61,6 +61,8 @@ def test_there_and_back_by_the_command_line(
     same(tmp_path / "theirs", tmp_path / "back")
     assert cli.main(["checkpoint", "import", back, "--to", ranks]) == 2
     assert "isn't an empty folder" in capsys.readouterr().err
+    assert cli.main(["checkpoint", "import", back, "--to", str(tmp_path / "again")]) == 0
+    assert "no optimizer's state comes with them" in capsys.readouterr().out
 
 
 def test_a_checkpoint_without_a_tokenizer_is_asked_for_one(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -61,6 +64,60 @@ def test_a_folder_a_rank_and_back_is_the_same(tmp_path: Path, family: str, dtype
     convert.convert(ranks, tmp_path / "one", reader.DISTRIBUTED, {})
     convert.export(opened(tmp_path / "one"), tmp_path / "back")
     same(theirs, tmp_path / "back")
+
+
+ENGINES = {
+    "self_attention.linear_qkv.layer_norm_": r"(?<=\d\.)input_layernorm\.",
+    "mlp.linear_fc1.layer_norm_": r"(?<=\d\.)pre_mlp_layernorm\.",
+}
+GROUPED = r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc\d)\.weight"
+"""What TransformerEngine's layers call what Megatron's local ones call otherwise, without experts.
+
+By megatron/core/models/gpt/gpt_layer_specs.py and its extensions/transformer_engine.py.
+"""
+
+
+def engines(name: str, experts: int) -> str:
+    """A weight's name in a model of TransformerEngine's layers, with its grouped experts."""
+    for theirs, ours in [*ENGINES.items()][: 1 if experts else 2]:
+        name = re.sub(ours, theirs, name)
+    return re.sub(GROUPED, r"mlp.experts.\2.weight\1", name)
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral"])
+def test_layers_of_transformer_engine_have_other_names(tmp_path: Path, family: str) -> None:
+    """It isn't here: its checkpoint is Megatron's own with the names and states that it would have.
+
+    Up to 1.x a state is a stream, from then on a tensor of bytes.
+    """
+    import torch
+
+    theirs = made(tmp_path / "theirs", family)
+    convert.import_(theirs, tmp_path / "ours", padding=64)
+    saved = opened(tmp_path / "ours")
+    layout = {"tensor": 2, "pipeline": 2, "expert": 2 if saved.experts else 1}
+    convert.convert(saved, tmp_path / "local", reader.RANKS, layout)
+    said = {**saved.arguments, "transformer_impl": "transformer_engine", "moe_grouped_gemm": True}
+    convert.convert(replace(saved, arguments=said), tmp_path / "engine", reader.RANKS, layout)
+    for path in opened(tmp_path / "local").folder.rglob("*.pt"):
+        state = torch.load(path, weights_only=False)
+        model = {
+            engines(name, saved.experts): values
+            for name, values in state["model"].items()
+            if isinstance(values, torch.Tensor)
+        }
+        ours = torch.load(str(path).replace("/local/", "/engine/"), weights_only=False)["model"]
+        assert {name for name in ours if not name.endswith("_extra_state")} == model.keys()
+        for name, values in model.items():
+            assert torch.equal(values, ours[name]), name
+        states = io.BytesIO(b"scales"), torch.zeros(5, dtype=torch.uint8)
+        for name, some in zip([*model], itertools.cycle(states), strict=False):
+            model[f"{name.rpartition('.')[0]}._extra_state"] = some
+        torch.save({**state, "model": model}, path)
+    for folder in ("local", "engine"):
+        convert.export(opened(tmp_path / folder), tmp_path / f"from-{folder}")
+        same(theirs, tmp_path / f"from-{folder}")
 
 
 def test_a_tied_model_has_one_embedding(tmp_path: Path) -> None:

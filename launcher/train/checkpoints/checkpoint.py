@@ -30,6 +30,9 @@ CUT_SHORT = "inline_container.cc"
 FULL = 1 << 16
 """Bytes free on a disk that is as good as full."""
 
+SCALES = "_extra_state"
+"""What torch calls what isn't a tensor; in Transformer Engine, FP8's scales."""
+
 PATIENCE = datetime.timedelta(seconds=2)
 
 
@@ -268,12 +271,13 @@ def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: A
     if min(saved, here) == 1 < max(saved, here):
         raise UsageError(
             f"{source} was saved with EP={saved}, which keeps another optimizer than EP={here}: go "
-            f"on with --expert-model-parallel-size {saved}" + (" or another above 1" * (saved > 1))
+            f"on with --expert-model-parallel-size {saved}{' or another above 1' * (saved > 1)}, "
+            "or with the weights alone, by `launcher checkpoint convert … --format torch_dist`"
         )
     state = _sharded(parts, optimizer, is_loading=True)
     if known["layout"] == layout():
         state["rng_state"] = _random_state()
-    loaded = dist_checkpointing.load(state, str(source))
+    loaded = _loaded(state, source)
     _fill(parts, loaded)
     optimizer.load_state_dict(loaded["optimizer"])
     if random := loaded.get("rng_state"):
@@ -285,9 +289,22 @@ def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: A
 
 def load_weights(source: Path, parts: Sequence[Any]) -> None:
     """Load the model alone. All ranks call this together."""
-    _fill(parts, dist_checkpointing.load(_weights(parts), str(source)))
+    _fill(parts, _loaded(_weights(parts), source))
+
+
+def _loaded(state: dict[str, Any], source: Path) -> dict[str, Any]:
+    """What a checkpoint has of `state`: all, but for FP8's scales where it is of other layers.
+
+    Transformer Engine's layers keep something even where nothing is in FP8, and ours nothing.
+    """
+    loaded: dict[str, Any]
+    loaded, _, lacking = dist_checkpointing.load(state, str(source), strict="return_unexpected")
+    if lost := sorted(key for key in lacking if SCALES not in key):
+        raise UsageError(f"{source} lacks {lost[0]} of this model, and {len(lost) - 1} more")
+    return loaded
 
 
 def _fill(parts: Sequence[Any], loaded: dict[str, Any]) -> None:
     for key, part in zip(_keys(parts), parts, strict=True):
-        part.load_state_dict(loaded[key])
+        own = {name: kept for name, kept in part.state_dict().items() if name.endswith(SCALES)}
+        part.load_state_dict(own | loaded[key])

@@ -170,6 +170,10 @@ def parser(
     add = made.add_argument_group("precision").add_argument
     add("--fp16", action="store_true")
     add("--bf16", action="store_true")
+    formats = ("e4m3", "hybrid")
+    add("--fp8-format", dest="fp8", choices=formats, help="of Transformer Engine's products")
+    recipes = ("tensorwise", "delayed", "mxfp8", "blockwise")
+    add("--fp8-recipe", choices=recipes, default="delayed", help="how FP8's scales are found")
     add("--loss-scale", type=float, help="a constant one, for fp16")
     skips = "fp16's first; upstream's, 2**32, skips some 16 steps until it fits"
     add("--initial-loss-scale", type=float, default=2.0**16, help=skips)
@@ -234,6 +238,8 @@ def complete(arguments: argparse.Namespace) -> argparse.Namespace:
         arguments.moe_ffn_hidden_size = arguments.moe_ffn_hidden_size or arguments.ffn_hidden_size
     arguments.max_position_embeddings = arguments.max_position_embeddings or arguments.seq_length
     arguments.lr_decay_iters = arguments.lr_decay_iters or arguments.train_iters
+    if arguments.fp8 and arguments.transformer_impl == "auto":
+        arguments.transformer_impl = "transformer_engine"
     if arguments.eod_id is None:
         arguments.eod_id = arguments.vocab_size - 1
     return arguments
@@ -387,6 +393,8 @@ def _check_choices(given: argparse.Namespace) -> None:
         raise UsageError(f"--eod-id {given.eod_id} is not in the vocabulary")
     if given.fp16 and given.bf16:
         raise UsageError("--fp16 and --bf16 exclude each other")
+    if given.fp8 and (given.transformer_impl == "local" or not given.bf16):
+        raise UsageError("--fp8-format needs --bf16 and --transformer-impl transformer_engine")
     if given.mock_data == bool(given.data_path):
         raise UsageError("give either --mock-data or --data-path")
     if given.mock_samples is not None and (given.data_path or given.mock_samples < 1):

@@ -59,9 +59,8 @@ class DeviceAdam:
         """
         self.arguments, self.inner = arguments, _only(optimizer)
         self.scaler: Any = getattr(self.inner, "grad_scaler", None)
-        world = torch.distributed.get_world_size()
-        parts = torch.distributed.get_world_size(parallel_state.get_model_parallel_group())
-        self.replicas = world // parts
+        self.group = parallel_state.get_model_parallel_group()
+        self.replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self.by_group = type(self.inner.optimizer).__name__ == "FusedAdam"
         self.buffers = list(_gather(self.inner, whole=not arguments.on_cpu))
         device = self.buffers[0].master.device
@@ -93,10 +92,11 @@ class DeviceAdam:
         if measured:
             parts = [self._squares(each.gradient, each.counted) for each in self.buffers]
             squares = torch.stack(parts).sum()
-            if torch.distributed.get_world_size() > 1:
-                # Over the replicas too: sums that ranks compile apart may differ in the last bit.
-                torch.distributed.all_reduce(squares)
-                squares = squares / self.replicas
+            if torch.distributed.get_world_size(self.group) > 1:
+                torch.distributed.all_reduce(squares, group=self.group)
+            if torch.distributed.get_world_size(self.replicas) > 1:  # each compiled its own sum
+                first = torch.distributed.get_process_group_ranks(self.replicas)[0]
+                torch.distributed.broadcast(squares, first, group=self.replicas)
             self.norm.copy_(squares.sqrt() * factor)
             if given.clip_grad > 0:
                 factor = factor * torch.clamp(given.clip_grad / (self.norm + 1e-6), max=1.0)

@@ -30,7 +30,7 @@ CONFIG = (
     "normalization qk_layernorm add_qkv_bias window_size hidden_dropout attention_dropout "
     "init_method_std tensor_model_parallel_size pipeline_model_parallel_size "
     "context_parallel_size expert_model_parallel_size sequence_parallel fp16 bf16 "
-    "cross_entropy_loss_fusion"
+    "fp8 fp8_recipe cross_entropy_loss_fusion"
 ).split()
 """What Megatron's description of a model calls as its command line does."""
 
@@ -67,9 +67,12 @@ def vocabulary(arguments: argparse.Namespace, tensor: int, saved: dict[str, Any]
 
 def _layers(arguments: argparse.Namespace, described: TransformerConfig, compiles: str) -> Any:
     wanted = arguments.transformer_impl
+    there = not arguments.on_cpu and importlib.util.find_spec("transformer_engine")
     if wanted == "auto":
-        there = not arguments.on_cpu and importlib.util.find_spec("transformer_engine")
         wanted = "transformer_engine" if there and not compiles else "local"
+    elif wanted == "transformer_engine" and not there:
+        where = "for the CPU" if arguments.on_cpu else "here"
+        raise UsageError(f"--transformer-impl {wanted}: there is no Transformer Engine {where}")
     experts = {"num_experts": arguments.num_experts, "moe_grouped_gemm": arguments.moe_grouped_gemm}
     if wanted == "transformer_engine":
         layer = get_gpt_layer_with_transformer_engine_spec(**experts)

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from launcher import files
 from launcher.train.checkpoints import lineage
-from launcher.train.ranks import network, ring
+from launcher.train.ranks import network, reduction, ring
 from launcher.train.ranks.job import Job, Unable, Unmet
 from launcher.train.ranks.meeting import MOST, Failed, Meeting, Stopped, Unneeded, named
 from launcher.train.words import say
@@ -36,6 +37,13 @@ MAY_DIFFER = "LAUNCHER_NODES_MAY_DIFFER"
 BUILD = Path("/opt/megatron/build.json")
 PIECES, PIECE = 64, 1 << 16
 """How many pieces of an .idx are compared, and the bytes of each: all of most files."""
+
+CHECKPOINTS, INDEX = "checkpoints", "the data's sample index"
+CURES = {
+    CHECKPOINTS: "let it be on a disk that all nodes share",
+    INDEX: "let it be on a disk that all nodes share, by data.cache, or make it on each beforehand",
+}
+"""Folders that nodes share, and what is to be done where they don't."""
 
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "flash-attn", "numpy")
 
@@ -122,34 +130,39 @@ def look(
     me = {"host": socket.gethostname(), "refusal": refusal}
     same = {"processes": str(job.processes), **facts(environ, job.program, gpus)}
     place = (job.node_rank, job.nodes, job.master_addr, job.master_port)
-    folder = _saved(job, environ)
-    with ExitStack() as left, _sign(job, folder) as sign:
+    folders = _shared(job, environ)
+    with ExitStack() as left, _signs(job, folders) as signs:
         meeting = left.enter_context(closing(Meeting(*place, say, stopped, job.fewer)))
         try:
             meeting.join(JOIN_SECONDS)
-            refused, wrong, sign = meeting.exchange(me | {"facts": same, "sign": sign}, judged)
+            refused, wrong, signs = meeting.exchange(me | {"facts": same, "signs": signs}, judged)
             now = me | {"time": time.time()}  # all got that answer within moments
             off = meeting.exchange(now, clocks)
-            wrong += meeting.exchange(me | {"sees": _sees(folder, sign)}, apart)
+            blind = [what for what, sign in signs.items() if not _sees(folders.get(what), sign)]
+            wrong += meeting.exchange(me | {"blind": blind}, apart)
             found = [] if refused else ring.look(meeting)
+            if refused:
+                raise Unable(_listed("not all nodes can start their ranks:", refused))
+            if wrong and not environ.get(MAY_DIFFER):
+                cure = f"{MAY_DIFFER}=1 among the run's env starts it all the same"
+                raise Unable(_listed("the nodes aren't alike:", [*wrong, cure]))
+            if broken := ring.broken(found):
+                raise Unmet(_listed("the nodes don't reach each other, as ranks would:", broken))
+            variables = _interface(meeting.own, environ) if meeting.nodes > 1 else {}
+            summed = reduction.look(meeting, variables, cpu=job.cpu) if meeting.nodes > 1 else []
+            if broken := reduction.broken(summed):
+                raise Unmet(_listed("the nodes get no all-reduce done:", broken))
         except Unneeded as unneeded:
             raise Unable(str(unneeded)) from None
         except Failed as failed:
             raise Unmet(f"the nodes don't meet: {failed}") from None
         except Stopped:
             return None
-        if refused:
-            raise Unable(_listed("not all nodes can start their ranks:", refused))
-        if wrong and not environ.get(MAY_DIFFER):
-            cure = f"{MAY_DIFFER}=1 among the run's env starts it all the same"
-            raise Unable(_listed("the nodes aren't alike:", [*wrong, cure]))
-        if broken := ring.broken(found):
-            raise Unmet(_listed("the nodes don't reach each other, as their ranks would:", broken))
         left.pop_all()
     if (warned := [*wrong, *off, *ring.slow(found)]) and job.node_rank == 0:
         say(_listed("warning:", warned))
     job = replace(job, nodes=meeting.nodes, node_rank=meeting.node)
-    return Met(job, meeting, _interface(meeting.own, environ) if job.nodes > 1 else {})
+    return Met(job, meeting, variables)
 
 
 def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -168,48 +181,55 @@ def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:
     return dict.fromkeys(wrong, used)
 
 
-def _saved(job: Job, environ: Mapping[str, str]) -> Path | None:
-    """The folder of checkpoints, which all nodes share."""
+def _shared(job: Job, environ: Mapping[str, str]) -> dict[str, Path]:
+    """The folders that all nodes share: of checkpoints, and where rank 0 puts the sample index."""
     wish = lineage.wish(environ)
-    return Path(wish.folder) if wish else job.checkpoints
+    saved = Path(wish.folder) if wish else job.checkpoints
+    data = [Path(word).absolute().parent for word in job.program if Path(f"{word}.idx").is_file()]
+    given = [Path(path) for option, path in pairwise(job.program) if option == "--data-cache-path"]
+    index = [*given, *data][:1] if data else []
+    return ({CHECKPOINTS: saved} if saved else {}) | ({INDEX: index[0]} if index else {})
 
 
 @contextmanager
-def _sign(job: Job, folder: Path | None) -> Iterator[str]:
-    """The name of a file for the others to see, which the first node writes; "" where it can't."""
-    if folder is None or job.node_rank:
-        yield ""
-        return
-    path = folder.absolute() / f".seen-by-all-{os.urandom(8).hex()}"
+def _signs(job: Job, folders: Mapping[str, Path]) -> Iterator[dict[str, str]]:
+    """The names of files for the others to see, which the first node writes where it can."""
+    name = f".seen-by-all-{os.urandom(8).hex()}"
+    paths = {} if job.node_rank else {w: path.absolute() / name for w, path in folders.items()}
     try:
-        with suppress(OSError):
-            files.write(path, "")
-        yield path.name if path.exists() else ""
+        for path in paths.values():
+            with suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                files.write(path, "")
+        yield {what: name for what, path in paths.items() if path.exists()}
     finally:
-        with suppress(OSError):
-            files.remove_file(path, path.parent)
+        for path in paths.values():
+            with suppress(OSError):
+                files.remove_file(path, path.parent)
 
 
 def _sees(folder: Path | None, sign: str) -> bool:
-    if not (folder and sign):
+    if not folder:
         return True
     with suppress(OSError):  # asked for the folder, a server tells of one that was just made
         folder.mkdir(parents=True, exist_ok=True)
-    return (folder / sign).exists()
+    return (folder / sign).exists() or any(folder.rglob("*_index.npy"))  # made here beforehand
 
 
 def _listed(heading: str, several: Sequence[str]) -> str:
     return "\n".join([heading, *(f"  {line}" for line in several)])
 
 
-def judged(known: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str], str]:
-    """Why nodes start no ranks, what isn't alike by what each tells, and the first one's sign."""
+def judged(
+    known: Sequence[Mapping[str, Any]],
+) -> tuple[list[str], list[str], dict[str, str]]:
+    """Why nodes start no ranks, what isn't alike by what each tells, and the first one's signs."""
     refused = [
         f"node {node} ({one['host']}): {one['refusal']}"
         for node, one in enumerate(known)
         if one["refusal"]
     ]
-    return refused[:MOST], differences(known), known[0]["sign"]
+    return refused[:MOST], differences(known), known[0]["signs"]
 
 
 def differences(known: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -240,12 +260,13 @@ def clocks(known: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def apart(known: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The nodes that don't see what the first one writes beside its checkpoints."""
-    blind = [node for node, one in enumerate(known) if not one["sees"]]
-    if not blind:
-        return []
-    hosts = ", ".join(known[node]["host"] for node in blind[:MOST])
-    return [
-        f"checkpoints: {named(blind)} ({hosts}) doesn't see what node 0 writes to their folder: "
-        "let it be on a disk that all nodes share"
-    ]
+    """The nodes that don't see what the first one writes to folders that they share."""
+    lines = []
+    for what in CURES:
+        if blind := [node for node, one in enumerate(known) if what in one["blind"]]:
+            hosts = ", ".join(known[node]["host"] for node in blind[:MOST])
+            lines.append(
+                f"{what}: {named(blind)} ({hosts}) doesn't see what node 0 writes to their folder: "
+                f"{CURES[what]}"
+            )
+    return lines

@@ -1,4 +1,4 @@
-"""Becomes a rank's command, which the kernel kills when the runner ends without warning."""
+"""Becomes a rank's command, which the kernel kills when its parent ends without warning."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h; it stays in force through exec
 
@@ -13,12 +14,16 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h; it stays in force through exec
 def main(runner: str, *command: str) -> None:
     """Run the command in this process's place; `runner` is the process id of the parent.
 
-    The kernel watches the thread that started this process: the runner's main one, which lives
+    Or a file for this process's own, where a tracer is the parent, which the runner started. The
+    kernel watches the thread that started this process: the runner's main one, which lives
     as long as the runner does. Where there is no such call, the rank runs all the same.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == int(runner):  # else it ended before the call
-        os.execv(command[0], command)  # noqa: S606
+    if not runner.isdigit():
+        Path(runner).write_text(str(os.getpid()))
+    elif os.getppid() != int(runner):  # it ended before the call
+        return
+    os.execv(command[0], command)  # noqa: S606
 
 
 if __name__ == "__main__":
