@@ -13,11 +13,12 @@ HEAD = """\
 # Known failures
 
 What `launcher explain` names in a log, and what stands at the end of a failed run. It is made of
-`launcher/records/failures.yaml` by `python3 -m tools.failures`; a new row needs a text that was
-really written. *Before the start* is what prevents it or tells of it first; where it says
-`diagnosed`, the log alone does. Of several causes in a log the first to be said is told, but for
-those of the second table, which ranks write as well when another one has failed. *since* is the
-first release that writes it, as the sources tell; where it is empty, all do that the matrix has.
+`launcher/records/failures.yaml` by `python3 -m tools.failures`; each of its expressions has a text
+that was really written, in `tests/records/said.yaml`. *Before the start* is what prevents it or
+tells of it first; where it says `diagnosed`, the log alone does. Of several causes in a log the
+first to be said is told, but for those of the second table, which ranks write as well when another
+one has failed. *since* is the first release that writes it, as the sources tell; where it is empty,
+all do that the matrix has.
 
 """
 TABLE = (

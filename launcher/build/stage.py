@@ -29,6 +29,7 @@ import zipfile
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 BUILD = Path("/build")
 TOOLS = BUILD / "tools"
@@ -253,7 +254,7 @@ def extension(name: str) -> None:
     print(f"stage: {built.name} {record['wheel']['sha256']}", flush=True)
 
 
-def compiling(record: dict[str, dict[str, str]]) -> dict[str, str]:
+def compiling(record: dict[str, Any]) -> dict[str, str]:
     """The environment of an extension's setup.py: architectures as torch and CMake write them."""
     asked = os.environ["CUDA_ARCHITECTURES"].split()
     dotted = [re.sub(r"(\d)([af]?)$", r".\1\2", one) for one in asked]
@@ -266,6 +267,7 @@ def compiling(record: dict[str, dict[str, str]]) -> dict[str, str]:
         **FLAGS,
         "PYTHONPATH": ":".join(filter(None, paths)),
         "PATH": f"{BUILD / 'bin'}:{NATIVE / 'bin'}:{os.environ['PATH']}",
+        "SOURCE_DATE_EPOCH": str(record["epoch"]),  # of the files in the wheel
         **record["environment"],
     }
 

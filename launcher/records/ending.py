@@ -122,7 +122,8 @@ class Ending:
             return "a disk is full"
         if said and not (self._forced and "SIGTERM" in said[1]):
             return said[1]
-        if self.ended.code == KILLED and not self._stopped:
+        known = any(not sign.failure.follows for sign in self.explained.signs)
+        if self.ended.code == KILLED and not self._stopped and not known:
             return "killed from outside, by SIGKILL"
         return ""
 

@@ -47,6 +47,12 @@ RAISED = re.compile(r"(?:^|[\s:])(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\
 LOUD = re.compile(
     r"\b(?:ERROR|FATAL|Fatal|[Ee]rror|fatal|panic|NCCL WARN|abort\w*|core dumped|[Ff]ailed)\b"
 )
+WARNS, LAST = "NCCL WARN ", r"(?:NCCL WARN |Last error:\n(?:\S+: )?)"
+"""Where torch says NCCL's last warning, whatever NCCL_DEBUG is: a line of its own."""
+
+COMMAND = re.compile(r"`([^`]+)`")
+"""A command in a cure."""
+
 RANK = re.compile(r"\[(?:rank|default)?(\d+)\]:|\b[Rr]ank[ =:](\d+)\b|^ *(\d+): ")
 NODE = re.compile(r"^(node-\d+) \| |^([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]|\bON (\S+) CANCELLED\b")
 TIME = re.compile(r"\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\b")
@@ -106,7 +112,8 @@ def table() -> tuple[Failure, ...]:
 
 @cache
 def _patterns() -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile("|".join(known.says), re.MULTILINE) for known in table())
+    says = ("|".join(known.says).replace(WARNS, LAST) for known in table())
+    return tuple(re.compile(each, re.MULTILINE) for each in says)
 
 
 @dataclass(frozen=True)
@@ -141,9 +148,14 @@ class Explained:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """The same for programs: cause, its sign, what follows, suspects."""
+        """The same for programs: cause, its sign, commands that look or mend, what follows."""
         told = [
-            {"cause": sign.failure.name, "cure": sign.failure.cure, "said": _dict(sign.said)}
+            {
+                "cause": sign.failure.name,
+                "cure": sign.failure.cure,
+                "commands": COMMAND.findall(sign.failure.cure),
+                "said": _dict(sign.said),
+            }
             for sign in self.signs
         ]
         suspects = [] if told else [_dict(said) for said in self.suspects]

@@ -219,10 +219,11 @@ def test_architectures_are_written_as_torch_and_as_cmake_have_them(
 ) -> None:
     monkeypatch.setenv("CUDA_ARCHITECTURES", "80 90a 100 120f")
     monkeypatch.setenv("PYTHONPATH", "/opt/packages/lib")
-    found = stage.compiling({"environment": {"NVTE_FRAMEWORK": "pytorch"}})
+    found = stage.compiling({"epoch": 7, "environment": {"NVTE_FRAMEWORK": "pytorch"}})
     assert found["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0a;10.0;12.0f"
     assert found["NVTE_CUDA_ARCHS"] == "80;90a;100;120f"
     assert found["NVTE_FRAMEWORK"] == "pytorch"
+    assert found["SOURCE_DATE_EPOCH"] == "7"  # else two builds of one wheel differ in their times
     assert found["PYTHONPATH"] == "/build/tools:/build/native:/opt/packages/lib"
 
 

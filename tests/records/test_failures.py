@@ -75,6 +75,24 @@ def test_the_first_cause_is_told_where_others_follow_from_it() -> None:
     assert [sign.failure.name for sign in found] == [*others, *(known.name for known in after)]
 
 
+WARNED = [
+    (name, text)
+    for name, texts in REAL.items()
+    for text in texts
+    if "NCCL WARN " in text and "nvls.cc" not in text  # whose file alone tells it
+]
+
+
+@pytest.mark.parametrize(("name", "text"), WARNED)
+@pytest.mark.parametrize("rank", ["", "[rank3]: "])
+def test_what_torch_repeats_of_nccl_is_named_alike(name: str, text: str, rank: str) -> None:
+    """Without NCCL_DEBUG it is all that there is, behind a line that says only that it failed."""
+    last = text.partition("NCCL WARN ")[2]
+    failed = "ncclSystemError: System call (e.g. socket, malloc) or external library call failed"
+    found = named(f"{rank}{failed}\n{rank}Last error:\n{rank}{last}\n")
+    assert found[0].failure.name == name
+
+
 def test_a_run_that_was_stopped_or_done_has_no_failure() -> None:
     text = REAL["the port is taken"][0]
     assert len(describe(Ending(Ended(143), True, text), "0a1b", None, "")) == 1
@@ -88,6 +106,21 @@ def test_a_full_shared_memory_is_no_full_disk() -> None:
     assert Ending(Ended(1), False, full).reason == "a disk is full"
     for text in (shared[1], f"{full}\n{shared[3]}", f"{shared[1]}\n{full}"):
         assert not Ending(Ended(1), False, text).full
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_headline_never_contradicts_the_cause(name: str) -> None:
+    """Host memory that is out was "killed from outside", where the kernel did it."""
+    (known,) = [one for one in failures.table() if one.name == name]
+    for text in REAL[name]:
+        said = Ending(Ended(137), False, text).reason
+        assert said in ("", "a disk is full") or known.follows or text.startswith("runner: ")
+        assert (said == "a disk is full") == (name == "a disk is full")
+
+
+def test_commands_are_told_to_programs() -> None:
+    told = failures.explain([REAL["the port is taken"][0].encode()]).as_json()
+    assert told["causes"][0]["commands"] == ["ss -ltnp"]
 
 
 def healthy() -> list[Path]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from launcher.records import metrics
 from launcher.records.metrics import Found, Memory, Step, Validation, as_record, parse, parse_all
 from launcher.records.throughput import Rates
-from launcher.train.gpt import log
+from launcher.train import log
 
 LOG = Path(__file__).parent / "logs/megatron.txt"
 LINES = LOG.read_text(encoding="utf-8").splitlines()

@@ -97,6 +97,16 @@ def test_other_layouts_load(train: Train, divided: tuple[Run, Path], tmp_path: P
     assert list(one.losses) == [4, 5, 6]
 
 
+def test_a_checkpoint_of_less_than_the_model(divided: tuple[Run, Path], tmp_path: Path) -> None:
+    """What Transformer Engine's layers keep beside tensors may be lacking, and nothing else."""
+    copy = at_iteration_3(divided[1], tmp_path)
+    lacking = (*TINY, "--mock-data", "--load", copy, "--qk-layernorm")
+    run = start(1, "-m", "launcher.train.gpt", *lacking)
+    assert run.code == 2
+    assert "k_layernorm.bias of this model, and 11 more" in run.output
+    assert "Traceback" not in run.output
+
+
 def test_any_real_file_missing_or_a_byte_short_is_found(
     divided: tuple[Run, Path], tmp_path: Path
 ) -> None:

@@ -12,8 +12,8 @@ import sys
 import torch
 from megatron.core import parallel_state
 
-from launcher.train import compat, cpu
-from launcher.train.gpt import arguments, log, training
+from launcher.train import compat, cpu, log
+from launcher.train.gpt import arguments, training
 from launcher.train.ranks import ending
 
 

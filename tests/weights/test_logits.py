@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,33 @@ def test_logits_agree(logits: Logits, family: str) -> None:
     assert (theirs - ours[:, :, :100]).abs().max() < 2e-5
 
 
+@pytest.mark.parametrize("family", CONFIGS)
+def test_it_is_loaded_there_without_a_warning(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of missing or unexpected keys, as there are where a layer is."""
+    import transformers
+
+    made(tmp_path / "theirs", family)
+    convert.import_(tmp_path / "theirs", tmp_path / "ours", padding=64)
+    convert.export(reader.opened(reader.find(tmp_path / "ours")), tmp_path / "exported")
+    transformers.logging.enable_propagation()
+    transformers.logging.set_verbosity_warning()
+
+    def warned(folder: str = "exported") -> list[str]:
+        caplog.clear()
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder)
+        return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+    assert warned() == warned("theirs")  # llama's: of a scaling for more positions than it has
+    assert [each for each in warned() if "original_max_position_embeddings" not in each] == []
+    config = tmp_path / "exported/config.json"
+    layers = '"n_layer": 4' if family == "gpt2" else '"num_hidden_layers": 4'
+    assert layers in config.read_text()
+    config.write_text(config.read_text().replace(layers, layers.replace("4", "5")))
+    assert any("MISSING" in each or "newly initialized" in each for each in warned())
+
+
 FAMILIES = {
     "gpt2": (2, "--pipeline-model-parallel-size", "2"),
     "llama": (2, *LLAMA, "--tensor-model-parallel-size", "2", "--use-rope-scaling"),
@@ -136,7 +164,7 @@ def test_what_is_trained_says_the_same_there(family: str, tmp_path: Path) -> Non
 def test_weights_go_from_one_expert_parallelism_to_another(
     before: int, after: int, tmp_path: Path
 ) -> None:
-    """Whose optimizers differ: a step of no length leaves every byte."""
+    """By themselves, as `convert` leaves them: a step of no length leaves every byte."""
     options = [*TRAINED, *LLAMA, "--num-experts", "4", "--moe-ffn-hidden-size", "48"]
     expert = "--expert-model-parallel-size"
     saves = ("-m", "launcher.train.gpt", *options, "--save", str(tmp_path / "saved"))
@@ -145,8 +173,6 @@ def test_weights_go_from_one_expert_parallelism_to_another(
     convert.export(reader.opened(reader.find(tmp_path / "saved")), tmp_path / "exported")
     on = [*options, "--lr", "0", "--train-iters", "31", "--log-interval", "1"]
     on += ["--save-interval", "31", "--save", str(tmp_path / "on"), expert, str(after)]
-    run = start(2, "-m", "launcher.train.gpt", *on, "--load", str(tmp_path / "saved"))
-    assert "`launcher checkpoint convert … --format torch_dist`" in run.output
     saved = reader.opened(reader.find(tmp_path / "saved"))
     convert.convert(saved, tmp_path / "alone", reader.DISTRIBUTED, {})
     run = start(2, "-m", "launcher.train.gpt", *on, "--load", str(tmp_path / "alone"))

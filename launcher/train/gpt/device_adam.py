@@ -60,6 +60,7 @@ class DeviceAdam:
         self.arguments, self.inner = arguments, _only(optimizer)
         self.scaler: Any = getattr(self.inner, "grad_scaler", None)
         self.group = parallel_state.get_model_parallel_group()
+        self.replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self.by_group = type(self.inner.optimizer).__name__ == "FusedAdam"
         self.buffers = list(_gather(self.inner, whole=not arguments.on_cpu))
         device = self.buffers[0].master.device
@@ -80,8 +81,11 @@ class DeviceAdam:
         self._squares, self._update = compiled(_squares), compiled(_update)
 
     @torch.no_grad()
-    def step(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Whether the step was taken, bool [], and the gradient's norm, fp32 [], if it's known."""
+    def step(self) -> tuple[torch.Tensor | bool, torch.Tensor | None]:
+        """Whether the step was taken, bool [], and the gradient's norm, fp32 [], if it's known.
+
+        Without a loss scale it always is, and says so without the device.
+        """
         given, scaled = self.arguments, self.scaler is not None
         measured = given.clip_grad > 0 or scaled
         factor = 1.0 / self.scaler.scale.view(()) if scaled else torch.ones_like(self.norm)
@@ -90,6 +94,9 @@ class DeviceAdam:
             squares = torch.stack(parts).sum()
             if torch.distributed.get_world_size(self.group) > 1:
                 torch.distributed.all_reduce(squares, group=self.group)
+            if torch.distributed.get_world_size(self.replicas) > 1:  # each compiled its own sum
+                first = torch.distributed.get_process_group_ranks(self.replicas)[0]
+                torch.distributed.broadcast(squares, first, group=self.replicas)
             self.norm.copy_(squares.sqrt() * factor)
             if given.clip_grad > 0:
                 factor = factor * torch.clamp(given.clip_grad / (self.norm + 1e-6), max=1.0)
@@ -108,7 +115,7 @@ class DeviceAdam:
                 torch._foreach_copy_(*map(list, zip(*each.pairs, strict=True)))
         if self.dynamic:
             self._rescale()
-        return self.taken, self.norm if given.clip_grad > 0 else None
+        return self.taken if scaled else True, self.norm if given.clip_grad > 0 else None
 
     def _rescale(self) -> None:
         """Halve the loss scale after overflows, and double it after long without."""
