@@ -40,13 +40,14 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
     Raises UsageError, EngineError and PreflightError before anything is started.
     """
     array: Sequence[int] = getattr(chosen, "tasks", ())
+    how = "slurm.array" if array else "--detach"
     detach = detach or bool(array)
     if detach and asked.tie:
-        raise UsageError("--detach leaves the run on its own, and --tie ends it with the launcher")
+        raise UsageError(f"{how} leaves the run on its own, and --tie ends it with the launcher")
     if detach and asked.config.max_restarts:
         raise UsageError(
-            "--detach leaves nobody to start the run again",
-            "Leave --detach out and put the launcher itself in the background, or set "
+            f"{how} leaves nobody to start the run again",
+            f"Leave {how} out and put the launcher itself in the background, or set "
             "max_restarts: 0; `launcher attach` takes the watch over, restarts and all.",
         )
     guard.check(asked, chosen, detach=detach)
