@@ -37,6 +37,13 @@ From what GPT-2 took on H100s, which the host bounds in all but the first.
 """
 
 
+COMPILED = ("graphed", "compiled")
+BETWEEN = 0.2
+"""ms that a layer's compiled kernels take more than what they move and multiply, for each
+micro-batch: their beginnings and ends; as GPT-2 took on H100s by one GPU, TP, PP and DP.
+"""
+
+
 @dataclass(frozen=True)
 class Card:
     """A GPU: TFLOP/s of matrix products and TB/s of its memory, as they are reached.
@@ -68,10 +75,11 @@ class Prediction:
     communication: float
     host: float
     bubble: float
+    between: float = 0.0
 
     @property
     def ms(self) -> float:
-        busy = max(self.host, self.arithmetic + self.traffic)
+        busy = max(self.host, self.arithmetic + self.traffic + self.between)
         return busy * (1 + self.bubble) + self.communication
 
     @property
@@ -82,7 +90,7 @@ class Prediction:
             "memory traffic": self.traffic,
             "communication": self.communication,
         }
-        if self.host > self.arithmetic + self.traffic:
+        if self.host > self.arithmetic + self.traffic + self.between:
             parts = {"the host": self.host, "communication": self.communication}
         return max(parts, key=lambda name: parts[name])
 
@@ -104,7 +112,7 @@ def predict(space: Space, setting: Setting, card: Card) -> Prediction | None:
     count = max(1, batch // (micro * where.data))
     layers, how = size.layers / where.pipeline, _how(config, where, options.keys())
     in_flight = min(where.pipeline, count)
-    moved = MOVED_COMPILED if how in ("graphed", "compiled") else MOVED_EAGER
+    moved = MOVED_COMPILED if how in COMPILED else MOVED_EAGER
     traffic = needed.activations / in_flight * moved + 2 * needed.logits
     traffic += 3 * needed.weights + 2 * needed.gradients  # read three times, and added to
     traffic = traffic * count + 2 * (needed.weights + needed.gradients + needed.optimizer)
@@ -117,6 +125,7 @@ def predict(space: Space, setting: Setting, card: Card) -> Prediction | None:
         communication=_bytes_sent(size, needed, where, micro * count, options) / card.link / 1e6,
         host=each * layers * count + once,
         bubble=(where.pipeline - 1) / count,
+        between=BETWEEN * layers * count if how in COMPILED and config.gpus != "0" else 0.0,
     )
 
 
@@ -154,6 +163,10 @@ KNOWN: tuple[tuple[str, int, tuple[str, ...], float], ...] = (
     (H100, 1, ("training.precision=bf16",), 18.9),
     (H100, 1, ("training.precision=bf16", "training.micro_batch_size=8"), 22.2),
     (H100, 1, ("training.precision=bf16", "megatron_args.no_fast=true"), 45.8),
+    (H100, 2, ("training.precision=bf16", "training.global_batch_size=32"), 20.7),
+    (H100, 2, ("training.precision=bf16", "parallel.tensor_model_parallel_size=2"), 16.3),
+    (H100, 2, ("training.precision=bf16", "training.micro_batch_size=4",
+               "parallel.pipeline_model_parallel_size=2"), 21.2),
     (H100, 1, (*UPSTREAMS, "training.precision=bf16"), 92),
     (H100, 1, (*UPSTREAMS, "training.precision=fp16", "training.micro_batch_size=1"), 1095),
     (H200, 1, (*UPSTREAMS, "training.precision=bf16"), 63),

@@ -152,9 +152,13 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
     shape += "--vocab-size 100 --micro-batch-size 1 --train-iters 1 --lr 1 --mock-data"
     expected = {
         "1": "fast: compiled, one CUDA graph, optimizer without waits",
-        "2": "fast: compiled, optimizer without waits; no CUDA graph: more than one rank",
-        "2 --tensor-model-parallel-size 2": "fast: optimizer without waits; not compiled: "
-        "tensor or pipeline parallelism",
+        "2": "fast: compiled, one CUDA graph, optimizer without waits",
+        "2 --tensor-model-parallel-size 2": "fast: layers compiled, one CUDA graph, "
+        "optimizer without waits",
+        "2 --tensor-model-parallel-size 2 --sequence-parallel": "fast: layers compiled, "
+        "optimizer without waits; no CUDA graph: sequence parallelism",
+        "2 --pipeline-model-parallel-size 2": "fast: layers compiled, one CUDA graph, "
+        "optimizer without waits",
         "2 --context-parallel-size 2": "fast: optimizer without waits; not compiled: "
         "context parallelism",
         "1 --swiglu --normalization RMSNorm --position-embedding-type rope": "fast: compiled, "
@@ -162,7 +166,7 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
         "1 --num-experts 4 --disable-bias-linear": "fast: optimizer without waits; not compiled: "
         "experts",
         "1 --use-distributed-optimizer": "fast: compiled; no optimizer without waits: "
-        "the distributed optimizer has its own; no CUDA graph",
+        "the distributed optimizer has its own; no CUDA graph: the optimizer's waits",
         "1 --transformer-impl transformer_engine": "fast: optimizer without waits; not compiled: "
         "TransformerEngine's layers",
         "1 --no-fast": "fast: off; --no-fast",
@@ -172,6 +176,63 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
     program = CHOICES.replace("sys.stdin", f"open({str(script)!r})")
     done = python("-c", program)
     assert done.stdout.splitlines() == list(expected.values()), done.stderr
+
+
+COMPILED = """
+import os, sys, torch
+from launcher.train import compat
+compat.prepare()
+from launcher.train.gpt import arguments as command_line
+from launcher.train.gpt import fast, training
+way, given = sys.argv[1], command_line.parse(sys.argv[2:])
+given.on_cpu = True
+layout = command_line.layout(given, int(os.environ["WORLD_SIZE"]))
+if way:
+    torch.compile = lambda function, **_: torch._dynamo.optimize("aot_eager")(function)
+    fast.choose = lambda *_: fast.Path(True, way, False)
+training.initialise(given, layout)
+training.Trainer(given, layout).run()
+print("graphs", torch._dynamo.utils.counters["stats"]["unique_graphs"])
+torch.distributed.destroy_process_group()
+"""
+"""Trains by layers, or a whole model, that torch's compiler has seen, in place of a GPU's code."""
+
+SPLIT = ("--tensor-model-parallel-size", "2", "--make-vocab-size-divisible-by", "64")
+LLAMA = (
+    *("--swiglu", "--normalization", "RMSNorm", "--position-embedding-type", "rope"),
+    *("--num-query-groups", "2", "--disable-bias-linear"),
+)
+
+
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        pytest.param("layers", (*SPLIT, *LLAMA), id="tensor"),
+        pytest.param("whole", ("--bf16",), id="data"),
+        pytest.param("layers", (*SPLIT, "--sequence-parallel"), id="sequence",
+                     marks=pytest.mark.long),
+        pytest.param("layers", (*SPLIT, "--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
+                     id="dropout", marks=pytest.mark.long),
+        pytest.param("layers", ("--pipeline-model-parallel-size", "2"), id="pipeline",
+                     marks=pytest.mark.long),
+    ],
+)  # fmt: skip
+def test_two_compiled_ranks_equal_eager_ones(
+    way: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Collectives and a loss of our own, gradients exchanged in 16 bits, layers compiled once."""
+    script = tmp_path / "compiled.py"
+    script.write_text(COMPILED)
+    given = (*TINY, "--mock-data", "--train-iters", "3", *options)
+    eager, compiled = (start(2, str(script), each, *given) for each in ("", way))
+    assert eager.code == compiled.code == 0, eager.output + compiled.output
+    step = 2e-3 if "--bf16" in options else 1e-5
+    assert compiled.losses == pytest.approx(eager.losses, abs=step)
+    assert compiled.grad_norms == pytest.approx(eager.grad_norms, abs=max(step, 2e-3))
+    assert compiled.validation_loss == pytest.approx(eager.validation_loss, abs=max(step, 1e-5))
+    graphs = [int(line.split()[1]) for line in compiled.output.splitlines() if "graphs " in line]
+    most = 6 if "--hidden-dropout" in options else 2  # a layer, of all alike, and the loss
+    assert max(graphs) <= most
 
 
 EVALUATED = """

@@ -81,8 +81,11 @@ class DeviceAdam:
         self._squares, self._update = compiled(_squares), compiled(_update)
 
     @torch.no_grad()
-    def step(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Whether the step was taken, bool [], and the gradient's norm, fp32 [], if it's known."""
+    def step(self) -> tuple[torch.Tensor | bool, torch.Tensor | None]:
+        """Whether the step was taken, bool [], and the gradient's norm, fp32 [], if it's known.
+
+        Without a loss scale it always is, and says so without the device.
+        """
         given, scaled = self.arguments, self.scaler is not None
         measured = given.clip_grad > 0 or scaled
         factor = 1.0 / self.scaler.scale.view(()) if scaled else torch.ones_like(self.norm)
@@ -112,7 +115,7 @@ class DeviceAdam:
                 torch._foreach_copy_(*map(list, zip(*each.pairs, strict=True)))
         if self.dynamic:
             self._rescale()
-        return self.taken, self.norm if given.clip_grad > 0 else None
+        return self.taken if scaled else True, self.norm if given.clip_grad > 0 else None
 
     def _rescale(self) -> None:
         """Halve the loss scale after overflows, and double it after long without."""

@@ -18,7 +18,7 @@ WARM_UP = 3
 
 Batches = Iterator[dict[str, torch.Tensor]]
 Outcome = tuple[torch.Tensor | None, Any, Any]
-"""A step's loss, fp32 [], whether it was taken, and the gradient's norm."""
+"""A step's loss, fp32 [], whether it was taken, and the gradient's norm: until the next one."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,15 @@ def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
     compiled = "" if against else "layers" if split else "whole"
     if against:
         missing.append(f"not compiled: {against[0]}")
-    graphed = bool(compiled) and optimizer and layout.virtual == 1
-    if compiled and not graphed:
-        missing.append("no CUDA graph" + ": an interleaved pipeline" * optimizer)
+    reasons = {
+        "the optimizer's waits": not optimizer,
+        "an interleaved pipeline": layout.virtual > 1,
+        "sequence parallelism": arguments.sequence_parallel,  # replicas came to differ in one
+    }
+    waits = [name for name, there in reasons.items() if there]
+    graphed = bool(compiled) and not waits
+    if compiled and waits:
+        missing.append(f"no CUDA graph: {waits[0]}")
     return Path(optimizer, compiled, graphed, tuple(missing))
 
 
@@ -133,8 +139,7 @@ class Step:
         if not self.graph:
             return self.body(self._batches())
         self.graph.replay()
-        loss, taken, norm = (x.clone() if x is not None else None for x in self.outcome)
-        return loss, taken, norm
+        return self.outcome
 
     def _fill(self, fetched: Sequence[dict[str, torch.Tensor]]) -> None:
         """Bring the batches to the device, while it may still be at the step before."""

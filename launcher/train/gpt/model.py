@@ -22,7 +22,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from launcher.train import compat
 from launcher.train.gpt import compiled, initial
-from launcher.train.gpt.arguments import UsageError, virtual_stages
+from launcher.train.gpt.arguments import UsageError, padded_vocabulary, virtual_stages
 from launcher.train.gpt.layers import Parts, local_layer, norm, squared_relu
 
 CONFIG = (
@@ -46,6 +46,23 @@ ORIGINAL_POSITIONS, LOW, HIGH = 8192, 1.0, 4.0
 """Of Llama 3.1's RoPE: rope_scaling in
 https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json.
 """
+
+
+def vocabulary(arguments: argparse.Namespace, tensor: int, saved: dict[str, Any]) -> int:
+    """The padded vocabulary: the checkpoint's, where one is loaded.
+
+    Raises `UsageError` where that doesn't fit the arguments.
+    """
+    if not saved:
+        divisible_by = arguments.make_vocab_size_divisible_by
+        return padded_vocabulary(arguments.vocab_size, divisible_by, tensor)
+    size = int(saved["vocabulary"])
+    if size < arguments.vocab_size or size % tensor:
+        raise UsageError(
+            f"the checkpoint in {arguments.load} has a padded vocabulary of {size}, which "
+            f"doesn't fit --vocab-size {arguments.vocab_size} and TP={tensor}"
+        )
+    return size
 
 
 def _layers(arguments: argparse.Namespace, described: TransformerConfig, compiles: str) -> Any:

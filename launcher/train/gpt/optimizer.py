@@ -12,7 +12,6 @@ from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
-    finalize_model_grads,
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.module import Float16Module
@@ -115,8 +114,8 @@ class GatheredGradients:
         parameter.grad = None
 
     @torch.no_grad()
-    def finalize(self, *args: Any, **kwargs: Any) -> None:
-        """Copy, and then do what Megatron does with gradients that are complete."""
+    def gather(self) -> None:
+        """Bring them there; what Megatron does with complete gradients comes after."""
         shares = list(_shares(self.taken))
         if self._pair() and all(share.beside for share in shares):
             self._exchange(shares)
@@ -124,7 +123,6 @@ class GatheredGradients:
         else:
             torch._foreach_copy_(*map(list, zip(*self.taken, strict=True)))
         self.taken.clear()
-        finalize_model_grads(*args, **kwargs)
 
     def _pair(self) -> bool:
         replicas = parallel_state.get_data_parallel_world_size()

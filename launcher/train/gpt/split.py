@@ -5,6 +5,7 @@ Megatron's own break its graphs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -36,6 +37,34 @@ class Ranks:
         return calls.wait_tensor(
             calls.reduce_scatter_tensor(x.contiguous(), "sum", self.size, self.name)
         )
+
+
+class Alike:
+    """Gradients that each rank of a split layer works out for itself, such as those of norms.
+
+    What the ranks have compiled apart may differ in the last bit, and replicas would part.
+    """
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        self.group = parallel_state.get_tensor_model_parallel_group()
+        divided = ("tensor_model_parallel", "sequence_parallel")  # the latter's are summed
+        self.grads = [
+            each.main_grad
+            for each in parameters
+            if not any(getattr(each, name, False) for name in divided)
+        ]
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Let each rank have the mean of all."""
+        if not self.grads:
+            return
+        flat = torch.cat([grad.view(-1) for grad in self.grads])
+        torch.distributed.all_reduce(flat, group=self.group)
+        flat /= torch.distributed.get_world_size(self.group)
+        means = flat.split([grad.numel() for grad in self.grads])
+        shaped = [mean.view(grad.shape) for mean, grad in zip(means, self.grads, strict=True)]
+        torch._foreach_copy_(self.grads, shaped)
 
 
 class Copied(torch.autograd.Function):

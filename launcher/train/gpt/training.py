@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from launcher.train import compat, log
 from launcher.train.checkpoints import checkpoint, replicas
 from launcher.train.checkpoints.checkpoint import Progress
-from launcher.train.gpt import context, data, fast, measurements, model, optimizer
-from launcher.train.gpt.arguments import Layout, UsageError, learning_rate, padded_vocabulary
+from launcher.train.gpt import context, data, fast, measurements, model, optimizer, split
+from launcher.train.gpt.arguments import Layout, learning_rate
 from launcher.train.gpt.device_adam import DeviceAdam
 from launcher.train.gpt.measurements import Meter
 from launcher.train.gpt.writers import Writers
@@ -76,23 +77,6 @@ def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(seed, **compat.capturable_randomness(graphed))
 
 
-def _vocabulary(arguments: argparse.Namespace, layout: Layout, saved: dict[str, Any]) -> int:
-    """The padded vocabulary: the checkpoint's, where one is loaded.
-
-    Raises `UsageError` where that doesn't fit the arguments.
-    """
-    divisible_by, tensor = arguments.make_vocab_size_divisible_by, layout.tensor
-    if not saved:
-        return padded_vocabulary(arguments.vocab_size, divisible_by, tensor)
-    size = int(saved["vocabulary"])
-    if size < arguments.vocab_size or size % tensor:
-        raise UsageError(
-            f"the checkpoint in {arguments.load} has a padded vocabulary of {size}, which "
-            f"doesn't fit --vocab-size {arguments.vocab_size} and TP={tensor}"
-        )
-    return size
-
-
 def _loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
     """Mean over the tokens that count; losses and loss_mask are [micro-batch, sequence]."""
     mask = loss_mask.reshape(-1)
@@ -138,7 +122,7 @@ class Trainer:
         source = checkpoint.newest(arguments.load) if arguments.load else None
         saved = checkpoint.common(source) if source else {}
         self.path = fast.choose(arguments, layout)
-        vocabulary = _vocabulary(arguments, layout, saved)
+        vocabulary = model.vocabulary(arguments, layout.tensor, saved)
         compiled, several = self.path.compiled, range(layout.virtual)
         self.parts = [model.build(arguments, vocabulary, compiled, part) for part in several]
         self.gpt = self.parts[0]
@@ -147,12 +131,14 @@ class Trainer:
         self.config = self.gpt.config
         self.config.grad_scale_func = self.optimizer.scale_loss
         self.config.batch_p2p_sync = not self.path.graphed
-        self.config.finalize_model_grads_func = finalize_model_grads
+        self.config.finalize_model_grads_func = self._finalize
         alone = layout.micro_batches == 1 and not arguments.overlap_grad_reduce
         self.gathered: optimizer.GatheredGradients | None = None
         if self.path.compiled and alone:
             self.gathered = optimizer.GatheredGradients(self.wrapped[0], self._compiler())
-            self.config.finalize_model_grads_func = self.gathered.finalize
+        compiled_apart = self.path.compiled and layout.tensor > 1
+        every = (each for part in self.parts for each in part.parameters())
+        self.alike = split.Alike(every) if compiled_apart else None
         if arguments.overlap_grad_reduce:
             each = [part.no_sync for part in self.wrapped]
             self.config.no_sync_func = each if len(each) > 1 else each[0]
@@ -299,6 +285,14 @@ class Trainer:
         losses = self._forward_backward(batches, forward_only=False)
         return (_mean_of(losses), *self.steps.step())
 
+    def _finalize(self, *args: Any, **kwargs: Any) -> None:
+        """Complete the gradients, once a step's backward passes are done."""
+        if self.gathered:
+            self.gathered.gather()
+        finalize_model_grads(*args, **kwargs)
+        if self.alike:
+            self.alike.average()
+
     def _forward_backward(self, batches: Any, forward_only: bool) -> list[dict[str, torch.Tensor]]:
         losses: list[dict[str, torch.Tensor]] = self.forward_backward(
             forward_step_func=forward_step,
@@ -420,29 +414,29 @@ class Trainer:
         due = self.arguments.eval_interval < self.arguments.train_iters
         if not (self.path.compiled and due and self.validation_set and self.arguments.eval_iters):
             return
-        self._evaluating(True)
-        with torch.no_grad():
+        with torch.no_grad(), self._evaluating():
             self._forward_backward(self.held_out, forward_only=True)
-        self._evaluating(False)
         self.held_out = self._fetch_held_out()
 
-    def _evaluating(self, does: bool) -> None:
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
         for part in self.wrapped:
-            part.train(not does)
+            part.eval()
+        yield
+        for part in self.wrapped:
+            part.train()
 
     def _evaluate(self) -> bool:
         """Evaluate, unless it is asked to stop meanwhile: then False, and nothing is said."""
         if not self.arguments.eval_iters or self.validation_set is None:
             return True
-        self._evaluating(True)
         meter = Meter()
-        with torch.no_grad():
+        with torch.no_grad(), self._evaluating():
             for _ in range(self.arguments.eval_iters):
                 losses = self._forward_backward(self.held_out, forward_only=True)
                 meter.add(_mean_of(losses), advanced=True)
                 if self.stop and self.stop.agreed():
                     return False
-        self._evaluating(False)
         self.held_out = self._fetch_held_out()
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             loss = _mean_over_data(torch.as_tensor(meter.loss)) / meter.advanced
