@@ -47,7 +47,7 @@ RAISED = re.compile(r"(?:^|[\s:])(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\
 LOUD = re.compile(
     r"\b(?:ERROR|FATAL|Fatal|[Ee]rror|fatal|panic|NCCL WARN|abort\w*|core dumped|[Ff]ailed)\b"
 )
-WARNS, LAST = "NCCL WARN ", r"(?:NCCL WARN |Last error:\n(?:\[\w+\]: )?)"
+WARNS, LAST = "NCCL WARN ", r"(?:NCCL WARN |Last error:\n(?:\S+: )?)"
 """Where torch says NCCL's last warning, whatever NCCL_DEBUG is: a line of its own."""
 
 COMMAND = re.compile(r"`([^`]+)`")

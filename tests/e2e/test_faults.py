@@ -26,6 +26,7 @@ from launcher.engine.connect import engine_host
 from launcher.engine.private import packages, private
 from launcher.settings import Settings
 from launcher.train.checkpoints import folders
+from launcher.weights import archive
 from tests.e2e.registry import listener
 from tests.e2e.site import WITHIN, Site, Started, make_site, script, standin, until
 
@@ -337,11 +338,11 @@ def test_a_killed_rank_is_restarted_from_the_newest_complete_checkpoint(
 LOSS = re.compile(r" iteration +(\d+)/.*?lm loss: (\S+)")
 
 
-def weights(folder: Path) -> dict[str, bytes]:
+def weights(folder: Path) -> dict[str, Any]:
     """Weights, optimizer, random states and progress; the index has an id of its own."""
-    names = sorted(path for path in folder.iterdir() if path.suffix in (".distcp", ".pt"))
-    assert len(names) >= 3
-    return {path.name: path.read_bytes() for path in names}
+    found = {path.name: path.read_bytes() for path in folder.glob("*.distcp")}
+    assert len(found) >= 2
+    return found | {"progress": archive.read(folder / "common.pt")["progress"]}
 
 
 @pytest.mark.long

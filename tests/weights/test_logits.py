@@ -164,7 +164,7 @@ def test_what_is_trained_says_the_same_there(family: str, tmp_path: Path) -> Non
 def test_weights_go_from_one_expert_parallelism_to_another(
     before: int, after: int, tmp_path: Path
 ) -> None:
-    """Whose optimizers differ: a step of no length leaves every byte."""
+    """By themselves, as `convert` leaves them: a step of no length leaves every byte."""
     options = [*TRAINED, *LLAMA, "--num-experts", "4", "--moe-ffn-hidden-size", "48"]
     expert = "--expert-model-parallel-size"
     saves = ("-m", "launcher.train.gpt", *options, "--save", str(tmp_path / "saved"))
@@ -173,8 +173,6 @@ def test_weights_go_from_one_expert_parallelism_to_another(
     convert.export(reader.opened(reader.find(tmp_path / "saved")), tmp_path / "exported")
     on = [*options, "--lr", "0", "--train-iters", "31", "--log-interval", "1"]
     on += ["--save-interval", "31", "--save", str(tmp_path / "on"), expert, str(after)]
-    run = start(2, "-m", "launcher.train.gpt", *on, "--load", str(tmp_path / "saved"))
-    assert "`launcher checkpoint convert … --format torch_dist`" in run.output
     saved = reader.opened(reader.find(tmp_path / "saved"))
     convert.convert(saved, tmp_path / "alone", reader.DISTRIBUTED, {})
     run = start(2, "-m", "launcher.train.gpt", *on, "--load", str(tmp_path / "alone"))

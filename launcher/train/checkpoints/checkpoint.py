@@ -17,7 +17,12 @@ from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import (
+    LocalNonpersistentObject,
+    ShardedBase,
+    ShardedObject,
+)
 
 from launcher.train import compat
 from launcher.train.checkpoints import folders, lineage
@@ -32,6 +37,9 @@ FULL = 1 << 16
 
 SCALES = "_extra_state"
 """What torch calls what isn't a tensor; in Transformer Engine, FP8's scales."""
+
+CHAINED = re.compile(r"^chained_\d+\.")
+"""What the names of an optimizer's tensors begin with where there are several."""
 
 PATIENCE = datetime.timedelta(seconds=2)
 
@@ -260,7 +268,7 @@ def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: A
     All ranks call this together. Random states are those of ranks, so they are carried over
     only into the layout that they were saved with. Weights alone, as `launcher checkpoint import`
     leaves them, are loaded alone. Raises `UsageError` where experts have an optimizer of their
-    own, as with expert parallelism, in one of both alone.
+    own, as with expert parallelism, in one of both alone, and it is a distributed one.
     """
     if known.get("weights_alone"):
         load_weights(source, parts)
@@ -268,23 +276,71 @@ def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: A
         return Progress(**known["progress"])
     size = "expert_model_parallel_size"
     saved, here = known.get("args", {}).get(size, 1), parts[0].config.expert_model_parallel_size
-    if min(saved, here) == 1 < max(saved, here):
+    state = _sharded(parts, optimizer, is_loading=True)
+    chained = min(saved, here) == 1 < max(saved, here)
+    own: Any = _copied(state["optimizer"]) if chained else None
+    if chained and not _renamed(own, source):
         raise UsageError(
             f"{source} was saved with EP={saved}, which keeps another optimizer than EP={here}: go "
             f"on with --expert-model-parallel-size {saved}{' or another above 1' * (saved > 1)}, "
             "or with the weights alone, by `launcher checkpoint convert … --format torch_dist`"
         )
-    state = _sharded(parts, optimizer, is_loading=True)
     if known["layout"] == layout():
         state["rng_state"] = _random_state()
     loaded = _loaded(state, source)
     _fill(parts, loaded)
-    optimizer.load_state_dict(loaded["optimizer"])
+    found = loaded["optimizer"]
+    if chained and here > 1:
+        found = {number: _filled(one, found[number], found) for number, one in own.items()}
+    elif chained:
+        found = _filled(own, found, found[0])
+    optimizer.load_state_dict(found)
     if random := loaded.get("rng_state"):
         torch.set_rng_state(random["cpu"])
         torch.cuda.set_rng_state(random["cuda"])
         _set_generators(random["tracker"])
     return Progress(**known["progress"])
+
+
+def _copied(state: Any) -> Any:
+    """A state's dicts and lists anew, with the same tensors in them."""
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    return [_copied(value) for value in state] if isinstance(state, list) else state
+
+
+def _renamed(state: Any, source: Path) -> bool:
+    """Call an optimizer's tensors what a checkpoint calls them that has one more, or one less.
+
+    With expert parallelism experts have one of their own, and each a prefix. Whether all are there.
+    """
+    there = torch.distributed.checkpoint.FileSystemReader(source).read_metadata()
+    names = {CHAINED.sub("", name): name for name in there.state_dict_metadata}
+    mine = [value for value in nested_values(state) if isinstance(value, ShardedBase)]
+    for value in mine:
+        value.key = names.get(CHAINED.sub("", value.key), "")
+    return all(value.key for value in mine)
+
+
+def _filled(own: Any, found: Any, first: Any) -> Any:
+    """An optimizer's own state with the tensors that were found for it.
+
+    `first` is what the checkpoint says of the first optimizer, whose steps and loss scale are those
+    of all; its groups aren't these.
+    """
+    if isinstance(own, dict):
+        found, first = (each if isinstance(each, dict) else {} for each in (found, first))
+        more = {key: one for key, one in first.items() if not isinstance(one, (dict, list))}
+        mine = {key: _filled(one, found.get(key), first.get(key)) for key, one in own.items()}
+        return more | mine
+    if isinstance(own, list):
+        there = found if isinstance(found, list) else [None] * len(own)
+        return [_filled(*pair, None) for pair in zip(own, there, strict=True)]
+    if isinstance(own, ShardedBase):
+        return found
+    if isinstance(own, LocalNonpersistentObject):
+        return own.unwrap()
+    return own if first is None else first
 
 
 def load_weights(source: Path, parts: Sequence[Any]) -> None:
