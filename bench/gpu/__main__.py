@@ -3,7 +3,7 @@
 It needs a Python with torch for the GPU and Megatron-Core, such as an image's, and runs the
 training program as `launcher run` does: eager, and the fast path with and without dropout, one
 after the other. `--upstream CHECKOUT` runs Megatron's own pretrain_gpt.py beside them, as it is
-started by hand; `--long` takes a model of 1.1 billion parameters instead, of llama3.2-1b's size.
+started by hand.
 `steps.json` and, where matplotlib is there, `steps.png` are written to the folder; `--draw FOLDER`
 makes the figure of a `steps.json` that is there.
 """
@@ -17,11 +17,12 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from launcher.train import rate
 
 RUNNER = "-m launcher.train.runner --processes-per-node 1 --grace 60"
 OURS = "-m launcher.train.gpt"
@@ -87,11 +88,6 @@ GPT2 = Case(
         "upstream, bf16 by 16": "--bf16 --micro-batch-size 16",
     },
 )  # fmt: skip
-LONG = Case(
-    "1.1B", 16, 2048, 32, 4096, 128256, 4, 60,
-    {"fast, no dropout": f"--bf16 --micro-batch-size 4 {NO_DROPOUT}"},
-    {"upstream, bf16 by 1": f"--bf16 --micro-batch-size 1 {NO_DROPOUT}"},
-)  # fmt: skip
 
 TRACED = 10
 """Steps of ours, shortly before the last."""
@@ -141,17 +137,10 @@ def upstreams(case: Case, options: str, folder: Path, checkout: Path) -> dict[st
 
 
 def products() -> float:
-    """TFLOP/s of matrix products alone: 8192 by 8192 by 8192 in bf16, a second of them."""
-    import torch
-
-    one = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    for count in (20, 500):
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        for _ in range(count):
-            one @ one
-        torch.cuda.synchronize()
-    return 500 * 2 * 8192**3 / (time.perf_counter() - begun) / 1e12
+    """TFLOP/s of products of matrices of 8192 by 8192 in bf16."""
+    argv = [sys.executable, rate.__file__, "bf16"]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return float(json.loads(said)["tflops"])
 
 
 def draw(folder: Path) -> None:
@@ -183,14 +172,13 @@ def main() -> None:
     where.add_argument("--to", type=Path, help="a folder that isn't there yet")
     where.add_argument("--draw", type=Path, help="a folder with steps.json")
     parser.add_argument("--upstream", type=Path, help="a checkout of Megatron-LM")
-    parser.add_argument("--long", action="store_true", help="1.1 billion parameters, 4096 tokens")
     given = parser.parse_args()
     if given.draw:
         return draw(given.draw)
     import torch
 
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
-    case, runs = (LONG if given.long else GPT2), dict[str, Any]()
+    case, runs = GPT2, dict[str, Any]()
     gpu, rate = torch.cuda.get_device_name(0), round(products())
     told = {"gpu": gpu, "torch": torch.__version__, "model": case.name, "tokens": case.tokens}
     print(f"{gpu}: matrix products {rate} TFLOP/s", flush=True)

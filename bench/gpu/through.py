@@ -22,10 +22,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.gpu.__main__ import products
 from launcher.plan import layout, model, source
 from launcher.plan.render import values_of
 from launcher.records import metrics
-from launcher.train import rate
 
 UPSTREAM = "pretrain_gpt.py"
 SHORT = (
@@ -136,13 +136,6 @@ def run(case: Case, checkout: Path, folder: Path) -> dict[str, Any]:
         after = [each for each in lines if each.iteration % 50 == every]
         told["evaluations_ms"] = [round(every * (each.ms_per_step - ms)) for each in after]
     return told
-
-
-def products() -> float:
-    """TFLOP/s of products of matrices of 8192 by 8192 in bf16."""
-    argv = [sys.executable, rate.__file__, "bf16"]
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    return float(json.loads(said)["tflops"])
 
 
 def main() -> None:

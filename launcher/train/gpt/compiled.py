@@ -83,10 +83,13 @@ class WholeAttention(Attention):
 class SplitAttention(Attention):
     """Left out of what is compiled, since its dropout differs between ranks, and others don't."""
 
-    @torch._dynamo.disable
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.apart = torch._dynamo.disable(super().forward)  # takes 2 s to import
+
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As `Attention`."""
-        return super().forward(*args, **kwargs)
+        return self.apart(*args, **kwargs)
 
 
 class Layer(TransformerLayer):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from launcher.train import compat
 from launcher.train.gpt.arguments import Layout
 
 WARM_UP = 3
@@ -77,6 +78,9 @@ def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
         "the optimizer's waits": not optimizer,
         "an interleaved pipeline": layout.virtual > 1,
         "sequence parallelism": arguments.sequence_parallel,  # replicas came to differ in one
+        "ranks' own random numbers need Megatron-Core 0.12": layout.tensor > 1
+        and arguments.attention_dropout > 0
+        and not compat.capturable_randomness(True),
     }
     waits = [name for name, there in reasons.items() if there]
     graphed = bool(compiled) and not waits
