@@ -261,7 +261,7 @@ def mount(*words: str) -> None:
     ("fault", "said"),
     [
         pytest.param("full", "No space left on device", marks=pytest.mark.long),
-        ("gone", "No such file or directory: scancel"),
+        pytest.param("gone", "No such file or directory: scancel", marks=pytest.mark.long),
         ("read-only", "Read-only file system: scancel"),
     ],
 )

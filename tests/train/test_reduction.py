@@ -50,6 +50,7 @@ def test_a_node_that_is_held_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert together(3, look) == [[why]] * 3
 
 
+@pytest.mark.long
 def test_a_node_whose_process_is_killed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for want of memory: what the others say of it, they say of a connection."""
 
