@@ -182,12 +182,16 @@ def _interface(own: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _shared(job: Job, environ: Mapping[str, str]) -> dict[str, Path]:
-    """The folders that all nodes share: of checkpoints, and where rank 0 puts the sample index."""
+    """The folders that all nodes share: of checkpoints, and where rank 0 puts the sample index.
+
+    Our own programs build that on each node which has none.
+    """
     wish = lineage.wish(environ)
     saved = Path(wish.folder) if wish else job.checkpoints
     data = [Path(word).absolute().parent for word in job.program if Path(f"{word}.idx").is_file()]
     given = [Path(path) for option, path in pairwise(job.program) if option == "--data-cache-path"]
-    index = [*given, *data][:1] if data else []
+    theirs = not any(word.startswith("launcher.train.") for word in job.program[:2])
+    index = [*given, *data][:1] if data and theirs else []
     return ({CHECKPOINTS: saved} if saved else {}) | ({INDEX: index[0]} if index else {})
 
 
