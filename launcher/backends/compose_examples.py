@@ -8,10 +8,10 @@ from pathlib import Path
 from launcher.backends.compose import request
 from launcher.matrix.schema import Matrix
 from launcher.plan import image, source
-from launcher.plan.gpus import parse_gpus, split
 from launcher.plan.mounts import Host, Mount
 from launcher.plan.plan import Plan, Stamp, make_plan
 from launcher.plan.source import Override
+from launcher.plan.values import parse_gpus, split
 
 HERE = Host(uid=1000, gid=1000, home=".", cwd=".", cache="cache", every_node=True)
 """A user and folders that mean something on every machine: compose starts paths at its file."""

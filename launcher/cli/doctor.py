@@ -54,7 +54,7 @@ def doctor(args: Namespace) -> int:
 def _lines(args: Namespace, chosen: Backend) -> list[Line]:
     from launcher.machine import gather, report
     from launcher.matrix.load import find_row, load_matrix
-    from launcher.plan.gpus import parse_gpus
+    from launcher.plan.values import parse_gpus
     from launcher.settings import settings
 
     cuda = find_row(load_matrix(), args.tag).cuda if args.tag else None

@@ -208,7 +208,7 @@ def probe(args: Namespace) -> int:
     """
     from launcher.backends import backend
     from launcher.matrix.load import find_row, load_matrix
-    from launcher.plan.gpus import parse_gpus
+    from launcher.plan.values import parse_gpus
     from launcher.settings import settings
     from launcher.trials import facts, trials
 

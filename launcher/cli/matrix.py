@@ -155,7 +155,7 @@ def compat(args: Namespace) -> int:
 
     from launcher.engine.connect import connect
     from launcher.matrix.load import load_lock, load_matrix
-    from launcher.plan.gpus import parse_gpus
+    from launcher.plan.values import parse_gpus
     from launcher.settings import settings
     from launcher.trials import report, series
 

@@ -13,7 +13,6 @@ from launcher.errors import EngineError
 from launcher.follow.files import caller
 from launcher.plan import image, rules
 from launcher.plan.config import RunConfig
-from launcher.plan.gpus import Gpus, parse_gpus, split
 from launcher.plan.image import Facts
 from launcher.plan.job import Backend
 from launcher.plan.layout import layout
@@ -22,6 +21,7 @@ from launcher.plan.plan import Plan, Stamp, make_plan, processes_of
 from launcher.plan.program import Kind, fewest, program
 from launcher.plan.render import place
 from launcher.plan.source import Asked, Origin, made
+from launcher.plan.values import Gpus, parse_gpus, split
 from launcher.settings import expanded, settings
 
 NO_PROGRAM = "./shell"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from launcher.errors import UsageError
 from launcher.importing.shell import Left
 from launcher.importing.words import Word
-from launcher.plan.gpus import parse_gpus
+from launcher.plan.values import parse_gpus
 
 WITHOUT_VALUE = frozenset("detach d init interactive i privileged rm tty t it ti itd".split())
 OF_THE_LAUNCHER = (WITHOUT_VALUE - {"privileged"}) | {"name", "ipc", "ulimit", "shm-size"}

@@ -16,12 +16,12 @@ from launcher.errors import UsageError
 from launcher.importing.shell import Left
 from launcher.plan import arguments
 from launcher.plan.config import RunConfig
-from launcher.plan.gpus import parse_gpus
 from launcher.plan.image import Facts
 from launcher.plan.mounts import Host
 from launcher.plan.plan import Stamp, make_plan
 from launcher.plan.program import fewest
 from launcher.plan.source import Origin
+from launcher.plan.values import parse_gpus
 
 NUMBER = re.compile(r"(?=.{1,18}$)[+-]?(?!0\d)(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 ORDER = ("name", "image", "program", "gpus", "nodes", "max_restarts")

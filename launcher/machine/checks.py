@@ -21,10 +21,10 @@ from launcher.machine.machine import (
 )
 from launcher.plan.arguments import key_of
 from launcher.plan.config import RunConfig
-from launcher.plan.gpus import Gpus
 from launcher.plan.layout import layout
 from launcher.plan.plan import Plan
 from launcher.plan.source import Origin
+from launcher.plan.values import Gpus
 from launcher.screen import size
 
 FP8, BF16, TENSOR_CORES, FP16 = (8, 9), (8, 0), (7, 0), (5, 3)

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from docker.api import APIClient
 
     from launcher.plan.config import RunConfig
-    from launcher.plan.gpus import Gpus
     from launcher.plan.job import Backend
     from launcher.plan.plan import Plan
+    from launcher.plan.values import Gpus
 
 TOOLKIT = ("nvidia-container-runtime-hook", "nvidia-container-runtime", "nvidia-ctk")
 """Executables of the NVIDIA Container Toolkit; docker finds the hook on its daemon's PATH."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.machine import checks
 from launcher.machine.gather import SHM
 from launcher.machine.machine import GB, UNLIMITED, Engine, Finding, Machine
-from launcher.plan.gpus import Gpus
+from launcher.plan.values import Gpus
 
 OK, WARNING, REFUSED = "ok", "warning", "refused"
 CACHE = 10**9

@@ -10,11 +10,11 @@ from launcher.names import LABEL
 from launcher.plan import layout, mounts, program, render, rules
 from launcher.plan.arguments import Value, given
 from launcher.plan.config import RunConfig
-from launcher.plan.gpus import Gpus, parse_gpus
 from launcher.plan.image import Facts, reference
 from launcher.plan.mounts import Host, Mount, path_of
 from launcher.plan.program import Kind, Program
 from launcher.plan.source import Origin
+from launcher.plan.values import Gpus, parse_gpus
 from launcher.train.checkpoints import lineage
 
 RUNNER = ("python3", "-m", "launcher.train.runner")

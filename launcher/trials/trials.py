@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import LauncherError
 from launcher.plan.config import Image
-from launcher.plan.gpus import Gpus, parse_gpus
 from launcher.plan.image import Facts, reference
+from launcher.plan.values import Gpus, parse_gpus
 from launcher.settings import ROOT
 from launcher.trials import quickstart_reload
 from launcher.trials.facts import Fact

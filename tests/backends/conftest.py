@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from launcher.plan.gpus import Gpus
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
+from launcher.plan.values import Gpus
 
 BARE = Plan(
     run="0a1b2c3d",

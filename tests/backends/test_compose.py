@@ -16,9 +16,9 @@ from launcher.backends import compose, compose_examples
 from launcher.errors import UsageError
 from launcher.matrix import render
 from launcher.matrix.load import load_matrix
-from launcher.plan.gpus import Gpus, parse_gpus, split
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
+from launcher.plan.values import Gpus, parse_gpus, split
 
 from .test_docker import SECRET, WORDS, kept, with_secrets
 

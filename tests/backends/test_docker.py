@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from launcher.backends import docker
 from launcher.plan import source
-from launcher.plan.gpus import parse_gpus
 from launcher.plan.image import Facts
 from launcher.plan.mounts import Host, Mount
 from launcher.plan.plan import Plan, Stamp, make_plan
 from launcher.plan.secrets import is_secret
+from launcher.plan.values import parse_gpus
 
 GOLDEN = Path(__file__).parent / "golden"
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)

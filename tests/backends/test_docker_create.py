@@ -17,10 +17,10 @@ from launcher.backends import docker, docker_job
 from launcher.errors import EngineError
 from launcher.follow import files
 from launcher.plan import source
-from launcher.plan.gpus import parse_gpus
 from launcher.plan.image import Facts
 from launcher.plan.mounts import Host
 from launcher.plan.plan import Plan, Stamp, make_plan
+from launcher.plan.values import parse_gpus
 
 if TYPE_CHECKING:
     from docker import DockerClient

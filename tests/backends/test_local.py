@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from launcher.backends import keeper, local
 from launcher.errors import EngineError, UsageError
-from launcher.plan.gpus import Gpus, parse_gpus
 from launcher.plan.job import Cause, Ended
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret
+from launcher.plan.values import Gpus, parse_gpus
 from launcher.settings import ROOT, settings
 
 from .conftest import BARE

@@ -10,7 +10,7 @@ from launcher.errors import PreflightError
 from launcher.machine import auto, checks, saved
 from launcher.machine.machine import UNLIMITED, Dataset, Finding, Folder, Machine, Saved, Use
 from launcher.matrix.load import load_matrix
-from launcher.plan.gpus import Gpus, parse_gpus
+from launcher.plan.values import Gpus, parse_gpus
 from tests.machine.conftest import ENGINE, GB, Asker, card
 
 H100, RTX = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"

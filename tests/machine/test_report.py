@@ -10,7 +10,7 @@ from launcher.machine import report
 from launcher.machine.gather import SHM
 from launcher.machine.machine import UNLIMITED, Machine, Use
 from launcher.machine.report import Line
-from launcher.plan.gpus import parse_gpus
+from launcher.plan.values import parse_gpus
 from tests.machine.conftest import ENGINE, GB, card
 
 CACHE = ("/home/user/.cache", 500 * GB)

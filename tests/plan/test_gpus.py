@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
-from launcher.plan.gpus import Gpus, parse_gpus
+from launcher.plan.values import Gpus, parse_gpus
 
 ID = st.from_regex(re.compile(r"[0-9A-Za-z][\w:.-]{0,8}", re.ASCII), fullmatch=True)
 

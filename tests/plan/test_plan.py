@@ -14,10 +14,10 @@ import pytest
 from launcher.errors import UsageError
 from launcher.follow import files
 from launcher.plan import source
-from launcher.plan.gpus import Gpus
 from launcher.plan.image import Facts, labelled, planned, reference
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan, make_plan, without_memlock
+from launcher.plan.values import Gpus
 from tests.plans import HOST, STAMP, Planner
 
 Write = Callable[[str], str]

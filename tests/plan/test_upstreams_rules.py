@@ -18,11 +18,11 @@ import pytest
 from launcher.errors import LauncherError
 from launcher.plan import layout, render
 from launcher.plan.config import RunConfig
-from launcher.plan.gpus import parse_gpus
 from launcher.plan.image import Facts
 from launcher.plan.plan import make_plan
 from launcher.plan.program import program
 from launcher.plan.source import Origin
+from launcher.plan.values import parse_gpus
 from tests.conftest import ROOT
 from tests.plans import HOST, STAMP
 

@@ -14,9 +14,9 @@ from launcher.backends import backend
 from launcher.backends.docker import DockerBackend
 from launcher.names import LABEL
 from launcher.plan.config import RunConfig
-from launcher.plan.gpus import parse_gpus
 from launcher.plan.image import Facts
 from launcher.plan.plan import processes_of
+from launcher.plan.values import parse_gpus
 from launcher.trials import trials
 from launcher.trials.trials import Place, Ran, TrialError
 
