@@ -432,7 +432,7 @@ def test_an_image_trains_on_two_nodes(here: OnCluster, image: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_at_its_time_limit_a_job_saves_is_requeued_and_learns_the_same(
     here: OnCluster, image: str
 ) -> None:
@@ -443,6 +443,6 @@ def test_at_its_time_limit_a_job_saves_is_requeued_and_learns_the_same(
     asked = training(image, 600, time="2", signal=60, requeue=True)
     here.write(asked | {"checkpoint": {"save": "parts"}})
     parts = here.start("run", "run.yaml", "--backend", "slurm")
-    assert parts.ends(1000) == 0, parts
+    assert parts.ends(1700) == 0, parts
     assert "waits: BeginTime" in parts.err
     assert dict(LOSS.findall(parts.out))["600"] == dict(LOSS.findall(whole.out))["600"]

@@ -166,7 +166,8 @@ def test_a_first_cause_is_found_among_what_follows(
     follows = {known.name for known in failures.table() if known.follows}
     assert first.failure.name == name or name in follows
     assert first.said
-    assert first.said.line == (1 if name in follows else 40 + len(REAL[name][0].splitlines()))
+    lines = range(41, 41 + len(REAL[name][0].splitlines()))
+    assert first.said.line in ((1,) if name in follows else lines)
 
 
 def test_what_is_not_known_is_said_to_be_unknown_with_the_lines_most_like_it() -> None:

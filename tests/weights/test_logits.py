@@ -80,7 +80,10 @@ def test_logits_agree(logits: Logits, family: str) -> None:
     assert (theirs - ours[:, :, :100]).abs().max() < 2e-5
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(
+    "family",
+    [each if each == "mixtral" else pytest.param(each, marks=pytest.mark.long) for each in CONFIGS],
+)
 def test_it_is_loaded_there_without_a_warning(
     family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
