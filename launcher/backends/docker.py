@@ -138,13 +138,14 @@ def command(plan: Plan) -> list[str]:
         by_name = value is None or is_secret(name, value)
         argv += ["--env", name if by_name else f"{name}={value}"]
     for mount in plan.mounts:
-        argv += ["--mount", _mount_option(mount)]
+        argv += ["--mount", mount_option(mount)]
     for name, value in plan.labels:
         argv += ["--label", f"{name}={value}"]
     return [*argv, "--", plan.image, *redacted(plan.argv)]
 
 
-def _mount_option(mount: Mount) -> str:
+def mount_option(mount: Mount) -> str:
+    """A mount as --mount has it."""
     fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
     return _csv(*fields, *(["readonly"] if mount.read_only else []))
 

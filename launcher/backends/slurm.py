@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SCRIPT, OUTPUT, BUNDLE = "job.sh", "slurm.out", "bundle"
 ENGINES = ("docker", "podman")
-INSIDE = ("pyxis", "oci")
+INSIDE = ("pyxis", "apptainer", "oci")
 """With those a node's shell is in the container: srun starts it there."""
 
 PORTS = (20000, 10000)
@@ -172,7 +172,8 @@ def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
     )
     after = AGAIN.format(again=again) if asked.requeue or asked.is_chain else ""
     after += OTHERS if asked.is_chain else ""
-    start = f"{_srun(plan, asked)} bash -c node"
+    node = _apptainer(plan, asked) if asked.container == "apptainer" else "node"
+    start = f"{_srun(plan, asked)} bash -c {shlex.quote(node)}"
     if asked.container == "oci":
         script += STEPS.format(srun=_srun(plan, asked))
         start = "nodes"
@@ -243,7 +244,10 @@ def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
     """What a node does before the command: the site's own lines, and the variables."""
     if asked.container == "oci":
         yield f'. "$folder/{BUNDLE}/{ENVIRONMENT}"'
-    yield from (asked.setup or "").splitlines()
+    if asked.container == "apptainer":  # what comes before it, it is started by
+        yield "export PYTHONNOUSERSITE=1"
+    else:
+        yield from (asked.setup or "").splitlines()
     if asked.container in ENGINES:
         if plan.nodes > 1:
             show = [asked.container, "image", "inspect", "--format={{.RootFS.Layers}}"]
@@ -265,12 +269,6 @@ def _command(plan: Plan, asked: Slurm) -> str:
     words = shlex.join(redacted(plan.argv)) + _again(plan, asked)
     if asked.container in ENGINES:
         return _engine(plan, asked) + _again(plan, asked)
-    if asked.container == "apptainer":
-        binds = [f"--bind={m.source}:{m.target}{':ro' * m.read_only}" for m in plan.mounts]
-        gpus = ["--nv"] if plan.gpus.count else []
-        where = ["--pwd", plan.workdir] if plan.workdir else []
-        argv = ["apptainer", "exec", *gpus, *where, *binds, asked.image or f"docker://{plan.image}"]
-        return f"{shlex.join(argv)} {words}"
     return words
 
 
@@ -298,7 +296,7 @@ def _report(plan: Plan, asked: Slurm) -> str:
     report = "python3 -m launcher.train.stall.stall"
     if asked.container in ENGINES:
         return f"{asked.container} exec {_container(plan)} {report}"
-    return "true" if asked.container == "apptainer" else f'{report} "$pid"'
+    return f'{report} "$pid"'
 
 
 def _container(plan: Plan) -> str:
@@ -319,6 +317,22 @@ def _engine(plan: Plan, asked: Slurm) -> str:
     if plan.gpus.count:
         words.insert(2, """--gpus "\\"device=$CUDA_VISIBLE_DEVICES\\"" """.strip())
     return " ".join(words)
+
+
+def _apptainer(plan: Plan, asked: Slurm) -> str:
+    """What a node does to have its shell in the image; the user's home and /tmp are there too.
+
+    Of the node's own variables those that lead Python to other packages stay outside.
+    """
+    argv = ["apptainer", "exec", *(["--nv"] if plan.gpus.count else [])]
+    argv += [
+        f"--pwd={plan.workdir or '/'}",
+        *(f"--mount={docker.mount_option(m)}" for m in plan.mounts),
+    ]
+    image = shlex.quote(asked.image or f"docker://{plan.image}")
+    lines = [*(asked.setup or "").splitlines(), "unset PYTHONPATH PYTHONHOME"]
+    lines += [f'exec {shlex.join(argv)} --bind="$folder" {image} bash -c node']
+    return "\n".join(lines)
 
 
 def _srun(plan: Plan, asked: Slurm) -> str:

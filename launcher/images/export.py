@@ -68,8 +68,10 @@ def export(client: DockerClient, image: Image, target: Path, form: str, progress
                 if form == "oci":
                     bundle(tar, config, made)
                 else:
-                    how = ("-comp", "zstd", "-root-mode", "0755", "-no-progress", "-quiet")
-                    _fed(["sqfstar", *how, made], lambda to: with_configuration(tar, config, to))
+                    how = "-comp zstd -root-mode 0755 -no-progress -quiet".split()
+                    _fed(
+                        ["sqfstar", *how, str(made)], lambda to: with_configuration(tar, config, to)
+                    )
         if os.path.lexists(target):
             raise UsageError(f"{target} has come meanwhile", "Name another one.")
         files.sync_tree(made) if made.is_dir() else files.sync(made)
@@ -133,13 +135,16 @@ def _sif(client: DockerClient, image: Image, archive: Path, made: Path) -> None:
     with open(handle, "wb") as file:
         for chunk in client.api.get_image(image.id, chunk_size=BLOCK):
             file.write(chunk)
-    _fed(["apptainer", "build", made, f"docker-archive:{archive}"], lambda _: None)
+    build = ["apptainer", "build", "--disable-cache", str(made), f"docker-archive:{archive}"]
+    _fed(build, lambda _: None, APPTAINER_TMPDIR=str(archive.parent))
 
 
-def _fed(argv: list[str | Path], feed: Callable[[IO[bytes]], None]) -> None:
+def _fed(argv: list[str], feed: Callable[[IO[bytes]], None], **env: str) -> None:
     """Run a program on what `feed` writes. Raises EngineError with its last words if it fails."""
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=said, stderr=said)
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=said, stderr=said, env=os.environ | env
+        )
         assert process.stdin is not None
         try:
             with suppress(BrokenPipeError), process.stdin:  # it has ended, and says why

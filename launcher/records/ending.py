@@ -22,8 +22,13 @@ NEVER_BETTER = (2, 121)
 
 FINISHED_LINE = re.compile(r"^(node-\d+ \| )?finished after iteration ", re.MULTILINE)
 ASKED_LINE = re.compile(r"runner: .+: asked \d+ ranks to stop")
-RANK_LINE = re.compile(r"runner: ((?:(?:killing )?rank |node \d+ \().+)$", re.MULTILINE)
-"""The runner's own lines; what it follows may be a line that a killed rank didn't end."""
+RANK_LINE = re.compile(
+    r"runner: ((?:killing rank |rank \d+ (?:exited|was killed) |node \d+ \().+)$", re.MULTILINE
+)
+"""The runner's own lines, but for those that say where ranks are, for which anybody may ask.
+
+What one follows may be a line that a killed rank didn't end.
+"""
 
 OUT_OF_MEMORY = "out of memory"
 

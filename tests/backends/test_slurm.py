@@ -63,8 +63,13 @@ def script(plan: Plan, **keys: object) -> str:
             ],
         ),
         (
-            {"container": "apptainer", "image": "/shared/cpu.sif"},
-            [r"    apptainer exec --nv .*--bind=/d:/data:ro .*/shared/cpu.sif python3 -m .* &"],
+            {"container": "apptainer", "image": "/shared/cpu.sif", "setup": "module load a"},
+            [
+                "    python3 -m launcher.train.runner .* &",
+                r"exec apptainer exec --nv --pwd=/tmp .*"
+                r"--mount=type=bind,source=/d,target=/data,readonly "
+                r'--bind="\$folder" /shared/cpu.sif bash -c node\' &',
+            ],
         ),
         (
             {"container": "oci", "image": "/shared/cpu"},

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -65,6 +67,17 @@ def until(happened: Callable[[], Any], what: object = "it never happened") -> An
     while not (found := happened()):
         assert time.monotonic() < deadline, str(what)
         time.sleep(0.02)
+    return found
+
+
+def killed_with(variable: str) -> list[int]:
+    """Kill the processes that have this among their variables, as `NAME=value`; which they were."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended
+            if variable.encode() in path.read_bytes().split(b"\0"):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+                found.append(int(path.parent.name))
     return found
 
 
@@ -195,17 +208,8 @@ class Site:
             one.remove(force=True)
         left += [f"file {path}" for path in (self.folder / "tmp").iterdir()]
         left += [f"file {path}" for path in (self.folder / "runs").rglob("*.partial")]
-        return left + [f"process {pid}" for pid in self._processes()]
-
-    def _processes(self) -> Iterator[str]:
-        """Those that were started here, by their environment."""
-        mark = f"LAUNCHER_RUNS={self.folder / 'runs'}".encode()
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if mark in path.read_bytes().split(b"\0"):
-                    yield path.parent.name
-            except OSError:
-                continue
+        killed = killed_with(f"LAUNCHER_RUNS={self.folder / 'runs'}")
+        return left + [f"process {pid}" for pid in killed]
 
 
 def make_site(folder: Path, client: DockerClient) -> Site:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from launcher.engine.private import packages
-from tests.e2e.site import until
+from tests.e2e.site import killed_with, until
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "runc")
 CONFIG = """\
@@ -85,6 +85,8 @@ def cluster(cache: Path, folder: Path) -> Iterator[dict[str, str]]:
     slurmd = [str(folder / "slurmd"), "-D", "-d", str(folder / "slurmstepd"), "-N"]
     daemons += [[*slurmd, node] for node in ("n0", "n1")]
     with ExitStack() as running:
+        # What a test that ran out of its time has left goes on under a slurmstepd of its own.
+        running.callback(killed_with, f"SLURM_CONF={env['SLURM_CONF']}")
         for number, argv in enumerate(daemons):
             log = running.enter_context((folder / f"daemon-{number}.log").open("wb"))
             process = subprocess.Popen(argv, env=env, stdout=log, stderr=log)
@@ -98,3 +100,4 @@ def cluster(cache: Path, folder: Path) -> Iterator[dict[str, str]]:
         until(idle, "the cluster isn't up")
         names = ("PATH", "LD_LIBRARY_PATH", "SLURM_CONF")
         yield {name: env[name] for name in names if name in env or name in os.environ}
+        subprocess.run(["scancel", "--me"], env=env, check=False, timeout=60)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,7 +99,10 @@ def here(here: Site, slurm: dict[str, str]) -> Iterator[OnCluster]:
     found = OnCluster(here.folder, here.client, here.name, here.started)
     found.cluster = slurm
     yield found
-    until(lambda: not found.queue(), "jobs are left")
+    try:
+        until(lambda: not found.queue(), "jobs are left")
+    finally:  # or the next test's would wait for their nodes
+        found.asked("scancel", "--me")
     assert not list((found.folder / "runs").glob("*/slurm.json"))
 
 
@@ -406,25 +410,42 @@ def test_slurms_own_container_has_the_image_and_the_runs_files(here: OnCluster) 
     )
 
 
-def training(image: str, iterations: int, **slurm: Any) -> dict[str, Any]:
-    """A run file of two nodes, with docker in the task."""
+def training(image: str, iterations: int, /, **slurm: Any) -> dict[str, Any]:
+    """A run file of two nodes, with docker in the task unless asked for otherwise."""
     iterated = TINY["training"] | {"train_iters": iterations}
     more = {"image": image, "gpus": 0, "nodes": 2, "slurm": {"container": "docker", **slurm}}
     return {**TINY, "training": iterated, "checkpoint": {"save": "save"}, **more}
 
 
 @pytest.mark.long
-def test_an_image_trains_on_two_nodes(here: OnCluster, image: str) -> None:
-    """Over gloo; after a stop it goes on on one node of two processes."""
-    here.write(training(image, 100000))
+@pytest.mark.parametrize(
+    "container",
+    [
+        "docker",
+        pytest.param(
+            "apptainer",
+            marks=pytest.mark.skipif(not shutil.which("apptainer"), reason="no apptainer here"),
+        ),
+    ],
+)
+def test_an_image_trains_on_two_nodes(here: OnCluster, image: str, container: str) -> None:
+    """Over gloo, and tells where it is; after a stop it goes on on one node of two processes."""
+    asked = {"container": container}
+    if container == "apptainer":  # with the site's TMPDIR as well, where torch leaves its own
+        asked |= {"image": str(here.folder / "image.sif"), "setup": "unset TMPDIR"}
+        made = here.start("image", "export", image, "--to", asked["image"], "--format", "sif")
+        assert made.ends(900) == 0, made
+    here.write(training(image, 100000, **asked))
     started = here.start("run", "run.yaml", "--backend", "slurm")
     started.said("iteration       20/")
+    (run,) = [path.parent.name for path in (here.folder / "runs").glob("*/run.json")]
+    told = here.done("stacks", run).out
+    assert "node-1:\nrank 1 " in told, told
     started.process.send_signal(signal.SIGINT)
     assert started.ends() == 0, started
     at = int((here.folder / "save/latest_checkpointed_iteration.txt").read_text())
     assert at >= 20
     assert not here.containers()
-    (run,) = [path.parent.name for path in (here.folder / "runs").glob("*/run.json")]
     ends = ["--set", f"training.train_iters={at + 2}", "--set", "nodes=1", "--processes", "2"]
     again = here.done("resume", run, *ends)
     assert again.process.returncode == 0, again

@@ -176,7 +176,7 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
 
 
 def test_apptainer_is_given_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(tmp_path / "bin", monkeypatch, "apptainer", 'cp "${3#docker-archive:}" "$2"')
+    stand_in(tmp_path / "bin", monkeypatch, "apptainer", 'cp "${4#docker-archive:}" "$3"')
     assert exported(tmp_path / "new", "sif").read_bytes() == stream(FILES)
 
 

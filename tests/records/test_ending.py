@@ -18,6 +18,8 @@ DONE = "step 8\nfinished after iteration 8\n"
 LEFT = f"{runner.stopped(2)}\n"
 ASKED = "runner: SIGTERM: asked 2 ranks to stop, waiting 600 s\n"
 THREE = "runner: rank 1 exited with code 3\n"
+ASKED_WHERE = "runner: rank 0 waits in barrier (a.py:1)\n"
+"""What `stacks` had been told before, which was taken for why it ended."""
 LIMIT = "out of memory (the container's limit, resources.memory)"
 UNDER = "the engine was restarted under it"
 RANK_KILLED = "runner: rank 1 was killed by signal 9 (SIGKILL), exit code 137"
@@ -42,7 +44,7 @@ FINISHED, STOPPED, FAILED = Outcome.FINISHED, Outcome.STOPPED, Outcome.FAILED
         (Ended(2), False, "", FAILED, False, ""),
         (Ended(121), False, "", FAILED, False, ""),
         (Ended(3), False, "", FAILED, True, ""),
-        (Ended(3), False, THREE + "runner: rank 0 exited with code 1\n", FAILED, True,
+        (Ended(3), False, f"{ASKED_WHERE}{THREE}runner: rank 0 exited with code 1\n", FAILED, True,
          "rank 1 exited with code 3"),
         (Ended(1), False, f"OSError: [Errno 28] No space left on device\n{THREE}", FAILED, True,
          "a disk is full"),

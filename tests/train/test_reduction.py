@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.train.ranks import reduction
+from launcher.train.ranks import network, reduction, ring
+from launcher.train.ranks.job import Unable
 from launcher.train.ranks.meeting import Meeting
 
 from .test_alike import together
@@ -27,8 +28,19 @@ def _imported() -> None:
     importlib.import_module("torch")
 
 
-def look(here: Meeting) -> list[str]:
-    return reduction.broken(reduction.look(here, LO, cpu=True))
+def look(here: Meeting, seconds: float = 30) -> list[str]:
+    return reduction.broken(reduction.look(here, LO, cpu=True, seconds=seconds))
+
+
+def test_512_nodes_have_longer_and_are_told_of_within_a_minute() -> None:
+    """With what goes before: TRY_SECONDS, and a ring's. Two nodes' 30 s were theirs as well."""
+    before = network.TRY_SECONDS + ring.SECONDS
+    assert reduction.limit(2, {}) < reduction.limit(512, {}) <= 60 - before
+    assert reduction.limit(1 << 20, {}) <= 60 - before
+    assert reduction.limit(512, {reduction.LIMIT: "90.5"}) == 90.5
+    for wrong in ("0", "-1", "nan", "a"):
+        with pytest.raises(Unable, match=f"{reduction.LIMIT}: '{wrong}'"):
+            reduction.limit(2, {reduction.LIMIT: wrong})
 
 
 def test_nodes_that_reach_each_other_sum_up() -> None:
@@ -45,9 +57,8 @@ def test_a_node_that_is_held_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     reduce = reduction._reduce
     monkeypatch.setattr(reduction, "_reduce", held)
-    monkeypatch.setattr(reduction, "SECONDS", 4.0)
     why = f"node 1 ({HOST}): its process is held, and has said nothing for 4 s"
-    assert together(3, look) == [[why]] * 3
+    assert together(3, lambda here: look(here, 4)) == [[why]] * 3
 
 
 @pytest.mark.long
@@ -61,8 +72,10 @@ def test_a_node_whose_process_is_killed_is_named(monkeypatch: pytest.MonkeyPatch
 
     reduce = reduction._reduce
     monkeypatch.setattr(reduction, "_reduce", killed)
-    monkeypatch.setattr(reduction, "SECONDS", 3.0)
-    assert together(3, look) == [[f"node 2 ({HOST}): its process was killed"]] * 3
+    assert (
+        together(3, lambda here: look(here, 3))
+        == [[f"node 2 ({HOST}): its process was killed"]] * 3
+    )
 
 
 def test_what_a_library_says_is_told_where_nobody_is_to_blame(

@@ -130,6 +130,7 @@ def look(
     me = {"host": socket.gethostname(), "refusal": refusal}
     same = {"processes": str(job.processes), **facts(environ, job.program, gpus)}
     place = (job.node_rank, job.nodes, job.master_addr, job.master_port)
+    seconds = reduction.limit(job.nodes, environ)
     folders = _shared(job, environ)
     with ExitStack() as left, _signs(job, folders) as signs:
         meeting = left.enter_context(closing(Meeting(*place, say, stopped, job.fewer)))
@@ -149,7 +150,9 @@ def look(
             if broken := ring.broken(found):
                 raise Unmet(_listed("the nodes don't reach each other, as ranks would:", broken))
             variables = _interface(meeting.own, environ) if meeting.nodes > 1 else {}
-            summed = reduction.look(meeting, variables, cpu=job.cpu) if meeting.nodes > 1 else []
+            summed = []
+            if meeting.nodes > 1:
+                summed = reduction.look(meeting, variables, cpu=job.cpu, seconds=seconds)
             if broken := reduction.broken(summed):
                 if not environ.get(MAY_DIFFER):
                     raise Unmet(_listed("the nodes get no all-reduce done:", broken))
