@@ -18,7 +18,7 @@ from requests.exceptions import RequestException
 from urllib3.exceptions import HTTPError
 
 from launcher.backends.docker import request
-from launcher.backends.group import unpacked
+from launcher.backends.group import DIAGNOSE, unpacked
 from launcher.backends.host import tell
 from launcher.errors import EngineError
 from launcher.names import LABEL
@@ -32,7 +32,6 @@ OUTPUT = {"stdout": 1, "stderr": 1, "stream": 1}
 FRAME = struct.Struct(">BxxxL")
 """What stands before each piece of output: the stream it is of, and its length in bytes."""
 
-DIAGNOSE = ["python3", "-m", "launcher.train.stall.stall"]
 NO_LOG = 501
 PROJECT = "com.docker.compose.project"
 """The label of what compose made, which is a run of the backend of that name."""

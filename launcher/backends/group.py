@@ -20,13 +20,19 @@ from threading import Thread
 from time import strptime
 
 from launcher.names import LABEL
-from launcher.plan.job import Ended, Job, Lost, Piece
+from launcher.plan.job import KILLED, Ended, Job, Lost, Piece
 from launcher.records.ending import RANK_LINE, Ending
 from launcher.train.words import CONCLUSION, REPORT
+
+DIAGNOSE = ["python3", "-m", "launcher.train.stall.stall"]
+"""Writes a node's report to standard output, as a tar."""
 
 POLL_SECONDS = 0.2
 SETTLE_SECONDS = 10.0
 """How long nodes that outlive a failed one have to fail, and say why, by themselves."""
+
+LATER = 60.0
+"""Seconds by which a node that was ended counts as later than one that failed by itself."""
 
 APART_SECONDS = 5.0
 """Surely more than between a rank's end and the failures of those that miss it."""
@@ -57,6 +63,11 @@ class NodeState:
     ended_at: float = 0.0
     refused: str = ""
     paused: bool = False
+
+    @classmethod
+    def ended_by_others(cls, code: int = KILLED) -> NodeState:
+        """Of one that left no word of its end: whatever the others' was came first."""
+        return cls(True, Ended(code), time.time() + LATER)
 
     @property
     def failed(self) -> bool:

@@ -14,7 +14,14 @@ from typing import Any
 
 from launcher import files
 from launcher.backends import host
-from launcher.backends.group import Group, NodeState, seconds_since_1970, unpacked
+from launcher.backends.group import (
+    DIAGNOSE,
+    POLL_SECONDS,
+    Group,
+    NodeState,
+    seconds_since_1970,
+    unpacked,
+)
 from launcher.backends.kubernetes import NODE, RUN, Dict, Request, place
 from launcher.errors import EngineError
 from launcher.names import LABEL
@@ -25,7 +32,6 @@ from launcher.settings import settings
 
 PLACE = "kubernetes.json"
 KINDS = {"JobSet": "jobsets.jobset.x-k8s.io", "TrainJob": "trainjobs.trainer.kubeflow.org"}
-DIAGNOSE = ["python3", "-m", "launcher.train.stall.stall"]
 INDEX = "batch.kubernetes.io/job-completion-index"
 DONE = ("Completed", "Complete")
 """The condition of a JobSet and of a TrainJob that did what they should; else it is Failed."""
@@ -33,12 +39,8 @@ DONE = ("Completed", "Complete")
 ASK_SECONDS = 2.0
 """How often the cluster is asked for a run's pods at most."""
 
-POLL_SECONDS = 0.2
 END_SECONDS = 15.0
 """How long after the end of a log a pod's own end may still be told."""
-
-LATER = 60.0
-"""Seconds by which a pod that was ended counts as later than one that failed by itself."""
 
 REMOVAL_SECONDS = 60
 TAIL = 500
@@ -125,8 +127,7 @@ class Seen:
         if found and not (found.failed and self.restarts and not self.over):
             return found
         if self.over and not running:
-            code = 0 if self._is(*DONE) else KILLED
-            return NodeState(True, Ended(code), time.time() + LATER)
+            return NodeState.ended_by_others(0 if self._is(*DONE) else KILLED)
         return NodeState(rank in self.begun)
 
     def tell_waiting(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.backends import docker, host, shown
-from launcher.backends.group import SETTLE_SECONDS
+from launcher.backends.group import DIAGNOSE, SETTLE_SECONDS
 from launcher.backends.oci_bundle import ENVIRONMENT
 from launcher.errors import PreflightError, UsageError
 from launcher.plan.clusters import Slurm
@@ -22,6 +22,7 @@ from launcher.plan.image import Facts
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret, redacted
+from launcher.plan.values import Gpus
 from launcher.settings import ROOT, settings
 from launcher.train.ranks import alike
 
@@ -293,7 +294,7 @@ def _kill(plan: Plan, asked: Slurm) -> str:
 
 def _report(plan: Plan, asked: Slurm) -> str:
     """Asks a node's runner where its ranks are, and writes that as a tar."""
-    report = "python3 -m launcher.train.stall.stall"
+    report = shlex.join(DIAGNOSE)
     if asked.container in ENGINES:
         return f"{asked.container} exec {_container(plan)} {report}"
     return f'{report} "$pid"'
@@ -306,14 +307,13 @@ def _container(plan: Plan) -> str:
 
 def _engine(plan: Plan, asked: Slurm) -> str:
     """`docker run` or `podman run`, with the GPUs and the place that Slurm gave to the task."""
+    told = [f"PET_{one}" for one in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")]
+    told += [alike.IMAGE] if plan.nodes > 1 else []
+    env = (*plan.env, *((name, None) for name in told))  # by name: their values are the node's
     image = asked.image or plan.image
-    argv = docker.command(replace(plan, image=image, gpus=replace(plan.gpus, count=0, devices=())))
-    argv[0], name = asked.container, argv.index("--name") + 1
-    argv[name] += "-node-"
-    passed = [f"--env=PET_{one}" for one in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")]
-    passed += [f"--env={alike.IMAGE}"] if plan.nodes > 1 else []
-    words = [*map(shlex.quote, [*argv[:2], *passed, *argv[2:]])]
-    words[name + len(passed)] += '"$SLURM_NODEID"'
+    argv = docker.command(replace(plan, image=image, gpus=Gpus(0), env=env))
+    words = [asked.container, *map(shlex.quote, argv[1:])]
+    words[argv.index("--name") + 1] = _container(plan)
     if plan.gpus.count:
         words.insert(2, """--gpus "\\"device=$CUDA_VISIBLE_DEVICES\\"" """.strip())
     return " ".join(words)

@@ -45,9 +45,6 @@ ASK_SECONDS = 2.0
 CHUNK = 1 << 16
 TAIL = 1 << 16
 ASKED = 143
-LATER = 60.0
-"""Seconds by which a node that was ended counts as later than one that failed by itself."""
-
 SQUEUE = "squeue --me --array --noheader --states=all --format=%i|%F|%T|%r".split()
 GOES_ON = frozenset(
     "PENDING CONFIGURING RUNNING SUSPENDED COMPLETING REQUEUED STOPPED RESIZING SIGNALING "
@@ -176,7 +173,7 @@ class SlurmJob(FolderJob):
         with suppress(OSError, ValueError):
             code, at = path.read_text().split()
             return NodeState(True, Ended(int(code)), float(at))
-        return NodeState(True, Ended(KILLED), time.time() + LATER)
+        return NodeState.ended_by_others()
 
     def _log(self, rank: int) -> str:
         """A node's last lines."""

@@ -47,8 +47,8 @@ def script(plan: Plan, **keys: object) -> str:
         (
             {"container": "docker"},
             [
-                r'    docker run --gpus "\\"device=\$CUDA_VISIBLE_DEVICES\\"" .*--env=PET_NODE_RANK'
-                r' .*--name a-0a1b2c3d-node-"\$SLURM_NODEID" .*source=/d,target=/data.* -m .* &',
+                r'    docker run --gpus "\\"device=\$CUDA_VISIBLE_DEVICES\\"" .*--name'
+                r' a-0a1b2c3d-node-"\$SLURM_NODEID" .*--env PET_NODE_RANK .*=/d,target=/data.*&',
                 r'      docker rm --force a-0a1b2c3d-node-"\$SLURM_NODEID"; kill -KILL "\$pid"',
                 r'  export LAUNCHER_IMAGE="\$\(docker image inspect .*\.RootFS.* megatron:cpu .*',
             ],
