@@ -175,16 +175,17 @@ def prepare() -> None:
 
 
 def check_distributed_optimizer() -> None:
-    """Raises `UsageError` where the distributed optimizer can't be used.
+    """Raises `UsageError` where the distributed optimizer can't be used: it takes torch's Adam
+    from 0.10 on, and torch's AdamW where that is one, or from 0.15 on."""
+    from megatron.core.optimizer import distrib_optimizer
+    from megatron.core.package_info import __version__
+    from torch.optim import Adam, AdamW
 
-    Without Apex and TransformerEngine it refuses in 0.9, fails to save with torch's Adam in
-    0.10 to 0.14, and fails to load since.
-    """
-    from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE
-
-    if not HAVE_APEX_OR_TE:
+    first = "0.10" if issubclass(AdamW, Adam) else "0.15"
+    if not (distrib_optimizer.HAVE_APEX_OR_TE or at_least(__version__, first)):
         raise UsageError(
-            "--use-distributed-optimizer needs Apex or TransformerEngine, and neither is there"
+            "--use-distributed-optimizer needs Apex, TransformerEngine or "
+            f"Megatron-Core {first} or newer, and none is there; this is {__version__}"
         )
 
 
