@@ -34,6 +34,9 @@ OVER_CONTEXT = "0.10"
 VIRTUAL_ON_CPU = "0.10"
 """The first release whose interleaved schedule doesn't wait for what it sends, as gloo would."""
 
+TORCH_SHARES = "0.15"
+"""The first release whose distributed optimizer works with torch's Adam too, in numpy 2 as well."""
+
 
 def at_least(release: str, first: str) -> bool:
     """Whether 0.10.0 is at least 0.9: by numbers."""
@@ -175,17 +178,17 @@ def prepare() -> None:
 
 
 def check_distributed_optimizer() -> None:
-    """Raises `UsageError` where the distributed optimizer can't be used: it takes torch's Adam
-    from 0.10 on, and torch's AdamW where that is one, or from 0.15 on."""
-    from megatron.core.optimizer import distrib_optimizer
-    from megatron.core.package_info import __version__
-    from torch.optim import Adam, AdamW
+    """Raises `UsageError` where the distributed optimizer can't be used.
 
-    first = "0.10" if issubclass(AdamW, Adam) else "0.15"
-    if not (distrib_optimizer.HAVE_APEX_OR_TE or at_least(__version__, first)):
+    Before 0.15 it is Apex's or TransformerEngine's Adam that it takes, or saves well.
+    """
+    from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE
+    from megatron.core.package_info import __version__
+
+    if not (HAVE_APEX_OR_TE or at_least(__version__, TORCH_SHARES)):
         raise UsageError(
-            "--use-distributed-optimizer needs Apex, TransformerEngine or "
-            f"Megatron-Core {first} or newer, and none is there; this is {__version__}"
+            f"--use-distributed-optimizer needs Megatron-Core {TORCH_SHARES} or newer, or Apex or "
+            f"TransformerEngine; this is {__version__} without either"
         )
 
 

@@ -101,8 +101,8 @@ class HostSteps:
 class CountingAdam(torch.optim.AdamW):
     """torch's Adam with its steps in its groups, where Apex's and TransformerEngine's have them.
 
-    Megatron's distributed optimizer takes all that is kept of a parameter for its moments, as it
-    saves (up to 0.14) or loads, though it gives and asks for steps as torch's Adam has them.
+    Megatron's distributed optimizer takes all that is kept of a parameter for its moments as it
+    loads, though it gives and asks for steps as torch's Adam has them.
     """
 
     def begin(self) -> None:
