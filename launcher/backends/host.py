@@ -1,7 +1,8 @@
-"""What this machine's own programs tell."""
+"""What this machine's own programs tell, and backends that ask it nothing of runs' machines."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -51,3 +52,19 @@ def ask(
 def tell(text: str) -> None:
     """A line of the launcher's own."""
     print(f"launcher: {text}", file=sys.stderr, flush=True)
+
+
+class Scheduled:
+    """What backends have in common for which a scheduler chooses the machines."""
+
+    every_node = False
+    scheduled = True
+
+    def facts(self, image: str) -> None:
+        """What is on the nodes isn't known here: the run file's release counts."""
+
+    def count_gpus(self) -> None:
+        """Nor how many GPUs they have."""
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)

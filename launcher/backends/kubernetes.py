@@ -15,12 +15,11 @@ from os.path import relpath
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from launcher.backends import shown
+from launcher.backends import host, shown
 from launcher.backends.docker import bytes_of_size
 from launcher.errors import Faults, UsageError
 from launcher.names import LABEL
 from launcher.plan.clusters import Kubernetes
-from launcher.plan.image import Facts
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret, redacted
@@ -296,14 +295,12 @@ def show(plan: Plan, asked: Request) -> str:
 
 
 @dataclass(frozen=True)
-class KubernetesBackend:
+class KubernetesBackend(host.Scheduled):
     """Creates runs in the cluster that `kubectl` is set up for, or that the run file names."""
 
     asked: Kubernetes = field(default_factory=Kubernetes)
     name = "kubernetes"
     contained = True
-    every_node = False
-    scheduled = True
     shares_files = False
 
     def configured(self, config: RunConfig) -> KubernetesBackend:
@@ -316,18 +313,11 @@ class KubernetesBackend:
     def show(self, plan: Plan) -> str:
         return show(plan, self.request(plan))
 
-    def facts(self, image: str) -> Facts | None:
-        """None: what the cluster pulls isn't known here. The run file's release counts."""
-        return None
-
     def identity(self, image: str) -> Mapping[str, object]:
         return {"name": self.asked.image or image, "id": "as the cluster pulls it"}
 
     def rootless(self) -> bool:
         return False
-
-    def count_gpus(self) -> int | None:
-        return None
 
     def start(self, plan: Plan, *, attach: bool) -> Job:
         from launcher.backends import kubernetes_job
@@ -349,9 +339,6 @@ class KubernetesBackend:
 
         assert isinstance(job, KubernetesJob)
         return job.terminal(argv, terminal=terminal)
-
-    def environment(self) -> dict[str, str]:
-        return dict(os.environ)
 
 
 def backend() -> KubernetesBackend:

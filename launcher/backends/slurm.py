@@ -17,8 +17,8 @@ from launcher.backends import docker, host, shown
 from launcher.backends.group import DIAGNOSE, SETTLE_SECONDS
 from launcher.backends.oci_bundle import ENVIRONMENT
 from launcher.errors import PreflightError, UsageError
+from launcher.names import LABEL
 from launcher.plan.clusters import Slurm
-from launcher.plan.image import Facts
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret, redacted
@@ -310,8 +310,9 @@ def _engine(plan: Plan, asked: Slurm) -> str:
     told = [f"PET_{one}" for one in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")]
     told += [alike.IMAGE] if plan.nodes > 1 else []
     env = (*plan.env, *((name, None) for name in told))  # by name: their values are the node's
-    image = asked.image or plan.image
-    argv = docker.command(replace(plan, image=image, gpus=Gpus(0), env=env))
+    labels = tuple(one for one in plan.labels if one[0] != f"{LABEL}run")  # it is no run itself
+    known = replace(plan, image=asked.image or plan.image, labels=labels)
+    argv = docker.command(replace(known, gpus=Gpus(0), env=env))
     words = [asked.container, *map(shlex.quote, argv[1:])]
     words[argv.index("--name") + 1] = _container(plan)
     if plan.gpus.count:
@@ -339,16 +340,15 @@ def _srun(plan: Plan, asked: Slurm) -> str:
     """Starts the nodes; of their output each has its own files."""
     words = ["srun", "--kill-on-bad-exit=0", "--open-mode=append"]
     words += ["--ntasks-per-node=1"] if plan.fewer else []
+    line = shlex.join(words)
     if asked.container == "pyxis":
         binds = [f"{m.source}:{m.target}{':ro' * m.read_only}" for m in plan.mounts]
-        words += [f"--container-image={asked.image or plan.image}", "--no-container-mount-home"]
+        words = [f"--container-image={asked.image or plan.image}", "--no-container-mount-home"]
         words += [f"--container-workdir={plan.workdir}"] if plan.workdir else []
-        line = shlex.join(words) + " --container-mounts=" + shlex.quote(",".join(binds))
-        line += ',"$folder:$folder"' if binds else '"$folder:$folder"'
+        words += ["--container-mounts=" + ",".join([*binds, ""])]
+        line += f' {shlex.join(words)}"$folder:$folder"'
     elif asked.container == "oci":
-        line = f'{shlex.join(words)} --container="$folder/{BUNDLE}"'
-    else:
-        line = shlex.join(words)
+        line += f' --container="$folder/{BUNDLE}"'
     number = "$number" if asked.container == "oci" else "%n"
     return f'{line} --output="$folder/node-{number}.out" --error="$folder/node-{number}.err"'
 
@@ -359,13 +359,11 @@ def ask(*argv: str, env: Mapping[str, str] | None = None, given: str = "") -> st
 
 
 @dataclass(frozen=True)
-class SlurmBackend:
+class SlurmBackend(host.Scheduled):
     """Submits to the cluster whose programs are on PATH."""
 
     asked: Slurm = field(default_factory=Slurm)
     name = "slurm"
-    every_node = False
-    scheduled = True
     shares_files = True
 
     @property
@@ -398,25 +396,19 @@ class SlurmBackend:
             lines.append(f"# its {BUNDLE}: {asked.bundle}, with the mounts in its config.json\n")
         return "".join([*lines, asked.script])
 
-    def facts(self, image: str) -> Facts | None:
-        """None: what is on the nodes isn't known here. The run file's release counts."""
-        return None
-
     def identity(self, image: str) -> Mapping[str, object]:
         return {"name": self.asked.image or image, "id": f"on the nodes, by {self.asked.container}"}
 
     def rootless(self) -> bool:
         return self.asked.container in ("podman", "apptainer", "pyxis", "oci")
 
-    def count_gpus(self) -> int | None:
-        return None
-
     def start(self, plan: Plan, *, attach: bool) -> Job:
         from launcher.backends import slurm_job
 
         if plan.tie:
             raise UsageError("--tie: a Slurm job outlives its launcher", "Set slurm.time instead.")
-        return slurm_job.submit(plan, self.request(plan))
+        asked = self.request(plan)
+        return slurm_job.submit({0: plan}, {0: asked}, [asked.path])[0]
 
     def start_array(self, plans: Mapping[int, Plan]) -> list[Job]:
         """Start the runs that are an array's tasks, by their numbers."""
@@ -424,7 +416,7 @@ class SlurmBackend:
 
         asked = {number: self.request(plan) for number, plan in plans.items()}
         script = array(plans, self.asked, settings().runs)
-        return [*slurm_job.submit_array(plans, asked, script)]
+        return [*slurm_job.submit(plans, asked, [], script)]
 
     def jobs(self) -> list[Job]:
         from launcher.backends import slurm_job
@@ -439,9 +431,6 @@ class SlurmBackend:
         found = ask("squeue", "--noheader", *known).split() or [job.handle]  # of a chain the one
         on_a_node = ["srun", f"--jobid={found[0]}", "--overlap", "--nodes=1", "--ntasks=1"]
         return [*on_a_node, *(["--pty"] if terminal else []), *argv]
-
-    def environment(self) -> dict[str, str]:
-        return dict(os.environ)
 
 
 def backend() -> SlurmBackend:

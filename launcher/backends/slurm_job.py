@@ -263,23 +263,13 @@ def _number(path: Path) -> float | None:
         return None
 
 
-def submit(plan: Plan, asked: Request) -> SlurmJob:
-    """The job, submitted. Raises EngineError, and leaves nothing, where Slurm refuses it."""
-    (job,) = _submitted({0: plan}, {0: asked}, [asked.path])
-    return job
-
-
-def submit_array(
-    plans: Mapping[int, Plan], asked: Mapping[int, Request], script: str
-) -> list[SlurmJob]:
-    """The runs that are the tasks of an array, by their numbers, submitted at once; as `submit`."""
-    return _submitted(plans, asked, [], script)
-
-
-def _submitted(
+def submit(
     plans: Mapping[int, Plan], asked: Mapping[int, Request], named: Sequence[str], given: str = ""
 ) -> list[SlurmJob]:
-    """The runs of a job, whose script is named or given; a task's handle has its number too."""
+    """The runs of one job, whose script is named; or given, of an array: a run for each number.
+
+    Raises EngineError, and leaves nothing, where Slurm refuses it.
+    """
     env = next(iter(plans.values())).env
     secret = {name: value for name, value in env if value and is_secret(name, value)}
     try:

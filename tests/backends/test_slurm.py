@@ -112,6 +112,13 @@ def test_no_value_is_a_command(two: Plan, text: str, other: str) -> None:
     assert f"--account={text}" in (shlex.split(line)[0] for line in lines)
 
 
+def test_a_nodes_container_is_no_run_of_its_own(two: Plan) -> None:
+    """Where the launcher's own engine has it, `stop` would have ended that one node alone."""
+    told = script(two, container="docker")
+    assert "--label megatron-launchpad.name=" in told
+    assert "megatron-launchpad.run=" not in told
+
+
 def test_a_job_that_was_requeued_loads_what_it_saved(plan: Planner) -> None:
     save = "checkpoint.save=/shared/save"
     host = replace(HOST, scheduled=True, contained=False)
