@@ -157,7 +157,7 @@ def _command(plan: Plan) -> list[str]:
     """The command, in which a secret stands as the variable that has it."""
     words = zip(plan.argv, redacted(plan.argv), strict=True)
     return [
-        _Plain(f"{_literal(safe.removesuffix(HIDDEN))}${{{_word(index)}?export it first}}")
+        _Plain(f"{shown.literal(safe.removesuffix(HIDDEN))}${{{_word(index)}?export it first}}")
         if safe != word
         else word
         for index, (word, safe) in enumerate(words)
@@ -191,14 +191,10 @@ def _escaped(value: Any) -> Any:
     if isinstance(value, _Plain):
         return str(value)
     if isinstance(value, str):
-        return _literal(value)
+        return shown.literal(value)
     if isinstance(value, dict):
         return {key: _escaped(item) for key, item in value.items()}
     return [_escaped(item) for item in value] if isinstance(value, list) else value
-
-
-def _literal(text: str) -> str:
-    return text.replace("$", "$$")
 
 
 def _mount(mount: Mount) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def _jobset(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict:
     pod = _pod(plan, asked)
     container = {
         "image": asked.image or plan.image,
-        "args": [_literal(word) for word in _argv(plan, asked)],
+        "args": [shown.literal(word) for word in _argv(plan, asked)],
         "env": _env(plan, asked, environ) + _rendezvous(plan, asked),
         **({"workingDir": plan.workdir} if plan.workdir else {}),
         "resources": _resources(plan, asked),
@@ -168,7 +168,7 @@ def _trainjob(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict
             "runtimeRef": {"name": asked.runtime},
             "trainer": {
                 "image": asked.image or plan.image,
-                "args": [_literal(word) for word in (*there, *plan.argv)],
+                "args": [shown.literal(word) for word in (*there, *plan.argv)],
                 "numNodes": plan.nodes,
                 "env": _env(plan, asked, environ),
                 "resourcesPerNode": _resources(plan, asked),
@@ -245,7 +245,7 @@ def _env(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> list[Dict
     """The variables; secrets by reference."""
     values = {name: environ.get(name) if v is None else v for name, v in plan.env}
     named: list[Dict] = [
-        {"name": name, "value": _literal(value)}
+        {"name": name, "value": shown.literal(value)}
         for name, value in values.items()
         if value is not None and name not in asked.secrets
     ]
@@ -275,11 +275,6 @@ def _argv(plan: Plan, asked: Kubernetes) -> tuple[str, ...]:
     """What the image's entry point is given, which goes on where the cluster starts it again."""
     again = shown.going_on(plan, "kubernetes.restarts", "RESTART") if asked.restarts else ""
     return ("sh", "-c", f'exec "$@"{again}', "sh", *plan.argv) if again else plan.argv
-
-
-def _literal(text: str) -> str:
-    """A text in which a pod replaces no $(NAME)."""
-    return text.replace("$", "$$")
 
 
 def show(plan: Plan, asked: Request) -> str:

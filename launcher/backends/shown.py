@@ -29,6 +29,11 @@ def wanted(env: tuple[tuple[str, str | None], ...]) -> str:
     return "".join(f': "${{{name}:?export it first: its value is not shown}}"\n' for name in named)
 
 
+def literal(text: str) -> str:
+    """A text in which compose fills nothing in, and a pod no $(NAME): both read $$ as one $."""
+    return text.replace("$", "$$")
+
+
 def going_on(plan: Plan, key: str, restart: str) -> str:
     """What a shell adds to the command, so that a run that `key` starts again loads what it saved.
 

@@ -13,18 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.site import RUNNER
+
 if TYPE_CHECKING:
     from docker import DockerClient
 
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNNER = """\
-# Stands in for the runner, which needs torch: starts the program in its own place.
-import os, sys
-program = sys.argv[sys.argv.index("--") + 1 :]
-os.execv(sys.executable, [sys.executable, *program])
-"""
 RUN_FILE = """\
 name: launch-test
 image: {{name: {image}}}

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from launcher.backends import kubernetes, kubernetes_job
+from launcher.backends import kubernetes, kubernetes_job, shown
 from launcher.errors import UsageError
 from launcher.names import LABEL
 from launcher.plan.clusters import Kubernetes
@@ -302,7 +302,7 @@ def test_no_more_privilege_than_docker_gives(full: Plan) -> None:
 @given(words=st.lists(st.text("ab$()\\ '\"{}", max_size=8), max_size=4))
 def test_a_pod_expands_nothing_in_words(words: list[str]) -> None:
     """By Kubernetes' rules: $$ is a dollar, and $(NAME) a variable's value where there is one."""
-    assert [expanded(kubernetes._literal(word)) for word in words] == words
+    assert [expanded(shown.literal(word)) for word in words] == words
 
 
 def expanded(text: str) -> str:
@@ -317,7 +317,7 @@ def test_a_run_that_the_cluster_starts_again_loads_what_it_saved(full: Plan) -> 
         asked = subprocess.run(words, env={"RESTART": restart}, capture_output=True, timeout=10)
         assert asked.stdout.decode().splitlines() == ["a b", *more], shlex.join(words)
     assert pod(full, **ASKED)["containers"][0]["args"] == [
-        kubernetes._literal(word) for word in full.argv
+        shown.literal(word) for word in full.argv
     ]
 
 
