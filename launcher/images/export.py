@@ -62,7 +62,10 @@ def export(client: DockerClient, image: Image, target: Path, form: str, progress
     with files.scratch(target.parent.absolute()) as scratch, stream_errors(image.id, AGAIN):
         made = scratch / "made"
         if form == "sif":
-            _sif(client, image, scratch / "image.tar", made)
+            archive = scratch / "image.tar"
+            with open(files.open_own(archive, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                file.writelines(client.api.get_image(image.id, chunk_size=BLOCK))
+            _fed(["apptainer", "build", made, f"docker-archive:{archive}"], lambda _: None)
         else:
             with _files_of(client, image) as tar:
                 if form == "oci":
@@ -126,14 +129,6 @@ def _start(config: Mapping[str, Any]) -> str:
     where = shlex.quote(config.get("WorkingDir") or "/")
     asked = f'[ "$#" -gt 0 ] || set -- {command}'
     return f'cd -- {where} || exit 1\n{asked}\nexec {entry} "$@"\n'
-
-
-def _sif(client: DockerClient, image: Image, archive: Path, made: Path) -> None:
-    handle = files.open_own(archive, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    with open(handle, "wb") as file:
-        for chunk in client.api.get_image(image.id, chunk_size=BLOCK):
-            file.write(chunk)
-    _fed(["apptainer", "build", made, f"docker-archive:{archive}"], lambda _: None)
 
 
 def _fed(argv: list[str | Path], feed: Callable[[IO[bytes]], None]) -> None:
