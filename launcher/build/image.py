@@ -13,23 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import __version__
-from launcher.build import (
-    attest,
-    beside,
-    builders,
-    context,
-    extensions,
-    fetch,
-    pins,
-    source,
-    verify,
-)
+from launcher.build import attest, beside, builders, context, extensions, fetch, pins, verify
+from launcher.build import source as sources
 from launcher.build.source import MegatronSource
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_row, load_lock, load_matrix, patch_files
 from launcher.matrix.recipe import Recipe, recipe
 from launcher.matrix.render import dockerfile
-from launcher.matrix.schema import Lock, Matrix, Row, caution, pinned_versions
+from launcher.matrix.schema import Row, caution, pinned_versions
 from launcher.names import LABEL
 from launcher.oci.container import engine_errors, layers_of, tags_of
 from launcher.screen import Progress
@@ -72,26 +63,23 @@ class Built:
     reused: bool
 
 
+@dataclass
 class Builds:
     """Builds images of one matrix on one engine; what several rows share is done once.
 
     `repository` is the part of the images' names before the colon.
     """
 
-    def __init__(
-        self,
-        client: DockerClient,
-        site: Settings,
-        progress: Progress,
-        repository: str = REPOSITORY,
-    ) -> None:
-        self.client = client
-        self.site = site
-        self.progress = progress
-        self.repository = repository
-        self.matrix: Matrix = load_matrix(site.matrix)
-        self.lock: Lock = load_lock(site.matrix.with_suffix(".lock"))
-        self.images = pins.Images(client, site, progress, self.lock.images, self.matrix.moving)
+    client: DockerClient
+    site: Settings
+    progress: Progress
+    repository: str = REPOSITORY
+
+    def __post_init__(self) -> None:
+        self.matrix = load_matrix(self.site.matrix)
+        self.lock = load_lock(self.site.matrix.with_suffix(".lock"))
+        locked = self.lock.images, self.matrix.moving
+        self.images = pins.Images(self.client, self.site, self.progress, *locked)
         self._facts: dict[str, verify.Facts] = {}
         self._sources: dict[tuple[str, str], MegatronSource] = {}
 
@@ -99,7 +87,7 @@ class Builds:
         """What matrix and lock say of a request; no engine is asked. Raises UsageError."""
         row, version = find_row(self.matrix, request.tag), request.megatron
         if request.checkout is not None:
-            version = source.release_of(request.checkout, self.matrix, version, row.megatron)
+            version = sources.release_of(request.checkout, self.matrix, version, row.megatron)
         found = recipe(self.matrix, self.lock, request.tag, version, platform)
         _architectures(request, row)
         return found
@@ -167,9 +155,9 @@ class Builds:
             what = kind if request.checkout else f"Megatron {version} from {kind}"
             self.progress.step(f"source: {what}")
             if request.checkout is None:
-                found = source.locked(wanted, self.site)
+                found = sources.locked(wanted, self.site)
             else:
-                found = source.from_path(request.checkout, version, wanted.locked)
+                found = sources.from_path(request.checkout, version, wanted.locked)
             self._sources[kind, version] = found
             self.progress.close()
             if found.rules:
@@ -283,8 +271,6 @@ def _told(progress: Progress) -> Iterator[None]:
         raise BuildError(f"{name}: {reason}" if name else reason, mend) from error
     finally:
         progress.fail()
-
-    """End the step under way with the block; what engine or system refused becomes our error."""
 
 
 def _architectures(request: Request, row: Row) -> str:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import BuildError, EngineError
 from launcher.matrix.schema import AMD64, LockedImage
 from launcher.names import LABEL, parse_reference
 from launcher.oci import registry
-from launcher.oci.container import (
-    answer_within,
-    engine_errors,
-    find_image,
-    name_image,
-    tags_of,
-)
+from launcher.oci.container import answer_within, engine_errors, find_image, name_image, tags_of
 from launcher.oci.pull import describe_pull_failure, follow, registry_errors
 from launcher.screen import Progress
 from launcher.settings import Settings
@@ -45,23 +39,16 @@ class StartImage:
     standin: bool = False
 
 
+@dataclass
 class Images:
     """Finds the base and the builder of each row in one engine, pulls what it lacks."""
 
-    def __init__(
-        self,
-        client: DockerClient,
-        site: Settings,
-        progress: Progress,
-        locked: dict[str, LockedImage],
-        moving: list[str],
-    ) -> None:
-        self.client = client
-        self.site = site
-        self.progress = progress
-        self.locked = locked
-        self.moving = moving
-        self._found: dict[tuple[str, str], StartImage] = {}
+    client: DockerClient
+    site: Settings
+    progress: Progress
+    locked: dict[str, LockedImage]
+    moving: list[str]
+    _found: dict[tuple[str, str], StartImage] = field(default_factory=dict)
 
     def find(self, reference: str, chosen: str | None = None) -> StartImage:
         """The image for the matrix's `reference`, or the one that a user chose in its place.
@@ -73,10 +60,9 @@ class Images:
         if (reference, wanted) not in self._found:
             self.progress.show(f"look for {wanted}")
             locked = self.locked.get(reference) if wanted == reference else None
+            found = (reference, locked) if locked else None
             try:
-                image = (
-                    self._locked(reference, locked) if locked else self._named(reference, wanted)
-                )
+                image = self._locked(*found) if found else self._named(reference, wanted)
             finally:
                 self.progress.show("")
             self._found[reference, wanted] = image

@@ -114,7 +114,7 @@ def check_base(base: Facts, row: Row, name: str, standin: bool) -> None:
             "Choose a base with that Python, or change `python` in the row of matrix.yaml.",
         )
     if not standin and not row.packages:
-        _check_torch(base, row, name, "It isn't the image this row describes.")
+        _check_torch(base, row, f"{name}:", "It isn't the image this row describes.")
 
 
 def check_torch(image: Facts, row: Row, standin: bool) -> None:
@@ -130,8 +130,7 @@ def check_torch(image: Facts, row: Row, standin: bool) -> None:
 def _check_torch(found: Facts, row: Row, name: str, mend: str) -> None:
     torch = found.packages.get("torch", "missing")
     if not torch.startswith(row.torch):
-        of = "" if name == "the image" else ":"
-        raise BuildError(f"{name}{of} has torch {torch}, and the row says {row.torch}", mend)
+        raise BuildError(f"{name} has torch {torch}, and the row says {row.torch}", mend)
 
 
 def check_extensions(image: Facts, packages: Sequence[str]) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 from argparse import Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.command import actions, argument, call_action, command, flag, image, table
-from launcher.cli.data_inspect import TOKENIZER, TYPES
+from launcher.cli.data_inspect import TOKENIZER, TYPES, a_path
 
 if TYPE_CHECKING:
     from launcher.data.tokenizers import Chosen
@@ -20,10 +19,6 @@ SOURCE = argument("source", "a run, or a folder with a checkpoint", "RUN|FOLDER"
 NAMED = (argument("--tokenizer-type", "where its own isn't known", choices=TYPES), *TOKENIZER[1:4])
 FORMATS = ("torch_dist", "mp_rank")
 BEHIND = "Optimizer states stay behind: training goes on from the weights alone."
-
-
-def _folder(text: str) -> Path:
-    return Path(os.path.expanduser(text))
 
 
 def _size(text: str) -> int:
@@ -39,7 +34,7 @@ def _above_0(text: str) -> int:
     return number
 
 
-TO = argument("--to", "a folder that isn't there, or empty", "FOLDER", type=_folder, required=True)
+TO = argument("--to", "a folder that isn't there, or empty", "FOLDER", type=a_path, required=True)
 
 
 @command(SOURCE, flag("--all", "every layer's and expert's tensors, not the first's alone"))
@@ -110,7 +105,7 @@ def _tell(done: Done, what: str) -> None:
 
 
 @command(
-    argument("source", "a folder with config.json and safetensors", "FOLDER", type=_folder),
+    argument("source", "a folder with config.json and safetensors", "FOLDER", type=a_path),
     TO,
     argument("--make-vocab-size-divisible-by", "times TP (128)", "N", type=_above_0, default=128),
     epilog="Any layout of our own program and of Megatron's loads it.",

@@ -60,13 +60,14 @@ def tokenizer(args: Namespace) -> Chosen:
     )
 
 
-def _path(text: str) -> Path:
+def a_path(text: str) -> Path:
+    """A path; ~ in it is a home folder."""
     return Path(os.path.expanduser(text))
 
 
 @command(
-    argument("prefix", "the files' name without .bin and .idx", "P", type=_path),
-    argument("--compare", "say whether P2 has the same bytes; 1 if not", "P2", type=_path),
+    argument("prefix", "the files' name without .bin and .idx", "P", type=a_path),
+    argument("--compare", "say whether P2 has the same bytes; 1 if not", "P2", type=a_path),
     argument("--documents", "how many to show (3)", "N", type=int, default=3),
     *TOKENIZER,
 )

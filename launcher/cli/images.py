@@ -97,11 +97,6 @@ def inspect(args: Namespace) -> int:
     return 0
 
 
-def _inputs(provenance: dict[str, Any]) -> str:
-    definition = provenance["predicate"]["buildDefinition"]
-    return f"{len(definition['resolvedDependencies'])} inputs"
-
-
 def _text(image: Image, names: list[str], record: dict[str, Any], documents: Documents) -> str:
     """The lines for a person; what isn't there is said."""
     from launcher.build.beside import PROVENANCE, SBOM
@@ -113,9 +108,11 @@ def _text(image: Image, names: list[str], record: dict[str, Any], documents: Doc
         ("wheel", f"{record['wheel']['name']} sha256:{record['wheel']['sha256']}"),
         *(("patch", f"{name} sha256:{digest}") for name, digest in record["patches"].items()),
     ]
+    made, sbom = documents.provenance, documents.sbom
+    inputs = made and made["predicate"]["buildDefinition"]["resolvedDependencies"]
     for name, file, held in (
-        ("provenance", PROVENANCE, documents.provenance and _inputs(documents.provenance)),
-        ("sbom", SBOM, documents.sbom and f"{len(documents.sbom['components'])} components"),
+        ("provenance", PROVENANCE, inputs and f"{len(inputs)} inputs"),
+        ("sbom", SBOM, sbom and f"{len(sbom['components'])} components"),
     ):
         absent = f"not on this machine: no {file} in {documents.folder}"
         lines.append((name, f"{held}: {documents.folder / file}" if held else absent))
@@ -206,6 +203,9 @@ def probe(args: Namespace) -> int:
 
     1 where a fact failed, or isn't what the row says.
     """
+    import json
+    from dataclasses import asdict
+
     from launcher.backends import backend
     from launcher.matrix.load import find_row, load_matrix
     from launcher.plan.values import parse_gpus
@@ -230,7 +230,10 @@ def probe(args: Namespace) -> int:
     verdicts: dict[str, Verdict] = {}
     if not (args.facts or args.base):
         verdicts = trials.attempts(chosen, image, args.gpus, args.limit, found, args.source)
-    print(_json(found, verdicts) if args.json else _facts(found, verdicts))
+    if args.json:
+        print(json.dumps({"facts": found, "trials": verdicts}, default=asdict, indent=2))
+    else:
+        print(_facts(found, verdicts))
     wrong = facts.differences(row, found) if row else []
     for line in wrong:
         print(f"launcher: {line}", file=sys.stderr)
@@ -254,17 +257,6 @@ def _facts(found: Mapping[str, Fact], verdicts: Mapping[str, Verdict]) -> str:
         told = (*verdict.warnings, *verdict.tail)
         lines += [f"{name:26}{verdict}", *(f"{'':26}{line}" for line in told)]
     return "\n".join(lines)
-
-
-def _json(found: Mapping[str, Fact], verdicts: Mapping[str, Verdict]) -> str:
-    import json
-    from dataclasses import asdict
-
-    told = {
-        "facts": {name: asdict(fact) for name, fact in found.items()},
-        "trials": {name: asdict(verdict) for name, verdict in verdicts.items()},
-    }
-    return json.dumps(told, indent=2)
 
 
 @command(

@@ -203,7 +203,13 @@ def merge(prefixes: Sequence[Path], target: Path) -> Output:
         raise UsageError("some have tokens of two bytes and some of four", "Make them alike.")
     with writing(target), closing(Output(target, kinds.pop().itemsize)) as output:
         for part in parts:
-            _append(output, part)
+            for lengths in _pieces(part.lengths):
+                output.add(b"", lengths, ())
+            for counts in part.counts():
+                output.add(b"", (), counts.astype("<i4"))
+            with open(f"{part.prefix}.bin", "rb") as tokens:
+                while piece := tokens.read(BYTES):
+                    output.add(piece, (), ())
         output.made = _made_alike([how_made(part) for part in parts])
         publish([output])
     return output
@@ -226,16 +232,6 @@ def _made_alike(records: Sequence[dict[str, Any] | None]) -> dict[str, Any] | No
     if len(alike) < len(records) or any(one != alike[0] for one in alike):
         return None
     return {**alike[0], "inputs": [name for one in records if one for name in one["inputs"]]}
-
-
-def _append(output: Output, part: Data) -> None:
-    for lengths in _pieces(part.lengths):
-        output.add(b"", lengths, ())
-    for counts in part.counts():
-        output.add(b"", (), counts.astype("<i4"))
-    with open(f"{part.prefix}.bin", "rb") as file:
-        while piece := file.read(BYTES):
-            output.add(piece, (), ())
 
 
 def _check_shards(prefixes: Sequence[Path]) -> None:

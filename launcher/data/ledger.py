@@ -129,22 +129,17 @@ class Ledger:
             line += self._before
         self.rejected += 1
         if self.rejected == self.leniency.limit:
-            raise self._ended(f"{source.told}:{line}: {fault.reason}", fault)
+            told = f"{source.told}:{line}: {fault.reason}"
+            told += f"\n  more than {self.leniency.most} such records"
+            mend = "--max-errors says how many may be left out."
+            if not self.leniency.skip:
+                told = f"{source.told}:{line}: {fault.reason}\n  | {printable(fault.excerpt)}"
+                mend = self.leniency.remedy
+            raise DataError(told, f"Nothing was written. {mend}")
         record = {"file": source.told, "line": line, "reason": fault.reason}
         record["begins"] = fault.excerpt
         assert self._list is not None
         self._list.file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
-
-    def _ended(self, told: str, fault: BadRecord) -> DataError:
-        if not self.leniency.skip:
-            return DataError(
-                f"{told}\n  | {printable(fault.excerpt)}",
-                f"Nothing was written. {self.leniency.remedy}",
-            )
-        return DataError(
-            f"{told}\n  more than {self.leniency.most} such records",
-            "Nothing was written. --max-errors says how many may be left out.",
-        )
 
     def complete(self) -> None:
         """Bring the list to the disk, where it stays aside."""

@@ -17,6 +17,7 @@ from launcher.data.sources import Reading, Source
 from launcher.data.tokenize import Job
 from launcher.data.tokenizers import Chosen
 from launcher.errors import UsageError
+from launcher.oci.parts import blocks_of, sha256_of
 
 VERSION = 4
 """Goes up when the same input would give other files."""
@@ -113,8 +114,5 @@ def _key(found: Sequence[Source], job: Job, end: int | None) -> str:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+        return sha256_of(blocks_of(file))

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +47,7 @@ class Job:
     leniency: Leniency = field(default_factory=Leniency)
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """Some documents as they are written: tokens, each sequence's length, each document's count.
 
     tokens: little-endian, two or four bytes each; lengths: int32, tokens of each sequence;
@@ -126,7 +125,7 @@ def _write(
         place, numbers = sent.popleft()
         tokens = 0
         for output, part in zip(written, columns, strict=True):
-            output.add(part.tokens, part.lengths, part.counts)
+            output.add(*part)
             tokens += len(part.tokens) // output.width
         first = columns[0].counts
         empty = len(first) - int(np.count_nonzero(first))

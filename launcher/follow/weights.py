@@ -18,7 +18,7 @@ from launcher.plan.config import RunConfig
 from launcher.records import record
 from launcher.settings import expanded
 from launcher.weights import reader
-from launcher.weights.convert import KEPT
+from launcher.weights.reader import KEPT
 
 if TYPE_CHECKING:
     from launcher.data.tokenizers import Chosen

@@ -62,7 +62,11 @@ def export(client: DockerClient, image: Image, target: Path, form: str, progress
     with files.scratch(target.parent.absolute()) as scratch, stream_errors(image.id, AGAIN):
         made = scratch / "made"
         if form == "sif":
-            _sif(client, image, scratch / "image.tar", made)
+            archive = scratch / "image.tar"
+            with open(files.open_own(archive, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                file.writelines(client.api.get_image(image.id, chunk_size=BLOCK))
+            build = ["apptainer", "build", "--disable-cache", made, f"docker-archive:{archive}"]
+            _fed(build, lambda _: None, APPTAINER_TMPDIR=str(scratch))
         else:
             with _files_of(client, image) as tar:
                 if form == "oci":
@@ -130,16 +134,7 @@ def _start(config: Mapping[str, Any]) -> str:
     return f'cd -- {where} || exit 1\n{asked}\nexec {entry} "$@"\n'
 
 
-def _sif(client: DockerClient, image: Image, archive: Path, made: Path) -> None:
-    handle = files.open_own(archive, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    with open(handle, "wb") as file:
-        for chunk in client.api.get_image(image.id, chunk_size=BLOCK):
-            file.write(chunk)
-    build = ["apptainer", "build", "--disable-cache", str(made), f"docker-archive:{archive}"]
-    _fed(build, lambda _: None, APPTAINER_TMPDIR=str(archive.parent))
-
-
-def _fed(argv: list[str], feed: Callable[[IO[bytes]], None], **env: str) -> None:
+def _fed(argv: list[str | Path], feed: Callable[[IO[bytes]], None], **env: str) -> None:
     """Run a program on what `feed` writes. Raises EngineError with its last words if it fails."""
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(

@@ -160,7 +160,7 @@ def make_plan(
         image=image,
         argv=(
             *_runner(config, processes, fewer, cpu=gpus.count == 0),
-            *_checkout(config, host),
+            *(["--checkout", _scripts(config, host)] if config.source else []),
             *(["--tie"] if tie else []),
             *("--", *started.argv, *render.words(options), *rest),
         ),
@@ -257,10 +257,6 @@ def _runner(config: RunConfig, processes: int, fewer: Sequence[int], *, cpu: boo
     return [*argv, "--cpu"] if cpu else argv
 
 
-def _checkout(config: RunConfig, host: Host) -> list[str]:
-    return ["--checkout", _scripts(config, host)] if config.source else []
-
-
 def _user(config: RunConfig, host: Host) -> str | None:
     """The calling user, so that what the run writes is theirs; root and `image` leave it be.
 
@@ -349,7 +345,9 @@ def _env(
         # A uid that the image doesn't know has no home, and torch asks for a user's name.
         env |= {"HOME": "/tmp", "USER": "launcher"}  # noqa: S108 - the container's
     for name, value in config.env.items():
-        env[name] = None if value is None else _text(value)
+        env[name] = value if value is None else str(value)
+        if isinstance(value, bool):
+            env[name] = str(value).lower()
     return tuple(sorted(env.items()))
 
 
@@ -360,10 +358,6 @@ def wish_of(config: RunConfig, run: str) -> lineage.Wish | None:
         return None
     on = checkpoint.load == checkpoint.save and not checkpoint.finetune
     return lineage.Wish(run, checkpoint.save, on, bool(checkpoint.save_overwrite))
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _ulimits(config: RunConfig, gpus: Gpus) -> tuple[tuple[str, int], ...]:

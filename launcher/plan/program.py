@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.errors import Faults
 from launcher.plan.arguments import table
-from launcher.plan.config import RunConfig
+from launcher.plan.config import Profile, RunConfig
 from launcher.plan.image import Facts
 from launcher.plan.layout import layout, listed, neighbours
 from launcher.plan.source import Origin
@@ -88,10 +88,10 @@ def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, wor
         faults.add(
             f"{origin.place('data')}: no data to train on", "Set data.path, or data.mock: true."
         )
-    with faults.collected():
-        _check_profile(started, config, origin, world)
-    with faults.collected():
-        _check_guard(started, config, facts, origin)
+    if config.profile:
+        _check_profile(started, config, config.profile, origin, world, faults)
+    if config.guard.goes_back:
+        _check_guard(started, config, facts, origin, faults)
     faults.refuse()
 
 
@@ -103,13 +103,17 @@ def fewest(config: RunConfig) -> int:
     return next(n for n in count(1) if n * config.nodes.count % model == 0)
 
 
-def _check_profile(started: Program, config: RunConfig, origin: Origin, world: int) -> None:
+def _check_profile(
+    started: Program,
+    config: RunConfig,
+    wanted: Profile,
+    origin: Origin,
+    world: int,
+    faults: Faults,
+) -> None:
     """Refuse a profile that the program wouldn't write, or would end at."""
-    wanted, faults, iters = config.profile, Faults(), config.training.train_iters
-    if wanted is None:
-        return
+    where, iters = origin.place("profile.steps"), config.training.train_iters
     upstream = started.kind is Kind.UPSTREAM and wanted.tool == "torch"
-    where = origin.place("profile.steps")
     if started.kind is Kind.SCRIPT:
         faults.add(
             f"{origin.place('profile')}: {config.program} can't be told to trace steps",
@@ -138,15 +142,13 @@ def _check_profile(started: Program, config: RunConfig, origin: Origin, world: i
             "beside it, where profile has a folder",
             "--set logging.tensorboard_dir=null while you profile.",
         )
-    faults.refuse()
 
 
-def _check_guard(started: Program, config: RunConfig, facts: Facts, origin: Origin) -> None:
+def _check_guard(
+    started: Program, config: RunConfig, facts: Facts, origin: Origin, faults: Faults
+) -> None:
     """Refuse to go back where there is nothing to go back to, or batches can't be passed over."""
-    if not config.guard.goes_back:
-        return
-    faults, where = Faults(), origin.place("guard")
-    instead = "Set on_nan and on_spike to warn or end."
+    where, instead = origin.place("guard"), "Set on_nan and on_spike to warn or end."
     if started.kind is Kind.SCRIPT:
         faults.add(f"{where}: {config.program} can't be told to pass over batches", instead)
     there = table().options_of(facts.release or "") if started.kind is Kind.UPSTREAM else None
@@ -161,7 +163,6 @@ def _check_guard(started: Program, config: RunConfig, facts: Facts, origin: Orig
             f"{where}: rewind needs checkpoints to go back to",
             "Set checkpoint.save and checkpoint.save_interval.",
         )
-    faults.refuse()
 
 
 def _check_quickstart(config: RunConfig, origin: Origin, world: int, faults: Faults) -> None:

@@ -142,7 +142,8 @@ def check(
             )
     with faults.collected():
         if started.kind is Kind.OURS:
-            _check_complete(given, origin)
+            if keys := [own_keys().get(name, name) for name in arguments.lacking(given)]:
+                raise UsageError(f"{origin.name}: the program gpt needs {', '.join(keys)}")
         elif facts.release and upstreams_gpt:
             _check_upstreams(given, facts.release, origin)
     with faults.collected():
@@ -181,12 +182,6 @@ def place(given: Iterable[Option], origin: Origin) -> Callable[[str], str]:
     """Tells where an option stands, by its plain name, or where its key would."""
     known = {option.plain: option.where for option in given}
     return lambda name: known.get(name) or origin.place(arguments.key_of(name))
-
-
-def _check_complete(given: Iterable[str], origin: Origin) -> None:
-    keys = [own_keys().get(option, option) for option in arguments.lacking(given)]
-    if keys:
-        raise UsageError(f"{origin.name}: the program gpt needs {', '.join(keys)}")
 
 
 def _check_upstreams(given: Iterable[str], release: str, origin: Origin) -> None:

@@ -88,14 +88,6 @@ def _short_forms(parts: dict[str, JsonSchemaValue]) -> None:
     named = {"type": "string", "pattern": f"^(?=.*[/:@])({names.IMAGE})$"}
     parts["Image"] = {"anyOf": [*values.TAGS, named, image]}
     parts["Nodes"] = {"anyOf": [{"type": "integer", "minimum": 1}, parts["Nodes"]]}
-    resources = parts["Resources"]
-    resources |= _where("shm_size", {"not": {"type": "null"}}, needs="ipc")
-    resources["then"]["properties"] = {"ipc": {"not": {"enum": ["host", None]}}}
-
-
-def _where(key: str, value: JsonSchemaValue, *, needs: str) -> JsonSchemaValue:
-    """The other key must be there where this one has such a value."""
-    return {
-        "if": {"properties": {key: value}, "required": [key]},
-        "then": {"required": [needs]},
-    }
+    size = {"properties": {"shm_size": {"not": {"type": "null"}}}, "required": ["shm_size"]}
+    ipc = {"properties": {"ipc": {"not": {"enum": ["host", None]}}}, "required": ["ipc"]}
+    parts["Resources"] |= {"if": size, "then": ipc}

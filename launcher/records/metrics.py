@@ -111,12 +111,6 @@ _PADDED = re.compile(
 )
 
 
-def parse(line: str) -> Found | None:
-    """What a line of a log says, the first where ranks wrote several into one; never raises."""
-    found = parse_all(line)
-    return found[0] if found else None
-
-
 def parse_all(line: str) -> list[Found]:
     """All that a line of a log says; a line holds several records where ranks write at once.
 

@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from launcher.errors import LauncherError, UsageError
 from launcher.train.checkpoints.pickles import Reader
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 STORAGES = {
     "FloatStorage": "float32",
@@ -43,6 +46,17 @@ class Stored:
     start: int
     dtype: str
     shape: tuple[int, ...]
+
+    def read(self) -> NDArray[Any]:
+        """Its elements, a number of as many bytes standing for each. Raises UsageError."""
+        import numpy as np
+
+        with self.path.open("rb") as file:
+            kind = np.dtype(f"u{SIZES[self.dtype]}")
+            values = np.fromfile(file, kind, prod(self.shape), offset=self.start)
+        if values.size != prod(self.shape):
+            raise UsageError(f"{self.path}: a tensor of shape {self.shape} is cut short")
+        return values.reshape(self.shape)
 
 
 class Part(io.RawIOBase):

@@ -21,9 +21,9 @@ from launcher.train.checkpoints import folders
 from launcher.trust import require_trusted
 from launcher.weights import architecture, safetensors, writer
 from launcher.weights.architecture import Architecture
-from launcher.weights.archive import Made, Name
+from launcher.weights.archive import Made, Name, Stored
 from launcher.weights.families import Family, Row, family, rows
-from launcher.weights.reader import DISTRIBUTED, Checkpoint
+from launcher.weights.reader import DISTRIBUTED, KEPT, Checkpoint
 from launcher.weights.writer import Source
 
 SHARD = 5_000_000_000
@@ -35,9 +35,6 @@ TOKENIZER = (
     *("vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", GENERATION),
 )
 """What belongs to a model beside its weights and its shape, where it is there."""
-
-KEPT = "tokenizer"
-"""The folder of them in an imported checkpoint's."""
 
 KINDS = ("tensor", "pipeline", "expert")
 """Of model parallelism: a layout's words."""
@@ -195,7 +192,8 @@ def import_(source: Path, target: Path, padding: int = 128) -> Done:
     if left:
         raise UsageError(f"{source}: {left[0]} isn't a {of.name}'s, and nothing is left out")
     known = architecture.arguments(replace(shape, dtype=sources[0].dtype))
-    known |= {"eod_id": config.get("eos_token_id")} if _is_id(config, shape) else {}
+    end = config.get("eos_token_id")
+    known |= {"eod_id": end} if isinstance(end, int) and 0 <= end < shape.vocabulary else {}
     copied = _kept(source)
     with new_folder(target) as folder:
         _write_distributed(folder, sources, shape.layers, shape.experts, known, 0)
@@ -206,11 +204,6 @@ def import_(source: Path, target: Path, padding: int = 128) -> Done:
     return Done(target, shape, sum(each.bytes for each in sources))
 
 
-def _is_id(config: Mapping[str, Any], shape: Architecture) -> bool:
-    found = config.get("eos_token_id")
-    return isinstance(found, int) and 0 <= found < shape.vocabulary
-
-
 def _found(name: str, of: Family, there: Mapping[str, Any]) -> str:
     for each in (name, name.removeprefix(of.prefix)):
         if each in there:
@@ -218,7 +211,7 @@ def _found(name: str, of: Family, there: Mapping[str, Any]) -> str:
     raise UsageError(f"it has no {name}, which a {of.name} has")
 
 
-def _source(row: Row, parts: list[safetensors.Entry], shape: Architecture) -> Source:
+def _source(row: Row, parts: list[Stored], shape: Architecture) -> Source:
     """A tensor of Megatron's, read from those that it is made of."""
     whole = row.transform.shape([part.shape for part in parts], shape)
     if len({part.dtype for part in parts}) > 1 or (
@@ -241,13 +234,18 @@ def _write_distributed(
     known: Mapping[str, Any],
     iteration: int,
 ) -> None:
-    """A folder of checkpoints with one of an iteration, as runs leave it."""
-    final = folders.folder(folder, iteration) if iteration else folder / folders.RELEASE
-    final.mkdir()
+    """A folder of checkpoints with one of an iteration, for any layout."""
     one = {f"{kind}_model_parallel_size": 1 for kind in KINDS}
     said = _common({**known, **one}, iteration, sources)
-    writer.distributed(final, sources, layers, experts, said)
-    files.write(folder / folders.TRACKER, str(iteration) if iteration else folders.RELEASE)
+    writer.distributed(_placed(folder, iteration), sources, layers, experts, said)
+
+
+def _placed(folder: Path, iteration: int) -> Path:
+    """The folder of a checkpoint among those of a run, with the file that names it, as runs do."""
+    files.write(folder / folders.TRACKER, str(iteration or folders.RELEASE))
+    final = folders.folder(folder, iteration) if iteration else folder / folders.RELEASE
+    final.mkdir()
+    return final
 
 
 def _common(known: Mapping[str, Any], iteration: int, sources: list[Source]) -> dict[str, Any]:
@@ -291,10 +289,6 @@ def convert(saved: Checkpoint, target: Path, format: str, layout: Mapping[str, i
                 engine=known.get("transformer_impl") == "transformer_engine",
                 grouped=bool(known.get("moe_grouped_gemm")),
             )
-            name = (
-                folders.folder(folder, saved.iteration) if saved.iteration else folder / "release"
-            )
-            name.mkdir()
-            ranks.write(name, sources, _common(known, saved.iteration, sources))
-            files.write(folder / folders.TRACKER, str(saved.iteration or folders.RELEASE))
+            common = _common(known, saved.iteration, sources)
+            ranks.write(_placed(folder, saved.iteration), sources, common)
     return Done(target, shape, sum(each.bytes for each in sources))

@@ -35,6 +35,9 @@ ALIASES = (
 )
 """TransformerEngine's names, which distributed checkpoints have, and those that are used here."""
 
+KEPT = "tokenizer"
+"""The folder of a tokenizer's files in an imported checkpoint's."""
+
 MODEL = re.compile(r"(embedding|decoder|output_layer)\.(?!.*_extra_state)")
 LAYER = "decoder.layers."
 EXPERT = "mlp.experts.local_experts."
@@ -56,15 +59,10 @@ class Piece:
 
     def read(self) -> NDArray[Any]:
         """Its elements, a number of as many bytes standing for each."""
-        import numpy as np
-
         found = self.stored or archive.read(self.path, self.offset, self.length)
-        kind = np.dtype(f"u{SIZES[found.dtype]}")
-        with self.path.open("rb") as file:
-            values = np.fromfile(file, kind, prod(self.shape), offset=found.start)
-        if values.size != prod(self.shape) or prod(found.shape) < values.size:
+        if prod(found.shape) < prod(self.shape):
             raise UsageError(f"{self.path}: a tensor of shape {self.shape} is cut short")
-        return values.reshape(self.shape)
+        return replace(found, shape=self.shape).read()
 
 
 @dataclass(frozen=True)
@@ -171,10 +169,8 @@ def plain(value: Any) -> Any:
 
 
 def _arguments(found: Any) -> dict[str, Any]:
-    values = (
-        found.__dict__ if isinstance(found, Named) else found if isinstance(found, dict) else {}
-    )
-    return {key: plain(value) for key, value in values.items()}
+    values = plain(found.__dict__ if isinstance(found, Named) else found)
+    return values if isinstance(values, dict) else {}
 
 
 def _layout(arguments: Mapping[str, Any], noted: Mapping[str, int]) -> dict[str, int]:
@@ -206,25 +202,17 @@ def _distributed(folder: Path) -> Checkpoint:
             continue
         pieces = [_piece(folder, where[name, tuple(c.offsets)], c) for c in about.chunks]
         tensors |= _each(_canonical(name), Tensor(dtype, shape, tuple(pieces)))
-    progress = common.get("progress") or common
-    return Checkpoint(
-        folder,
-        DISTRIBUTED,
-        int(progress.get("iteration") or 0),
-        arguments,
-        _layout(arguments, common.get("layout") or {}),
-        tensors,
-        optimizer,
-    )
+    iteration = int((common.get("progress") or common).get("iteration") or 0)
+    layout = _layout(arguments, common.get("layout") or {})
+    return Checkpoint(folder, DISTRIBUTED, iteration, arguments, layout, tensors, optimizer)
 
 
 def _piece(folder: Path, at: Any, chunk: Any) -> Piece:
     name = str(at.relative_path)
     if Path(name).name != name or getattr(at, "transform_descriptors", None):
         raise UsageError(f"{folder}: {name!r} isn't a file of it, or is compressed")
-    return Piece(
-        tuple(chunk.offsets), tuple(chunk.sizes), folder / name, int(at.offset), int(at.length)
-    )
+    place = tuple(chunk.offsets), tuple(chunk.sizes)
+    return Piece(*place, folder / name, int(at.offset), int(at.length))
 
 
 def _canonical(name: str) -> str:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+
+from numpy.typing import NDArray
 
 from launcher import files
 from launcher.errors import UsageError
-from launcher.weights.archive import SIZES
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from launcher.weights.archive import SIZES, Stored
+from launcher.weights.writer import raw
 
 ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -38,25 +37,7 @@ LARGEST_HEADER = 100 << 20
 """Of the format's own readers."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A tensor in a file: `shape` elements of `dtype` from byte `start`."""
-
-    path: Path
-    start: int
-    dtype: str
-    shape: tuple[int, ...]
-
-    def read(self) -> NDArray[Any]:
-        """Its elements, a number of as many bytes standing for each."""
-        import numpy as np
-
-        with self.path.open("rb") as file:
-            kind = np.dtype(f"u{SIZES[self.dtype]}")
-            return np.fromfile(file, kind, prod(self.shape), offset=self.start).reshape(self.shape)
-
-
-def entries(folder: Path) -> dict[str, Entry]:
+def entries(folder: Path) -> dict[str, Stored]:
     """The tensors of all shards in a folder, by name.
 
     Raises UsageError where there is none, or a file is cut short or isn't what it should be.
@@ -64,7 +45,7 @@ def entries(folder: Path) -> dict[str, Entry]:
     names = [ONE]
     if (folder / INDEX).is_file():
         names = sorted({*map(str, read_json(folder / INDEX).get("weight_map", {}).values())})
-    found = dict[str, Entry]()
+    found = dict[str, Stored]()
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
             raise UsageError(
@@ -75,14 +56,14 @@ def entries(folder: Path) -> dict[str, Entry]:
     return found
 
 
-def _header(path: Path) -> dict[str, Entry]:
+def _header(path: Path) -> dict[str, Stored]:
     whole = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(whole, LARGEST_HEADER):
             raise UsageError(f"{path}: no safetensors, or cut short")
         header = _json(file.read(length), path)
-    found = dict[str, Entry]()
+    found = dict[str, Stored]()
     for name, about in header.items():
         if name == "__metadata__":
             continue
@@ -94,7 +75,7 @@ def _header(path: Path) -> dict[str, Entry]:
         size = prod(shape) * SIZES[dtype]
         if min((start, *shape)) < 0 or end - start != size or 8 + length + end > whole:
             raise UsageError(f"{path}: {name} isn't whole")
-        found[name] = Entry(path, 8 + length + start, dtype, shape)
+        found[name] = Stored(path, 8 + length + start, dtype, shape)
     return found
 
 
@@ -127,13 +108,11 @@ class Shards:
 
     def add(self, tensors: Mapping[str, NDArray[Any]], dtype: str, names: int) -> None:
         """Write tensors; `names` bounds how many bytes the header of a shard has."""
-        import numpy as np
-
         for name, values in tensors.items():
             if self.file is None or (self.at and self.at + values.nbytes > self.most):
                 self._next(names)
             assert self.file
-            self.file.write(memoryview(np.ascontiguousarray(values).reshape(-1)).cast("B"))
+            self.file.write(raw(values))
             begin, self.at = self.at, self.at + values.nbytes
             place = {"dtype": NAMES[dtype], "shape": [*values.shape]}
             self.headers[-1][name] = {**place, "data_offsets": [begin, self.at]}

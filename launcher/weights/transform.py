@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from launcher.weights.architecture import Architecture
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,8 @@ class Transform:
         return (sum(part[0] for part in parts), *parts[0][1:])
 
 
-def _same(x: Any, shape: Architecture) -> Sequence[Any]:
-    return [x]
-
-
-def _one(parts: Sequence[Any], shape: Architecture) -> Any:
-    [x] = parts
-    return x
-
-
-def _cut(x: Any, shape: Architecture) -> Sequence[Any]:
-    """[padded vocabulary, hidden] without the padding."""
-    return [x[: shape.vocabulary]]
-
-
 def _pad(parts: Sequence[Any], shape: Architecture) -> Any:
-    """Rows of zeros after [vocabulary, hidden]."""
-    import numpy as np
-
+    """Rows of zeros after [vocabulary, hidden], to [padded vocabulary, hidden]."""
     [x] = parts
     return np.concatenate([x, np.zeros((shape.padded - len(x), *x.shape[1:]), x.dtype)])
 
@@ -64,36 +48,9 @@ def _groups_apart(x: Any, shape: Architecture) -> Sequence[Any]:
 
 
 def _groups_together(parts: Sequence[Any], shape: Architecture) -> Any:
-    import numpy as np
-
     rest = parts[0].shape[1:]
     grouped = [part.reshape(shape.groups, -1, shape.head, *rest) for part in parts]
     return np.concatenate(grouped, axis=1).reshape(-1, *rest)
-
-
-def _stack_apart(x: Any, shape: Architecture) -> Sequence[Any]:
-    """The same for GPT-2, which has q, k and v in one: all queries, all keys, all values."""
-    import numpy as np
-
-    return [np.concatenate(_groups_apart(x, shape))]
-
-
-def _stack_together(parts: Sequence[Any], shape: Architecture) -> Any:
-    import numpy as np
-
-    return _groups_together(np.split(parts[0], 3), shape)
-
-
-def _halves_apart(x: Any, shape: Architecture) -> Sequence[Any]:
-    """[2 × ffn, hidden]: the gate's half and the other."""
-    half = len(x) // 2
-    return [x[:half], x[half:]]
-
-
-def _halves_together(parts: Sequence[Any], shape: Architecture) -> Any:
-    import numpy as np
-
-    return np.concatenate(parts)
 
 
 def _turned(of: Transform) -> Transform:
@@ -105,10 +62,14 @@ def _turned(of: Transform) -> Transform:
     )
 
 
-SAME = Transform(_same, _one)
-VOCABULARY = Transform(_cut, _pad)
+SAME = Transform(lambda x, shape: [x], lambda parts, shape: parts[0])
+VOCABULARY = Transform(lambda x, shape: [x[: shape.vocabulary]], _pad)
 QKV = Transform(_groups_apart, _groups_together)
-STACKED = Transform(_stack_apart, _stack_together)
-HALVES = Transform(_halves_apart, _halves_together)
-TURNED = _turned(SAME)
-STACKED_TURNED = _turned(STACKED)
+STACKED = Transform(
+    lambda x, shape: [np.concatenate(_groups_apart(x, shape))],
+    lambda parts, shape: _groups_together(np.split(parts[0], 3), shape),
+)
+"""The same for GPT-2, which has q, k and v in one: all queries, all keys, all values."""
+HALVES = Transform(lambda x, shape: np.split(x, 2), lambda parts, shape: np.concatenate(parts))
+"""[2 × ffn, hidden]: the gate's half and the other."""
+TURNED, STACKED_TURNED = _turned(SAME), _turned(STACKED)

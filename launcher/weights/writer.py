@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from launcher.errors import UsageError
 from launcher.train.checkpoints import contents
 from launcher.weights import archive
 from launcher.weights.archive import Made, Name, Tensor
 from launcher.weights.reader import COLUMN, EXPERT, LAYER, ROW, rank_folder
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 VERSION = 3.0
 """Upstream's checkpoint_version, since which linear_qkv lies as it does."""
@@ -68,8 +68,6 @@ class Source:
 
 def raw(values: Any) -> Any:
     """The bytes of an array, row by row."""
-    import numpy as np
-
     return memoryview(np.ascontiguousarray(values).reshape(-1)).cast("B")
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.records import metrics
-from launcher.records.metrics import Found, Memory, Step, Validation, as_record, parse, parse_all
+from launcher.records.metrics import Found, Memory, Step, Validation, as_record, parse_all
 from launcher.records.throughput import Rates
 from launcher.train import log
 
@@ -28,6 +28,10 @@ LOSS = st.one_of(st.floats(0, 1e6), st.sampled_from([math.inf, math.nan])).map(
     lambda x: as_printed(x)
 )
 NAMES = ("load_balancing_loss", "mtp_1 loss", "z_loss", "sop loss")
+
+
+def parse(line: str) -> Found | None:
+    return next(iter(parse_all(line)), None)
 
 
 def as_printed(value: float) -> float:
