@@ -89,6 +89,9 @@ ONE = [
 TWO = [Case("ours, one GPU", keys=HALF)]
 for how, keys in {
     "DP=2, twice the batch": ("training.global_batch_size=32",),
+    "DP=2, twice the batch, distributed optimizer": (
+        *("training.global_batch_size=32", "parallel.use_distributed_optimizer=true"),
+    ),
     "TP=2": ("parallel.tensor_model_parallel_size=2",),
     "PP=2": ("parallel.pipeline_model_parallel_size=2", "training.micro_batch_size=4"),
 }.items():

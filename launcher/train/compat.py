@@ -34,6 +34,9 @@ OVER_CONTEXT = "0.10"
 VIRTUAL_ON_CPU = "0.10"
 """The first release whose interleaved schedule doesn't wait for what it sends, as gloo would."""
 
+TORCH_SHARES = "0.15"
+"""The first release whose distributed optimizer works with torch's Adam too, in numpy 2 as well."""
+
 
 def at_least(release: str, first: str) -> bool:
     """Whether 0.10.0 is at least 0.9: by numbers."""
@@ -177,14 +180,15 @@ def prepare() -> None:
 def check_distributed_optimizer() -> None:
     """Raises `UsageError` where the distributed optimizer can't be used.
 
-    Without Apex and TransformerEngine it refuses in 0.9, fails to save with torch's Adam in
-    0.10 to 0.14, and fails to load since.
+    Before 0.15 it is Apex's or TransformerEngine's Adam that it takes, or saves well.
     """
     from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE
+    from megatron.core.package_info import __version__
 
-    if not HAVE_APEX_OR_TE:
+    if not (HAVE_APEX_OR_TE or at_least(__version__, TORCH_SHARES)):
         raise UsageError(
-            "--use-distributed-optimizer needs Apex or TransformerEngine, and neither is there"
+            f"--use-distributed-optimizer needs Megatron-Core {TORCH_SHARES} or newer, or Apex or "
+            f"TransformerEngine; this is {__version__} without either"
         )
 
 

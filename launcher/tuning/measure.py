@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from launcher.follow import ask
@@ -28,10 +27,14 @@ LINES = 5
 """Of the log that a run has, about as many steps each; the first has the warming up in it."""
 
 SLOW = 1.5
-"""A run is ended where its first line after that is so many times the best one's."""
+"""A run is ended where two lines after that are so many times the best one's."""
+
+STEADY = 1.1
+"""Two lines are alike where the greater is at most so many times the other."""
 
 ENOUGH = 4.0
-"""Seconds of steps after the first line, after which a run has told what it takes."""
+"""Seconds of steps after the first line, after which a run whose last two lines are alike has told
+what it takes."""
 
 NEVER = 10**9
 SILENCE = 600
@@ -150,7 +153,7 @@ class Runs:
                             mib += [found.max_reserved_mib or found.reserved_mib or 0]
                     at = f"step {steps[-1].iteration}" if steps else "starting"
                     self.tell(f"{setting}: {at}, {time.monotonic() - began:.0f} s")
-                    if not (ended or more) and (self._is_slow(steps) or _has_told(steps)):
+                    if not (ended or more) and (is_slow(steps, self.best) or has_told(steps)):
                         process.terminate()
                         ended = True
             except BaseException:
@@ -159,7 +162,7 @@ class Runs:
         self.first = False
         took = [step.ms_per_step for step in steps[1:]]
         if took and (ended or process.returncode == 0):
-            return Measured(setting, median(took), max(mib, default=None))
+            return Measured(setting, min(took), max(mib, default=None))  # some compile late
         return Measured(setting, why=_why(tail, process.returncode))
 
     def _argv(self, setting: Setting, more: Changes) -> list[str]:
@@ -168,10 +171,6 @@ class Runs:
         argv = [sys.executable, "-m", "launcher", "run", *self.words, *sets, "--tie"]
         argv += [] if self.first else ["--no-preflight"]  # memory and rules were looked at
         return [*argv, *(["--", *self.rest] if self.rest else [])]
-
-    def _is_slow(self, steps: Sequence[metrics.Step]) -> bool:
-        known = self.best and len(steps) > 1
-        return bool(known and self.best and steps[-1].ms_per_step > SLOW * self.best)
 
     def shares(self, setting: Setting, steps: int) -> dict[str, float]:
         """What a setting's step goes to, the largest first; {} where a trace can't tell."""
@@ -186,11 +185,22 @@ class Runs:
         return dict(sorted(found.items(), key=lambda one: -one[1]))
 
 
-def _has_told(steps: Sequence[metrics.Step]) -> bool:
-    """Whether the steps after the first line took long enough to go by."""
+def is_slow(steps: Sequence[metrics.Step], best: float | None) -> bool:
+    """Whether none of two lines after the first comes near the best setting's ms."""
+    if not best or len(steps) <= 2:
+        return False
+    return min(step.ms_per_step for step in steps[1:]) > SLOW * best
+
+
+def has_told(steps: Sequence[metrics.Step]) -> bool:
+    """Whether the lines after the first took long enough, and the last two are alike."""
+    if len(steps) <= 2:
+        return False
     ends = [step.iteration for step in steps]
+    least, most = sorted(step.ms_per_step for step in steps[-2:])
     lasted = zip(steps[1:], ends, ends[1:], strict=False)
-    return sum(step.ms_per_step * (end - start) for step, start, end in lasted) > 1000 * ENOUGH
+    seconds = sum(step.ms_per_step * (end - start) for step, start, end in lasted) / 1000
+    return most <= STEADY * least and seconds > ENOUGH
 
 
 def _set(key: str, value: object) -> str:

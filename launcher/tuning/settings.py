@@ -190,7 +190,7 @@ SHARING = [
     _share(distributed, overlap, "overlap_param_gather")
     for distributed, overlap in ((False, False), (False, True), (True, True))
 ]
-OURS_SHARING = [_share(False, False), _share(False, True), _share(True, True)]
+OURS_SHARING = [_share(shared, overlap) for shared in (False, True) for overlap in (False, True)]
 
 
 def combinations(space: Space, start: Setting, axes: Sequence[list[Changes]]) -> list[Setting]:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from launcher.train import compat
 
 from .conftest import TINY, Run, python, start
 from .test_gpt import Train
@@ -14,9 +19,8 @@ pytestmark = pytest.mark.megatron
 
 BESIDE_UPSTREAM = """
 import json, os, sys
-os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
-from launcher.train import cpu, compat
-cpu.install(), compat.prepare()
+from launcher.train import compat
+compat.prepare()
 import torch
 from launcher.train.gpt import arguments as command_line
 from launcher.train.gpt import model, optimizer, training
@@ -26,7 +30,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 steps, overflows = 100, set(json.loads(sys.argv[1]))
 given = command_line.parse(sys.argv[2:])
 given.on_cpu = True
-layout = command_line.layout(given, 1)
+layout = command_line.layout(given, int(os.environ["WORLD_SIZE"]))
 training.initialise(given, layout)
 
 def made():
@@ -66,7 +70,8 @@ pairs = zip(gpt.named_parameters(), ours.parameters(), plain.parameters(), stric
 told["apart"] = {name: [float((p - q).abs().max()) for q in others] for (name, p), *others in pairs}
 told["moved"] = min(float(p.detach().float().std()) for p in gpt.parameters())
 told["steps"] = [device.settle(), host.settle()]
-print(json.dumps(told))
+print("told", json.dumps(told))
+torch.distributed.destroy_process_group()
 """
 SHAPE = (
     "--num-layers 1 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --vocab-size 100 "
@@ -75,21 +80,49 @@ SHAPE = (
 ).split()
 
 
+SHARED = "--use-distributed-optimizer"
+
+
+def needs(options: tuple[str, ...]) -> None:
+    """Skip what this release of Megatron lacks without Apex and TransformerEngine."""
+    if SHARED in options and not compat.at_least(version("megatron-core"), compat.TORCH_SHARES):
+        pytest.skip(f"the distributed optimizer needs Megatron-Core {compat.TORCH_SHARES}")
+
+
+OVERFLOWS, SCALED = (0, 1, 2, 40, 41, 90), ("--fp16", "--loss-scale-window", "20")
+
+
 @pytest.mark.parametrize(
     ("options", "overflows"),
     [
         pytest.param(("--bf16",), (), id="bf16"),
         pytest.param((), (), id="fp32", marks=pytest.mark.long),
-        pytest.param(
-            ("--fp16", "--loss-scale-window", "20"), (0, 1, 2, 40, 41, 90), id="fp16-overflows"
-        ),
+        pytest.param(SCALED, OVERFLOWS, id="fp16-overflows"),
+        pytest.param(("--bf16", SHARED), (), id="shared-bf16"),
+        pytest.param((SHARED,), (), id="shared-fp32", marks=pytest.mark.long),
+        pytest.param((*SCALED, SHARED), OVERFLOWS, id="shared-fp16", marks=pytest.mark.long),
     ],
 )
-def test_a_hundred_steps_equal_upstreams(options: tuple[str, ...], overflows: tuple[int]) -> None:
-    """Biases and norms that decay, a skipped step that counts, a scale that moves otherwise."""
-    done = python("-c", BESIDE_UPSTREAM, json.dumps(overflows), *SHAPE, *options, MASTER_PORT="0")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+def test_a_hundred_steps_equal_upstreams(
+    options: tuple[str, ...], overflows: tuple[int], tmp_path: Path
+) -> None:
+    """Biases and norms that decay, a skipped step that counts, a scale that moves otherwise.
+
+    Two replicas that share the steps, and don't gather what each has stepped.
+    """
+    needs(options)
+    (script := tmp_path / "beside.py").write_text(BESIDE_UPSTREAM)
+    ranks = 2 if SHARED in options else 1
+    done = start(ranks, str(script), json.dumps(overflows), *SHAPE, *options)
+    found = re.findall(r"^told (.*)$", done.output, re.MULTILINE)
+    assert len(found) == ranks, done.output
+    for text in found:
+        _equals_upstreams(json.loads(text), options, overflows)
+
+
+def _equals_upstreams(
+    told: dict[str, Any], options: tuple[str, ...], overflows: tuple[int]
+) -> None:
     taken, scales = told["taken"], told["scales"]
     assert taken[0] == [at not in overflows for at in range(100)]
     assert taken[1] == taken[2] == taken[0]
@@ -99,19 +132,36 @@ def test_a_hundred_steps_equal_upstreams(options: tuple[str, ...], overflows: tu
         assert norms == pytest.approx(told["norms"][0], rel=1e-5)
     assert told["steps"] == [100 - len(overflows)] * 2
     assert told["moved"] > 1e-3
-    step = 0.01 if options else 1e-5  # a unit in the last place of a 16-bit number of size 1
+    step = (
+        0.01 if options[:-1] or "--bf16" in options else 1e-5
+    )  # a unit in the last place of a 16-bit number of size 1
     assert max(max(apart) for apart in told["apart"].values()) < step
 
 
-def test_a_checkpoint_goes_on_with_either(train: Train, tmp_path: Path) -> None:
-    """Masters and moments that aren't where Megatron's checkpoint looks for them."""
+@pytest.mark.parametrize(
+    ("ranks", "options", "first"),
+    [
+        pytest.param(1, (), "", id="whole"),
+        pytest.param(2, (SHARED,), "", id="shared"),
+        pytest.param(2, (SHARED,), "--no-fast", id="shared-back", marks=pytest.mark.long),
+    ],
+)
+def test_a_checkpoint_goes_on_with_either(
+    train: Train, ranks: int, options: tuple[str, ...], first: str, tmp_path: Path
+) -> None:
+    """Masters, moments and steps that aren't where Megatron's checkpoint looks for them."""
+    needs(options)
     folder = str(tmp_path)
-    begun = ("--save", folder, "--save-interval", "3", "--bf16")
-    whole = train(1, *begun)
-    assert "fast: optimizer without waits; not compiled: CPU" in whole.output
+    ways = [("--bf16", *options, *way) for way in ((), ("--no-fast",))]
+    begun, going = reversed(ways) if first else ways
+    whole = train(ranks, "--save", folder, "--save-interval", "3", *begun)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
-    going_on: Run = train(1, "--load", folder, "--bf16", "--no-fast")
-    assert "fast: off; --no-fast" in going_on.output
+    going_on: Run = train(ranks, "--load", folder, *going)
+    fast, plain = (going_on, whole) if first else (whole, going_on)
+    assert (
+        f"{'distributed ' * bool(options)}optimizer without waits; not compiled: CPU" in fast.output
+    )
+    assert "fast: off; --no-fast" in plain.output
     assert going_on.losses == pytest.approx(
         {at: loss for at, loss in whole.losses.items() if at > 3}, abs=2e-3
     )
@@ -138,6 +188,7 @@ def test_replicas_stay_alike_though_each_compiles_the_norm_for_itself(tmp_path: 
 CHOICES = """
 import sys
 from launcher.train.gpt import arguments, fast
+fast.compile_alike(print)  # torch raises where it doesn't know an option
 for line in sys.stdin:
     world, *argv = line.split()
     given = arguments.parse(argv)
@@ -156,7 +207,7 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
         "2 --tensor-model-parallel-size 2": "fast: layers compiled, one CUDA graph, "
         "optimizer without waits",
         "2 --tensor-model-parallel-size 2 --sequence-parallel": "fast: layers compiled, "
-        "optimizer without waits; no CUDA graph: sequence parallelism",
+        "one CUDA graph, optimizer without waits",
         "2 --pipeline-model-parallel-size 2": "fast: layers compiled, one CUDA graph, "
         "optimizer without waits",
         "2 --context-parallel-size 2": "fast: optimizer without waits; not compiled: "
@@ -165,8 +216,8 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
         "one CUDA graph, optimizer without waits",
         "1 --num-experts 4 --disable-bias-linear": "fast: optimizer without waits; not compiled: "
         "experts",
-        "1 --use-distributed-optimizer": "fast: compiled; no optimizer without waits: "
-        "the distributed optimizer has its own; no CUDA graph: the optimizer's waits",
+        "2 --use-distributed-optimizer": "fast: compiled, one CUDA graph, "
+        "distributed optimizer without waits",
         "1 --transformer-impl transformer_engine": "fast: optimizer without waits; not compiled: "
         "TransformerEngine's layers",
         "1 --no-fast": "fast: off; --no-fast",
@@ -189,7 +240,7 @@ given.on_cpu = True
 layout = command_line.layout(given, int(os.environ["WORLD_SIZE"]))
 if way:
     torch.compile = lambda function, **_: torch._dynamo.optimize("aot_eager")(function)
-    fast.choose = lambda *_: fast.Path(True, way, False)
+    fast.choose = lambda *_: fast.Path("whole", way, False)
 training.initialise(given, layout)
 training.Trainer(given, layout).run()
 print("graphs", torch._dynamo.utils.counters["stats"]["unique_graphs"])
@@ -209,6 +260,7 @@ LLAMA = (
     [
         pytest.param("layers", (*SPLIT, *LLAMA), id="tensor"),
         pytest.param("whole", ("--bf16",), id="data"),
+        pytest.param("whole", ("--bf16", SHARED), id="shared"),
         pytest.param("layers", (*SPLIT, "--sequence-parallel"), id="sequence",
                      marks=pytest.mark.long),
         pytest.param("layers", (*SPLIT, "--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
@@ -221,6 +273,7 @@ def test_two_compiled_ranks_equal_eager_ones(
     way: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Collectives and a loss of our own, gradients exchanged in 16 bits, layers compiled once."""
+    needs(options)
     script = tmp_path / "compiled.py"
     script.write_text(COMPILED)
     given = (*TINY, "--mock-data", "--train-iters", "3", *options)

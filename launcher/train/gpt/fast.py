@@ -27,9 +27,10 @@ class Path:
     """The parts that are used, and why the others aren't.
 
     `compiled` is "whole" for the model and its loss as one, "layers" for each for itself, or "".
+    `optimizer` is "whole" where each replica steps all, "shared" for its share of it, or "".
     """
 
-    optimizer: bool
+    optimizer: str
     compiled: str
     graphed: bool
     missing: tuple[str, ...] = ()
@@ -39,7 +40,8 @@ class Path:
             "compiled": self.compiled == "whole",
             "layers compiled": self.compiled == "layers",
             "one CUDA graph": self.graphed,
-            "optimizer without waits": self.optimizer,
+            "optimizer without waits": self.optimizer == "whole",
+            "distributed optimizer without waits": self.optimizer == "shared",
         }
         used = ", ".join(name for name, there in named.items() if there) or "off"
         return "; ".join((f"fast: {used}", *self.missing))
@@ -51,18 +53,16 @@ class Path:
 
     def without(self, part: str, reason: str) -> Path:
         """One that does without a part, since something doesn't work here."""
-        nothing: dict[str, Any] = {part: "" if part == "compiled" else False}
+        nothing: dict[str, Any] = {part: False if part == "graphed" else ""}
         return replace(self, missing=(*self.missing, reason), **nothing)
 
 
 def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
     """What holds for these arguments."""
     if arguments.no_fast:
-        return Path(False, "", False, ("--no-fast",))
+        return Path("", "", False, ("--no-fast",))
     missing = []
-    optimizer = not arguments.use_distributed_optimizer
-    if not optimizer:
-        missing.append("no optimizer without waits: the distributed optimizer has its own")
+    optimizer = "shared" if arguments.use_distributed_optimizer else "whole"
     reasons = {
         "CPU": arguments.on_cpu,
         "TransformerEngine's layers": arguments.transformer_impl == "transformer_engine",
@@ -75,9 +75,7 @@ def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
     if against:
         missing.append(f"not compiled: {against[0]}")
     reasons = {
-        "the optimizer's waits": not optimizer,
         "an interleaved pipeline": layout.virtual > 1,
-        "sequence parallelism": arguments.sequence_parallel,  # replicas came to differ in one
         "ranks' own random numbers need Megatron-Core 0.12": layout.tensor > 1
         and arguments.attention_dropout > 0
         and not compat.capturable_randomness(True),
@@ -103,6 +101,16 @@ def attention() -> Iterator[None]:
         with suppress(TypeError):
             stack.enter_context(sdpa_kernel(order, set_priority=True))
         yield
+
+
+def compile_alike(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile, for what has to give the same bits on all ranks.
+
+    Of two forms of an elementwise kernel torch takes the one that is faster at the moment, and the
+    optimizer's, on an H100, differ in the last bit of 3 masters in 1000: replicas would part.
+    """
+    made: Callable[..., Any] = torch.compile(function, options={"triton.autotune_pointwise": False})
+    return made
 
 
 def own_stream() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,9 +27,12 @@ CONFIG = (
 """What Megatron's description of an optimizer calls as its command line does."""
 
 
-PAIR, SHARES = 2, 6
+PAIR, SHARES, ALIGNED = 2, 6, 64
 """Replicas that exchange gradients in 16 bits: more of them would send more than a sum does. And
-the shares in which they do."""
+the shares in which they do, of so many elements or a multiple."""
+
+Taken = list[tuple[torch.Tensor, torch.Tensor]]
+"""Places in the fp32 buffer, and the gradients that belong there."""
 
 
 def wrap(arguments: argparse.Namespace, gpt: Any) -> Replica:
@@ -50,7 +53,12 @@ def build(arguments: argparse.Namespace, wrapped: list[Any]) -> Any:
         compat.check_distributed_optimizer()
     same = {name: getattr(arguments, name) for name in CONFIG}
     config = OptimizerConfig(**same, params_dtype=model.dtype(arguments))
-    return get_megatron_optimizer(config, wrapped)
+    made = get_megatron_optimizer(config, wrapped)
+    for part in getattr(made, "chained_optimizers", [made]):
+        if arguments.use_distributed_optimizer and type(part.optimizer) is torch.optim.AdamW:
+            part.optimizer.__class__ = CountingAdam  # no option names it
+            part.optimizer.begin()
+    return made
 
 
 class Replica(DistributedDataParallel):
@@ -90,18 +98,64 @@ class HostSteps:
         return self.steps
 
 
+class CountingAdam(torch.optim.AdamW):
+    """torch's Adam with its steps in its groups, where Apex's and TransformerEngine's have them.
+
+    Megatron's distributed optimizer takes all that is kept of a parameter for its moments as it
+    loads, though it gives and asks for steps as torch's Adam has them.
+    """
+
+    def begin(self) -> None:
+        """With moments from the start, which Megatron asks for before it loads."""
+        for group in self.param_groups:
+            group["step"] = 0.0
+            for parameter in group["params"]:
+                moments = ("exp_avg", "exp_avg_sq")
+                self.state[parameter] = {name: torch.zeros_like(parameter) for name in moments}
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Each parameter has the steps meanwhile."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                device = parameter.device if group.get("fused") else "cpu"
+                self.state[parameter]["step"] = torch.tensor(float(group["step"]), device=device)
+        yield
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                group["step"] = float(self.state[parameter].pop("step"))
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """torch's."""
+        with self._counted():
+            return super().step(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's."""
+        with self._counted():
+            told = super().state_dict()
+            return told | {"state": {at: dict(kept) for at, kept in told["state"].items()}}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """torch's."""
+        with self._counted():
+            super().load_state_dict(state_dict)
+
+
 class GatheredGradients:
     """The gradients of a step's one micro-batch, brought to their fp32 buffer all at once.
 
     Megatron's data parallelism would add each as it comes, to a buffer that is zeroed before; it
     finds none where these were taken. Two replicas exchange them as they are, in 16 bits, and each
-    adds them up in fp32: the same sums from half the bytes, 0.25 GB of GPT-2's 0.5.
+    adds them up in fp32: the same sums from half the bytes, 0.25 GB of GPT-2's 0.5. With the
+    distributed optimizer, each gets those of its own share alone, and half of that.
     """
 
     def __init__(self, replica: Replica, compiled: Callable[[Any], Any]) -> None:
         self.replica = replica
         self.compile_with(compiled)
-        self.taken: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.taken: Taken = []
+        self.staged: torch.Tensor | None = None
         for parameter in replica.module.parameters():
             parameter.register_post_accumulate_grad_hook(self._take)
 
@@ -116,72 +170,76 @@ class GatheredGradients:
     @torch.no_grad()
     def gather(self) -> None:
         """Bring them there; what Megatron does with complete gradients comes after."""
-        shares = list(_shares(self.taken))
-        if self._pair() and all(share.beside for share in shares):
-            self._exchange(shares)
+        if self._pair():
+            self._exchange(self.replica.buffers[0].grad_data)
             self.replica.summed = True
         else:
             torch._foreach_copy_(*map(list, zip(*self.taken, strict=True)))
         self.taken.clear()
 
     def _pair(self) -> bool:
+        buckets = [bucket for buffer in self.replica.buffers for bucket in buffer.buckets]
         replicas = parallel_state.get_data_parallel_world_size()
-        return replicas == PAIR and all(grad.itemsize == 2 for _, grad in self.taken)
+        one = len(buckets) == 1 and len({grad.dtype for _, grad in self.taken}) == 1
+        return replicas == PAIR and one and self.taken[0][1].itemsize == 2
 
-    def _exchange(self, shares: list[Share]) -> None:
-        """The means of both replicas' gradients; one share is sent while another is copied."""
-        group, sent = parallel_state.get_data_parallel_group(), []
-        for share in shares:
-            mine = torch.cat(share.grads)
-            both = mine.new_empty(PAIR * mine.numel())
-            work = torch.distributed.all_gather_into_tensor(both, mine, group=group, async_op=True)
-            sent.append((share.whole(), mine, both, work))
-        for main, _, both, work in sent:
+    def _exchange(self, main: torch.Tensor) -> None:
+        """The means of both replicas' gradients; one share is sent while another is copied.
+
+        In 16 bits they lie as in `main`, fp32 [elements], and zeros between them.
+        """
+        if self.staged is None:
+            self.staged = torch.zeros_like(main, dtype=self.taken[0][1].dtype)
+        group = parallel_state.get_data_parallel_group()
+        rank = torch.distributed.get_rank(group)
+        mine, theirs, staged = main, self.staged, self.staged
+        if self.replica.ddp_config.use_distributed_optimizer:
+            mine, staged = main.chunk(PAIR)[rank], self.staged.chunk(PAIR)[rank]
+            theirs = self.staged.chunk(PAIR)[1 - rank]
+        size = -(-mine.numel() // SHARES // ALIGNED) * ALIGNED
+        left, received = list(self.taken), []
+        for share in theirs.split(size):
+            left = self._stage(left, share)
+            received.append(_swapped(share, rank, group, halved=mine is not main))
+        self._stage(left, self.staged)
+        both = (mine.split(size), staged.split(size))
+        for place, own, (other, work) in zip(*both, received, strict=True):
             work.wait()
-            self._mean(main, both)
+            self._mean(place, own, other)
+
+    def _stage(self, pairs: Taken, share: torch.Tensor) -> Taken:
+        """Copy the gradients of which some is in a share; those that are left."""
+        assert self.staged is not None
+        start, end = share.storage_offset(), share.storage_offset() + share.numel()
+        inside, left = [], []
+        for main, grad in pairs:
+            first, last = main.storage_offset(), main.storage_offset() + main.numel()
+            here = first < end and last > start
+            place = self.staged[first:last].view(grad.shape)
+            inside += [(place, grad)] if here else []
+            left += [] if here else [(main, grad)]
+        if inside:
+            torch._foreach_copy_(*map(list, zip(*inside, strict=True)))
+        return left
 
 
-@dataclass
-class Share:
-    """Some gradients [elements] of the model, and where they go in fp32."""
+def _swapped(share: torch.Tensor, rank: int, group: Any, halved: bool) -> tuple[torch.Tensor, Any]:
+    """A share of the other's gradients for one of ours, and what to wait for.
 
-    mains: list[torch.Tensor]
-    grads: list[torch.Tensor]
-
-    @property
-    def elements(self) -> int:
-        """Of all of them."""
-        return sum(grad.numel() for grad in self.grads)
-
-    @property
-    def beside(self) -> bool:
-        """Whether there is nothing between the places that they go to."""
-        first, last = self.mains[0], self.mains[-1]
-        end = last.storage_offset() + last.numel()
-        one = first.untyped_storage().data_ptr() == last.untyped_storage().data_ptr()
-        return one and end - first.storage_offset() == self.elements
-
-    def whole(self) -> torch.Tensor:
-        """All these places as one."""
-        return self.mains[0].as_strided((self.elements,), (1,))
+    The same share for all gradients, else (`halved`) of the other's half for one of ours.
+    """
+    if not halved:
+        both = share.new_empty(PAIR, share.numel())
+        call = torch.distributed.all_gather_into_tensor
+        return both[1 - rank], call(both.view(-1), share, group=group, async_op=True)
+    other, sizes = torch.empty_like(share), [0, 0]
+    sizes[1 - rank] = share.numel()
+    call = torch.distributed.all_to_all_single
+    return other, call(other, share, sizes, sizes, group=group, async_op=True)
 
 
-def _shares(taken: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[Share]:
-    """About equal shares of the gradients, in an order that both replicas have."""
-    most, share = sum(grad.numel() for _, grad in taken) / SHARES, Share([], [])
-    for main, grad in sorted(taken, key=lambda pair: pair[0].data_ptr()):
-        share.mains.append(main)
-        share.grads.append(grad.reshape(-1))
-        if share.elements >= most:
-            yield share
-            share = Share([], [])
-    if share.grads:
-        yield share
-
-
-def _mean(main: torch.Tensor, both: torch.Tensor) -> None:
-    """The mean in fp32 of two replicas' gradients, one after the other in `both`."""
-    one, other = both.view(PAIR, -1).unbind()
+def _mean(main: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> None:
+    """The mean in fp32 of two replicas' gradients, all of them [elements]."""
     main.copy_((one.float() + other.float()) / PAIR)
 
 
