@@ -1,10 +1,15 @@
-"""What the command line makes of errors that no command foresaw."""
+"""Commands parsed and called; words completed; run's own options."""
 
 from __future__ import annotations
 
+import argparse
 import errno
 import io
 import json
+import os
+import shlex
+import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +18,11 @@ import pytest
 from docker.errors import APIError
 
 from launcher import cli
+from launcher.cli import completion
 from launcher.cli.command import Command
+from launcher.follow import find
 from launcher.plan.job import Lost
+from launcher.plan.source import PRESETS
 
 
 @pytest.mark.parametrize(
@@ -191,3 +199,168 @@ def test_a_log_of_any_training_is_explained_from_a_file_or_standard_input(
     assert cli.main(["explain", "--json", "-"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert (told["causes"], told["suspects"][0]["text"]) == ([], "ValueError: no gizmo")
+
+
+DRIVER = """\
+launcher() {{
+  case "$*" in
+    "ps --quiet") printf 'abc123\\ndef456\\n' ;;
+    "completion resumable") printf 'fed654\\n' ;;
+    "runs --quiet") printf 'fed654\\ncba321\\n' ;;
+  esac
+}}
+source {script}
+COMP_WORDS=({words}) COMP_CWORD={last}
+$(complete -p launcher | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.fixture(scope="module")
+def bash(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("completion") / "launcher.bash"
+    path.write_text(completion.script("bash"), encoding="utf-8")
+    return path
+
+
+def completed(script: Path, folder: Path, *words: str) -> list[str]:
+    """What bash offers for the last of these words behind `launcher`."""
+    driver = DRIVER.format(
+        script=shlex.quote(str(script)), words=shlex.join(["launcher", *words]), last=len(words)
+    )
+    command = ["bash", "--norc", "-c", driver]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    assert done.stderr == ""
+    return sorted(filter(None, done.stdout.splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["att"], ["attach"]),
+        (["run", "--dry"], ["--dry-run"]),
+        (["run", "gpt2-"], ["gpt2-tiny.yaml"]),
+        (["run", "min"], ["mine.yaml"]),
+        (["run", "gpt2.yaml", "--tag", "24.0"], [f"24.0{month}" for month in range(2, 10)]),
+        (["run", "--tag", "24.10", "gpt2-"], ["gpt2-tiny.yaml"]),
+        (["run", "--backend", "c"], ["compose"]),
+        (["run", "--backend", "l"], ["local"]),
+        (["image", "build", "24.1"], ["24.10"]),
+        (["image", "build", "24.09", "--megatron", "0.9"], ["0.9.0"]),
+        (["matrix", "lo"], ["lock"]),
+        (["matrix", "render", "--ch"], ["--check"]),
+        (["stop", "a"], ["abc123"]),
+        (["logs", ""], ["abc123", "def456"]),
+        (["resume", ""], ["fed654"]),
+        (["rerun", ""], ["cba321", "fed654"]),
+        (["plot", "fed654", "c"], ["cba321"]),
+        (["runs", "show", "c"], ["cba321"]),
+        (["run", "gpt2.yaml", "--nonsense"], []),
+    ],
+)
+def test_bash_offers(bash: Path, tmp_path: Path, words: list[str], offered: list[str]) -> None:
+    (tmp_path / "mine.yaml").touch()
+    assert completed(bash, tmp_path, *words) == offered
+
+
+def test_bash_offers_every_command(bash: Path, tmp_path: Path) -> None:
+    assert completed(bash, tmp_path, "") == sorted(cli.COMMANDS)
+
+
+def test_bash_offers_presets_and_files(bash: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").touch()
+    presets = [path.name for path in PRESETS.glob("*.yaml")]
+    assert completed(bash, tmp_path, "run", "") == sorted([*presets, "mine.yaml"])
+
+
+def test_the_runs_to_resume_are_printed_by_id(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(find, "resumable", lambda: ["fed654", "aa11"])
+    assert completion.completion(argparse.Namespace(what="resumable")) == 0
+    assert capsys.readouterr().out == "fed654\naa11\n"
+
+
+def test_zsh_has_the_same_commands_and_values() -> None:
+    text = completion.script("zsh")
+    assert text.startswith("#compdef launcher")
+    for word in [*cli.COMMANDS, "24.10", "gpt2-tiny.yaml", "docker"]:
+        assert word in text
+
+
+def test_the_parser_of_a_command_is_left_alone() -> None:
+    completion.script("bash")
+    args = cli.parser(["run"]).parse_args(["run", "x.yaml", "--tag", "of-mine"])
+    assert args.tag == "of-mine"
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "run", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DOCKER_HOST": "unix:///nowhere.sock"},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_dry_run_needs_no_engine(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "--gpus", "2", "gpt2.yaml", "--dry-run")
+    assert code == 0
+    told = "launcher: training.precision: auto is "
+    assert err.startswith(told)
+    assert err.count("\n") == 1
+    assert f"--{err.removeprefix(told)[:4]}\n" in out
+    assert f"/checkpoints <- {tmp_path}/checkpoints/gpt2 (read-write)" in out
+    assert out.splitlines()[-1].startswith("docker run --rm --name gpt2-")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_tells_what_files_are_not_there_yet(tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, "gpt2-tiny", "--dry-run", "--set", "data.path=corpus")
+    assert code == 0
+    assert err.splitlines() == [
+        f"launcher: data.path: no such file or folder: {tmp_path}/corpus{end}"
+        for end in (".bin", ".idx")
+    ]
+
+
+def test_a_run_does(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "gpt2-tiny")
+    assert (code, out) == (125, "")
+    assert "DOCKER_HOST" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["gpt3"], "no file and no preset 'gpt3'"),
+        (["gpt2", "--tag", "24.01"], "--tag 24.01: image.tag: no tag '24.01' in the matrix"),
+        (["gpt2", "--backend", "podman"], "no backend 'podman'"),
+        (["gpt2", "--gpus", "some"], "--gpus some: gpus: 'some' isn't a request for GPUs"),
+        (["gpt2", "--gpus", "3"], "2 or 4 processes in all"),
+        (["gpt2", "--set", "model.num_head=1"], "Did you mean 'num_attention_heads'"),
+        (["gpt2", "--set", "image.megatron=0.9.1"], "Did you mean '0.9.0'"),
+        (["gpt2", "--", "--tensor-model-parallel-size", "2"], "--set parallel.tensor_model"),
+        (["gpt2", "--", "--fp61"], "-- --fp61: the program gpt takes no --fp61"),
+    ],
+)
+def test_a_mistake_is_a_message_and_exit_code_2(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    code, out, err = run(tmp_path, *arguments[:at], "--dry-run", *arguments[at:])
+    assert (code, out) == (2, "")
+    assert err.startswith("launcher: ")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_the_rest_reaches_the_program(tmp_path: Path) -> None:
+    _, out, _ = run(tmp_path, "gpt2", "--dry-run", "--", "--exit-interval", "5")
+    assert out.splitlines()[-1].endswith(" --exit-interval 5")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from launcher.data.faults import DataError
+from launcher.data.ledger import Done
 from launcher.data.prepared import prepared
 from launcher.data.sources import Reading
-from launcher.data.tokenize import Done
 from launcher.data.tokenizers import Chosen
 from launcher.errors import UsageError
 from tests.data.conftest import documents

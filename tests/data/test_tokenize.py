@@ -23,9 +23,9 @@ from launcher import cli, files
 from launcher.data import sources, tokenize
 from launcher.data.convert import convert
 from launcher.data.faults import DataError
-from launcher.data.ledger import Leniency
+from launcher.data.ledger import Done, Leniency
 from launcher.data.sources import Reading
-from launcher.data.tokenize import Done, Job
+from launcher.data.tokenize import Job
 from launcher.data.tokenizers import Chosen, Tokenizer
 from launcher.errors import UsageError
 from launcher.settings import ROOT

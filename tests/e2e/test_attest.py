@@ -10,8 +10,7 @@ import pytest
 
 from launcher.build import beside
 from launcher.settings import Settings
-from tests.build import test_sbom
-from tests.build.test_attest import validated
+from tests.build import test_attest
 from tests.conftest import NAMES
 from tests.e2e.command import in_image, launcher, refused
 from tests.e2e.conftest import Small
@@ -41,14 +40,14 @@ def test_an_image_is_documented_and_inspect_reads_it_back(
     assert image in found["names"]
     short = found["id"].removeprefix("sha256:")[:12]  # as `image build` prints it
     assert inspected(short) == found
-    validated(found["provenance"])
+    test_attest.validated(found["provenance"])
     subjects = {one["name"]: one["digest"]["sha256"] for one in found["provenance"]["subject"]}
     wheel = found["build"]["wheel"]
     assert subjects == {
         "megatron:cpu-0.16.1": found["id"].removeprefix("sha256:"),
         wheel["name"]: wheel["sha256"],
     }
-    test_sbom.check((beside.folder(found["id"], site) / beside.SBOM).read_text())
+    test_attest.check((beside.folder(found["id"], site) / beside.SBOM).read_text())
     listed = {one["purl"] for one in found["sbom"]["components"]}
     assert {"pkg:pypi/torch@2.13.0%2Bcpu", "pkg:pypi/megatron-core@0.16.1"} <= listed
 

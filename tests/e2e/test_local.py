@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,18 +113,16 @@ class Launchers:
     def ps(self) -> list[str]:
         return self("ps", "-q").stdout.split()
 
-
-def ranks() -> list[str]:
-    """The commands of runners, ranks and keepers that go on."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if re.search(r"launcher\.train|launcher/train|backends\.keeper", words):
-            found.append(words)
-    return found
+    def ranks(self) -> dict[int, str]:
+        """The commands of its runners, ranks and keepers that go on, by process; nobody else's."""
+        found, mark = {}, f"LAUNCHER_RUNS={self.folder / 'runs'}".encode()
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if mark in path.read_bytes().split(b"\0"):
+                    words = path.with_name("cmdline").read_bytes().replace(b"\0", b" ")
+                    found[int(path.parent.name)] = words.decode(errors="replace")
+        wanted = re.compile(r"launcher\.train|launcher/train|backends\.keeper")
+        return {process: words for process, words in found.items() if wanted.search(words)}
 
 
 @pytest.fixture
@@ -139,7 +138,7 @@ def launchers(tmp_path: Path) -> Iterator[Launchers]:
         started("stop", "--now", run)
         started("stop", run)
         pytest.fail(f"{run} was left")
-    assert ranks() == []
+    assert started.ranks() == {}
     left = {path.name for path in (tmp_path / "runs").glob("*/*")}
     assert left & {"process.json", "stdout", "stderr", "code"} == set()
 
@@ -199,17 +198,16 @@ def test_it_outlives_its_launcher_and_is_found(launchers: Launchers, tmp_path: P
 @trains
 def test_the_ranks_end_with_a_runner_that_is_killed(launchers: Launchers) -> None:
     process = launchers.run()
-    runner = next(
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if b"\0-m\0launcher.train.runner\0" in path.read_bytes()
-        and b"backends.keeper" not in path.read_bytes()
+    (runner,) = (
+        process
+        for process, words in launchers.ranks().items()
+        if " -m launcher.train.runner " in words and "backends.keeper" not in words
     )
     os.kill(runner, signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 137
     assert "failed, exit code 137" in err
-    assert ranks() == []
+    assert launchers.ranks() == {}
 
 
 @trains

@@ -1,7 +1,8 @@
-"""A run's attempts and what goes on with it, beside other launchers that use the same folder."""
+"""From a run file to a run that is started, with its texts and files."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,17 +14,20 @@ from typing import Any, cast
 import pytest
 
 from launcher.errors import EngineError, UsageError
-from launcher.follow import start
+from launcher.follow import files, start
 from launcher.follow.assemble import Assembled, assemble
+from launcher.follow.files import Caller
+from launcher.follow.text import Tokenized, tokenized
 from launcher.names import LABEL
-from launcher.plan.config import RunConfig
+from launcher.plan import source
+from launcher.plan.config import Data, RunConfig
 from launcher.plan.image import Facts
 from launcher.plan.plan import Plan, Stamp
 from launcher.plan.source import Asked, Origin
 from launcher.records import owner, provenance, record
 from launcher.train.checkpoints import folders, lineage
 from launcher.train.checkpoints.folders import Checkpoint
-from tests.follow.test_assemble import NO_GPUS
+from tests.e2e.command import launcher
 from tests.train.test_folders import distributed
 
 RUN = "0a1b2c3d"
@@ -246,3 +250,204 @@ def test_a_run_whose_folder_another_has_gone_over_is_not_resumed_from_that(
     folders.publish(theirs, 12)
     with pytest.raises(UsageError, match=f"iter_0000012 is run {RUN}'s"):
         start.resumed(ANOTHER, here, [])
+
+
+Write = Callable[[str], str]
+HEAD = "name: a\nimage: cpu\ngpus: {gpus}\n"
+TINY = (
+    "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 64}\n"
+    "training: {micro_batch_size: 1, train_iters: 10, lr: 0.1}\n"
+    "data: {mock: true, vocab_size: 256}\n"
+)
+
+
+class Engine:
+    """An engine with one image or without, or none at all."""
+
+    name = "docker"
+    contained, every_node, scheduled, shares_files = True, False, False, True
+
+    def __init__(self, facts: Facts | None, *, lost: bool = False, gpus: int | None = None) -> None:
+        self.known = facts
+        self.lost = lost
+        self.gpus = gpus
+
+    def facts(self, image: str) -> Facts | None:
+        if self.lost:
+            raise EngineError("no engine answers")
+        return self.known
+
+    def identity(self, image: str) -> dict[str, str]:
+        return {"name": image, "id": "sha256:aa"}
+
+    def rootless(self) -> bool:
+        return False
+
+    def count_gpus(self) -> int | None:
+        return self.gpus
+
+
+NO_IMAGE = Engine(None)
+NO_ENGINE = Engine(None, lost=True)
+NO_GPUS = Engine(Facts("0.16.1", False))
+
+
+def assembled(write: Write, text: str, engine: Engine) -> Any:
+    config, origin = source.load(write(text), [])
+    chosen: Any = engine
+    return assemble(Asked(config, origin, "/"), chosen, Stamp("0a1b2c3d", ""))
+
+
+@pytest.mark.parametrize("engine", [NO_IMAGE, NO_ENGINE])
+def test_what_is_wrong_with_the_file_is_told_before_image_and_engine(
+    write: Write, engine: Engine
+) -> None:
+    text = HEAD.format(gpus=2) + TINY + "parallel: {tensor_model_parallel_size: 3}\n"
+    with pytest.raises(UsageError, match="2 processes aren't divisible by tensor 3"):
+        assembled(write, text, engine)
+    with pytest.raises(UsageError, match=r"no tag '24\.11'"):
+        assembled(write, text.replace("cpu", '"24.11"'), engine)
+    with pytest.raises(UsageError, match="takes no --attention-backend"):
+        assembled(
+            write,
+            HEAD.format(gpus=0) + TINY.replace("{num", "{attention_backend: flash, num"),
+            engine,
+        )
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        (NO_IMAGE, "no image megatron:cpu"),
+        (NO_ENGINE, "no engine answers"),
+        (NO_GPUS, "no GPUs found"),
+    ],
+)
+@pytest.mark.parametrize(
+    "rest",
+    [
+        TINY + "parallel: {tensor_model_parallel_size: 4}\n",
+        TINY + "nodes: {count: 2, rank: 0, master_addr: a}\n",
+        "program: ./mine.py\n",
+        'image: "24.10"\nprogram: examples/run_simple_mcore_train_loop.py\n',
+    ],
+)
+def test_of_a_right_file_on_all_gpus_what_is_missing_is_told(
+    write: Write, rest: str, engine: Engine, said: str
+) -> None:
+    text = HEAD.format(gpus="all") + rest
+    text = text.replace("image: cpu\n", "") if "image" in rest else text
+    with pytest.raises(EngineError, match=said.replace("cpu", r"(cpu|24\.10)")):
+        assembled(write, text, engine)
+
+
+def test_with_an_image_the_plan_is_made_of_what_is_there(write: Write) -> None:
+    made = assembled(write, HEAD.format(gpus="all") + TINY, Engine(Facts("0.16.1", False), gpus=3))
+    assert made.plan.processes_per_node == 3
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "in.txt"
+    path.write_text("Hello world\n")
+    return path
+
+
+def given(name: str, text: Path, *settings: str, release: str | None = None) -> Tokenized:
+    overrides = [source.parse_set(one) for one in (f"data.text={text}", *settings)]
+    config, origin = source.load(name, overrides)
+    return tokenized(config, origin, text.parent / "cache", lambda: release)
+
+
+def data(name: str, text: Path, *settings: str) -> Data:
+    return given(name, text, *settings).config.data
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny.yaml", "demo.yaml", "gpt2.yaml"])
+def test_a_presets_own_data_gives_way(text: Path, name: str) -> None:
+    found = given(name, text)
+    assert found.text
+    assert found.config.data.path == str(found.text.prefix)
+    assert (found.config.data.text, found.config.data.vocab_size) == (None, 50257)
+
+
+def test_what_does_not_fit_the_text_is_refused(text: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        data("gpt2-tiny.yaml", text, "data.vocab_size=50256")
+    assert "--set data.vocab_size=50256: data.vocab_size: 50256, and GPT2BPE" in str(caught.value)
+    assert "give at least 50257" in str(caught.value)
+    own = text.with_name("own.yaml")
+    own.write_text("name: a\nimage: cpu\ndata:\n  vocab_size: 256\n")
+    with pytest.raises(UsageError, match=r"own\.yaml:4: data\.vocab_size: 256, and"):
+        data(str(own), text)
+    assert data(str(own), text, "data.vocab_size=null").vocab_size == 50257
+    assert data(str(own), text, "data.vocab_size=50304").vocab_size == 50304
+    with pytest.raises(UsageError, match=r"data\.text and data\.path"):
+        data("demo.yaml", text, "data.path=a")
+    with pytest.raises(UsageError, match="--tokenizer-model: GPT2BPETokenizer doesn't read it"):
+        data("gpt2-tiny.yaml", text, "data.tokenizer_model=tokenizer.json")
+
+
+def test_the_image_says_whose_tokens_they_are(text: Path) -> None:
+    """Other tokens lie elsewhere; the same, of another release, are taken."""
+    releases = (None, "0.9.0", "0.14.0", "0.16.1", "0.19.0")
+    found = [given("gpt2-tiny.yaml", text, release=release) for release in releases]
+    prefixes = [one.config.data.path for one in found]
+    assert [prefixes.index(one) for one in prefixes] == [0, 0, 0, 3, 3]
+
+
+def test_a_dry_run_says_that_the_text_will_be_tokenized(text: Path, tmp_path: Path) -> None:
+    command = ["run", "gpt2-tiny.yaml", "--dry-run", "--set", f"data.text={text}"]
+    cache = {"LAUNCHER_CACHE": str(tmp_path / "cache"), "DOCKER_HOST": "unix:///nowhere.sock"}
+    prefix = given("gpt2-tiny.yaml", text, release="0.16.1").text  # the release of the image
+    assert prefix
+    shown = launcher(*command, **cache)
+    assert shown.returncode == 0, shown.stderr
+    assert "--vocab-size 50257" in shown.stdout
+    assert shown.stderr == (
+        f"launcher: data.text: it will be tokenized first, to {prefix.prefix}.bin\n"
+    )
+    assert not (tmp_path / "cache").exists()
+    prefix.make(lambda done: None)
+    assert launcher(*command, **cache).stderr == ""
+
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, as sudo gives it")
+
+
+@pytest.fixture
+def sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables as sudo sets them."""
+    monkeypatch.setenv("SUDO_UID", "12345")
+    monkeypatch.setenv("SUDO_GID", "23456")
+
+
+@needs_root
+@pytest.mark.usefixtures("sudo")
+def test_under_sudo_it_is_the_user_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the run wrote, and the folders made for it, were root's."""
+    assert files.caller() == Caller(12345, 23456)
+    (tmp_path / "old").mkdir()
+    files.make_folder(tmp_path / "old/new/er")
+    owners = [(tmp_path / name).stat().st_uid for name in ("old", "old/new", "old/new/er")]
+    assert owners == [os.getuid(), 12345, 12345]
+    for gid in ("nonsense", "0"):
+        monkeypatch.setenv("SUDO_UID", "0")
+        monkeypatch.setenv("SUDO_GID", gid)
+        assert files.caller() == Caller(0, 0)
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    monkeypatch.setattr("os.getgid", lambda: 100)
+    monkeypatch.setattr("os.getgroups", lambda: [110, 100, 44])
+    assert files.caller() == Caller(1000, 100, (44, 110))
+
+
+@needs_root
+def test_the_tracker_stays_whose_the_folder_is(tmp_path: Path) -> None:
+    """Where root's launcher had set one aside, the caller's run could write it no more."""
+    os.chown(tmp_path, 12345, 23456)
+    folders.partial(tmp_path, 3).mkdir()
+    folders.publish(tmp_path, 3)
+    told = (tmp_path / folders.TRACKER).stat()
+    assert (told.st_uid, told.st_gid) == (12345, 23456)

@@ -1,11 +1,17 @@
-"""The archive for `docker load` is the same for the same input, and what an engine expects."""
+"""Images as archives and layouts, with their layers, packed ones too; times settled."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import os
+import random
+import shutil
+import subprocess
 import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +20,13 @@ import pytest
 from docker.errors import APIError
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from launcher.engine.private.base import write_image
-from launcher.errors import EngineError
-from launcher.oci import archive
+from launcher.errors import EngineError, UsageError
+from launcher.oci import archive, layout, packed, parts, settle
+from launcher.oci.layout import Base, Blob, File, Listing
+from launcher.zstd import zstd
 
 LABELS = {"b": "2", "a": "1"}
 
@@ -99,3 +108,264 @@ def test_what_an_engine_tells_of_a_load(raised: bool) -> None:
     with pytest.raises(EngineError, match="no space left on device") as caught:
         archive.load_archive(client, iter([b""]))
     assert "docker system df" in caught.value.remedy
+
+
+A, B, C = (hashlib.sha256(text).hexdigest() for text in (b"a", b"b", b"c"))
+LISTING = Listing(
+    format=1,
+    names=("megatron:24.10",),
+    image=f"sha256:{A}",
+    manifest=f"sha256:{B}",
+    base=Base(name="base:1", id=f"sha256:{C}", digests=(), layers=(f"sha256:{C}",)),
+    files=(
+        File(path=f"blobs/sha256/{A}", size=1, sha256=A),
+        File(path=f"parts/{B}.0001", size=1, sha256=C),
+        File(path=f"parts/{B}.0002", size=1, sha256=A),
+    ),
+    split={f"sha256:{B}": (f"parts/{B}.0001", f"parts/{B}.0002")},
+)
+TEXT = layout.render(LISTING)
+
+
+def test_it_is_read_as_it_was_written() -> None:
+    assert layout.parse(TEXT, Listing) == LISTING
+    assert layout.render(LISTING) == TEXT
+
+
+@given(st.integers(0, len(TEXT) - 1), st.integers(1, 255))
+def test_no_byte_of_it_can_be_another(place: int, flipped: int) -> None:
+    changed = bytearray(TEXT)
+    changed[place] ^= flipped
+    assert layout.parse(bytes(changed), Listing) is None
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "blobs/sha256/x", f"parts/{A}", "a\nb"])
+def test_a_file_outside_of_the_layout_is_refused(path: str) -> None:
+    with pytest.raises(ValidationError):
+        File(path=path, size=1, sha256=A)
+    wrong = LISTING.model_dump() | {"files": [File(path=f"blobs/sha256/{A}", size=1, sha256=B)]}
+    with pytest.raises(ValidationError, match="its name isn't its sha256"):
+        Listing.model_validate(wrong)
+
+
+def test_sums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
+    for file, content in zip(LISTING.files, (b"a", b"c", b"a"), strict=True):
+        target = tmp_path / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    (tmp_path / layout.LISTING).write_bytes(TEXT)
+    (tmp_path / layout.SUMS).write_bytes(layout.sums(LISTING))
+    check = ["sha256sum", "--check", "--strict", layout.SUMS]
+    assert subprocess.run(check, cwd=tmp_path, check=False).returncode == 0
+
+
+DIGEST = f"sha256:{'1' * 64}"
+SIZE = 20_000_000  # more than a thread takes at once: 8 MiB at level 3
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    """Words in no order: it packs, and no two places in it are alike."""
+    dice = random.Random(1)  # noqa: S311 - no secret
+    words = [dice.randbytes(5) for _ in range(2000)]
+    return b"".join(dice.choices(words, k=SIZE // 5))
+
+
+def blocks(content: bytes, length: int) -> Iterator[bytes]:
+    return (content[at : at + length] for at in range(0, len(content), length))
+
+
+def packed_by(
+    content: bytes, monkeypatch: pytest.MonkeyPatch, cores: int | None, length: int
+) -> str:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    sha256 = hashlib.sha256()
+    for chunk in packed.pack(blocks(content, length), len(content)):
+        sha256.update(chunk)
+    return sha256.hexdigest()
+
+
+def test_it_is_the_same_with_any_number_of_cores(
+    content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {packed_by(content, monkeypatch, cores, 1 << 16) for cores in (None, 1, 2, 3, 8, 200)}
+    found.add(packed_by(content, monkeypatch, 2, 1_000_003))
+    assert len(found) == 1
+
+
+def without_size(content: bytes) -> bytes:
+    """A frame that doesn't tell how much is in it, as of a stream."""
+    packer = zstd.ZstdCompressor()
+    return packer.compress(content) + packer.flush()
+
+
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="there is no program zstd here")
+def test_zstd_itself_reads_it(content: bytes) -> None:
+    """Its program, which says how many bytes the frame has, too."""
+    stored = b"".join(packed.pack(blocks(content, 1 << 16), len(content)))
+    assert len(stored) < len(content) / 2
+    unpacked = subprocess.run(["zstd", "-dc"], input=stored, capture_output=True, check=True)
+    assert unpacked.stdout == content
+    size, again = packed.unpack(DIGEST, blocks(stored, 7_919))
+    assert (size, b"".join(again)) == (SIZE, content)
+
+
+def test_memory_is_bounded_where_much_comes_of_little() -> None:
+    zeros = bytes(SIZE)
+    stored = b"".join(packed.pack(blocks(zeros, 1 << 16), SIZE))
+    assert len(stored) < SIZE / 1000
+    _, again = packed.unpack(DIGEST, iter([stored]))
+    assert max(map(len, again)) <= packed.ROOM
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda stored: b"",
+        lambda stored: stored[:3],
+        lambda stored: b"no zstd" * 10,
+        lambda stored: stored[:-1],
+        lambda stored: stored + b"more",
+        lambda stored: stored + stored,
+        lambda stored: stored[:4] + bytes([stored[4] ^ 255]) + stored[5:],
+        lambda stored: without_size(b"1"),
+    ],
+)
+@pytest.mark.parametrize("length", [1, 5, 1 << 16])
+def test_what_is_not_one_whole_frame_is_told(damage: Callable[[bytes], bytes], length: int) -> None:
+    content = hashlib.shake_128(b"").digest(1000) + bytes(200_000)
+    stored = b"".join(packed.pack(blocks(content, 1 << 16), len(content)))
+    with pytest.raises(UsageError, match=f"{DIGEST}: a layer that isn't as `image save` packs it"):
+        assert content != b"".join(packed.unpack(DIGEST, blocks(damage(stored), length))[1])
+
+
+contents = st.binary(max_size=400)
+
+
+def write(folder: Path, content: bytes, part_size: int, pack: bool = False) -> Blob:
+    packing = None if pack else ""
+    (folder / "aside").mkdir(exist_ok=True)
+    source = io.BytesIO(content)
+    return parts.write_blob(source, len(content), folder, folder / "aside", part_size, packing)
+
+
+def read(folder: Path, blob: Blob) -> bytes:
+    return b"".join(parts.read_small(folder, file.path, file.size) for file in blob.files)
+
+
+@given(contents, st.integers(1, 500), contents)
+def test_what_is_written_comes_back_joined(content: bytes, part_size: int, left: bytes) -> None:
+    """Also where a save that was killed has left something aside."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        (folder / "aside").mkdir()
+        (folder / "aside/0001").write_bytes(left)
+        blob = write(folder, content, part_size)
+        assert blob.digest == f"sha256:{hashlib.sha256(content).hexdigest()}"
+        assert blob.unpacked is None
+        assert (read(folder, blob), blob.size) == (content, len(content))
+        assert all(file.size <= part_size for file in blob.files)
+        assert all(parts.sha256(folder, file) == file.sha256 for file in blob.files)
+        assert sum(path.is_file() for path in folder.rglob("*")) == len(blob.files)
+
+
+@given(st.one_of(contents, contents.map(lambda some: some * 1000)), st.integers(1, 500))
+def test_what_is_packed_comes_back_unpacked(content: bytes, part_size: int) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        blob = write(folder, content, part_size, pack=True)
+        assert blob.unpacked == f"sha256:{hashlib.sha256(content).hexdigest()}"
+        stored = read(folder, blob)
+        assert blob.digest == f"sha256:{hashlib.sha256(stored).hexdigest()}"
+        size, blocks = packed.unpack(blob.digest, iter([stored]))
+        assert (size, b"".join(blocks)) == (len(content), content)
+
+
+@given(st.lists(st.binary(max_size=5), max_size=20), st.lists(st.integers(1, 7), max_size=100))
+def test_a_stream_gives_what_its_chunks_are(chunks: list[bytes], sizes: list[int]) -> None:
+    stream = parts.Stream(iter(chunks))
+    found = [stream.read(size) for size in sizes]
+    assert all(len(block) <= size for block, size in zip(found, sizes, strict=True))
+    assert not stream.read(0)
+    while not stream.ended:
+        found.append(stream.read(3))
+    assert b"".join(found) == b"".join(chunks)
+    assert not stream.read(1)
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left on device") as caught, parts.named("x"):
+        Path("/dev/full").write_bytes(b"x")
+    assert caught.value.filename == "x"
+
+
+LAYERS = ["sha256:" + "1" * 64, "sha256:" + "2" * 64]
+FOUND: dict[str, Any] = {
+    "Architecture": "amd64",
+    "Author": "",
+    "Os": "linux",
+    "Created": "2026-11-22T02:43:42.413311286Z",
+    "Config": {"Env": ["A=b"], "Labels": {"b": "2", "a": "1"}},
+    "RootFS": {"Type": "layers", "Layers": LAYERS},
+}
+
+
+def step(by: str, size: int = 0, created: int = 1795315422) -> dict[str, Any]:
+    return {"CreatedBy": by, "Size": size, "Created": created, "Comment": "buildkit.dockerfile.v0"}
+
+
+HISTORY = [step("ENV A=b"), step("COPY /stage/ / # buildkit", 7), step("base", 9, 1735689600)]
+
+
+def test_the_build_s_time_is_the_source_s_and_the_base_keeps_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine stands in: the base's history is the last step of the image's."""
+    api = SimpleNamespace(
+        inspect_image=lambda image: {**FOUND, "Created": "2026-11-22", "RepoTags": ["a:1"]},
+        history=lambda image: HISTORY[2:] if image == "base" else HISTORY,
+    )
+    loaded: list[bytes] = []
+    monkeypatch.setattr(settle, "archive", lambda content, names: loaded.append(content))
+    monkeypatch.setattr(settle, "load_archive", lambda client, content: None)
+    monkeypatch.setattr(settle, "find_image", lambda client, image: image)
+    client: Any = SimpleNamespace(api=api)
+    settled = settle.settle(client, "image", "base", 1700000000)
+    assert settled == f"sha256:{hashlib.sha256(loaded[0]).hexdigest()}"
+    written = json.loads(loaded[0])
+    assert written["created"] == "2023-11-14T22:13:20Z"
+    assert [one["created"] for one in written["history"]] == [
+        "2025-01-01T00:00:00Z",
+        "2023-11-14T22:13:20Z",
+        "2023-11-14T22:13:20Z",
+    ]
+    assert [one.get("empty_layer", False) for one in written["history"]] == [False, False, True]
+    assert written["config"] == FOUND["Config"]
+    assert written["rootfs"] == {"type": "layers", "diff_ids": LAYERS}
+    assert (written["architecture"], written["os"]) == ("amd64", "linux")
+    assert "author" not in written
+
+
+steps = st.one_of(
+    st.tuples(
+        st.sampled_from(["ENV A=b", "LABEL a=b", '/bin/sh -c #(nop)  CMD ["sh"]']), st.just(0)
+    ),
+    st.tuples(st.sampled_from(["RUN true # buildkit", "COPY a b"]), st.integers(0, 5)),
+    st.tuples(st.sampled_from(["WORKDIR /x", "/bin/sh -c #(nop) WORKDIR /x"]), st.integers(0, 1)),
+)
+
+
+@given(st.lists(steps, max_size=12), st.data())
+def test_which_steps_made_a_layer_is_told_right_or_not_at_all(
+    told: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    """A WORKDIR whose folder was there makes none, and the engine tells sizes alone."""
+    truth = [
+        size > 0 or by.startswith(("RUN", "COPY")) or ("WORKDIR" in by and data.draw(st.booleans()))
+        for by, size in told
+    ]
+    found = settle.with_layers([step(by, size) for by, size in told], sum(truth))
+    assert found in (truth, None)
+    sizes_tell = sum(size > 0 for _, size in told) == sum(truth)
+    if sizes_tell or not any("WORKDIR" in by for by, _ in told):
+        assert found == truth

@@ -1,18 +1,25 @@
-"""What a registry says of a tag: digests of the bytes that came, tokens, credentials, refusals."""
+"""What a name is at its registry, how it is followed, and what is in a container."""
 
 from __future__ import annotations
 
 import base64
+import io
 import json
+import tarfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from docker.errors import APIError, NotFound
 
 from launcher.errors import EngineError
 from launcher.names import parse_reference
 from launcher.oci import registry
+from launcher.oci.container import container_of, copy_out
 from launcher.oci.layout import sha256
+from launcher.oci.pull import Cause, classify, describe_pull_failure, unpullable
 from launcher.oci.registry import PLATFORM, address_of, resolve
 from tests.oci import fake_registry
 from tests.oci.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake
@@ -171,3 +178,111 @@ def test_what_no_registry_should_answer(fake: Fake, content: bytes, said: str) -
     fake.add("manifests", content, "1")
     with pytest.raises(EngineError, match=said):
         resolve(f"{fake.reference}:1")
+
+
+NVIDIA = "nvcr.io/nvidia/pytorch:24.10-py3"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("unauthorized: authentication required", Cause.UNAUTHORIZED),
+        ("Head https://nvcr.io/v2/x/manifests/y: denied: 403 Forbidden", Cause.UNAUTHORIZED),
+        (
+            "pull access denied for x, repository does not exist or may require 'docker login': "
+            "denied: requested access to the resource is denied",
+            Cause.UNAUTHORIZED,
+        ),
+        ("no basic auth credentials", Cause.UNAUTHORIZED),
+        (
+            "manifest for nvcr.io/x:y not found: manifest unknown: manifest unknown",
+            Cause.MISSING,
+        ),
+        ("errors: name unknown: repository name not known to registry", Cause.MISSING),
+        ("toomanyrequests: You have reached your pull rate limit.", Cause.RATE_LIMIT),
+        (
+            'Get "https://nvcr.io/v2/": dial tcp: lookup nvcr.io on 10.0.0.1:53: no such host',
+            Cause.UNREACHABLE,
+        ),
+        (
+            'Get "https://nvcr.io/v2/": net/http: request canceled while waiting for connection '
+            "(Client.Timeout exceeded while awaiting headers)",
+            Cause.UNREACHABLE,
+        ),
+        ("dial tcp 1.2.3.4:443: connect: network is unreachable", Cause.UNREACHABLE),
+        ("x509: certificate signed by unknown authority", Cause.CERTIFICATE),
+        ("write /var/lib/docker/tmp/x: no space left on device", Cause.DISK_FULL),
+        ("filesystem layer verification failed for digest sha256:401", Cause.DAMAGED),
+        ("image config verification failed for digest sha256:eof", Cause.DAMAGED),
+        ("failed commit on ref: unexpected commit digest sha256:1, expected", Cause.DAMAGED),
+        ("Digest did not match, expected sha256:1, got sha256:2", Cause.DAMAGED),
+        ("something else", Cause.OTHER),
+    ],
+)
+def test_classify(text: str, fault: Cause) -> None:
+    assert classify(APIError("500 Server Error", explanation=text)) is fault
+    assert classify(APIError(text)) is fault
+
+
+def test_every_fault_has_a_remedy() -> None:
+    for text in ("429", "x509", "no space left", "no such host", "denied", "404", "?"):
+        remedy = describe_pull_failure("debian:12", APIError(text)).remedy
+        assert remedy
+        assert ("login" in remedy) == (text in ("429", "denied"))
+    error = describe_pull_failure(NVIDIA, APIError("", explanation="unauthorized: 401"))
+    assert error.exit_code == 125
+    assert error.problem.startswith(f"{NVIDIA}: the registry refuses access")
+    assert all(word in error.remedy for word in ("docker login nvcr.io", "$oauthtoken", "API key"))
+
+
+def test_unpullable_asks_briefly_and_restores_the_timeout() -> None:
+    seen = []
+
+    def refuse(reference: str) -> None:
+        seen.append((reference, client.api.timeout))
+        raise APIError("", explanation="manifest unknown")
+
+    client = SimpleNamespace(api=SimpleNamespace(timeout=60, inspect_distribution=refuse))
+    error = unpullable(client, "debian:99")
+    assert error is not None
+    assert "no such image" in error.problem
+    assert seen == [("debian:99", 3.0)]
+    assert client.api.timeout == 60
+    client.api.inspect_distribution = lambda reference: {}
+    assert unpullable(client, "debian:12") is None
+
+
+def holding(**members: tuple[bytes, bytes]) -> Any:
+    """A container with these: content and type of each entry."""
+
+    def get_archive(path: str) -> Any:
+        if path not in members:
+            raise NotFound(path)
+        file, (content, kind) = io.BytesIO(), members[path]
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.type = len(content), kind
+            tar.addfile(entry, io.BytesIO(content))
+        return (file.getvalue()[at : at + 700] for at in range(0, len(file.getvalue()), 700)), None
+
+    return SimpleNamespace(get_archive=get_archive)
+
+
+def test_a_regular_file_is_copied_and_nothing_else() -> None:
+    kinds = {"folder": (b"", tarfile.DIRTYPE), "link": (b"", tarfile.SYMTYPE)}
+    container = holding(a=(b"content" * 500, tarfile.REGTYPE), **kinds)
+    copy = io.BytesIO()
+    assert copy_out(container, "a", copy)
+    assert copy.getvalue() == b"content" * 500
+    assert not any(copy_out(container, path, copy) for path in ("folder", "link", "none"))
+    with pytest.raises(ValueError, match="more than 10 bytes"):
+        copy_out(container, "a", copy, 10)
+
+
+def test_a_container_goes_whatever_happens() -> None:
+    gone = []
+    container = SimpleNamespace(remove=lambda force, v: gone.append((force, v)))
+    client: Any = SimpleNamespace(containers=SimpleNamespace(create=lambda *_, **__: container))
+    with pytest.raises(KeyboardInterrupt), container_of(client, "image"):
+        raise KeyboardInterrupt
+    assert gone == [(True, True)]
