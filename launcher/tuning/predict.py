@@ -136,9 +136,8 @@ def _how(config: RunConfig, where: Layout, options: object) -> str:
     args = config.megatron_args
     if "no_fast" in args or where.context > 1 or "num_experts" in args:
         return "eager"
-    parallel = config.parallel
-    virtual = parallel.num_layers_per_virtual_pipeline_stage
-    return "compiled" if parallel.sequence_parallel or virtual else "graphed"
+    virtual = config.parallel.num_layers_per_virtual_pipeline_stage
+    return "compiled" if virtual else "graphed"
 
 
 def _bytes_sent(

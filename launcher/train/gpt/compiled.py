@@ -56,6 +56,49 @@ class Column(ColumnParallelLinear):
         return AddBias.apply(torch.nn.functional.linear(input_, weight), self.bias), None
 
 
+class LastProduct(Column):
+    """The output layer, which leaves its product to `OutputLoss` where it is told to."""
+
+    left = False
+
+    def forward(self, input_: torch.Tensor, weight: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """[s, b, h] to the logits [s, b, vocabulary], or as it is."""
+        if self.left and self.training:
+            return input_, None
+        return super().forward(input_, weight, *args, **kwargs)
+
+
+class OutputLoss(torch.autograd.Function):
+    """The output layer's product and its cross-entropy in fp32, [n], from x [n, h].
+
+    The loss's gradient is made while the logits are in the cache, and takes their place: half the
+    memory. A token's factor comes in after the products, where it costs little.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        """weight is [vocabulary, h], `wanted` int64 [n]."""
+        logits = (x @ weight.t()).float()
+        most = logits.amax(-1, keepdim=True)
+        shares = (logits - most).exp()
+        total = shares.sum(-1, keepdim=True)
+        chosen = logits.gather(-1, wanted.unsqueeze(-1))
+        numbers = torch.arange(weight.shape[0], device=x.device)
+        one = (numbers == wanted.unsqueeze(-1)).float()
+        ctx.save_for_backward(x, weight, (shares / total - one).to(x.dtype))
+        return (total.log() + most - chosen).squeeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """The gradients of x and the weight."""
+        x, weight, slope = ctx.saved_tensors
+        factor = grads[0].unsqueeze(-1)
+        weighed = (x * factor).to(x.dtype)
+        return ((slope @ weight) * factor).to(x.dtype), slope.t() @ weighed, None
+
+
 class Row(RowParallelLinear):
     """As `Column`."""
 
@@ -144,8 +187,14 @@ class GPT(GPTModel):
     def compute_language_model_loss(
         self, labels: torch.Tensor, logits: torch.Tensor
     ) -> torch.Tensor:
-        """Cross-entropy, [b, s]; labels are [b, s], logits [s, b, vocabulary / TP]."""
-        return (self.loss if self.training else losses)(labels, logits, self.ranks)
+        """Cross-entropy, [b, s]; labels are [b, s], logits [s, b, vocabulary / TP], or still x."""
+        if not (self.training and getattr(self.output_layer, "left", False)):
+            return (self.loss if self.training else losses)(labels, logits, self.ranks)
+        weight, wanted = self.output_layer.weight, labels.transpose(0, 1).reshape(-1)
+        if self.share_embeddings_and_output_weights:
+            weight = self.shared_embedding_or_output_weight()
+        found = OutputLoss.apply(logits.reshape(-1, logits.shape[-1]), weight, wanted)
+        return found.view(labels.shape[1], labels.shape[0]).transpose(0, 1).contiguous()
 
     def compile_training(self, whole: bool) -> None:
         """Compile what training runs, at its first call: all of it, or each layer and the loss.
@@ -158,7 +207,8 @@ class GPT(GPTModel):
             torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
         self.ranks = Ranks()
         if self.post_process:
-            self.output_layer.__class__ = Column  # no spec names it
+            self.output_layer.__class__ = LastProduct  # no spec names it
+            self.output_layer.left = whole
         for module in self.modules():
             if isinstance(module, Column | Row):
                 module.ranks = self.ranks
@@ -174,5 +224,7 @@ class GPT(GPTModel):
     def plain(self) -> None:
         """Do without torch's compiler."""
         self.compiled, self.loss = None, losses
+        if self.post_process:
+            self.output_layer.left = False
         for layer in self.decoder.layers:
             layer.compiled = None

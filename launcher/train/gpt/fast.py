@@ -76,7 +76,6 @@ def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
         missing.append(f"not compiled: {against[0]}")
     reasons = {
         "an interleaved pipeline": layout.virtual > 1,
-        "sequence parallelism": arguments.sequence_parallel,  # replicas came to differ in one
         "ranks' own random numbers need Megatron-Core 0.12": layout.tensor > 1
         and arguments.attention_dropout > 0
         and not compat.capturable_randomness(True),
@@ -102,6 +101,16 @@ def attention() -> Iterator[None]:
         with suppress(TypeError):
             stack.enter_context(sdpa_kernel(order, set_priority=True))
         yield
+
+
+def compile_alike(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile, for what has to give the same bits on all ranks.
+
+    Of two forms of an elementwise kernel torch takes the one that is faster at the moment, and the
+    optimizer's, on an H100, differ in the last bit of 3 masters in 1000: replicas would part.
+    """
+    made: Callable[..., Any] = torch.compile(function, options={"triton.autotune_pointwise": False})
+    return made
 
 
 def own_stream() -> None:

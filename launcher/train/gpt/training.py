@@ -186,7 +186,7 @@ class Trainer:
 
     def _compiler(self) -> Callable[[Any], Any]:
         """What makes a function of tensors faster: torch's, on GPUs."""
-        return (lambda function: function) if self.arguments.on_cpu else torch.compile
+        return (lambda function: function) if self.arguments.on_cpu else fast.compile_alike
 
     def _plain(self) -> None:
         """Do without torch's compiler."""
