@@ -163,7 +163,7 @@ class Runs:
         took = [step.ms_per_step for step in steps[1:]]
         if took and (ended or process.returncode == 0):
             return Measured(setting, min(took), max(mib, default=None))  # some compile late
-        return Measured(setting, why=_why(tail, process.returncode))
+        return Measured(setting, None, None, *_why(tail, process.returncode))
 
     def _argv(self, setting: Setting, more: Changes) -> list[str]:
         keys = {**self.given, **dict(setting.changes), **more}
@@ -220,11 +220,12 @@ def _cause(sign: Sign) -> str:
     return f"{name}: {sign.said.text[:LONGEST_QUOTE]}"
 
 
-def _why(tail: Sequence[str], code: int) -> str:
-    """Why a run took nothing: the known cause, or what the launcher said last."""
+def _why(tail: Sequence[str], code: int) -> tuple[str, str]:
+    """Why a run took nothing: the known cause, or what the launcher said last; and a cure."""
     found = explain([line.encode() for line in tail])
     said = [line.strip() for line in tail if line.startswith(("gpt: ", "launcher: "))]
     known = [_cause(sign) for sign in found.signs[:1]]
     known = known or [line for line in said if line.startswith("gpt: ")][-1:]
     suspects = [one.text for one in found.suspects[:1]]
-    return (known or suspects or said[-1:] or [f"it ended with {code}"])[0]
+    why = (known or suspects or said[-1:] or [f"it ended with {code}"])[0]
+    return why, found.signs[0].failure.cure if found.signs else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,18 +17,22 @@ FASTER = 0.99
 HOPELESS = 1.5
 """One that is predicted to take so much more than the best isn't measured."""
 
+TOLD = ("ms", "mib", "why", "cure")
+"""What is kept of a measurement, as `Measured` has it."""
+
 FIRST_TRIES = 3
 """Of the settings predicted best, until one of them works."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a setting took: ms a step and MiB on a GPU; `why` it took nothing, "" where it did."""
+    """What a setting took: ms a step and MiB on a GPU; `why` it took nothing, and its cure."""
 
     setting: Setting
     ms: float | None = None
     mib: float | None = None
     why: str = ""
+    cure: str = ""
 
 
 Measure = Callable[[Setting], Measured | None]
@@ -38,7 +43,7 @@ Predicted = Callable[[Setting], float | None]
 
 
 class Over(Exception):
-    """There is no more time."""
+    """There is no more time, or no sense."""
 
 
 class Search:
@@ -55,7 +60,10 @@ class Search:
         self.best: Measured | None = None
 
     def run(self) -> Measured | None:
-        """Search until nothing is faster, or the time is over; the fastest, None if none ran."""
+        """Search until nothing is faster, or the time is over; the fastest, None if none ran.
+
+        What ends two settings for the same reason, other than memory, ends the others too.
+        """
         try:
             self._take(Setting())
             self._first()
@@ -66,7 +74,7 @@ class Search:
         return self.best
 
     def _take(self, setting: Setting) -> bool:
-        """Measure a setting that wasn't yet; whether it is the best so far. Raises Over."""
+        """Measure a setting that wasn't yet; whether it is the best so far. Raises `Over`."""
         if setting in self.tried:
             return False
         found = self.measure(setting)
@@ -76,7 +84,14 @@ class Search:
         least = self.best.ms * FASTER if self.best and self.best.ms else float("inf")
         better = found.ms is not None and found.ms < least
         self.best = found if better else self.best
+        if not self.best and len(self.tried) > 1 and self._end_alike():
+            raise Over
         return better
+
+    def _end_alike(self) -> bool:
+        """Whether all were ended by one thing, in words that differ in numbers alone."""
+        whys = {re.sub(r"\d", "", found.why) for found in self.tried.values()}
+        return len(whys) == 1 and "memory" not in whys.pop()
 
     def _first(self) -> None:
         """The best predicted of what bears on each other."""
@@ -120,7 +135,7 @@ class Search:
 def as_line(found: Measured) -> dict[str, object]:
     """A measurement as JSON."""
     changes = dict(found.setting.changes)
-    return {"changes": changes, "ms": found.ms, "mib": found.mib, "why": found.why}
+    return {"changes": changes} | {name: getattr(found, name) for name in TOLD}
 
 
 def of_lines(lines: Iterator[Mapping[str, object]]) -> Iterator[Measured]:
@@ -128,5 +143,5 @@ def of_lines(lines: Iterator[Mapping[str, object]]) -> Iterator[Measured]:
     for line in lines:
         changes = line.get("changes")
         if isinstance(changes, dict):
-            values = {name: line.get(name) for name in ("ms", "mib", "why")}
+            values = {name: line[name] for name in TOLD if name in line}
             yield Measured(Setting(tuple(sorted(changes.items()))), **values)  # type: ignore[arg-type]

@@ -188,8 +188,10 @@ def tune(
     search = Search(space, predicted, measured)
     best = search.run()
     if best is None or best.ms is None:
-        why = "; ".join(dict.fromkeys(one.why for one in search.tried.values()))
-        raise LauncherError(f"no setting ran: {why}", f"Their logs: {runs.folder / 'runs'}")
+        record.put_bytes(name, measure.MEASUREMENTS, b"")  # for when that is mended
+        ended = {one.why: one.cure for one in search.tried.values()}
+        cures = ". ".join(filter(None, [*ended.values(), f"Their logs: {runs.folder / 'runs'}"]))
+        raise LauncherError(f"no setting ran: {'; '.join(ended)}", cures)
     progress.step(f"what a step's time goes to: {best.setting}")
     shares = runs.shares(best.setting, wanted.steps)
     progress.close()

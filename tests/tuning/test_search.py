@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+
+import pytest
 
 from launcher.tuning.search import Measured, Search, as_line, of_lines
 from launcher.tuning.settings import MICRO, Setting
@@ -78,15 +81,26 @@ def test_the_time_ends_it_with_what_is_known() -> None:
     assert (best.setting, len(ran.asked)) == (Setting(), 1)
 
 
-def test_nothing_that_runs_gives_nothing() -> None:
-    assert search(Ran(largest=0)).run() is None
+@pytest.mark.parametrize(
+    ("why", "tried"),
+    [("a compiled extension is missing: line {}", 2), ("GPU memory is out", 4)],
+)
+def test_what_ends_two_settings_alike_ends_the_search(why: str, tried: int) -> None:
+    """An extension for another Python was found missing by each of the settings, minutes long."""
+    asked = list[Setting]()
+
+    def ran(setting: Setting) -> Measured:
+        asked.append(setting)
+        return Measured(setting, why=why.format(len(asked)), cure="compile it")
+
+    assert Search(space("training.micro_batch_size=1"), cost, ran).run() is None
+    assert len(asked) == tried
 
 
 def test_what_is_kept_is_what_was_measured() -> None:
     ran = Measured(Setting(((MICRO, 8), (FAST, None))), 12.5, 3000.0)
-    found = [ran, Measured(Setting(), why="?")]
+    found = [ran, Measured(Setting(), why="?", cure="!")]
     lines = [json.loads(json.dumps(as_line(one))) for one in found]
     assert [*of_lines(iter([{"changes": 3}, *lines]))] == [
-        Measured(Setting(tuple(sorted(one.setting.changes))), one.ms, one.mib, one.why)
-        for one in found
+        replace(one, setting=Setting(tuple(sorted(one.setting.changes)))) for one in found
     ]

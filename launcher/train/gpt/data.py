@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,13 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.utils import get_blend_from_list
 
-from launcher.train.gpt import across
+from launcher.train.gpt.arguments import UsageError
+
+ARRAYS = (
+    *("document_index", "sample_index", "shuffle_index"),
+    *("dataset_index", "dataset_sample_index"),
+)
+"""What Megatron-Core's datasets, and blends of them, take their samples by."""
 
 
 class Tokenizer:
@@ -84,11 +93,11 @@ def datasets(arguments: argparse.Namespace) -> tuple[Any, Any]:
     )
     sizes = [training, validation or None, None]
     build = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build
-    if not across.several_nodes():
+    if not _several_nodes():
         built = build()
     else:
-        built = across.built(build)
-        across.agree("the index of the data", across.index_digest(built[:2]))
+        built = _built(build)
+        _agree("the index of the data", _index_digest(built[:2]))
     return built[0], built[1]
 
 
@@ -130,3 +139,61 @@ def loader(arguments: argparse.Namespace, dataset: Any, first_sample: int) -> An
         persistent_workers=workers > 0,
         generator=torch.Generator(),
     )
+
+
+def _several_nodes() -> bool:
+    """Whether this run has ranks on other nodes, by torchrun's variables."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    return torch.distributed.is_initialized() and world != os.environ.get("LOCAL_WORLD_SIZE", world)
+
+
+def _built(build: Callable[[], Any]) -> Any:
+    """What `build` gives on this rank; all ranks of several nodes call this together.
+
+    Upstream builds the index on rank 0 alone, which other nodes find only in a folder that all
+    share. Here the first rank of every node builds what it doesn't find: after rank 0, so that
+    nodes which do share a folder never write it at once.
+    """
+    rank, first_here = torch.distributed.get_rank(), os.environ.get("LOCAL_RANK", "0") == "0"
+    mine, result = 0 if rank == 0 else 1 if first_here else 2, None
+    for turn in range(3):
+        if turn == mine:
+            with _alone():
+                result = build()
+        torch.distributed.barrier()
+    return result
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """As if there were no process group, which upstream builds an index without asking."""
+    kept = torch.distributed.is_initialized, torch.distributed.get_rank
+    torch.distributed.is_initialized, torch.distributed.get_rank = lambda: False, lambda *_: 0
+    try:
+        yield
+    finally:
+        torch.distributed.is_initialized, torch.distributed.get_rank = kept
+
+
+def _agree(what: str, digest: str) -> None:
+    """Raises `UsageError` on all ranks, naming nodes, unless all have node 0's `digest`."""
+    told: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(told, (os.environ.get("GROUP_RANK", "0"), digest))
+    wrong = sorted({int(node) for node, other in told if other != told[0][1]})
+    if wrong:
+        names = ", ".join(str(node) for node in wrong)
+        raise UsageError(f"{what} on node {names} isn't node {told[0][0]}'s")
+
+
+def _index_digest(datasets: list[Any]) -> str:
+    """SHA-256 over the arrays that the datasets, and those of their blends, take samples by."""
+    digest = hashlib.sha256()
+    for dataset in datasets:
+        for name in ARRAYS:
+            array = getattr(dataset, name, None)
+            if array is not None:
+                digest.update(f"{name} {array.dtype} {array.shape}".encode())
+                digest.update(memoryview(array).cast("B"))
+        if hasattr(dataset, "datasets"):
+            digest.update(_index_digest(dataset.datasets).encode())
+    return digest.hexdigest()

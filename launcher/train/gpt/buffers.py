@@ -1,0 +1,154 @@
+"""How Megatron's masters, moments and 16-bit parameters come to lie as their gradients do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+from megatron.core.transformer.module import param_is_not_shared
+
+ALIGNED = 8
+"""Elements: 16 bytes of a 16-bit parameter, by which kernels load and store."""
+
+GROUPS = (
+    ("model_float16_groups", "shard_fp32_from_float16_groups"),
+    ("model_fp32_groups", "shard_fp32_groups"),
+    ("float16_groups", "fp32_from_float16_groups"),
+    ("fp32_from_fp32_groups", "fp32_from_fp32_groups"),
+)
+"""Where Megatron's optimizers have parameters and their masters: the distributed one, the other."""
+
+
+@dataclass
+class Piece:
+    """A master, fp32; its gradient, fp32 [elements]; and what it is of the model, in 16 bits.
+
+    `model` is None where the master is the model's own. `lies` says what the gradient lies in.
+    """
+
+    master: torch.Tensor
+    gradient: torch.Tensor
+    model: torch.Tensor | None
+    decays: bool
+    lies: Any
+
+
+@dataclass
+class Buffer:
+    """Pieces side by side, as their gradients lie in data parallelism's buffer.
+
+    gradient, master, mean, square: fp32 [elements]; decayed and counted (in the norm): bool
+    [elements]; model: the 16-bit parameters [elements], None where the masters are the model's
+    own; `pairs` of a 16-bit parameter and its master, where the former don't lie side by side.
+    """
+
+    gradient: torch.Tensor
+    master: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+    decayed: torch.Tensor
+    counted: torch.Tensor | None
+    model: torch.Tensor | None
+    pairs: list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def _pairs(inner: Any, at: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Parameters of a group and their masters: in fp32 themselves, or this replica's share."""
+    parameters = inner.optimizer.param_groups[at]["params"]
+    there = [
+        (getattr(inner, of)[at], getattr(inner, masters)[at])
+        for of, masters in GROUPS
+        if hasattr(inner, of)
+    ]
+    for pair in there or [(parameters, parameters)]:
+        yield from zip(*pair, strict=True)
+
+
+def _pieces(inner: Any) -> Iterator[Piece]:
+    """What this replica steps: all of the model, or its share."""
+    for at, group in enumerate(inner.optimizer.param_groups):
+        if group.get("lr_mult", 1.0) != 1.0:
+            raise ValueError("rates that differ between parameters")
+        decays = group.get("wd_mult", 1.0) > 0
+        for parameter, master in _pairs(inner, at):
+            gradient, halves = parameter.main_grad.view(-1), parameter.dtype != torch.float32
+            if not hasattr(inner, "model_param_gbuf_map"):
+                model = parameter if halves else None
+                yield Piece(master, gradient, model, decays, gradient.untyped_storage().data_ptr())
+                continue
+            share = inner._get_model_param_range_map(parameter)["param"]
+            mine = slice(share.start, share.end)
+            model = parameter.data.view(-1)[mine] if halves else None
+            lies = inner.model_param_gbuf_map[parameter]
+            yield Piece(master, gradient[mine], model, decays, lies)
+
+
+def gather(inner: Any, whole: bool) -> Iterator[Buffer]:
+    """Lay masters, moments and 16-bit parameters out as their gradients lie.
+
+    Each for itself unless `whole`: releases up to 0.10 write all of a CPU tensor's storage. The
+    distributed optimizer's parameters lie so already, where they are gathered. Raises `ValueError`
+    for what isn't one rate for all, or gradients in fp32.
+    """
+    stored: dict[Any, list[Piece]] = {}
+    for each in _pieces(inner):
+        stored.setdefault(each.lies if whole else each.gradient.data_ptr(), []).append(each)
+    placed = hasattr(inner, "model_param_gbuf_map")
+    for pieces in stored.values():
+        pieces.sort(key=lambda one: one.gradient.storage_offset())
+        gradient = _flat([one.gradient for one in pieces])
+        if gradient.dtype != torch.float32:
+            raise ValueError(f"gradients in {gradient.dtype}")
+        masters, mean, square = (torch.zeros_like(gradient) for _ in range(3))
+        decayed, counted = (torch.zeros_like(gradient, dtype=torch.bool) for _ in range(2))
+        halves = [one.model for one in pieces if one.model is not None]
+        beside = len(halves) == len(pieces) and len({each.dtype for each in halves}) == 1
+        model: torch.Tensor | None = None
+        if placed and halves:
+            model = _flat(halves)
+        elif placed:
+            masters = _flat([one.master.data for one in pieces])
+        elif beside and all(one.gradient.storage_offset() % ALIGNED == 0 for one in pieces):
+            model = torch.zeros_like(gradient, dtype=halves[0].dtype)
+        pairs = []
+        for one in pieces:
+            begins = one.gradient.storage_offset() - gradient.storage_offset()
+            master, at = one.master, slice(begins, begins + one.gradient.numel())
+            if halves or not placed:
+                _move(master, masters[at])
+            decayed[at] = one.decays
+            counted[at] = param_is_not_shared(master) and param_is_not_tensor_parallel_duplicate(
+                master
+            )
+            if one.model is not None and model is None:
+                pairs.append((one.model.data, master.data))
+            elif one.model is not None and model is not None and not placed:
+                _move(one.model, model[at])
+            state = inner.optimizer.state[master]
+            for name, moments in (("exp_avg", mean), ("exp_avg_sq", square)):
+                if name in state:
+                    moments[at] = state[name].view(-1)
+                state[name] = moments[at].view(master.shape)
+        everything = int(counted.sum()) == sum(one.gradient.numel() for one in pieces)
+        yield Buffer(
+            *(gradient, masters, mean, square, decayed),
+            counted=None if everything else counted,
+            model=model,
+            pairs=pairs,
+        )
+
+
+def _flat(views: list[torch.Tensor]) -> torch.Tensor:
+    """All from the first of these views of one buffer to the end of the last, [elements]."""
+    first, last = views[0], views[-1]
+    elements = last.storage_offset() + last.numel() - first.storage_offset()
+    return first.as_strided((elements,), (1,))
+
+
+def _move(tensor: torch.Tensor, place: torch.Tensor) -> None:
+    """Let `tensor` be a view of `place`, with the values that it has."""
+    place.copy_(tensor.data.view(-1))
+    tensor.data = place.view(tensor.shape)
