@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -65,8 +65,8 @@ def export(client: DockerClient, image: Image, target: Path, form: str, progress
             archive = scratch / "image.tar"
             with open(files.open_own(archive, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 file.writelines(client.api.get_image(image.id, chunk_size=BLOCK))
-            build = ["apptainer", "build", "--disable-cache", str(made), f"docker-archive:{archive}"]
-            _fed(build, lambda _: None, APPTAINER_TMPDIR=str(scratch))
+            argv = ["apptainer", "build", "--disable-cache", made, f"docker-archive:{archive}"]
+            _fed(argv, lambda _: None, APPTAINER_TMPDIR=str(scratch))
         else:
             with _files_of(client, image) as tar:
                 if form == "oci":
@@ -134,7 +134,7 @@ def _start(config: Mapping[str, Any]) -> str:
     return f'cd -- {where} || exit 1\n{asked}\nexec {entry} "$@"\n'
 
 
-def _fed(argv: list[str | Path], feed: Callable[[IO[bytes]], None], **env: str) -> None:
+def _fed(argv: Sequence[str | Path], feed: Callable[[IO[bytes]], None], **env: str) -> None:
     """Run a program on what `feed` writes. Raises EngineError with its last words if it fails."""
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
