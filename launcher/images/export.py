@@ -65,7 +65,7 @@ def export(client: DockerClient, image: Image, target: Path, form: str, progress
             archive = scratch / "image.tar"
             with open(files.open_own(archive, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 file.writelines(client.api.get_image(image.id, chunk_size=BLOCK))
-            argv = ["apptainer", "build", "--disable-cache", made, f"docker-archive:{archive}"]
+            argv = ["apptainer", "build", "--disable-cache", str(made), f"docker-archive:{archive}"]
             _fed(argv, lambda _: None, APPTAINER_TMPDIR=str(scratch))
         else:
             with _files_of(client, image) as tar:

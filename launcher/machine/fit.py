@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from launcher.machine import memory
 from launcher.machine.machine import GB, Finding, Gpu, Use
-from launcher.plan import layout, model
+from launcher.plan import layout
 from launcher.plan.config import RunConfig
 from launcher.plan.render import values_of
 from launcher.plan.source import Origin, Override, overridden
@@ -106,7 +106,7 @@ def _steps(config: RunConfig, processes: int) -> list[list[Changes]]:
         [{"training.micro_batch_size": micro >> n} for n in range(1, micro.bit_length())],
         [] if distributed else [{"parallel.use_distributed_optimizer": True}],
         [] if alone else [{"parallel.sequence_parallel": True}],
-        [] if again or config.program == model.GPT else [recompute],
+        [] if again else [recompute],
         [
             {"parallel.tensor_model_parallel_size": size}
             for size in sizes

@@ -137,7 +137,7 @@ def _how(config: RunConfig, where: Layout, options: object) -> str:
     if "no_fast" in args or where.context > 1 or "num_experts" in args:
         return "eager"
     virtual = config.parallel.num_layers_per_virtual_pipeline_stage
-    return "compiled" if virtual else "graphed"
+    return "compiled" if virtual or "recompute_granularity" in args else "graphed"
 
 
 def _bytes_sent(

@@ -99,7 +99,7 @@ class Space:
             "precision": list(self._precisions()),
             "micro-batch": list(self._micro_batches()),
             "layout": list(self._layouts(world)),
-            "recomputing": RECOMPUTING if upstream and self._recomputes() else [],
+            "recomputing": self._recomputing(upstream),
             "data parallelism": self._sharing() if world > 1 else [],
             "fast path": [{NO_FAST: None}, {NO_FAST: True}] if on_gpus and not upstream else [],
             "fusions": self._fusions() if on_gpus and upstream else [],
@@ -121,10 +121,13 @@ class Space:
         known = SHARING if self.config.program == UPSTREAM else OURS_SHARING
         return known if self.config.gpus != "0" else known[:2]
 
-    def _recomputes(self) -> bool:
-        """Whether it is given, or the smallest micro-batch doesn't fit without."""
+    def _recomputing(self, upstream: bool) -> list[Changes]:
+        """Where it is given, or the smallest micro-batch doesn't fit without; ours is full."""
         given = {name for name in self.config.megatron_args if name.startswith("recompute")}
-        return bool(given or self.why_not(self.changed(Setting(), {MICRO: 1})))
+        if not (given or self.why_not(self.changed(Setting(), {MICRO: 1}))):
+            return []
+        kinds = (None, "selective", "full") if upstream else (None, "full")
+        return [_recompute(kind) for kind in kinds]
 
     def _precisions(self) -> Iterator[Changes]:
         training = self.config.training
@@ -171,7 +174,6 @@ def _recompute(granularity: str | None) -> Changes:
     }
 
 
-RECOMPUTING = [_recompute(None), _recompute("selective"), _recompute("full")]
 FUSED_LOSS = "megatron_args.cross_entropy_loss_fusion"
 FUSIONS = tuple(
     f"megatron_args.{name}"

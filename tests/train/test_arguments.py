@@ -88,6 +88,7 @@ def test_vocabulary_padding_is_upstreams(
         (["--eod-id", "100"], 1, "not in the vocabulary"),
         (["--max-position-embeddings", "8"], 1, "smaller than --seq-length"),
         (["--micro-batch-size", "0"], 1, "at least 1"),
+        (["--recompute-granularity", "full"], 1, "go together"),
         (["--save-interval", "2"], 1, "needs --save"),
         (["--lr-warmup-iters", "2", "--lr-warmup-fraction", "0.1"], 1, "exclude each other"),
         (["--globl-batch-size", "4"], 1, "did you mean --global-batch-size"),

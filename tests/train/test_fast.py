@@ -14,6 +14,7 @@ from launcher.train import compat
 
 from .conftest import TINY, Run, python, start
 from .test_gpt import Train
+from .test_models import AGAIN
 
 pytestmark = pytest.mark.megatron
 
@@ -210,6 +211,8 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
         "one CUDA graph, optimizer without waits",
         "2 --pipeline-model-parallel-size 2": "fast: layers compiled, one CUDA graph, "
         "optimizer without waits",
+        f"1 {AGAIN}": "fast: layers compiled, optimizer without waits; no CUDA graph: "
+        "recomputing, whose random states the host keeps",
         "2 --context-parallel-size 2": "fast: optimizer without waits; not compiled: "
         "context parallelism",
         "1 --swiglu --normalization RMSNorm --position-embedding-type rope": "fast: compiled, "
@@ -265,6 +268,8 @@ LLAMA = (
                      marks=pytest.mark.long),
         pytest.param("layers", (*SPLIT, "--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
                      id="dropout", marks=pytest.mark.long),
+        pytest.param("layers", ("--hidden-dropout", "0.1", *AGAIN.split()), id="recomputing",
+                     marks=pytest.mark.long),
         pytest.param("layers", ("--pipeline-model-parallel-size", "2"), id="pipeline",
                      marks=pytest.mark.long),
     ],

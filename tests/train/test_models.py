@@ -18,6 +18,7 @@ SHORT = [*TINY, "--train-iters", "3", "--mock-data"]
 TENSOR = "--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 64 --sequence-parallel"
 PIPELINE, CONTEXT = "--pipeline-model-parallel-size 2", "--context-parallel-size 2"
 EXPERT = "--expert-model-parallel-size 2"
+AGAIN = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 LLAMA = (
     "--swiglu --normalization RMSNorm --disable-bias-linear --num-query-groups 2 "
     "--position-embedding-type rope --untie-embeddings-and-output-weights"
@@ -32,7 +33,7 @@ MIXTRAL = f"{LLAMA} --num-experts 4 --moe-ffn-hidden-size 64 --moe-aux-loss-coef
 FOUR = "--num-layers 4 --micro-batch-size 1"
 
 MODELS = {
-    "Llama": (LLAMA, (TENSOR, CONTEXT)),
+    "Llama": (LLAMA, (TENSOR, CONTEXT, AGAIN)),
     "Mixtral": (MIXTRAL, (f"{EXPERT} --moe-token-dispatcher-type alltoall",)),
 }
 """What `make test` trains, and in which layouts beside two replicas."""
@@ -43,6 +44,7 @@ ALL = {
         f"{LLAMA} {FOUR}",
         (PIPELINE, f"{PIPELINE} --num-layers-per-virtual-pipeline-stage 1"),
     ),
+    "Dropout": ("--hidden-dropout 0.1 --attention-dropout 0.1", (AGAIN,)),
     "Llama 3.1's RoPE": (f"{LLAMA} --use-rope-scaling", (TENSOR,)),
     "Mistral": (MISTRAL, (TENSOR, CONTEXT)),
     "Qwen 2": (f"{LLAMA} --add-qkv-bias", (TENSOR,)),

@@ -19,7 +19,8 @@ AT_LEAST_ONE = (
 
 IF_GIVEN = (
     "num-query-groups kv-channels rotary-base num-experts moe-router-topk moe-ffn-hidden-size "
-    "moe-shared-expert-intermediate-size num-layers-per-virtual-pipeline-stage"
+    "moe-shared-expert-intermediate-size num-layers-per-virtual-pipeline-stage "
+    "recompute-num-layers"
 ).split()
 """What is at least 1 where it is given."""
 
@@ -144,6 +145,9 @@ def parser(
     add("--global-batch-size", type=int, help="micro-batch × data-parallel size if not given")
     add("--train-iters", type=int, required=True)
     add("--seed", type=int, default=1234)
+    add("--recompute-granularity", choices=("full",), help="work a layer out again on the way back")
+    add("--recompute-method", choices=("uniform", "block"), help="in groups, or a stage's first")
+    add("--recompute-num-layers", type=int, help="of such a group, or so many of the first")
     passed = "iterations whose batches are passed over, 1 the first"
     add("--iterations-to-skip", type=int, nargs="+", default=[], help=passed)
     add("--log-interval", type=int, default=100)
@@ -387,6 +391,9 @@ def _check_virtual(given: argparse.Namespace, micro_batches: int) -> None:
 
 
 def _check_choices(given: argparse.Namespace) -> None:
+    again = (given.recompute_granularity, given.recompute_method, given.recompute_num_layers)
+    if any(again) and not all(again):
+        raise UsageError("--recompute-granularity, -method and -num-layers go together")
     if given.max_position_embeddings < given.seq_length:
         raise UsageError("--max-position-embeddings is smaller than --seq-length")
     if not 0 <= given.eod_id < given.vocab_size:

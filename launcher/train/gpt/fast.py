@@ -70,12 +70,14 @@ def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
         "experts": bool(arguments.num_experts),
     }
     against = [name for name, there in reasons.items() if there]
-    split = layout.tensor > 1 or layout.pipeline > 1
+    again = bool(arguments.recompute_granularity)
+    split = layout.tensor > 1 or layout.pipeline > 1 or again
     compiled = "" if against else "layers" if split else "whole"
     if against:
         missing.append(f"not compiled: {against[0]}")
     reasons = {
         "an interleaved pipeline": layout.virtual > 1,
+        "recomputing, whose random states the host keeps": again,
         "ranks' own random numbers need Megatron-Core 0.12": layout.tensor > 1
         and arguments.attention_dropout > 0
         and not compat.capturable_randomness(True),

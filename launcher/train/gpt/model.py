@@ -30,7 +30,8 @@ CONFIG = (
     "normalization qk_layernorm add_qkv_bias window_size hidden_dropout attention_dropout "
     "init_method_std tensor_model_parallel_size pipeline_model_parallel_size "
     "context_parallel_size expert_model_parallel_size sequence_parallel fp16 bf16 "
-    "fp8 fp8_recipe cross_entropy_loss_fusion"
+    "fp8 fp8_recipe cross_entropy_loss_fusion "
+    "recompute_granularity recompute_method recompute_num_layers"
 ).split()
 """What Megatron's description of a model calls as its command line does."""
 
