@@ -208,7 +208,7 @@ class GPT(GPTModel):
         self.ranks = Ranks()
         if self.post_process:
             self.output_layer.__class__ = LastProduct  # no spec names it
-            self.output_layer.left = whole
+            self.output_layer.left = whole and not self.config.fp16  # which the slope underflows
         for module in self.modules():
             if isinstance(module, Column | Row):
                 module.ranks = self.ranks

@@ -253,6 +253,8 @@ def _fuse_adam(optimizer: Any) -> None:
         if not isinstance(part.optimizer, torch.optim.AdamW):
             continue
         for group in part.optimizer.param_groups:
+            if not group["params"]:  # a replica's share may have none of a group
+                continue
             device = group["params"][0].device
             group.update(fused=device.type == "cuda", foreach=False)
             for parameter in group["params"]:
