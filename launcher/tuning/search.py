@@ -58,6 +58,7 @@ class Search:
         self.axes = {name: values for name, values in axes if name in names or not names}
         self.tried: dict[Setting, Measured] = {}
         self.best: Measured | None = None
+        self.alike = False  # what ended all that was tried
 
     def run(self) -> Measured | None:
         """Search until nothing is faster, or the time is over; the fastest, None if none ran.
@@ -84,7 +85,8 @@ class Search:
         least = self.best.ms * FASTER if self.best and self.best.ms else float("inf")
         better = found.ms is not None and found.ms < least
         self.best = found if better else self.best
-        if not self.best and len(self.tried) > 1 and self._end_alike():
+        self.alike = not self.best and len(self.tried) > 1 and self._end_alike()
+        if self.alike:
             raise Over
         return better
 

@@ -188,10 +188,11 @@ def tune(
     search = Search(space, predicted, measured)
     best = search.run()
     if best is None or best.ms is None:
-        record.put_bytes(name, measure.MEASUREMENTS, b"")  # for when that is mended
+        if search.alike:
+            record.put_bytes(name, measure.MEASUREMENTS, b"")  # for when that is mended
         ended = {one.why: one.cure for one in search.tried.values()}
         cures = ". ".join(filter(None, [*ended.values(), f"Their logs: {runs.folder / 'runs'}"]))
-        raise LauncherError(f"no setting ran: {'; '.join(ended)}", cures)
+        raise LauncherError(f"no setting ran: {'; '.join(ended) or 'the time was over'}", cures)
     progress.step(f"what a step's time goes to: {best.setting}")
     shares = runs.shares(best.setting, wanted.steps)
     progress.close()

@@ -78,9 +78,10 @@ class DeviceAdam:
             several = torch.distributed.get_world_size(self.replicas) > 1
             if several and self.shared:
                 torch.distributed.all_reduce(squares, group=self.replicas)
-            if torch.distributed.get_world_size(self.group) > 1:
+            split = torch.distributed.get_world_size(self.group) > 1
+            if split:
                 torch.distributed.all_reduce(squares, group=self.group)
-            if several and not self.shared:  # each compiled its own sum
+            if several and (split or not self.shared):  # each has summed for itself
                 first = torch.distributed.get_process_group_ranks(self.replicas)[0]
                 torch.distributed.broadcast(squares, first, group=self.replicas)
             self.norm.copy_(squares.sqrt() * factor)

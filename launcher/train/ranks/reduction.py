@@ -22,7 +22,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from launcher.train.ranks.job import Unable, free_port
-from launcher.train.ranks.meeting import MOST, STEP_SECONDS, Meeting, Stopped
+from launcher.train.ranks.meeting import MOST, ROUND_SECONDS, STEP_SECONDS, Meeting, Stopped
 from launcher.train.ranks.rank import PR_SET_PDEATHSIG
 
 ELEMENTS, SECONDS, EACH_SECONDS, LONGEST = 1 << 18, 30.0, 1 / 40, 45.0
@@ -64,7 +64,7 @@ def look(
         process.kill()
         process.join()
     told = {"host": socket.gethostname(), "why": why, "blamed": blamed}
-    found: list[dict[str, Any]] = meeting.exchange(told, list)
+    found: list[dict[str, Any]] = meeting.exchange(told, list, seconds + ROUND_SECONDS)
     return found
 
 
