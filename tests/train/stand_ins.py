@@ -13,6 +13,8 @@ from torch.nn.functional import cross_entropy as entropy
 from torch.nn.functional import gelu as torch_gelu
 from torch.nn.functional import layer_norm
 
+ROWS = STRIPS = PACKERS = 2
+
 
 def keeps(x: torch.Tensor, p: float, seed: torch.Tensor) -> torch.Tensor:
     """What dropout makes of ones."""
@@ -33,7 +35,14 @@ def add_norm(
 
 
 def add_norm_back(
-    of_normed: Any, of_hidden: Any, gain: Any, p: float, seed: Any, hidden: Any, known: Any
+    of_normed: Any,
+    of_hidden: Any,
+    gain: Any,
+    p: float,
+    seed: Any,
+    hidden: Any,
+    known: Any,
+    parts: Any,
 ) -> Any:
     given, weight, shift = leaf(hidden), leaf(gain), leaf(gain)
     with torch.enable_grad():
@@ -41,30 +50,31 @@ def add_norm_back(
         grads = torch.autograd.grad(normed, (given, weight, shift), of_normed.float())
     whole = grads[0] + (0 if of_hidden is None else of_hidden.float())
     of_x = whole * keeps(hidden, p, seed)
-    parts = torch.stack((grads[1], grads[2], of_x.sum(0))).unsqueeze(0)
-    return of_x.to(hidden.dtype), whole.to(hidden.dtype), parts
+    parts.copy_(torch.stack((grads[1], grads[2], of_x.sum(0))) / len(parts))
+    return of_x.to(hidden.dtype), whole.to(hidden.dtype)
 
 
 def gelu(x: Any, bias: Any, tanh: bool) -> Any:
     return torch_gelu(x.float() + bias.float(), approximate=("none", "tanh")[tanh]).to(x.dtype)
 
 
-def gelu_back(x: Any, bias: Any, of_y: Any, tanh: bool) -> Any:
+def gelu_back(x: Any, bias: Any, of_y: Any, tanh: bool, parts: Any) -> Any:
     given = leaf(x.float() + bias.float())
     with torch.enable_grad():
         y = torch_gelu(given, approximate=("none", "tanh")[tanh])
     of_x = torch.autograd.grad(y, given, of_y.float())[0]
-    return of_x.to(x.dtype), of_x.sum(0).view(1, 1, -1)
+    parts.copy_(of_x.sum(0) / len(parts))
+    return of_x.to(x.dtype)
 
 
-def pack(q: Any, k: Any, v: Any, size: int) -> Any:
+def pack(q: Any, k: Any, v: Any, size: int, parts: Any) -> Any:
     packed = torch.stack([x.view(len(x), -1, size) for x in (q, k, v)], 2).reshape(len(q), -1)
-    return packed, packed.float().sum(0).view(1, 1, -1)
+    parts.copy_(packed.float().sum(0) / len(parts))
+    return packed
 
 
-def column_sums(parts: Any, into: list[Any]) -> None:
-    for place, found in zip(into, parts.sum(0), strict=True):
-        place.copy_(found)
+def column_sums(parts: Any, into: Any) -> None:
+    into.copy_(parts.sum(1))
 
 
 def cross_entropy(logits: Any, wanted: Any) -> Any:

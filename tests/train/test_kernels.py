@@ -17,7 +17,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 sys.path.append(sys.argv[1])
 import stand_ins, torch
 from launcher.train.gpt.kernels import ends, layer
-layer.ROWS, layer.STRIPS, layer.PACKERS, ends.PIECE = 5, 3, 4, 32
+ends.PIECE = 32
 torch.manual_seed(0)
 n, width, seed = 12, 96, torch.tensor([7])
 
@@ -25,10 +25,14 @@ def like(found, expected):
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
+def parts(k, wide=width):
+    return torch.full((5, k, wide), float("nan"))
+
 def summed(parts):
-    into = [torch.empty(parts.shape[2]) for _ in range(parts.shape[1])]
-    layer.column_sums(parts, into)
-    return into
+    into = torch.empty(2, *parts.shape[1:])
+    layer.column_sums(torch.stack((parts, parts)), into)
+    assert torch.equal(*into)
+    return into[0]
 
 x, residual, of_normed, of_hidden = (torch.randn(n, width) for _ in range(4))
 bias, gain, shift = (torch.randn(width) for _ in range(3))
@@ -42,18 +46,18 @@ for p in (0.0, 0.5):
     hidden, normed, known = layer.add_norm(*given)
     like((hidden, normed), stand_ins.add_norm(*given)[:2])
     for added in (None, of_hidden):
-        rest = (of_normed, added, gain, p, seed, hidden)
-        *found, parts = layer.add_norm_back(*rest, known)
-        *expected, whole = stand_ins.add_norm_back(*rest, torch.tensor(1e-5))
-        like((*found, *summed(parts)), (*expected, *whole[0]))
+        rest, ours, whole = (of_normed, added, gain, p, seed, hidden), parts(3), parts(3)
+        found = layer.add_norm_back(*rest, known, ours)
+        expected = stand_ins.add_norm_back(*rest, torch.tensor(1e-5), whole)
+        like((*found, summed(ours)), (*expected, whole.sum(0)))
 for tanh in (False, True):
     like([layer.gelu(x, bias, tanh)], [stand_ins.gelu(x, bias, tanh)])
-    given = (x, bias, of_normed, tanh)
-    (found, parts), (expected, whole) = layer.gelu_back(*given), stand_ins.gelu_back(*given)
-    like((found, *summed(parts)), (expected, whole[0, 0]))
-(found, parts), (expected, whole) = (each.pack(x, residual, of_normed, 8)
-                                     for each in (layer, stand_ins))
-like((found, *summed(parts)), (expected, whole[0, 0]))
+    given, ours, whole = (x, bias, of_normed, tanh), parts(1), parts(1)
+    found, expected = layer.gelu_back(*given, ours), stand_ins.gelu_back(*given, whole)
+    like((found, summed(ours)), (expected, whole.sum(0)))
+given, ours, whole = (x, residual, of_normed, 8), parts(1, 3 * width), parts(1, 3 * width)
+found, expected = layer.pack(*given, ours), stand_ins.pack(*given, whole)
+like((found, summed(ours)), (expected, whole.sum(0)))
 logits, wanted = torch.randn(6, 100), torch.randint(100, (6,))
 ours, theirs = logits.clone(), logits.clone()
 like((ends.cross_entropy(ours, wanted), ours), (stand_ins.cross_entropy(theirs, wanted), theirs))

@@ -1,12 +1,11 @@
 """GPT-2's layers of few kernels: matrix products, attention, and Triton's between them.
 
-For a CUDA graph, since the host starts each kernel by itself. To make weights' gradients on a
-stream of their own gained 0.4 % on an H100: its products leave no multiprocessor free.
+For a CUDA graph, since the host starts each kernel by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,29 +21,64 @@ Place = Callable[[Any], Tensor | None]
 
 
 class Gradients:
-    """Where parameters' gradients go: to autograd, or to where they are read from."""
+    """Where parameters' gradients go: to autograd, or to where they are read from, by `complete`.
 
-    def __init__(self) -> None:
+    Products are made on a stream of their own, where they fill what others leave of the card; the
+    sums' parts are kept, to be summed for all layers at once.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
         self.place: Place = {}.get  # of none
+        self.stream: Any = None
+        self.read: list[Tensor] = []  # by what the stream was given since the last turn
+        self.before: list[Tensor] = []  # and before that
+        self.turned: Any = None
+        self.kept: dict[tuple[int, ...], Tensor] = {}
+        self.summed: dict[tuple[int, ...], list[Any]] = {}
         self.scratch: tuple[Tensor, ...] = ()
 
-    def product(self, weight: Any, of_y: Tensor, x: Tensor) -> Tensor | None:
+    def write(self, place: Place) -> None:
+        """Write them to their places from now on."""
+        self.place = place
+        self.stream = torch.cuda.Stream() if torch.cuda.is_available() else None
+
+    def product(self, weight: Any, of_y: Tensor, x: Tensor, aside: bool = True) -> Tensor | None:
         """The gradient of y = x @ weightᵀ: of_y is [n, output], x [n, input]."""
         place = self.place(weight)
         if place is None:
             return of_y.t() @ x
-        torch.mm(of_y.t(), x, out=place)
+        if aside and self.stream:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            self.read += (of_y, x)
+        with torch.cuda.stream(self.stream if aside else None):
+            torch.mm(of_y.t(), x, out=place)
         return None
 
+    def turn(self) -> None:
+        """Once a layer: let what was read before the last turn be used for something else."""
+        if self.before:
+            torch.cuda.current_stream().wait_event(self.turned)
+        if self.read:
+            self.turned = self.stream.record_event()
+        self.before, self.read = self.read, []
+
+    def parts(self, *shape: int, like: Tensor, each: int = 1) -> Tensor:
+        """Where the parts of `sums` belong, fp32 [programs, k, width], of `each` in a layer."""
+        if shape not in self.kept:
+            count = each * self.layers
+            self.kept[shape] = like.new_empty(count, *shape, dtype=torch.float32)
+        return self.kept[shape][len(self.summed.setdefault(shape, []))]
+
     def sums(self, parts: Tensor, *parameters: Any) -> list[Tensor | None]:
-        """The gradients of k parameters [width], from the parts [programs, k, width] of each."""
+        """The gradients of k parameters [width], from the `parts` of each."""
         places = [self.place(each) for each in parameters]
-        if None in places:
-            made = [torch.empty_like(each) for each in parameters]
-            layer.column_sums(parts, made)
-            return list(made)
-        layer.column_sums(parts, places)
-        return [None] * len(places)
+        if None not in places:
+            self.summed[tuple(parts.shape)].append(places)
+            return [None] * len(places)
+        made = parts.new_empty(parts.shape[1:], dtype=parameters[0].dtype)
+        layer.column_sums(parts.unsqueeze(0), made.unsqueeze(0))
+        return list(made)
 
     def rows(self, weight: Any, tokens: Tensor, of_rows: Tensor) -> Tensor | None:
         """The gradient of rows [n, width] by tokens [n], of a weight whose product's is made."""
@@ -56,6 +90,22 @@ class Gradients:
             self.scratch = torch.zeros_like(weight, dtype=torch.float32), claimed
         ends.add_rows(tokens, of_rows, place, *self.scratch)
         return None
+
+    def complete(self) -> None:
+        """Have all of a step's in their places."""
+        into, found = list[Any](), list[Tensor]()
+        for shape, places in self.summed.items():
+            kept = self.kept[shape][: len(places)]
+            made = kept.new_empty(len(kept), *shape[1:], dtype=places[0][0].dtype)
+            layer.column_sums(kept, made)
+            into += [place for each in places for place in each]
+            found += [each for several in made for each in several]
+        self.summed.clear()
+        if into:
+            torch._foreach_copy_(into, found)
+        if self.before or self.read:
+            torch.cuda.current_stream().wait_stream(self.stream)
+        self.before, self.read = [], []
 
 
 class Product(torch.autograd.Function):
@@ -93,8 +143,10 @@ class Heads(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradients of x, the weight and the bias."""
         (x,), (weight, bias, shape, gradients) = ctx.saved_tensors, ctx.rest
+        gradients.turn()
         q, k, v = (each.permute(2, 0, 1, 3).reshape(x.shape) for each in grads)
-        packed, parts = layer.pack(q, k, v, x.shape[1] // shape[2])
+        parts = gradients.parts(layer.PACKERS, 1, 3 * x.shape[1], like=q)
+        packed = layer.pack(q, k, v, x.shape[1] // shape[2], parts)
         of_weight = gradients.product(weight, packed, x)
         return packed @ weight, of_weight, *gradients.sums(parts, bias), None, None
 
@@ -124,8 +176,9 @@ class AddNorm(torch.autograd.Function):
         """The gradients of x, the residual and the parameters."""
         bias, gain, shift, dropout, gradients = ctx.rest
         of_hidden = None if grads[0] is None else grads[0].contiguous()
-        known = (gain, *dropout, *ctx.saved_tensors)
-        of_x, of_residual, parts = layer.add_norm_back(grads[1].contiguous(), of_hidden, *known)
+        parts = gradients.parts(layer.ROWS, 3, len(gain), like=gain, each=2)
+        known = (gain, *dropout, *ctx.saved_tensors, parts)
+        of_x, of_residual = layer.add_norm_back(grads[1].contiguous(), of_hidden, *known)
         of_gain, of_shift, of_bias = gradients.sums(parts, gain, shift, bias)
         return of_x, of_residual, of_bias, of_gain, of_shift, None, None
 
@@ -144,7 +197,8 @@ class Gelu(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradients of x and the bias."""
         (x,), (bias, tanh, gradients) = ctx.saved_tensors, ctx.rest
-        of_x, parts = layer.gelu_back(x, bias, grads[0].contiguous(), tanh)
+        parts = gradients.parts(layer.STRIPS, 1, len(bias), like=x)
+        of_x = layer.gelu_back(x, bias, grads[0].contiguous(), tanh, parts)
         return of_x, *gradients.sums(parts, bias), None, None
 
 
@@ -186,7 +240,7 @@ class OutputLoss(torch.autograd.Function):
         (x, slope), (weight, gradients) = ctx.saved_tensors, ctx.rest
         factor = grads[0].unsqueeze(-1)
         weighed = torch.mul(x, factor, out=torch.empty_like(x))
-        of_weight, of_x = gradients.product(weight, slope, weighed), slope @ weight
+        of_weight, of_x = gradients.product(weight, slope, weighed, aside=False), slope @ weight
         return torch.mul(of_x, factor, out=of_x), of_weight, None, None
 
 
@@ -220,7 +274,8 @@ class Decoder(TransformerBlock):
         shape, hidden = (*x.shape[:2], config.num_attention_heads), x.reshape(-1, x.shape[-1])
         dropout = config.attention_dropout
         p, eps = config.hidden_dropout, config.layernorm_epsilon
-        norms = [norm for each in self.layers for norm in _norms(each)] + [self.final_layernorm]
+        norms = [n for one in self.layers for n in (one.input_layernorm, one.pre_mlp_layernorm)]
+        norms += [self.final_layernorm]
         seeds = torch.randint(2**31 - 1, (len(norms), 1), device=x.device)
         after = zip(norms[1:], seeds, strict=False)
 
@@ -243,7 +298,3 @@ class Decoder(TransformerBlock):
             y = Product.apply(y, mlp.linear_fc2.weight, gradients)
             hidden, normed = add(y, mlp.linear_fc2)
         return normed.view(x.shape)
-
-
-def _norms(layer: Any) -> Iterator[Any]:
-    yield from (layer.input_layernorm, layer.pre_mlp_layernorm)

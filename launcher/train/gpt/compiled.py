@@ -228,7 +228,7 @@ class GPT(GPTModel):
         from launcher.train.gpt import block
 
         self.decoder.__class__ = block.Decoder  # no spec names it
-        gradients = self.decoder.gradients = block.Gradients()
+        gradients = self.decoder.gradients = block.Gradients(len(self.decoder.layers))
         if not self.config.fp16:  # which the slope underflows
             self.output_loss = torch._dynamo.disable(
                 lambda *given: block.OutputLoss.apply(*given, gradients)

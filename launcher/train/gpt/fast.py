@@ -147,8 +147,11 @@ def compile_alike(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def own_stream() -> None:
-    """Leave the default stream, which no graph can be captured on; before the model is made."""
-    torch.cuda.set_stream(torch.cuda.Stream())
+    """Leave the default stream, which no graph can be captured on; before the model is made.
+
+    What is on others gives way to it.
+    """
+    torch.cuda.set_stream(torch.cuda.Stream(priority=-1))
 
 
 class Step:

@@ -157,6 +157,7 @@ class GatheredGradients:
         self.replica = replica
         self.compile_with(compiled)
         self.taken: Taken = []
+        self.complete: Callable[[], None] = lambda: None
         self.kept, self.staged = False, torch.Tensor()
         self.places: dict[Any, torch.Tensor] = {}
         if parallel_state.get_data_parallel_world_size() == PAIR:
@@ -178,12 +179,18 @@ class GatheredGradients:
             self.places[each] = self.staged[start : start + each.numel()].view(each.shape)
         return True
 
-    def keep_for(self, steps: DeviceAdam | HostSteps) -> None:
-        """Have them read in 16 bits, where nothing is added to them: on a rank that is alone."""
+    def keep_for(self, steps: DeviceAdam | HostSteps, gradients: Any) -> None:
+        """Have them read in 16 bits, where nothing is added to them: on a rank that is alone.
+
+        `block.Gradients`, where there are some, write what has a place in 16 bits.
+        """
         alone = torch.distributed.get_world_size() == 1
         if alone and isinstance(steps, DeviceAdam) and self._stage_all():
             self.kept = True
             steps.read(self.staged)
+        if gradients and self.places:
+            gradients.write(self.places.get)
+            self.complete = gradients.complete
 
     def compile_with(self, compiled: Callable[[Any], Any]) -> None:
         """Have the arithmetic done by what `compiled` makes of it."""
@@ -197,6 +204,7 @@ class GatheredGradients:
     @torch.no_grad()
     def gather(self) -> None:
         """Bring them there; what Megatron does with complete gradients comes after."""
+        self.complete()
         if self.kept:
             self._stage(self.taken, self.staged)
         elif self.places:

@@ -146,9 +146,7 @@ class Trainer:
         self.progress = self._load(source, saved)
         self.steps = self._steps()
         if self.gathered:
-            self.gathered.keep_for(self.steps)
-            if self.path.compiled == "kernels":
-                self.gpt.decoder.gradients.place = self.gathered.places.get
+            self.gathered.keep_for(self.steps, getattr(self.gpt.decoder, "gradients", None))
         self.fast_step = fast.Step(self.path, self._step, self._plain, say, layout.micro_batches)
         self.saved = self.progress.iteration
         self.loss: torch.Tensor | None = None  # the last step's, on the last stage

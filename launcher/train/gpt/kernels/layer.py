@@ -123,21 +123,20 @@ def add_norm_back(
     seed: torch.Tensor,
     hidden: torch.Tensor,
     known: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of x and the residual, and parts [programs, 3, width] of three sums' gradients:
-    the norm's weight, its bias, and the bias that was added."""
+    parts: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of x and the residual; into parts [programs, 3, width] those of the norm's
+    weight, its bias, and the bias that was added, for `column_sums`."""
     rows, width = hidden.shape
     of_residual = torch.empty_like(hidden)
     of_x = torch.empty_like(hidden) if p else of_residual
-    programs = min(ROWS, rows)
-    parts = hidden.new_empty(programs, 3, width, dtype=torch.float32)
     added = of_normed if of_hidden is None else of_hidden
-    _add_norm_back[(programs,)](
+    _add_norm_back[(len(parts),)](
         *(of_normed, added, hidden, *known, gain, of_x, of_residual, parts, seed),
         *(rows, width, *_dropped(p)),
         **row_shape(width) | {"DROPS": p > 0, "ADDS": of_hidden is not None, "R": ROUNDS},
     )
-    return of_x, of_residual, parts
+    return of_x, of_residual
 
 
 @triton.jit
@@ -192,17 +191,15 @@ def _gelu_back(
 
 
 def gelu_back(
-    x: torch.Tensor, bias: torch.Tensor, of_y: torch.Tensor, tanh: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient of x, and parts [programs, 1, width] of the bias's."""
-    rows, width = x.shape
-    of_x, strips = torch.empty_like(x), min(STRIPS, rows)
-    parts = x.new_empty(strips, 1, width, dtype=torch.float32)
+    x: torch.Tensor, bias: torch.Tensor, of_y: torch.Tensor, tanh: bool, parts: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of x; into parts [programs, 1, width] the bias's, for `column_sums`."""
+    of_x, (rows, width) = torch.empty_like(x), x.shape
     block = min(WIDE, triton.next_power_of_2(width))
-    _gelu_back[(triton.cdiv(width, block), strips)](
+    _gelu_back[(triton.cdiv(width, block), len(parts))](
         x, bias, of_y, of_x, parts, rows, width, TANH=tanh, BLOCK=block, num_warps=4
     )
-    return of_x, parts
+    return of_x
 
 
 @triton.jit
@@ -225,45 +222,35 @@ def _pack(q, k, v, packed, parts, rows, width, SIZE: tl.constexpr, BLOCK: tl.con
 
 
 def pack(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """[n, heads × size] each to [n, heads × 3 × size], and parts [programs, 1, …] of its sums."""
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, size: int, parts: torch.Tensor
+) -> torch.Tensor:
+    """[n, heads × size] each to [n, heads × 3 × size]; into parts [programs, 1, …] its sums."""
     rows, width = q.shape
-    strips = min(PACKERS, rows)
     packed = q.new_empty(rows, 3 * width)
-    parts = q.new_empty(strips, 1, 3 * width, dtype=torch.float32)
-    _pack[(3, strips)](q, k, v, packed, parts, rows, width, SIZE=size, **row_shape(width))
-    return packed, parts
+    _pack[(3, len(parts))](q, k, v, packed, parts, rows, width, SIZE=size, **row_shape(width))
+    return packed
 
 
 @triton.jit
-def _column_sums(
-    parts, first, second, third, count, width, LINES: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    which = tl.program_id(1)
-    into = first
-    if which == 1:
-        into = second
-    if which == 2:
-        into = third
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
+def _column_sums(parts, into, count, width, LINES: tl.constexpr, BLOCK: tl.constexpr):
+    line, column = tl.program_id(1) * width, tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside, step = column < width, tl.num_programs(1) * width
+    parts += tl.program_id(2).to(tl.int64) * count * step
     total = tl.zeros((LINES, BLOCK), tl.float32)
     for start in range(0, count, LINES):
-        line = start + tl.arange(0, LINES)[:, None]
-        at = line * (tl.num_programs(1) * width) + which * width + column[None, :]
-        total += tl.load(parts + at, mask=(line < count) & inside[None, :], other=0.0)
-    tl.store(into + column, tl.sum(total, 0).to(into.dtype.element_ty), mask=inside)
+        part = start + tl.arange(0, LINES)[:, None]
+        at = part * step + line + column[None, :]
+        total += tl.load(parts + at, mask=(part < count) & inside[None, :], other=0.0)
+    at = into + tl.program_id(2) * step + line + column
+    tl.store(at, tl.sum(total, 0).to(into.dtype.element_ty), mask=inside)
 
 
-def column_sums(parts: torch.Tensor, into: list[torch.Tensor]) -> None:
-    """The sum over parts [programs, k, width] into k tensors [width]; k is at most 3."""
-    count, several, width = parts.shape
-    assert several == len(into)
+def column_sums(parts: torch.Tensor, into: torch.Tensor) -> None:
+    """The sums of parts [several, programs, k, width] into [several, k, width]."""
+    several, count, k, width = parts.shape
     lines, block = SUMMED
-    places = (into + into[:1] * 2)[:3]
-    _column_sums[(triton.cdiv(width, block), several)](
-        parts, *places, count, width, LINES=lines, BLOCK=block, num_warps=8
+    _column_sums[(triton.cdiv(width, block), k, several)](
+        parts, into, count, width, LINES=lines, BLOCK=block, num_warps=8
     )
 
 
