@@ -51,7 +51,7 @@ FAMILIES = tuple(
         ),
         ("norms", r"layer_?norm|rms_?norm|add_norm|column_sums|(^|_|::)ln_|GammaBeta|welford"),
         ("routing of experts", r"moe_|permute_kernel|topk|router"),
-        ("embeddings", r"embedding|index_?select|indexing|index_put|gather|_rows$"),
+        ("embeddings", r"embedding|index_?select|indexing|index_put|gather"),
         ("activations", r"gelu|silu|swiglu|relu|tanh"),
         ("dropout", r"dropout|bernoulli|philox"),
         ("copies", r"^(?!triton_).*(memcpy|memset|copy|CatArray|::cat$|transpose)|^_pack$"),

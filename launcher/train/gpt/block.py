@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_block import TransformerBlock
 from torch import Tensor
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
-from launcher.train.gpt.kernels import ends, layer
+from launcher.train.gpt import kernels
 
 Place = Callable[[Any], Tensor | None]
 """Where a parameter's gradient is to be written, if anywhere."""
@@ -36,7 +36,7 @@ class Gradients:
         self.turned: Any = None
         self.kept: dict[tuple[int, ...], Tensor] = {}
         self.summed: dict[tuple[int, ...], list[Any]] = {}
-        self.scratch: tuple[Tensor, ...] = ()
+        self.rows_summed: Tensor | None = None
 
     def write(self, place: Place) -> None:
         """Write them to their places from now on."""
@@ -68,27 +68,27 @@ class Gradients:
         if shape not in self.kept:
             count = each * self.layers
             self.kept[shape] = like.new_empty(count, *shape, dtype=torch.float32)
-        return self.kept[shape][len(self.summed.setdefault(shape, []))]
+        return self.kept[shape][len(self.summed.get(shape, ()))]
 
     def sums(self, parts: Tensor, *parameters: Any) -> list[Tensor | None]:
         """The gradients of k parameters [width], from the `parts` of each."""
         places = [self.place(each) for each in parameters]
         if None not in places:
-            self.summed[tuple(parts.shape)].append(places)
+            self.summed.setdefault(tuple(parts.shape), []).append(places)
             return [None] * len(places)
         made = parts.new_empty(parts.shape[1:], dtype=parameters[0].dtype)
-        layer.column_sums(parts.unsqueeze(0), made.unsqueeze(0))
+        kernels.column_sums(parts.unsqueeze(0), made.unsqueeze(0))
         return list(made)
 
     def rows(self, weight: Any, tokens: Tensor, of_rows: Tensor) -> Tensor | None:
         """The gradient of rows [n, width] by tokens [n], of a weight whose product's is made."""
-        place = self.place(weight)
-        if place is None:
+        if (place := self.place(weight)) is None:
             return torch.ops.aten.embedding_dense_backward(of_rows, tokens, len(weight), -1, False)
-        if not self.scratch:
-            claimed = torch.zeros(len(weight), dtype=torch.int32, device=weight.device)
-            self.scratch = torch.zeros_like(weight, dtype=torch.float32), claimed
-        ends.add_rows(tokens, of_rows, place, *self.scratch)
+        if self.rows_summed is None:
+            self.rows_summed = torch.zeros_like(weight, dtype=torch.float32)
+        sums = self.rows_summed.index_add_(0, tokens, of_rows.float())
+        place[tokens] = (place[tokens] + sums[tokens]).to(place.dtype)  # twice the same of a token
+        sums.index_fill_(0, tokens, 0.0)
         return None
 
     def complete(self) -> None:
@@ -97,7 +97,7 @@ class Gradients:
         for shape, places in self.summed.items():
             kept = self.kept[shape][: len(places)]
             made = kept.new_empty(len(kept), *shape[1:], dtype=places[0][0].dtype)
-            layer.column_sums(kept, made)
+            kernels.column_sums(kept, made)
             into += [place for each in places for place in each]
             found += [each for several in made for each in several]
         self.summed.clear()
@@ -145,8 +145,8 @@ class Heads(torch.autograd.Function):
         (x,), (weight, bias, shape, gradients) = ctx.saved_tensors, ctx.rest
         gradients.turn()
         q, k, v = (each.permute(2, 0, 1, 3).reshape(x.shape) for each in grads)
-        parts = gradients.parts(layer.PACKERS, 1, 3 * x.shape[1], like=q)
-        packed = layer.pack(q, k, v, x.shape[1] // shape[2], parts)
+        parts = gradients.parts(kernels.PACKERS, 1, 3 * x.shape[1], like=q)
+        packed = kernels.pack(q, k, v, x.shape[1] // shape[2], parts)
         of_weight = gradients.product(weight, packed, x)
         return packed @ weight, of_weight, *gradients.sums(parts, bias), None, None
 
@@ -166,7 +166,7 @@ class AddNorm(torch.autograd.Function):
         gradients: Gradients,
     ) -> Any:
         """`constants`: the norm's eps, dropout's p and its seed."""
-        hidden, normed, known = layer.add_norm(x, bias, residual, gain, shift, *constants)
+        hidden, normed, known = kernels.add_norm(x, bias, residual, gain, shift, *constants)
         ctx.save_for_backward(hidden, known)
         ctx.rest = bias, gain, shift, constants[1:], gradients
         return hidden, normed
@@ -176,9 +176,9 @@ class AddNorm(torch.autograd.Function):
         """The gradients of x, the residual and the parameters."""
         bias, gain, shift, dropout, gradients = ctx.rest
         of_hidden = None if grads[0] is None else grads[0].contiguous()
-        parts = gradients.parts(layer.ROWS, 3, len(gain), like=gain, each=2)
+        parts = gradients.parts(kernels.ROWS, 3, len(gain), like=gain, each=2)
         known = (gain, *dropout, *ctx.saved_tensors, parts)
-        of_x, of_residual = layer.add_norm_back(grads[1].contiguous(), of_hidden, *known)
+        of_x, of_residual = kernels.add_norm_back(grads[1].contiguous(), of_hidden, *known)
         of_gain, of_shift, of_bias = gradients.sums(parts, gain, shift, bias)
         return of_x, of_residual, of_bias, of_gain, of_shift, None, None
 
@@ -191,14 +191,14 @@ class Gelu(torch.autograd.Function):
         """By its tanh form, or exactly."""
         ctx.save_for_backward(x)
         ctx.rest = bias, tanh, gradients
-        return layer.gelu(x, bias, tanh)
+        return kernels.gelu(x, bias, tanh)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradients of x and the bias."""
         (x,), (bias, tanh, gradients) = ctx.saved_tensors, ctx.rest
-        parts = gradients.parts(layer.STRIPS, 1, len(bias), like=x)
-        of_x = layer.gelu_back(x, bias, grads[0].contiguous(), tanh, parts)
+        parts = gradients.parts(kernels.STRIPS, 1, len(bias), like=x)
+        of_x = kernels.gelu_back(x, bias, grads[0].contiguous(), tanh, parts)
         return of_x, *gradients.sums(parts, bias), None, None
 
 
@@ -229,7 +229,7 @@ class OutputLoss(torch.autograd.Function):
     ) -> Tensor:
         """weight is [vocabulary, h], `wanted` int64 [n]."""
         logits = x @ weight.t()
-        losses = ends.cross_entropy(logits, wanted)
+        losses = kernels.cross_entropy(logits, wanted)
         ctx.save_for_backward(x, logits)
         ctx.rest = weight, gradients
         return losses

@@ -1,4 +1,4 @@
-"""What lies between the matrix products of a layer, forward and backward.
+"""Triton's part of a GPT-2: what lies between its matrix products, forward and backward.
 
 All are [n, width] and contiguous unless said; statistics and partial sums are fp32.
 """
@@ -20,6 +20,9 @@ were tried on an H100, of 132 multiprocessors."""
 
 WIDE, HIGH, SUMMED = 1024, 4, (64, 32)
 """Columns and rows of a block of GELU's; parts and columns of one of `column_sums`."""
+
+PIECE = 8192
+"""Of a row of logits, that is held at once."""
 
 
 @triton.jit
@@ -73,7 +76,7 @@ def add_norm(
     known = x.new_empty(2, rows, dtype=torch.float32)
     _add_norm[(rows,)](
         *(x, bias, residual, gain, shift, hidden, normed, *known, seed, width, eps, *_dropped(p)),
-        **row_shape(width) | {"DROPS": p > 0, "R": ROUNDS},
+        **_shape(width) | {"DROPS": p > 0, "R": ROUNDS},
     )
     return hidden, normed, known
 
@@ -134,7 +137,7 @@ def add_norm_back(
     _add_norm_back[(len(parts),)](
         *(of_normed, added, hidden, *known, gain, of_x, of_residual, parts, seed),
         *(rows, width, *_dropped(p)),
-        **row_shape(width) | {"DROPS": p > 0, "ADDS": of_hidden is not None, "R": ROUNDS},
+        **_shape(width) | {"DROPS": p > 0, "ADDS": of_hidden is not None, "R": ROUNDS},
     )
     return of_x, of_residual
 
@@ -225,9 +228,8 @@ def pack(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, size: int, parts: torch.Tensor
 ) -> torch.Tensor:
     """[n, heads × size] each to [n, heads × 3 × size]; into parts [programs, 1, …] its sums."""
-    rows, width = q.shape
-    packed = q.new_empty(rows, 3 * width)
-    _pack[(3, len(parts))](q, k, v, packed, parts, rows, width, SIZE=size, **row_shape(width))
+    packed, (rows, width) = q.new_empty(len(q), 3 * q.shape[1]), q.shape
+    _pack[(3, len(parts))](q, k, v, packed, parts, rows, width, SIZE=size, **_shape(width))
     return packed
 
 
@@ -254,13 +256,46 @@ def column_sums(parts: torch.Tensor, into: torch.Tensor) -> None:
     )
 
 
+@triton.jit
+def _cross_entropy(logits, wanted, losses, width, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    logits += row * width
+    label = tl.load(wanted + row)
+    chosen = tl.load(logits + label).to(tl.float32)
+    most = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, width, BLOCK):
+        at = start + column
+        x = tl.load(logits + at, mask=at < width, other=float("-inf")).to(tl.float32)
+        before, most = most, tl.maximum(most, x)
+        above = tl.where(most == float("-inf"), 0.0, most)
+        total = total * tl.exp(before - above) + tl.exp(x - above)
+    top = tl.max(most, 0)
+    whole = tl.sum(total * tl.exp(most - top), 0)
+    tl.store(losses + row, tl.log(whole) + top - chosen)
+    tl.debug_barrier()  # all have read the label's
+    for start in range(0, width, BLOCK):
+        at = start + column
+        x = tl.load(logits + at, mask=at < width, other=float("-inf")).to(tl.float32)
+        slope = tl.exp(x - top) / whole - tl.where(at == label, 1.0, 0.0)
+        tl.store(logits + at, slope.to(logits.dtype.element_ty), mask=at < width)
+
+
+def cross_entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Of logits [n, vocabulary] and labels int64 [n], fp32 [n]; logits become its gradient."""
+    losses = logits.new_empty(len(logits), dtype=torch.float32)
+    block = min(PIECE, triton.next_power_of_2(logits.shape[1]))
+    _cross_entropy[losses.shape](logits, wanted, losses, logits.shape[1], BLOCK=block, num_warps=16)
+    return losses
+
+
 def _dropped(p: float) -> tuple[int, float]:
     """Of 2^16 numbers those that drop, and the factor of what is kept."""
     drops = round(p * 2**16)
     return drops, 2**16 / (2**16 - drops)
 
 
-def row_shape(width: int) -> dict[str, Any]:
+def _shape(width: int) -> dict[str, Any]:
     """A block that holds a row, with eight elements to a thread."""
     block = triton.next_power_of_2(width)
     return {"BLOCK": block, "num_warps": min(16, max(1, block // 256))}
