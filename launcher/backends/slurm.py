@@ -52,10 +52,17 @@ done
 """
 
 NODE = r"""
+over() {{
+  local end="$folder/node-${{LAUNCHER_NODE:-$SLURM_NODEID}}.end" told=
+  [ "$1" -eq 0 ] || : > "$folder/failed-$restart"
+  [ ! -e "$end" ] || read -r told < "$end"
+  [ "$told" != begun ] || echo " $1 $(date +%s.%N)" >> "$end"
+  return "$1"
+}}
 node() {{
   local rank="${{LAUNCHER_NODE:-$SLURM_NODEID}}"
   local me="$folder/node-$rank" pid asked= question= answered= failed=0 code=0 path
-  : > "$me.end"
+  printf begun > "$me.end"
   for path in {paths}; do
     [ -e "$path" ] && continue
     echo "launcher: there is no $path on $SLURMD_NODENAME: let it be on a disk that all see" >&2
@@ -83,23 +90,21 @@ node() {{
     sleep 0.5
   done
   {{ wait "$pid"; }} 2>/dev/null
-  code=$?
-  [ "$code" -eq 0 ] || : > "$folder/failed-$restart"
-  echo "$code $(date +%s.%N)" > "$me.end"
-  return "$code"
+  over "$?"
 }}
-export -f node
+export -f over node
 """
-"""What a node does. It asks the program alone to stop: scancel's signals reach all processes, those
-that load the data too, without which nothing is saved. Once a node has failed, the others have time
-to fail by themselves before they are killed."""
+"""What a node does, and its end, which it tells itself, or what started its container and outlives
+that. It asks the program alone to stop: scancel's signals reach all processes, those that load the
+data too, without which nothing is saved. Once a node has failed, the others have time to fail by
+themselves before they are killed."""
 
 STEPS = r"""
 nodes() {{
   local number=0 host pids= pid code=0
   for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
     export LAUNCHER_NODE=$number
-    {srun} --nodes=1 --ntasks=1 --nodelist="$host" bash -c node &
+    {{ {srun} --nodes=1 --ntasks=1 --nodelist="$host" bash -c node || over "$?"; }} &
     pids="$pids $!" number=$((number + 1))
   done
   for pid in $pids; do
@@ -331,8 +336,8 @@ def _apptainer(plan: Plan, asked: Slurm) -> str:
         *(f"--mount={docker.mount_option(m)}" for m in plan.mounts),
     ]
     image = shlex.quote(asked.image or f"docker://{plan.image}")
-    lines = [*(asked.setup or "").splitlines(), "unset PYTHONPATH PYTHONHOME"]
-    lines += [f'exec {shlex.join(argv)} --bind="$folder" {image} bash -c node']
+    lines = ["trap : TERM", *(asked.setup or "").splitlines(), "unset PYTHONPATH PYTHONHOME"]
+    lines += [f'{shlex.join(argv)} --bind="$folder" {image} bash -c node || over "$?"']
     return "\n".join(lines)
 
 

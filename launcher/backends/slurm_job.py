@@ -168,10 +168,15 @@ class SlurmJob(FolderJob):
         return self.folder / f"{node_name(rank)}.end"
 
     def _state(self, rank: int) -> NodeState:
-        """Of a node, once all have ended: one that wrote no end was ended by the others'."""
-        path = self._end(rank)
+        """Of a node, once all have ended: one that wrote no end was ended by the others'.
+
+        One that wrote nothing never began: its container didn't start, or Slurm's step there.
+        """
         with suppress(OSError, ValueError):
-            code, at = path.read_text().split()
+            if not (told := _read(self._end(rank), 0).split()):
+                why = self._log(rank).strip().rpartition("\n")[2]
+                return NodeState(False, refused=why or "what Slurm says of it stands above")
+            code, at = told[-2:]
             return NodeState(True, Ended(int(code)), float(at))
         return NodeState.ended_by_others()
 
