@@ -1,4 +1,4 @@
-"""What this machine's own programs tell, and backends that ask it nothing of runs' machines."""
+"""What backends without an engine have in common: programs of this machine, a run's folder."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, TypeVar
 
 from launcher.errors import EngineError
+from launcher.names import LABEL
+from launcher.plan.job import Ended, Job
+
+AnyJob = TypeVar("AnyJob", bound=Job)
 
 
 def count_gpus() -> int | None:
@@ -68,3 +76,54 @@ class Scheduled:
 
     def environment(self) -> dict[str, str]:
         return dict(os.environ)
+
+
+@dataclass
+class FolderJob:
+    """A run and its folder, whose files tell of it.
+
+    A backend adds `ended` and `kill`, and `ask`, which asks it to stop and doesn't wait.
+    """
+
+    folder: Path
+
+    poll_seconds: ClassVar[float] = 0.2
+
+    def ended(self) -> Ended | None:
+        raise NotImplementedError
+
+    def ask(self) -> None:
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> str:
+        return self.folder.name
+
+    def wait(self) -> Ended:
+        while (ended := self.ended()) is None:
+            time.sleep(self.poll_seconds)
+        return ended
+
+    def stop(self, grace: int) -> None:
+        self.ask()
+        until = time.monotonic() + grace
+        while self.ended() is None and time.monotonic() < until:
+            time.sleep(self.poll_seconds)
+        if self.ended() is None:
+            self.kill()
+        self.wait()
+
+    def files(self, path: str) -> dict[str, bytes]:
+        try:
+            found = [*Path(path).iterdir()] if Path(path).is_dir() else [Path(path)]
+            return {one.name: one.read_bytes() for one in found if one.is_file()}
+        except OSError:
+            return {}
+
+
+def newest_first(jobs: Iterable[AnyJob]) -> list[AnyJob]:
+    """The jobs by the time at which their runs were made."""
+    return sorted(jobs, key=lambda job: job.labels.get(f"{LABEL}created", ""), reverse=True)

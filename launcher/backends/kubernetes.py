@@ -117,12 +117,9 @@ def _volume(mount: Mount, asked: Kubernetes) -> str | None:
 
 
 def _metadata(plan: Plan, asked: Kubernetes) -> Dict:
-    return {
-        "name": object_name(plan),
-        **({"namespace": asked.namespace} if asked.namespace else {}),
-        "labels": {RUN: plan.run} | ({QUEUE: asked.queue} if asked.queue else {}),
-        "annotations": dict(plan.labels),
-    }
+    name, labels = object_name(plan), shown.filled({RUN: plan.run, QUEUE: asked.queue})
+    told = {"name": name, "namespace": asked.namespace, "labels": labels}
+    return shown.filled(told | {"annotations": dict(plan.labels)})
 
 
 def _jobset(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict:
@@ -137,8 +134,7 @@ def _jobset(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict:
     pod["containers"][0] |= container
     pod |= {"restartPolicy": "Never", "enableServiceLinks": False}
     pod["automountServiceAccountToken"] = asked.service_account is not None
-    if asked.priority_class:
-        pod["priorityClassName"] = asked.priority_class
+    pod |= shown.filled({"priorityClassName": asked.priority_class})
     template = {"metadata": {"labels": {RUN: plan.run}}, "spec": pod}
     nodes = {"completions": plan.nodes, "parallelism": plan.nodes, "completionMode": "Indexed"}
     job = {"backoffLimit": 0, **nodes, "template": template}
@@ -197,16 +193,12 @@ def _pod(plan: Plan, asked: Kubernetes) -> Dict:
         "volumes": volumes,
         "securityContext": security,
         "terminationGracePeriodSeconds": plan.stop_grace,
+        "imagePullSecrets": [{"name": name} for name in asked.image_pull_secrets],
+        "serviceAccountName": asked.service_account,
+        "nodeSelector": dict(asked.node_selector),
+        "tolerations": [one.model_dump(exclude_none=True) for one in asked.tolerations],
     }
-    if asked.image_pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in asked.image_pull_secrets]
-    if asked.service_account:
-        pod["serviceAccountName"] = asked.service_account
-    if asked.node_selector:
-        pod["nodeSelector"] = dict(asked.node_selector)
-    if asked.tolerations:
-        pod["tolerations"] = [one.model_dump(exclude_none=True) for one in asked.tolerations]
-    return pod
+    return shown.filled(pod)
 
 
 def _volumes(plan: Plan, asked: Kubernetes) -> tuple[list[Dict], list[Dict]]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from launcher import files
 from launcher.backends import host
-from launcher.backends.folder import FolderJob, newest_first
 from launcher.backends.group import (
     Lines,
     NodeState,
@@ -78,7 +77,7 @@ class Queue:
 
 
 @dataclass
-class SlurmJob(FolderJob):
+class SlurmJob(host.FolderJob):
     """A run's job and its files; `requeue` is whether Slurm may start it again."""
 
     handle: str
@@ -312,4 +311,4 @@ def jobs() -> list[SlurmJob]:
             told = json.loads(path.read_text(encoding="utf-8"))
             known = str(told["job"]), dict(told["labels"]), bool(told.get("requeue"))
             found.append(SlurmJob(path.parent, *known, queue))
-    return newest_first(found)
+    return host.newest_first(found)
