@@ -8,15 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import ClassVar, TypeVar
 
 from launcher.errors import EngineError
 from launcher.names import LABEL
-from launcher.plan.job import Ended, Job
+from launcher.plan.job import Ended, Job, Lost
 
 AnyJob = TypeVar("AnyJob", bound=Job)
+Said = TypeVar("Said", bound="Asked")
+ASK_SECONDS = 2.0
+"""How often a scheduler is asked for jobs at most: it serves everybody."""
 
 
 def count_gpus() -> int | None:
@@ -62,6 +66,50 @@ def tell(text: str) -> None:
     print(f"launcher: {text}", file=sys.stderr, flush=True)
 
 
+def number(path: Path) -> int | None:
+    """What a file holds; None where it isn't there, or isn't written to its end."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """What a scheduler says of jobs: asked for all of them at once, and not too often.
+
+    A backend adds `ask`, which raises EngineError.
+    """
+
+    asked_at: float = -ASK_SECONDS
+    told: set[str] = field(default_factory=set)
+    lock: Lock = field(default_factory=Lock, repr=False)
+
+    def ask(self) -> None:
+        raise NotImplementedError
+
+    def fresh(self: Said, age: float = ASK_SECONDS) -> Said:
+        """What was said `age` seconds ago at most: each node may have a thread. Raises Lost."""
+        with self.lock:
+            if time.monotonic() - self.asked_at >= age:
+                try:
+                    self.ask()
+                except EngineError as error:
+                    raise Lost(error.problem) from error
+                self.asked_at = time.monotonic()
+        return self
+
+    def forget(self) -> None:
+        """Ask anew the next time."""
+        self.asked_at = -ASK_SECONDS
+
+    def tell(self, text: str) -> None:
+        """Tell people, once."""
+        if text not in self.told:
+            self.told.add(text)
+            tell(text)
+
+
 class Scheduled:
     """What backends have in common for which a scheduler chooses the machines."""
 
@@ -78,14 +126,11 @@ class Scheduled:
         return dict(os.environ)
 
 
-@dataclass
-class FolderJob:
-    """A run and its folder, whose files tell of it.
+class Polled:
+    """A job that is looked at again and again, with what all such do alike.
 
     A backend adds `ended` and `kill`, and `ask`, which asks it to stop and doesn't wait.
     """
-
-    folder: Path
 
     poll_seconds: ClassVar[float] = 0.2
 
@@ -97,10 +142,6 @@ class FolderJob:
 
     def kill(self) -> None:
         raise NotImplementedError
-
-    @property
-    def run(self) -> str:
-        return self.folder.name
 
     def wait(self) -> Ended:
         while (ended := self.ended()) is None:
@@ -114,6 +155,20 @@ class FolderJob:
             time.sleep(self.poll_seconds)
         if self.ended() is None:
             self.kill()
+
+
+@dataclass
+class FolderJob(Polled):
+    """A run and its folder, whose files tell of it."""
+
+    folder: Path
+
+    @property
+    def run(self) -> str:
+        return self.folder.name
+
+    def stop(self, grace: int) -> None:
+        super().stop(grace)
         self.wait()
 
     def files(self, path: str) -> dict[str, bytes]:

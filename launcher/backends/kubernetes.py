@@ -213,10 +213,9 @@ def _volumes(plan: Plan, asked: Kubernetes) -> tuple[list[Dict], list[Dict]]:
         assert root is not None
         volume, part = asked.volumes[root], relpath(mount.source, root)
         name = f"volume-{[*asked.volumes].index(root)}"
-        if volume.claim:
-            volumes[root] = {"name": name, "persistentVolumeClaim": {"claimName": volume.claim}}
-        else:
-            volumes[root] = {"name": name, "hostPath": {"path": volume.host_path}}
+        claim, path = {"claimName": volume.claim}, {"path": volume.host_path}
+        lies = {"persistentVolumeClaim": claim} if volume.claim else {"hostPath": path}
+        volumes[root] = {"name": name, **lies}
         place: Dict = {"name": name, "mountPath": mount.target}
         place |= {"subPath": part} if part != "." else {}
         mounts.append(place | ({"readOnly": True} if mount.read_only else {}))

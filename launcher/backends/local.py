@@ -148,10 +148,8 @@ class LocalJob(host.FolderJob):
         return code or self._code() or Ended(KILLED, Cause.ITSELF if there else Cause.REMOVED)
 
     def _code(self) -> Ended | None:
-        try:
-            return Ended(int((self.folder / keeper.CODE).read_text()))
-        except FileNotFoundError:
-            return None
+        code = host.number(self.folder / keeper.CODE)
+        return None if code is None else Ended(code)
 
     def state(self) -> str:
         return "paused" if keeper.held(self.process) else "running"
