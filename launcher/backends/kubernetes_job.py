@@ -77,6 +77,14 @@ class Seen(host.Asked):
         named = ((one["metadata"].get("annotations", {}).get(INDEX), one) for one in pods)
         self.pods = {int(index): one for index, one in named if index is not None}
 
+    def delete(self, kind: str, name: str, *words: str) -> None:
+        """Delete an object; where it stays, tell."""
+        try:
+            self.cluster.ask("delete", kind, name, "--ignore-not-found", *words)
+        except EngineError as error:
+            host.tell(f"{name} is still there: {error.problem}")
+        self.forget()
+
     def _is(self, *types: str) -> bool:
         """Whether the owner has one of these conditions."""
         conditions = (self.owner or {}).get("status", {}).get("conditions", [])
@@ -229,16 +237,10 @@ class PodJob(host.Polled):
         Where nobody may ask it, its pod is deleted, with the time to save.
         """
         if self.inside("sh", "-c", 'kill -TERM "$0"', "1") is None:
-            self._delete()
+            self.seen.delete("pod", self.handle, "--wait=false")
 
     def kill(self) -> None:
-        self._delete("--grace-period=1")
-
-    def _delete(self, *words: str) -> None:
-        words += ("--wait=false", "--ignore-not-found")
-        with suppress(EngineError):
-            self.seen.cluster.ask("delete", "pod", self.handle, *words)
-        self.seen.forget()
+        self.seen.delete("pod", self.handle, "--wait=false", "--grace-period=1")
 
     def remove(self) -> None:
         self.kill()
@@ -300,21 +302,14 @@ class KubernetesJob(Group):
     def kill(self) -> None:
         """End all nodes; what the cluster would start again is taken from it first."""
         if self.seen.fresh().restarts and not self.seen.over:
-            self._delete("--wait=false")
+            self.seen.delete(KINDS[self.seen.kind], self.name, "--wait=false")
         super().kill()
-
-    def _delete(self, *words: str) -> None:
-        argv = ("delete", KINDS[self.seen.kind], self.name, "--ignore-not-found", *words)
-        try:
-            self.seen.cluster.ask(*argv)
-        except EngineError as error:
-            host.tell(f"{self.name} is still there: {error.problem}")
-        self.seen.forget()
 
     def remove(self) -> None:
         if any(state.started and not state.ended for state in self.look()):
             super().kill()
-        self._delete("--cascade=foreground", f"--timeout={REMOVAL_SECONDS}s")
+        words = ("--cascade=foreground", f"--timeout={REMOVAL_SECONDS}s")
+        self.seen.delete(KINDS[self.seen.kind], self.name, *words)
         folder = record.folder(self.run)
         files.remove_file(folder / PLACE, folder, missing_ok=True)
 
