@@ -309,10 +309,8 @@ def _apptainer(plan: Plan, asked: Slurm) -> str:
     Of the node's own variables those that lead Python to other packages stay outside.
     """
     argv = ["apptainer", "exec", *(["--nv"] if plan.gpus.count else [])]
-    argv += [
-        f"--pwd={plan.workdir or '/'}",
-        *(f"--mount={docker.mount_option(m)}" for m in plan.mounts),
-    ]
+    argv += [f"--pwd={plan.workdir or '/'}"]
+    argv += [f"--mount={docker.mount_option(mount)}" for mount in plan.mounts]
     image = shlex.quote(asked.image or f"docker://{plan.image}")
     lines = ["trap : TERM", *(asked.setup or "").splitlines(), "unset PYTHONPATH PYTHONHOME"]
     lines += [f'{shlex.join(argv)} --bind="$folder" {image} bash -c node || over "$?"']

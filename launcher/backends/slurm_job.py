@@ -100,7 +100,9 @@ class SlurmJob(host.FolderJob):
             if idle and last:
                 break
             if idle:
-                self._tell_waiting()
+                state, why = self.queue.state(self.handle)
+                if state == "PENDING" and why not in ("", "None"):
+                    self.queue.tell(f"Slurm job {self.handle} waits: {why}")
                 time.sleep(POLL_SECONDS if any(read.values()) else FIRST_SECONDS)
         for rank, rests in lines.items():
             for is_error, rest in rests.rest():
@@ -108,11 +110,6 @@ class SlurmJob(host.FolderJob):
 
     def _file(self, rank: int, is_error: bool) -> Path:
         return self.folder / f"{node_name(rank)}.{'err' if is_error else 'out'}"
-
-    def _tell_waiting(self) -> None:
-        state, why = self.queue.state(self.handle)
-        if state == "PENDING" and why not in ("", "None"):
-            self.queue.tell(f"Slurm job {self.handle} waits: {why}")
 
     def ended(self) -> Ended | None:
         """By the script's last word, or where it could say none, by what Slurm knows of the job."""
@@ -253,7 +250,11 @@ def submit(
     secret = {name: value for name, value in env if value and is_secret(name, value)}
     try:
         for number, plan in plans.items():
-            _lay(plan, asked[number])
+            folder, bundle = record.make(plan.run), asked[number].bundle
+            files.write(Path(asked[number].path), asked[number].script, 0o700)
+            if bundle:
+                mounts = (*plan.mounts, Mount(str(folder), str(folder), read_only=False, key=""))
+                lay(folder / BUNDLE, expanded(bundle).absolute(), mounts, plan.workdir)
         told = ask("sbatch", "--parsable", *named, env=os.environ | secret, given=given)
     except LauncherError:
         for plan in plans.values():
@@ -266,16 +267,6 @@ def submit(
         kept = {"job": handle, "labels": dict(plan.labels), "requeue": again}
         files.write(found[-1].folder / JOB, json.dumps(kept), 0o600)
     return found
-
-
-def _lay(plan: Plan, asked: Request) -> None:
-    """Write what a run's job reads into its folder."""
-    folder = record.make(plan.run)
-    files.write(Path(asked.path), asked.script, 0o700)
-    if asked.bundle:
-        own = Mount(str(folder), str(folder), read_only=False, key="")
-        mounts = (*plan.mounts, own)
-        lay(folder / BUNDLE, expanded(asked.bundle).absolute(), mounts, plan.workdir)
 
 
 def jobs() -> list[SlurmJob]:
