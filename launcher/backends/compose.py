@@ -113,7 +113,7 @@ def _service(plan: Plan, rank: int) -> dict[str, Any]:
         "pull_policy": "never",
         "container_name": name if plan.nodes == 1 else f"{name}-{node_name(rank)}",
         "command": _command(plan),
-        "environment": {name: _variable(name, value) for name, value in plan.env},
+        "environment": {k: None if is_secret(k, value) else value for k, value in plan.env},
         "init": plan.init,
         "ipc": plan.ipc,
         "ulimits": dict(plan.ulimits),
@@ -130,7 +130,7 @@ def _service(plan: Plan, rank: int) -> dict[str, Any]:
     if plan.gpus.count:
         service["deploy"] = {"resources": {"reservations": {"devices": [_devices(plan)]}}}
     service |= _networking(plan, rank)
-    return {key: _escaped(value) for key, value in service.items() if value not in (None, {}, [])}
+    return dict(_escaped(shown.filled(service)))
 
 
 def _networking(plan: Plan, rank: int) -> dict[str, Any]:
@@ -157,15 +157,11 @@ def _command(plan: Plan) -> list[str]:
     """The command, in which a secret stands as the variable that has it."""
     words = zip(plan.argv, redacted(plan.argv), strict=True)
     return [
-        _Plain(f"{shown.literal(safe.removesuffix(HIDDEN))}${{{_word(index)}?export it first}}")
+        _Plain(f"{shown.literal(safe.removesuffix(HIDDEN))}${{SECRET_{index}?export it first}}")
         if safe != word
         else word
         for index, (word, safe) in enumerate(words)
     ]
-
-
-def _word(index: int) -> str:
-    return f"SECRET_{index}"
 
 
 def _secrets(plan: Plan) -> dict[str, str]:
@@ -174,12 +170,8 @@ def _secrets(plan: Plan) -> dict[str, str]:
     found = {name: value for name, value in given if is_secret(name, value)}
     for index, (word, safe) in enumerate(zip(plan.argv, redacted(plan.argv), strict=True)):
         if safe != word:
-            found[_word(index)] = word.removeprefix(safe.removesuffix(HIDDEN))
+            found[f"SECRET_{index}"] = word.removeprefix(safe.removesuffix(HIDDEN))
     return found
-
-
-def _variable(name: str, value: str | None) -> str | None:
-    return None if is_secret(name, value) else value
 
 
 class _Plain(str):
@@ -235,12 +227,7 @@ def _tensorboard(plan: Plan) -> dict[str, Any] | None:
         "volumes": [_mount(replace(folder, read_only=True))],
         "ports": [port],
     }
-    return {key: _escaped(value) for key, value in service.items() if value not in (None, [])}
-
-
-def command(plan: Plan, file: str) -> list[str]:
-    """The compose command line that starts the project of the file."""
-    return ["docker", "compose", "--project-name", project_name(plan), "--file", file, *UP]
+    return dict(_escaped(shown.filled(service)))
 
 
 UP = ("up", "--detach")
@@ -250,7 +237,8 @@ def show(plan: Plan) -> str:
     """`docker compose` with its file on standard input, after the `mkdir` that it needs."""
     wanted = request(plan)
     secrets = shown.wanted(tuple(wanted.secrets.items()))
-    up = shown.lines([command(plan, "-")]).rstrip("\n")
+    argv = ["docker", "compose", "--project-name", wanted.name, "--file", "-", *UP]
+    up = shown.lines([argv]).rstrip("\n")
     return f"{shown.folders(plan)}{secrets}{up} <<'EOF'\n{wanted.text}EOF\n"
 
 

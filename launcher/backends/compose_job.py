@@ -14,25 +14,10 @@ from docker.api import APIClient
 from docker.errors import DockerException, NotFound
 
 from launcher import files
+from launcher.backends import container
 from launcher.backends.compose import UP, request
-from launcher.backends.docker_job import (
-    FAILURES,
-    PROJECT,
-    DockerJob,
-    answering,
-    ended_as,
-    remove_container,
-    start_error,
-    with_memlock_if_allowed,
-    words_of,
-)
-from launcher.backends.group import (
-    POLL_SECONDS,
-    Group,
-    NodeState,
-    node_name,
-    seconds_since_1970,
-)
+from launcher.backends.container import PROJECT, DockerJob
+from launcher.backends.group import POLL_SECONDS, Group, NodeState, node_name, seconds_since_1970
 from launcher.backends.host import tell
 from launcher.engine.compose import compose
 from launcher.engine.connect import cli_environment
@@ -76,7 +61,7 @@ class ComposeJob(Group):
         told, before = node.inspected(), self._known.get(rank)
         if told is None and before and (before.ended or not before.started):
             return before
-        ended = ended_as(told)
+        ended = container.ended_as(told)
         if told is None:
             state = NodeState(True, ended, time.time())
         elif told["Status"] == "created":
@@ -91,10 +76,9 @@ class ComposeJob(Group):
         return state
 
     def log(self, rank: int) -> str:
-        container = self.nodes[rank].container
         try:
-            told: bytes = self.api.logs(container, tail=LAST_LINES, timestamps=True)
-        except FAILURES:
+            told: bytes = self.api.logs(self.nodes[rank].handle, tail=LAST_LINES, timestamps=True)
+        except container.FAILURES:
             return ""
         return told.decode(errors="replace")
 
@@ -111,7 +95,7 @@ def start(client: DockerClient, plan: Plan) -> ComposeJob:
     The first node has started by then; the others start by themselves once that one is ready.
     Raises EngineError, and leaves nothing, where it doesn't start.
     """
-    return with_memlock_if_allowed(lambda plan: _start(client, plan), plan)
+    return container.with_memlock_if_allowed(lambda plan: _start(client, plan), plan)
 
 
 def _start(client: DockerClient, plan: Plan) -> ComposeJob:
@@ -155,7 +139,7 @@ def _started(
         up.kill()
         up.wait()
         raise
-    raise start_error(DockerException(_said(log)), plan)
+    raise container.start_error(DockerException(_said(log)), plan)
 
 
 def _said(log: Path) -> str:
@@ -167,32 +151,28 @@ def _said(log: Path) -> str:
 
 def jobs(api: APIClient) -> list[ComposeJob]:
     """The projects that a launcher started, running or ended, newest first."""
-    with answering():
-        found = api.containers(all=True, filters={"label": [f"{LABEL}run", PROJECT]})
-    projects: dict[str, list[dict[str, Any]]] = {}
-    for one in sorted(found, key=lambda one: int(one["Created"]), reverse=True):
-        projects.setdefault(one["Labels"][PROJECT], []).append(one)
-    return [_job(api, name, containers) for name, containers in projects.items()]
-
-
-def _job(api: APIClient, project: str, containers: list[dict[str, Any]]) -> ComposeJob:
-    node = f"{LABEL}node"
-    ordered = sorted(containers, key=lambda one: int(one["Labels"].get(node, 0)))
-    nodes = tuple(DockerJob(api, one["Id"], one["Labels"]) for one in ordered)
-    return ComposeJob(nodes, nodes[0].labels, api=api, project=project)
+    projects, found = dict[str, list[dict[str, Any]]](), list[ComposeJob]()
+    for one in container.listed(api):
+        if project := one["Labels"].get(PROJECT):
+            projects.setdefault(project, []).append(one)
+    for project, told in projects.items():
+        told.sort(key=lambda one: int(one["Labels"].get(f"{LABEL}node", 0)))
+        nodes = tuple(DockerJob(api, one["Id"], one["Labels"]) for one in told)
+        found.append(ComposeJob(nodes, nodes[0].labels, api=api, project=project))
+    return found
 
 
 def remove(api: APIClient, project: str) -> None:
     """Remove the containers and networks of a project, running or not."""
     filters = {"label": f"{PROJECT}={project}"}
     try:
-        for container in api.containers(all=True, filters=filters):
-            remove_container(api, container["Id"])
+        for one in api.containers(all=True, filters=filters):
+            container.remove_container(api, one["Id"])
         for network in api.networks(filters=filters):
             with suppress(NotFound):
                 api.remove_network(network["Id"])
-    except FAILURES as error:
+    except container.FAILURES as error:
         tell(
-            f"something of the run is still there: {words_of(error)}; "
+            f"something of the run is still there: {container.words_of(error)}; "
             f"docker compose --project-name {project} down"
         )

@@ -179,7 +179,7 @@ def connect() -> DockerClient:
 @contextmanager
 def _asking() -> Iterator[None]:
     """Raises EngineError where the engine doesn't answer, or refuses to."""
-    from launcher.backends.docker_job import FAILURES, words_of
+    from launcher.backends.container import FAILURES, words_of
 
     try:
         yield

@@ -61,8 +61,12 @@ def request(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Reques
     Raises UsageError for what no pod can have, and where a secret's value would stand in it.
     """
     _refuse(plan, asked)
-    made = _trainjob if asked.kind == "trainjob" else _jobset
-    return Request(made(plan, asked, environ), place(asked.context, asked.namespace))
+    version, kind, spec = (_trainjob if asked.kind == "trainjob" else _jobset)(plan, asked, environ)
+    name, labels = object_name(plan), shown.filled({RUN: plan.run, QUEUE: asked.queue})
+    told = {"name": name, "namespace": asked.namespace, "labels": labels}
+    told = shown.filled(told | {"annotations": dict(plan.labels)})
+    manifest = {"apiVersion": version, "kind": kind, "metadata": told, "spec": spec}
+    return Request(manifest, place(asked.context, asked.namespace))
 
 
 def place(context: str | None, namespace: str | None) -> tuple[str, ...]:
@@ -116,16 +120,8 @@ def _volume(mount: Mount, asked: Kubernetes) -> str | None:
     return max((one for one in asked.volumes if path.is_relative_to(one)), key=len, default=None)
 
 
-def _metadata(plan: Plan, asked: Kubernetes) -> Dict:
-    return {
-        "name": object_name(plan),
-        **({"namespace": asked.namespace} if asked.namespace else {}),
-        "labels": {RUN: plan.run} | ({QUEUE: asked.queue} if asked.queue else {}),
-        "annotations": dict(plan.labels),
-    }
-
-
-def _jobset(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict:
+def _jobset(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> tuple[str, str, Dict]:
+    """The API, the kind and its specification, which gives the rendezvous."""
     pod = _pod(plan, asked)
     container = {
         "image": asked.image or plan.image,
@@ -137,45 +133,36 @@ def _jobset(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict:
     pod["containers"][0] |= container
     pod |= {"restartPolicy": "Never", "enableServiceLinks": False}
     pod["automountServiceAccountToken"] = asked.service_account is not None
-    if asked.priority_class:
-        pod["priorityClassName"] = asked.priority_class
+    pod |= shown.filled({"priorityClassName": asked.priority_class})
     template = {"metadata": {"labels": {RUN: plan.run}}, "spec": pod}
     nodes = {"completions": plan.nodes, "parallelism": plan.nodes, "completionMode": "Indexed"}
     job = {"backoffLimit": 0, **nodes, "template": template}
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": _metadata(plan, asked),
-        "spec": {
-            "failurePolicy": {"maxRestarts": asked.restarts},
-            "network": {"enableDNSHostnames": True},
-            "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
-        },
+    spec = {
+        "failurePolicy": {"maxRestarts": asked.restarts},
+        "network": {"enableDNSHostnames": True},
+        "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
     }
+    return "jobset.x-k8s.io/v1alpha2", "JobSet", spec
 
 
-def _trainjob(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Dict:
-    """The job, which says what a runtime leaves open; that gives the rendezvous, by PET_*."""
+def _trainjob(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> tuple[str, str, Dict]:
+    """It says what a runtime leaves open; that gives the rendezvous, by PET_*."""
     there = ["env", f"--chdir={plan.workdir}"] if plan.workdir else []
     template = {"metadata": {"labels": {RUN: plan.run}}, "spec": _pod(plan, asked)}
     jobs = [{"name": NODE, "template": {"spec": {"template": template}}}]
     patched = {"template": {"spec": {"replicatedJobs": jobs}}}
-    return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": _metadata(plan, asked),
-        "spec": {
-            "runtimeRef": {"name": asked.runtime},
-            "trainer": {
-                "image": asked.image or plan.image,
-                "args": [shown.literal(word) for word in (*there, *plan.argv)],
-                "numNodes": plan.nodes,
-                "env": _env(plan, asked, environ),
-                "resourcesPerNode": _resources(plan, asked),
-            },
-            "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": patched}],
+    spec = {
+        "runtimeRef": {"name": asked.runtime},
+        "trainer": {
+            "image": asked.image or plan.image,
+            "args": [shown.literal(word) for word in (*there, *plan.argv)],
+            "numNodes": plan.nodes,
+            "env": _env(plan, asked, environ),
+            "resourcesPerNode": _resources(plan, asked),
         },
+        "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": patched}],
     }
+    return "trainer.kubeflow.org/v1alpha1", "TrainJob", spec
 
 
 def _pod(plan: Plan, asked: Kubernetes) -> Dict:
@@ -197,16 +184,12 @@ def _pod(plan: Plan, asked: Kubernetes) -> Dict:
         "volumes": volumes,
         "securityContext": security,
         "terminationGracePeriodSeconds": plan.stop_grace,
+        "imagePullSecrets": [{"name": name} for name in asked.image_pull_secrets],
+        "serviceAccountName": asked.service_account,
+        "nodeSelector": dict(asked.node_selector),
+        "tolerations": [one.model_dump(exclude_none=True) for one in asked.tolerations],
     }
-    if asked.image_pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in asked.image_pull_secrets]
-    if asked.service_account:
-        pod["serviceAccountName"] = asked.service_account
-    if asked.node_selector:
-        pod["nodeSelector"] = dict(asked.node_selector)
-    if asked.tolerations:
-        pod["tolerations"] = [one.model_dump(exclude_none=True) for one in asked.tolerations]
-    return pod
+    return shown.filled(pod)
 
 
 def _volumes(plan: Plan, asked: Kubernetes) -> tuple[list[Dict], list[Dict]]:
@@ -221,10 +204,9 @@ def _volumes(plan: Plan, asked: Kubernetes) -> tuple[list[Dict], list[Dict]]:
         assert root is not None
         volume, part = asked.volumes[root], relpath(mount.source, root)
         name = f"volume-{[*asked.volumes].index(root)}"
-        if volume.claim:
-            volumes[root] = {"name": name, "persistentVolumeClaim": {"claimName": volume.claim}}
-        else:
-            volumes[root] = {"name": name, "hostPath": {"path": volume.host_path}}
+        claim, path = {"claimName": volume.claim}, {"path": volume.host_path}
+        lies = {"persistentVolumeClaim": claim} if volume.claim else {"hostPath": path}
+        volumes[root] = {"name": name, **lies}
         place: Dict = {"name": name, "mountPath": mount.target}
         place |= {"subPath": part} if part != "." else {}
         mounts.append(place | ({"readOnly": True} if mount.read_only else {}))

@@ -9,19 +9,11 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from launcher import files
-from launcher.backends import host
-from launcher.backends.group import (
-    DIAGNOSE,
-    POLL_SECONDS,
-    Group,
-    NodeState,
-    seconds_since_1970,
-    unpacked,
-)
+from launcher.backends import group, host
+from launcher.backends.group import DIAGNOSE, POLL_SECONDS, Group, NodeState, unpacked
 from launcher.backends.kubernetes import NODE, RUN, Dict, Request, place
 from launcher.errors import EngineError
 from launcher.names import LABEL
@@ -35,9 +27,6 @@ KINDS = {"JobSet": "jobsets.jobset.x-k8s.io", "TrainJob": "trainjobs.trainer.kub
 INDEX = "batch.kubernetes.io/job-completion-index"
 DONE = ("Completed", "Complete")
 """The condition of a JobSet and of a TrainJob that did what they should; else it is Failed."""
-
-ASK_SECONDS = 2.0
-"""How often the cluster is asked for a run's pods at most."""
 
 END_SECONDS = 15.0
 """How long after the end of a log a pod's own end may still be told."""
@@ -70,37 +59,31 @@ class Cluster:
 
 
 @dataclass
-class Seen:
-    """What the cluster says of a run: asked once for all its nodes, and not too often."""
+class Seen(host.Asked):
+    """What the cluster says of a run, all its nodes."""
 
     cluster: Cluster
     kind: str
     run: str
-    asked_at: float = -ASK_SECONDS
     owner: Dict | None = None
     pods: dict[int, Dict] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
-    told: set[str] = field(default_factory=set)
-    lock: Lock = field(default_factory=Lock, repr=False)
 
-    def fresh(self, age: float = ASK_SECONDS) -> Seen:
-        """What was said `age` seconds ago at most: each node has a thread. Raises Lost."""
-        with self.lock:
-            if time.monotonic() - self.asked_at >= age:
-                self._ask()
-        return self
-
-    def _ask(self) -> None:
-        try:
-            found = self.cluster.listed(KINDS[self.kind], "pods", run=self.run)
-        except EngineError as error:
-            raise Lost(error.problem) from error
+    def ask(self) -> None:
+        found = self.cluster.listed(KINDS[self.kind], "pods", run=self.run)
         self.owner = next((one for one in found if one["kind"] == self.kind), None)
         pods = [one for one in found if one["kind"] == "Pod"]
         pods.sort(key=lambda one: str(one["metadata"].get("creationTimestamp")))
         named = ((one["metadata"].get("annotations", {}).get(INDEX), one) for one in pods)
         self.pods = {int(index): one for index, one in named if index is not None}
-        self.asked_at = time.monotonic()
+
+    def delete(self, kind: str, name: str, *words: str) -> None:
+        """Delete an object; where it stays, tell."""
+        try:
+            self.cluster.ask("delete", kind, name, "--ignore-not-found", *words)
+        except EngineError as error:
+            host.tell(f"{name} is still there: {error.problem}")
+        self.forget()
 
     def _is(self, *types: str) -> bool:
         """Whether the owner has one of these conditions."""
@@ -135,10 +118,8 @@ class Seen:
         reasons = [_waits(pod) for _, pod in sorted(self.pods.items())]
         if (self.owner or {}).get("spec", {}).get("suspend"):
             reasons.append("suspended, as a queue has it")
-        for why in reasons:
-            if why and why not in self.told:
-                self.told.add(why)
-                host.tell(f"the run waits: {why}")
+        for why in filter(None, reasons):
+            self.tell(f"the run waits: {why}")
 
 
 def _container(pod: Dict) -> Dict:
@@ -163,7 +144,7 @@ def _ended(pod: Dict) -> NodeState | None:
         if told := container.get(which, {}).get("terminated"):
             cause = Cause.MEMORY if told.get("reason") == "OOMKilled" else Cause.ITSELF
             at = told.get("finishedAt")
-            ended_at = seconds_since_1970(at) if at else time.time()
+            ended_at = group.seconds_since_1970(at) if at else time.time()
             return NodeState(True, Ended(int(told["exitCode"]), cause), ended_at)
     if status.get("phase") == "Failed":  # evicted, or its node has gone
         why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
@@ -172,7 +153,7 @@ def _ended(pod: Dict) -> NodeState | None:
 
 
 @dataclass
-class PodJob:
+class PodJob(host.Polled):
     """A node of a run: its pod, or those that came after one another."""
 
     seen: Seen
@@ -227,9 +208,8 @@ class PodJob:
                 told = process.stderr.read().decode(errors="replace").strip()
             finally:
                 process.terminate()
-        return (
-            (told or f"kubectl logs ended with {process.returncode}") if process.returncode else ""
-        )
+        told = told or f"kubectl logs ended with {process.returncode}"
+        return told if process.returncode else ""
 
     def _wait_for_end(self, uid: str, why: str) -> None:
         """See that a pod has ended of which there is no more to read, for `why`.
@@ -245,38 +225,22 @@ class PodJob:
                 raise Lost(f"{self.handle}: {why}, and it goes on")
             time.sleep(POLL_SECONDS)
 
-    def wait(self) -> Ended:
-        while (ended := self.ended()) is None:
-            time.sleep(POLL_SECONDS)
-        return ended
-
     def ended(self) -> Ended | None:
         return self.seen.fresh().state(self.rank).ended
 
     def state(self) -> str:
         return "running" if self.seen.fresh().state(self.rank).started else "pending"
 
-    def stop(self, grace: int) -> None:
+    def ask(self) -> None:
         """Ask the program, which is the container's first process; its exit code is kept so.
 
         Where nobody may ask it, its pod is deleted, with the time to save.
         """
         if self.inside("sh", "-c", 'kill -TERM "$0"', "1") is None:
-            self._delete()
-        until = time.monotonic() + grace
-        while self.ended() is None and time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
-        if self.ended() is None:
-            self.kill()
+            self.seen.delete("pod", self.handle, "--wait=false")
 
     def kill(self) -> None:
-        self._delete("--grace-period=1")
-
-    def _delete(self, *words: str) -> None:
-        words += ("--wait=false", "--ignore-not-found")
-        with suppress(EngineError):
-            self.seen.cluster.ask("delete", "pod", self.handle, *words)
-        self.seen.asked_at = -ASK_SECONDS
+        self.seen.delete("pod", self.handle, "--wait=false", "--grace-period=1")
 
     def remove(self) -> None:
         self.kill()
@@ -338,21 +302,14 @@ class KubernetesJob(Group):
     def kill(self) -> None:
         """End all nodes; what the cluster would start again is taken from it first."""
         if self.seen.fresh().restarts and not self.seen.over:
-            self._delete("--wait=false")
+            self.seen.delete(KINDS[self.seen.kind], self.name, "--wait=false")
         super().kill()
-
-    def _delete(self, *words: str) -> None:
-        argv = ("delete", KINDS[self.seen.kind], self.name, "--ignore-not-found", *words)
-        try:
-            self.seen.cluster.ask(*argv)
-        except EngineError as error:
-            host.tell(f"{self.name} is still there: {error.problem}")
-        self.seen.asked_at = -ASK_SECONDS
 
     def remove(self) -> None:
         if any(state.started and not state.ended for state in self.look()):
             super().kill()
-        self._delete("--cascade=foreground", f"--timeout={REMOVAL_SECONDS}s")
+        words = ("--cascade=foreground", f"--timeout={REMOVAL_SECONDS}s")
+        self.seen.delete(KINDS[self.seen.kind], self.name, *words)
         folder = record.folder(self.run)
         files.remove_file(folder / PLACE, folder, missing_ok=True)
 

@@ -20,7 +20,6 @@ from typing import IO, Any
 
 from launcher import files
 from launcher.backends import host, keeper, shown
-from launcher.backends.folder import FolderJob, newest_first
 from launcher.errors import EngineError, UsageError
 from launcher.plan.image import Facts
 from launcher.plan.job import KILLED, Cause, Ended, Job, Piece
@@ -111,7 +110,7 @@ def show(plan: Plan, asked: Request) -> str:
 
 
 @dataclass
-class LocalJob(FolderJob):
+class LocalJob(host.FolderJob):
     """A run's process and its files; `stdin` keeps a tied run's standard input open."""
 
     process: tuple[int, str]
@@ -149,10 +148,8 @@ class LocalJob(FolderJob):
         return code or self._code() or Ended(KILLED, Cause.ITSELF if there else Cause.REMOVED)
 
     def _code(self) -> Ended | None:
-        try:
-            return Ended(int((self.folder / keeper.CODE).read_text()))
-        except FileNotFoundError:
-            return None
+        code = host.number(self.folder / keeper.CODE)
+        return None if code is None else Ended(code)
 
     def state(self) -> str:
         return "paused" if keeper.held(self.process) else "running"
@@ -319,7 +316,7 @@ class LocalBackend:
 
     def jobs(self) -> list[Job]:
         found = (_job(path.parent) for path in settings().runs.glob(f"*/{keeper.PROCESS}"))
-        return [*newest_first(job for job in found if job)]
+        return [*host.newest_first(job for job in found if job)]
 
     def shell(self, plan: Plan) -> list[str]:
         variables = [f"{name}={value}" for name, value in self.request(plan).env.items()]

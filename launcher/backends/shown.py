@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 from launcher.errors import UsageError
 from launcher.plan.plan import Plan
@@ -32,6 +34,11 @@ def wanted(env: tuple[tuple[str, str | None], ...]) -> str:
 def literal(text: str) -> str:
     """A text in which compose fills nothing in, and a pod no $(NAME): both read $$ as one $."""
     return text.replace("$", "$$")
+
+
+def filled(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What isn't None or empty: of the rest an engine or a cluster has its own."""
+    return {key: value for key, value in told.items() if value not in (None, "", [], {})}
 
 
 def going_on(plan: Plan, key: str, restart: str) -> str:

@@ -19,7 +19,6 @@ from launcher.backends.oci_bundle import ENVIRONMENT
 from launcher.errors import PreflightError, UsageError
 from launcher.names import LABEL
 from launcher.plan.clusters import Slurm
-from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret, redacted
 from launcher.plan.values import Gpus
@@ -34,6 +33,9 @@ SCRIPT, OUTPUT, BUNDLE = "job.sh", "slurm.out", "bundle"
 ENGINES = ("docker", "podman")
 INSIDE = ("pyxis", "apptainer", "oci")
 """With those a node's shell is in the container: srun starts it there."""
+
+SAME = ("time", "partition", "account", "qos", "constraint", "reservation", "dependency")
+"""Keys that are sbatch's options of the same names."""
 
 PORTS = (20000, 10000)
 """The first and the number of those from which a job takes one by its id, below the ephemeral."""
@@ -52,10 +54,17 @@ done
 """
 
 NODE = r"""
+over() {{
+  local end="$folder/node-${{LAUNCHER_NODE:-$SLURM_NODEID}}.end" told=
+  [ "$1" -eq 0 ] || : > "$folder/failed-$restart"
+  [ ! -e "$end" ] || read -r told < "$end"
+  [ "$told" != begun ] || echo " $1 $(date +%s.%N)" >> "$end"
+  return "$1"
+}}
 node() {{
   local rank="${{LAUNCHER_NODE:-$SLURM_NODEID}}"
   local me="$folder/node-$rank" pid asked= question= answered= failed=0 code=0 path
-  : > "$me.end"
+  printf begun > "$me.end"
   for path in {paths}; do
     [ -e "$path" ] && continue
     echo "launcher: there is no $path on $SLURMD_NODENAME: let it be on a disk that all see" >&2
@@ -83,23 +92,21 @@ node() {{
     sleep 0.5
   done
   {{ wait "$pid"; }} 2>/dev/null
-  code=$?
-  [ "$code" -eq 0 ] || : > "$folder/failed-$restart"
-  echo "$code $(date +%s.%N)" > "$me.end"
-  return "$code"
+  over "$?"
 }}
-export -f node
+export -f over node
 """
-"""What a node does. It asks the program alone to stop: scancel's signals reach all processes, those
-that load the data too, without which nothing is saved. Once a node has failed, the others have time
-to fail by themselves before they are killed."""
+"""What a node does, and its end, which it tells itself, or what started its container and outlives
+that. It asks the program alone to stop: scancel's signals reach all processes, those that load the
+data too, without which nothing is saved. Once a node has failed, the others have time to fail by
+themselves before they are killed."""
 
 STEPS = r"""
 nodes() {{
   local number=0 host pids= pid code=0
   for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
     export LAUNCHER_NODE=$number
-    {srun} --nodes=1 --ntasks=1 --nodelist="$host" bash -c node &
+    {{ {srun} --nodes=1 --ntasks=1 --nodelist="$host" bash -c node || over "$?"; }} &
     pids="$pids $!" number=$((number + 1))
   done
   for pid in $pids; do
@@ -162,14 +169,13 @@ def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
     again, restart = CHAIN if asked.is_chain else REQUEUE
     script += HEAD.format(folder=shlex.quote(str(folder)), port=port, restart=restart)
     setup = "".join(f"  {line}\n" for line in _setup(plan, asked))
+    looked_for = () if asked.container in INSIDE else plan.mounts
     script += NODE.format(
-        paths=" ".join(shlex.quote(mount.source) for mount in _checked(plan, asked)),
+        paths=" ".join(shlex.quote(mount.source) for mount in looked_for),
         unable=PreflightError.exit_code,
         setup=setup,
-        command=_command(plan, asked),
         settle=round(2 * SETTLE_SECONDS),
-        kill=_kill(plan, asked),
-        report=_report(plan, asked),
+        **_node(plan, asked),
     )
     after = AGAIN.format(again=again) if asked.requeue or asked.is_chain else ""
     after += OTHERS if asked.is_chain else ""
@@ -195,11 +201,6 @@ def array(plans: Mapping[int, Plan], asked: Slurm, runs: Path) -> str:
     return ARRAY.format(options=options, tasks=tasks)
 
 
-def _checked(plan: Plan, asked: Slurm) -> tuple[Mount, ...]:
-    """The mounts that a node can look for."""
-    return () if asked.container in INSIDE else plan.mounts
-
-
 def _options(plan: Plan, asked: Slurm, folder: Path, **more: object) -> Iterator[str]:
     """The options of sbatch, in their long form; `more` count more."""
     told: dict[str, object] = {
@@ -207,13 +208,7 @@ def _options(plan: Plan, asked: Slurm, folder: Path, **more: object) -> Iterator
         "nodes": _nodes(plan),
         "ntasks-per-node": None if plan.fewer else 1,  # of a range it would take the fewest
         "gpus-per-node": plan.gpus.count or None,
-        "time": asked.time,
-        "partition": asked.partition,
-        "account": asked.account,
-        "qos": asked.qos,
-        "constraint": asked.constraint,
-        "reservation": asked.reservation,
-        "dependency": asked.dependency,
+        **{name: getattr(asked, name) for name in SAME},
         "array": asked.array if asked.is_chain else None,
         "mem": plan.memory.upper().removesuffix("B") if plan.memory else None,
         "output": folder / OUTPUT,
@@ -265,12 +260,21 @@ def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
             yield f"cd -- {shlex.quote(plan.workdir)}"
 
 
-def _command(plan: Plan, asked: Slurm) -> str:
-    """What runs on a node, as a shell has it."""
-    words = shlex.join(redacted(plan.argv)) + _again(plan, asked)
-    if asked.container in ENGINES:
-        return _engine(plan, asked) + _again(plan, asked)
-    return words
+def _node(plan: Plan, asked: Slurm) -> dict[str, str]:
+    """What runs on a node, what ends its ranks, and what writes where they are, as a tar.
+
+    As a shell has it. A container outlives the program that started it.
+    """
+    again, kill, report = _again(plan, asked), 'kill -KILL "$pid"', shlex.join(DIAGNOSE)
+    if asked.container not in ENGINES:
+        words = shlex.join(redacted(plan.argv))
+        return {"command": words + again, "kill": kill, "report": f'{report} "$pid"'}
+    name = shlex.quote(f"{docker.container_name(plan)}-node-") + '"$SLURM_NODEID"'
+    return {
+        "command": _engine(plan, asked, name) + again,
+        "kill": f"{asked.container} rm --force {name}; {kill}",
+        "report": f"{asked.container} exec {name} {report}",
+    }
 
 
 def _again(plan: Plan, asked: Slurm) -> str:
@@ -284,28 +288,7 @@ def _again(plan: Plan, asked: Slurm) -> str:
     return shown.going_on(plan, key, "restart") if asked.requeue or asked.is_chain else ""
 
 
-def _kill(plan: Plan, asked: Slurm) -> str:
-    """Ends a node's ranks; a container outlives the program that started it."""
-    kill = 'kill -KILL "$pid"'
-    if asked.container not in ENGINES:
-        return kill
-    return f"{asked.container} rm --force {_container(plan)}; {kill}"
-
-
-def _report(plan: Plan, asked: Slurm) -> str:
-    """Asks a node's runner where its ranks are, and writes that as a tar."""
-    report = shlex.join(DIAGNOSE)
-    if asked.container in ENGINES:
-        return f"{asked.container} exec {_container(plan)} {report}"
-    return f'{report} "$pid"'
-
-
-def _container(plan: Plan) -> str:
-    """A node's container, as a shell has it."""
-    return shlex.quote(f"{docker.container_name(plan)}-node-") + '"$SLURM_NODEID"'
-
-
-def _engine(plan: Plan, asked: Slurm) -> str:
+def _engine(plan: Plan, asked: Slurm, name: str) -> str:
     """`docker run` or `podman run`, with the GPUs and the place that Slurm gave to the task."""
     told = [f"PET_{one}" for one in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")]
     told += [alike.IMAGE] if plan.nodes > 1 else []
@@ -314,7 +297,7 @@ def _engine(plan: Plan, asked: Slurm) -> str:
     known = replace(plan, image=asked.image or plan.image, labels=labels)
     argv = docker.command(replace(known, gpus=Gpus(0), env=env))
     words = [asked.container, *map(shlex.quote, argv[1:])]
-    words[argv.index("--name") + 1] = _container(plan)
+    words[argv.index("--name") + 1] = name
     if plan.gpus.count:
         words.insert(2, """--gpus "\\"device=$CUDA_VISIBLE_DEVICES\\"" """.strip())
     return " ".join(words)
@@ -326,13 +309,11 @@ def _apptainer(plan: Plan, asked: Slurm) -> str:
     Of the node's own variables those that lead Python to other packages stay outside.
     """
     argv = ["apptainer", "exec", *(["--nv"] if plan.gpus.count else [])]
-    argv += [
-        f"--pwd={plan.workdir or '/'}",
-        *(f"--mount={docker.mount_option(m)}" for m in plan.mounts),
-    ]
+    argv += [f"--pwd={plan.workdir or '/'}"]
+    argv += [f"--mount={docker.mount_option(mount)}" for mount in plan.mounts]
     image = shlex.quote(asked.image or f"docker://{plan.image}")
-    lines = [*(asked.setup or "").splitlines(), "unset PYTHONPATH PYTHONHOME"]
-    lines += [f'exec {shlex.join(argv)} --bind="$folder" {image} bash -c node']
+    lines = ["trap : TERM", *(asked.setup or "").splitlines(), "unset PYTHONPATH PYTHONHOME"]
+    lines += [f'{shlex.join(argv)} --bind="$folder" {image} bash -c node || over "$?"']
     return "\n".join(lines)
 
 

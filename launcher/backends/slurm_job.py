@@ -11,21 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher import files
-from launcher.backends import host
-from launcher.backends.folder import FolderJob, newest_first
-from launcher.backends.group import (
-    Lines,
-    NodeState,
-    group_ended,
-    joined_reports,
-    node_name,
-    unpacked,
-)
+from launcher.backends import group, host
+from launcher.backends.group import Lines, NodeState, group_ended, node_name
 from launcher.backends.oci_bundle import lay
 from launcher.backends.slurm import BUNDLE, OUTPUT, SCRIPT, Request, ask
 from launcher.errors import EngineError, LauncherError
 from launcher.names import LABEL
-from launcher.plan.job import KILLED, Cause, Ended, Lost, Piece
+from launcher.plan.job import KILLED, Cause, Ended, Piece
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret
@@ -39,9 +31,6 @@ REPORT_SECONDS = 40.0
 POLL_SECONDS, FIRST_SECONDS = 0.2, 0.05
 """How often is looked for what nodes wrote; for the first of it, and before, whether they began."""
 
-ASK_SECONDS = 2.0
-"""How often squeue is asked at most: the controller serves everybody."""
-
 CHUNK = 1 << 16
 TAIL = 1 << 16
 ASKED = 143
@@ -54,31 +43,27 @@ GOES_ON = frozenset(
 
 
 @dataclass
-class Queue:
-    """What squeue says of this user's jobs: asked once for all of them, and not too often.
+class Queue(host.Asked):
+    """What squeue says of this user's jobs.
 
     A task of an array is known by both numbers, an array as a whole by what goes on of it.
     """
 
-    asked_at: float = -ASK_SECONDS
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def ask(self) -> None:
+        told = ask(*SQUEUE)
+        rows = [line.strip().split("|", 3) for line in told.splitlines() if "|" in line]
+        rows.sort(key=lambda row: (row[2] in GOES_ON, row[2] != "PENDING"))  # of a chain
+        self.states = {name: (row[2], row[3]) for row in rows for name in row[:2]}
 
     def state(self, job: str) -> tuple[str, str]:
         """A job's state and the reason for it; "" for one that isn't in the queue. Raises Lost."""
-        if time.monotonic() - self.asked_at >= ASK_SECONDS:
-            try:
-                told = ask(*SQUEUE)
-            except EngineError as error:
-                raise Lost(error.problem) from error
-            rows = [line.strip().split("|", 3) for line in told.splitlines() if "|" in line]
-            rows.sort(key=lambda row: (row[2] in GOES_ON, row[2] != "PENDING"))  # of a chain
-            self.states = {name: (row[2], row[3]) for row in rows for name in row[:2]}
-            self.asked_at = time.monotonic()
-        return self.states.get(job, ("", ""))
+        return self.fresh().states.get(job, ("", ""))
 
 
 @dataclass
-class SlurmJob(FolderJob):
+class SlurmJob(host.FolderJob):
     """A run's job and its files; `requeue` is whether Slurm may start it again."""
 
     handle: str
@@ -100,7 +85,7 @@ class SlurmJob(FolderJob):
         sources = {(script, True): self.folder / OUTPUT}
         for rank in self._nodes:
             sources |= {(rank, is_error): self._file(rank, is_error) for is_error in (False, True)}
-        read, told = dict.fromkeys(sources, 0), ""
+        read = dict.fromkeys(sources, 0)
         while True:
             last = not follow or self.ended() is not None
             idle = True
@@ -115,7 +100,9 @@ class SlurmJob(FolderJob):
             if idle and last:
                 break
             if idle:
-                told = self._tell_waiting(told)
+                state, why = self.queue.state(self.handle)
+                if state == "PENDING" and why not in ("", "None"):
+                    self.queue.tell(f"Slurm job {self.handle} waits: {why}")
                 time.sleep(POLL_SECONDS if any(read.values()) else FIRST_SECONDS)
         for rank, rests in lines.items():
             for is_error, rest in rests.rest():
@@ -123,15 +110,6 @@ class SlurmJob(FolderJob):
 
     def _file(self, rank: int, is_error: bool) -> Path:
         return self.folder / f"{node_name(rank)}.{'err' if is_error else 'out'}"
-
-    def _tell_waiting(self, told: str) -> str:
-        """Say why a job waits, once for each reason; what was told last."""
-        state, why = self.queue.state(self.handle)
-        waits = state == "PENDING" and why not in ("", "None")
-        line = f"Slurm job {self.handle} waits: {why}" if waits else ""
-        if line and line != told:
-            host.tell(line)
-        return line or told
 
     def ended(self) -> Ended | None:
         """By the script's last word, or where it could say none, by what Slurm knows of the job."""
@@ -156,22 +134,27 @@ class SlurmJob(FolderJob):
         return Ended(code, cause, words)
 
     def _said(self) -> Ended | None:
-        code = _number(self.folder / CODE)
+        code = host.number(self.folder / CODE)
         if code is None:
             return None
         if not (code and any(self._end(rank).exists() for rank in self._nodes)):
-            return Ended(int(code))
+            return Ended(code)
         found = group_ended([self._state(rank) for rank in self._nodes], self._log)
-        return found if found and found.code else Ended(int(code))
+        return found if found and found.code else Ended(code)
 
     def _end(self, rank: int) -> Path:
         return self.folder / f"{node_name(rank)}.end"
 
     def _state(self, rank: int) -> NodeState:
-        """Of a node, once all have ended: one that wrote no end was ended by the others'."""
-        path = self._end(rank)
+        """Of a node, once all have ended: one that wrote no end was ended by the others'.
+
+        One that wrote nothing never began: its container didn't start, or Slurm's step there.
+        """
         with suppress(OSError, ValueError):
-            code, at = path.read_text().split()
+            if not (told := _read(self._end(rank), 0).split()):
+                why = self._log(rank).strip().rpartition("\n")[2]
+                return NodeState(False, refused=why or "what Slurm says of it stands above")
+            code, at = told[-2:]
             return NodeState(True, Ended(int(code)), float(at))
         return NodeState.ended_by_others()
 
@@ -191,7 +174,7 @@ class SlurmJob(FolderJob):
 
     def stop(self, grace: int) -> None:
         """Ask by a file that the nodes look for; one that still waits in the queue is taken out."""
-        self.queue.asked_at = -ASK_SECONDS  # it may have started since, and is to save
+        self.queue.forget()  # it may have started since, and is to save
         if self.queue.state(self.handle)[0] == "PENDING":
             return self.kill()
         super().stop(grace)
@@ -206,7 +189,7 @@ class SlurmJob(FolderJob):
     def kill(self) -> None:
         with suppress(EngineError):  # it has ended
             ask("scancel", self.handle)
-        self.queue.asked_at = -ASK_SECONDS
+        self.queue.forget()
 
     def remove(self) -> None:
         if self.ended() is None:
@@ -229,10 +212,10 @@ class SlurmJob(FolderJob):
             if self.ended() is not None:
                 break
             time.sleep(POLL_SECONDS)
-        reports = [unpacked(path.read_bytes()) if path.exists() else {} for path in answers]
+        reports = [group.unpacked(path.read_bytes()) if path.exists() else {} for path in answers]
         for path in answers:
             files.remove_file(path, self.folder, missing_ok=True)
-        return joined_reports(reports)
+        return group.joined_reports(reports)
 
 
 def _remove(folder: Path, names: Sequence[str]) -> None:
@@ -256,13 +239,6 @@ def _read(path: Path, at: int) -> bytes:
         return b""
 
 
-def _number(path: Path) -> float | None:
-    try:
-        return float(path.read_text())
-    except (OSError, ValueError):  # not there, or not written to its end
-        return None
-
-
 def submit(
     plans: Mapping[int, Plan], asked: Mapping[int, Request], named: Sequence[str], given: str = ""
 ) -> list[SlurmJob]:
@@ -274,7 +250,11 @@ def submit(
     secret = {name: value for name, value in env if value and is_secret(name, value)}
     try:
         for number, plan in plans.items():
-            _lay(plan, asked[number])
+            folder, bundle = record.make(plan.run), asked[number].bundle
+            files.write(Path(asked[number].path), asked[number].script, 0o700)
+            if bundle:
+                mounts = (*plan.mounts, Mount(str(folder), str(folder), read_only=False, key=""))
+                lay(folder / BUNDLE, expanded(bundle).absolute(), mounts, plan.workdir)
         told = ask("sbatch", "--parsable", *named, env=os.environ | secret, given=given)
     except LauncherError:
         for plan in plans.values():
@@ -289,16 +269,6 @@ def submit(
     return found
 
 
-def _lay(plan: Plan, asked: Request) -> None:
-    """Write what a run's job reads into its folder."""
-    folder = record.make(plan.run)
-    files.write(Path(asked.path), asked.script, 0o700)
-    if asked.bundle:
-        own = Mount(str(folder), str(folder), read_only=False, key="")
-        mounts = (*plan.mounts, own)
-        lay(folder / BUNDLE, expanded(asked.bundle).absolute(), mounts, plan.workdir)
-
-
 def jobs() -> list[SlurmJob]:
     """The jobs that a launcher submitted and nobody has removed, newest first."""
     queue, found = Queue(), list[SlurmJob]()
@@ -307,4 +277,4 @@ def jobs() -> list[SlurmJob]:
             told = json.loads(path.read_text(encoding="utf-8"))
             known = str(told["job"]), dict(told["labels"]), bool(told.get("requeue"))
             found.append(SlurmJob(path.parent, *known, queue))
-    return newest_first(found)
+    return host.newest_first(found)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher import files
+from launcher.backends import host
 from launcher.backends.slurm import ask
 from launcher.errors import EngineError, LauncherError
 from launcher.settings import ROOT
@@ -74,7 +75,7 @@ def _wait(job: str, folder: Path, parts: int, tell: Callable[[str], object]) -> 
     missing, asked_at, gone = [*range(1, parts + 1)], time.monotonic(), 0
     while missing:
         for part in [*missing]:
-            code = _code(folder / f"{part}.end")
+            code = host.number(folder / f"{part}.end")
             if code == 0:
                 missing.remove(part)
                 tell(f"part {part} of {parts} is done, {len(missing)} to come")
@@ -95,12 +96,6 @@ def _queued(job: str) -> bool:
         if "Invalid job id" in error.problem:
             return False
         raise
-
-
-def _code(path: Path) -> int | None:
-    with suppress(OSError, ValueError):
-        return int(path.read_text())
-    return None
 
 
 def _last(path: Path) -> str:

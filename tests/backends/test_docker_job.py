@@ -17,7 +17,7 @@ from docker.errors import APIError, ImageNotFound, NotFound
 from requests.exceptions import ConnectionError as Reset
 from urllib3.exceptions import ProtocolError
 
-from launcher.backends import docker, docker_job
+from launcher.backends import container, docker, docker_job
 from launcher.errors import EngineError
 from launcher.plan.job import Cause, Ended, Lost
 from launcher.plan.plan import Plan
@@ -118,7 +118,7 @@ def test_it_attaches_before_it_starts_and_tells_the_streams_apart(bare: Plan) ->
 )
 def test_the_end_by_the_engines_state(state: dict[str, Any] | None, ended: Ended | None) -> None:
     told = None if state is None else {"Running": False, "ExitCode": 137, **state}
-    assert docker_job.ended_as(told) == ended
+    assert container.ended_as(told) == ended
 
 
 def test_without_memlock_it_goes_on_and_says_so_once(
@@ -324,4 +324,4 @@ def test_gpus_that_an_engine_elsewhere_knows_of(
 def test_the_systems_word_is_found_below_the_sdks() -> None:
     below = FileNotFoundError(2, "No such file or directory")
     error = Reset(ProtocolError("Connection aborted.", below))
-    assert docker_job.words_of(error) == "No such file or directory"
+    assert container.words_of(error) == "No such file or directory"

@@ -202,7 +202,8 @@ def owner(condition: str = "", restarts: int = 0) -> dict[str, Any]:
 )
 def test_how_a_run_has_ended(before: Any, now: Any, of: Any, told: int | None) -> None:
     """A pod that the cluster replaces, or that has gone already, isn't one that never started."""
-    seen = kubernetes_job.Seen(kubernetes_job.Cluster(()), "JobSet", "0a1b2c3d", math.inf, of)
+    asked = {"asked_at": math.inf, "owner": of}
+    seen = kubernetes_job.Seen(kubernetes_job.Cluster(()), "JobSet", "0a1b2c3d", **asked)
     nodes = tuple(kubernetes_job.PodJob(seen, "a", rank, {}) for rank in (0, 1))
     job = kubernetes_job.KubernetesJob(nodes, {}, seen=seen, name="a")
     for states in (before, now):

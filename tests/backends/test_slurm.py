@@ -66,17 +66,17 @@ def script(plan: Plan, **keys: object) -> str:
             {"container": "apptainer", "image": "/shared/cpu.sif", "setup": "module load a"},
             [
                 "    python3 -m launcher.train.runner .* &",
-                r"exec apptainer exec --nv --pwd=/tmp .*"
+                r"apptainer exec --nv --pwd=/tmp .*"
                 r"--mount=type=bind,source=/d,target=/data,readonly "
-                r'--bind="\$folder" /shared/cpu.sif bash -c node\' &',
+                r'--bind="\$folder" /shared/cpu.sif bash -c node \|\| over "\$\?"\' &',
             ],
         ),
         (
             {"container": "oci", "image": "/shared/cpu"},
             [
                 r'  \. "\$folder/bundle/environment"',
-                r'    srun .* --container="\$folder/bundle" --output="\$folder/node-\$number.out"'
-                r' .*--nodes=1 --ntasks=1 --nodelist="\$host" bash -c node &',
+                r'    \{ srun .* --container="\$folder/bundle" --output="\$folder/node-\$number'
+                r'.out" .*--nodelist="\$host" bash -c node \|\| over "\$\?"; \} &',
                 "nodes &",
             ],
         ),

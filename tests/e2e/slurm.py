@@ -48,9 +48,9 @@ OCI = """\
 RunTimeQuery="{runc} state %n.%j.%s.%t"
 RunTimeKill="{runc} kill -a %n.%j.%s.%t"
 RunTimeDelete="{runc} delete --force %n.%j.%s.%t"
-RunTimeRun="{runc} run %n.%j.%s.%t -b %b"
+RunTimeRun="[ ! -e {folder}/broken-%n ] && {runc} run %n.%j.%s.%t -b %b"
 """
-"""As Slurm's own documentation suggests for runc."""
+"""As Slurm's own documentation suggests for runc, but for a node that starts none."""
 
 
 def _ports(number: int) -> list[int]:
@@ -78,7 +78,7 @@ def cluster(cache: Path, folder: Path) -> Iterator[dict[str, str]]:
     (folder / "gres.conf").write_text(GPUS)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     runc = f"env LD_LIBRARY_PATH={env['LD_LIBRARY_PATH']} {root}/usr/sbin/runc"
-    (folder / "oci.conf").write_text(OCI.format(runc=f"{runc} --root={folder}/runc"))
+    (folder / "oci.conf").write_text(OCI.format(runc=f"{runc} --root={folder}/runc", folder=folder))
     for name in ("slurmctld", "slurmd", "slurmstepd"):  # which know what they are by their names
         (folder / name).symlink_to(root / f"usr/sbin/{name}-wlm")
     daemons = [[str(folder / "slurmctld"), "-D", "-i"]]

@@ -411,6 +411,34 @@ def test_slurms_own_container_has_the_image_and_the_runs_files(here: OnCluster) 
     )
 
 
+@pytest.mark.parametrize(
+    ("container", "program"),
+    [("apptainer", "sys.exit(1)\n"), pytest.param("oci", MEETING, marks=pytest.mark.long)],
+)
+def test_a_container_that_does_not_start_is_the_failure(
+    here: OnCluster, container: str, program: str
+) -> None:
+    """Not the node that waits for it, which had been blamed; it is ended where it goes on."""
+    image = bundle(here.folder / "image")
+    python = f'python3() {{ exec /usr/bin/python3 {here.folder}/runner.py "$@"; }}'
+    broken = Path(here.cluster["SLURM_CONF"]).with_name("broken-n1")
+    if container == "oci":
+        broken.touch()
+    else:  # a stand-in for apptainer
+        python += """; export -f python3; apptainer() {
+          [ "$SLURM_NODEID" = 0 ] || { echo "FATAL: no image" >&2; return 255; }; "${@: -3}"; }"""
+    mounts = [{"source": "runner.py", "target": str(here.folder / "runner.py")}]
+    asked = {"container": container, "image": str(image), "setup": python}
+    here.counts("import sys\n" + program, mounts, **asked)
+    try:
+        started = here.done("run", "run.yaml", "--backend", "slurm")
+    finally:
+        broken.unlink(missing_ok=True)
+    assert started.process.returncode == 125, started
+    said = "FATAL: no image" if container == "apptainer" else "what Slurm says of it stands above"
+    assert started.told()[-1].endswith(f"failed, exit code 125: node-1 didn't start: {said}")
+
+
 def training(image: str, iterations: int, /, **slurm: Any) -> dict[str, Any]:
     """A run file of two nodes, with docker in the task unless asked for otherwise."""
     iterated = TINY["training"] | {"train_iters": iterations}
