@@ -40,7 +40,8 @@ class Command:
 
     def add_to(self, commands: Any, *, whole: bool = True) -> argparse.ArgumentParser:
         """Make it one of the commands, which know its name and help alone where not `whole`."""
-        parser = commands.add_parser(self.name, help=self.help, description=self.help)
+        about = {"help": self.help, "description": self.help}
+        parser = commands.add_parser(self.name, add_help=whole, **about)
         assert isinstance(parser, argparse.ArgumentParser)
         return self.declare(parser) if whole else parser
 

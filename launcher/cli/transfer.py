@@ -168,6 +168,7 @@ def pull(args: Namespace) -> int:
     from launcher.engine.connect import connect
     from launcher.images import images, referrers, remote
     from launcher.matrix.load import load_lock, load_matrix
+    from launcher.reference import parse_reference
     from launcher.screen import Progress
     from launcher.settings import settings
 
@@ -181,7 +182,7 @@ def pull(args: Namespace) -> int:
     if locked is not None and not expected:
         expected = [locked.digest, *sorted(locked.digests - {locked.digest})]
         if published and name in matrix.moving:  # wherever its publisher has put the tag by now
-            there = f"{names.parse_reference(there).name}@{locked.digest}"
+            there = f"{parse_reference(there).name}@{locked.digest}"
     client = connect(timeout=3600)
     progress = Progress()
     pulled = remote.pull(client, there, progress, expected, None if "@" in name else name)

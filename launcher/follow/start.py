@@ -173,11 +173,13 @@ def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> Machine:
     """Look at the machine, warn of what is doubtful, refuse what can't work: PreflightError."""
     from launcher.follow import ask
     from launcher.machine import checks, gather
-    from launcher.matrix.load import load_matrix
     from launcher.settings import settings
 
-    tag = asked.config.image.tag if chosen.contained and plan.gpus.count else None
-    row = load_matrix().rows.get(tag) if tag else None
+    row = None
+    if (tag := asked.config.image.tag) and chosen.contained and plan.gpus.count:
+        from launcher.matrix.load import load_matrix
+
+        row = load_matrix().rows.get(tag)
     machine = gather.gather(asked.config, plan, gather.engine_of(chosen))
     found = checks.preflight(asked.config, asked.origin, plan, machine, row.cuda if row else None)
     if not any(finding.refuse for finding in found):
