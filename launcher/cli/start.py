@@ -95,8 +95,8 @@ def _start(args: Namespace, asked: Asked, chosen: Backend, notes: Iterable[str] 
     from dataclasses import replace
 
     from launcher.backends import configured
+    from launcher.follow.live import tell
     from launcher.follow.start import start
-    from launcher.follow.supervise import tell
 
     for note in notes:
         tell(note)

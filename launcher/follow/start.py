@@ -6,17 +6,17 @@ import gc
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends import backend, configured
 from launcher.errors import EngineError, LauncherError, PreflightError, UsageError
-from launcher.follow import files, find, guard
+from launcher.follow import files, find
 from launcher.follow.assemble import NO_PROGRAM, Assembled, assemble, counted, new_stamp
-from launcher.follow.listen import listening
-from launcher.follow.supervise import supervise, tell
+from launcher.follow.live import tell
+from launcher.follow.supervise import supervise
 from launcher.names import LABEL
 from launcher.plan.config import RunConfig
 from launcher.plan.job import Backend, Job
@@ -28,6 +28,7 @@ from launcher.settings import expanded
 from launcher.train.checkpoints import folders, lineage
 
 if TYPE_CHECKING:
+    from launcher.follow.supervise import Listener
     from launcher.machine.machine import Machine
 
 PYTHONPATH = "/opt/megatron/lib:/opt/packages/lib"
@@ -50,7 +51,7 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
             f"Leave {how} out and put the launcher itself in the background, or set "
             "max_restarts: 0; `launcher attach` takes the watch over, restarts and all.",
         )
-    guard.check(asked, chosen, detach=detach)
+    _check_guard(asked, chosen, detach=detach)
     if array:
         return _start_array(asked, chosen, array, preflight=preflight)
     stamp = new_stamp()
@@ -65,7 +66,7 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
             return 0
         attempts = Attempts(asked, chosen, stamp, First(plan, starting))
         restarts = asked.config.max_restarts
-        return supervise(chosen, attempts, restarts=restarts, listening=listening).code
+        return supervise(chosen, attempts, restarts=restarts, listening=_listening).code
 
 
 def _kept(assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: bool) -> Plan:
@@ -104,11 +105,25 @@ def task(asked: Asked, number: int) -> Asked:
 
 def check(asked: Asked, chosen: Backend, *, preflight: bool) -> None:
     """Refuse what `start` would, as far as it can be told without the data. Raises as that does."""
-    guard.check(asked, chosen, detach=False)
+    _check_guard(asked, chosen, detach=False)
     plan = assemble(asked, chosen, new_stamp()).plan
     of_line(plan, asked, chosen)
     if preflight and not chosen.scheduled:
         _preflight(plan, asked, chosen)
+
+
+def _check_guard(asked: Asked, chosen: Backend, *, detach: bool) -> None:
+    if asked.config.guard.goes_back:
+        from launcher.follow import guard
+
+        guard.check(asked, chosen, detach=detach)
+
+
+def _listening(job: Job) -> AbstractContextManager[Sequence[Listener]]:
+    """Who listens; read once the run has begun."""
+    from launcher.follow.listen import listening
+
+    return listening(job)
 
 
 def attach(text: str) -> int:
@@ -129,7 +144,7 @@ def attach(text: str) -> int:
             tell(f"{error.problem}: it won't be started again")
         restarts = 0
     attempts = Attempts(asked, chosen, _stamp(job), None)
-    return supervise(chosen, attempts, restarts=restarts, job=job, listening=listening).code
+    return supervise(chosen, attempts, restarts=restarts, job=job, listening=_listening).code
 
 
 def _stamp(job: Job) -> Stamp:
@@ -291,6 +306,8 @@ class Attempts:
 
     def _again(self) -> Plan:
         """The plan that goes on from the newest complete checkpoint; from the start without one."""
+        from launcher.follow import guard
+
         config = resume.skipping(self.asked.config, guard.passed_over(self.stamp.run))
         asked, save = replace(self.asked, config=config), config.checkpoint.save
         if save and not self.chosen.shares_files:
@@ -327,6 +344,8 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Aske
     `overrides` may set the number of GPUs, or of processes on the CPU; the layout then follows.
     Raises UsageError where the run saved nothing, still goes on, or fits no such number.
     """
+    from launcher.follow import guard
+
     kept = record.find(text)
     with owner.following(kept.run) as nobody:
         known, silent = find.everywhere()
