@@ -188,6 +188,6 @@ def shell(args: Namespace) -> int:
 
     Its exit code is passed on. This folder is the working folder, at /work.
     """
-    from launcher.follow.start import shell
+    from launcher.follow.shell import shell
 
     return shell(args.tag, args.backend, args.gpus, args.source, args.rest)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from launcher.backends import backend, configured
+from launcher.backends import configured
 from launcher.errors import EngineError, LauncherError, PreflightError, UsageError
 from launcher.follow import files, find
-from launcher.follow.assemble import NO_PROGRAM, Assembled, assemble, counted, new_stamp
+from launcher.follow.assemble import Assembled, assemble, counted, new_stamp
 from launcher.follow.live import tell
 from launcher.follow.supervise import supervise
 from launcher.names import LABEL
 from launcher.plan.config import RunConfig
 from launcher.plan.job import Backend, Job
 from launcher.plan.plan import Plan, Stamp, processes_of
-from launcher.plan.program import CHECKOUT
-from launcher.plan.source import Asked, Origin, Override, made, overridden
+from launcher.plan.source import Asked, Origin, Override, overridden
 from launcher.records import owner, provenance, record, repeat, resume
 from launcher.settings import expanded
 from launcher.train.checkpoints import folders, lineage
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from launcher.follow.supervise import Listener
     from launcher.machine.machine import Machine
 
-PYTHONPATH = "/opt/megatron/lib:/opt/packages/lib"
-"""As images have it."""
+LISTEN = "launcher.follow.listen"
+"""All that listens to a run; there is nothing to hear before it has begun."""
 
 
 def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> int:
@@ -120,7 +120,6 @@ def _check_guard(asked: Asked, chosen: Backend, *, detach: bool) -> None:
 
 
 def _listening(job: Job) -> AbstractContextManager[Sequence[Listener]]:
-    """Who listens; read once the run has begun."""
     from launcher.follow.listen import listening
 
     return listening(job)
@@ -297,6 +296,8 @@ class Attempts:
 
     def __call__(self, attempt: int) -> Job:
         if attempt == 0 and self.first:
+            # Read while the engine starts it, which takes longer.
+            Thread(target=import_module, args=(LISTEN,), daemon=True).start()
             with self.first.starting:
                 return _begin(self.chosen, self.first.plan, attach=True)
         with owner.alone():
@@ -417,31 +418,3 @@ def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[Asked, list[st
         told = [f"run {kept.run} can't be repeated exactly:", *(f"  {line}" for line in lines)]
         raise PreflightError("\n".join(told), "--force runs it all the same.")
     return asked, [*notes, *lines]
-
-
-def shell(image: str, backend_name: str, gpus: str, source: str | None, argv: list[str]) -> int:
-    """Open a shell, or run `argv`, in an image; the working folder is seen at /work."""
-    values: dict[str, object] = {"name": "shell", "resources": {"workdir": "."}}
-    if source:
-        values |= {"source": source, "env": {"PYTHONPATH": f"{CHECKOUT}:{PYTHONPATH}"}}
-    return in_image(image, backend_name, gpus, values, argv).returncode
-
-
-def in_image(
-    image: object,
-    backend_name: str,
-    gpus: str,
-    values: Mapping[str, object],
-    argv: list[str],
-    stdout: int | None = None,
-) -> subprocess.CompletedProcess[str]:
-    """Run `argv` in an image to its end; `values` are more keys of the run file that it has not."""
-    chosen = backend(backend_name)
-    values = {"image": image, "gpus": gpus, "program": NO_PROGRAM, **values}
-    asked = Asked(made({**values}, "shell"), Origin("shell", {}, {}), os.getcwd())
-    plan = assemble(asked, chosen, new_stamp()).plan
-    mounts = tuple(mount for mount in plan.mounts if mount.key != "program")
-    plan = replace(plan, argv=tuple(argv), mounts=mounts)
-    files.require(plan)
-    files.prepare(plan)
-    return subprocess.run(chosen.shell(plan), env=chosen.environment(), stdout=stdout, text=True)

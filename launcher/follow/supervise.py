@@ -82,7 +82,7 @@ def supervise(
     stopper = Stopper()
     with nullcontext() if guest else stopper.hearing(), screened(), ExitStack() as held:
         job = stopper.take(job) if job else stopper.started(start, 0)
-        # What listens and judges isn't read before: the run has begun by then.
+        # What judges it is read as late as that: the run begins the sooner.
         from launcher.follow import guard
         from launcher.records import ending
 
