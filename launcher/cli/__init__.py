@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,6 @@ def _tell_unforeseen(error: Exception, argv: list[str]) -> int:
     """Keep the traceback in a file of its own, and tell in one line where; the exit code."""
     import tempfile
     import traceback
-    from itertools import takewhile
 
     from launcher.yamlfile import printable
 

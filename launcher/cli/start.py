@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from argparse import Namespace
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.cli.command import GPUS, RUN, argument, command, flag, image
@@ -61,9 +64,7 @@ def run(args: Namespace) -> int:
     The training program's exit code is passed on.
     """
     gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
-    import os
     from dataclasses import replace
-    from functools import partial
 
     from launcher.backends import backend, configured
     from launcher.follow import text
@@ -122,8 +123,6 @@ def overrides(args: Namespace) -> list[Override]:
 
 def _show(assembled: Assembled, chosen: Backend, data: Tokenized, notes: Iterable[str]) -> int:
     """Print the plan and the command; files that aren't there are told, as they may come."""
-    import sys
-
     from launcher.cli.describe import describe
     from launcher.follow.files import missing
 
