@@ -49,12 +49,12 @@ FAMILIES = tuple(
             r"gemm|gemv|nvjet|cutlass|cublas|xmma|split_?k|matmul|(add|b)mm|aten::(mm|linear)$"
             r"|MmBackward|LinearBackward",
         ),
-        ("norms", r"layer_?norm|rms_?norm|(^|_|::)ln_|GammaBeta|welford"),
+        ("norms", r"layer_?norm|rms_?norm|add_norm|column_sums|(^|_|::)ln_|GammaBeta|welford"),
         ("routing of experts", r"moe_|permute_kernel|topk|router"),
-        ("embeddings", r"embedding|index_?select|indexing|index_put|gather"),
+        ("embeddings", r"embedding|index_?select|indexing|index_put|gather|_rows$"),
         ("activations", r"gelu|silu|swiglu|relu|tanh"),
         ("dropout", r"dropout|bernoulli|philox"),
-        ("copies", r"^(?!triton_).*(memcpy|memset|copy|CatArray|::cat$|transpose)"),
+        ("copies", r"^(?!triton_).*(memcpy|memset|copy|CatArray|::cat$|transpose)|^_pack$"),
         (
             "elementwise",
             r"elementwise|vectorized|unrolled|triton_|reduce_kernel|fill"

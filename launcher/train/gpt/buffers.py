@@ -40,9 +40,10 @@ class Piece:
 class Buffer:
     """Pieces side by side, as their gradients lie in data parallelism's buffer.
 
-    gradient, master, mean, square: fp32 [elements]; decayed and counted (in the norm): bool
-    [elements]; model: the 16-bit parameters [elements], None where the masters are the model's
-    own; `pairs` of a 16-bit parameter and its master, where the former don't lie side by side.
+    gradient: fp32 [elements], or in 16 bits as it was made; master, mean, square: fp32 [elements];
+    decayed and counted (in the norm): bool [elements]; model: the 16-bit
+    parameters [elements], None where the masters are the model's own; `pairs` of a 16-bit
+    parameter and its master, where the former don't lie side by side.
     """
 
     gradient: torch.Tensor

@@ -177,6 +177,7 @@ class GPT(GPTModel):
     ranks: Ranks
     compiled: Any = None
     loss: Any = staticmethod(losses)
+    output_loss: Any = staticmethod(OutputLoss.apply)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Megatron's: losses [b, s] where labels are given."""
@@ -193,11 +194,11 @@ class GPT(GPTModel):
         weight, wanted = self.output_layer.weight, labels.transpose(0, 1).reshape(-1)
         if self.share_embeddings_and_output_weights:
             weight = self.shared_embedding_or_output_weight()
-        found = OutputLoss.apply(logits.reshape(-1, logits.shape[-1]), weight, wanted)
+        found = self.output_loss(logits.reshape(-1, logits.shape[-1]), weight, wanted)
         return found.view(labels.shape[1], labels.shape[0]).transpose(0, 1).contiguous()
 
-    def compile_training(self, whole: bool) -> None:
-        """Compile what training runs, at its first call: all of it, or each layer and the loss.
+    def compile_training(self, how: str) -> None:
+        """Compile what training runs, at its first call, as `fast.Path` says how.
 
         Functions with gradients of their own are part of what torch keeps of a compilation, by the
         graphs of both halves; unless told so, torch would compile anew at each start
@@ -205,7 +206,9 @@ class GPT(GPTModel):
         """
         with suppress(AttributeError):
             torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
-        self.ranks = Ranks()
+        self.ranks, whole = Ranks(), how != "layers"
+        if how == "kernels":
+            self._take_kernels()
         if self.post_process:
             self.output_layer.__class__ = LastProduct  # no spec names it
             self.output_layer.left = whole and not self.config.fp16  # which the slope underflows
@@ -221,8 +224,26 @@ class GPT(GPTModel):
         for layer in self.decoder.layers:
             layer.compile_training()
 
-    def plain(self) -> None:
-        """Do without torch's compiler."""
+    def _take_kernels(self) -> None:
+        from launcher.train.gpt import block
+
+        self.decoder.__class__ = block.Decoder  # no spec names it
+        gradients = self.decoder.gradients = block.Gradients(len(self.decoder.layers))
+        if not self.config.fp16:  # which the slope underflows
+            self.output_loss = torch._dynamo.disable(
+                lambda *given: block.OutputLoss.apply(*given, gradients)
+            )
+        if self.share_embeddings_and_output_weights and not self.config.fp16:
+            self.embedding.word_embeddings.__class__ = block.Embedding
+            self.embedding.word_embeddings.gradients = gradients
+        self.decoder.tanh = self.config.activation_func is not torch.nn.functional.gelu
+
+    def plain(self, part: str) -> None:
+        """Do without "kernels", or all that is "compiled"."""
+        if part == "kernels":
+            self.decoder.plain, self.output_loss = True, OutputLoss.apply
+            self.decoder.gradients.place = {}.get  # of none
+            return
         self.compiled, self.loss = None, losses
         if self.post_process:
             self.output_layer.left = False

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,6 +19,12 @@ from launcher.train.gpt.arguments import Layout
 WARM_UP = 3
 """Steps before a capture: torch asks for some, so that what is made once is made outside."""
 
+WIDEST = 4096
+"""Hidden size of layers in Triton, which has a row of them at once."""
+
+KERNELS = "LAUNCHER_KERNELS"
+"""0 leaves GPT-2's layers to torch's compiler: what our kernels are compared with."""
+
 Batches = Iterator[dict[str, torch.Tensor]]
 Outcome = tuple[torch.Tensor | None, Any, Any]
 """A step's loss, fp32 [], whether it was taken, and the gradient's norm: until the next one."""
@@ -26,8 +34,9 @@ Outcome = tuple[torch.Tensor | None, Any, Any]
 class Path:
     """The parts that are used, and why the others aren't.
 
-    `compiled` is "whole" for the model and its loss as one, "layers" for each for itself, or "".
-    `optimizer` is "whole" where each replica steps all, "shared" for its share of it, or "".
+    `compiled` is "whole" for the model and its loss as one, "kernels" where the layers are Triton's
+    (`block`), "layers" for each for itself, or "". `optimizer` is "whole" where each replica
+    steps all, "shared" for its share of it, or "".
     """
 
     optimizer: str
@@ -37,7 +46,8 @@ class Path:
 
     def __str__(self) -> str:
         named = {
-            "compiled": self.compiled == "whole",
+            "layers in Triton": self.compiled == "kernels",
+            "compiled": self.compiled in ("whole", "kernels"),
             "layers compiled": self.compiled == "layers",
             "one CUDA graph": self.graphed,
             "optimizer without waits": self.optimizer == "whole",
@@ -53,6 +63,8 @@ class Path:
 
     def without(self, part: str, reason: str) -> Path:
         """One that does without a part, since something doesn't work here."""
+        if part == "kernels":
+            return replace(self, missing=(*self.missing, reason), compiled="whole")
         nothing: dict[str, Any] = {part: False if part == "graphed" else ""}
         return replace(self, missing=(*self.missing, reason), **nothing)
 
@@ -73,6 +85,8 @@ def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
     again = bool(arguments.recompute_granularity)
     split = layout.tensor > 1 or layout.pipeline > 1 or again
     compiled = "" if against else "layers" if split else "whole"
+    if compiled == "whole" and _in_kernels(arguments):
+        compiled = "kernels"
     if against:
         missing.append(f"not compiled: {against[0]}")
     reasons = {
@@ -87,6 +101,23 @@ def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
     if compiled and waits:
         missing.append(f"no CUDA graph: {waits[0]}")
     return Path(optimizer, compiled, graphed, tuple(missing))
+
+
+def _in_kernels(arguments: argparse.Namespace) -> bool:
+    """Whether the layers are what `block` has kernels for: GPT-2's, in 16 bits."""
+    width = arguments.hidden_size
+    others = (
+        arguments.normalization != "LayerNorm",
+        arguments.position_embedding_type != "learned_absolute",
+        *(arguments.disable_bias_linear, arguments.swiglu, arguments.squared_relu),
+        *(arguments.qk_layernorm, arguments.window_size, arguments.group_query_attention),
+        arguments.kv_channels * arguments.num_attention_heads != width,
+        not (arguments.bf16 or arguments.fp16),
+        width > WIDEST or width % 32,
+        arguments.micro_batch_size * arguments.seq_length * 4 * width >= 2**31,
+        os.environ.get(KERNELS) == "0" or not find_spec("triton"),
+    )
+    return not any(others)
 
 
 @contextmanager
@@ -116,22 +147,25 @@ def compile_alike(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def own_stream() -> None:
-    """Leave the default stream, which no graph can be captured on; before the model is made."""
-    torch.cuda.set_stream(torch.cuda.Stream())
+    """Leave the default stream, which no graph can be captured on; before the model is made.
+
+    What is on others gives way to it.
+    """
+    torch.cuda.set_stream(torch.cuda.Stream(priority=-1))
 
 
 class Step:
     """A step from inputs that stay in their place: compiled at its first call, then captured.
 
     `body` makes a step of an iterator of micro-batches. What doesn't work is told by `say`, and
-    done without: `plain` takes the compiled parts out.
+    done without: `plain` takes "kernels" or all "compiled" parts out.
     """
 
     def __init__(
         self,
         path: Path,
         body: Callable[[Batches | None], Outcome],
-        plain: Callable[[], None],
+        plain: Callable[[str], None],
         say: Callable[[str], None],
         micro_batches: int,
     ) -> None:
@@ -177,9 +211,11 @@ class Step:
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
-            self._do_without("compiled", f"not compiled: {_first_line(error)}")
-            self.plain()
-            return self.body(self._batches())
+            part = "kernels" if self.path.compiled == "kernels" else "compiled"
+            without = "no kernels" if part == "kernels" else "not compiled"
+            self._do_without(part, f"{without}: {_first_line(error)}")
+            self.plain(part)
+            return self._first() if part == "kernels" else self.body(self._batches())
         self.say(f"compiled the step in {time.perf_counter() - began:.0f} s")
         return outcome
 

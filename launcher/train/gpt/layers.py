@@ -18,7 +18,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from launcher.train.gpt import context
+from launcher.train.gpt import split
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -78,7 +78,7 @@ class Attention(torch.nn.Module):
         """query [s, b, heads, d]; key, value [s, b, groups, d]; result [s, b, heads × d]."""
         mask = self.mask(query)
         if self.divided:
-            key, value = context.gathered(torch.stack((key, value), dim=1)).unbind(dim=1)
+            key, value = split.gathered(torch.stack((key, value), dim=1)).unbind(dim=1)
         repeats = query.shape[2] // key.shape[2]
         if repeats > 1:
             key, value = (x.repeat_interleave(repeats, dim=2) for x in (key, value))
@@ -98,7 +98,7 @@ class Attention(torch.nn.Module):
             return None
         mine = everyone = torch.arange(length, device=device)
         if self.divided:
-            mine, everyone = context.positions(length, device)
+            mine, everyone = split.positions(length, device)
         behind = mine[:, None] - everyone[None, :]
         allowed = behind >= 0
         return allowed if self.window is None else allowed & (behind <= self.window)

@@ -7,6 +7,8 @@ import dataclasses
 import importlib.util
 import inspect
 import math
+import re
+import zlib
 from functools import partial
 from typing import Any
 
@@ -21,7 +23,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from launcher.train import compat
-from launcher.train.gpt import compiled, initial
+from launcher.train.gpt import compiled
 from launcher.train.gpt.arguments import UsageError, padded_vocabulary, virtual_stages
 from launcher.train.gpt.layers import Parts, local_layer, norm, squared_relu
 
@@ -47,6 +49,9 @@ ORIGINAL_POSITIONS, LOW, HIGH = 8192, 1.0, 4.0
 """Of Llama 3.1's RoPE: rope_scaling in
 https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json.
 """
+
+OF_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight")
+"""Megatron scales these by the number of layers: what they add to adds up."""
 
 
 def vocabulary(arguments: argparse.Namespace, tensor: int, saved: dict[str, Any]) -> int:
@@ -178,9 +183,9 @@ def build(
         rotary = gpt.rotary_pos_emb
         rotary.inv_freq = scaled(rotary.inv_freq, arguments.rope_scaling_factor)
     if described.use_cpu_initialization and isinstance(layers, TransformerBlockSubmodules):
-        initial.make(gpt, arguments.seed)
+        draw_weights(gpt, arguments.seed)
     if compiles:
-        gpt.compile_training(whole=compiles == "whole")
+        gpt.compile_training(compiles)
     return gpt
 
 
@@ -194,3 +199,49 @@ def scaled(frequencies: torch.Tensor, factor: float) -> torch.Tensor:
     turns = ORIGINAL_POSITIONS * frequencies / (2 * math.pi)
     kept = ((turns - LOW) / (HIGH - LOW)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / factor)
+
+
+def draw_weights(gpt: Any, seed: int) -> None:
+    """Draw each matrix as a whole by its name in the model, and take this rank's share of it.
+
+    Megatron draws one after the other what a rank holds, so that another pipeline, or other ranks
+    for the experts, would start from other weights; and it cuts a gated MLP's matrix through,
+    which makes another model of it at each TP size.
+    """
+    state = torch.get_rng_state()
+    for name, parameter in gpt.named_parameters():
+        if name.endswith((".weight", "router.bias")) and (parameter.dim() > 1 or "router" in name):
+            torch.default_generator.manual_seed(zlib.crc32(f"{seed} {_global(gpt, name)}".encode()))
+            _draw(gpt.config, name, parameter)
+    torch.set_rng_state(state)
+
+
+def _global(gpt: Any, name: str) -> str:
+    """A parameter's name in the whole model, its layers and experts counted over all ranks."""
+    if name == "output_layer.weight" and gpt.share_embeddings_and_output_weights:
+        return "embedding.word_embeddings.weight"  # the last stage's copy
+
+    def layer(found: re.Match[str]) -> str:
+        return f"layers.{gpt.decoder.layers[int(found[1])].layer_number}."
+
+    def expert(found: re.Match[str]) -> str:
+        here = gpt.config.num_moe_experts // gpt.config.expert_model_parallel_size
+        first = parallel_state.get_expert_model_parallel_rank() * here
+        return f"local_experts.{first + int(found[1])}."
+
+    return re.sub(r"local_experts\.(\d+)\.", expert, re.sub(r"layers\.(\d+)\.", layer, name))
+
+
+def _draw(config: Any, name: str, parameter: torch.nn.Parameter) -> None:
+    method = config.output_layer_init_method if name.endswith(OF_OUTPUTS) else config.init_method
+    divided = getattr(parameter, "tensor_model_parallel", False)
+    axis = parameter.partition_dim if divided else 0
+    parts = parallel_state.get_tensor_model_parallel_world_size() if divided else 1
+    shape = list(parameter.shape)
+    shape[axis] *= parts
+    whole = torch.empty(shape, dtype=torch.float32)
+    method(whole)
+    gates = 2 if config.gated_linear_unit and name.endswith("linear_fc1.weight") else 1
+    rank = parallel_state.get_tensor_model_parallel_rank() if divided else 0
+    mine = [half.chunk(parts, dim=axis)[rank] for half in whole.chunk(gates, dim=axis)]
+    parameter.data.copy_(torch.cat(mine, dim=axis))

@@ -19,6 +19,7 @@ from megatron.core.transformer.module import Float16Module
 from launcher.train import compat
 from launcher.train.gpt import model
 from launcher.train.gpt.arguments import learning_rate
+from launcher.train.gpt.device_adam import DeviceAdam
 
 CONFIG = (
     "lr min_lr weight_decay adam_beta1 adam_beta2 adam_eps clip_grad fp16 bf16 loss_scale "
@@ -148,48 +149,76 @@ class GatheredGradients:
     Megatron's data parallelism would add each as it comes, to a buffer that is zeroed before; it
     finds none where these were taken. Two replicas exchange them as they are, in 16 bits, and each
     adds them up in fp32: the same sums from half the bytes, 0.25 GB of GPT-2's 0.5. With the
-    distributed optimizer, each gets those of its own share alone, and half of that.
+    distributed optimizer, each gets those of its own share alone, and half of that. On a rank that
+    is alone they are read in 16 bits, where fp32 would say the same in twice the bytes.
     """
 
     def __init__(self, replica: Replica, compiled: Callable[[Any], Any]) -> None:
         self.replica = replica
         self.compile_with(compiled)
         self.taken: Taken = []
-        self.staged: torch.Tensor | None = None
+        self.complete: Callable[[], None] = lambda: None
+        self.kept, self.staged = False, torch.Tensor()
+        self.places: dict[Any, torch.Tensor] = {}
+        if parallel_state.get_data_parallel_world_size() == PAIR:
+            self._stage_all()
         for parameter in replica.module.parameters():
             parameter.register_post_accumulate_grad_hook(self._take)
+
+    def _stage_all(self) -> bool:
+        """Have a place in 16 bits for each gradient, as the fp32 ones lie, and zeros between them;
+        False where there is more than one buffer, or kind."""
+        buckets = [bucket for buffer in self.replica.buffers for bucket in buffer.buckets]
+        parameters = list(self.replica.module.parameters())
+        kinds = {each.dtype for each in parameters}
+        if not len(buckets) == len(kinds) == 1 or torch.float32 in kinds:
+            return False
+        self.staged = torch.zeros_like(self.replica.buffers[0].grad_data, dtype=kinds.pop())
+        for each in parameters:
+            start = each.main_grad.storage_offset()
+            self.places[each] = self.staged[start : start + each.numel()].view(each.shape)
+        return True
+
+    def keep_for(self, steps: DeviceAdam | HostSteps, gradients: Any) -> None:
+        """Have them read in 16 bits, where nothing is added to them: on a rank that is alone.
+
+        `block.Gradients`, where there are some, write what has a place in 16 bits.
+        """
+        alone = torch.distributed.get_world_size() == 1
+        if alone and isinstance(steps, DeviceAdam) and self._stage_all():
+            self.kept = True
+            steps.read(self.staged)
+        if gradients and self.places:
+            gradients.write(self.places.get)
+            self.complete = gradients.complete
 
     def compile_with(self, compiled: Callable[[Any], Any]) -> None:
         """Have the arithmetic done by what `compiled` makes of it."""
         self._mean = compiled(_mean)
 
     def _take(self, parameter: Any) -> None:
-        self.taken.append((parameter.main_grad, parameter.grad))
-        parameter.grad = None
+        if parameter.grad is not None:  # else it is in its place
+            self.taken.append((parameter.main_grad, parameter.grad))
+            parameter.grad = None
 
     @torch.no_grad()
     def gather(self) -> None:
         """Bring them there; what Megatron does with complete gradients comes after."""
-        if self._pair():
+        self.complete()
+        if self.kept:
+            self._stage(self.taken, self.staged)
+        elif self.places:
             self._exchange(self.replica.buffers[0].grad_data)
-            self.replica.summed = True
         else:
             torch._foreach_copy_(*map(list, zip(*self.taken, strict=True)))
+        self.replica.summed = bool(self.places)
         self.taken.clear()
-
-    def _pair(self) -> bool:
-        buckets = [bucket for buffer in self.replica.buffers for bucket in buffer.buckets]
-        replicas = parallel_state.get_data_parallel_world_size()
-        one = len(buckets) == 1 and len({grad.dtype for _, grad in self.taken}) == 1
-        return replicas == PAIR and one and self.taken[0][1].itemsize == 2
 
     def _exchange(self, main: torch.Tensor) -> None:
         """The means of both replicas' gradients; one share is sent while another is copied.
 
-        In 16 bits they lie as in `main`, fp32 [elements], and zeros between them.
+        `main` is the fp32 buffer, [elements].
         """
-        if self.staged is None:
-            self.staged = torch.zeros_like(main, dtype=self.taken[0][1].dtype)
         group = parallel_state.get_data_parallel_group()
         rank = torch.distributed.get_rank(group)
         mine, theirs, staged = main, self.staged, self.staged
@@ -209,7 +238,6 @@ class GatheredGradients:
 
     def _stage(self, pairs: Taken, share: torch.Tensor) -> Taken:
         """Copy the gradients of which some is in a share; those that are left."""
-        assert self.staged is not None
         start, end = share.storage_offset(), share.storage_offset() + share.numel()
         inside, left = [], []
         for main, grad in pairs:

@@ -1,6 +1,9 @@
-"""Layers and a loss that are split over ranks, by collectives that torch's compiler sees through.
+"""Layers, a loss and sequences that are split over ranks.
 
-Megatron's own break its graphs.
+Tensor parallelism is by collectives that torch's compiler sees through: Megatron's own break its
+graphs. By context parallelism, each rank has a part of every sequence, and attends to all of it:
+of 2 × CP pieces, rank r has the pieces r and 2 × CP - 1 - r, as upstream, so every rank has as much
+before it to attend to.
 """
 
 from __future__ import annotations
@@ -153,3 +156,61 @@ class SplitLoss(torch.autograd.Function):
         numbers = torch.arange(logits.shape[-1], device=logits.device)
         shares = torch.where(numbers == place.unsqueeze(-1), shares - 1, shares)
         return (shares * grads[0].unsqueeze(-1)).to(logits.dtype), None, None
+
+
+def own_part(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """This rank's part of each tensor [b, s]: [b, s / CP]."""
+    size = parallel_state.get_context_parallel_world_size()
+    if size == 1:
+        return batch
+    rank = parallel_state.get_context_parallel_rank()
+    parted = {}
+    for name, whole in batch.items():
+        pieces = whole.chunk(2 * size, dim=1)
+        parted[name] = torch.cat((pieces[rank], pieces[2 * size - 1 - rank]), dim=1)
+    return parted
+
+
+def positions(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where this rank's `length` tokens stand in the sequence, and where all ranks' do in turn."""
+    size = parallel_state.get_context_parallel_world_size()
+    pieces = torch.arange(length * size, device=device).chunk(2 * size)
+    each = [torch.cat((pieces[rank], pieces[2 * size - 1 - rank])) for rank in range(size)]
+    return each[parallel_state.get_context_parallel_rank()], torch.cat(each)
+
+
+class _Gather(torch.autograd.Function):
+    """All ranks' parts one after the other; the gradient of each is the sum over all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor) -> torch.Tensor:
+        """[s / CP, …] to [s, …]."""
+        group = parallel_state.get_context_parallel_group()
+        parts = [torch.empty_like(part) for _ in range(torch.distributed.get_world_size(group))]
+        torch.distributed.all_gather(parts, part.contiguous(), group=group)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        """[s, …] to [s / CP, …]."""
+        group = parallel_state.get_context_parallel_group()
+        total = grads[0].contiguous()
+        torch.distributed.all_reduce(total, group=group)
+        parts = total.chunk(torch.distributed.get_world_size(group))
+        return parts[torch.distributed.get_rank(group)]
+
+
+def gathered(part: torch.Tensor) -> torch.Tensor:
+    """[s / CP, …] of this rank to [s, …] in the order of `positions`."""
+    return _Gather.apply(part)
+
+
+def share(loss: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """A sum of losses over this rank's part, as its share of a mean over all ranks of the group.
+
+    `tokens` are those that count here.
+    """
+    size = parallel_state.get_context_parallel_world_size()
+    if size > 1:
+        torch.distributed.all_reduce(tokens, group=parallel_state.get_context_parallel_group())
+    return loss * size / tokens

@@ -24,7 +24,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from launcher.train import compat, log
 from launcher.train.checkpoints import checkpoint, replicas
 from launcher.train.checkpoints.checkpoint import Progress
-from launcher.train.gpt import context, data, fast, measurements, model, optimizer, split
+from launcher.train.gpt import data, fast, measurements, model, optimizer, split
 from launcher.train.gpt.arguments import Layout, learning_rate
 from launcher.train.gpt.device_adam import DeviceAdam
 from launcher.train.gpt.measurements import Meter
@@ -80,7 +80,7 @@ def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
 def _loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
     """Mean over the tokens that count; losses and loss_mask are [micro-batch, sequence]."""
     mask = loss_mask.reshape(-1)
-    loss = context.share(torch.sum(losses.float().view(-1) * mask), mask.sum())
+    loss = split.share(torch.sum(losses.float().view(-1) * mask), mask.sum())
     # The schedules divide the loss in place, so what is logged has to be a copy.
     logged = {"lm loss": loss.detach().clone()}
     return loss * compat.loss_factor(parallel_state.get_context_parallel_world_size()), logged
@@ -90,7 +90,7 @@ def forward_step(batches: Iterator[dict[str, torch.Tensor]] | None, gpt: Any) ->
     """One micro-batch through this rank's layers, and how to make its output a loss."""
     if batches is None:
         return gpt(None, None, None), None
-    batch = {name: x.cuda(non_blocking=True) for name, x in context.split(next(batches)).items()}
+    batch = {name: x.cuda(non_blocking=True) for name, x in split.own_part(next(batches)).items()}
     output = gpt(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
     return output, partial(_loss, batch["loss_mask"])
 
@@ -145,6 +145,8 @@ class Trainer:
         self.forward_backward = get_forward_backward_func()
         self.progress = self._load(source, saved)
         self.steps = self._steps()
+        if self.gathered:
+            self.gathered.keep_for(self.steps, getattr(self.gpt.decoder, "gradients", None))
         self.fast_step = fast.Step(self.path, self._step, self._plain, say, layout.micro_batches)
         self.saved = self.progress.iteration
         self.loss: torch.Tensor | None = None  # the last step's, on the last stage
@@ -188,11 +190,11 @@ class Trainer:
         """What makes a function of tensors faster: torch's, on GPUs."""
         return (lambda function: function) if self.arguments.on_cpu else fast.compile_alike
 
-    def _plain(self) -> None:
-        """Do without torch's compiler."""
-        for part in self.parts:
-            part.plain()
-        for each in (self.steps, self.gathered):
+    def _plain(self, part: str) -> None:
+        """Do without "kernels", or all that is "compiled"."""
+        for each in self.parts:
+            each.plain(part)
+        for each in () if part == "kernels" else (self.steps, self.gathered):
             if isinstance(each, DeviceAdam | optimizer.GatheredGradients):
                 each.compile_with(lambda function: function)
 

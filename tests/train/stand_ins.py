@@ -1,0 +1,96 @@
+"""In place of Triton's kernels, where there is no Triton: the same by torch, and what it should be.
+
+`install` lets `launcher.train.gpt.block` take these.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy as entropy
+from torch.nn.functional import gelu as torch_gelu
+from torch.nn.functional import layer_norm
+
+ROWS = STRIPS = PACKERS = 2
+
+
+def keeps(x: torch.Tensor, p: float, seed: torch.Tensor) -> torch.Tensor:
+    """What dropout makes of ones."""
+    numbers = torch.rand(x.shape, generator=torch.Generator().manual_seed(int(seed)))
+    return (numbers >= p).float() / (1 - p)
+
+
+def leaf(x: torch.Tensor) -> torch.Tensor:
+    """fp32, of which a gradient is asked for."""
+    return x.detach().float().clone().requires_grad_()
+
+
+def add_norm(
+    x: Any, bias: Any, residual: Any, gain: Any, shift: Any, eps: float, p: float, seed: Any
+) -> Any:
+    hidden = (residual.float() + (x.float() + bias.float()) * keeps(x, p, seed)).to(x.dtype)
+    return hidden, layer_norm(hidden, hidden.shape[1:], gain, shift, eps), torch.tensor(eps)
+
+
+def add_norm_back(
+    of_normed: Any,
+    of_hidden: Any,
+    gain: Any,
+    p: float,
+    seed: Any,
+    hidden: Any,
+    known: Any,
+    parts: Any,
+) -> Any:
+    given, weight, shift = leaf(hidden), leaf(gain), leaf(gain)
+    with torch.enable_grad():
+        normed = layer_norm(given, given.shape[1:], weight, shift, float(known))
+        grads = torch.autograd.grad(normed, (given, weight, shift), of_normed.float())
+    whole = grads[0] + (0 if of_hidden is None else of_hidden.float())
+    of_x = whole * keeps(hidden, p, seed)
+    parts.copy_(torch.stack((grads[1], grads[2], of_x.sum(0))) / len(parts))
+    return of_x.to(hidden.dtype), whole.to(hidden.dtype)
+
+
+def gelu(x: Any, bias: Any, tanh: bool) -> Any:
+    return torch_gelu(x.float() + bias.float(), approximate=("none", "tanh")[tanh]).to(x.dtype)
+
+
+def gelu_back(x: Any, bias: Any, of_y: Any, tanh: bool, parts: Any) -> Any:
+    given = leaf(x.float() + bias.float())
+    with torch.enable_grad():
+        y = torch_gelu(given, approximate=("none", "tanh")[tanh])
+    of_x = torch.autograd.grad(y, given, of_y.float())[0]
+    parts.copy_(of_x.sum(0) / len(parts))
+    return of_x.to(x.dtype)
+
+
+def pack(q: Any, k: Any, v: Any, size: int, parts: Any) -> Any:
+    packed = torch.stack([x.view(len(x), -1, size) for x in (q, k, v)], 2).reshape(len(q), -1)
+    parts.copy_(packed.float().sum(0) / len(parts))
+    return packed
+
+
+def column_sums(parts: Any, into: Any) -> None:
+    into.copy_(parts.sum(1))
+
+
+def cross_entropy(logits: Any, wanted: Any) -> Any:
+    given = leaf(logits)
+    with torch.enable_grad():
+        losses = entropy(given, wanted, reduction="none")
+    logits.copy_(torch.autograd.grad(losses.sum(), given)[0])
+    return losses.detach()
+
+
+def add_rows(tokens: Any, rows: Any, into: Any, sums: Any, claimed: Any) -> None:
+    into.copy_(into.float() + torch.zeros_like(sums).index_add_(0, tokens, rows.float()))
+
+
+def install() -> None:
+    """Before `block` is imported."""
+    kernels = "launcher.train.gpt.kernels"
+    for name in ("layer", "ends"):
+        sys.modules[f"{kernels}.{name}"] = sys.modules[__name__]
