@@ -9,13 +9,9 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
-from typing import NamedTuple
 
 LABEL = "megatron-launchpad."
 """What the names of all our labels begin with."""
-
-HUB = "docker.io"
-"""The registry of a name without one."""
 
 Check = Callable[[str], str]
 
@@ -72,45 +68,6 @@ def git_mirror(text: str) -> str:
             "doesn't look like the beginning of git addresses: https://git.example/mirrors/"
         ) from None
     return text
-
-
-class ImageName(NamedTuple):
-    """An image's name in its parts, as engines read it.
-
-    name: as it was written, without tag and digest; empty strings where it has none of them
-    repository: the path at the registry; of `python`, library/python at docker.io
-    """
-
-    text: str
-    registry: str
-    repository: str
-    name: str
-    tag: str
-    digest: str
-
-    @property
-    def target(self) -> str:
-        """What the registry is asked for: the digest or the tag."""
-        return self.digest or self.tag or "latest"
-
-    @property
-    def in_full(self) -> str:
-        """Registry and repository."""
-        return f"{self.registry}/{self.repository}"
-
-
-def parse_reference(text: str) -> ImageName:
-    """The parts of an image's name, which isn't checked."""
-    rest, _, digest = text.partition("@")
-    head, slash, last = rest.rpartition("/")
-    last, _, tag = last.partition(":")
-    name = f"{head}{slash}{last}"
-    first, slash, repository = name.partition("/")
-    if not slash or not ("." in first or ":" in first or first == "localhost"):
-        first, repository = HUB, name
-    if first == HUB and "/" not in repository:
-        repository = f"library/{repository}"
-    return ImageName(text, first, repository, name, tag, digest)
 
 
 def image_for_tag(text: str) -> str:

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from launcher import files, names
 from launcher.errors import UsageError
-from launcher.names import parse_reference
 from launcher.trust import require_trusted
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,6 +128,8 @@ def expanded(path: str | Path) -> Path:
 
 def _repository(text: str) -> str:
     """What an image's reference can begin with. Raises ValueError."""
+    from launcher.reference import parse_reference
+
     match = _REPOSITORY.fullmatch(text)
     if match is None:
         raise ValueError(
@@ -243,6 +244,8 @@ def _begins(reference: str, prefix: str) -> bool:
 
 def _with_registry(reference: str) -> str:
     """The reference in full: `python:3.11` is docker.io/library/python:3.11 to an engine."""
+    from launcher.reference import parse_reference
+
     parts = parse_reference(reference)
     return parts.in_full + reference.removeprefix(parts.name)
 

@@ -16,13 +16,11 @@ from docker.utils.socket import STDERR, frames_iter
 from requests.exceptions import RequestException
 from urllib3.exceptions import HTTPError
 
-from launcher.backends.group import DIAGNOSE, unpacked
 from launcher.backends.host import tell
 from launcher.errors import EngineError
 from launcher.names import LABEL
 from launcher.plan.job import KILLED, Cause, Ended, Job, Lost, Piece
 from launcher.plan.plan import Plan, without_memlock
-from launcher.records.failures import explain
 
 StartedJob = TypeVar("StartedJob", bound=Job)
 FAILURES = (DockerException, RequestException, HTTPError, OSError)
@@ -132,12 +130,16 @@ class DockerJob:
         remove_container(self.api, self.container)
 
     def files(self, path: str) -> dict[str, bytes]:
+        from launcher.backends.group import unpacked
+
         with suppress(NotFound), answering():
             stream, _ = self.api.get_archive(self.container, path)
             return unpacked(b"".join(stream))
         return {}
 
     def diagnose(self) -> dict[str, bytes]:
+        from launcher.backends.group import DIAGNOSE, unpacked
+
         with answering():
             try:
                 made = self.api.exec_create(self.container, DIAGNOSE, stderr=False)
@@ -191,6 +193,8 @@ def is_conflict(error: Exception) -> bool:
 
 def start_error(error: Exception, plan: Plan) -> Exception:
     """What to say of a container that didn't start: a known failure and its cure, or why."""
+    from launcher.records.failures import explain
+
     reason = words_of(error)
     if "error setting rlimit" in reason and "memlock" in dict(plan.ulimits):
         return MemlockRefused()

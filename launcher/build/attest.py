@@ -17,7 +17,7 @@ from launcher import __version__
 from launcher.build import context, fetch
 from launcher.build.pins import StartImage
 from launcher.matrix.recipe import sha256_of_pin
-from launcher.names import HUB, parse_reference
+from launcher.reference import HUB, parse_reference
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import BuildError, EngineError
 from launcher.matrix.schema import AMD64, LockedImage
-from launcher.names import LABEL, parse_reference
+from launcher.names import LABEL
 from launcher.oci import registry
 from launcher.oci.container import answer_within, engine_errors, find_image, name_image, tags_of
 from launcher.oci.pull import describe_pull_failure, follow, registry_errors
+from launcher.reference import parse_reference
 from launcher.screen import Progress
 from launcher.settings import Settings
 

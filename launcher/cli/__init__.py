@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher import screen
 from launcher.errors import LauncherError, UsageError
@@ -122,7 +123,6 @@ def _tell_unforeseen(error: Exception, argv: list[str]) -> int:
     """Keep the traceback in a file of its own, and tell in one line where; the exit code."""
     import tempfile
     import traceback
-    from itertools import takewhile
 
     from launcher.yamlfile import printable
 
@@ -171,8 +171,16 @@ def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     vars(parser)["color"] = False  # of Python 3.14's: to our screen, colours are no text
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    wanted = [argv[0]] if argv and argv[0] in COMMANDS else [*COMMANDS]
-    for name in wanted:
-        find_command(name).add_to(commands, whole=argv is None or name in argv)
+    first = argv[0] if argv else ""
+    listed = first in ("-h", "--help")
+    # None of those that are listed is called, and each looks for translations on the disk.
+    kind: Any = (lambda **_: parser) if listed else argparse.ArgumentParser
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=kind
+    )
+    for each in map(find_command, [first] if first in COMMANDS else COMMANDS):
+        if listed:
+            commands.add_parser(each.name, help=each.help)
+        else:
+            each.add_to(commands)
     return parser

@@ -23,13 +23,13 @@ from launcher.cli.command import (
     image,
 )
 from launcher.errors import EngineError, LauncherError, UsageError
+from launcher.screen import Progress
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
     from launcher.build.image import Request
     from launcher.matrix.schema import Matrix
-    from launcher.screen import Progress
     from launcher.settings import Settings
 
 WITHOUT = "Or leave base and builder out: --no-images"
@@ -63,7 +63,6 @@ def build(args: Namespace) -> int:
     from launcher.build.image import Builds, build_all
     from launcher.engine.connect import connect
     from launcher.matrix.load import load_matrix
-    from launcher.screen import Progress
     from launcher.settings import settings
 
     if args.jobs is not None and args.jobs < 1:
@@ -122,7 +121,6 @@ def verify(args: Namespace) -> int:
     from launcher.images import images
     from launcher.images.again import Departures, Verification
     from launcher.matrix.load import load_matrix
-    from launcher.screen import Progress
     from launcher.settings import settings
 
     site = settings()
@@ -152,7 +150,6 @@ def fetch(args: Namespace) -> int:
 
     One line for each row and bundle on stdout.
     """
-    from launcher.screen import Progress
     from launcher.settings import settings
 
     site, progress = settings(), Progress()

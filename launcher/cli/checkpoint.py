@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.command import actions, argument, call_action, command, flag, image, table
 from launcher.cli.data_inspect import TOKENIZER, TYPES, a_path
+from launcher.errors import UsageError
+from launcher.screen import size
 
 if TYPE_CHECKING:
     from launcher.data.tokenizers import Chosen
@@ -41,7 +43,6 @@ TO = argument("--to", "a folder that isn't there, or empty", "FOLDER", type=a_pa
 def inspect(args: Namespace) -> int:
     """Show a checkpoint's tensors, layout, iteration, and whether it is complete."""
     from launcher.follow.weights import named
-    from launcher.screen import size
     from launcher.weights import reader
 
     saved = reader.opened(named(args.source).folder)
@@ -99,8 +100,6 @@ def export(args: Namespace) -> int:
 
 
 def _tell(done: Done, what: str) -> None:
-    from launcher.screen import size
-
     print(f"{what}: {size(done.bytes)} of weights in {done.folder}")
 
 
@@ -171,7 +170,6 @@ def _prepare() -> None:
 )
 def generate(args: Namespace) -> int:
     """Print a few tokens that a checkpoint has for the likeliest after a text."""
-    from launcher.errors import UsageError
     from launcher.follow import weights
 
     _prepare()

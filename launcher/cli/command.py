@@ -38,11 +38,11 @@ class Command:
     def __call__(self, args: Namespace) -> int:
         return self.run(args)
 
-    def add_to(self, commands: Any, *, whole: bool = True) -> argparse.ArgumentParser:
-        """Make it one of the commands, which know its name and help alone where not `whole`."""
+    def add_to(self, commands: Any) -> argparse.ArgumentParser:
+        """Make it one of the commands, with its arguments."""
         parser = commands.add_parser(self.name, help=self.help, description=self.help)
         assert isinstance(parser, argparse.ArgumentParser)
-        return self.declare(parser) if whole else parser
+        return self.declare(parser)
 
     def declare(self, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Add its arguments to a parser."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 from launcher.cli.command import argument, command
@@ -29,8 +30,6 @@ def demo(args: Namespace) -> int:
 )
 def engine(args: Namespace) -> int:
     """Keep a private engine up (Linux, root, apt) and print its DOCKER_HOST."""
-    from functools import partial
-
     from launcher.engine.private.private import keep_up
     from launcher.settings import settings
 

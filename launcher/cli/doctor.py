@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import names
@@ -73,8 +75,6 @@ def _lines(args: Namespace, chosen: Backend) -> list[Line]:
 
 def _nodes(args: Namespace) -> list[Line]:
     """Meet the other nodes. Raises UsageError for numbers that can't be."""
-    import os
-
     from launcher.backends.host import tell
     from launcher.machine import gather, nodes
     from launcher.plan.source import NODE_RANKS
@@ -141,9 +141,7 @@ def _all_reduce(args: Namespace, chosen: Backend) -> int:
 
 def all_reduce_plan(args: Namespace, chosen: Backend) -> Plan:
     """The plan of an all-reduce: this checkout's, so that any image with a runner will do."""
-    import os
     from dataclasses import replace
-    from pathlib import Path
 
     from launcher import train
     from launcher.follow.assemble import assemble, new_stamp

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from launcher.cli.command import (
     flag,
 )
 from launcher.errors import UsageError
+from launcher.screen import Progress
 
 if TYPE_CHECKING:
     from launcher.trials.result import Result
@@ -71,7 +73,6 @@ def lock(args: Namespace) -> int:
     """Write matrix.lock; pins that hold are kept."""
     from launcher.build import lock
     from launcher.matrix.load import load_lock, load_matrix, lock_path
-    from launcher.screen import Progress
     from launcher.settings import settings
 
     path = lock_path()
@@ -96,7 +97,6 @@ LABELS = "takes rows with CUDA{}, such as self-hosted,gpu; without it they are l
 def github(args: Namespace) -> int:
     """The jobs of a workflow, as JSON."""
     import json
-    import re
 
     from launcher.matrix import github
     from launcher.matrix.load import load_matrix

@@ -59,7 +59,7 @@ def ps(args: Namespace) -> int:
 
 def _tell_silent(silent: list[Silent]) -> int:
     """Tell who couldn't be asked, and why; the exit code, 0 where there was nobody to ask."""
-    from launcher.follow.supervise import tell
+    from launcher.follow.live import tell
 
     for one in silent:
         tell(str(one) if one.may_have_jobs else str(one).partition(";")[0])
@@ -77,7 +77,7 @@ def attach(args: Namespace) -> int:
 def _written(run: str, *, follow: bool = False) -> Iterator[tuple[bool, bytes]]:
     """What a run has written, of stderr or stdout, or what was kept of it."""
     from launcher.follow import find
-    from launcher.follow.supervise import tell
+    from launcher.follow.live import tell
     from launcher.records import record, watch
 
     try:
@@ -104,7 +104,7 @@ def _pieces(log: BinaryIO) -> Iterator[bytes]:
 @command(RUN, flag("--follow -f", "go on until the run ends"))
 def logs(args: Namespace) -> int:
     """Print what a run has written, also after its end."""
-    from launcher.follow.supervise import write
+    from launcher.follow.live import write
 
     for is_error, data in _written(args.run, follow=args.follow):
         write(data, is_error)
@@ -140,7 +140,7 @@ def explain(args: Namespace) -> int:
 def stacks(args: Namespace) -> int:
     """Say where a run's ranks are, and which one the others wait for."""
     from launcher.follow import find, watchdog
-    from launcher.follow.supervise import tell
+    from launcher.follow.live import tell
     from launcher.records import record
 
     _, job = find.job(args.run)
@@ -169,7 +169,7 @@ def _seconds(text: str) -> int:
 )
 def stop(args: Namespace) -> int:
     """Ask runs to save a checkpoint and end; remove what is left of ended ones."""
-    from launcher.follow import find, supervise
+    from launcher.follow import find, live, supervise
     from launcher.records import owner, record
 
     for text in args.runs:
@@ -178,7 +178,7 @@ def stop(args: Namespace) -> int:
         except UsageError:
             if not owner.stop_in_pause(record.find(text).run):
                 raise
-            supervise.tell(f"run {text} is between two attempts, and won't be started again")
+            live.tell(f"run {text} is between two attempts, and won't be started again")
         else:
             supervise.stop(job, now=args.now, grace=args.grace)
     return 0
@@ -215,7 +215,7 @@ def exec(args: Namespace) -> int:
 )
 def plot(args: Namespace) -> int:
     """Draw loss and throughput of runs into one PNG."""
-    from launcher.follow.supervise import tell
+    from launcher.follow.live import tell
     from launcher.records import plot
     from launcher.settings import expanded
 

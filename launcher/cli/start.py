@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from argparse import Namespace
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.cli.command import GPUS, RUN, argument, command, flag, image
@@ -61,9 +64,7 @@ def run(args: Namespace) -> int:
     The training program's exit code is passed on.
     """
     gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
-    import os
     from dataclasses import replace
-    from functools import partial
 
     from launcher.backends import backend, configured
     from launcher.follow import text
@@ -95,8 +96,8 @@ def _start(args: Namespace, asked: Asked, chosen: Backend, notes: Iterable[str] 
     from dataclasses import replace
 
     from launcher.backends import configured
+    from launcher.follow.live import tell
     from launcher.follow.start import start
-    from launcher.follow.supervise import tell
 
     for note in notes:
         tell(note)
@@ -122,8 +123,6 @@ def overrides(args: Namespace) -> list[Override]:
 
 def _show(assembled: Assembled, chosen: Backend, data: Tokenized, notes: Iterable[str]) -> int:
     """Print the plan and the command; files that aren't there are told, as they may come."""
-    import sys
-
     from launcher.cli.describe import describe
     from launcher.follow.files import missing
 
@@ -188,6 +187,6 @@ def shell(args: Namespace) -> int:
 
     Its exit code is passed on. This folder is the working folder, at /work.
     """
-    from launcher.follow.start import shell
+    from launcher.follow.shell import shell
 
     return shell(args.tag, args.backend, args.gpus, args.source, args.rest)

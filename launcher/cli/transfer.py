@@ -8,6 +8,8 @@ from pathlib import Path
 
 from launcher import names
 from launcher.cli.command import argument, command, flag, image
+from launcher.errors import UsageError
+from launcher.screen import Progress, size
 
 NAMED = "24.10 of the matrix, or the name of any image"
 
@@ -35,7 +37,6 @@ def save(args: Namespace) -> int:
     from launcher.images import images
     from launcher.images.save import save
     from launcher.matrix.load import load_matrix
-    from launcher.screen import Progress, size
     from launcher.settings import expanded, settings
 
     part_size = _bytes(args.part_size)
@@ -55,7 +56,6 @@ def save(args: Namespace) -> int:
 
 def _bytes(text: str) -> int:
     """The bytes of 500M or 1G. Raises UsageError for anything else."""
-    from launcher.errors import UsageError
 
     found = re.fullmatch(r"([1-9]\d{0,9})([KMG]?)", text.upper(), re.ASCII)
     if not found:
@@ -76,7 +76,6 @@ def load(args: Namespace) -> int:
     from launcher.images import images
     from launcher.images.load import load, put_beside
     from launcher.oci.archive import hex_of
-    from launcher.screen import Progress
     from launcher.settings import expanded, settings
     from launcher.trust import require_trusted
 
@@ -111,7 +110,6 @@ def export(args: Namespace) -> int:
     from launcher.images import images
     from launcher.images.export import export
     from launcher.matrix.load import load_matrix
-    from launcher.screen import Progress
     from launcher.settings import expanded
 
     client = connect(timeout=3600)
@@ -137,7 +135,6 @@ def push(args: Namespace) -> int:
     from launcher.engine.connect import connect
     from launcher.images import images, referrers, remote
     from launcher.matrix.load import load_matrix
-    from launcher.screen import Progress
     from launcher.settings import settings
 
     name = images.reference(args.image, load_matrix().rows)
@@ -168,7 +165,7 @@ def pull(args: Namespace) -> int:
     from launcher.engine.connect import connect
     from launcher.images import images, referrers, remote
     from launcher.matrix.load import load_lock, load_matrix
-    from launcher.screen import Progress
+    from launcher.reference import parse_reference
     from launcher.settings import settings
 
     site = settings()
@@ -181,7 +178,7 @@ def pull(args: Namespace) -> int:
     if locked is not None and not expected:
         expected = [locked.digest, *sorted(locked.digests - {locked.digest})]
         if published and name in matrix.moving:  # wherever its publisher has put the tag by now
-            there = f"{names.parse_reference(there).name}@{locked.digest}"
+            there = f"{parse_reference(there).name}@{locked.digest}"
     client = connect(timeout=3600)
     progress = Progress()
     pulled = remote.pull(client, there, progress, expected, None if "@" in name else name)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from pathlib import Path
 
 from launcher.cli.command import GPUS, above_zero, argument, command, flag
 from launcher.cli.start import SET, SOURCE
+from launcher.errors import UsageError
+from launcher.screen import Progress
 
 
 @command(
@@ -31,15 +34,11 @@ def tune(args: Namespace) -> int:
 
     Settings are measured by short runs that save nothing.
     """
-    import os
-
     from launcher import yamlfile
     from launcher.backends import backend, configured
     from launcher.cli.start import overrides
-    from launcher.errors import UsageError
     from launcher.plan import source
     from launcher.plan.source import Asked, Override, overridden
-    from launcher.screen import Progress
     from launcher.tuning import tune as tuning
     from launcher.tuning import tuned
 

@@ -252,7 +252,7 @@ def socket_fault(path: Path, within: float) -> str:
 
 
 def _client(endpoint: Endpoint, within: float) -> DockerClient | str:
-    """A client of the engine at `endpoint`, or why there is none. Its version is asked once."""
+    """A client of the engine at `endpoint`, or why there is none."""
     from docker.errors import DockerException
     from docker.tls import TLSConfig
 
@@ -263,9 +263,26 @@ def _client(endpoint: Endpoint, within: float) -> DockerClient | str:
         if folder := endpoint.certificates:
             own = (str(folder / "cert.pem"), str(folder / "key.pem"))
             tls = TLSConfig(own, str(folder / "ca.pem"), verify=endpoint.verify)
-        return Client(endpoint.host, tls=tls, timeout=within, use_ssh_client=True)
+        spoken = _spoken(endpoint.host, within)
+        return Client(endpoint.host, tls=tls, timeout=within, use_ssh_client=True, version=spoken)
     except (DockerException, OSError, ValueError) as error:
         return _reason(error, within)
+
+
+def _spoken(host: str, within: float) -> str | None:
+    """The version of its interface that an engine at a socket names; None where that isn't told.
+
+    Then the SDK asks for /version, about which an engine asks its parts first. Raises OSError.
+    """
+    scheme, _, path = host.partition("://")
+    if scheme != "unix":
+        return None
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(within)
+        asking.connect(path)
+        asking.sendall(b"GET /_ping HTTP/1.0\r\nHost: engine\r\n\r\n")
+        named = re.match(rb"(?s)HTTP/1\.\d 200 .*?\nApi-Version: *(\d+\.\d+)\r", asking.recv(4096))
+    return named[1].decode() if named else None
 
 
 def _reason(error: Exception, within: float) -> str:

@@ -181,12 +181,10 @@ def passed_over(run: str) -> set[int]:
 
 
 def check(asked: Asked, chosen: Backend, *, detach: bool) -> None:
-    """Refuse to go back where no launcher here follows the whole run and sees its checkpoints.
+    """Refuse a run that may go back where no launcher here follows it and sees its checkpoints.
 
     Raises UsageError.
     """
-    if not asked.config.guard.goes_back:
-        return
     where, alone = asked.origin.place("guard"), chosen.every_node or chosen.scheduled
     instead = "Set guard.on_nan and guard.on_spike to warn or end."
     if detach:

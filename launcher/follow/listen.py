@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from launcher.errors import LauncherError
-from launcher.follow import guard, supervise, watchdog
-from launcher.follow.supervise import Listener, attempt_of, tell
+from launcher.follow import guard, live, supervise, watchdog
+from launcher.follow.live import tell
+from launcher.follow.supervise import Listener, attempt_of
 from launcher.plan.job import Job
 from launcher.records import provenance, record
 from launcher.records.metrics import Found
@@ -25,7 +26,7 @@ def listening(job: Job) -> Iterator[Sequence[Listener]]:
         return
     threading.Thread(target=_keep_build, args=(job,), daemon=True).start()
     speed = Speed(record.read(job.run, record.PLAN), record.read(job.run, record.FACTS))
-    screen, attempt = supervise.screen, attempt_of(job)
+    screen, attempt = live.screen, attempt_of(job)
 
     def end() -> None:
         supervise.ask(job, "the run", supervise.grace_of(job))

@@ -1,4 +1,4 @@
-"""The line at the bottom of a terminal that says how far a run is, and how fast."""
+"""What a run says, passed on, and the line below it that says how far it is, and how fast."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from launcher.records.metrics import Found, Memory, Step
-from launcher.records.throughput import Rates
 from launcher.screen import ERASE, bare, duration
+
+if TYPE_CHECKING:
+    from launcher.records.metrics import Found, Step
+    from launcher.records.throughput import Rates
 
 INTERVAL = 0.1
 """Seconds between two drawings, at least."""
@@ -39,6 +41,8 @@ class State:
 
     def after(self, found: Found, rates: Rates | None = None) -> State:
         """The state once the log has said `found`."""
+        from launcher.records.metrics import Memory, Step
+
         if isinstance(found, Step):
             times = (*self.times, found.ms_per_step)[-KEPT_TIMES:]
             return replace(self, step=found, rates=rates, times=times)
@@ -198,3 +202,51 @@ class LiveLine:
         with suppress(OSError, ValueError):  # closed, or gone
             self.stream.write(ERASE + text)
             self.stream.flush()
+
+
+screen = LiveLine(None)
+"""What stands at the bottom of the terminal while a run is followed."""
+
+
+@contextmanager
+def screened() -> Iterator[None]:
+    """Draw the live line where stdout and stderr are a terminal."""
+    global screen
+    with LiveLine(terminal(sys.stdout, sys.stderr, os.environ)) as screen:
+        yield
+
+
+class LostTerminal(OSError):
+    """The terminal has gone; unlike a closed pipe, that is no wish to stop the run."""
+
+
+def write(data: bytes, is_error: bool) -> None:
+    """Pass a piece of output on. Raises LostTerminal, and BrokenPipeError of a pipe."""
+    out = sys.stderr.buffer if is_error else sys.stdout.buffer
+    try:
+        with screen.passing(data):
+            out.write(data)
+            out.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise LostTerminal(*error.args) from error
+
+
+def tell(text: str) -> None:
+    """A line of the launcher's own, on stderr; where nobody reads that, the run goes before."""
+    line = f"launcher: {text}\n"
+    try:
+        with screen.passing(line.encode()):
+            print(line, end="", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        to_nowhere(sys.stderr)
+    except OSError:
+        return
+
+
+def to_nowhere(stream: TextIO) -> None:
+    """Let a stream whose reader has gone lose what it still holds, and what is to come."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from launcher.backends import backend, configured
+from launcher.backends import configured
 from launcher.errors import EngineError, LauncherError, PreflightError, UsageError
-from launcher.follow import files, find, guard
-from launcher.follow.assemble import NO_PROGRAM, Assembled, assemble, counted, new_stamp
-from launcher.follow.listen import listening
-from launcher.follow.supervise import supervise, tell
+from launcher.follow import files, find
+from launcher.follow.assemble import Assembled, assemble, counted, new_stamp
+from launcher.follow.live import tell
+from launcher.follow.supervise import supervise
 from launcher.names import LABEL
 from launcher.plan.config import RunConfig
 from launcher.plan.job import Backend, Job
 from launcher.plan.plan import Plan, Stamp, processes_of
-from launcher.plan.program import CHECKOUT
-from launcher.plan.source import Asked, Origin, Override, made, overridden
+from launcher.plan.source import Asked, Origin, Override, overridden
 from launcher.records import owner, provenance, record, repeat, resume
 from launcher.settings import expanded
 from launcher.train.checkpoints import folders, lineage
 
 if TYPE_CHECKING:
+    from launcher.follow.supervise import Listener
     from launcher.machine.machine import Machine
 
-PYTHONPATH = "/opt/megatron/lib:/opt/packages/lib"
-"""As images have it."""
+LISTEN = "launcher.follow.listen"
+"""All that listens to a run; there is nothing to hear before it has begun."""
 
 
 def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> int:
@@ -50,7 +51,7 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
             f"Leave {how} out and put the launcher itself in the background, or set "
             "max_restarts: 0; `launcher attach` takes the watch over, restarts and all.",
         )
-    guard.check(asked, chosen, detach=detach)
+    _check_guard(asked, chosen, detach=detach)
     if array:
         return _start_array(asked, chosen, array, preflight=preflight)
     stamp = new_stamp()
@@ -65,7 +66,7 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
             return 0
         attempts = Attempts(asked, chosen, stamp, First(plan, starting))
         restarts = asked.config.max_restarts
-        return supervise(chosen, attempts, restarts=restarts, listening=listening).code
+        return supervise(chosen, attempts, restarts=restarts, listening=_listening).code
 
 
 def _kept(assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: bool) -> Plan:
@@ -104,11 +105,24 @@ def task(asked: Asked, number: int) -> Asked:
 
 def check(asked: Asked, chosen: Backend, *, preflight: bool) -> None:
     """Refuse what `start` would, as far as it can be told without the data. Raises as that does."""
-    guard.check(asked, chosen, detach=False)
+    _check_guard(asked, chosen, detach=False)
     plan = assemble(asked, chosen, new_stamp()).plan
     of_line(plan, asked, chosen)
     if preflight and not chosen.scheduled:
         _preflight(plan, asked, chosen)
+
+
+def _check_guard(asked: Asked, chosen: Backend, *, detach: bool) -> None:
+    if asked.config.guard.goes_back:
+        from launcher.follow import guard
+
+        guard.check(asked, chosen, detach=detach)
+
+
+def _listening(job: Job) -> AbstractContextManager[Sequence[Listener]]:
+    from launcher.follow.listen import listening
+
+    return listening(job)
 
 
 def attach(text: str) -> int:
@@ -129,7 +143,7 @@ def attach(text: str) -> int:
             tell(f"{error.problem}: it won't be started again")
         restarts = 0
     attempts = Attempts(asked, chosen, _stamp(job), None)
-    return supervise(chosen, attempts, restarts=restarts, job=job, listening=listening).code
+    return supervise(chosen, attempts, restarts=restarts, job=job, listening=_listening).code
 
 
 def _stamp(job: Job) -> Stamp:
@@ -173,11 +187,13 @@ def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> Machine:
     """Look at the machine, warn of what is doubtful, refuse what can't work: PreflightError."""
     from launcher.follow import ask
     from launcher.machine import checks, gather
-    from launcher.matrix.load import load_matrix
     from launcher.settings import settings
 
-    tag = asked.config.image.tag if chosen.contained and plan.gpus.count else None
-    row = load_matrix().rows.get(tag) if tag else None
+    row = None
+    if (tag := asked.config.image.tag) and chosen.contained and plan.gpus.count:
+        from launcher.matrix.load import load_matrix
+
+        row = load_matrix().rows.get(tag)
     machine = gather.gather(asked.config, plan, gather.engine_of(chosen))
     found = checks.preflight(asked.config, asked.origin, plan, machine, row.cuda if row else None)
     if not any(finding.refuse for finding in found):
@@ -280,6 +296,8 @@ class Attempts:
 
     def __call__(self, attempt: int) -> Job:
         if attempt == 0 and self.first:
+            # Read while the engine starts it, which takes longer.
+            Thread(target=import_module, args=(LISTEN,), daemon=True).start()
             with self.first.starting:
                 return _begin(self.chosen, self.first.plan, attach=True)
         with owner.alone():
@@ -289,6 +307,8 @@ class Attempts:
 
     def _again(self) -> Plan:
         """The plan that goes on from the newest complete checkpoint; from the start without one."""
+        from launcher.follow import guard
+
         config = resume.skipping(self.asked.config, guard.passed_over(self.stamp.run))
         asked, save = replace(self.asked, config=config), config.checkpoint.save
         if save and not self.chosen.shares_files:
@@ -325,6 +345,8 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Aske
     `overrides` may set the number of GPUs, or of processes on the CPU; the layout then follows.
     Raises UsageError where the run saved nothing, still goes on, or fits no such number.
     """
+    from launcher.follow import guard
+
     kept = record.find(text)
     with owner.following(kept.run) as nobody:
         known, silent = find.everywhere()
@@ -396,31 +418,3 @@ def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[Asked, list[st
         told = [f"run {kept.run} can't be repeated exactly:", *(f"  {line}" for line in lines)]
         raise PreflightError("\n".join(told), "--force runs it all the same.")
     return asked, [*notes, *lines]
-
-
-def shell(image: str, backend_name: str, gpus: str, source: str | None, argv: list[str]) -> int:
-    """Open a shell, or run `argv`, in an image; the working folder is seen at /work."""
-    values: dict[str, object] = {"name": "shell", "resources": {"workdir": "."}}
-    if source:
-        values |= {"source": source, "env": {"PYTHONPATH": f"{CHECKOUT}:{PYTHONPATH}"}}
-    return in_image(image, backend_name, gpus, values, argv).returncode
-
-
-def in_image(
-    image: object,
-    backend_name: str,
-    gpus: str,
-    values: Mapping[str, object],
-    argv: list[str],
-    stdout: int | None = None,
-) -> subprocess.CompletedProcess[str]:
-    """Run `argv` in an image to its end; `values` are more keys of the run file that it has not."""
-    chosen = backend(backend_name)
-    values = {"image": image, "gpus": gpus, "program": NO_PROGRAM, **values}
-    asked = Asked(made({**values}, "shell"), Origin("shell", {}, {}), os.getcwd())
-    plan = assemble(asked, chosen, new_stamp()).plan
-    mounts = tuple(mount for mount in plan.mounts if mount.key != "program")
-    plan = replace(plan, argv=tuple(argv), mounts=mounts)
-    files.require(plan)
-    files.prepare(plan)
-    return subprocess.run(chosen.shell(plan), env=chosen.environment(), stdout=stdout, text=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -19,19 +18,21 @@ from contextlib import (
 )
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol
 
 from launcher.errors import EngineError
-from launcher.follow import find, guard, watchdog
-from launcher.follow.live import LiveLine, terminal
+from launcher.follow import find
+from launcher.follow.live import LostTerminal, screened, tell, to_nowhere, write
 from launcher.names import LABEL
 from launcher.plan.job import KILLED, Backend, Cause, Ended, Job, Lost
 from launcher.plan.plan import AFTER_GRACE
-from launcher.records import ending, owner
-from launcher.records.ending import Ending
+from launcher.records import owner
 from launcher.screen import duration
-from launcher.train.checkpoints.folders import Checkpoint
 from launcher.train.ranks.signals import Ear
+
+if TYPE_CHECKING:
+    from launcher.records.ending import Ending
+    from launcher.train.checkpoints.folders import Checkpoint
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KEPT_OUTPUT = 1 << 16
@@ -79,8 +80,12 @@ def supervise(
     one starts it again and removes it. A `guest` only looks on: a signal ends nothing but that.
     """
     stopper = Stopper()
-    with nullcontext() if guest else stopper.hearing(), _screened(), ExitStack() as held:
+    with nullcontext() if guest else stopper.hearing(), screened(), ExitStack() as held:
         job = stopper.take(job) if job else stopper.started(start, 0)
+        # What judges it is read as late as that: the run begins the sooner.
+        from launcher.follow import guard
+        from launcher.records import ending
+
         mine = not guest and held.enter_context(owner.following(job.run))
         for attempt in count(attempt_of(job) + 1):
             with listening(job) if mine else nobody(job) as listeners:
@@ -102,18 +107,6 @@ def supervise(
         return found
 
 
-screen = LiveLine(None)
-"""What stands at the bottom of the terminal while a run is followed."""
-
-
-@contextmanager
-def _screened() -> Iterator[None]:
-    """Draw the live line where stdout and stderr are a terminal."""
-    global screen
-    with LiveLine(terminal(sys.stdout, sys.stderr, os.environ)) as screen:
-        yield
-
-
 def attempt_of(job: Job) -> int:
     """How often the run had been started before."""
     return int(job.labels.get(f"{LABEL}attempt", 0))
@@ -123,6 +116,9 @@ def _to_its_end(
     chosen: Backend, job: Job, stopper: Stopper, *, mine: bool, listeners: Sequence[Listener]
 ) -> Ending:
     """Follow the job; where it is `mine`, remove it, but for a lost engine or terminal."""
+    from launcher.follow import guard, watchdog
+    from launcher.records.ending import Ending
+
     follower = Follower(chosen, job, stopper, mine, listeners)
     try:
         ended = follower.follow()
@@ -137,10 +133,6 @@ def _to_its_end(
     asked = bool(stopper.asked) or owner.asked_to_stop(job.run)
     why = watchdog.verdict(listeners), guard.verdict(listeners)
     return Ending(ended, asked, follower.tail.text, *why)
-
-
-class LostTerminal(OSError):
-    """The terminal has gone; unlike a closed pipe, that is no wish to stop the run."""
 
 
 @dataclass
@@ -227,7 +219,7 @@ class Follower:
         except BrokenPipeError:
             if not self.mine:
                 raise
-            _to_nowhere(sys.stderr if is_error else sys.stdout)
+            to_nowhere(sys.stderr if is_error else sys.stdout)
             self.stopper.nobody_reads()
 
     def _reconnect(self, reason: str) -> tuple[Job, bool] | None:
@@ -249,31 +241,13 @@ class Follower:
         )
 
 
-def write(data: bytes, is_error: bool) -> None:
-    """Pass a piece of output on. Raises LostTerminal, and BrokenPipeError of a pipe."""
-    out = sys.stderr.buffer if is_error else sys.stdout.buffer
-    try:
-        with screen.passing(data):
-            out.write(data)
-            out.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise LostTerminal(*error.args) from error
-
-
-def _to_nowhere(stream: TextIO) -> None:
-    """Let a stream whose reader has gone lose what it still holds, and what is to come."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
-
-
 def _tell_ending(found: Ending, job: Job, *, seen: bool) -> Checkpoint | None:
     """Tell how the run ended; of checkpoints only where its files are `seen` from here.
 
     The newest complete checkpoint.
     """
+    from launcher.records import ending
+
     saves, saved = job.labels.get(f"{LABEL}checkpoints") if seen else None, None
     try:
         saved = find.newest(job.labels) if saves else None
@@ -418,15 +392,3 @@ def _signals_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def tell(text: str) -> None:
-    """A line of the launcher's own, on stderr; where nobody reads that, the run goes before."""
-    line = f"launcher: {text}\n"
-    try:
-        with screen.passing(line.encode()):
-            print(line, end="", file=sys.stderr, flush=True)
-    except BrokenPipeError:
-        _to_nowhere(sys.stderr)
-    except OSError:
-        return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import EngineError, LauncherError, UsageError
 from launcher.follow import text
-from launcher.follow.start import in_image
+from launcher.follow.shell import in_image
 from launcher.plan.config import RunConfig
 from launcher.records import record
 from launcher.settings import expanded

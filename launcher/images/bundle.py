@@ -27,11 +27,11 @@ from launcher.images.check import Damage, DamagedError, damaged_files, read_list
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.recipe import recipe
 from launcher.matrix.schema import AMD64, GitUrl, Release, Tag
-from launcher.names import parse_reference
 from launcher.oci import layout, parts
 from launcher.oci.archive import hex_of
 from launcher.oci.container import name_image
 from launcher.oci.layout import Digest, Listing, Reference
+from launcher.reference import parse_reference
 from launcher.screen import Progress
 from launcher.settings import Settings
 

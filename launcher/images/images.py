@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.build.verify import is_ours
 from launcher.errors import EngineError, UsageError
-from launcher.names import LABEL, parse_reference
+from launcher.names import LABEL
 from launcher.oci.container import find_image, layers_of, tags_of
 from launcher.oci.layout import DIGEST, Base
+from launcher.reference import parse_reference
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -19,9 +19,9 @@ from launcher.build import beside
 from launcher.build.verify import is_ours
 from launcher.errors import EngineError, UsageError
 from launcher.images.remote import Carried
-from launcher.names import parse_reference
 from launcher.oci.layout import MANIFEST_TYPE, Descriptor, compact, descriptor_of, sha256
 from launcher.oci.registry import INDEXES, Conversation, talking
+from launcher.reference import parse_reference
 from launcher.screen import Progress
 from launcher.settings import Settings
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from launcher.build.pins import digest_at
 from launcher.errors import LauncherError, UsageError
-from launcher.names import parse_reference
 from launcher.oci import registry
 from launcher.oci.container import name_image
 from launcher.oci.pull import follow, registry_errors
+from launcher.reference import parse_reference
 from launcher.screen import Progress
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,15 +58,20 @@ def engine_of(chosen: Backend) -> APIClient | None:
 def machine(api: APIClient | None, *, gpus: bool = True) -> Machine:
     """The machine alone; `api` is that of the engine which runs are for, None without one.
 
-    Of an engine elsewhere, or in a virtual machine, only what it tells itself.
+    Of an engine elsewhere, or in a virtual machine, only what it tells itself. The driver, which
+    may take a second for each answer, is asked while the engine is.
     """
-    found = engine(api) if api else None
+    with ThreadPoolExecutor() as pool:
+        here = gpus and (api is None or str(api.base_url) == LOCAL)
+        listed = pool.submit(nvidia_gpus) if here else None
+        uses = pool.submit(nvidia_uses) if here else None
+        found = engine(api) if api else None
     if found and not found.local:
         return Machine(engine=found)
-    listed = nvidia_gpus() if gpus else None
+    there = listed.result() if listed else None
     return Machine(
-        gpus=listed,
-        uses=nvidia_uses() if listed else (),
+        gpus=there,
+        uses=uses.result() if uses and there else (),
         engine=found,
         shm=free(SHM) if os.path.isdir(SHM) else None,
         memlock=_memlock(found),

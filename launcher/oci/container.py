@@ -8,8 +8,8 @@ from contextlib import closing, contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from launcher.errors import UsageError
-from launcher.names import parse_reference
 from launcher.oci.parts import Stream, blocks_of
+from launcher.reference import parse_reference
 
 if TYPE_CHECKING:
     from docker import DockerClient

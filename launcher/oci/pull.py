@@ -10,8 +10,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import EngineError
-from launcher.names import parse_reference
 from launcher.oci.container import answer_within, engine_errors
+from launcher.reference import parse_reference
 from launcher.screen import Progress, size
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from pydantic import BaseModel, ValidationError
 
 from launcher.deadline import within
 from launcher.errors import EngineError, first_fault
-from launcher.names import HUB, ImageName, parse_reference
 from launcher.oci.layout import DIGEST, Descriptor, sha256
 from launcher.oci.pull import Cause, refusal
+from launcher.reference import HUB, ImageName, parse_reference
 from launcher.settings import settings
 
 if TYPE_CHECKING:

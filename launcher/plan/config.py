@@ -320,23 +320,23 @@ class RunConfig(Strict):
     image: Image
     program: Text = "gpt"
     source: Text | None = None
-    model: Model = Field(default_factory=Model)
-    training: Training = Field(default_factory=Training)
-    parallel: Parallel = Field(default_factory=Parallel)
-    data: Data = Field(default_factory=Data)
-    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
-    logging: Logging = Field(default_factory=Logging)
+    model: Model = Field(default_factory=Model.model_construct)
+    training: Training = Field(default_factory=Training.model_construct)
+    parallel: Parallel = Field(default_factory=Parallel.model_construct)
+    data: Data = Field(default_factory=Data.model_construct)
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint.model_construct)
+    logging: Logging = Field(default_factory=Logging.model_construct)
     megatron_args: dict[Text, Scalars | None] = Field(default_factory=dict)
     gpus: GpuRequest = "1"
     processes: Positive = 1
-    nodes: Nodes = Field(default_factory=Nodes)
-    slurm: Slurm = Field(default_factory=Slurm)
-    kubernetes: Kubernetes = Field(default_factory=Kubernetes)
+    nodes: Nodes = Field(default_factory=Nodes.model_construct)
+    slurm: Slurm = Field(default_factory=Slurm.model_construct)
+    kubernetes: Kubernetes = Field(default_factory=Kubernetes.model_construct)
     env: dict[Variable, OneScalar | None] = Field(default_factory=dict)
     secrets: dict[Variable, Text] = Field(default_factory=dict)
     mounts: list[MountSpec] = Field(default_factory=list)
     max_restarts: Whole = 0
-    watchdog: Watchdog = Field(default_factory=Watchdog)
-    guard: Guard = Field(default_factory=Guard)
+    watchdog: Watchdog = Field(default_factory=Watchdog.model_construct)
+    guard: Guard = Field(default_factory=Guard.model_construct)
     profile: Profile | None = None
-    resources: Resources = Field(default_factory=Resources)
+    resources: Resources = Field(default_factory=Resources.model_construct)

@@ -123,6 +123,8 @@ class Ending:
         said = RANK_LINE.search(self.tail)
         if self.ended.cause is Cause.MEMORY and not (said and OUT_OF_MEMORY in said[1]):
             return "out of memory (the container's limit, resources.memory)"
+        if self.outcome is Outcome.FINISHED:
+            return ""
         if self.full:
             return "a disk is full"
         if said and not (self._forced and "SIGTERM" in said[1]):

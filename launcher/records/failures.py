@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from launcher.plan.job import Cause
+from launcher.yamlfile import Loader
 
 TABLE = Path(__file__).with_name("failures.yaml")
 LONGEST_QUOTE = 160
@@ -107,7 +108,7 @@ class Sign:
 @cache
 def table() -> tuple[Failure, ...]:
     """All that are known."""
-    return tuple(Failure(**row) for row in yaml.safe_load(TABLE.read_text(encoding="utf-8")))
+    return tuple(Failure(**row) for row in yaml.load(TABLE.read_bytes(), Loader))  # noqa: S506
 
 
 @cache

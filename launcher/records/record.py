@@ -210,10 +210,16 @@ def records() -> list[Record]:
     """All that are kept, newest first; a folder without a readable record is passed over."""
     found = list[Record]()
     for path in settings().runs.glob(f"*/{FILE}"):
-        with suppress(TypeError):  # another launcher's
-            kept = Record(**read(path.parent.name, FILE) or {})
-            found += [kept] if kept.run == path.parent.name else []  # it becomes a path
+        found += [kept] if (kept := _record(path.parent.name)) else []
     return sorted(found, key=lambda record: record.created, reverse=True)
+
+
+def _record(run: str) -> Record | None:
+    """The record of a run by its whole id; None where there is no readable one."""
+    with suppress(TypeError):  # another launcher's
+        kept = Record(**read(run, FILE) or {})
+        return kept if kept.run == run else None  # it becomes a path
+    return None
 
 
 def forget(run: str) -> None:
@@ -227,6 +233,8 @@ def find(text: str) -> Record:
 
     Of several of one name it is the newest. Raises UsageError where there is none.
     """
+    if text.isalnum() and (whole := _record(text)):
+        return whole
     known = records()
     run = match(text, [(record.run, record.name) for record in known], "None was started yet.")
     return next(record for record in known if record.run == run)

@@ -28,8 +28,8 @@ from launcher.matrix.load import find_row, load_lock, load_matrix, patch_files
 from launcher.matrix.recipe import Recipe, recipe
 from launcher.matrix.render import dockerfile
 from launcher.matrix.schema import Lock, Matrix, misfit
-from launcher.names import parse_reference
 from launcher.oci.container import find_image
+from launcher.reference import parse_reference
 from launcher.settings import ROOT, Settings
 from launcher.trials import facts, inside, quickstart_reload, trials
 from launcher.trials.cell import REPOSITORY

@@ -18,13 +18,15 @@ VERSION = {"Version": "20.10.24", "ApiVersion": "1.41", "MinAPIVersion": "1.12"}
 class StandInHandler(BaseHTTPRequestHandler):
     """Answers as an engine does when asked who it is."""
 
-    version, otherwise = json.dumps(VERSION).encode(), b"OK"
+    version, otherwise, named = json.dumps(VERSION).encode(), b"OK", b""
 
     def do_GET(self) -> None:
         body = self.version if self.path.endswith("/version") else self.otherwise
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Content-Type", "application/json")
+        if self.named:
+            self.send_header("Api-Version", self.named.decode())
         self.end_headers()
         self.wfile.write(body)
 

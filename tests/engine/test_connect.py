@@ -158,6 +158,15 @@ def test_an_engine_that_answers_null_is_told(
         connect()
 
 
+def test_an_engine_that_names_its_version_is_not_asked_what_it_is_made_of(
+    monkeypatch: pytest.MonkeyPatch, sockets: Path, standin_engine: Start
+) -> None:
+    """It asked runc and containerd for theirs, before each run."""
+    host = standin_engine(sockets / "a.sock", named=b"1.40", version=b"null")
+    monkeypatch.setenv("DOCKER_HOST", host)
+    assert connect().api.api_version == "1.40"
+
+
 def test_sockets_are_tried_in_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sockets: Path, standin_engine: Start
 ) -> None:
@@ -370,10 +379,12 @@ def void(value: object) -> None:
     """Nothing of it."""
 
 
-@pytest.mark.parametrize("how", ["is silent", "drips"])
-def test_the_search_for_an_engine_ends(late: Serve, how: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "how"), [("/version", "is silent"), ("/version", "drips"), ("/_ping", "is silent")]
+)
+def test_the_search_for_an_engine_ends(late: Serve, path: str, how: str) -> None:
     """A read's time-out alone is begun anew by each byte, and the search never ended."""
-    late("/version", how)
+    late(path, how)
     with soon(), pytest.raises(EngineError, match=r"no answer within 0\.3 s"):
         connect()
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import EngineError
-from launcher.follow import supervise
+from launcher.follow import live, supervise
 from launcher.plan.job import Cause, Ended, Lost, Piece
 from launcher.records import owner
 from launcher.records.ending import Outcome
@@ -381,8 +381,8 @@ def test_ctrl_c_that_ends_the_reader_first_is_one_request(
 ) -> None:
     """As of `launcher run | tee log`: the pipe's end may be seen before the signal is heard."""
     lost = threading.Event()
-    to_nowhere = supervise._to_nowhere
-    monkeypatch.setattr(supervise, "_to_nowhere", lambda file: (to_nowhere(file), lost.set()))
+    to_nowhere = live.to_nowhere
+    monkeypatch.setattr(supervise, "to_nowhere", lambda file: (to_nowhere(file), lost.set()))
     job = FakeJob([Piece(False, b"line\n")], waits=True)
     signals((signal.SIGINT, lambda: ready() and lost.is_set()))
     with monkeypatch.context() as patched:

@@ -15,12 +15,12 @@ import pytest
 from docker.errors import APIError, NotFound
 
 from launcher.errors import EngineError
-from launcher.names import parse_reference
 from launcher.oci import registry
 from launcher.oci.container import container_of, copy_out
 from launcher.oci.layout import sha256
 from launcher.oci.pull import Cause, classify, describe_pull_failure, unpullable
 from launcher.oci.registry import PLATFORM, address_of, resolve
+from launcher.reference import parse_reference
 from tests.oci import fake_registry
 from tests.oci.fake_registry import LIST, MANIFEST, OCI_INDEX, OCI_MANIFEST, Fake
 

@@ -71,8 +71,7 @@ def add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """residual + dropout(x + bias), its layer norm, and the rows' means and inverse deviations,
     [2, n]. By the seed, int64 [1], dropout keeps 1 - p of the elements, p to 16 bits."""
-    rows, width = x.shape
-    hidden, normed = torch.empty_like(x), torch.empty_like(x)
+    hidden, normed, (rows, width) = torch.empty_like(x), torch.empty_like(x), x.shape
     known = x.new_empty(2, rows, dtype=torch.float32)
     _add_norm[(rows,)](
         *(x, bias, residual, gain, shift, hidden, normed, *known, seed, width, eps, *_dropped(p)),

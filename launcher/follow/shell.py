@@ -1,0 +1,45 @@
+"""Runs a command, or opens a shell, in an image: with nothing of a run but its files and GPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+
+from launcher.backends import backend
+from launcher.follow import files
+from launcher.follow.assemble import NO_PROGRAM, assemble, new_stamp
+from launcher.plan.program import CHECKOUT
+from launcher.plan.source import Asked, Origin, made
+
+PYTHONPATH = "/opt/megatron/lib:/opt/packages/lib"
+"""As images have it."""
+
+
+def shell(image: str, backend_name: str, gpus: str, source: str | None, argv: list[str]) -> int:
+    """Open a shell, or run `argv`, in an image; the working folder is seen at /work."""
+    values: dict[str, object] = {"name": "shell", "resources": {"workdir": "."}}
+    if source:
+        values |= {"source": source, "env": {"PYTHONPATH": f"{CHECKOUT}:{PYTHONPATH}"}}
+    return in_image(image, backend_name, gpus, values, argv).returncode
+
+
+def in_image(
+    image: object,
+    backend_name: str,
+    gpus: str,
+    values: Mapping[str, object],
+    argv: list[str],
+    stdout: int | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run `argv` in an image to its end; `values` are more keys of the run file that it has not."""
+    chosen = backend(backend_name)
+    values = {"image": image, "gpus": gpus, "program": NO_PROGRAM, **values}
+    asked = Asked(made({**values}, "shell"), Origin("shell", {}, {}), os.getcwd())
+    plan = assemble(asked, chosen, new_stamp()).plan
+    mounts = tuple(mount for mount in plan.mounts if mount.key != "program")
+    plan = replace(plan, argv=tuple(argv), mounts=mounts)
+    files.require(plan)
+    files.prepare(plan)
+    return subprocess.run(chosen.shell(plan), env=chosen.environment(), stdout=stdout, text=True)
