@@ -5,6 +5,7 @@ Compiled is the whole model, where one rank has it, and else each layer for itse
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
@@ -225,6 +226,9 @@ class GPT(GPTModel):
             layer.compile_training()
 
     def _take_kernels(self) -> None:
+        """Have `block`'s layers; what Triton makes is kept where torch's compiler keeps its own."""
+        if folder := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+            os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(folder, "triton"))
         from launcher.train.gpt import block
 
         self.decoder.__class__ = block.Decoder  # no spec names it
