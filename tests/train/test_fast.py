@@ -248,7 +248,7 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
 
 
 COMPILED = """
-import contextlib, os, sys, torch
+import contextlib, os, sys, torch, weakref
 from launcher.train import compat
 compat.prepare()
 from launcher.train.gpt import arguments as command_line
@@ -256,7 +256,9 @@ from launcher.train.gpt import fast, training
 (way, failing), given = sys.argv[1].split(","), command_line.parse(sys.argv[2:])
 given.on_cpu = True
 layout = command_line.layout(given, int(os.environ["WORLD_SIZE"]))
+frames, forward = [], training.forward_step
 def fails(*_):
+    frames.append(weakref.ref(held := torch.ones(1)))
     raise RuntimeError("as a GPU's compiler would")
 torch.backends.cuda.enable_flash_sdp(False)  # the other's gradients don't all lie in rows
 fast.attention = contextlib.nullcontext
@@ -271,6 +273,10 @@ if failing == "first":  # what comes last in kernels, then in the optimizer
     stand_ins.column_sums = fails
     made = lambda function: fails if function.__name__ == "_update" else function
     training.Trainer._compiler = lambda _: made
+    def freed(*given):
+        assert not any(frame() for frame in frames)  # with all else that it had in memory
+        return forward(*given)
+    training.forward_step = freed
 if failing == "third":  # in its first layer back; then it is done again, as after a capture
     backs, step = [stand_ins.gelu_back] * 99, training.Trainer._step
     backs[5] = fails
