@@ -1,4 +1,4 @@
-"""Triton's part of a GPT-2: what lies between its matrix products, forward and backward.
+"""What lies between the matrix products of GPT-2's layers, forward and backward.
 
 All are [n, width] and contiguous unless said; statistics and partial sums are fp32.
 """
@@ -14,15 +14,12 @@ import triton.language as tl
 ROUNDS = 7
 """Of Philox: the fewest that pass all tests of https://doi.org/10.1145/2063384.2063405."""
 
-ROWS, STRIPS, PACKERS, LOGITS = 792, 352, 528, 264
+ROWS, STRIPS, PACKERS = 792, 352, 528
 """Programs that walk over the rows, each with a partial sum of its own: the fastest of some that
 were tried on an H100, of 132 multiprocessors."""
 
 WIDE, HIGH, SUMMED = 1024, 4, (64, 32)
 """Columns and rows of a block of GELU's; parts and columns of one of `column_sums`."""
-
-PIECE, EACH = 8192, 8
-"""Of a row of logits, what a program and a thread of it hold at once."""
 
 
 @triton.jit
@@ -253,49 +250,6 @@ def column_sums(parts: torch.Tensor, into: torch.Tensor) -> None:
     _column_sums[(triton.cdiv(width, block), k, several)](
         parts, into, count, width, LINES=lines, BLOCK=block, num_warps=8
     )
-
-
-@triton.jit
-def _cross_entropy(logits, wanted, losses, rows, width, BLOCK: tl.constexpr, EACH: tl.constexpr):
-    by_two: tl.constexpr = 1.4426950408889634  # exp(x) is exp2(x * by_two), one instruction
-    lane, several = tl.arange(0, BLOCK // EACH)[:, None], tl.arange(0, EACH)[None, :]
-    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-        line = logits + tl.cast(row, tl.int64) * width
-        label = tl.load(wanted + row)
-        chosen = tl.load(line + label).to(tl.float32)
-        most = tl.full((BLOCK // EACH,), float("-inf"), tl.float32)  # that a thread has seen
-        total = tl.zeros((BLOCK // EACH,), tl.float32)
-        for start in range(0, width, BLOCK):
-            at = start + lane * EACH + several
-            x = tl.load(
-                line + at, mask=at < width, other=float("-inf"), eviction_policy="evict_last"
-            ).to(tl.float32)
-            before, most = most, tl.maximum(most, tl.max(x, 1))
-            above = tl.where(most == float("-inf"), 0.0, most) * by_two
-            total *= tl.exp2(before * by_two - above)
-            total += tl.sum(tl.exp2(x * by_two - above[:, None]), 1)
-        top = tl.max(most, 0)
-        whole = tl.log(tl.sum(total * tl.exp2((most - top) * by_two), 0)) + top
-        tl.store(losses + row, whole - chosen)
-        tl.debug_barrier()  # all have read the label's
-        for start in range(0, width, BLOCK):
-            at = start + lane * EACH + several
-            x = tl.load(line + at, mask=at < width, other=float("-inf")).to(tl.float32)
-            slope = tl.exp2((x - whole) * by_two) - tl.where(at == label, 1.0, 0.0)
-            slope = slope.to(logits.dtype.element_ty)
-            tl.store(line + at, slope, mask=at < width, eviction_policy="evict_first")
-
-
-def cross_entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Of logits [n, vocabulary] and labels int64 [n], fp32 [n]; logits become its gradient.
-
-    Few rows at once, so that the second pass finds them in the cache.
-    """
-    losses, (rows, width) = logits.new_empty(len(logits), dtype=torch.float32), logits.shape
-    _cross_entropy[(min(rows, LOGITS),)](
-        logits, wanted, losses, rows, width, BLOCK=PIECE, EACH=EACH, num_warps=32
-    )
-    return losses
 
 
 def _dropped(p: float) -> tuple[int, float]:
