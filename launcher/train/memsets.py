@@ -71,7 +71,11 @@ def replace(graph: torch.cuda.CUDAGraph) -> int:
         given = (first, ctypes.c_size_t(len(before)), fill.parameters)
         _check(cuda.cuGraphAddKernelNode_v2(ctypes.byref(made), whole, *given))
         several, edges = (ctypes.c_void_p * len(after)), ctypes.c_size_t(len(after))
-        _check(cuda.cuGraphAddDependencies(whole, several(*[made] * len(after)), several(*after), edges))
+        _check(
+            cuda.cuGraphAddDependencies(
+                whole, several(*[made] * len(after)), several(*after), edges
+            )
+        )
         count += 1
     graph.instantiate()
     return count

@@ -81,7 +81,7 @@ def cross_entropy(logits: Any, wanted: Any) -> Any:
     given = leaf(logits)
     with torch.enable_grad():
         losses = entropy(given, wanted, reduction="none")
-    logits.copy_(torch.autograd.grad(losses.sum(), given)[0])
+    logits.copy_(torch.autograd.grad(losses, given, torch.ones_like(losses))[0])
     return losses.detach()
 
 

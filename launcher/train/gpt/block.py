@@ -32,12 +32,15 @@ class Gradients:
         self.layers = layers
         self.place: Place = {}.get  # of none
         self.stream: Any = None
-        self.read: list[Tensor] = []  # by what the stream was given since the last turn
-        self.before: list[Tensor] = []  # and before that
         self.turned: Any = None
         self.kept: dict[tuple[int, ...], Tensor] = {}
-        self.summed: dict[tuple[int, ...], list[Any]] = {}
         self.rows_summed: tuple[Tensor, Tensor] | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what is left of a step, which may have failed."""
+        self.read, self.before = list[Tensor](), list[Tensor]()  # since the last turn, and before
+        self.summed: dict[tuple[int, ...], list[Any]] = {}
 
     def write(self, place: Place) -> None:
         """Write them to their places from now on."""
@@ -46,8 +49,7 @@ class Gradients:
 
     def product(self, weight: Any, of_y: Tensor, x: Tensor, aside: bool = True) -> Tensor | None:
         """The gradient of y = x @ weightᵀ: of_y is [n, output], x [n, input]."""
-        place = self.place(weight)
-        if place is None:
+        if (place := self.place(weight)) is None:
             return of_y.t() @ x
         if aside and self.stream:
             self.stream.wait_stream(torch.cuda.current_stream())
@@ -67,8 +69,7 @@ class Gradients:
     def parts(self, *shape: int, like: Tensor, each: int = 1) -> Tensor:
         """Where the parts of `sums` belong, fp32 [programs, k, width], of `each` in a layer."""
         if shape not in self.kept:
-            count = each * self.layers
-            self.kept[shape] = like.new_empty(count, *shape, dtype=torch.float32)
+            self.kept[shape] = like.new_empty(each * self.layers, *shape, dtype=torch.float32)
         return self.kept[shape][len(self.summed.get(shape, ()))]
 
     def sums(self, parts: Tensor, *parameters: Any) -> list[Tensor | None]:
@@ -100,12 +101,11 @@ class Gradients:
             kernels.column_sums(kept, made)
             into += [place for each in places for place in each]
             found += [each for several in made for each in several]
-        self.summed.clear()
         if into:
             torch._foreach_copy_(into, found)
         if self.before or self.read:
             torch.cuda.current_stream().wait_stream(self.stream)
-        self.before, self.read = [], []
+        self.forget()
 
 
 class Product(torch.autograd.Function):
@@ -271,9 +271,9 @@ class Decoder(TransformerBlock):
     @torch._dynamo.disable
     def _layers(self, x: Tensor) -> Tensor:
         config, gradients = self.config, self.gradients
+        gradients.forget()
         shape, hidden = (*x.shape[:2], config.num_attention_heads), x.reshape(-1, x.shape[-1])
-        dropout = config.attention_dropout
-        p, eps = config.hidden_dropout, config.layernorm_epsilon
+        dropout, p, eps = config.attention_dropout, config.hidden_dropout, config.layernorm_epsilon
         norms = [n for one in self.layers for n in (one.input_layernorm, one.pre_mlp_layernorm)]
         norms += [self.final_layernorm]
         seeds = torch.randint(2**31 - 1, (len(norms), 1), device=x.device)

@@ -233,11 +233,10 @@ class GPT(GPTModel):
 
         self.decoder.__class__ = block.Decoder  # no spec names it
         gradients = self.decoder.gradients = block.Gradients(len(self.decoder.layers))
-        if not self.config.fp16:  # which the slope underflows
-            self.output_loss = torch._dynamo.disable(
-                lambda *given: block.OutputLoss.apply(*given, gradients)
-            )
-        if self.share_embeddings_and_output_weights and not self.config.fp16:
+        self.output_loss = torch._dynamo.disable(
+            lambda *given: block.OutputLoss.apply(*given, gradients)
+        )
+        if self.share_embeddings_and_output_weights:
             self.embedding.word_embeddings.__class__ = block.Embedding
             self.embedding.word_embeddings.gradients = gradients
         self.decoder.tanh = self.config.activation_func is not torch.nn.functional.gelu
@@ -247,6 +246,7 @@ class GPT(GPTModel):
         if part == "kernels":
             self.decoder.plain, self.output_loss = True, OutputLoss.apply
             self.decoder.gradients.place = {}.get  # of none
+            self.decoder.gradients.forget()
             return
         self.compiled, self.loss = None, losses
         if self.post_process:

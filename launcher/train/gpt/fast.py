@@ -105,7 +105,7 @@ def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
 
 def _in_kernels(arguments: argparse.Namespace, layout: Layout) -> bool:
     """Whether the layers are what `block` has kernels for: GPT-2's, where it was seen on a GPU."""
-    width = arguments.hidden_size
+    width, widest = arguments.hidden_size, max(arguments.ffn_hidden_size, 3 * arguments.hidden_size)
     others = (
         arguments.normalization != "LayerNorm",
         arguments.position_embedding_type != "learned_absolute",
@@ -114,7 +114,7 @@ def _in_kernels(arguments: argparse.Namespace, layout: Layout) -> bool:
         arguments.kv_channels * arguments.num_attention_heads != width,
         not arguments.bf16 or layout.micro_batches > 1 or arguments.overlap_grad_reduce,
         width > WIDEST or width % 32,
-        arguments.micro_batch_size * arguments.seq_length * 4 * width >= 2**31,
+        arguments.micro_batch_size * arguments.seq_length * widest >= 2**31,
         os.environ.get(KERNELS) == "0" or not find_spec("triton"),
     )
     return not any(others)

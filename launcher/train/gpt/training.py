@@ -109,8 +109,7 @@ def _number(grad_norm: torch.Tensor | float | None) -> float | None:
 def _mean_over_data(value: torch.Tensor) -> float:
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     torch.distributed.all_reduce(value, group=group)
-    ranks: int = torch.distributed.get_world_size(group)
-    return float(value.item()) / ranks
+    return float(value.item() / torch.distributed.get_world_size(group))
 
 
 class Trainer:
@@ -192,6 +191,8 @@ class Trainer:
 
     def _plain(self, part: str) -> None:
         """Do without "kernels", or all that is "compiled"."""
+        if isinstance(self.steps, DeviceAdam):  # what failed may have counted
+            self.steps.steps.fill_(self.progress.steps)
         for each in self.parts:
             each.plain(part)
         if part != "kernels" and isinstance(self.steps, DeviceAdam):
