@@ -16,8 +16,9 @@ import os, sys
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.append(sys.argv[1])
 import stand_ins, torch
-from launcher.train.gpt import kernels
-kernels.PIECE = 32
+from launcher.train.kernels import layers as kernels
+from launcher.train.kernels import tokens
+tokens.PIECE, tokens.LOGITS = 32, 4
 torch.manual_seed(0)
 n, width, seed = 12, 96, torch.tensor([7])
 
@@ -60,7 +61,17 @@ found, expected = kernels.pack(*given, ours), stand_ins.pack(*given, whole)
 like((found, summed(ours)), (expected, whole.sum(0)))
 logits, wanted = torch.randn(6, 100), torch.randint(100, (6,))
 ours, theirs = logits.clone(), logits.clone()
-like((kernels.cross_entropy(ours, wanted), ours), (stand_ins.cross_entropy(theirs, wanted), theirs))
+like((tokens.cross_entropy(ours, wanted), ours), (stand_ins.cross_entropy(theirs, wanted), theirs))
+by = torch.randn(n)
+like([tokens.weigh(x, by)], [stand_ins.weigh(x, by)])
+named, last = torch.tensor([3, 1, 3, 3, 0, 1, 4, 4, 2, 3, 3, 6]), torch.ones(9, dtype=torch.int32)
+sums = torch.zeros(9, width)
+for _ in range(2):  # the second time after what the first left
+    ours = torch.randn(9, width)
+    theirs = ours.clone()
+    stand_ins.add_rows(x, named, theirs, sums, last)
+    tokens.add_rows(x, named, ours, sums, last)
+    like((ours, sums), (theirs, 0 * sums))
 print("as torch has it")
 """
 

@@ -14,7 +14,8 @@ from megatron.core.transformer.transformer_block import TransformerBlock
 from torch import Tensor
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
-from launcher.train.gpt import kernels
+from launcher.train.kernels import layers as kernels
+from launcher.train.kernels import tokens as of_tokens
 
 Place = Callable[[Any], Tensor | None]
 """Where a parameter's gradient is to be written, if anywhere."""
@@ -33,7 +34,7 @@ class Gradients:
         self.stream: Any = None
         self.turned: Any = None
         self.kept: dict[tuple[int, ...], Tensor] = {}
-        self.rows_summed: Tensor | None = None
+        self.rows_summed: tuple[Tensor, Tensor] | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -86,10 +87,9 @@ class Gradients:
         if (place := self.place(weight)) is None:
             return torch.ops.aten.embedding_dense_backward(of_rows, tokens, len(weight), -1, False)
         if self.rows_summed is None:
-            self.rows_summed = torch.zeros_like(weight, dtype=torch.float32)
-        sums = self.rows_summed.index_add_(0, tokens, of_rows.float())
-        place[tokens] = (place[tokens] + sums[tokens]).to(place.dtype)  # twice the same of a token
-        sums.index_fill_(0, tokens, 0.0)
+            sums = torch.zeros_like(weight, dtype=torch.float32)
+            self.rows_summed = sums, torch.zeros_like(sums[:, 0], dtype=torch.int32)
+        of_tokens.add_rows(of_rows, tokens, place, *self.rows_summed)
         return None
 
     def complete(self) -> None:
@@ -216,7 +216,7 @@ class Words(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradient of the weight."""
         (tokens,), (weight, gradients) = ctx.saved_tensors, ctx.rest
-        of_rows = grads[0].reshape(-1, grads[0].shape[-1])
+        of_rows = grads[0].reshape(-1, grads[0].shape[-1]).contiguous()
         return None, gradients.rows(weight, tokens.reshape(-1), of_rows), None
 
 
@@ -229,7 +229,7 @@ class OutputLoss(torch.autograd.Function):
     ) -> Tensor:
         """weight is [vocabulary, h], `wanted` int64 [n]."""
         logits = x @ weight.t()
-        losses = kernels.cross_entropy(logits, wanted)
+        losses = of_tokens.cross_entropy(logits, wanted)
         ctx.save_for_backward(x, logits)
         ctx.rest = weight, gradients
         return losses
@@ -238,10 +238,10 @@ class OutputLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradients of x and the weight."""
         (x, slope), (weight, gradients) = ctx.saved_tensors, ctx.rest
-        factor = grads[0].unsqueeze(-1)
-        weighed = torch.mul(x, factor, out=torch.empty_like(x))
+        factors = grads[0].contiguous()
+        weighed = of_tokens.weigh(x, factors)
         of_weight, of_x = gradients.product(weight, slope, weighed, aside=False), slope @ weight
-        return torch.mul(of_x, factor, out=of_x), of_weight, None, None
+        return of_tokens.weigh(of_x, factors), of_weight, None, None
 
 
 class Embedding(VocabParallelEmbedding):

@@ -43,7 +43,8 @@ class Buffer:
     gradient: fp32 [elements], or in 16 bits as it was made; master, mean, square: fp32 [elements];
     decayed and counted (in the norm): bool [elements]; model: the 16-bit
     parameters [elements], None where the masters are the model's own; `pairs` of a 16-bit
-    parameter and its master, where the former don't lie side by side.
+    parameter and its master, where the former don't lie side by side; `other`: the other of two
+    replicas' gradient, where what is stepped by is the mean of both.
     """
 
     gradient: torch.Tensor
@@ -54,6 +55,7 @@ class Buffer:
     counted: torch.Tensor | None
     model: torch.Tensor | None
     pairs: list[tuple[torch.Tensor, torch.Tensor]]
+    other: torch.Tensor | None = None
 
 
 def _pairs(inner: Any, at: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

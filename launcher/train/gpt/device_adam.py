@@ -64,11 +64,13 @@ class DeviceAdam:
         functions = (_squares, _prepare, _update)
         self._squares, self._prepare, self._update = map(compiled, functions)
 
-    def read(self, gradients: torch.Tensor) -> None:
-        """Take gradients from where they lie in 16 bits as the fp32 ones would, [elements]."""
+    def read(self, own: torch.Tensor, other: torch.Tensor | None) -> None:
+        """Take gradients from where they lie in 16 bits as the fp32 ones would, [elements]: a
+        replica's own, or the mean of its own and the other's."""
         for each in self.buffers:
             start = each.gradient.storage_offset()
-            each.gradient = gradients[start : start + each.gradient.numel()]
+            here = slice(start, start + each.gradient.numel())
+            each.gradient, each.other = own[here], None if other is None else other[here]
 
     @torch.no_grad()
     def step(self) -> tuple[torch.Tensor | bool, torch.Tensor | None]:
@@ -84,8 +86,9 @@ class DeviceAdam:
         scalars = self._prepare(squares, scale, *kept, given.clip_grad, given.weight_decay, betas)
         constants = (*betas, given.adam_eps)
         for each in self.buffers:
-            state = (each.gradient, each.master, each.mean, each.square, each.decayed, each.model)
-            self._update(*state, *scalars, self.taken if scaled else None, constants)
+            read = (each.gradient, each.other)
+            state = (each.master, each.mean, each.square, each.decayed, each.model)
+            self._update(*read, *state, *scalars, self.taken if scaled else None, constants)
             if each.pairs:
                 torch._foreach_copy_(*map(list, zip(*each.pairs, strict=True)))
         for part in self.shared:
@@ -96,7 +99,9 @@ class DeviceAdam:
 
     def _all_squares(self) -> torch.Tensor:
         """The sum of squares of all the gradients, fp32 [], in the same bits on all ranks."""
-        squares = torch.stack([self._squares(x.gradient, x.counted) for x in self.buffers]).sum()
+        squares = torch.stack(
+            [self._squares(x.gradient, x.other, x.counted) for x in self.buffers]
+        ).sum()
         several = torch.distributed.get_world_size(self.replicas) > 1
         if several and self.shared:
             torch.distributed.all_reduce(squares, group=self.replicas)
@@ -149,9 +154,16 @@ def _only(optimizer: Any) -> Any:
     return parts[0]
 
 
-def _squares(gradient: torch.Tensor, counted: torch.Tensor | None) -> torch.Tensor:
+def _mean(gradient: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
+    """What is stepped by, fp32 [elements]: a gradient, or its mean with the other replica's."""
+    return gradient.float() if other is None else (gradient.float() + other.float()) / 2
+
+
+def _squares(
+    gradient: torch.Tensor, other: torch.Tensor | None, counted: torch.Tensor | None
+) -> torch.Tensor:
     """The sum of squares, fp32 []; padding between parameters is zero."""
-    wide = gradient.float()
+    wide = _mean(gradient, other)
     counting = wide if counted is None else wide * counted
     return (counting * counting).sum()
 
@@ -187,6 +199,7 @@ def _prepare(
 
 def _update(
     gradient: torch.Tensor,
+    other: torch.Tensor | None,
     master: torch.Tensor,
     mean: torch.Tensor,
     square: torch.Tensor,
@@ -202,7 +215,7 @@ def _update(
 ) -> None:
     """One step of AdamW on whole buffers, in place: shapes as in `Buffer`, the rest fp32 []."""
     beta1, beta2, eps = constants
-    scaled = gradient.float() * factor
+    scaled = _mean(gradient, other) * factor
     new_mean = mean + (scaled - mean) * (1 - beta1)
     new_square = square * beta2 + scaled * scaled * (1 - beta2)
     denominator = new_square.sqrt() / correction_of_square.sqrt() + eps

@@ -28,12 +28,8 @@ CONFIG = (
 """What Megatron's description of an optimizer calls as its command line does."""
 
 
-PAIR, SHARES, ALIGNED = 2, 6, 64
-"""Replicas that exchange gradients in 16 bits: more of them would send more than a sum does. And
-the shares in which they do, of so many elements or a multiple."""
-
-Taken = list[tuple[torch.Tensor, torch.Tensor]]
-"""Places in the fp32 buffer, and the gradients that belong there."""
+PAIR = 2
+"""Replicas that exchange gradients in 16 bits: more of them would send more than a sum does."""
 
 
 def wrap(arguments: argparse.Namespace, gpt: Any) -> Replica:
@@ -144,28 +140,40 @@ class CountingAdam(torch.optim.AdamW):
 
 
 class GatheredGradients:
-    """The gradients of a step's one micro-batch, brought to their fp32 buffer all at once.
+    """The gradients of a step's one micro-batch, brought together all at once.
 
-    Megatron's data parallelism would add each as it comes, to a buffer that is zeroed before; it
-    finds none where these were taken. Two replicas exchange them as they are, in 16 bits, and each
-    adds them up in fp32: the same sums from half the bytes, 0.25 GB of GPT-2's 0.5. With the
-    distributed optimizer, each gets those of its own share alone, and half of that. On a rank that
-    is alone they are read in 16 bits, where fp32 would say the same in twice the bytes.
+    Megatron's data parallelism would add each as it comes, to an fp32 buffer that is zeroed before;
+    it finds none where these were taken. A rank that is alone, and two replicas, have them read in
+    16 bits as they were made, where fp32 would say the same in twice the bytes: the two exchange
+    theirs, and add them up in fp32 as they step. With the distributed optimizer, each gets those
+    of its own share alone.
     """
 
-    def __init__(self, replica: Replica, compiled: Callable[[Any], Any]) -> None:
+    def __init__(self, replica: Replica) -> None:
         self.replica = replica
-        self.compile_with(compiled)
-        self.taken: Taken = []
+        self.taken: list[tuple[Any, torch.Tensor]] = []
         self.complete: Callable[[], None] = lambda: None
-        self.kept, self.staged = False, torch.Tensor()
         self.places: dict[Any, torch.Tensor] = {}
-        if parallel_state.get_data_parallel_world_size() == PAIR:
-            self._stage_all()
+        self.own = torch.Tensor()
+        self.other: torch.Tensor | None = None
         for parameter in replica.module.parameters():
             parameter.register_post_accumulate_grad_hook(self._take)
 
-    def _stage_all(self) -> bool:
+    def keep_for(self, steps: DeviceAdam | HostSteps, gradients: Any) -> None:
+        """Have them read in 16 bits, where nothing but the other replica's is added to them.
+
+        `block.Gradients`, where there are some, write what has a place in 16 bits.
+        """
+        world = torch.distributed.get_world_size()
+        replicas = world if world == parallel_state.get_data_parallel_world_size() else 0
+        if replicas in (1, PAIR) and isinstance(steps, DeviceAdam) and self._place_all():
+            self.other = torch.zeros_like(self.own) if replicas == PAIR else None
+            steps.read(self.own, self.other)
+        if gradients and self.places:
+            gradients.write(self.places.get)
+            self.complete = gradients.complete
+
+    def _place_all(self) -> bool:
         """Have a place in 16 bits for each gradient, as the fp32 ones lie, and zeros between them;
         False where there is more than one buffer, or kind."""
         buckets = [bucket for buffer in self.replica.buffers for bucket in buffer.buckets]
@@ -173,102 +181,41 @@ class GatheredGradients:
         kinds = {each.dtype for each in parameters}
         if not len(buckets) == len(kinds) == 1 or torch.float32 in kinds:
             return False
-        self.staged = torch.zeros_like(self.replica.buffers[0].grad_data, dtype=kinds.pop())
+        self.own = torch.zeros_like(self.replica.buffers[0].grad_data, dtype=kinds.pop())
         for each in parameters:
             start = each.main_grad.storage_offset()
-            self.places[each] = self.staged[start : start + each.numel()].view(each.shape)
+            self.places[each] = self.own[start : start + each.numel()].view(each.shape)
         return True
-
-    def keep_for(self, steps: DeviceAdam | HostSteps, gradients: Any) -> None:
-        """Have them read in 16 bits, where nothing is added to them: on a rank that is alone.
-
-        `block.Gradients`, where there are some, write what has a place in 16 bits.
-        """
-        alone = torch.distributed.get_world_size() == 1
-        if alone and isinstance(steps, DeviceAdam) and self._stage_all():
-            self.kept = True
-            steps.read(self.staged)
-        if gradients and self.places:
-            gradients.write(self.places.get)
-            self.complete = gradients.complete
-
-    def compile_with(self, compiled: Callable[[Any], Any]) -> None:
-        """Have the arithmetic done by what `compiled` makes of it."""
-        self._mean = compiled(_mean)
 
     def _take(self, parameter: Any) -> None:
         if parameter.grad is not None:  # else it is in its place
-            self.taken.append((parameter.main_grad, parameter.grad))
+            self.taken.append((parameter, parameter.grad))
             parameter.grad = None
 
     @torch.no_grad()
     def gather(self) -> None:
         """Bring them there; what Megatron does with complete gradients comes after."""
         self.complete()
-        if self.kept:
-            self._stage(self.taken, self.staged)
-        elif self.places:
-            self._exchange(self.replica.buffers[0].grad_data)
-        else:
-            torch._foreach_copy_(*map(list, zip(*self.taken, strict=True)))
+        if self.taken:
+            there, made = zip(*self.taken, strict=True)
+            into = [self.places[each] if self.places else each.main_grad for each in there]
+            torch._foreach_copy_(into, list(made))
+        if self.other is not None:
+            self._exchange(self.own, self.other)
         self.replica.summed = bool(self.places)
         self.taken.clear()
 
-    def _exchange(self, main: torch.Tensor) -> None:
-        """The means of both replicas' gradients; one share is sent while another is copied.
+    def _exchange(self, mine: torch.Tensor, theirs: torch.Tensor) -> None:
+        """Send the other replica what it steps, for what is stepped here.
 
-        `main` is the fp32 buffer, [elements].
+        At once: on two H100s, 124 MB each way take 0.45 ms, and 1.08 in six shares.
         """
         group = parallel_state.get_data_parallel_group()
-        rank = torch.distributed.get_rank(group)
-        mine, theirs, staged = main, self.staged, self.staged
+        rank, sizes = torch.distributed.get_rank(group), [0, 0]
         if self.replica.ddp_config.use_distributed_optimizer:
-            mine, staged = main.chunk(PAIR)[rank], self.staged.chunk(PAIR)[rank]
-            theirs = self.staged.chunk(PAIR)[1 - rank]
-        size = -(-mine.numel() // SHARES // ALIGNED) * ALIGNED
-        left, received = list(self.taken), []
-        for share in theirs.split(size):
-            left = self._stage(left, share)
-            received.append(_swapped(share, rank, group, halved=mine is not main))
-        self._stage(left, self.staged)
-        both = (mine.split(size), staged.split(size))
-        for place, own, (other, work) in zip(*both, received, strict=True):
-            work.wait()
-            self._mean(place, own, other)
-
-    def _stage(self, pairs: Taken, share: torch.Tensor) -> Taken:
-        """Copy the gradients of which some is in a share; those that are left."""
-        start, end = share.storage_offset(), share.storage_offset() + share.numel()
-        inside, left = [], []
-        for main, grad in pairs:
-            first, last = main.storage_offset(), main.storage_offset() + main.numel()
-            here = first < end and last > start
-            place = self.staged[first:last].view(grad.shape)
-            inside += [(place, grad)] if here else []
-            left += [] if here else [(main, grad)]
-        if inside:
-            torch._foreach_copy_(*map(list, zip(*inside, strict=True)))
-        return left
-
-
-def _swapped(share: torch.Tensor, rank: int, group: Any, halved: bool) -> tuple[torch.Tensor, Any]:
-    """A share of the other's gradients for one of ours, and what to wait for.
-
-    The same share for all gradients, else (`halved`) of the other's half for one of ours.
-    """
-    if not halved:
-        both = share.new_empty(PAIR, share.numel())
-        call = torch.distributed.all_gather_into_tensor
-        return both[1 - rank], call(both.view(-1), share, group=group, async_op=True)
-    other, sizes = torch.empty_like(share), [0, 0]
-    sizes[1 - rank] = share.numel()
-    call = torch.distributed.all_to_all_single
-    return other, call(other, share, sizes, sizes, group=group, async_op=True)
-
-
-def _mean(main: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> None:
-    """The mean in fp32 of two replicas' gradients, all of them [elements]."""
-    main.copy_((one.float() + other.float()) / PAIR)
+            mine, theirs = mine.chunk(PAIR)[1 - rank], theirs.chunk(PAIR)[rank]
+        sizes[1 - rank] = mine.numel()
+        torch.distributed.all_to_all_single(theirs, mine, sizes, sizes, group=group)
 
 
 def _fuse_adam(optimizer: Any) -> None:

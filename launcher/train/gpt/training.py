@@ -134,7 +134,7 @@ class Trainer:
         alone = layout.micro_batches == 1 and not arguments.overlap_grad_reduce
         self.gathered: optimizer.GatheredGradients | None = None
         if self.path.compiled and alone:
-            self.gathered = optimizer.GatheredGradients(self.wrapped[0], self._compiler())
+            self.gathered = optimizer.GatheredGradients(self.wrapped[0])
         compiled_apart = self.path.compiled and layout.tensor > 1
         every = (each for part in self.parts for each in part.parameters())
         self.alike = split.Alike(every) if compiled_apart else None
@@ -195,9 +195,8 @@ class Trainer:
             self.steps.steps.fill_(self.progress.steps)
         for each in self.parts:
             each.plain(part)
-        for each in () if part == "kernels" else (self.steps, self.gathered):
-            if isinstance(each, DeviceAdam | optimizer.GatheredGradients):
-                each.compile_with(lambda function: function)
+        if part != "kernels" and isinstance(self.steps, DeviceAdam):
+            self.steps.compile_with(lambda function: function)
 
     def run(self) -> None:
         """Train to the last iteration, or to where the run is asked to stop."""

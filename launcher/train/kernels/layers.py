@@ -1,4 +1,4 @@
-"""Triton's part of a GPT-2: what lies between its matrix products, forward and backward.
+"""What lies between the matrix products of GPT-2's layers, forward and backward.
 
 All are [n, width] and contiguous unless said; statistics and partial sums are fp32.
 """
@@ -20,9 +20,6 @@ were tried on an H100, of 132 multiprocessors."""
 
 WIDE, HIGH, SUMMED = 1024, 4, (64, 32)
 """Columns and rows of a block of GELU's; parts and columns of one of `column_sums`."""
-
-PIECE = 8192
-"""Of a row of logits, that is held at once."""
 
 
 @triton.jit
@@ -253,39 +250,6 @@ def column_sums(parts: torch.Tensor, into: torch.Tensor) -> None:
     _column_sums[(triton.cdiv(width, block), k, several)](
         parts, into, count, width, LINES=lines, BLOCK=block, num_warps=8
     )
-
-
-@triton.jit
-def _cross_entropy(logits, wanted, losses, width, BLOCK: tl.constexpr):
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    logits += row * width
-    label = tl.load(wanted + row)
-    chosen = tl.load(logits + label).to(tl.float32)
-    most = tl.full((BLOCK,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, width, BLOCK):
-        at = start + column
-        x = tl.load(logits + at, mask=at < width, other=float("-inf")).to(tl.float32)
-        before, most = most, tl.maximum(most, x)
-        above = tl.where(most == float("-inf"), 0.0, most)
-        total = total * tl.exp(before - above) + tl.exp(x - above)
-    top = tl.max(most, 0)
-    whole = tl.sum(total * tl.exp(most - top), 0)
-    tl.store(losses + row, tl.log(whole) + top - chosen)
-    tl.debug_barrier()  # all have read the label's
-    for start in range(0, width, BLOCK):
-        at = start + column
-        x = tl.load(logits + at, mask=at < width, other=float("-inf")).to(tl.float32)
-        slope = tl.exp(x - top) / whole - tl.where(at == label, 1.0, 0.0)
-        tl.store(logits + at, slope.to(logits.dtype.element_ty), mask=at < width)
-
-
-def cross_entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Of logits [n, vocabulary] and labels int64 [n], fp32 [n]; logits become its gradient."""
-    losses = logits.new_empty(len(logits), dtype=torch.float32)
-    block = min(PIECE, triton.next_power_of_2(logits.shape[1]))
-    _cross_entropy[losses.shape](logits, wanted, losses, logits.shape[1], BLOCK=block, num_warps=16)
-    return losses
 
 
 def _dropped(p: float) -> tuple[int, float]:
