@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, TextIO
 
 from launcher.screen import ERASE, bare, duration
+from launcher.train.words import compiling
 
 if TYPE_CHECKING:
     from launcher.records.metrics import Found, Step
@@ -141,6 +142,7 @@ class LiveLine:
         self.stream = stream and bare(stream)
         self.width_of = width_of
         self._state = State()
+        self._compiles: float | None = None  # since when
         self._text = ""  # what stands there now
         self._at_start = True
         self._closed = False
@@ -176,6 +178,8 @@ class LiveLine:
             yield
             if data:
                 self._at_start = data.endswith(b"\n")
+                before = self._compiles or time.monotonic()
+                self._compiles = before if compiling(data, self._compiles is not None) else None
         self._changed.set()
 
     def close(self) -> None:
@@ -187,12 +191,19 @@ class LiveLine:
 
     def _keep_drawing(self) -> None:
         while not self._closed:
-            self._changed.wait()
+            self._changed.wait(None if self._compiles is None else 1.0)
             self._changed.clear()
             with self._lock:
                 if self._at_start and not self._closed:
-                    self._put(line(self._state, self.width_of() - 1))
+                    self._put(line(self._state, self.width_of() - 1) or self._waits())
             time.sleep(INTERVAL)
+
+    def _waits(self) -> str:
+        """What the first step waits for: what torch compiles once is there for all others."""
+        if self._compiles is None:
+            return ""
+        text = f"compiling the first step  {duration(time.monotonic() - self._compiles)}"
+        return text[: max(0, self.width_of() - 1)]
 
     def _put(self, text: str) -> None:
         """Let `text` stand there, "" for nothing."""

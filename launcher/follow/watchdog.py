@@ -14,13 +14,16 @@ from launcher import files
 from launcher.plan import config
 from launcher.plan.job import Job, Lost
 from launcher.records import owner, record
-from launcher.train.words import CONCLUSION, REPORT, REPORTS, SAYS
+from launcher.train.words import CONCLUSION, REPORT, REPORTS, SAYS, compiling
 
 if TYPE_CHECKING:
     from launcher.follow.supervise import Listener
 
 START_SECONDS = 120.0
 """How long a run has at least to its first output: packages are read from a cold disk."""
+
+COMPILE_SECONDS = 900.0
+"""And while our program compiles: 58 s for a model of 1.2 billion parameters, beside an H100."""
 
 END_SECONDS = 15
 """How long a run that is ended has to do so by itself: ranks that hang won't."""
@@ -37,17 +40,19 @@ class Silence:
     since: float
     begun: bool = False
     told: bool = False
+    compiles: bool = False
 
     def came(self, data: bytes, now: float) -> None:
         """Output came at `now`, in seconds of any clock."""
         if self.told and all(line.startswith(SAYS.encode()) for line in data.splitlines() if line):
             return
         self.since, self.begun, self.told = now, True, False
+        self.compiles = compiling(data, self.compiles)
 
     def left(self, now: float) -> float | None:
         """Seconds from `now` until it is due, 0 where it is; None where it has been told."""
-        timeout = self.timeout if self.begun else max(self.timeout, START_SECONDS)
-        return None if self.told else max(0.0, self.since + timeout - now)
+        least = COMPILE_SECONDS if self.compiles else 0.0 if self.begun else START_SECONDS
+        return None if self.told else max(0.0, self.since + max(self.timeout, least) - now)
 
 
 class Watchdog:
@@ -86,9 +91,10 @@ class Watchdog:
 
     def add(self, data: bytes, is_error: bool) -> None:
         """Take a piece of the output: the run goes on."""
-        before = self.silence.begun, self.silence.told
+        before = self.silence.begun, self.silence.told, self.silence.compiles
         self.silence.came(data, self.clock())
-        if before != (self.silence.begun, self.silence.told):  # it is due at another time
+        now = self.silence.begun, self.silence.told, self.silence.compiles
+        if before != now:  # it is due at another time
             with self.changed:
                 self.changed.notify()
 

@@ -19,6 +19,16 @@ CONCLUSION = "in short: "
 REPORT = "report.txt"
 
 
+COMPILING, COMPILED, FAST = "compiling the step", "compiled the step", "fast: "
+"""What our program says of its first step, and what it has of the fast path from then on."""
+
+
+def compiling(data: bytes, before: bool) -> bool:
+    """Whether it compiles once it has said `data`, where it did or didn't `before`."""
+    begun, *ended = (data.rfind(word.encode()) for word in (COMPILING, COMPILED, FAST))
+    return begun > max(ended) or (before and max(ended) < 0)
+
+
 def say(text: str, who: str = SAYS) -> None:
     """Say it on stderr, as the runner or as somebody else: "gpt: "."""
     print(f"{who}{text}", file=sys.stderr, flush=True)

@@ -232,6 +232,16 @@ def test_it_stands_below_the_output_and_only_there() -> None:
     assert output_of(bytes(terminal.seen)) == b"half and half\r\n"
 
 
+def test_the_first_steps_compilation_is_told_for_as_long_as_it_takes() -> None:
+    with tty() as terminal, LiveLine(terminal.out, lambda: 40) as live:
+        terminal.write(live, b"compiling the step: the first takes some time\r\n")
+        terminal.write(live, b"W1125: not enough SMs\r\n")
+        assert terminal.until(lambda: terminal.seen.endswith(b"compiling the first step  1 s"))
+        terminal.write(live, b"fast: compiled; no CUDA graph\r\n")
+        time.sleep(0.25)
+        assert terminal.seen.endswith(b"graph\r\n")
+
+
 def test_two_threads_write_whole_lines_and_a_lost_terminal_is_nothing_to_the_run() -> None:
     class Lost(Terminal):
         def write(self, text: str) -> int:

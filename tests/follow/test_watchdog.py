@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.follow import watchdog
-from launcher.follow.watchdog import START_SECONDS, Silence, Watchdog
+from launcher.follow.watchdog import COMPILE_SECONDS, START_SECONDS, Silence, Watchdog
 from launcher.plan import config
 from launcher.plan.job import Ended, Lost
 from launcher.records import owner, record
@@ -87,6 +87,11 @@ def test_a_start_takes_longer_and_what_was_told_is_not_told_again() -> None:
     assert silence.left(0.0) == START_SECONDS
     silence.came(b"x", 1.0)
     assert silence.left(1.0) == 3.0
+    silence.came(b"fast: compiled\ncompiling the step: the first\n", 1.0)
+    silence.came(b"W1125: not enough SMs\n", 2.0)
+    assert silence.left(2.0) == COMPILE_SECONDS
+    silence.came(b"compiled the step in 40 s\n", 42.0)
+    assert silence.left(42.0) == 3.0
     assert Silence(1e4, since=0.0).left(0.0) == 1e4
     silence = Silence(5.0, since=0.0, begun=True, told=True)
     silence.came(b"runner: rank 0 waits in barrier\nrunner: in short: it hangs\n", 6.0)

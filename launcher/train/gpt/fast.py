@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from launcher.train import compat
+from launcher.train import compat, words
 from launcher.train.gpt.arguments import Layout
 
 WARM_UP = 3
@@ -54,7 +54,7 @@ class Path:
             "distributed optimizer without waits": self.optimizer == "shared",
         }
         used = ", ".join(name for name, there in named.items() if there) or "off"
-        return "; ".join((f"fast: {used}", *self.missing))
+        return "; ".join((f"{words.FAST}{used}", *self.missing))
 
     @property
     def slow_steps(self) -> int:
@@ -203,7 +203,7 @@ class Step:
         return iter(self.inputs) if self.inputs else None
 
     def _first(self) -> Outcome:
-        self.say("compiling the step: the first takes some time")
+        self.say(f"{words.COMPILING}: the first takes some time")
         began = time.perf_counter()
         try:
             outcome = self.body(self._batches())
@@ -213,7 +213,7 @@ class Step:
         except Exception as error:
             reason = _first_line(error)  # its frames hold what the step had in memory
         else:
-            self.say(f"compiled the step in {time.perf_counter() - began:.0f} s")
+            self.say(f"{words.COMPILED} in {time.perf_counter() - began:.0f} s")
             return outcome
         part = "kernels" if self.path.compiled == "kernels" else "compiled"
         self._do_without(part, f"{'no' if part == 'kernels' else 'not'} {part}: {reason}")
