@@ -368,6 +368,36 @@ def test_a_step_that_fails_leaves_nothing_to_the_next(
         assert each.grad_norms == pytest.approx(eager.grad_norms, rel=0.03)
 
 
+DROPPED = """
+import os, sys, torch
+from launcher.train import compat
+compat.prepare()
+from launcher.train.gpt import arguments as command_line
+from launcher.train.gpt import model, training
+given = command_line.parse(sys.argv[1:])
+given.on_cpu = True
+training.initialise(given, command_line.layout(given, 2))
+for way in ("", "layers"):
+    heads, hidden = torch.ones(8, 1, 2, 8), torch.ones(8, 16)
+    layers = model.build(given, 256, way).train().decoder.layers
+    mine = [each.self_attention.core_attention(*[heads] * 3, None)[:, 0] for each in layers]
+    mine = torch.stack((*mine, torch.nn.functional.dropout(hidden, 0.5)))
+    both = [torch.empty_like(mine) for _ in range(2)]
+    torch.distributed.all_gather(both, mine)
+    if os.environ["RANK"] == "0":
+        (a, b, alike), (c, d, too) = both
+        print("apart", *(not torch.equal(*two) for two in ((a, c), (b, d), (a, b), (alike, too))))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_dropout_differs_between_ranks_where_it_must(tmp_path: Path) -> None:
+    """TP ranks' heads, and layers, have masks of their own; what all ranks have has the same."""
+    (script := tmp_path / "dropped.py").write_text(DROPPED)
+    done = start(2, str(script), *TINY, *SPLIT, "--mock-data", "--attention-dropout", "0.5")
+    assert done.output.count("apart True True True False\n") == 2, done.output
+
+
 EVALUATED = """
 import multiprocessing, os, sys
 os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
