@@ -69,6 +69,7 @@ def gelu_back(x: Any, bias: Any, of_y: Any, tanh: bool, parts: Any) -> Any:
 
 
 def pack(q: Any, k: Any, v: Any, size: int, parts: Any) -> Any:
+    assert all(x.is_contiguous() for x in (q, k, v))
     packed = torch.stack([x.view(len(x), -1, size) for x in (q, k, v)], 2).reshape(len(q), -1)
     parts.copy_(packed.float().sum(0) / len(parts))
     return packed

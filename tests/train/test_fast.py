@@ -248,7 +248,7 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
 
 
 COMPILED = """
-import os, sys, torch
+import contextlib, os, sys, torch, weakref
 from launcher.train import compat
 compat.prepare()
 from launcher.train.gpt import arguments as command_line
@@ -256,8 +256,12 @@ from launcher.train.gpt import fast, training
 (way, failing), given = sys.argv[1].split(","), command_line.parse(sys.argv[2:])
 given.on_cpu = True
 layout = command_line.layout(given, int(os.environ["WORLD_SIZE"]))
+frames, forward = [], training.forward_step
 def fails(*_):
+    frames.append(weakref.ref(held := torch.ones(1)))
     raise RuntimeError("as a GPU's compiler would")
+torch.backends.cuda.enable_flash_sdp(False)  # the other's gradients don't all lie in rows
+fast.attention = contextlib.nullcontext
 if way:
     torch.compile = lambda function, **_: torch._dynamo.optimize("aot_eager")(function)
     fast.choose = lambda *_: fast.Path("whole", way, False)
@@ -269,6 +273,10 @@ if failing == "first":  # what comes last in kernels, then in the optimizer
     stand_ins.column_sums = fails
     made = lambda function: fails if function.__name__ == "_update" else function
     training.Trainer._compiler = lambda _: made
+    def freed(*given):
+        assert not any(frame() for frame in frames)  # with all else that it had in memory
+        return forward(*given)
+    training.forward_step = freed
 if failing == "third":  # in its first layer back; then it is done again, as after a capture
     backs, step = [stand_ins.gelu_back] * 99, training.Trainer._step
     backs[5] = fails
@@ -302,7 +310,7 @@ LLAMA = (
         pytest.param("whole", ("--bf16", "--bias-fusion"), id="data"),
         pytest.param("whole", ("--bf16", SHARED), id="shared"),
         pytest.param("kernels", ("--bf16",), id="kernels"),
-        pytest.param("kernels", (), id="kernels-fp32"),
+        pytest.param("kernels", ("--micro-batch-size", "1", "--global-batch-size", "2"), id="fp32"),
         pytest.param("kernels", ("--bf16", SHARED, "--untie-embeddings-and-output-weights"),
                      id="kernels-shared", marks=pytest.mark.long),
         pytest.param("layers", (*SPLIT, "--sequence-parallel"), id="sequence",
@@ -356,8 +364,8 @@ def test_a_step_that_fails_leaves_nothing_to_the_next(
     assert "again\n" in third.output
     for each in (first, third):
         assert each.code == 0, each.output
-        assert each.losses == pytest.approx(eager.losses, abs=2e-3)
-        assert each.grad_norms == pytest.approx(eager.grad_norms, rel=0.01)
+        assert each.losses == pytest.approx(eager.losses, abs=1e-2)
+        assert each.grad_norms == pytest.approx(eager.grad_norms, rel=0.03)
 
 
 EVALUATED = """

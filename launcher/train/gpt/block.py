@@ -87,6 +87,7 @@ class Gradients:
             found += [each for several in made for each in several]
         if into:
             torch._foreach_copy_(into, found)
+        self.forget()
 
 
 class Product(torch.autograd.Function):
@@ -124,7 +125,7 @@ class Heads(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradients of x, the weight and the bias."""
         (x,), (weight, bias, shape, gradients) = ctx.saved_tensors, ctx.rest
-        q, k, v = (each.permute(2, 0, 1, 3).reshape(x.shape) for each in grads)
+        q, k, v = (each.permute(2, 0, 1, 3).reshape(x.shape).contiguous() for each in grads)
         parts = gradients.parts(kernels.PACKERS, 1, 3 * x.shape[1], like=q)
         packed = kernels.pack(q, k, v, x.shape[1] // shape[2], parts)
         of_weight = gradients.product(weight, packed, x)

@@ -208,13 +208,14 @@ class Step:
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
-            part = "kernels" if self.path.compiled == "kernels" else "compiled"
-            without = "no kernels" if part == "kernels" else "not compiled"
-            self._do_without(part, f"{without}: {_first_line(error)}")
-            self.plain(part)
-            return self._first() if part == "kernels" else self.body(self._batches())
-        self.say(f"compiled the step in {time.perf_counter() - began:.0f} s")
-        return outcome
+            reason = _first_line(error)  # its frames hold what the step had in memory
+        else:
+            self.say(f"compiled the step in {time.perf_counter() - began:.0f} s")
+            return outcome
+        part = "kernels" if self.path.compiled == "kernels" else "compiled"
+        self._do_without(part, f"{'no' if part == 'kernels' else 'not'} {part}: {reason}")
+        self.plain(part)
+        return self._first() if part == "kernels" else self.body(self._batches())
 
     def _capture(self) -> None:
         """Record a step, which does nothing yet; of ranks' own generators it has to be told."""
