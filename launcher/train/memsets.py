@@ -63,19 +63,16 @@ def replace(graph: torch.cuda.CUDAGraph) -> int:
         if what.value or what.height != 1:
             continue
         where = (what.place, what.bytes * what.width)
-        fill = fills.setdefault(where, _Fill(cuda, *where))
+        fill = fills[where] = fills.get(where) or _Fill(cuda, *where)
         before = _listed(cuda.cuGraphNodeGetDependencies, node)
         after = _listed(cuda.cuGraphNodeGetDependentNodes, node)
         made, first = ctypes.c_void_p(), (ctypes.c_void_p * len(before))(*before)
-        _check(cuda.cuGraphDestroyNode(node))
         given = (first, ctypes.c_size_t(len(before)), fill.parameters)
         _check(cuda.cuGraphAddKernelNode_v2(ctypes.byref(made), whole, *given))
-        several, edges = (ctypes.c_void_p * len(after)), ctypes.c_size_t(len(after))
-        _check(
-            cuda.cuGraphAddDependencies(
-                whole, several(*[made] * len(after)), several(*after), edges
-            )
-        )
+        several, edges = ctypes.c_void_p * len(after), ctypes.c_size_t(len(after))
+        ends = several(*[made] * len(after)), several(*after)
+        _check(cuda.cuGraphAddDependencies(whole, *ends, edges))
+        _check(cuda.cuGraphDestroyNode(node))
         count += 1
     graph.instantiate()
     return count

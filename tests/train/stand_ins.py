@@ -30,6 +30,7 @@ def leaf(x: torch.Tensor) -> torch.Tensor:
 def add_norm(
     x: Any, bias: Any, residual: Any, gain: Any, shift: Any, eps: float, p: float, seed: Any
 ) -> Any:
+    residual = 0 * x if residual is None else residual
     hidden = (residual.float() + (x.float() + bias.float()) * keeps(x, p, seed)).to(x.dtype)
     return hidden, layer_norm(hidden, hidden.shape[1:], gain, shift, eps), torch.tensor(eps)
 

@@ -43,9 +43,10 @@ for p in (0.0, 0.5):
     assert set(factor.unique().tolist()) <= {0.0, 1 / (1 - p)}
     assert abs(float(factor.mean()) - 1) < 0.1
     stand_ins.keeps = lambda *_: factor
-    given = (x, bias, residual, gain, shift, 1e-5, p, seed)
-    hidden, normed, known = kernels.add_norm(*given)
-    like((hidden, normed), stand_ins.add_norm(*given)[:2])
+    for before in (None, residual):
+        given = (x, bias, before, gain, shift, 1e-5, p, seed)
+        hidden, normed, known = kernels.add_norm(*given)
+        like((hidden, normed), stand_ins.add_norm(*given)[:2])
     for added in (None, of_hidden):
         rest, ours, whole = (of_normed, added, gain, p, seed, hidden), parts(3), parts(3)
         found = kernels.add_norm_back(*rest, known, ours)

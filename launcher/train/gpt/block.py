@@ -12,7 +12,7 @@ import torch
 from megatron.core.tensor_parallel.layers import VocabParallelEmbedding
 from megatron.core.transformer.transformer_block import TransformerBlock
 from torch import Tensor
-from torch.nn.functional import layer_norm, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from launcher.train.kernels import layers as kernels
 from launcher.train.kernels import tokens as of_tokens
@@ -24,52 +24,36 @@ Place = Callable[[Any], Tensor | None]
 class Gradients:
     """Where parameters' gradients go: to autograd, or to where they are read from, by `complete`.
 
-    Products are made on a stream of their own, where they fill what others leave of the card; the
-    sums' parts are kept, to be summed for all layers at once.
+    The sums' parts are kept, to be summed for all layers at once.
     """
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
         self.place: Place = {}.get  # of none
-        self.stream: Any = None
-        self.turned: Any = None
         self.kept: dict[tuple[int, ...], Tensor] = {}
         self.rows_summed: tuple[Tensor, Tensor] | None = None
         self.forget()
 
     def forget(self) -> None:
         """Drop what is left of a step, which may have failed."""
-        self.read, self.before = list[Tensor](), list[Tensor]()  # since the last turn, and before
         self.summed: dict[tuple[int, ...], list[Any]] = {}
 
     def write(self, place: Place) -> None:
         """Write them to their places from now on."""
         self.place = place
-        self.stream = torch.cuda.Stream() if torch.cuda.is_available() else None
 
-    def product(self, weight: Any, of_y: Tensor, x: Tensor, aside: bool = True) -> Tensor | None:
+    def product(self, weight: Any, of_y: Tensor, x: Tensor) -> Tensor | None:
         """The gradient of y = x @ weightᵀ: of_y is [n, output], x [n, input]."""
         if (place := self.place(weight)) is None:
             return of_y.t() @ x
-        if aside and self.stream:
-            self.stream.wait_stream(torch.cuda.current_stream())
-            self.read += (of_y, x)
-        with torch.cuda.stream(self.stream if aside else None):
-            torch.mm(of_y.t(), x, out=place)
+        torch.mm(of_y.t(), x, out=place)
         return None
-
-    def turn(self) -> None:
-        """Once a layer: let what was read before the last turn be used for something else."""
-        if self.before:
-            torch.cuda.current_stream().wait_event(self.turned)
-        if self.read:
-            self.turned = self.stream.record_event()
-        self.before, self.read = self.read, []
 
     def parts(self, *shape: int, like: Tensor, each: int = 1) -> Tensor:
         """Where the parts of `sums` belong, fp32 [programs, k, width], of `each` in a layer."""
         if shape not in self.kept:
-            self.kept[shape] = like.new_empty(each * self.layers, *shape, dtype=torch.float32)
+            count = each * self.layers + 1  # and the first norm's
+            self.kept[shape] = like.new_empty(count, *shape, dtype=torch.float32)
         return self.kept[shape][len(self.summed.get(shape, ()))]
 
     def sums(self, parts: Tensor, *parameters: Any) -> list[Tensor | None]:
@@ -103,8 +87,6 @@ class Gradients:
             found += [each for several in made for each in several]
         if into:
             torch._foreach_copy_(into, found)
-        if self.before or self.read:
-            torch.cuda.current_stream().wait_stream(self.stream)
         self.forget()
 
 
@@ -143,7 +125,6 @@ class Heads(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradients of x, the weight and the bias."""
         (x,), (weight, bias, shape, gradients) = ctx.saved_tensors, ctx.rest
-        gradients.turn()
         q, k, v = (each.permute(2, 0, 1, 3).reshape(x.shape).contiguous() for each in grads)
         parts = gradients.parts(kernels.PACKERS, 1, 3 * x.shape[1], like=q)
         packed = kernels.pack(q, k, v, x.shape[1] // shape[2], parts)
@@ -158,7 +139,7 @@ class AddNorm(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        residual: Tensor,
+        residual: Tensor | None,
         bias: Tensor,
         gain: Tensor,
         shift: Tensor,
@@ -168,19 +149,19 @@ class AddNorm(torch.autograd.Function):
         """`constants`: the norm's eps, dropout's p and its seed."""
         hidden, normed, known = kernels.add_norm(x, bias, residual, gain, shift, *constants)
         ctx.save_for_backward(hidden, known)
-        ctx.rest = bias, gain, shift, constants[1:], gradients
+        ctx.rest = bias, gain, shift, constants[1:], gradients, residual is not None
         return hidden, normed
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradients of x, the residual and the parameters."""
-        bias, gain, shift, dropout, gradients = ctx.rest
+        bias, gain, shift, dropout, gradients, adds = ctx.rest
         of_hidden = None if grads[0] is None else grads[0].contiguous()
         parts = gradients.parts(kernels.ROWS, 3, len(gain), like=gain, each=2)
         known = (gain, *dropout, *ctx.saved_tensors, parts)
         of_x, of_residual = kernels.add_norm_back(grads[1].contiguous(), of_hidden, *known)
         of_gain, of_shift, of_bias = gradients.sums(parts, gain, shift, bias)
-        return of_x, of_residual, of_bias, of_gain, of_shift, None, None
+        return of_x, of_residual if adds else None, of_bias, of_gain, of_shift, None, None
 
 
 class Gelu(torch.autograd.Function):
@@ -240,7 +221,7 @@ class OutputLoss(torch.autograd.Function):
         (x, slope), (weight, gradients) = ctx.saved_tensors, ctx.rest
         factors = grads[0].contiguous()
         weighed = of_tokens.weigh(x, factors)
-        of_weight, of_x = gradients.product(weight, slope, weighed, aside=False), slope @ weight
+        of_weight, of_x = gradients.product(weight, slope, weighed), slope @ weight
         return of_tokens.weigh(of_x, factors), of_weight, None, None
 
 
@@ -284,7 +265,9 @@ class Decoder(TransformerBlock):
             given = (linear.bias, norm.weight, norm.bias, (eps, p, seed))
             return AddNorm.apply(y, hidden, *given, gradients)
 
-        normed = layer_norm(hidden, hidden.shape[1:], norms[0].weight, norms[0].bias, eps)
+        first, nothing = norms[0], torch.zeros_like(norms[0].bias, requires_grad=False)
+        given = (nothing, first.weight, first.bias, (eps, 0.0, seeds[0]))
+        hidden, normed = AddNorm.apply(hidden, None, *given, gradients)
         for each in self.layers:
             attention, mlp = each.self_attention, each.mlp
             made = attention.linear_qkv

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from launcher.train import compat, words
+from launcher.train import compat, memsets, words
 from launcher.train.gpt.arguments import Layout
 
 WARM_UP = 3
@@ -147,11 +147,8 @@ def compile_alike(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def own_stream() -> None:
-    """Leave the default stream, which no graph can be captured on; before the model is made.
-
-    What is on others gives way to it.
-    """
-    torch.cuda.set_stream(torch.cuda.Stream(priority=-1))
+    """Leave the default stream, which no graph can be captured on; before the model is made."""
+    torch.cuda.set_stream(torch.cuda.Stream())
 
 
 class Step:
@@ -224,7 +221,7 @@ class Step:
         """Record a step, which does nothing yet; of ranks' own generators it has to be told."""
         from megatron.core import tensor_parallel
 
-        graph = torch.cuda.CUDAGraph()
+        graph = memsets.graph()
         for state in tensor_parallel.get_cuda_rng_tracker().get_states().values():
             if isinstance(state, torch.Generator):
                 graph.register_generator_state(state)
@@ -238,6 +235,8 @@ class Step:
         except Exception as error:
             self._do_without("graphed", f"no CUDA graph: {_first_line(error)}")
         else:
+            with suppress(RuntimeError):  # then they stay
+                memsets.replace(graph)
             self.graph = graph
         torch.cuda.synchronize()
 

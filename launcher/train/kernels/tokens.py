@@ -84,6 +84,7 @@ def _move_rows(tokens, sums, last, into, width, BLOCK: tl.constexpr):
         at = token * width + column
         x = tl.load(into + at, mask=inside).to(tl.float32) + tl.load(sums + at, mask=inside)
         tl.store(into + at, x.to(into.dtype.element_ty), mask=inside)
+        tl.debug_barrier()  # all have read their sums, which other threads may store to
         tl.store(sums + at, tl.zeros((BLOCK,), tl.float32), mask=inside)
 
 
