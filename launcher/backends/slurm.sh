@@ -81,10 +81,20 @@ nodes() {
   return "$code"
 }
 ### start
-## The nodes, and Slurm's signal ahead of the time limit
+## The nodes, and Slurm's signal ahead of the time limit. A node that Slurm couldn't begin, as pyxis has
+## no container for it, can't tell the others: srun's word for it is looked for.
 
 limit=
 trap 'limit=1; : > "$folder/limit-$restart"' TERM
+from=$(($(stat -c %s "$folder/slurm.out") + 1))
+watch() {
+  until tail -c "+$from" "$folder/slurm.out" | grep -Eq "^srun: error: .*: tasks? [0-9,-]+: "; do
+    read -r -t 0.5 -u 3
+  done 3<> <(:)
+  : > "$folder/failed-$restart"
+}
+watch &
+watch=$!
 @start &
 step=$!
 until wait "$step"; code=$?; ! kill -0 "$step" 2>/dev/null; do :; done
@@ -98,6 +108,7 @@ fi
 scancel --quiet --state=PENDING "$SLURM_ARRAY_JOB_ID"
 ### end
 ## What the launcher looks for
+{ kill "$watch"; wait "$watch"; } 2>/dev/null
 echo "$code" > "$folder/code"
 exit "$code"
 ### array
