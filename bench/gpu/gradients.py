@@ -18,7 +18,7 @@ from launcher.train.gpt import arguments as command_line
 
 SIZES = (
     "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 512 "
-    "--vocab-size 50257 --micro-batch-size 16 --train-iters 1 --lr 1e-4 --mock-data --init-method-std 0.02 "
+    "--vocab-size 50257 --micro-batch-size 16 --train-iters 1 --lr 1e-4 --mock-data "
     "--hidden-dropout 0 --attention-dropout 0 --use-cpu-initialization"
 ).split()
 FURTHER, STEPS = 1.5, 3

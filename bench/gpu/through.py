@@ -1,11 +1,11 @@
 """Times training through `launcher run`, ours beside upstream's: `python3 -m bench.gpu.through`.
 
 `--source CHECKOUT` is a Megatron-LM for both. On one GPU it is GPT-2's preset as it comes, by
-torchrun too, and upstream's pretrain_gpt.py as the user's script has it (fp16, micro-batch 1) in
-bf16 by 16, and as tuned; with `--gpus 2` both by TP=2, PP=2 and DP=2; with `--long` llama3.2-1b at sequence
-4096, as a share of what matrix products alone reach. `--only WORD` takes the cases with that in
-their names. `--tune PROGRAM` tunes that, the user's script where it is upstream's. Files go to the
-folder of `--to`.
+torchrun too, and upstream's pretrain_gpt.py as the user's script has it (fp16, micro-batch 1), in
+bf16 by 16 and as tuned; with `--gpus 2` both by TP=2, PP=2 and DP=2; with `--long` llama3.2-1b at
+sequence 4096, as a share of what matrix products alone reach. `--only WORD` takes the cases with
+that in their names. `--tune PROGRAM` tunes that, the user's script where it is upstream's. Files go
+to the folder of `--to`.
 """
 
 from __future__ import annotations
