@@ -1,19 +1,19 @@
 """Carries a plan out as a Slurm job: one task a node, by a batch script and files on a shared disk.
 
-Nothing of ours stays on the cluster: `sbatch`, `squeue`, `scontrol` and `scancel` are all that is
-asked, so sites without accounting will do (https://slurm.schedmd.com/sbatch.html).
+Nothing of ours stays on the cluster (https://slurm.schedmd.com/sbatch.html).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.backends import docker, host, shown
+from launcher.backends import docker, host, shown, slurm_queue
 from launcher.backends.group import DIAGNOSE, SETTLE_SECONDS
 from launcher.backends.oci_bundle import ENVIRONMENT
 from launcher.errors import PreflightError, UsageError
@@ -37,114 +37,12 @@ INSIDE = ("pyxis", "apptainer", "oci")
 SAME = ("time", "partition", "account", "qos", "constraint", "reservation", "dependency")
 """Keys that are sbatch's options of the same names."""
 
-PORTS = (20000, 10000)
-"""The first and the number of those from which a job takes one by its id, below the ephemeral."""
-
-HEAD = r"""
-set -u
-folder={folder}
-restart={restart}
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-address=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
-export folder restart PET_NNODES="$SLURM_JOB_NUM_NODES" PET_MASTER_ADDR="${{address:-$first}}"
-export PET_MASTER_PORT={port}
-for path in "$folder/code" "$folder"/node-*.end; do
-  [ ! -e "$path" ] || : > "$path"
-done
-"""
-
-NODE = r"""
-over() {{
-  local end="$folder/node-${{LAUNCHER_NODE:-$SLURM_NODEID}}.end" told=
-  [ "$1" -eq 0 ] || : > "$folder/failed-$restart"
-  [ ! -e "$end" ] || read -r told < "$end"
-  [ "$told" != begun ] || echo " $1 $(date +%s.%N)" >> "$end"
-  return "$1"
-}}
-node() {{
-  local rank="${{LAUNCHER_NODE:-$SLURM_NODEID}}"
-  local me="$folder/node-$rank" pid asked= question= answered= failed=0 code=0 path
-  printf begun > "$me.end"
-  for path in {paths}; do
-    [ -e "$path" ] && continue
-    echo "launcher: there is no $path on $SLURMD_NODENAME: let it be on a disk that all see" >&2
-    code={unable}
-  done
-  export PET_NODE_RANK="$rank"
-{setup}  if [ "$code" -eq 0 ]; then
-    {command} &
-  else
-    (exit "$code") &
-  fi
-  pid=$!
-  trap : TERM
-  while kill -0 "$pid" 2>/dev/null; do
-    if [ -z "$asked" ] && {{ [ -e "$folder/stop" ] || [ -e "$folder/limit-$restart" ]; }}; then
-      asked=1
-      kill -TERM "$pid"
-    elif [ -e "$folder/failed-$restart" ] && [ $((failed += 1)) -ge {settle} ]; then
-      {kill}
-    elif [ -e "$folder/ask" ] && read -r question < "$folder/ask" &&
-      [ "$question" != "$answered" ]; then
-      answered=$question
-      {{ {report} > "$me.part"; mv -f "$me.part" "$me.$question.tar"; }} &
-    fi
-    sleep 0.5
-  done
-  {{ wait "$pid"; }} 2>/dev/null
-  over "$?"
-}}
-export -f over node
-"""
-"""What a node does, and its end, which it tells itself, or what started its container and outlives
-that. It asks the program alone to stop: scancel's signals reach all processes, those that load the
-data too, without which nothing is saved. Once a node has failed, the others have time to fail by
-themselves before they are killed."""
-
-STEPS = r"""
-nodes() {{
-  local number=0 host pids= pid code=0
-  for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
-    export LAUNCHER_NODE=$number
-    {{ {srun} --nodes=1 --ntasks=1 --nodelist="$host" bash -c node || over "$?"; }} &
-    pids="$pids $!" number=$((number + 1))
-  done
-  for pid in $pids; do
-    wait "$pid" || code=$?
-  done
-  return "$code"
-}}
-"""
-"""A step for each node: Slurm 22.05 tells a task in an OCI container nothing of its own, not even
-which one it is (src/slurmd/slurmstepd/slurmstepd.c makes the container's before)."""
-
-TAIL = r"""
-limit=
-trap 'limit=1; : > "$folder/limit-$restart"' TERM
-{start} &
-step=$!
-until wait "$step"; code=$?; ! kill -0 "$step" 2>/dev/null; do :; done
-{after}echo "$code" > "$folder/code"
-exit "$code"
-"""
-
-AGAIN = r"""if [ -n "$limit" ] && [ "$code" -eq 0 ] && [ ! -e "$folder/stop" ]; then
-  {again} && exit 0
-fi
-"""
 REQUEUE = 'scontrol requeue "$SLURM_JOB_ID"', "${SLURM_RESTART_COUNT:-0}"
 CHAIN = (
     '[ "$SLURM_ARRAY_TASK_ID" -lt "$SLURM_ARRAY_TASK_MAX" ]',
     "$((SLURM_ARRAY_TASK_ID - SLURM_ARRAY_TASK_MIN))",
 )
 """What has a job start again, or the next one of its array; and a number of the start, 0 first."""
-
-OTHERS = """scancel --quiet --state=PENDING "$SLURM_ARRAY_JOB_ID"\n"""
-ARRAY = """\
-#!/bin/bash
-{options}case $SLURM_ARRAY_TASK_ID in
-{tasks}esac
-"""
 
 
 @dataclass(frozen=True)
@@ -162,31 +60,28 @@ class Request:
 
 def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
     """The job of `plan`, whose files lie in `folder` on a disk that all nodes see."""
-    script = "#!/bin/bash\n" + "".join(f"#SBATCH {one}\n" for one in _options(plan, asked, folder))
-    script += shown.wanted(plan.env)
-    base, many = PORTS
-    port = f'"$(({base} + SLURM_JOB_ID % {many}))"'
+    goes_on, is_oci = asked.requeue or asked.is_chain, asked.container == "oci"
     again, restart = CHAIN if asked.is_chain else REQUEUE
-    script += HEAD.format(folder=shlex.quote(str(folder)), port=port, restart=restart)
-    setup = "".join(f"  {line}\n" for line in _setup(plan, asked))
-    looked_for = () if asked.container in INSIDE else plan.mounts
-    script += NODE.format(
-        paths=" ".join(shlex.quote(mount.source) for mount in looked_for),
-        unable=PreflightError.exit_code,
-        setup=setup,
-        settle=round(2 * SETTLE_SECONDS),
-        **_node(plan, asked),
-    )
-    after = AGAIN.format(again=again) if asked.requeue or asked.is_chain else ""
-    after += OTHERS if asked.is_chain else ""
     node = _apptainer(plan, asked) if asked.container == "apptainer" else "node"
-    start = f"{_srun(plan, asked)} bash -c {shlex.quote(node)}"
-    if asked.container == "oci":
-        script += STEPS.format(srun=_srun(plan, asked))
-        start = "nodes"
-    script += TAIL.format(start=start, after=after)
-    bundle = asked.image if asked.container == "oci" else None
-    return Request(script, str(folder / SCRIPT), bundle, asked.requeue or asked.is_chain)
+    srun = _srun(plan, asked)
+    words = {
+        "options": "".join(f"#SBATCH {one}\n" for one in _options(plan, asked, folder)),
+        "secrets": shown.wanted(plan.env),
+        "folder": shlex.quote(str(folder)),
+        "restart": restart,
+        "paths": shlex.join(() if asked.container in INSIDE else [m.source for m in plan.mounts]),
+        "unable": str(PreflightError.exit_code),
+        "setup": "".join(f"  {line}\n" for line in _setup(plan, asked)),
+        "settle": str(round(2 * SETTLE_SECONDS)),
+        **_node(plan, asked),
+        "srun": srun,
+        "start": "nodes" if is_oci else f"{srun} bash -c {shlex.quote(node)}",
+        "again": again,
+    }
+    parts = ["head", "node", *["steps"] * is_oci, "start"]
+    parts += [*["again"] * goes_on, *["others"] * asked.is_chain, "end"]
+    bundle = asked.image if is_oci else None
+    return Request(_filled(parts, words), str(folder / SCRIPT), bundle, goes_on)
 
 
 def array(plans: Mapping[int, Plan], asked: Slurm, runs: Path) -> str:
@@ -198,7 +93,16 @@ def array(plans: Mapping[int, Plan], asked: Slurm, runs: Path) -> str:
         script, output = (shlex.quote(str(runs / plan.run / name)) for name in (SCRIPT, OUTPUT))
         tasks += f"{number}) exec {script} >> {output} 2>&1;;\n"
     options = "".join(f"#SBATCH {one}\n" for one in _options(first, asked, runs, **own))
-    return ARRAY.format(options=options, tasks=tasks)
+    return _filled(["array"], {"options": options, "tasks": tasks})
+
+
+def _filled(parts: Iterable[str], words: Mapping[str, str]) -> str:
+    """Those parts of slurm.sh, with `words` for its names."""
+    text = Path(__file__).with_name("slurm.sh").read_text("utf-8")
+    _, *found = re.split(r"^### (\w+)\n", re.sub(r"^## .*\n", "", text, flags=re.M), flags=re.M)
+    known = dict(zip(found[::2], found[1::2], strict=True))
+    script = "".join(known[name] for name in parts)
+    return re.sub(r"^@(\w+)\n|@(\w+)", lambda m: words[m[1] or m[2]], script, flags=re.M)
 
 
 def _options(plan: Plan, asked: Slurm, folder: Path, **more: object) -> Iterator[str]:
@@ -257,7 +161,7 @@ def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
         yield f'export PYTHONPATH={shlex.quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
         yield from (f'export {name}="$(cat -- {shlex.quote(at)})"' for name, at in plan.secrets)
         if plan.workdir:
-            yield f"cd -- {shlex.quote(plan.workdir)}"
+            yield f"cd -- {shlex.quote(plan.workdir)} || code={PreflightError.exit_code}"
 
 
 def _node(plan: Plan, asked: Slurm) -> dict[str, str]:
@@ -334,11 +238,6 @@ def _srun(plan: Plan, asked: Slurm) -> str:
     return f'{line} --output="$folder/node-{number}.out" --error="$folder/node-{number}.err"'
 
 
-def ask(*argv: str, env: Mapping[str, str] | None = None, given: str = "") -> str:
-    """What a program of Slurm prints. Raises EngineError where it isn't there or refuses."""
-    return host.ask(argv, "Start runs where Slurm is: on a login node.", env=env, given=given)
-
-
 @dataclass(frozen=True)
 class SlurmBackend(host.Scheduled):
     """Submits to the cluster whose programs are on PATH."""
@@ -408,8 +307,8 @@ class SlurmBackend(host.Scheduled):
         raise UsageError("a shell on a cluster is Slurm's own", "srun --pty bash")
 
     def inside(self, job: Job, argv: list[str], *, terminal: bool) -> list[str]:
-        known = ["--states=running", f"--jobs={job.handle}", "--format=%A"]
-        found = ask("squeue", "--noheader", *known).split() or [job.handle]  # of a chain the one
+        known = ["--noheader", "--states=running", f"--jobs={job.handle}", "--format=%A"]
+        found = slurm_queue.ask("squeue", *known).split() or [job.handle]  # of a chain the one
         on_a_node = ["srun", f"--jobid={found[0]}", "--overlap", "--nodes=1", "--ntasks=1"]
         return [*on_a_node, *(["--pty"] if terminal else []), *argv]
 

@@ -1,4 +1,4 @@
-"""A run as a Slurm job: submitted, followed by its files, asked by squeue, ended by scancel."""
+"""A run as a Slurm job: submitted, followed by its files, asked to stop by one, found again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher import files
-from launcher.backends import group, host
+from launcher.backends import group, host, slurm_queue
 from launcher.backends.group import Lines, NodeState, group_ended, node_name
 from launcher.backends.oci_bundle import lay
-from launcher.backends.slurm import BUNDLE, OUTPUT, SCRIPT, Request, ask
-from launcher.errors import EngineError, LauncherError
+from launcher.backends.slurm import BUNDLE, OUTPUT, SCRIPT, Request
+from launcher.backends.slurm_queue import GOES_ON, Queue
+from launcher.errors import LauncherError
 from launcher.names import LABEL
 from launcher.plan.job import KILLED, Cause, Ended, Piece
 from launcher.plan.mounts import Mount
@@ -34,32 +35,6 @@ POLL_SECONDS, FIRST_SECONDS = 0.2, 0.05
 CHUNK = 1 << 16
 TAIL = 1 << 16
 ASKED = 143
-SQUEUE = "squeue --me --array --noheader --states=all --format=%i|%F|%T|%r".split()
-GOES_ON = frozenset(
-    "PENDING CONFIGURING RUNNING SUSPENDED COMPLETING REQUEUED STOPPED RESIZING SIGNALING "
-    "STAGE_OUT REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT".split()
-)
-"""The states of jobs that may still write: man squeue, JOB STATE CODES."""
-
-
-@dataclass
-class Queue(host.Asked):
-    """What squeue says of this user's jobs.
-
-    A task of an array is known by both numbers, an array as a whole by what goes on of it.
-    """
-
-    states: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-    def ask(self) -> None:
-        told = ask(*SQUEUE)
-        rows = [line.strip().split("|", 3) for line in told.splitlines() if "|" in line]
-        rows.sort(key=lambda row: (row[2] in GOES_ON, row[2] != "PENDING"))  # of a chain
-        self.states = {name: (row[2], row[3]) for row in rows for name in row[:2]}
-
-    def state(self, job: str) -> tuple[str, str]:
-        """A job's state and the reason for it; "" for one that isn't in the queue. Raises Lost."""
-        return self.fresh().states.get(job, ("", ""))
 
 
 @dataclass
@@ -101,7 +76,7 @@ class SlurmJob(host.FolderJob):
                 break
             if idle:
                 state, why = self.queue.state(self.handle)
-                if state == "PENDING" and why not in ("", "None"):
+                if state == "PENDING" and why:
                     self.queue.tell(f"Slurm job {self.handle} waits: {why}")
                 time.sleep(POLL_SECONDS if any(read.values()) else FIRST_SECONDS)
         for rank, rests in lines.items():
@@ -128,7 +103,7 @@ class SlurmJob(host.FolderJob):
             return Ended(0)
         code = ASKED if state.startswith("CANCELLED") else KILLED
         words = f"Slurm ended job {self.handle}: {state}"
-        words += f" ({why})" if why not in ("", "None") else ""
+        words += f" ({why})" if why else ""
         if state in ("COMPLETED", "FAILED") and not (self.folder / OUTPUT).exists():
             words += f"; its nodes don't see {self.folder}: let LAUNCHER_RUNS name a shared disk"
         return Ended(code, cause, words)
@@ -187,8 +162,7 @@ class SlurmJob(host.FolderJob):
             self.kill()
 
     def kill(self) -> None:
-        with suppress(EngineError):  # it has ended
-            ask("scancel", self.handle)
+        slurm_queue.cancel(self.handle)
         self.queue.forget()
 
     def remove(self) -> None:
@@ -255,12 +229,12 @@ def submit(
             if bundle:
                 mounts = (*plan.mounts, Mount(str(folder), str(folder), read_only=False, key=""))
                 lay(folder / BUNDLE, expanded(bundle).absolute(), mounts, plan.workdir)
-        told = ask("sbatch", "--parsable", *named, env=os.environ | secret, given=given)
+        job = slurm_queue.submit(*named, env=os.environ | secret, given=given)
     except LauncherError:
         for plan in plans.values():
             _remove(record.folder(plan.run), [SCRIPT])
         raise
-    job, found = told.strip().partition(";")[0], list[SlurmJob]()  # of a federation: ID;CLUSTER
+    found = list[SlurmJob]()
     for number, plan in plans.items():
         handle, again = f"{job}_{number}" if given else job, asked[number].requeue
         found.append(SlurmJob(record.folder(plan.run), handle, dict(plan.labels), again))

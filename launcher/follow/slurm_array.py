@@ -10,9 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher import files
-from launcher.backends import host
-from launcher.backends.slurm import ask
-from launcher.errors import EngineError, LauncherError
+from launcher.backends import host, slurm_queue
+from launcher.errors import LauncherError
 from launcher.settings import ROOT
 
 POLL_SECONDS = 0.5
@@ -58,13 +57,12 @@ def run(
             folder=shlex.quote(str(folder)),
         )
         files.write(folder / "job.sh", text, 0o700)
-        job = ask("sbatch", "--parsable", str(folder / "job.sh")).strip().partition(";")[0]
+        job = slurm_queue.submit(str(folder / "job.sh"))
         tell(f"Slurm job {job}: {parts} parts")
         try:
             _wait(job, folder, parts, tell)
         finally:
-            with suppress(EngineError):  # all have ended
-                ask("scancel", "--quiet", job)
+            slurm_queue.cancel(job)
 
 
 def _wait(job: str, folder: Path, parts: int, tell: Callable[[str], object]) -> None:
@@ -72,7 +70,8 @@ def _wait(job: str, folder: Path, parts: int, tell: Callable[[str], object]) -> 
 
     Files of a shared disk may come later than the queue's answer.
     """
-    missing, asked_at, gone = [*range(1, parts + 1)], time.monotonic(), 0
+    queue, missing = slurm_queue.Queue(), [*range(1, parts + 1)]
+    asked_at, gone = time.monotonic(), 0
     while missing:
         for part in [*missing]:
             code = host.number(folder / f"{part}.end")
@@ -84,18 +83,9 @@ def _wait(job: str, folder: Path, parts: int, tell: Callable[[str], object]) -> 
                 log = _last(folder / f"{part}.log")
                 raise PartFailed(f"part {part} of {parts} {how}:\n{log}", code or 1)
         if time.monotonic() - asked_at >= ASK_SECONDS:
-            asked_at, gone = time.monotonic(), 0 if _queued(job) else gone + 1
+            going = queue.state(job)[0] in slurm_queue.GOES_ON
+            asked_at, gone = time.monotonic(), 0 if going else gone + 1
         time.sleep(POLL_SECONDS)
-
-
-def _queued(job: str) -> bool:
-    """Whether a part waits or runs: a job that is long over is an error to squeue."""
-    try:
-        return bool(ask("squeue", "--noheader", f"--jobs={job}", "--format=%T").strip())
-    except EngineError as error:
-        if "Invalid job id" in error.problem:
-            return False
-        raise
 
 
 def _last(path: Path) -> str:

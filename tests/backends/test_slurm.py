@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -173,6 +174,26 @@ def test_a_runs_bundle_writes_nothing_into_the_images(tmp_path: Path) -> None:
 
 def mount(target: str) -> Mount:
     return Mount("/etc/hosts", target, read_only=True, key="")
+
+
+def test_a_node_that_slurm_could_not_begin_is_told_to_the_others(two: Plan, tmp_path: Path) -> None:
+    """By srun, here a stand-in: the other nodes had waited until their own time was over."""
+    told = slurm.request(two, Slurm(container="pyxis"), tmp_path).script
+    srun = """
+        exec 2>&1
+        echo "srun: error: n1: task 1: Exited with exit code 1"
+        until [ -e "$folder/failed-0" ] || [ $((n += 1)) -gt 50 ]; do sleep 0.1; done
+        [ -e "$folder/failed-0" ]"""
+    for name, text in {"srun": srun, "scontrol": "echo n0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NUM_NODES": "2"}
+    env |= {"SLURM_JOB_NODELIST": "n[0-1]", "SLURM_JOB_ID": "1"}
+    with (tmp_path / "slurm.out").open("a") as output:
+        output.write("srun: error: n1: task 1: Exited with exit code 1\n")  # before it is requeued
+        output.flush()
+        subprocess.run(["bash", "-c", told], env=env, stdout=output, stderr=output, timeout=30)
+    assert (tmp_path / "code").read_text() == "0\n"
 
 
 def test_slurm_may_give_fewer_nodes_where_any_number_will_do(plan: Planner) -> None:

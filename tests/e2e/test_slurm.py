@@ -413,18 +413,30 @@ def test_slurms_own_container_has_the_image_and_the_runs_files(here: OnCluster) 
 
 @pytest.mark.parametrize(
     ("container", "program"),
-    [("apptainer", "sys.exit(1)\n"), pytest.param("oci", MEETING, marks=pytest.mark.long)],
+    [
+        ("apptainer", "sys.exit(1)\n"),
+        pytest.param("oci", MEETING, marks=pytest.mark.long),
+        pytest.param("none", MEETING, marks=pytest.mark.long),
+    ],
 )
 def test_a_container_that_does_not_start_is_the_failure(
     here: OnCluster, container: str, program: str
 ) -> None:
-    """Not the node that waits for it, which had been blamed; it is ended where it goes on."""
+    """Not the node that waits for it, which had been blamed; it is ended where it goes on.
+
+    To srun a task without a container of pyxis' is one that a prolog had end before it began.
+    """
     image = bundle(here.folder / "image")
     python = f'python3() {{ exec /usr/bin/python3 {here.folder}/runner.py "$@"; }}'
     broken = Path(here.cluster["SLURM_CONF"]).with_name("broken-n1")
     if container == "oci":
         broken.touch()
-    else:  # a stand-in for apptainer
+    elif container == "none":  # a stand-in for pyxis
+        prolog = here.folder / "prolog"
+        prolog.write_text('#!/bin/sh\n[ "$SLURM_NODEID" = 0 ]\n')
+        prolog.chmod(0o755)
+        here.cluster = here.cluster | {"SLURM_TASK_PROLOG": str(prolog)}
+    else:  # and for apptainer
         python += """; export -f python3; apptainer() {
           [ "$SLURM_NODEID" = 0 ] || { echo "FATAL: no image" >&2; return 255; }; "${@: -3}"; }"""
     mounts = [{"source": "runner.py", "target": str(here.folder / "runner.py")}]
@@ -435,7 +447,11 @@ def test_a_container_that_does_not_start_is_the_failure(
     finally:
         broken.unlink(missing_ok=True)
     assert started.process.returncode == 125, started
-    said = "FATAL: no image" if container == "apptainer" else "what Slurm says of it stands above"
+    told = {
+        "apptainer": "FATAL: no image",
+        "none": "slurmstepd-n1: error: --task-prolog failed status=1",
+    }
+    said = told.get(container, "what Slurm says of it stands above")
     assert started.told()[-1].endswith(f"failed, exit code 125: node-1 didn't start: {said}")
 
 
