@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from launcher import cli
 from launcher.plan import layout, source
 from launcher.plan.source import Asked
 from launcher.tuning.search import Measured
@@ -35,3 +38,21 @@ def test_a_precision_is_written_as_the_file_writes_it(
     assert found == written
     made = source.overridden(config, [source.Override("tune", found)])
     assert layout.settled(made).training.bf16 == (True if changed else None)
+
+
+def test_a_plan_is_for_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    """The user's setting, what would be better, what bounds it, and how far off that may be."""
+    asked = ["tune", "gpt2", "--plan", "--set", "program=pretrain_gpt.py", "--card"]
+    asked = [*asked, "H100 80GB HBM3", "--set", "training.micro_batch_size=1"]
+    assert cli.main(asked) == 0
+    head, _, *rows, bound, off = capsys.readouterr().out.splitlines()
+    assert head == "predicted for 1 × H100 80GB HBM3, by its published rates:"
+    assert rows[-1].split()[2:] == ["as", "given"]
+    times = [float(row.split()[0]) for row in rows]
+    assert times == sorted(times)
+    assert times[-1] > 10 * times[0]
+    assert re.fullmatch(r"micro_batch_size 16: bound by the \w+", bound)
+    assert re.match(r"such predictions were 0\.\d+ to 1\.\d+ of what \d+ known runs", off)
+    asked[asked.index("H100 80GB HBM3")] = "X1"
+    assert cli.main(asked) == 2
+    assert "nothing is published here of X1" in capsys.readouterr().err
