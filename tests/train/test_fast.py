@@ -99,7 +99,7 @@ OVERFLOWS, SCALED = (0, 1, 2, 40, 41, 90), ("--fp16", "--loss-scale-window", "20
 @pytest.mark.parametrize(
     ("options", "overflows"),
     [
-        pytest.param(("--bf16",), (), id="bf16"),
+        pytest.param(("--bf16", "--hidden-size", "64"), (), id="bf16"),  # in whole lines
         pytest.param((), (), id="fp32", marks=pytest.mark.long),
         pytest.param(SCALED, OVERFLOWS, id="fp16-overflows"),
         pytest.param(("--bf16", SHARED), (), id="shared-bf16"),

@@ -149,6 +149,7 @@ class AddNorm(torch.autograd.Function):
         """`constants`: the norm's eps, dropout's p and its seed."""
         hidden, normed, known = kernels.add_norm(x, bias, residual, gain, shift, *constants)
         ctx.save_for_backward(hidden, known)
+        ctx.set_materialize_grads(False)  # of the last one's first result there is none
         ctx.rest = bias, gain, shift, constants[1:], gradients, residual is not None
         return hidden, normed
 
@@ -197,8 +198,9 @@ class Words(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradient of the weight."""
         (tokens,), (weight, gradients) = ctx.saved_tensors, ctx.rest
-        of_rows = grads[0].reshape(-1, grads[0].shape[-1]).contiguous()
-        return None, gradients.rows(weight, tokens.reshape(-1), of_rows), None
+        lie = grads[0].transpose(0, 1)  # what comes next is [s, b, h]
+        of_rows = lie.reshape(-1, lie.shape[-1]).contiguous()
+        return None, gradients.rows(weight, tokens.t().reshape(-1), of_rows), None
 
 
 class OutputLoss(torch.autograd.Function):

@@ -10,8 +10,9 @@ import torch
 from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from megatron.core.transformer.module import param_is_not_shared
 
-ALIGNED = 8
-"""Elements: 16 bytes of a 16-bit parameter, by which kernels load and store."""
+ALIGNED, LINE = 8, 64
+"""Elements: 16 bytes of a 16-bit parameter, by which kernels load and store; and those that mostly
+decay alike."""
 
 GROUPS = (
     ("model_float16_groups", "shard_fp32_from_float16_groups"),
@@ -41,10 +42,10 @@ class Buffer:
     """Pieces side by side, as their gradients lie in data parallelism's buffer.
 
     gradient: fp32 [elements], or in 16 bits as it was made; master, mean, square: fp32 [elements];
-    decayed and counted (in the norm): bool [elements]; model: the 16-bit
-    parameters [elements], None where the masters are the model's own; `pairs` of a 16-bit
-    parameter and its master, where the former don't lie side by side; `other`: the other of two
-    replicas' gradient, where what is stepped by is the mean of both.
+    decayed: bool [lines, 1], of as many elements each; counted (in the norm): bool [elements];
+    model: the 16-bit parameters [elements], None where the masters are the model's own; `pairs` of
+    a 16-bit parameter and its master, where the former don't lie side by side; `other`: the other
+    of two replicas' gradient, where what is stepped by is the mean of both.
     """
 
     gradient: torch.Tensor
@@ -137,11 +138,21 @@ def gather(inner: Any, whole: bool) -> Iterator[Buffer]:
                 state[name] = moments[at].view(master.shape)
         everything = int(counted.sum()) == sum(one.gradient.numel() for one in pieces)
         yield Buffer(
-            *(gradient, masters, mean, square, decayed),
+            *(gradient, masters, mean, square, _lines(decayed)),
             counted=None if everything else counted,
             model=model,
             pairs=pairs,
         )
+
+
+def _lines(decayed: torch.Tensor) -> torch.Tensor:
+    """Each LINE's [lines, 1], where all in it are the same, else each element's: of 29 bytes that a
+    step moves for an element, this is one."""
+    if decayed.numel() % LINE == 0:
+        lines = decayed.view(-1, LINE)
+        if bool((lines.all(dim=1) == lines.any(dim=1)).all()):
+            return lines[:, :1].contiguous()
+    return decayed.view(-1, 1)
 
 
 def _flat(views: list[torch.Tensor]) -> torch.Tensor:

@@ -219,7 +219,8 @@ def _update(
     new_mean = mean + (scaled - mean) * (1 - beta1)
     new_square = square * beta2 + scaled * scaled * (1 - beta2)
     denominator = new_square.sqrt() / correction_of_square.sqrt() + eps
-    new = master * (1 - decay * decayed) - rate / correction * new_mean / denominator
+    decays = decayed.expand(-1, master.numel() // len(decayed)).reshape(-1)
+    new = master * (1 - decay * decays) - rate / correction * new_mean / denominator
     if taken is not None:
         new = torch.where(taken, new, master)
         new_mean = torch.where(taken, new_mean, mean)
