@@ -168,12 +168,13 @@ def _trainjob(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> tupl
 def _pod(plan: Plan, asked: Kubernetes) -> Dict:
     """What of a pod both kinds have: no more privilege than docker gives, and shared memory."""
     volumes, mounts = _volumes(plan, asked)
-    security: Dict = {"seccompProfile": {"type": "RuntimeDefault"}}
-    if plan.user:
-        user, _, group = plan.user.partition(":")
-        security |= {"runAsUser": int(user)} | ({"runAsGroup": int(group)} if group else {})
-    if plan.groups:
-        security["supplementalGroups"] = list(plan.groups)
+    user, _, group = (plan.user or "").partition(":")
+    security = {
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "runAsUser": int(user) if user else None,
+        "runAsGroup": int(group) if group else None,
+        "supplementalGroups": list(plan.groups),
+    }
     container = {
         "name": NODE,
         "securityContext": {"allowPrivilegeEscalation": not plan.no_new_privileges},
@@ -182,7 +183,7 @@ def _pod(plan: Plan, asked: Kubernetes) -> Dict:
     pod: Dict = {
         "containers": [container],
         "volumes": volumes,
-        "securityContext": security,
+        "securityContext": shown.filled(security),
         "terminationGracePeriodSeconds": plan.stop_grace,
         "imagePullSecrets": [{"name": name} for name in asked.image_pull_secrets],
         "serviceAccountName": asked.service_account,
@@ -194,9 +195,8 @@ def _pod(plan: Plan, asked: Kubernetes) -> Dict:
 
 def _volumes(plan: Plan, asked: Kubernetes) -> tuple[list[Dict], list[Dict]]:
     """The volumes, each once, and where they are mounted: a path on a claim is a part of it."""
-    shm: Dict = {"medium": "Memory"}
-    if plan.shm_size:
-        shm["sizeLimit"] = str(bytes_of_size(plan.shm_size))
+    size = str(bytes_of_size(plan.shm_size)) if plan.shm_size else None
+    shm = shown.filled({"medium": "Memory", "sizeLimit": size})
     volumes: dict[str, Dict] = {"": {"name": "shm", "emptyDir": shm}}
     mounts: list[Dict] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - the pod's
     for mount in _mounts(plan):
@@ -207,20 +207,17 @@ def _volumes(plan: Plan, asked: Kubernetes) -> tuple[list[Dict], list[Dict]]:
         claim, path = {"claimName": volume.claim}, {"path": volume.host_path}
         lies = {"persistentVolumeClaim": claim} if volume.claim else {"hostPath": path}
         volumes[root] = {"name": name, **lies}
-        place: Dict = {"name": name, "mountPath": mount.target}
-        place |= {"subPath": part} if part != "." else {}
-        mounts.append(place | ({"readOnly": True} if mount.read_only else {}))
+        place = {"name": name, "mountPath": mount.target, "subPath": part if part != "." else None}
+        mounts.append(shown.filled(place | {"readOnly": mount.read_only or None}))
     return [*volumes.values()], mounts
 
 
 def _resources(plan: Plan, asked: Kubernetes) -> Dict:
     """What each node has to itself, as limits, which are its requests as well."""
-    limits: Dict = {name: str(value) for name, value in sorted(asked.resources.items())}
-    if plan.gpus.count:
-        limits[asked.gpu] = str(plan.gpus.count)
-    if plan.memory:
-        limits["memory"] = str(bytes_of_size(plan.memory))
-    return {"limits": limits} if limits else {}
+    limits = {name: str(value) for name, value in sorted(asked.resources.items())}
+    limits[asked.gpu] = str(plan.gpus.count or "")
+    limits["memory"] = str(bytes_of_size(plan.memory)) if plan.memory else ""
+    return shown.filled({"limits": shown.filled(limits)})
 
 
 def _env(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> list[Dict]:

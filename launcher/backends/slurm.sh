@@ -88,16 +88,20 @@ limit=
 trap 'limit=1; : > "$folder/limit-$restart"' TERM
 from=$(($(stat -c %s "$folder/slurm.out") + 1))
 watch() {
-  until tail -c "+$from" "$folder/slurm.out" | grep -Eq "^srun: error: .*: tasks? [0-9,-]+: "; do
+  while kill -0 "$$" 2>/dev/null; do
+    if tail -c "+$from" "$folder/slurm.out" | grep -Eq "^srun: error: .*: tasks? [0-9,-]+: "; then
+      : > "$folder/failed-$restart"
+      return
+    fi
     read -r -t 0.5 -u 3
   done 3<> <(:)
-  : > "$folder/failed-$restart"
 }
 watch &
 watch=$!
 @start &
 step=$!
 until wait "$step"; code=$?; ! kill -0 "$step" 2>/dev/null; do :; done
+{ kill "$watch"; wait "$watch"; } 2>/dev/null
 ### again
 ## A job that its time limit has stopped starts again, or the next one of its array does
 if [ -n "$limit" ] && [ "$code" -eq 0 ] && [ ! -e "$folder/stop" ]; then
@@ -108,7 +112,6 @@ fi
 scancel --quiet --state=PENDING "$SLURM_ARRAY_JOB_ID"
 ### end
 ## What the launcher looks for
-{ kill "$watch"; wait "$watch"; } 2>/dev/null
 echo "$code" > "$folder/code"
 exit "$code"
 ### array

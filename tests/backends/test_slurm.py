@@ -20,6 +20,7 @@ from launcher.errors import UsageError
 from launcher.plan.clusters import Slurm
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
+from tests.e2e.site import killed_with
 from tests.plans import HOST, Planner
 
 SCRIPT = "name: a\nimage: cpu\ngpus: 0\nprogram: ./train.py\n"
@@ -176,24 +177,36 @@ def mount(target: str) -> Mount:
     return Mount("/etc/hosts", target, read_only=True, key="")
 
 
-def test_a_node_that_slurm_could_not_begin_is_told_to_the_others(two: Plan, tmp_path: Path) -> None:
-    """By srun, here a stand-in: the other nodes had waited until their own time was over."""
-    told = slurm.request(two, Slurm(container="pyxis"), tmp_path).script
-    srun = """
-        exec 2>&1
-        echo "srun: error: n1: task 1: Exited with exit code 1"
-        until [ -e "$folder/failed-0" ] || [ $((n += 1)) -gt 50 ]; do sleep 0.1; done
-        [ -e "$folder/failed-0" ]"""
+@pytest.mark.parametrize(
+    ("srun", "code"),
+    [
+        ('until [ -e "$folder/failed-0" ]; do sleep 0.1; done', "0\n"),
+        ('kill -TERM "$PPID"; sleep 0.7; [ ! -e "$folder/failed-0" ]', None),
+    ],
+    ids=["not-begun", "requeued"],
+)
+def test_a_node_that_slurm_could_not_begin_is_told_to_the_others(
+    two: Plan, tmp_path: Path, srun: str, code: str | None
+) -> None:
+    """By srun, here a stand-in: they had waited until their own time was over.
+
+    What an earlier start of the job said counts no more, and who looks for it ends with the script.
+    """
+    told = slurm.request(two, Slurm(container="pyxis", requeue=True), tmp_path).script
+    error = "srun: error: n1: task 1: Exited with exit code 1"
+    if code:
+        srun = f'echo "{error}" >&2; {srun}'
     for name, text in {"srun": srun, "scontrol": "echo n0"}.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NUM_NODES": "2"}
     env |= {"SLURM_JOB_NODELIST": "n[0-1]", "SLURM_JOB_ID": "1"}
     with (tmp_path / "slurm.out").open("a") as output:
-        output.write("srun: error: n1: task 1: Exited with exit code 1\n")  # before it is requeued
+        output.write(f"{error}\n")
         output.flush()
         subprocess.run(["bash", "-c", told], env=env, stdout=output, stderr=output, timeout=30)
-    assert (tmp_path / "code").read_text() == "0\n"
+    assert not killed_with(f"PATH={env['PATH']}")
+    assert [path.read_text() for path in tmp_path.glob("code")] == ([code] if code else [])
 
 
 def test_slurm_may_give_fewer_nodes_where_any_number_will_do(plan: Planner) -> None:
