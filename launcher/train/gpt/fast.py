@@ -235,9 +235,11 @@ class Step:
         except Exception as error:
             self._do_without("graphed", f"no CUDA graph: {_first_line(error)}")
         else:
-            with suppress(RuntimeError):  # then they stay
-                memsets.replace(graph)
             self.graph = graph
+            try:
+                memsets.replace(graph)
+            except Exception as error:
+                self.say(f"memsets stay in the CUDA graph: {_first_line(error)}")
         torch.cuda.synchronize()
 
     def release(self) -> None:
