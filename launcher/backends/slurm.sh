@@ -89,11 +89,11 @@ trap 'limit=1; : > "$folder/limit-$restart"' TERM
 from=$(($(stat -c %s "$folder/slurm.out") + 1))
 watch() {
   while kill -0 "$$" 2>/dev/null; do
+    read -r -t 0.5 -u 3
     if tail -c "+$from" "$folder/slurm.out" | grep -Eq "^srun: error: .*: tasks? [0-9,-]+: "; then
       : > "$folder/failed-$restart"
       return
     fi
-    read -r -t 0.5 -u 3
   done 3<> <(:)
 }
 watch &
