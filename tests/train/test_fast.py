@@ -192,7 +192,7 @@ def test_replicas_stay_alike_though_each_compiles_the_norm_for_itself(tmp_path: 
 CHOICES = """
 import sys
 from launcher.train.gpt import arguments, fast
-fast.find_spec = bool  # as where there is Triton
+fast._has_triton = lambda: True
 fast.compile_alike(print)  # torch raises where it doesn't know an option
 for line in sys.stdin:
     world, *argv = line.split()

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -115,9 +114,18 @@ def _in_kernels(arguments: argparse.Namespace, layout: Layout) -> bool:
         not arguments.bf16 or layout.micro_batches > 1 or arguments.overlap_grad_reduce,
         width > WIDEST or width % 32,
         arguments.micro_batch_size * arguments.seq_length * widest >= 2**31,
-        os.environ.get(KERNELS) == "0" or not find_spec("triton"),
+        os.environ.get(KERNELS) == "0" or not _has_triton(),
     )
     return not any(others)
+
+
+def _has_triton() -> bool:
+    """Whether it imports: torch comes with it, and an image may have another."""
+    with suppress(Exception):
+        import triton  # noqa: F401
+
+        return True
+    return False
 
 
 @contextmanager
