@@ -21,7 +21,7 @@ VIRTUAL = "parallel.num_layers_per_virtual_pipeline_stage"
 SEQUENCE = "parallel.sequence_parallel"
 PADDED = "model.make_vocab_size_divisible_by"
 WORKERS = "data.num_workers"
-NO_FAST = "megatron_args.no_fast"
+NO_FAST, KERNELS = "megatron_args.no_fast", "env.LAUNCHER_KERNELS"
 
 LARGEST_MICRO = 64
 MOST_TENSOR = 8
@@ -102,6 +102,7 @@ class Space:
             "recomputing": self._recomputing(upstream),
             "data parallelism": self._sharing() if world > 1 else [],
             "fast path": [{NO_FAST: None}, {NO_FAST: True}] if on_gpus and not upstream else [],
+            "kernels": self._kernels() if on_gpus and not upstream else [],
             "fusions": self._fusions() if on_gpus and upstream else [],
             "loss": [{FUSED_LOSS: True}, {FUSED_LOSS: None}] if on_gpus and upstream else [],
             "loader": [{}, {WORKERS: 4}] if on_gpus else [],
@@ -115,6 +116,12 @@ class Space:
             for size in layout.divisors(whole):
                 if size <= max(LARGEST_MICRO, given):
                     yield {MICRO: size}
+
+    def _kernels(self) -> list[Changes]:
+        """Ours for layers like GPT-2's, which were made on an H100, or what torch compiles."""
+        known = self.config.model
+        others = known.swiglu or known.position_embedding_type not in (None, "learned_absolute")
+        return [] if others else [{KERNELS: None}, {KERNELS: "0"}]
 
     def _sharing(self) -> list[Changes]:
         """How replicas share their gradients; the distributed optimizer is for GPUs."""

@@ -88,6 +88,16 @@ def test_recomputing_is_for_what_does_not_fit_without() -> None:
     assert "recomputing" in space(*theirs, total=8 * GB).axes()
 
 
+def test_our_kernels_are_left_out_where_a_model_has_some() -> None:
+    """What was made on one card may lose to torch's compiler on another."""
+    given = space()
+    told = [str(given.changed(Setting(), changes)) for changes in given.axes()["kernels"]]
+    assert told == ["as given", "LAUNCHER_KERNELS 0"]
+    assert given.of(given.changed(Setting(), given.axes()["kernels"][1])).env
+    assert "kernels" not in space("model.swiglu=true").axes()
+    assert "kernels" not in space("program=pretrain_gpt.py").axes()
+
+
 def test_the_cpu_has_no_fast_path_and_no_loader_to_tune() -> None:
     axes = space("gpus=0", "processes=2", processes=2).axes()
     assert set(axes) == {"micro-batch", "layout", "data parallelism"}
