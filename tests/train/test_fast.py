@@ -307,8 +307,8 @@ LLAMA = (
     ("way", "options"),
     [
         pytest.param("layers", (*SPLIT, *LLAMA), id="tensor"),
-        pytest.param("whole", ("--bf16", "--bias-fusion"), id="data"),
-        pytest.param("whole", ("--bf16", SHARED), id="shared"),
+        pytest.param("whole", ("--bf16",), id="data", marks=pytest.mark.long),
+        pytest.param("whole", ("--bf16", SHARED, "--bias-fusion"), id="shared"),
         pytest.param("kernels", ("--bf16",), id="kernels"),
         pytest.param("kernels", ("--micro-batch-size", "1", "--global-batch-size", "2"), id="fp32"),
         pytest.param("kernels", ("--bf16", SHARED, "--untie-embeddings-and-output-weights"),
