@@ -12,6 +12,9 @@ from launcher.plan import layout
 from launcher.plan.config import RunConfig
 from launcher.plan.source import Override, overridden
 
+LEAST = 16 * GB
+"""Of a GPU that isn't known: a V100's, the smallest that Megatron is trained on."""
+
 UNKNOWN = "which every GPU since Volta has: those of the run aren't known here"
 
 
@@ -30,17 +33,18 @@ def settled(
         given = "bf16" if made.training.bf16 else "fp16"
         why = " and ".join(dict.fromkeys(gpu.name for gpu in visible))
         notes = [f"training.precision: auto is {given}, {f'by {why}' if why else UNKNOWN}"]
-    undecided = made.training.micro_batch_size != "auto" or not visible
-    if undecided or layout.faults(made, processes):
+    decided = made.training.micro_batch_size != "auto" or config.gpus == "0"
+    if decided or layout.faults(made, processes):
         return made, notes
-    total = min(gpu.total for gpu in visible)
+    total = min((gpu.total for gpu in visible), default=LEAST)
     where = layout.layout(made, processes)
-    sizes = list(_micro_batches(made, where, visible[0].capability))
+    sizes = list(_micro_batches(made, where, visible[0].capability if visible else None))
     fitting = [size for size, needed in sizes if needed <= total * (1 - MARGIN)]
     if not sizes or not total or fitting[:1] == [sizes[0][0]]:
         return made, notes
     size, most = (fitting or [sizes[-1][0]])[0], sizes[0]
-    why = f"{most[0]} needs about {most[1] / GB:.1f} GB, and the GPU has {total / GB:.1f}"
+    has = "the GPU has" if visible else "those of the run, unknown here, are taken to have"
+    why = f"{most[0]} needs about {most[1] / GB:.1f} GB, and {has} {total / GB:.1f}"
     notes.append(f"training.micro_batch_size: auto is {size}: {why}")
     return overridden(made, [Override("", {"training.micro_batch_size": size})]), notes
 
