@@ -43,7 +43,7 @@ FAMILIES = tuple(
             r"adam|lamb(?!da)|multi_tensor|l2norm|_foreach_|optimizer"
             r"|^triton_.*(div.*(?<!r)sqrt|(?<!r)sqrt.*div)",
         ),
-        ("loss", r"log_?softmax|nll_loss|cross_?entropy"),
+        ("loss", r"log_?softmax|nll_loss|cross_?entropy|_weigh$"),
         (
             "matrix products",
             r"gemm|gemv|nvjet|cutlass|cublas|xmma|split_?k|matmul|(add|b)mm|aten::(mm|linear)$"
@@ -51,7 +51,7 @@ FAMILIES = tuple(
         ),
         ("norms", r"layer_?norm|rms_?norm|add_norm|column_sums|(^|_|::)ln_|GammaBeta|welford"),
         ("routing of experts", r"moe_|permute_kernel|topk|router"),
-        ("embeddings", r"embedding|index_?select|indexing|index_put|gather"),
+        ("embeddings", r"embedding|index_?select|indexing|index_put|gather|_rows$"),
         ("activations", r"gelu|silu|swiglu|relu|tanh"),
         ("dropout", r"dropout|bernoulli|philox"),
         ("copies", r"^(?!triton_).*(memcpy|memset|copy|CatArray|::cat$|transpose)|^_pack$"),

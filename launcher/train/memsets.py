@@ -48,7 +48,7 @@ def replace(graph: torch.cuda.CUDAGraph) -> int:
     """Let kernels do what a captured graph's memsets do, and have it ready; how many did.
 
     What is not one row of zeros is left as it is, and all where torch doesn't give the graph.
-    Raises `RuntimeError` where CUDA does.
+    Raises `RuntimeError` where CUDA does; what it had not come to is then as it was.
     """
     if not hasattr(graph, "raw_cuda_graph"):
         return 0
@@ -71,8 +71,9 @@ def replace(graph: torch.cuda.CUDAGraph) -> int:
         _check(cuda.cuGraphAddKernelNode_v2(ctypes.byref(made), whole, *given))
         several, edges = ctypes.c_void_p * len(after), ctypes.c_size_t(len(after))
         ends = several(*[made] * len(after)), several(*after)
-        _check(cuda.cuGraphAddDependencies(whole, *ends, edges))
-        _check(cuda.cuGraphDestroyNode(node))
+        failed = cuda.cuGraphAddDependencies(whole, *ends, edges)
+        _check(cuda.cuGraphDestroyNode(made if failed else node))
+        _check(failed)
         count += 1
     graph.instantiate()
     return count
