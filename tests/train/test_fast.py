@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -253,7 +254,7 @@ from launcher.train import compat
 compat.prepare()
 from launcher.train.gpt import arguments as command_line
 from launcher.train.gpt import fast, training
-(way, failing), given = sys.argv[1].split(","), command_line.parse(sys.argv[2:])
+(way, _, special), given = sys.argv[1].partition(","), command_line.parse(sys.argv[2:])
 given.on_cpu = True
 layout = command_line.layout(given, int(os.environ["WORLD_SIZE"]))
 frames, forward = [], training.forward_step
@@ -265,11 +266,15 @@ fast.attention = contextlib.nullcontext
 if way:
     torch.compile = lambda function, **_: torch._dynamo.optimize("aot_eager")(function)
     fast.choose = lambda *_: fast.Path("whole", way, False)
+sys.path.append(os.environ["TESTS"])
+import stand_ins
 if way == "kernels":
-    sys.path.append(os.environ["TESTS"])
-    import stand_ins
     stand_ins.install()
-if failing == "first":  # what comes last in kernels, then in the optimizer
+if special == "peer":
+    from launcher.train.gpt import device_adam, gradients
+    gradients.Peer, gather = stand_ins.Peer, device_adam.gather
+    device_adam.gather = lambda inner, whole: gather(inner, True)  # as on a GPU
+if special == "first":  # what comes last in kernels, then in the optimizer
     stand_ins.column_sums = fails
     made = lambda function: fails if function.__name__ == "_update" else function
     training.Trainer._compiler = lambda _: made
@@ -277,7 +282,7 @@ if failing == "first":  # what comes last in kernels, then in the optimizer
         assert not any(frame() for frame in frames)  # with all else that it had in memory
         return forward(*given)
     training.forward_step = freed
-if failing == "third":  # in its first layer back; then it is done again, as after a capture
+if special == "third":  # in its first layer back; then it is done again, as after a capture
     backs, step = [stand_ins.gelu_back] * 99, training.Trainer._step
     backs[5] = fails
     stand_ins.gelu_back = lambda *given: backs.pop(0)(*given)
@@ -296,6 +301,17 @@ torch.distributed.destroy_process_group()
 """
 """Trains by layers, or a whole model, that torch's compiler has seen, in place of a GPU's code."""
 
+
+def compiled_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where it is; what saves a checkpoint starts processes that import it."""
+    (script := folder / "compiled.py").write_text(
+        "if __name__ == '__main__':\n" + textwrap.indent(COMPILED, "    ")
+    )
+    monkeypatch.setenv("TESTS", str(Path(__file__).parent))
+    monkeypatch.setenv("SHARED", str(folder))
+    return str(script)
+
+
 SPLIT = ("--tensor-model-parallel-size", "2", "--make-vocab-size-divisible-by", "64")
 LLAMA = (
     *("--swiglu", "--normalization", "RMSNorm", "--position-embedding-type", "rope"),
@@ -308,7 +324,8 @@ LLAMA = (
     [
         pytest.param("layers", (*SPLIT, *LLAMA), id="tensor"),
         pytest.param("whole", ("--bf16",), id="data", marks=pytest.mark.long),
-        pytest.param("whole", ("--bf16", SHARED, "--bias-fusion"), id="shared"),
+        pytest.param("whole", ("--bf16", SHARED), id="shared", marks=pytest.mark.long),
+        pytest.param("whole,peer", ("--bf16", SHARED, "--bias-fusion"), id="shared-peer"),
         pytest.param("kernels", ("--bf16",), id="kernels"),
         pytest.param("kernels", ("--micro-batch-size", "1", "--global-batch-size", "2"), id="fp32",
                      marks=pytest.mark.long),
@@ -332,33 +349,47 @@ def test_two_compiled_ranks_equal_eager_ones(
     What is between our kernels, which stand-ins are in the place of, and where gradients go.
     """
     needs(options)
-    script = tmp_path / "compiled.py"
-    script.write_text(COMPILED)
-    monkeypatch.setenv("TESTS", str(Path(__file__).parent))
+    script = compiled_program(tmp_path, monkeypatch)
     given = (*TINY, "--mock-data", "--train-iters", "3", *options)
-    eager, compiled = (start(2, str(script), f"{each},", *given) for each in ("", way))
+    eager, compiled = (start(2, script, each, *given) for each in ("", way))
     assert eager.code == compiled.code == 0, eager.output + compiled.output
     assert not re.search("no kernels|not compiled: Ru", compiled.output), compiled.output
+    assert (", symmetric memory" in compiled.output) == way.endswith("peer")
     step = 2e-3 if "--bf16" in options else 1e-5
     assert compiled.losses == pytest.approx(eager.losses, abs=step)
     assert compiled.grad_norms == pytest.approx(eager.grad_norms, abs=max(10 * step, 2e-3))
     assert compiled.validation_loss == pytest.approx(eager.validation_loss, abs=max(step, 1e-5))
     graphs = [int(line.split()[1]) for line in compiled.output.splitlines() if "graphs " in line]
-    several = way == "kernels" or "--hidden-dropout" in options
+    several = "kernels" in way or "--hidden-dropout" in options
     most = 6 if several else 2  # a layer, of all alike, and the loss
     assert max(graphs) <= most
+
+
+def test_replicas_that_step_a_half_each_save_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the other's half, a checkpoint had the masters and moments of the first step."""
+    script, saved = compiled_program(tmp_path, monkeypatch), str(tmp_path / "saved")
+    given = (*TINY, "--mock-data", "--bf16")
+    save = ("--save", saved, "--exit-interval", "3")
+    eager = start(2, script, "", *given)
+    halves = start(2, script, "kernels,peer", *given, *save)
+    after = start(2, script, "", *given, "--load", saved)
+    assert halves.code == after.code == 0, halves.output + after.output
+    assert ", symmetric memory" in halves.output
+    assert halves.losses | after.losses == pytest.approx(eager.losses, abs=1e-2)
+    norms = halves.grad_norms + after.grad_norms
+    assert norms == pytest.approx(eager.grad_norms, rel=0.03)
 
 
 def test_a_step_that_fails_leaves_nothing_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums of its gradients were added up again, or its count of steps; or there was no place."""
-    script = tmp_path / "compiled.py"
-    script.write_text(COMPILED)
-    monkeypatch.setenv("TESTS", str(Path(__file__).parent))
+    script = compiled_program(tmp_path, monkeypatch)
     given = (*TINY, "--mock-data", "--train-iters", "4", "--bf16", "--global-batch-size", "2")
     eager, first, third = (
-        start(1, str(script), each, *given) for each in (",", "kernels,first", "kernels,third")
+        start(1, script, each, *given) for each in ("", "kernels,first", "kernels,third")
     )
     assert "no kernels: RuntimeError: as a" in first.output, first.output
     assert "not compiled: RuntimeError: as a" in first.output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,7 +45,8 @@ class Buffer:
     decayed: bool [lines, 1], of as many elements each; counted (in the norm): bool [elements];
     model: the 16-bit parameters [elements], None where the masters are the model's own; `pairs` of
     a 16-bit parameter and its master, where the former don't lie side by side; `other`: the other
-    of two replicas' gradient, where what is stepped by is the mean of both.
+    of two replicas' gradient, where what is stepped by is the mean of both; `there`: `model` in the
+    other's memory, where this replica writes it.
     """
 
     gradient: torch.Tensor
@@ -57,6 +58,20 @@ class Buffer:
     model: torch.Tensor | None
     pairs: list[tuple[torch.Tensor, torch.Tensor]]
     other: torch.Tensor | None = None
+    there: torch.Tensor | None = None
+
+    def half(self) -> int:
+        """Elements of a half, in whole lines."""
+        return len(self.master) // 2 // LINE * LINE
+
+    def part(self, share: slice) -> Buffer:
+        """What of it is in a share of whole lines."""
+        width = len(self.master) // len(self.decayed)
+        lines = slice(share.start // width, share.stop // width)
+        flat = ("gradient", "master", "mean", "square", "counted", "model", "other")
+        there = {name: made for name in flat if (made := getattr(self, name)) is not None}
+        cut = {name: made[share] for name, made in there.items()}
+        return replace(self, decayed=self.decayed[lines], **cut)
 
 
 def _pairs(inner: Any, at: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 
 from launcher.train.gpt.arguments import learning_rate
-from launcher.train.gpt.buffers import gather
+from launcher.train.gpt.buffers import Buffer, gather
+from launcher.train.gpt.peer import Peer
 
 KINDS = ("Float16OptimizerWithFloat16Params", "FP32Optimizer", "DistributedOptimizer")
 """Megatron's optimizers of one Adam each."""
@@ -57,7 +58,14 @@ class DeviceAdam:
             assert self.scaler
             trackers = (self.scaler._growth_tracker, self.scaler._hysteresis_tracker)
             self.growth, self.hysteresis = (torch.tensor(x, device=device) for x in trackers)
+        self.halves: list[Buffer] = []
+        self.spread: Callable[[], None] = self._gather
         self.compile_with(compiled)
+
+    def _gather(self) -> None:
+        """Have the replicas' shares of the parameters in all of them."""
+        for part in self.shared:
+            part.start_param_sync()
 
     def compile_with(self, compiled: Callable[[Any], Any]) -> None:
         """Have the arithmetic done by what `compiled` makes of it."""
@@ -71,6 +79,38 @@ class DeviceAdam:
             start = each.gradient.storage_offset()
             here = slice(start, start + each.gradient.numel())
             each.gradient, each.other = own[here], None if other is None else other[here]
+
+    def write(self, theirs: torch.Tensor, peer: Peer) -> None:
+        """Write the parameters of a share to the other replica's too, as all lie in `theirs`,
+        rather than have them gathered."""
+        for each in self.buffers:
+            assert each.model is not None
+            start = each.model.storage_offset()
+            each.there = theirs[start : start + len(each.model)]
+        self.spread = peer.meet
+
+    def halve(self, parameters: Iterable[Any], peer: Peer) -> int | None:
+        """Step a half of the one buffer, where each of two replicas would step all, and write it to
+        the other's; where the second half begins, None for parameters that don't lie in one.
+
+        The other half's masters and moments are old until `unite`.
+        """
+        whole = self.buffers[0]
+        if len(self.buffers) > 1 or whole.model is None:
+            return None
+        whole.model, theirs = peer.lay(whole.model, parameters)
+        half = whole.half()
+        self.halves = [whole.part(slice(0, half)), whole.part(slice(half, len(whole.model)))]
+        self.buffers = [self.halves[peer.rank]]
+        self.write(theirs, peer)
+        return half
+
+    def unite(self) -> None:
+        """Have both halves' masters and moments, which a checkpoint has."""
+        ranks = torch.distributed.get_process_group_ranks(self.replicas)
+        for rank, half in zip(ranks, self.halves, strict=False):
+            for each in (half.master, half.mean, half.square):
+                torch.distributed.broadcast(each, rank, group=self.replicas)
 
     @torch.no_grad()
     def step(self) -> tuple[torch.Tensor | bool, torch.Tensor | None]:
@@ -87,12 +127,11 @@ class DeviceAdam:
         constants = (*betas, given.adam_eps)
         for each in self.buffers:
             read = (each.gradient, each.other)
-            state = (each.master, each.mean, each.square, each.decayed, each.model)
+            state = (each.master, each.mean, each.square, each.decayed, each.model, each.there)
             self._update(*read, *state, *scalars, self.taken if scaled else None, constants)
             if each.pairs:
                 torch._foreach_copy_(*map(list, zip(*each.pairs, strict=True)))
-        for part in self.shared:
-            part.start_param_sync()
+        self.spread()
         if self.dynamic:
             self._rescale()
         return self.taken if scaled else True, self.norm if given.clip_grad > 0 else None
@@ -103,12 +142,13 @@ class DeviceAdam:
             [self._squares(x.gradient, x.other, x.counted) for x in self.buffers]
         ).sum()
         several = torch.distributed.get_world_size(self.replicas) > 1
-        if several and self.shared:
+        shared = self.shared or self.halves
+        if several and shared:
             torch.distributed.all_reduce(squares, group=self.replicas)
         split = torch.distributed.get_world_size(self.group) > 1
         if split:
             torch.distributed.all_reduce(squares, group=self.group)
-        if several and (split or not self.shared):  # each has summed for itself
+        if several and (split or not shared):  # each has summed for itself
             first = torch.distributed.get_process_group_ranks(self.replicas)[0]
             torch.distributed.broadcast(squares, first, group=self.replicas)
         return squares
@@ -205,6 +245,7 @@ def _update(
     square: torch.Tensor,
     decayed: torch.Tensor,
     model: torch.Tensor | None,
+    there: torch.Tensor | None,
     factor: torch.Tensor,
     rate: torch.Tensor,
     decay: torch.Tensor,
@@ -230,3 +271,5 @@ def _update(
     square.copy_(new_square)
     if model is not None:
         model.copy_(new)
+    if there is not None:
+        there.copy_(new)

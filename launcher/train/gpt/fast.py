@@ -35,13 +35,15 @@ class Path:
 
     `compiled` is "whole" for the model and its loss as one, "kernels" where the layers are Triton's
     (`block`), "layers" for each for itself, or "". `optimizer` is "whole" where each replica
-    steps all, "shared" for its share of it, or "".
+    steps all, "shared" for its share of it, or ""; `symmetric` where two replicas use each other's
+    memory.
     """
 
     optimizer: str
     compiled: str
     graphed: bool
     missing: tuple[str, ...] = ()
+    symmetric: bool = False
 
     def __str__(self) -> str:
         named = {
@@ -51,6 +53,7 @@ class Path:
             "one CUDA graph": self.graphed,
             "optimizer without waits": self.optimizer == "whole",
             "distributed optimizer without waits": self.optimizer == "shared",
+            "symmetric memory": self.symmetric,
         }
         used = ", ".join(name for name, there in named.items() if there) or "off"
         return "; ".join((f"{words.FAST}{used}", *self.missing))
@@ -64,7 +67,7 @@ class Path:
         """One that does without a part, since something doesn't work here."""
         if part == "kernels":
             return replace(self, missing=(*self.missing, reason), compiled="whole")
-        nothing: dict[str, Any] = {part: False if part == "graphed" else ""}
+        nothing: dict[str, Any] = {part: False if part in ("graphed", "symmetric") else ""}
         return replace(self, missing=(*self.missing, reason), **nothing)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -19,17 +18,13 @@ from megatron.core.transformer.module import Float16Module
 from launcher.train import compat
 from launcher.train.gpt import model
 from launcher.train.gpt.arguments import learning_rate
-from launcher.train.gpt.device_adam import DeviceAdam
+from launcher.train.gpt.peer import Peer
 
 CONFIG = (
     "lr min_lr weight_decay adam_beta1 adam_beta2 adam_eps clip_grad fp16 bf16 loss_scale "
     "initial_loss_scale min_loss_scale loss_scale_window hysteresis use_distributed_optimizer"
 ).split()
 """What Megatron's description of an optimizer calls as its command line does."""
-
-
-PAIR = 2
-"""Replicas that exchange gradients in 16 bits: more of them would send more than a sum does."""
 
 
 def wrap(arguments: argparse.Namespace, gpt: Any) -> Replica:
@@ -69,6 +64,15 @@ class Replica(DistributedDataParallel):
             super().finish_grad_sync(*args, **kwargs)
         self.summed = False
 
+    def lie_with(self, peer: Peer) -> torch.Tensor:
+        """Have one buffer's parameters lie where the other replica writes too; its own, as seen
+        from here, [elements]."""
+        (buffer,) = self.buffers
+        buffer.param_data, theirs = peer.lay(buffer.param_data, self.module.parameters())
+        for bucket in buffer.buckets:
+            bucket.param_data = buffer.param_data[bucket.offset :][: len(bucket.param_data)]
+        return theirs
+
 
 class HostSteps:
     """Megatron's own step, and the rate and decay that its own training loop would set before.
@@ -89,6 +93,9 @@ class HostSteps:
         advanced, norm, _ = self.optimizer.step()
         self.steps += bool(advanced)
         return bool(advanced), norm
+
+    def unite(self) -> None:
+        """Nothing: each rank's part of a checkpoint is its own."""
 
     def settle(self) -> int:
         """The steps taken so far."""
@@ -137,85 +144,6 @@ class CountingAdam(torch.optim.AdamW):
         """torch's."""
         with self._counted():
             super().load_state_dict(state_dict)
-
-
-class GatheredGradients:
-    """The gradients of a step's one micro-batch, brought together all at once.
-
-    Megatron's data parallelism would add each as it comes, to an fp32 buffer that is zeroed before;
-    it finds none where these were taken. A rank that is alone, and two replicas, have them read in
-    16 bits as they were made, where fp32 would say the same in twice the bytes: the two exchange
-    theirs, and add them up in fp32 as they step. With the distributed optimizer, each gets those
-    of its own share alone.
-    """
-
-    def __init__(self, replica: Replica) -> None:
-        self.replica = replica
-        self.taken: list[tuple[Any, torch.Tensor]] = []
-        self.complete: Callable[[], None] = lambda: None
-        self.places: dict[Any, torch.Tensor] = {}
-        self.own = torch.Tensor()
-        self.other: torch.Tensor | None = None
-        for parameter in replica.module.parameters():
-            parameter.register_post_accumulate_grad_hook(self._take)
-
-    def keep_for(self, steps: DeviceAdam | HostSteps, gradients: Any) -> None:
-        """Have them read in 16 bits, where nothing but the other replica's is added to them.
-
-        `block.Gradients`, where there are some, write what has a place in 16 bits.
-        """
-        world = torch.distributed.get_world_size()
-        replicas = world if world == parallel_state.get_data_parallel_world_size() else 0
-        if replicas in (1, PAIR) and isinstance(steps, DeviceAdam) and self._place_all():
-            self.other = torch.zeros_like(self.own) if replicas == PAIR else None
-            steps.read(self.own, self.other)
-        if gradients and self.places:
-            gradients.write(self.places.get)
-            self.complete = gradients.complete
-
-    def _place_all(self) -> bool:
-        """Have a place in 16 bits for each gradient, as the fp32 ones lie, and zeros between them;
-        False where there is more than one buffer, or kind."""
-        buckets = [bucket for buffer in self.replica.buffers for bucket in buffer.buckets]
-        parameters = list(self.replica.module.parameters())
-        kinds = {each.dtype for each in parameters}
-        if not len(buckets) == len(kinds) == 1 or torch.float32 in kinds:
-            return False
-        self.own = torch.zeros_like(self.replica.buffers[0].grad_data, dtype=kinds.pop())
-        for each in parameters:
-            start = each.main_grad.storage_offset()
-            self.places[each] = self.own[start : start + each.numel()].view(each.shape)
-        return True
-
-    def _take(self, parameter: Any) -> None:
-        if parameter.grad is not None:  # else it is in its place
-            self.taken.append((parameter, parameter.grad))
-            parameter.grad = None
-
-    @torch.no_grad()
-    def gather(self) -> None:
-        """Bring them there; what Megatron does with complete gradients comes after."""
-        self.complete()
-        if self.taken:
-            there, made = zip(*self.taken, strict=True)
-            into = [self.places[each] if self.places else each.main_grad for each in there]
-            torch._foreach_copy_(into, list(made))
-        if self.other is not None:
-            self._exchange(self.own, self.other)
-        self.replica.summed = bool(self.places)
-        self.taken.clear()
-
-    def _exchange(self, mine: torch.Tensor, theirs: torch.Tensor) -> None:
-        """Send the other replica what it steps, for what is stepped here.
-
-        At once: on two H100s, 124 MB each way take 0.45 ms, and 1.08 in six shares.
-        """
-        group = parallel_state.get_data_parallel_group()
-        rank, sizes = torch.distributed.get_rank(group), [0, 0]
-        if self.replica.ddp_config.use_distributed_optimizer:
-            mine, theirs = mine.chunk(PAIR)[1 - rank], theirs.chunk(PAIR)[rank]
-        sizes[1 - rank] = mine.numel()
-        torch.distributed.all_to_all_single(theirs, mine, sizes, sizes, group=group)
 
 
 def _fuse_adam(optimizer: Any) -> None:

@@ -27,6 +27,7 @@ from launcher.train.checkpoints.checkpoint import Progress
 from launcher.train.gpt import data, fast, measurements, model, optimizer, split
 from launcher.train.gpt.arguments import Layout, learning_rate
 from launcher.train.gpt.device_adam import DeviceAdam
+from launcher.train.gpt.gradients import GatheredGradients
 from launcher.train.gpt.measurements import Meter
 from launcher.train.gpt.writers import Writers
 from launcher.train.ranks.ending import RunError
@@ -126,15 +127,16 @@ class Trainer:
         self.parts = [model.build(arguments, vocabulary, compiled, part) for part in several]
         self.gpt = self.parts[0]
         self.wrapped = [optimizer.wrap(arguments, each) for each in self.parts]
+        alone = layout.micro_batches == 1 and not arguments.overlap_grad_reduce
+        self.gathered: GatheredGradients | None = None
+        if self.path.compiled and alone:
+            self.gathered = GatheredGradients(self.wrapped[0])
+            self.path = self._reach(self.gathered)
         self.optimizer = optimizer.build(arguments, self.wrapped)
         self.config = self.gpt.config
         self.config.grad_scale_func = self.optimizer.scale_loss
         self.config.batch_p2p_sync = not self.path.graphed
         self.config.finalize_model_grads_func = self._finalize
-        alone = layout.micro_batches == 1 and not arguments.overlap_grad_reduce
-        self.gathered: optimizer.GatheredGradients | None = None
-        if self.path.compiled and alone:
-            self.gathered = optimizer.GatheredGradients(self.wrapped[0])
         compiled_apart = self.path.compiled and layout.tensor > 1
         every = (each for part in self.parts for each in part.parameters())
         self.alike = split.Alike(every) if compiled_apart else None
@@ -160,6 +162,14 @@ class Trainer:
         self.validation = data.loader(arguments, held_out, 0)
         self.held_out = self._fetch_held_out()
         self.meter = Meter()
+
+    def _reach(self, gathered: GatheredGradients) -> fast.Path:
+        """The path, with two replicas that use each other's memory, or why they don't."""
+        try:
+            gathered.reach()
+        except RuntimeError as error:
+            return self.path.without("symmetric", f"no symmetric memory: {error}")
+        return replace(self.path, symmetric=bool(gathered.peer))
 
     def _load(self, source: Path | None, saved: dict[str, Any]) -> Progress:
         if source is None:
@@ -388,6 +398,7 @@ class Trainer:
 
     def _save(self) -> None:
         self._check_replicas()
+        self.steps.unite()
         self._settle()
         self.saved = self.progress.iteration
         folder = checkpoint.save(
