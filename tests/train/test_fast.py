@@ -206,7 +206,7 @@ for line in sys.stdin:
 NO_KERNELS = (
     *("--normalization RMSNorm", "--position-embedding-type rope", "--disable-bias-linear"),
     *("--swiglu", "--squared-relu", "--qk-layernorm", "--window-size 8,0", "--kv-channels 16"),
-    *("--num-query-groups 2", "--global-batch-size 2", "--overlap-grad-reduce"),
+    *("--num-query-groups 2", "--overlap-grad-reduce"),
     *("--hidden-size 48", "--hidden-size 8192", "--ffn-hidden-size 67108864"),
 )
 """What there are no kernels of, or whose indices don't fit 32 bits."""
@@ -328,6 +328,8 @@ LLAMA = (
         pytest.param("whole,peer", ("--bf16", SHARED, "--bias-fusion"), id="shared-peer"),
         pytest.param("kernels", ("--bf16",), id="kernels"),
         pytest.param("kernels", ("--micro-batch-size", "1", "--global-batch-size", "2"), id="fp32",
+                     marks=pytest.mark.long),
+        pytest.param("kernels", ("--bf16", "--micro-batch-size", "1"), id="kernels-several",
                      marks=pytest.mark.long),
         pytest.param("kernels", ("--bf16", SHARED, "--untie-embeddings-and-output-weights"),
                      id="kernels-shared", marks=pytest.mark.long),

@@ -87,7 +87,7 @@ def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
     again = bool(arguments.recompute_granularity)
     split = layout.tensor > 1 or layout.pipeline > 1 or again
     compiled = "" if against else "layers" if split else "whole"
-    if compiled == "whole" and _in_kernels(arguments, layout):
+    if compiled == "whole" and _in_kernels(arguments):
         compiled = "kernels"
     if against:
         missing.append(f"not compiled: {against[0]}")
@@ -105,7 +105,7 @@ def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
     return Path(optimizer, compiled, graphed, tuple(missing))
 
 
-def _in_kernels(arguments: argparse.Namespace, layout: Layout) -> bool:
+def _in_kernels(arguments: argparse.Namespace) -> bool:
     """Whether the layers are what `block` has kernels for: GPT-2's, where it was seen on a GPU."""
     width, widest = arguments.hidden_size, max(arguments.ffn_hidden_size, 3 * arguments.hidden_size)
     others = (
@@ -114,7 +114,7 @@ def _in_kernels(arguments: argparse.Namespace, layout: Layout) -> bool:
         *(arguments.disable_bias_linear, arguments.swiglu, arguments.squared_relu),
         *(arguments.qk_layernorm, arguments.window_size, arguments.group_query_attention),
         arguments.kv_channels * arguments.num_attention_heads != width,
-        not arguments.bf16 or layout.micro_batches > 1 or arguments.overlap_grad_reduce,
+        not arguments.bf16 or arguments.overlap_grad_reduce,
         width > WIDEST or width % 32,
         arguments.micro_batch_size * arguments.seq_length * widest >= 2**31,
         os.environ.get(KERNELS) == "0" or not _has_triton(),
