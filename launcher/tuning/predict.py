@@ -16,7 +16,7 @@ from launcher.plan.config import RunConfig
 from launcher.plan.layout import Layout
 from launcher.plan.render import values_of
 from launcher.records import throughput
-from launcher.tuning.settings import Setting, Space
+from launcher.tuning.settings import KERNELS, Setting, Space, like_gpt2
 
 PRODUCTS, TRAFFIC, LINK = 0.8, 0.9, 0.75
 """Shares of the published rates that are reached: on an H100, products of 798 of 989 TFLOP/s,
@@ -26,6 +26,7 @@ MOVED_COMPILED, MOVED_EAGER = 6.0, 12.0
 """How often the bytes that a layer keeps for the way back go to memory and come from it, in all."""
 
 HOST = {
+    "kernels": (0.0, 1.0),
     "graphed": (0.0, 1.0),
     "compiled": (1.2, 10.0),
     "eager": (3.6, 3.0),
@@ -33,11 +34,11 @@ HOST = {
 }
 """ms that the host takes for each layer and micro-batch, and once a step.
 
-From what GPT-2 took on H100s, which the host bounds in all but the first.
+From what GPT-2 took on H100s, which the host bounds in all but the first two.
 """
 
 
-COMPILED = ("graphed", "compiled")
+COMPILED = ("graphed", "compiled")  # by torch
 BETWEEN = 0.2
 """ms that a layer's compiled kernels take more than what they move and multiply, for each
 micro-batch: their beginnings and ends; as GPT-2 took on H100s by one GPU, TP, PP and DP.
@@ -112,17 +113,20 @@ def predict(space: Space, setting: Setting, card: Card) -> Prediction | None:
     count = max(1, batch // (micro * where.data))
     layers, how = size.layers / where.pipeline, _how(config, where, options.keys())
     in_flight = min(where.pipeline, count)
-    moved = MOVED_COMPILED if how in COMPILED else MOVED_EAGER
+    moved = MOVED_COMPILED if how in ("kernels", *COMPILED) else MOVED_EAGER
     traffic = needed.activations / in_flight * moved + 2 * needed.logits
     traffic += 3 * needed.weights + 2 * needed.gradients  # read three times, and added to
     traffic = traffic * count + 2 * (needed.weights + needed.gradients + needed.optimizer)
+    sent = _bytes_sent(size, needed, where, micro * count, options)
+    if how in ("kernels", "graphed") and where.data == where.world == 2 and count == 1:
+        sent = needed.gradients / 4  # half of them, in 16 bits: see train/gpt/gradients.py
     operations = size.operations(batch) / where.world
     operations *= 4 / 3 if options.get("recompute_granularity") == "full" else 1
     each, once = HOST[how] if config.gpus != "0" else (0.0, 0.0)
     return Prediction(
         arithmetic=operations / card.tflops / 1e9,
         traffic=traffic / card.memory / 1e9,
-        communication=_bytes_sent(size, needed, where, micro * count, options) / card.link / 1e6,
+        communication=sent / card.link / 1e6,
         host=each * layers * count + once,
         bubble=(where.pipeline - 1) / count,
         between=BETWEEN * layers * count if how in COMPILED and config.gpus != "0" else 0.0,
@@ -137,7 +141,11 @@ def _how(config: RunConfig, where: Layout, options: object) -> str:
     if "no_fast" in args or where.context > 1 or "num_experts" in args:
         return "eager"
     virtual = config.parallel.num_layers_per_virtual_pipeline_stage
-    return "compiled" if virtual or "recompute_granularity" in args else "graphed"
+    if virtual or "recompute_granularity" in args:
+        return "compiled"
+    off = str(config.env.get(KERNELS.partition(".")[2])) == "0"
+    ours = like_gpt2(config) and precision(config) == "bf16" and not off
+    return "kernels" if ours and where.tensor == where.pipeline == 1 else "graphed"
 
 
 def _bytes_sent(
@@ -159,12 +167,13 @@ def _bytes_sent(
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
 UPSTREAMS = ("program=pretrain_gpt.py", "model.transformer_impl=local")
 KNOWN: tuple[tuple[str, int, tuple[str, ...], float], ...] = (
-    (H100, 1, ("training.precision=bf16",), 18.9),
-    (H100, 1, ("training.precision=bf16", "training.micro_batch_size=8"), 22.2),
+    (H100, 1, ("training.precision=bf16",), 16.25),
+    (H100, 1, ("training.precision=bf16", "env.LAUNCHER_KERNELS=0"), 18.9),
+    (H100, 1, ("training.precision=bf16", "training.micro_batch_size=8"), 19.7),
     (H100, 1, ("training.precision=bf16", "megatron_args.no_fast=true"), 45.8),
-    (H100, 2, ("training.precision=bf16", "training.global_batch_size=32"), 20.6),
+    (H100, 2, ("training.precision=bf16", "training.global_batch_size=32"), 16.85),
     (H100, 2, ("training.precision=bf16", "training.global_batch_size=32",
-               "parallel.use_distributed_optimizer=true"), 19.9),
+               "parallel.use_distributed_optimizer=true"), 16.9),
     (H100, 2, ("training.precision=bf16", "parallel.tensor_model_parallel_size=2"), 16.3),
     (H100, 2, ("training.precision=bf16", "training.micro_batch_size=4",
                "parallel.pipeline_model_parallel_size=2"), 21.2),

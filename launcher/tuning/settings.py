@@ -119,9 +119,7 @@ class Space:
 
     def _kernels(self) -> list[Changes]:
         """Ours for layers like GPT-2's, which were made on an H100, or what torch compiles."""
-        known = self.config.model
-        others = known.swiglu or known.position_embedding_type not in (None, "learned_absolute")
-        return [] if others else [{KERNELS: None}, {KERNELS: "0"}]
+        return [{KERNELS: None}, {KERNELS: "0"}] if like_gpt2(self.config) else []
 
     def _sharing(self) -> list[Changes]:
         """How replicas share their gradients; the distributed optimizer is for GPUs."""
@@ -169,6 +167,12 @@ class Space:
         off += ["megatron_args.transformer_impl"] * local
         off += ["model.transformer_impl"] * (self.config.model.transformer_impl == "local")
         return [{}, dict.fromkeys(off)] if off else []
+
+
+def like_gpt2(config: RunConfig) -> bool:
+    """Whether its layers are those that there are kernels of ours for."""
+    known = config.model
+    return not known.swiglu and known.position_embedding_type in (None, "learned_absolute")
 
 
 def _recompute(granularity: str | None) -> Changes:
