@@ -253,11 +253,11 @@ import contextlib, os, sys, torch, weakref
 from launcher.train import compat
 compat.prepare()
 from launcher.train.gpt import arguments as command_line
-from launcher.train.gpt import fast, training
+from launcher.train.gpt import fast, passes, training
 (way, _, special), given = sys.argv[1].partition(","), command_line.parse(sys.argv[2:])
 given.on_cpu = True
 layout = command_line.layout(given, int(os.environ["WORLD_SIZE"]))
-frames, forward = [], training.forward_step
+frames, forward = [], passes.forward_step
 def fails(*_):
     frames.append(weakref.ref(held := torch.ones(1)))
     raise RuntimeError("as a GPU's compiler would")
@@ -281,7 +281,7 @@ if special == "first":  # what comes last in kernels, then in the optimizer
     def freed(*given):
         assert not any(frame() for frame in frames)  # with all else that it had in memory
         return forward(*given)
-    training.forward_step = freed
+    passes.forward_step = freed
 if special == "third":  # in its first layer back; then it is done again, as after a capture
     backs, step = [stand_ins.gelu_back] * 99, training.Trainer._step
     backs[5] = fails
