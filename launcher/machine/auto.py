@@ -15,7 +15,14 @@ from launcher.plan.source import Override, overridden
 LEAST = 16 * GB
 """Of a GPU that isn't known: a V100's, the smallest that Megatron is trained on."""
 
-UNKNOWN = "which every GPU since Volta has: those of the run aren't known here"
+TURING, MOST_TURING = (7, 5), 48 * GB
+"""The newest GPUs without bf16, and the memory of the largest, the Quadro RTX 8000."""
+
+NOT_KNOWN = "those of the run aren't known here"
+UNKNOWN = {
+    "fp16": f"which every GPU since Volta has: {NOT_KNOWN}",
+    "bf16": f"which all GPUs that hold the model have: {NOT_KNOWN}",
+}
 
 
 def settled(
@@ -26,13 +33,16 @@ def settled(
     `visible` are the GPUs of the run, as far as they are known. A micro-batch that the global
     batch and the layout alone decide stays `auto`.
     """
-    able = bool(visible) and all(gpu.capability and gpu.capability >= BF16 for gpu in visible)
+    if visible:
+        able = all(gpu.capability and gpu.capability >= BF16 for gpu in visible)
+    else:
+        able = _only_newer_hold(config, processes)
     made = layout.settled(config, bf16=able)
     notes = []
     if config.training.precision == "auto" and config.gpus != "0":
         given = "bf16" if made.training.bf16 else "fp16"
         why = " and ".join(dict.fromkeys(gpu.name for gpu in visible))
-        notes = [f"training.precision: auto is {given}, {f'by {why}' if why else UNKNOWN}"]
+        notes = [f"training.precision: auto is {given}, {f'by {why}' if why else UNKNOWN[given]}"]
     decided = made.training.micro_batch_size != "auto" or config.gpus == "0"
     if decided or layout.faults(made, processes):
         return made, notes
@@ -45,8 +55,26 @@ def settled(
     size, most = (fitting or [sizes[-1][0]])[0], sizes[0]
     has = "the GPU has" if visible else "those of the run, unknown here, are taken to have"
     why = f"{most[0]} needs about {most[1] / GB:.1f} GB, and {has} {total / GB:.1f}"
+    if not (visible or fitting):
+        why = f"the smallest, which needs about {sizes[-1][1] / GB:.1f} GB; {NOT_KNOWN}"
     notes.append(f"training.micro_batch_size: auto is {size}: {why}")
-    return overridden(made, [Override("", {"training.micro_batch_size": size})]), notes
+    return _by(made, size), notes
+
+
+def _by(config: RunConfig, size: int) -> RunConfig:
+    """`config` with micro-batches of `size`."""
+    return overridden(config, [Override("", {"training.micro_batch_size": size})])
+
+
+def _only_newer_hold(config: RunConfig, processes: int) -> bool:
+    """Whether no GPU without bf16 has the memory for `config`."""
+    made = layout.settled(config)
+    if made.training.micro_batch_size == "auto":
+        made = _by(made, 1)
+    if layout.faults(made, processes):
+        return False
+    needed = memory.estimate(made, layout.layout(made, processes), TURING)
+    return needed is not None and needed.total > MOST_TURING * (1 - MARGIN)
 
 
 def _micro_batches(
@@ -55,6 +83,5 @@ def _micro_batches(
     """The sizes that `auto` may be, the largest first, with the bytes on a GPU; none if unknown."""
     largest = layout.micro_batch(config, where) or 1
     for size in reversed(layout.divisors(largest)):
-        tried = overridden(config, [Override("", {"training.micro_batch_size": size})])
-        if needed := memory.estimate(tried, where, capability):
+        if needed := memory.estimate(_by(config, size), where, capability):
             yield size, needed.total

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from launcher.errors import LauncherError, UsageError
 from launcher.follow.assemble import Assembled, assemble, counted, new_stamp, settled
-from launcher.machine import gather, memory
+from launcher.machine import auto, gather, memory
+from launcher.machine.machine import Gpu
 from launcher.plan import layout, model
 from launcher.plan.job import Backend
 from launcher.plan.plan import processes_of
@@ -104,10 +105,13 @@ def _ground(asked: Asked, chosen: Backend, wanted: Wanted, *, dry: bool) -> Grou
     total = min((gpu.total for gpu in cards), default=int(named[1]) * 10**9 if named else 0)
     capability = min((gpu.capability for gpu in cards if gpu.capability), default=None)
     capability = (9, 0) if wanted.card and capability is None else capability
-    now, _ = settled(asked, chosen)
+    now, processes = asked, processes_of(config, gpus)
     if wanted.card:  # which isn't the machine's
-        now = replace(now, config=layout.settled(config, bf16=_has_bf16(wanted.card)))
-    processes = processes_of(config, gpus)
+        able = capability if _has_bf16(wanted.card) else auto.TURING
+        card = Gpu(0, "", wanted.card, total, 0, able, "")
+        now = replace(now, config=auto.settled(config, processes, [card])[0])
+    else:
+        now, _ = settled(asked, chosen)
     micro = layout.micro_batch(now.config, layout.layout(now.config, processes))
     training = now.config.training
     given: dict[str, object] = {MICRO: micro, "training.precision": None}

@@ -14,12 +14,14 @@ from launcher.records import record
 from tests.machine.conftest import GB, card
 
 
-def settled(*sets: str, cards: tuple[Gpu, ...] = ()) -> tuple[dict[str, object], list[str]]:
-    """The options of the preset gpt2 on the GPUs, and what is told."""
-    config, _ = source.load("gpt2", [source.parse_set(each) for each in sets])
-    found, notes = auto.settled(config, max(1, len(cards)), cards)
-    options = values_of(found, layout.layout(found, max(1, len(cards))))
-    return dict(options), notes
+def settled(
+    *sets: str, cards: tuple[Gpu, ...] = (), preset: str = "gpt2"
+) -> tuple[dict[str, object], list[str]]:
+    """The options of a preset on the GPUs, and what is told."""
+    config, _ = source.load(preset, [source.parse_set(each) for each in sets])
+    processes = len(cards) or int(config.gpus) or 1
+    found, notes = auto.settled(config, processes, cards)
+    return dict(values_of(found, layout.layout(found, processes))), notes
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,30 @@ def test_gpus_that_are_not_known_get_what_all_have_and_it_is_said() -> None:
     options, notes = settled()
     assert "fp16" in options
     assert "aren't known here" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("preset", "precision"),
+    [("llama3-8b", "bf16"), ("gpt3-175b", "bf16"), ("llama3.2-1b", "fp16"), ("gpt2", "fp16")],
+)
+def test_a_model_that_only_newer_gpus_hold_gets_bf16_unseen(preset: str, precision: str) -> None:
+    """As a cluster's job llama3-8b got fp16, on GPUs that all have bf16."""
+    options, notes = settled(preset=preset)
+    assert {"fp16", "bf16"} & options.keys() == {precision}
+    assert f"auto is {precision}, which " in notes[0]
+
+
+def test_the_largest_gpu_without_bf16_is_not_newer() -> None:
+    cards = (card(name="Quadro RTX 8000", total=48 * GB, capability=(7, 5)),) * 8
+    options, _ = settled(preset="llama3.2-1b", cards=cards)
+    assert ("fp16" in options, options["micro_batch_size"]) == (True, 1)
+
+
+def test_where_no_small_gpu_holds_it_the_smallest_micro_batch_is_told_with_what_it_needs() -> None:
+    """It was said to be chosen for GPUs of 16 GB, on which it doesn't fit."""
+    options, notes = settled(preset="llama3.2-1b")
+    assert options["micro_batch_size"] == 1
+    assert "auto is 1: the smallest, which needs about 41.0 GB" in notes[-1]
 
 
 def test_the_cpu_has_neither() -> None:

@@ -56,3 +56,10 @@ def test_a_plan_is_for_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str
     asked[asked.index("H100 80GB HBM3")] = "X1"
     assert cli.main(asked) == 2
     assert "nothing is published here of X1" in capsys.readouterr().err
+
+
+def test_auto_is_settled_for_the_card_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was the batch's largest, 164 GB on a card of 80."""
+    assert cli.main(["tune", "llama3.2-1b", "--plan", "--card", "H100 80GB HBM3"]) == 0
+    given = next(row for row in capsys.readouterr().out.splitlines() if "as given" in row)
+    assert float(given.split()[1]) == 58.6
