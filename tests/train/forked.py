@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import signal
@@ -27,9 +28,8 @@ def imported() -> None:
     compat.trust_checkpoints()
     cpu.install()
     compat.prepare()
-    import torch._dynamo
-
-    from launcher.train.gpt import training  # noqa: F401
+    for name in ("torch._dynamo", "launcher.train.gpt.training"):
+        importlib.import_module(name)
 
 
 def become(parent: int, output: str, folder: str, variables: dict[str, str]) -> None:
