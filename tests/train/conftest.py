@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.train.ranks import stacks
+from launcher.train.ranks.job import parse
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,9 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass
 class Run:
-    """Ranks: their runner, and what they have printed so far."""
+    """Ranks: their runner, or how they ended, and what they have printed so far."""
 
-    process: subprocess.Popen[str]
+    process: Any
     output: str = ""
 
     def line(self) -> str:
@@ -61,8 +66,8 @@ class Run:
 
     @property
     def code(self) -> int:
-        """The runner's exit code, once it has ended."""
-        return self.process.returncode
+        """The exit code, once they have ended."""
+        return int(self.process.returncode)
 
     @property
     def losses(self) -> dict[int, float]:
@@ -113,11 +118,32 @@ def going_on(command: list[str]) -> Iterator[Run]:
             raise
 
 
+@cache
+def forking() -> subprocess.Popen[str]:
+    """What forks ranks. It ends with this process, by the end of what it reads."""
+    script, pipe = str(Path(__file__).with_name("forked.py")), subprocess.PIPE
+    command = [sys.executable, "-u", script]
+    return subprocess.Popen(command, env=environment(), stdin=pipe, stdout=pipe, text=True)
+
+
 def start(processes: int, *program: str) -> Run:
-    """Run a program's ranks on the CPU to their end."""
-    with going_on(runner_command(processes, *program)) as run:
-        pass
-    return run
+    """Run a program's ranks on the CPU to their end, without the runner."""
+    options = ["--cpu", "--processes-per-node", str(processes), "--"]
+    job, given = parse([*options, *program], {}), environment()
+    ranks = [given | job.environment(rank, given, processes) for rank in range(processes)]
+    process = forking()
+    assert process.stdin
+    assert process.stdout
+    with tempfile.NamedTemporaryFile("r") as output:
+        asked = {"program": program, "ranks": ranks, "folder": os.getcwd(), "output": output.name}
+        try:
+            print(json.dumps(asked), file=process.stdin, flush=True)
+            code = int(process.stdout.readline())
+        except BaseException:
+            process.kill()  # its ranks end with it
+            forking.cache_clear()
+            raise
+        return Run(subprocess.CompletedProcess(program, code), output.read())
 
 
 @pytest.fixture
