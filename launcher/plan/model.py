@@ -177,7 +177,7 @@ def _shape(upstream: bool, options: Mapping[str, Value], vocabulary: int | None)
     groups = groups if told or not upstream else heads
     learned = options.get("position_embedding_type", "learned_absolute") == "learned_absolute"
     vocabulary = vocabulary or vocabulary_of(upstream, options)
-    if not vocabulary:
+    if not vocabulary or min(layers, hidden, heads, sequence) < 1:
         return None
     found = Shape(
         layers=layers,

@@ -164,6 +164,7 @@ def test_the_sizes_of_options(
         ("gpt", {"num_layers": 2}),
         ("gpt", SMALL | {"num_layers": "many"}),
         ("gpt", SMALL | {"num_layers": True}),
+        ("gpt", SMALL | {"num_layers": 1e-3}),
         ("gpt", SMALL | {"num_layers": [2, 3]}),
         ("gpt", SMALL | {"num_attention_heads": 0}),
         (UPSTREAM, {k: v for k, v in SMALL.items() if k != "vocab_size"}),
