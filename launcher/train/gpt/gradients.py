@@ -95,6 +95,7 @@ class GatheredGradients:
             steps.write(self.written, self.peer)
         elif self.peer:
             half = steps.halve(self.replica.module.parameters(), self.peer)
+            steps.spread = self.peer.meet  # the next may be written once this one is read
         if half is not None:
             self.shares = [slice(0, half), slice(half, None)]
 
