@@ -25,7 +25,7 @@ from launcher.plan.plan import Plan, Stamp, processes_of
 from launcher.plan.source import Asked, Origin, Override, overridden
 from launcher.records import owner, provenance, record, repeat, resume
 from launcher.settings import expanded
-from launcher.train.checkpoints import folders, lineage
+from launcher.train.checkpoints import folders, hold, lineage
 
 if TYPE_CHECKING:
     from launcher.follow.supervise import Listener
@@ -205,7 +205,8 @@ def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> Machine:
 def _refuse_sharing(plan: Plan) -> None:
     """Two runs that save to one folder would overwrite each other's checkpoints.
 
-    Nodes by hand share it, on one machine too.
+    Nodes by hand share it, on one machine too. A run that this launcher can't list, as another
+    user's, holds the folder itself.
     """
     node = f"{LABEL}node"
     for _, job in find.jobs():
@@ -218,6 +219,13 @@ def _refuse_sharing(plan: Plan) -> None:
                 f"checkpoint.save: {plan.checkpoints} is being saved to by run {job.run}",
                 f"Stop that one first (python3 -m launcher stop {job.run}), or set another folder.",
             )
+    if plan.checkpoints and dict(plan.labels).get(node, "0") == "0":
+        with suppress(OSError):  # another user's: the run itself looks again
+            if other := hold.living(Path(plan.checkpoints)):
+                raise UsageError(
+                    f"checkpoint.save: {plan.checkpoints} is in use: {other} saves there",
+                    "Stop that run first, or set another folder.",
+                )
 
 
 def of_line(plan: Plan, asked: Asked, chosen: Backend) -> Plan:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from launcher.train import traces
 from launcher.train.checkpoints import folders, lineage
+from launcher.train.checkpoints.hold import Held, Hold
 from launcher.train.checkpoints.retention import Retention
 from launcher.train.ranks import alike, oom, rank, signals, stacks
 from launcher.train.ranks.company import Company, Elsewhere
@@ -55,6 +56,11 @@ class Request:
 
     signum: int
     why: str = ""
+
+
+@dataclass(frozen=True)
+class Lost(Elsewhere):
+    """Another run has taken over the folder that this one saves to: the ranks may not save."""
 
 
 Event = Exit | Request | Elsewhere
@@ -163,6 +169,8 @@ class Watch:
     def _handle(self, event: Event) -> None:
         if isinstance(event, Exit):
             self._ended(event)
+        elif isinstance(event, Lost):
+            self._lost(event)
         elif isinstance(event, Elsewhere):
             self._missed(event)
         elif event.signum == stacks.SIGNAL:
@@ -199,6 +207,14 @@ class Watch:
         if not (self.first_failure or self.elsewhere):
             self.elsewhere = other
             self._later(SETTLE_SECONDS, self._terminate)
+
+    def _lost(self, lost: Lost) -> None:
+        """Kill the ranks: on SIGTERM they would save."""
+        say(lost.why)
+        self.elsewhere = self.elsewhere or lost
+        if self.company:
+            self.company.failed(lost.why, lost.code)
+        self._kill("they may not save there")
 
     def _report(self, ranks: Mapping[int, int]) -> None:
         """Say where the ranks are; meanwhile they may end, and be asked to stop."""
@@ -267,17 +283,19 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
 
     visible = torch.cuda.device_count()
-    retention, met = _ready(job, environ, visible, lambda: not events.empty())
-    if not events.empty():
-        return 128 + events.get().signum
-    written = traces.Traces(job.profile) if job.profile else None
-    company = Company(met.meeting, events.put) if met else None
-    job, found = (met.job, met.variables) if met else (job, {})
-    with retention, tempfile.TemporaryDirectory(prefix="ranks-") as log_dir:
+    with contextlib.ExitStack() as held:
+        saver, met = _ready(job, environ, visible, events, held)
+        if not events.empty():
+            first = events.get()
+            return first.code if isinstance(first, Lost) else 128 + first.signum
+        written = traces.Traces(job.profile) if job.profile else None
+        company = Company(met.meeting, events.put) if met else None
+        job, found = (met.job, met.variables) if met else (job, {})
+        log_dir = held.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))
         whole = job.nodes == 1
         collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
         try:  # torch installs handlers that raise
-            handlers = _start(job, environ, log_dir, {**found, **collector.variables})
+            handlers = _start(job, environ, log_dir, {**found, **collector.variables, **saver})
             signals.catch((*SIGNALS, stacks.SIGNAL))
         except SignalException as asked:
             signals.catch(SIGNALS)
@@ -295,49 +313,68 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
 
 
 def _ready(
-    job: Job, environ: Mapping[str, str], visible: int, asked: Callable[[], object]
-) -> tuple[contextlib.AbstractContextManager[Any], alike.Met | None]:
-    """The claim of the folder that is saved to, and the other nodes, where there are any.
+    job: Job,
+    environ: Mapping[str, str],
+    visible: int,
+    events: queue.SimpleQueue[Any],
+    held: contextlib.ExitStack,
+) -> tuple[Mapping[str, str], alike.Met | None]:
+    """What ranks are told to save by, and the other nodes, where there are any.
 
-    Raises `Refused` where this node, or another one, can't start its ranks.
+    The folder that is saved to is `held`. Raises `Refused` where this node, or another one, can't
+    start its ranks.
     """
-    retention: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    saver: Mapping[str, str] = {}
     refusal = ""
     try:
         job.check_devices(visible)
         if any(map(job.traces, range(job.processes))) and not shutil.which("nsys"):
             raise Unable("nsys isn't in this image: NVIDIA's have it, or profile.tool: torch")
-        retention = _retention(job, environ)
+        saver = _hold(job, environ, lambda why: events.put(Lost(why, Unable.code)), held)
     except Unable as unable:
         if job.nodes == 1:
             raise
         refusal = str(unable)
     if job.nodes == 1:
-        return retention, None
-    return retention, alike.look(job, environ, 0 if job.cpu else visible, asked, refusal)
+        return saver, None
+    devices = 0 if job.cpu else visible
+    return saver, alike.look(job, environ, devices, lambda: not events.empty(), refusal)
 
 
-def _retention(job: Job, environ: Mapping[str, str]) -> contextlib.AbstractContextManager[Any]:
-    """Claim the folder that the run saves to, and see to what comes there.
+def _hold(
+    job: Job,
+    environ: Mapping[str, str],
+    lost: Callable[[str], None],
+    held: contextlib.ExitStack,
+) -> Mapping[str, str]:
+    """Hold and claim the folder that the run saves to, and see to what comes there.
 
-    Several nodes share it, so the first one does. Raises `Unable` where another run's checkpoints
-    lie there. Without a launcher the runner is a run of its own, which goes on.
+    Several nodes share it, so the first one does. The variables of the ranks that say who they save
+    for. `lost` is called where another run takes the folder. Raises `Unable` where another run
+    saves there, or its checkpoints lie there. Without a launcher the runner is a run of its own,
+    which goes on.
     """
     wish = lineage.wish(environ)
     if wish is None and job.checkpoints:
         wish = lineage.Wish(os.urandom(4).hex(), str(job.checkpoints), on=True, overwrite=True)
     if wish is None or job.node_rank:
-        return contextlib.nullcontext()
-    root, line = Path(wish.folder), wish.run
+        return {}
+    root = Path(wish.folder)
     try:
+        hold = Hold(root, wish.run, say)
+        held.callback(hold.release)
         line = folders.line_of(root, wish.run, on=wish.on)
         if not wish.overwrite and (why := folders.refusal(root, line, on=wish.on)):
             raise Unable(why)
-        root.mkdir(parents=True, exist_ok=True)
-        lineage.claim(root, wish.run, line, overwrite=wish.overwrite)
+        note = hold.claim(line, overwrite=wish.overwrite)
+    except Held as other:
+        raise Unable(str(other)) from None
     except OSError as error:
         say(f"can't note in {root} whose its checkpoints are: {error.strerror}")
-    return Retention(root, line, job.keep, say)
+        return {}
+    hold.watch(lost)
+    held.enter_context(Retention(root, line, job.keep, say, note.holder))
+    return {lineage.HOLDER: str(note)}
 
 
 def _read_to_the_end(events: queue.SimpleQueue[Event]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import queue
 import signal
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,27 +55,46 @@ def test_refusals(argv: list[str], reason: str) -> None:
         job(*argv)
 
 
+@contextlib.contextmanager
+def held(one: Job, wish: str) -> Iterator[Mapping[str, str]]:
+    """The variables of ranks while the folder that is wished for is held."""
+    with contextlib.ExitStack() as stack:
+        yield runner._hold(one, {lineage.VARIABLE: wish}, pytest.fail, stack)
+
+
 def test_the_folder_that_is_saved_to_is_claimed_by_the_first_node(tmp_path: Path) -> None:
     """Without that nothing tells another run whose checkpoints these are."""
     several = ["--nodes", "2", "--master-addr", "a", "--master-port", "1"]
     root = tmp_path / "made"
     for rank in ("1", "0"):
         one = job(*several, "--node-rank", rank, "--", "x")
-        with runner._retention(one, {lineage.VARIABLE: f"aaaaaaaa anew {root}"}):
+        with held(one, f"aaaaaaaa anew {root}") as variables:
             assert (root / lineage.NOTE).exists() == (rank == "0")
             if rank == "0":
-                distributed(folders.partial(root, 3))
-                folders.publish(root, 3)
+                mine = lineage.saver(variables)
+                distributed(folders.partial(root, 3, mine))
+                folders.publish(root, 3, mine)
     assert lineage.said(root / "iter_0000003") == "aaaaaaaa"
-    assert not (root / lineage.NOTE).exists()
+    assert {path.name for path in root.iterdir()} == {"iter_0000003", folders.TRACKER}
     # Where the launcher can't see them, on an engine of another machine, another run's are refused.
-    with pytest.raises(Unable, match="iter_0000003 is run aaaaaaaa's"):
-        runner._retention(job("--", "x"), {lineage.VARIABLE: f"bbbbbbbb anew {root}"})
+    refused = pytest.raises(Unable, match="iter_0000003 is run aaaaaaaa's")
+    with refused, held(job("--", "x"), f"bbbbbbbb anew {root}"):
+        pytest.fail("another run's checkpoints are there")
     assert not (root / lineage.NOTE).exists()
     for mode in ("on", "anew+over"):
-        with runner._retention(job("--", "x"), {lineage.VARIABLE: f"bbbbbbbb {mode} {root}"}):
+        with held(job("--", "x"), f"bbbbbbbb {mode} {root}"):
             assert (root / lineage.NOTE).exists()
     assert lineage.said(root / "iter_0000003") == "aaaaaaaa"
+
+
+def test_a_folder_that_a_living_run_saves_to_is_refused(tmp_path: Path) -> None:
+    """Two launchers with their own records replaced each other's claims, and signed as theirs."""
+    with held(job("--", "x"), f"aaaaaaaa anew {tmp_path}"):
+        for wish in ("aaaaaaaa on", "bbbbbbbb anew", "bbbbbbbb anew+over"):
+            refused = pytest.raises(Unable, match=r"is in use: run aaaaaaaa on .* saves there")
+            with refused, held(job("--", "x"), f"{wish} {tmp_path}"):
+                pytest.fail("another run saves there")
+        assert lineage.claimed(tmp_path).run == "aaaaaaaa"  # type: ignore[union-attr]
 
 
 def test_where_ranks_meet() -> None:

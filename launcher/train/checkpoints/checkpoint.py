@@ -166,9 +166,10 @@ def save(
 
     `parts` are this rank's of the model, `arguments` what it was made by, under upstream's names.
     All ranks call this together. Raises `RunError` on a full or read-only disk; then nothing
-    of it stays.
+    of it stays. So it does where another run has taken the folder over.
     """
-    partial = folders.partial(root, progress.iteration)
+    mine = lineage.saver(os.environ)
+    partial = folders.partial(root, progress.iteration, mine)
     state = _sharded(parts, optimizer, is_loading=False)
     state.update(
         progress=vars(progress),
@@ -178,9 +179,9 @@ def save(
         rng_state=_random_state(),
     )
     try:
-        _on_rank_0(lambda: _make(partial))
+        _on_rank_0(lambda: _make(partial, mine))
         dist_checkpointing.save(state, str(partial))
-        _on_rank_0(lambda: folders.publish(Path(root), progress.iteration))
+        _on_rank_0(lambda: folders.publish(Path(root), progress.iteration, mine))
     except BaseException as error:  # torch's CheckpointException isn't an Exception
         reason = _reason(error, root)
         made = None if isinstance(error, FileExistsError) else partial
@@ -191,7 +192,8 @@ def save(
     return folders.folder(root, progress.iteration)
 
 
-def _make(partial: Path) -> None:
+def _make(partial: Path, mine: lineage.Note | None) -> None:
+    lineage.check(partial.parent, mine)
     folders.recover(partial.parent, lineage.is_claimed)
     folders.remove_partial(partial.parent)
     folders.make_room(partial)

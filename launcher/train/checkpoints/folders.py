@@ -27,7 +27,7 @@ PARTIAL = ".partial"
 READY = ".ready"
 """Ends its name when it is whole, until it has its own."""
 
-SHAPE = re.compile(rf"iter_(\d+)(\{PARTIAL}|\{READY})?")
+SHAPE = re.compile(rf"iter_(\d+)((?:\.{lineage.ID})?\{PARTIAL}|\{READY})?")
 """The name of a checkpoint's folder, of one that is written, and of one that is to be named."""
 
 REPLACED = ".replaced"
@@ -54,9 +54,9 @@ def folder(root: str | Path, iteration: int) -> Path:
     return Path(root) / f"iter_{iteration:07d}"
 
 
-def partial(root: str | Path, iteration: int) -> Path:
-    """The same while it is written."""
-    return folder(root, iteration).with_suffix(PARTIAL)
+def partial(root: str | Path, iteration: int, mine: lineage.Note | None = None) -> Path:
+    """The same while it is written; its name says for which run."""
+    return folder(root, iteration).with_suffix(f".{mine.run}{PARTIAL}" if mine else PARTIAL)
 
 
 def noted(root: Path) -> str:
@@ -70,21 +70,23 @@ def noted(root: Path) -> str:
         return ""
 
 
-def publish(root: Path, iteration: int) -> Path:
+def publish(root: Path, iteration: int, mine: lineage.Note | None = None) -> Path:
     """Give a checkpoint written under its partial name its own, and note it as the newest.
 
-    It says whose it is, where a run has claimed `root`. All of it is on the disk before an older
-    one of this iteration gives way, which goes last: killed at any moment, this leaves one of the
-    two whole, and `recover` puts it where it belongs. Raises `OSError` on a full disk, and
-    `FileExistsError` where another line's checkpoint has that name: then nothing is done.
+    It says that it is `mine`, or whose it is by the claim of `root`. All of it is on the disk
+    before an older one of this iteration gives way, which goes last: killed at any moment, this
+    leaves one of the two whole, and `recover` puts it where it belongs. Raises `OSError` on a full
+    disk, and `FileExistsError` where another line's checkpoint has that name, or another process
+    has claimed `root`: then nothing is done.
     """
-    final, new = folder(root, iteration), partial(root, iteration)
+    final, new = folder(root, iteration), partial(root, iteration, mine)
     make_room(final)
     with files.Aside(root / TRACKER) as tracker:
         tracker.file.write(str(iteration).encode())
         tracker.complete()
-        lineage.sign(new)
+        lineage.sign(new, mine)
         files.sync_tree(new)
+        lineage.check(root, mine)
         _take_place(files.rename(new, final.with_suffix(READY)))
         tracker.publish()
     files.sweep(root / TRACKER)
@@ -262,7 +264,7 @@ def _name(checkpoint: Checkpoint) -> str:
 
 
 def _move_aside(path: Path, why: str = INCOMPLETE) -> Path:
-    base = path.name.removesuffix(PARTIAL) + why
+    base = path.name.partition(".")[0] + why
     target, number = path.with_name(base), 1
     while target.exists():
         number += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from launcher.train.checkpoints import folders, lineage
@@ -16,11 +15,19 @@ class Retention:
     """Lets the complete checkpoints of a `line` under `root` say so, and keeps the newest `keep`.
 
     It looks when the tracker has changed, which is what a program writes last. What it removes,
-    and that it can't, it tells `say`. At the end the folder is claimed no more.
+    and that it can't, it tells `say`. Where another run has taken the folder over, it does nothing.
     """
 
-    def __init__(self, root: Path, line: str, keep: int | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        line: str,
+        keep: int | None,
+        say: Callable[[str], None],
+        holder: str = "",
+    ) -> None:
         self.root = root
+        self.holder = holder
         self.line = line
         self.keep = keep
         self.say = say
@@ -36,8 +43,6 @@ class Retention:
         self.ended.set()
         self.thread.join()
         self.look()
-        with suppress(OSError):  # a full disk: then the claim stays, which says the same
-            lineage.settle(self.root)
 
     def _watch(self) -> None:
         while not self.ended.wait(POLL_SECONDS):
@@ -47,7 +52,8 @@ class Retention:
         """Sign what is complete and remove what is too old, if the tracker has changed since."""
         try:
             changed = (self.root / folders.TRACKER).stat().st_mtime_ns
-            if changed == self.seen:
+            claimed = lineage.claimed(self.root)
+            if changed == self.seen or (claimed and claimed.holder != self.holder):
                 return
             self.seen = changed
             folders.sign(self.root)
