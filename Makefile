@@ -73,7 +73,8 @@ compat: venv  ## try what works: make compat [TAGS="24.09 24.10"] [MEGATRON="0.9
 requirements: dev  ## write requirements*.txt from pyproject.toml and requirements-dev.in
 	@$(COMPILE) pyproject.toml -o requirements.txt
 	@$(COMPILE) pyproject.toml --extra data -c requirements.txt -o requirements-data.txt
-	@$(COMPILE) pyproject.toml --extra data requirements-dev.in -o requirements-dev.txt
+	@$(COMPILE) pyproject.toml --extra plot -c requirements-data.txt -o requirements-plot.txt
+	@$(COMPILE) pyproject.toml --extra data --extra plot requirements-dev.in -o requirements-dev.txt
 
 bench: dev  ## times and ratios beside their goals, from one run
 	@$(VENV)/bin/python -m bench $(ARGS)

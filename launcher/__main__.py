@@ -2,7 +2,7 @@
 
 import sys
 
-from launcher.cli import main
+from launcher.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(program())

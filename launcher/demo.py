@@ -65,7 +65,7 @@ def whereabouts(host: str, within: float) -> str:
     """Where the image is, once the demo has left a private engine: others may keep that up."""
     if socket_fault(Path(host.removeprefix("unix://")), within):
         return (
-            "The image is in a private engine, which has ended. `python3 -m launcher engine` "
+            "The image is in a private engine, which has ended. `launcher engine` "
             "keeps it up\nand prints the DOCKER_HOST with which other commands find it."
         )
     return (

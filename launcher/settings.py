@@ -14,7 +14,13 @@ from launcher import files, names
 from launcher.errors import UsageError
 from launcher.trust import require_trusted
 
-ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).resolve().parent
+ROOT = PACKAGE.parent
+"""The checkout, or the folder that the package is installed in."""
+
+DATA = PACKAGE / "share" if (PACKAGE / "share").is_dir() else ROOT
+"""Where matrix, lock, template and patches lie by default: with an installed package, in it."""
+
 GITHUB = "https://github.com/"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 ANSWER_WITHIN, LONGEST_WITHIN = 10.0, 3600.0
@@ -48,6 +54,15 @@ class Settings:
     index_url: str = ""
     image_mirrors: Mapping[str, str] = field(default_factory=dict)
     answer_within: float = ANSWER_WITHIN
+
+    @property
+    def written(self) -> Path:
+        """Where the lock and what is rendered are written: beside the matrix.
+
+        In the current folder where the matrix is that of an installed package.
+        """
+        beside = self.matrix.parent
+        return Path.cwd() if beside == DATA != ROOT else beside
 
     def mirrored(self, reference: str) -> str:
         """Where to pull `reference` from: of the mirrors that fit, the one with the longest prefix.
@@ -96,7 +111,7 @@ def settings() -> Settings:
 
     return Settings(
         cache=own_folder("LAUNCHER_CACHE", "cache", home_cache / "megatron-launchpad"),
-        matrix=folder("LAUNCHER_MATRIX", "matrix", ROOT / "matrix.yaml"),
+        matrix=folder("LAUNCHER_MATRIX", "matrix", DATA / "matrix.yaml"),
         torch_index=text("LAUNCHER_TORCH_INDEX", "torch_index", TORCH_INDEX, names.index),
         git_mirror=_ended(
             text("LAUNCHER_GIT_MIRROR", "git_mirror", GITHUB, names.git_mirror) or GITHUB

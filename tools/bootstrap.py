@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,13 @@ MISLEADING = (
     "PIP_TARGET",
     "PIP_USER",
 )
+
+PROGRAM = """#!/bin/sh
+exec {python} -I -c 'import sys
+sys.path.insert(0, sys.argv.pop(1))
+from launcher.cli import program
+sys.exit(program())' {root} "$@"
+"""
 
 
 class SetupError(Exception):
@@ -62,15 +70,16 @@ def set_up(venv: Path, requirements: list[Path]) -> None:
         stamp = read_stamp(venv)
         if is_done(stamp, wanted):
             return
-        have = stamp.get("files", {}) if stamp.get("python") == python_name() else {}
+        have = stamp.get("files", {}) if is_sound(stamp) else {}
         if not have or any(wanted.get(path, known) != known for path, known in have.items()):
-            have = {}
+            have, stamp = {}, {"python": python_name()}
             create(venv)
         for path in requirements:
             if str(path) not in have:
                 install(venv, path)
                 have[str(path)] = wanted[str(path)]
-        write_stamp(venv, {"python": python_name(), "files": have})
+        add_program(venv)
+        write_stamp(venv, {"python": stamp["python"], "files": have})
 
 
 def digest(path: Path) -> str:
@@ -86,10 +95,20 @@ def python_name() -> str:
     return f"{os.path.realpath(sys.executable)} {sys.version}"
 
 
+def is_sound(stamp: dict[str, Any]) -> bool:
+    """True when the interpreter that the environment depends on is still the same.
+
+    Another interpreter that calls this program doesn't change that.
+    """
+    known = str(stamp.get("python", ""))
+    path = known.partition(" ")[0]
+    other = path and path != os.path.realpath(sys.executable)
+    return known == python_name() or bool(other and Path(path).exists())
+
+
 def is_done(stamp: dict[str, Any], wanted: dict[str, str]) -> bool:
-    """True when the environment was finished with this interpreter and these very files."""
-    same = stamp.get("python") == python_name()
-    return same and wanted.items() <= stamp.get("files", {}).items()
+    """True when the environment was finished, of these very files."""
+    return is_sound(stamp) and wanted.items() <= stamp.get("files", {}).items()
 
 
 def read_stamp(venv: Path) -> dict[str, Any]:
@@ -149,6 +168,15 @@ def create(venv: Path) -> None:
     run([sys.executable, "-m", "venv", *option, str(venv)], "the virtual environment")
     if not with_pip:
         add_pip(venv)
+
+
+def add_program(venv: Path) -> None:
+    """Give the environment the program `launcher`, which runs this checkout."""
+    path = python_in(venv).with_name("launcher")
+    part = path.with_name("launcher.part")
+    part.write_text(PROGRAM.format(python=shlex.quote(str(python_in(venv))), root=shlex.quote(str(ROOT))), encoding="utf-8")
+    part.chmod(0o755)
+    part.replace(path)
 
 
 def remove(venv: Path) -> None:

@@ -32,7 +32,7 @@ class Example:
             f"--{key} {value}" if key in ("gpus", "nodes") else f"--set {key}={value}"
             for key, value in self.options
         ]
-        return f"python3 -m launcher run {self.preset} --backend compose {' '.join(words)}"
+        return f"launcher run {self.preset} --backend compose {' '.join(words)}"
 
 
 EXAMPLES = {

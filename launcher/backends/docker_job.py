@@ -112,7 +112,7 @@ def _name_taken(api: APIClient, name: str, run: str) -> EngineError:
     with suppress(*FAILURES):
         holder = _holder(api, name, run)
     if holder == GOES_ON:
-        remedy = f"Follow it with `python3 -m launcher attach {run}`, or stop it."
+        remedy = f"Follow it with `launcher attach {run}`, or stop it."
         return EngineError(f"run {run} goes on already, in the container {name}", remedy)
     return EngineError(f"there is a container {name} already", f"docker rm -f {name}")
 

@@ -38,7 +38,7 @@ def lay(bundle: Path, image: Path, mounts: Sequence[Mount], cwd: str | None) -> 
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"slurm.image: {image} is no OCI bundle: {error}",
-            "Make one: python3 -m launcher image export TAG --to FOLDER --format oci",
+            "Make one: launcher image export TAG --to FOLDER --format oci",
         ) from None
     for mount in mounts:
         _point(root, mount)

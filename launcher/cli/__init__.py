@@ -99,6 +99,11 @@ def main(argv: list[str]) -> int:
         return _tell_unforeseen(error, argv)
 
 
+def program() -> int:
+    """The program `launcher`, as it is installed."""
+    return main(sys.argv[1:])
+
+
 def _see_home() -> None:
     """Raises UsageError where neither HOME nor the system knows this user's home folder."""
     try:
@@ -165,7 +170,7 @@ def find_command(name: str) -> Command:
 def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """The parser of the command that `argv` begins with; of all, in full where there is no argv."""
     parser = argparse.ArgumentParser(
-        prog="python3 -m launcher",
+        prog="launcher",
         description="Reproducible Megatron-LM images, and a launcher for training runs in them.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

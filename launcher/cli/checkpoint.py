@@ -152,7 +152,7 @@ def checkpoint(args: Namespace) -> int:
 
 def _prepare() -> None:
     """Install what work on tensors and tokens needs: numpy, and tokenizers."""
-    from launcher.data.install import install
+    from launcher.install import install
 
     install()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -157,7 +157,7 @@ def data(args: Namespace) -> int:
     What it needs is installed first. Raises ModuleNotFoundError, upon which the command line goes
     on in .venv, and UsageError where the packages can't be installed.
     """
-    from launcher.data.install import install
+    from launcher.install import install
 
     install()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's: there is no algebra to do here

@@ -41,7 +41,15 @@ def list_(args: Namespace) -> int:
     return 0
 
 
-@command(flag("--check", "only fail where they differ"))
+WRITTEN = argument(
+    "--root",
+    "where to write (default: beside the matrix, or here where that is an installed one)",
+    "FOLDER",
+    type=Path,
+)
+
+
+@command(flag("--check", "only fail where they differ"), WRITTEN)
 def render(args: Namespace) -> int:
     """Write images/, compose/, README's tables."""
     from launcher.backends import compose_examples
@@ -50,8 +58,10 @@ def render(args: Namespace) -> int:
     from launcher.settings import settings
     from launcher.trials import report
 
-    root, matrix = settings().matrix.parent, load_matrix()
-    files = render.render_all(matrix, load_lock(), root) | compose_examples.files(matrix, root)
+    site, matrix = settings(), load_matrix()
+    root, beside = (args.root or site.written).absolute(), site.matrix.parent
+    files = render.render_all(matrix, load_lock(), root, beside)
+    files |= compose_examples.files(matrix, root)
     files |= report.rendered(files, root)
     changed = render.drift(files, root)
     if not args.check:
@@ -68,6 +78,7 @@ ANEW = "ask anew for these packages, releases, extensions and images; for all wh
 @command(
     argument("--upgrade", ANEW, "NAME", nargs="*"),
     flag("--offline", "ask nobody, and name what wasn't asked"),
+    WRITTEN,
 )
 def lock(args: Namespace) -> int:
     """Write matrix.lock; pins that hold are kept."""
@@ -75,10 +86,13 @@ def lock(args: Namespace) -> int:
     from launcher.matrix.load import load_lock, load_matrix, lock_path
     from launcher.settings import settings
 
-    path = lock_path()
-    old = load_lock() if path.exists() else None
+    site, beside = settings(), lock_path()
+    path = (args.root or site.written).absolute() / beside.name
+    known = next((each for each in (path, beside) if each.exists()), None)
+    old = load_lock(known) if known else None
     asking = lock.Asking(args.upgrade, args.offline)
-    locked = lock.lock(load_matrix(), old, settings(), Progress(), asking)
+    locked = lock.lock(load_matrix(), old, site, Progress(), asking)
+    path.parent.mkdir(parents=True, exist_ok=True)
     lock.write(locked, path)
     return 0
 
@@ -181,7 +195,7 @@ def compat(args: Namespace) -> int:
         raise UsageError(f"{finished}: no result of this checkout with these options")
     print(report.as_markdown(results), end="")
     if args.write:
-        path = report.commit(results, settings().matrix.parent)
+        path = report.commit(results, settings().written)
         say(f"{path.name}: written; `make render` puts it into README.md")
     return 1 if any(one.failure for one in results) else 0
 

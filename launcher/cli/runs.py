@@ -199,7 +199,7 @@ def exec(args: Namespace) -> int:
     if args.words:
         raise UsageError(
             f"exec {args.run} {args.words[0]}: the command stands after --",
-            f"python3 -m launcher exec {args.run} -- {shlex.join([*args.words, *args.rest])}",
+            f"launcher exec {args.run} -- {shlex.join([*args.words, *args.rest])}",
         )
     chosen, job = find.job(args.run)
     if job.ended() is not None:

@@ -177,7 +177,7 @@ def _remedy_none(failures: list[tuple[Endpoint, str]]) -> str:
         "linux": "Start one: sudo systemctl start docker, or systemctl --user start podman.socket\n"
         "  (to install one on Debian or Ubuntu: sudo apt-get install docker.io).\n"
         "  As root there, without installing anything, one runs for as long as this does:\n"
-        "    python3 -m launcher engine",
+        "    launcher engine",
         "darwin": "Start Docker Desktop, Colima (colima start) or Podman (podman machine start).",
     }.get(sys.platform, "Start Docker Desktop.")
     return f"{start}\n  Or point DOCKER_HOST at an engine elsewhere: DOCKER_HOST=ssh://user@machine"

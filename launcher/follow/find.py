@@ -128,7 +128,7 @@ def _gone(text: str) -> str:
         kept = record.find(text)
     except UsageError:
         return "No run goes on, and none has ended with nobody watching."
-    return f"It has ended and is removed. To go on with it: python3 -m launcher resume {kept.run}"
+    return f"It has ended and is removed. To go on with it: launcher resume {kept.run}"
 
 
 def _is_own(run: str) -> bool:

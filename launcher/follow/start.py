@@ -217,7 +217,7 @@ def _refuse_sharing(plan: Plan) -> None:
         if same and job.run != plan.run and job.ended() is None:
             raise UsageError(
                 f"checkpoint.save: {plan.checkpoints} is being saved to by run {job.run}",
-                f"Stop that one first (python3 -m launcher stop {job.run}), or set another folder.",
+                f"Stop that one first (launcher stop {job.run}), or set another folder.",
             )
     if plan.checkpoints and dict(plan.labels).get(node, "0") == "0":
         with suppress(OSError):  # another user's: the run itself looks again
@@ -366,7 +366,7 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Aske
         if going_on or not nobody:
             raise UsageError(
                 f"run {kept.run} still goes on",
-                f"Follow it with `python3 -m launcher attach {kept.run}`, or stop it first.",
+                f"Follow it with `launcher attach {kept.run}`, or stop it first.",
             )
     asked = kept.asked()
     _refuse_overwritten(kept, asked.config)

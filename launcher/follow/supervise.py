@@ -236,7 +236,7 @@ class Follower:
                 return (found[0], found[0].ended() is not None) if found else None
         raise EngineError(
             "the engine was lost",
-            f"See what became of the run when it is back: python3 -m launcher attach "
+            f"See what became of the run when it is back: launcher attach "
             f"{self.job.run}",
         )
 
@@ -357,7 +357,7 @@ def stop(job: Job, *, now: bool = False, grace: int | None = None) -> None:
     with owner.following(job.run) as mine:
         left = job.ended()
         if mine and left and left.cause is not Cause.REMOVED:
-            tell(f"to see its log and remove it: python3 -m launcher attach {job.run}")
+            tell(f"to see its log and remove it: launcher attach {job.run}")
 
 
 def ask(job: Job, name: str, grace: int, more: str = "") -> None:

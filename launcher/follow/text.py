@@ -53,7 +53,7 @@ def tokenized(
         return Tokenized(config)
     if data.path is not None and not origin.is_presets("data.path"):
         raise UsageError("data.text and data.path: both say what is trained on", "Leave one out.")
-    from launcher.data.install import install
+    from launcher.install import install
 
     install()
     from launcher.data import workers

@@ -131,7 +131,7 @@ class Watchdog:
         if self.wanted.action == "end":
             self._end(conclusion(found) if found else "")
         else:
-            self.tell(f"to end it: python3 -m launcher stop {self.job.run}")
+            self.tell(f"to end it: launcher stop {self.job.run}")
 
     def _end(self, why: str) -> None:
         self.verdict = f"stalled, {why}" if why else "stalled"

@@ -157,7 +157,7 @@ def _base(client: DockerClient, wanted: Base, listing: Listing) -> Image:
         raise EngineError(
             f"this image was saved without the layers of its base, and the engine has no image "
             f"with them: {wanted.name} ({wanted.id})",
-            f"Get it first: docker pull {registry}\n  or carry it over: python3 -m launcher image "
+            f"Get it first: docker pull {registry}\n  or carry it over: launcher image "
             f"save {wanted.name} -o FOLDER there, image load --all-tags FOLDER here.",
         )
     return found

@@ -70,18 +70,21 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
-def render_all(matrix: Matrix, lock: Lock, root: Path) -> dict[Path, str]:
+def render_all(
+    matrix: Matrix, lock: Lock, root: Path, beside: Path | None = None
+) -> dict[Path, str]:
     """Every file `make render` writes below `root`, by its path.
 
-    Raises UsageError where the lock lacks what a row needs.
+    beside: the folder of the template and the patches, where it is another one. Raises UsageError where the lock lacks what a row needs.
     """
-    template = (root / "Dockerfile.template").read_text(encoding="utf-8")
+    beside = beside or root
+    template = (beside / "Dockerfile.template").read_text(encoding="utf-8")
     files = {}
     for tag, row in matrix.rows.items():
         recipes = [recipe(matrix, lock, tag, platform=platform) for platform in row.platforms]
         patches = {
             f"{path.parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in patch_files(root, recipes[0].named)
+            for path in patch_files(beside, recipes[0].named)
         }
         files[root / "images" / tag / "Dockerfile"] = dockerfile(matrix, tag, template)
         files[root / "images" / tag / "inputs.yaml"] = inputs(recipes, patches)

@@ -156,10 +156,10 @@ def describe(ending: Ending, run: str, saved: Checkpoint | None, folder: str) ->
             sets = f" --set {sign.failure.sets}" if sign.failure.sets else ""
         if suspects and not signs and ending.itself:
             lines.append(f"no known cause; most like one: {suspects[0].text}")
-            lines.append(f"all that its log says of it: python3 -m launcher explain {run}")
+            lines.append(f"all that its log says of it: launcher explain {run}")
     if saved:
         lines.append(f"newest complete checkpoint: {saved.folder} (iteration {saved.iteration})")
-        lines.append(f"to go on: python3 -m launcher resume {run}{sets}")
+        lines.append(f"to go on: launcher resume {run}{sets}")
     elif folder:
         lines.append("it saved no complete checkpoint")
     return lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
+from launcher.install import install
 from launcher.records import record
 from launcher.records.metrics import ALARM, KINDS, REWIND, Step, Validation
 
@@ -38,7 +38,7 @@ class Curves:
 def plot(names: Sequence[str], output: Path) -> list[str]:
     """Draw the runs that `names` name into a PNG file; what couldn't be drawn of which run.
 
-    Raises UsageError where there is no such run, no metrics, no matplotlib, or no such folder.
+    Raises UsageError where there is no such run, no metrics, or no such folder, and as `install`.
     """
     known = {run.run: run.name for run in map(record.find, names)}
     runs = [curves(f"{name} ({run})", read_metrics(run)) for run, name in known.items()]
@@ -113,13 +113,9 @@ def _points(pairs: Iterable[tuple[int, float | None]]) -> Points:
 
 def _draw(runs: Sequence[Curves], output: Path) -> None:
     """One picture: losses above, speed below, a colour for each run."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"plot needs {str(error.name).partition('.')[0]}, which this Python doesn't have",
-            f"{sys.executable} -m pip install matplotlib",
-        ) from None
+    install("plot")
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 8), dpi=120, layout="constrained")
     losses, speeds = figure.subplots(2, 1, sharex=True)
     in_tokens = all(run.tokens for run in runs)

@@ -87,7 +87,7 @@ class Card:
         """The command that tries it again."""
         one = self.result
         on = "" if one.trained_on in ("", "CPU") else " --gpus all"
-        return f"python3 -m launcher matrix compat {one.tag} --megatron {one.megatron}{on} --again"
+        return f"launcher matrix compat {one.tag} --megatron {one.megatron}{on} --again"
 
 
 def as_html(results: Sequence[Result], title: str = "Compatibility") -> str:

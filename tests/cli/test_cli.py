@@ -154,7 +154,7 @@ def test_what_stands_behind_two_dashes_is_never_dropped(
 def test_a_text_may_begin_with_a_dash(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launcher.data.install.install", lambda: None)
+    monkeypatch.setattr("launcher.install.install", lambda _=None: None)
     assert cli.main(["data", "vocab", "--", "-5"]) == 0
     assert "'-'" in capsys.readouterr().out
 

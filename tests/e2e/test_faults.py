@@ -120,7 +120,7 @@ def test_a_run_that_ended_with_nobody_watching_is_kept_for_attach(counting: Site
     run = counting.done("run", "run.yaml", "--detach").out.strip()
     stopped = counting.done("stop", run)
     assert stopped.process.returncode == 0, stopped
-    assert stopped.told()[-1].endswith(f"python3 -m launcher attach {run}")
+    assert stopped.told()[-1].endswith(f"launcher attach {run}")
     assert f"{run}" in counting.done("ps", "-q").out.split()
     assert "ended (7)" in counting.done("ps").out
     counted(counting.done("logs", run).out)
@@ -293,7 +293,7 @@ def test_a_stopped_training_run_saves_and_goes_on_and_a_truncated_checkpoint_is_
         f"asked the run to stop and save to {save}; it has 2 min. Once more ends it at once.",
         f"run {run} stopped, exit code 0",
         f"newest complete checkpoint: {folders.folder(save, last)} (iteration {last})",
-        f"to go on: python3 -m launcher resume {run}",
+        f"to go on: launcher resume {run}",
     ]
     second = pasted(here, first.told())
     assert second.process.returncode == 0, second
@@ -324,12 +324,12 @@ def test_a_killed_rank_is_restarted_from_the_newest_complete_checkpoint(
     assert done.told() == [
         killed,
         f"newest complete checkpoint: {folders.folder(save, 20)} (iteration 20)",
-        f"to go on: python3 -m launcher resume {run}",
+        f"to go on: launcher resume {run}",
         "starting it again: 1 of 2 times",
         f"going on from {folders.folder(save, 20)}",
         killed,
         f"newest complete checkpoint: {folders.folder(save, 40)} (iteration 40)",
-        f"to go on: python3 -m launcher resume {run}",
+        f"to go on: launcher resume {run}",
         "starting it again: 2 of 2 times",
         f"going on from {folders.folder(save, 40)}",
     ]
@@ -416,7 +416,7 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_it(
         f"run {run} failed, exit code 1: a disk is full",
         f"see what is free where it saves: {small_disk}",
         f"newest complete checkpoint: {folders.folder(small_disk, 20)} (iteration 20)",
-        f"to go on: python3 -m launcher resume {run}",
+        f"to go on: launcher resume {run}",
     ]
     assert [*small_disk.glob("*.partial")] == []
 

@@ -151,7 +151,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kept_up(folder: Path) -> tuple[subprocess.Popen[str], str]:
-    """`python3 -m launcher engine`, and the engine that it says it keeps up."""
+    """`launcher engine`, and the engine that it says it keeps up."""
     argv = [sys.executable, "-m", "launcher", "engine", str(folder)]
     keeper = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert keeper.stdout is not None

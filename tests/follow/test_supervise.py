@@ -347,7 +347,7 @@ def test_stop_says_where_the_log_of_an_unfollowed_run_is(
     supervise.stop(job, grace=25)
     asked, hint = capsys.readouterr().err.splitlines()
     assert asked == f"launcher: asked run {RUN} to stop; it has {told}."
-    assert hint.endswith(f"python3 -m launcher attach {RUN}")
+    assert hint.endswith(f"launcher attach {RUN}")
     assert job.calls == []
     supervise.stop(job)
     assert job.calls == ["remove"]

@@ -113,7 +113,7 @@ def test_stacks_that_cannot_be_kept_are_told_all_the_same(site: Site) -> None:
     shutil.rmtree(site.folder)
     site.folder.write_text("no folder")
     dog = site.barked()
-    assert site.told == [TOLD, f"to end it: python3 -m launcher stop {RUN}"]
+    assert site.told == [TOLD, f"to end it: launcher stop {RUN}"]
     assert (dog.verdict, site.job.calls) == ("", ["diagnose"])
 
 

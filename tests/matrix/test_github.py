@@ -46,7 +46,7 @@ def test_every_tried_row_has_a_job_with_its_own_release(capsys: pytest.CaptureFi
         assert job["tag"] == untried  # where it is named
     page = (Path(__file__).resolve().parents[2] / "docs/ci.md").read_text()
     assert cli.main(["matrix", "github", "cpu"]) == 0
-    assert f"$ python3 -m launcher matrix github cpu\n{capsys.readouterr().out}" in page
+    assert f"$ launcher matrix github cpu\n{capsys.readouterr().out}" in page
 
 
 @pytest.mark.parametrize(

