@@ -9,18 +9,19 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher import files
 from launcher.build.image import Builds, Request
 from launcher.data import indexed
-from launcher.engine import acquire
+from launcher.engine import acquire, connect
 from launcher.engine.connect import engine_host, is_private, socket_fault
-from launcher.errors import LauncherError
+from launcher.errors import EngineError, LauncherError
+from launcher.matrix.load import load_lock, load_matrix
 from launcher.screen import Progress, bare
-from launcher.settings import Settings
+from launcher.settings import ROOT, Settings
 
 TAG = "cpu"
 END_OF_DOCUMENT = 256
@@ -47,18 +48,67 @@ class Seen:
 
 
 def run(site: Settings) -> None:
-    """Build the CPU image, train, save, load, train on. Raises LauncherError where one fails."""
+    """Build the CPU image, train, save, load, train on. Raises LauncherError where one fails.
+
+    Where no engine can be had, as an ordinary user, the same without a container.
+    """
     progress = Progress()
-    with acquire.any_engine(site.cache / "engine", progress) as client:
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(acquire.any_engine(site.cache / "engine", progress))
+        except EngineError as none:
+            if next(connect.endpoints(os.environ)).chosen:
+                raise
+            progress.note(f"no container engine here, so without a container: {none.problem}")
+            _run_locally(site, progress)
+            return
         builds = Builds(client, site, progress)
         found = acquire.bases(client, builds.matrix, TAG, site, progress)
         built = builds.build(Request(TAG, base=found.base, builder=found.builder))
         progress.note(f"image {built.names[-1]} {'is there' if built.reused else 'is built'}")
         host, private = engine_host(client), is_private(client)
         os.environ["DOCKER_HOST"] = host
-        _train(site.cache / "demo")
+        _train(site.cache / "demo", f"Megatron {builds.recipe(Request(TAG)).release}")
     if private:
         print(f"\n{whereabouts(host, site.answer_within)}")
+
+
+def _run_locally(site: Settings, progress: Progress) -> None:
+    """Train by `--backend local`, with torch and Megatron from PyPI in an environment of ours."""
+    matrix = load_matrix(site.matrix)
+    row, lock = matrix.rows[TAG], load_lock(site.matrix.with_suffix(".lock"))
+    pins = dict(pin.split()[0].split("==") for pin in lock.packages[TAG])
+    runtime = [pin.split("==")[0] for pin in lock.needs[row.abi].runtime]
+    wanted = [f"torch=={pins['torch']}", f"megatron-core=={row.megatron}", *runtime]
+    beside = ROOT if (ROOT / "tools/bootstrap.py").is_file() else site.cache
+    venv = beside / ".venv-demo"
+    complete = venv / "complete"
+    if not (complete.is_file() and complete.read_text("utf-8") == " ".join(wanted)):
+        progress.note(f"installing {' and '.join(wanted[:2])} in {venv}")
+        _make_environment(venv, wanted, site)
+        files.write(complete, " ".join(wanted))
+    os.environ["PATH"] = f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    _train(site.cache / "demo", f"Megatron {row.megatron}", "--backend", "local")
+
+
+def _make_environment(venv: Path, wanted: list[str], site: Settings) -> None:
+    """Make a virtual environment with packages of pip's, in place of an older one of ours."""
+    venv.parent.mkdir(parents=True, exist_ok=True)
+    if venv.exists():
+        files.remove_folder(venv.absolute(), venv.parent.absolute())
+    files.make_folder(venv)
+    index = ["--extra-index-url", site.torch_index] if site.torch_index else []
+    pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin/python"), "install"]
+    for argv in (
+        [sys.executable, "-m", "venv", "--without-pip", str(venv)],
+        [*pip, "--quiet", "--disable-pip-version-check", *index, *wanted],
+    ):
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
+            raise DemoError(
+                f"{' '.join(argv[1:3])} ended with exit code {done.returncode}:\n{said}"
+            )
 
 
 def whereabouts(host: str, within: float) -> str:
@@ -74,8 +124,11 @@ def whereabouts(host: str, within: float) -> str:
     )
 
 
-def _train(folder: Path) -> None:
-    """Train on the text, then load the checkpoint and go on; check what the losses say."""
+def _train(folder: Path, release: str, *options: str) -> None:
+    """Train on the text, then load the checkpoint and go on; check what the losses say.
+
+    options: of `launcher run`
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
         files.remove_folder(folder, folder.parent)
@@ -87,12 +140,12 @@ def _train(folder: Path) -> None:
         f"text: Python's language reference, {tokens:,} bytes in {len(documents)} documents;\n"
         f"its held-out part has a unigram entropy of {entropy:.3f} nats a token"
     )
-    first = launch(folder)
+    first = launch(folder, *options)
     last = max(first.held_out)
-    resumed = launch(folder, f"training.train_iters={last + MORE_ITERATIONS}")
+    resumed = launch(folder, *options, "--set", f"training.train_iters={last + MORE_ITERATIONS}")
     _check(first, resumed, entropy)
     print(
-        f"\nheld-out loss {first.held_out[last]:.3f} after {last} iterations, "
+        f"\n{release}: held-out loss {first.held_out[last]:.3f} after {last} iterations, "
         f"below the unigram entropy of {entropy:.3f};"
         f"\nloaded from the checkpoint and trained on to iteration {max(resumed.held_out)}: "
         f"{resumed.held_out[max(resumed.held_out)]:.3f}"
@@ -116,14 +169,14 @@ def unigram_entropy(documents: list[list[int]]) -> float:
     return -sum(n / total * math.log(n / total) for n in counts.values())
 
 
-def launch(folder: Path, *settings: str) -> Seen:
+def launch(folder: Path, *options: str) -> Seen:
     """Run the demo's preset in `folder` by the command a user would type; show what it prints."""
-    command = [sys.executable, "-m", "launcher", "run", "demo.yaml"]
-    for setting in (f"data.path={folder / 'text'}", f"data.cache={folder / 'index'}", *settings):
+    command = [sys.executable, "-m", "launcher", "run", "demo.yaml", *options]
+    for setting in (f"data.path={folder / 'text'}", f"data.cache={folder / 'index'}"):
         command += ["--set", setting]
     for key in ("save", "load"):
         command += ["--set", f"checkpoint.{key}={folder / 'checkpoints'}"]
-    print(f"\n$ {shlex.join(['python3', *command[1:]])}", flush=True)
+    print(f"\n$ {shlex.join(command[2:])}", flush=True)
     training, held_out = {}, {}
     env = os.environ | {"LAUNCHER_RUNS": str(folder / "runs")}  # it's none of the user's runs
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:

@@ -174,7 +174,10 @@ def add_program(venv: Path) -> None:
     """Give the environment the program `launcher`, which runs this checkout."""
     path = python_in(venv).with_name("launcher")
     part = path.with_name("launcher.part")
-    part.write_text(PROGRAM.format(python=shlex.quote(str(python_in(venv))), root=shlex.quote(str(ROOT))), encoding="utf-8")
+    part.write_text(
+        PROGRAM.format(python=shlex.quote(str(python_in(venv))), root=shlex.quote(str(ROOT))),
+        encoding="utf-8",
+    )
     part.chmod(0o755)
     part.replace(path)
 

@@ -276,12 +276,18 @@ class LocalBackend:
         if not has_torch:
             raise EngineError(
                 "python3 here has no torch",
-                "Activate the environment that has it, or take --backend docker.",
+                "Activate the environment that has it, take --backend docker, or install it:\n"
+                f"    python3 -m pip install {self._index()}torch megatron-core psutil",
             )
         release = versions.get("megatron-core")
         if core:  # a checkout on PYTHONPATH wins over what is installed
             release = checkout.release(Path(core).parents[2]) or release
         return Facts(release, Path(SOURCE).is_dir())
+
+    def _index(self) -> str:
+        """Where pip finds a torch without CUDA, for a machine without GPUs."""
+        index = "" if self.count_gpus() else settings().torch_index
+        return f"--extra-index-url {index} " if index else ""
 
     def identity(self, image: str) -> Mapping[str, Any]:
         """The versions of Python and of the packages that matter; the image's name is none."""

@@ -236,8 +236,7 @@ class Follower:
                 return (found[0], found[0].ended() is not None) if found else None
         raise EngineError(
             "the engine was lost",
-            f"See what became of the run when it is back: launcher attach "
-            f"{self.job.run}",
+            f"See what became of the run when it is back: launcher attach {self.job.run}",
         )
 
 
