@@ -75,7 +75,8 @@ def render_all(
 ) -> dict[Path, str]:
     """Every file `make render` writes below `root`, by its path.
 
-    beside: the folder of the template and the patches, where it is another one. Raises UsageError where the lock lacks what a row needs.
+    beside: the folder of the template and the patches, where it is another one. Raises UsageError
+    where the lock lacks what a row needs.
     """
     beside = beside or root
     template = (beside / "Dockerfile.template").read_text(encoding="utf-8")
