@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import re
 import shlex
 import subprocess
@@ -137,7 +138,7 @@ def _train(folder: Path, release: str, *options: str) -> None:
     tokens = indexed.write(folder / "text", documents, VOCABULARY)
     entropy = unigram_entropy(documents[round(len(documents) * (1 - HELD_OUT)) :])
     print(
-        f"text: Python's language reference, {tokens:,} bytes in {len(documents)} documents;\n"
+        f"text: the language reference of Python {platform.python_version()}, {tokens:,} bytes in {len(documents)} documents;\n"
         f"its held-out part has a unigram entropy of {entropy:.3f} nats a token"
     )
     first = launch(folder, *options)
