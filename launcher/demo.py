@@ -138,7 +138,8 @@ def _train(folder: Path, release: str, *options: str) -> None:
     tokens = indexed.write(folder / "text", documents, VOCABULARY)
     entropy = unigram_entropy(documents[round(len(documents) * (1 - HELD_OUT)) :])
     print(
-        f"text: the language reference of Python {platform.python_version()}, {tokens:,} bytes in {len(documents)} documents;\n"
+        f"text: the language reference of Python {platform.python_version()}, {tokens:,} bytes in "
+        f"{len(documents)} documents;\n"
         f"its held-out part has a unigram entropy of {entropy:.3f} nats a token"
     )
     first = launch(folder, *options)
