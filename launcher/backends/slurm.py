@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 from launcher.backends import docker, host, shown, slurm_queue
 from launcher.backends.group import DIAGNOSE, SETTLE_SECONDS
 from launcher.backends.oci_bundle import ENVIRONMENT
-from launcher.errors import PreflightError, UsageError
+from launcher.errors import EngineError, PreflightError, UsageError
 from launcher.names import LABEL
 from launcher.plan.clusters import Slurm
 from launcher.plan.plan import Plan
@@ -36,6 +38,9 @@ INSIDE = ("pyxis", "apptainer", "oci")
 
 SAME = ("time", "partition", "account", "qos", "constraint", "reservation", "dependency")
 """Keys that are sbatch's options of the same names."""
+
+SIZES = ("sinfo", "--noheader", "--exact", "--format=%P|%c|%m|%G")
+"""Prints a partition, CPUs, MB of memory and what else there is, a line for each kind of node."""
 
 REQUEUE = 'scontrol requeue "$SLURM_JOB_ID"', "${SLURM_RESTART_COUNT:-0}"
 CHAIN = (
@@ -58,18 +63,64 @@ class Request:
     requeue: bool = False
 
 
-def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
-    """The job of `plan`, whose files lie in `folder` on a disk that all nodes see."""
+@dataclass(frozen=True)
+class NodeSize:
+    """What a node has: GPUs, CPUs, and memory in MB."""
+
+    gpus: int
+    cpus: int
+    memory: int
+
+
+def node_sizes(told: str, partition: str | None) -> list[NodeSize]:
+    """The kinds of nodes of a partition, or of the usual one, by what `SIZES` prints of all."""
+    found = []
+    for line in told.splitlines():
+        name, cpus, memory, gres, *_ = *line.split("|"), "", "", ""
+        numbers = [re.match(r"\d+", each) for each in (cpus, memory)]
+        wanted = name.rstrip("*") in partition.split(",") if partition else name.endswith("*")
+        if wanted and numbers[0] and numbers[1]:
+            gpus = sum(int(each) for each in re.findall(r"\bgpu(?::[^:,(]+)??:(\d+)", gres))
+            found.append(NodeSize(gpus, int(numbers[0][0]), int(numbers[1][0])))
+    return found
+
+
+def share(plan: Plan, sizes: Iterable[NodeSize]) -> dict[str, object]:
+    """The options that give a node's ranks their CPUs and memory: Slurm would give all one CPU.
+
+    The whole node where all its GPUs are asked for, else as much as belongs to these GPUs; where
+    nobody says how large a node is, a CPU for each rank.
+    """
+    sizes = [*sizes]
+    fitting = [size for size in sizes if 0 < plan.gpus.count <= size.gpus]
+    if sizes and plan.gpus.count and not fitting:
+        return {}  # Slurm says it better
+    if fitting and all(size.gpus == plan.gpus.count for size in fitting):
+        return {"exclusive": True, "mem": 0}
+    cpus = [size.cpus * plan.gpus.count // size.gpus for size in fitting]
+    memory = [size.memory * plan.gpus.count // size.gpus for size in fitting]
+    most = max((size.cpus for size in fitting or sizes), default=plan.processes_per_node)
+    return {
+        "cpus-per-task": max(min(cpus, default=0), min(plan.processes_per_node, most)),
+        "mem": f"{min(memory)}M" if memory else None,
+    }
+
+
+def request(plan: Plan, asked: Slurm, folder: Path, sizes: Iterable[NodeSize] = ()) -> Request:
+    """The job of `plan`, whose files lie in `folder` on a disk that all nodes see.
+
+    sizes: of the nodes, where Slurm says them
+    """
     goes_on, is_oci = asked.requeue or asked.is_chain, asked.container == "oci"
     again, restart = CHAIN if asked.is_chain else REQUEUE
     node = _apptainer(plan, asked) if asked.container == "apptainer" else "node"
     srun = _srun(plan, asked)
     words = {
-        "options": "".join(f"#SBATCH {one}\n" for one in _options(plan, asked, folder)),
+        "options": "".join(f"#SBATCH {one}\n" for one in _options(plan, asked, folder, sizes)),
         "secrets": shown.wanted(plan.env),
         "folder": shlex.quote(str(folder)),
         "restart": restart,
-        "paths": shlex.join(() if asked.container in INSIDE else [m.source for m in plan.mounts]),
+        "paths": shlex.join(_paths(plan, asked)),
         "unable": str(PreflightError.exit_code),
         "setup": "".join(f"  {line}\n" for line in _setup(plan, asked)),
         "settle": str(round(2 * SETTLE_SECONDS)),
@@ -84,7 +135,9 @@ def request(plan: Plan, asked: Slurm, folder: Path) -> Request:
     return Request(_filled(parts, words), str(folder / SCRIPT), bundle, goes_on)
 
 
-def array(plans: Mapping[int, Plan], asked: Slurm, runs: Path) -> str:
+def array(
+    plans: Mapping[int, Plan], asked: Slurm, runs: Path, sizes: Iterable[NodeSize] = ()
+) -> str:
     """The script of an array, whose tasks are runs: each has its own script in its own folder."""
     first = next(iter(plans.values()))
     own = {"job-name": first.name, "output": os.devnull, "array": asked.array}
@@ -92,7 +145,7 @@ def array(plans: Mapping[int, Plan], asked: Slurm, runs: Path) -> str:
     for number, plan in plans.items():
         script, output = (shlex.quote(str(runs / plan.run / name)) for name in (SCRIPT, OUTPUT))
         tasks += f"{number}) exec {script} >> {output} 2>&1;;\n"
-    options = "".join(f"#SBATCH {one}\n" for one in _options(first, asked, runs, **own))
+    options = "".join(f"#SBATCH {one}\n" for one in _options(first, asked, runs, sizes, **own))
     return _filled(["array"], {"options": options, "tasks": tasks})
 
 
@@ -105,8 +158,28 @@ def _filled(parts: Iterable[str], words: Mapping[str, str]) -> str:
     return re.sub(r"^@(\w+)\n|@(\w+)", lambda m: words[m[1] or m[2]], script, flags=re.M)
 
 
-def _options(plan: Plan, asked: Slurm, folder: Path, **more: object) -> Iterator[str]:
+def _paths(plan: Plan, asked: Slurm) -> list[str]:
+    """What has to be there on a node: what is mounted, or without a container is run."""
+    if asked.container in INSIDE:
+        return []
+    paths = [mount.source for mount in plan.mounts]
+    if asked.container == "none":
+        program = plan.argv[plan.argv.index("--") + 1 :] if "--" in plan.argv else ()
+        paths += [str(ROOT), *(word for word in program[:1] if os.path.isabs(word))]
+    return [*dict.fromkeys(paths)]
+
+
+def _options(
+    plan: Plan, asked: Slurm, folder: Path, sizes: Iterable[NodeSize] = (), **more: object
+) -> Iterator[str]:
     """The options of sbatch, in their long form; `more` count more."""
+    own = share(plan, sizes)
+    if asked.options.keys() & {"exclusive", "cpus-per-task", "cpus-per-gpu", "mem-per-gpu"}:
+        own = {}
+    if asked.options.keys() & {"mem-per-cpu", "mem-per-gpu"}:
+        own.pop("mem", None)
+    if plan.memory:
+        own["mem"] = plan.memory.upper().removesuffix("B")
     told: dict[str, object] = {
         "job-name": docker.container_name(plan),
         "nodes": _nodes(plan),
@@ -114,7 +187,7 @@ def _options(plan: Plan, asked: Slurm, folder: Path, **more: object) -> Iterator
         "gpus-per-node": plan.gpus.count or None,
         **{name: getattr(asked, name) for name in SAME},
         "array": asked.array if asked.is_chain else None,
-        "mem": plan.memory.upper().removesuffix("B") if plan.memory else None,
+        **own,
         "output": folder / OUTPUT,
         "open-mode": "append",
         "requeue" if asked.requeue else "no-requeue": True,
@@ -221,6 +294,19 @@ def _apptainer(plan: Plan, asked: Slurm) -> str:
     return "\n".join(lines)
 
 
+def _container_here() -> str:
+    """What the image can be run in on this cluster. Raises UsageError."""
+    with suppress(EngineError):
+        if "--container-image" in slurm_queue.ask("srun", "--help"):
+            return "pyxis"
+    if shutil.which("apptainer"):
+        return "apptainer"
+    raise UsageError(
+        "slurm.container isn't set, and neither pyxis nor Apptainer is here to run the image",
+        "Set it. `slurm: {container: none}` runs with the nodes' own python3, torch and Megatron.",
+    )
+
+
 def _srun(plan: Plan, asked: Slurm) -> str:
     """Starts the nodes; of their output each has its own files."""
     words = ["srun", "--kill-on-bad-exit=0", "--open-mode=append"]
@@ -257,18 +343,33 @@ class SlurmBackend(host.Scheduled):
         return self.asked.tasks
 
     def configured(self, config: RunConfig) -> SlurmBackend:
-        """The backend as a run file asks for it."""
-        return SlurmBackend(config.slurm)
+        """The backend as a run file asks for it.
+
+        Where it doesn't say in what the image runs, in what is here. Raises UsageError where
+        neither pyxis nor Apptainer is.
+        """
+        asked = config.slurm
+        if "container" not in asked.model_fields_set:
+            asked = asked.model_copy(update={"container": _container_here()})
+            host.tell(f"slurm.container isn't set: the image runs by {asked.container}, found here")
+        return SlurmBackend(asked)
+
+    def _sizes(self) -> list[NodeSize]:
+        """Of the nodes, as sinfo says them; [] where it isn't here, or doesn't answer."""
+        try:
+            return node_sizes(slurm_queue.ask(*SIZES), self.asked.partition)
+        except EngineError:
+            return []
 
     def request(self, plan: Plan) -> Request:
         asked = self.asked.model_copy(update={"array": None}) if self.tasks else self.asked
-        return request(plan, asked, settings().runs / plan.run)
+        return request(plan, asked, settings().runs / plan.run, self._sizes())
 
     def show(self, plan: Plan) -> str:
         """The script, which `sbatch` takes where its folder has been made."""
         asked = self.request(plan)
         if self.tasks:
-            script = array({self.tasks[0]: plan}, self.asked, settings().runs)
+            script = array({self.tasks[0]: plan}, self.asked, settings().runs, self._sizes())
             told = "# of the others as well, which have scripts, folders and seeds of their own\n"
             return f"{script}{told}\n# {asked.path}\n{asked.script}"
         lines = [f"# mkdir -p {shlex.quote(str(Path(asked.path).parent))}; sbatch\n"]
@@ -295,7 +396,7 @@ class SlurmBackend(host.Scheduled):
         from launcher.backends import slurm_job
 
         asked = {number: self.request(plan) for number, plan in plans.items()}
-        script = array(plans, self.asked, settings().runs)
+        script = array(plans, self.asked, settings().runs, self._sizes())
         return [*slurm_job.submit(plans, asked, [], script)]
 
     def jobs(self) -> list[Job]:

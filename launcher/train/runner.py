@@ -88,6 +88,11 @@ def _start(
     }
     secrets = read_secrets(job.secrets)
     cpus = len(os.sched_getaffinity(0))
+    if cpus < job.processes:
+        say(
+            f"warning: {job.processes} ranks share {cpus} CPU{'s'[: cpus != 1]}, all that this "
+            "process may use: ask the scheduler, or the engine, for more"
+        )
     local_ranks = range(job.processes)
     context = multiprocessing.start_processes(
         name="rank",

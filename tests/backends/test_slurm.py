@@ -9,6 +9,7 @@ import shlex
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +21,7 @@ from launcher.errors import UsageError
 from launcher.plan.clusters import Slurm
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
+from launcher.settings import ROOT
 from tests.e2e.site import killed_with
 from tests.plans import HOST, Planner
 
@@ -102,6 +104,71 @@ def test_what_is_asked_for_stands_in_the_script(
     told = script(two, **keys)
     for line in lines:
         assert re.search(f"^{line}$", told, re.MULTILINE), (line, told)
+
+
+@pytest.mark.parametrize(
+    ("sinfo", "partition", "options"),
+    [
+        ("main*|64|512000|gpu:2", None, ["--exclusive", "--mem=0"]),
+        ("main*|64+|512000+|gpu:a100:8(S:0-1)", None, ["--cpus-per-task=16", "--mem=128000M"]),
+        ("main*|64|512000|gpu:1,shard:4\nbig|32|9000|gpu:h100:4", "big", ["--cpus-per-task=16"]),
+        ("a*|64|8000|gpu:8\na*|8|8000|gpu:4", None, ["--cpus-per-task=4", "--mem=2000M"]),
+        ("main*|64|512000|(null)", None, ["--gpus-per-node=2"]),
+        ("sinfo: error\n|||\nmain*|x|y|gpu:2", None, ["--cpus-per-task=2"]),
+        ("", None, ["--cpus-per-task=2"]),
+    ],
+    ids=["whole", "part", "partition", "several-kinds", "no-gpus", "nonsense", "not-here"],
+)
+def test_ranks_get_their_share_of_a_nodes_cpus(
+    two: Plan, sinfo: str, partition: str | None, options: list[str]
+) -> None:
+    """Slurm gives a task one CPU where nodes are shared by cores."""
+    asked, sizes = Slurm(partition=partition), slurm.node_sizes(sinfo, partition)
+    assert {*options} <= {*slurm._options(two, asked, FOLDER, sizes)}
+    mine = Slurm(partition=partition, options={"cpus-per-task": 3, "mem-per-cpu": 5})
+    told = {*slurm._options(two, mine, FOLDER, sizes)}
+    assert "--cpus-per-task=3" in told
+    assert not [line for line in told if line.startswith(("--mem=", "--exclusive"))]
+
+
+@pytest.mark.parametrize(
+    ("programs", "chosen"),
+    [
+        ({"srun": "echo --container-image=PATH", "apptainer": ""}, "pyxis"),
+        ({"srun": "echo --help", "apptainer": ""}, "apptainer"),
+        ({"srun": "exit 1"}, None),
+        ({}, None),
+    ],
+)
+def test_an_image_is_run_in_what_is_there_or_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    programs: dict[str, str],
+    chosen: str | None,
+) -> None:
+    """`image` was ignored, and the nodes' own Python had no torch."""
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    config = SimpleNamespace(slurm=Slurm())
+    if chosen is None:
+        with pytest.raises(UsageError, match="neither pyxis nor Apptainer"):
+            slurm.backend().configured(config)  # type: ignore[arg-type]
+        return
+    found = slurm.backend().configured(config)  # type: ignore[arg-type]
+    assert found.asked.container == chosen
+    assert f"the image runs by {chosen}" in capsys.readouterr().err
+    config = SimpleNamespace(slurm=Slurm(container="none"))
+    assert slurm.backend().configured(config).asked.container == "none"  # type: ignore[arg-type]
+
+
+def test_a_node_looks_for_the_program_too(plan: Planner) -> None:
+    """A checkout that the nodes don't see ended in "can't open file"."""
+    own = plan(SCRIPT, host=replace(HOST, scheduled=True, contained=False))
+    program = next(word for word in own.argv if word.endswith("/train.py"))
+    assert {program, str(ROOT)} <= {*slurm._paths(own, Slurm())}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

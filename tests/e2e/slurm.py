@@ -26,17 +26,19 @@ SlurmdSpoolDir={folder}/%n
 SlurmctldPidFile={folder}/control.pid
 SlurmdPidFile={folder}/%n.pid
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
 JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
 SwitchType=switch/none
 MailProg=/bin/true
 KillWait=5
 SlurmdParameters=config_overrides
 SchedulerParameters=sched_interval=1,batch_sched_delay=0,sched_min_interval=1
 GresTypes=gpu
-NodeName=n0 Gres=gpu:2 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=4 RealMemory=4000
-NodeName=n1 Gres=gpu:2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=4 RealMemory=4000
+NodeName=DEFAULT Gres=gpu:2 CPUs={cpus} RealMemory=4000
+NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={first}
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={second}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -73,7 +75,8 @@ def cluster(cache: Path, folder: Path) -> Iterator[dict[str, str]]:
         (folder / name).mkdir()
     host = socket.gethostname().partition(".")[0]
     ports = {"control": control, "first": first, "second": second}
-    text = CONFIG.format(host=host, folder=folder, plugins=plugins, **ports)
+    cpus = os.cpu_count()
+    text = CONFIG.format(host=host, cpus=cpus, folder=folder, plugins=plugins, **ports)
     (folder / "slurm.conf").write_text(text)
     (folder / "gres.conf").write_text(GPUS)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")

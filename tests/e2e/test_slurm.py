@@ -90,7 +90,7 @@ class OnCluster(Site):
         start = shlex.join([sys.executable, str(self.folder / "runner.py")])
         keys = {"setup": f'python3() {{ exec {start} "$@"; }}'} | more
         config = {"image": "cpu", "gpus": gpus, "program": "./program.py", "nodes": 2}
-        self.write({**config, "mounts": [*mounts], "slurm": keys}, program)
+        self.write({**config, "mounts": [*mounts], "slurm": {"container": "none", **keys}}, program)
 
 
 @pytest.fixture
@@ -177,6 +177,16 @@ def test_what_a_node_does_not_see_is_told_with_the_node(here: OnCluster) -> None
     here.asked("scontrol", "release", *jobs)
     assert started.ends() == 121
     assert re.search(r"node-1 \| launcher: there is no \S+/data on n1: ", started.err)
+
+
+def test_the_ranks_of_a_node_get_its_cpus(here: OnCluster) -> None:
+    """All ranks of a node had one CPU between them, where jobs share nodes by cores."""
+    program = "import os\nprint('CPUs', len(os.sched_getaffinity(0)), flush=True)\n"
+    here.counts(program, gpus=2)
+    started = here.done("run", "run.yaml", "--backend", "slurm")
+    assert started.out.count(f"CPUs {os.cpu_count()}\n") == 2
+    here.counts(program, options={"cpus-per-task": 1})
+    assert here.done("run", "run.yaml", "--backend", "slurm").out.count("CPUs 1\n") == 2
 
 
 def test_gpus_that_slurm_gives_out_are_seen_by_the_program(here: OnCluster) -> None:
