@@ -92,13 +92,14 @@ def share(plan: Plan, sizes: Iterable[NodeSize]) -> dict[str, object]:
     nobody says how large a node is, a CPU for each rank.
     """
     sizes = [*sizes]
-    fitting = [size for size in sizes if 0 < plan.gpus.count <= size.gpus]
-    if sizes and plan.gpus.count and not fitting:
+    count = plan.gpus.count or 0
+    fitting = [size for size in sizes if 0 < count <= size.gpus]
+    if sizes and count and not fitting:
         return {}  # Slurm says it better
-    if fitting and all(size.gpus == plan.gpus.count for size in fitting):
+    if fitting and all(size.gpus == count for size in fitting):
         return {"exclusive": True, "mem": 0}
-    cpus = [size.cpus * plan.gpus.count // size.gpus for size in fitting]
-    memory = [size.memory * plan.gpus.count // size.gpus for size in fitting]
+    cpus = [size.cpus * count // size.gpus for size in fitting]
+    memory = [size.memory * count // size.gpus for size in fitting]
     most = max((size.cpus for size in fitting or sizes), default=plan.processes_per_node)
     return {
         "cpus-per-task": max(min(cpus, default=0), min(plan.processes_per_node, most)),
