@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -38,22 +39,87 @@ SIZES = {
 """Bytes of an element."""
 
 
+LEAST = 1 << 20
+INFLATED = 64
+"""Times its size on the disk that a deflated entry may have: weights shrink by a third at most."""
+
+
+@dataclass
+class Entry:
+    """An entry of a zip archive in a file: where its bytes lie, and what they are.
+
+    `packed` is their number on the disk, `crc` that of their content, 0 where torch made none.
+    """
+
+    path: Path
+    start: int
+    packed: int
+    length: int
+    crc: int
+    deflated: bool
+    checked: bool = False
+
+    def content(self) -> bytes:
+        """All of it, inflated where it is deflated. Raises UsageError where it isn't whole."""
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            data = file.read(self.packed)
+        if self.deflated:
+            if self.length > INFLATED * self.packed + LEAST:
+                raise UsageError(f"{self.path}: an entry of it becomes {self.length} bytes")
+            try:
+                data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, self.length + 1)
+            except zlib.error as error:
+                raise UsageError(f"{self.path}: an entry of it is damaged: {error}") from None
+        self._compare(len(data), zlib.crc32(data))
+        return data
+
+    def check(self) -> None:
+        """Compare its CRC, once, a part at a time. Raises UsageError."""
+        if self.checked or self.deflated:
+            return
+        crc, left = 0, self.packed
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            while part := file.read(min(left, 1 << 24)):
+                crc, left = zlib.crc32(part, crc), left - len(part)
+        self._compare(self.packed - left, crc)
+
+    def _compare(self, length: int, crc: int) -> None:
+        if length != self.length or self.crc not in (0, crc):
+            raise UsageError(f"{self.path}: an entry of it is damaged: its checksum is another")
+        self.checked = True
+
+
 @dataclass(frozen=True)
 class Stored:
-    """A tensor's elements as they lie, row by row, in a file: `shape` of them from byte `start`."""
+    """A tensor's elements as they lie, row by row, in a file: `shape` of them from byte `start`.
+
+    That counts from the beginning of the `entry`, where they lie in one.
+    """
 
     path: Path
     start: int
     dtype: str
     shape: tuple[int, ...]
+    entry: Entry | None = None
 
     def read(self) -> NDArray[Any]:
         """Its elements, a number of as many bytes standing for each. Raises UsageError."""
         import numpy as np
 
+        kind, count = np.dtype(f"u{SIZES[self.dtype]}"), prod(self.shape)
+        if self.entry and self.start + count * kind.itemsize > self.entry.length:
+            raise UsageError(f"{self.path}: a tensor of shape {self.shape} is cut short")
+        if self.entry and self.entry.deflated:
+            content = bytearray(self.entry.content())
+            return np.frombuffer(content, kind, count, self.start).reshape(self.shape)
+        start = self.start
+        if self.entry:
+            self.entry.check()
+            start += self.entry.start
         with self.path.open("rb") as file:
-            kind = np.dtype(f"u{SIZES[self.dtype]}")
-            values = np.fromfile(file, kind, prod(self.shape), offset=self.start)
+            values = np.fromfile(file, kind, count, offset=start)
         if values.size != prod(self.shape):
             raise UsageError(f"{self.path}: a tensor of shape {self.shape} is cut short")
         return values.reshape(self.shape)
@@ -109,9 +175,12 @@ class _Tensors(Reader):
 
     def __init__(self, path: Path, file: IO[bytes], offset: int, archive: zipfile.ZipFile) -> None:
         [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-        super().__init__(io.BytesIO(archive.read(name)))
         self.path, self.file, self.offset, self.archive = path, file, offset, archive
-        self.folder = name.removesuffix("data.pkl")
+        self.folder, self.entries = name.removesuffix("data.pkl"), dict[str, Entry]()
+        super().__init__(io.BytesIO(self._entry("data.pkl").content()))
+        order = f"{self.folder}byteorder"
+        if order in archive.namelist() and self._entry("byteorder").content() != b"little":
+            raise UsageError(f"{path}: was saved on a machine of another byte order")
 
     def find_class(self, module: str, name: str) -> Any:
         if name in ("_rebuild_tensor_v2", "_rebuild_parameter"):
@@ -122,11 +191,23 @@ class _Tensors(Reader):
         dtype, shape = STORAGES[storage[1].__name__], tuple(shape)
         if tuple(stride) != strides(shape) and prod(shape) > 1:
             raise UsageError(f"{self.path}: a tensor of shape {shape} isn't stored row by row")
-        entry = self.archive.getinfo(f"{self.folder}data/{storage[2]}")
-        self.file.seek(self.offset + entry.header_offset + 26)  # of its own header's two lengths
-        skipped = 30 + sum(struct.unpack("<HH", self.file.read(4)))
-        start = self.offset + entry.header_offset + skipped + first * SIZES[dtype]
-        return Stored(self.path, start, dtype, shape)
+        if min((first, *shape), default=0) < 0:
+            raise UsageError(f"{self.path}: a tensor of shape {shape}, from element {first} on")
+        entry = self._entry(f"data/{storage[2]}")
+        return Stored(self.path, first * SIZES[dtype], dtype, shape, entry)
+
+    def _entry(self, name: str) -> Entry:
+        if name in self.entries:
+            return self.entries[name]
+        found = self.archive.getinfo(self.folder + name)
+        if found.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise UsageError(f"{self.path}: {name} is compressed in a way that torch doesn't read")
+        at = self.offset + found.header_offset
+        self.file.seek(at + 26)  # of its own header's two lengths
+        start = at + 30 + sum(struct.unpack("<HH", self.file.read(4)))
+        deflated = found.compress_type == zipfile.ZIP_DEFLATED
+        entry = Entry(self.path, start, found.compress_size, found.file_size, found.CRC, deflated)
+        return self.entries.setdefault(name, entry)
 
 
 def strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -57,11 +57,18 @@ class Piece:
     length: int
     stored: Stored | None = None
 
-    def read(self) -> NDArray[Any]:
-        """Its elements, a number of as many bytes standing for each."""
+    @property
+    def place(self) -> tuple[slice, ...]:
+        """Where it lies in the tensor."""
+        return tuple(slice(a, a + n) for a, n in zip(self.at, self.shape, strict=True))
+
+    def read(self, dtype: str) -> NDArray[Any]:
+        """Its elements, a number of as many bytes standing for each. Raises UsageError."""
         found = self.stored or archive.read(self.path, self.offset, self.length)
-        if prod(found.shape) < prod(self.shape):
-            raise UsageError(f"{self.path}: a tensor of shape {self.shape} is cut short")
+        if not isinstance(found, Stored) or found.dtype != dtype:
+            raise UsageError(f"{self.path}: what is stored there is no tensor of {dtype}")
+        if prod(found.shape) != prod(self.shape):
+            raise UsageError(f"{self.path}: a tensor has shape {found.shape}, not {self.shape}")
         return replace(found, shape=self.shape).read()
 
 
@@ -83,16 +90,28 @@ class Tensor:
         import numpy as np
 
         if len(self.pieces) == 1 and prod(self.pieces[0].shape) == prod(self.shape):
-            return self.pieces[0].read().reshape(self.shape)
+            return self.pieces[0].read(self.dtype).reshape(self.shape)
+        self._check_covered()
         whole: NDArray[Any] = np.empty(self.shape, f"u{SIZES[self.dtype]}")
-        filled = 0
         for piece in self.pieces:
-            place = tuple(slice(a, a + n) for a, n in zip(piece.at, piece.shape, strict=True))
-            whole[place] = piece.read()
-            filled += prod(piece.shape)
-        if filled != whole.size:
-            raise UsageError(f"{self.pieces[0].path.parent}: parts of a tensor aren't there")
+            whole[piece.place] = piece.read(self.dtype)
         return whole
+
+    def _check_covered(self) -> None:
+        """Raise UsageError unless each element is in one piece."""
+        import numpy as np
+
+        where = self.pieces[0].path.parent if self.pieces else "a checkpoint"
+        covered: NDArray[Any] = np.zeros(self.shape, bool)
+        for piece in self.pieces:
+            ends = zip(piece.at, piece.shape, self.shape, strict=True)
+            if any(a < 0 or n < 0 or a + n > size for a, n, size in ends):
+                raise UsageError(f"{where}: a part of a tensor lies outside of it")
+            if covered[piece.place].any():
+                raise UsageError(f"{where}: two parts of a tensor overlap")
+            covered[piece.place] = True
+        if not covered.all():
+            raise UsageError(f"{where}: parts of a tensor aren't there")
 
 
 @dataclass(frozen=True)
