@@ -5,13 +5,16 @@ Sizes come from the tensors themselves; of the arguments, only what no tensor te
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from launcher.errors import UsageError
 from launcher.weights.reader import EXPERT, LAYER, Checkpoint
 
+CONFIG = "config.json"
 MODEL_TYPE = "hf_model_type"
 """Which family an imported checkpoint is of, where several have the same tensors."""
 
@@ -42,22 +45,49 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 """Megatron's arguments that none of the families has, but for these values, 0, False or None."""
 
-FOREIGN: dict[str, tuple[Any, ...]] = {
-    "attention_bias": (),
-    "mlp_bias": (),
+DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
     "quantization_config": (),
-    "use_sliding_window": (),
+    "use_sliding_window": (False,),
     "mlp_only_layers": ([],),
     "decoder_sparse_step": (1,),
     "partial_rotary_factor": (1.0,),
     "hidden_act": ("silu",),
     "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
-    "add_cross_attention": (),
+    "add_cross_attention": (False,),
     "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (),
+    "scale_attn_by_inverse_layer_idx": (False,),
     "qkv_bias": (True,),
+    "is_decoder": (True, False),
+    "tie_encoder_decoder": (False,),
+    "pruned_heads": ({},),
 }
-"""Of Hugging Face's configurations what isn't carried over, but for these values."""
+"""Of Hugging Face's configurations what changes a model and isn't carried over, but for these."""
+
+CARRIED = {
+    *("model_type", "vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id"),
+    *("n_layer", "n_embd", "n_head", "n_inner", "n_positions", "layer_norm_epsilon"),
+    *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
+    *("rope_theta", "rope_scaling", "rope_parameters"),
+    *("num_local_experts", "num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    *("norm_topk_prob", "shared_expert_intermediate_size"),
+}
+EFFECTLESS = re.compile(
+    r"architectures|torch_dtype|dtype|transformers_version|_name_or_path|_attn_implementation\w*"
+    r"|attn_implementation|initializer_range|use_cache|return_dict\w*|output_\w+|id2label|label2id"
+    r"|problem_type|finetuning_task|task_specific_params|tokenizer_class|prefix|n_ctx|n_special"
+    r"|predict_special_tokens|\w*(dropout|pdrop)|pad_token_id|sep_token_id|chunk_size_feed_forward"
+    r"|is_encoder_decoder|gradient_checkpointing|pretraining_tp|router_aux_loss_coef"
+    r"|router_jitter_noise|summary_\w+|max_window_layers|reorder_and_upcast_attn|torchscript"
+    r"|unsloth_\w+|use_bfloat16|use_mup_init|max_length|min_length|do_sample|num_beams|top_[kp]"
+    r"|temperature"
+)
+"""Names of what changes no logits: about training, generation, the library or the file itself."""
+
+WINDOWED = ("mistral", "mixtral")
+"""Families whose every layer looks back `sliding_window` tokens; Qwen's do where they say so."""
 
 
 @dataclass(frozen=True)
@@ -240,18 +270,18 @@ def arguments(shape: Architecture) -> dict[str, Any]:
 def of_config(config: Mapping[str, Any], padding: int) -> Architecture:
     """The model of a config.json; the vocabulary is padded to a multiple of `padding`.
 
-    What isn't in the file has the default of its class in transformers. Raises UsageError.
+    What isn't in the file has the default of its class in transformers. Raises UsageError for what
+    isn't known to be without effect, and isn't carried over.
     """
     family = str(config.get("model_type"))
-    _refuse(config, FOREIGN, "config.json")
-    try:
-        gpt2 = family == "gpt2"
-        made = _of_gpt2(config) if gpt2 else _of_llama(family, config)
-        vocabulary = int(config["vocab_size"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"config.json: {error} isn't there, or no number") from None
+    _check_known(config, family)
+    gpt2 = family == "gpt2"
+    made = _of_gpt2(config) if gpt2 else _of_llama(family, config)
+    vocabulary = _whole(config, "vocab_size")
     if made["hidden"] % made["heads"] and "head_dim" not in config:
-        raise UsageError(f"config.json: {made['heads']} heads don't divide {made['hidden']}")
+        raise UsageError(f"{CONFIG}: {made['heads']} heads don't divide {made['hidden']}")
+    if made["heads"] % made["groups"]:
+        raise UsageError(f"{CONFIG}: {made['groups']} groups don't divide {made['heads']} heads")
     return Architecture(
         family=family,
         vocabulary=vocabulary,
@@ -262,53 +292,121 @@ def of_config(config: Mapping[str, Any], padding: int) -> Architecture:
     )
 
 
+def _check_known(config: Mapping[str, Any], family: str) -> None:
+    for name, value in config.items():
+        if value is None or name in CARRIED or EFFECTLESS.fullmatch(name):
+            continue
+        if name == "sliding_window":  # without effect elsewhere: use_sliding_window and layer_types
+            continue
+        if name == "layer_types" and isinstance(value, list):
+            kinds = {str(each) for each in value}
+            if kinds <= {"sliding_attention" if family in WINDOWED else "full_attention"}:
+                continue
+            if kinds <= {"full_attention"} and not config.get("sliding_window"):
+                continue
+        if not any(value == one and type(value) is type(one) for one in DEFAULTS.get(name, ())):
+            raise UsageError(
+                f"{CONFIG}: {name} is {value}: it isn't carried over, and may change the model",
+                "" if name in DEFAULTS else f"If it doesn't, take {name} out of {CONFIG}.",
+            )
+
+
+def _whole(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A size. Raises UsageError where it is no whole number from 1 on."""
+    value = config.get(name)
+    value = default if value is None else value
+    if type(value) is not int or not 1 <= value < 1 << 31:
+        raise UsageError(f"{CONFIG}: {name} is {value!r}, and should be a whole number from 1 on")
+    return value
+
+
+def _number(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """A number above 0. Raises UsageError."""
+    value = config.get(name)
+    value = default if value is None else value
+    if type(value) not in (int, float) or not 0 < value < inf:
+        raise UsageError(f"{CONFIG}: {name} is {value!r}, and should be a number above 0")
+    return float(value)
+
+
 def _of_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
-    heads, hidden = int(config["n_head"]), int(config["n_embd"])
+    heads, hidden = _whole(config, "n_head"), _whole(config, "n_embd")
     return {
-        "layers": int(config["n_layer"]),
+        "layers": _whole(config, "n_layer"),
         "hidden": hidden,
-        "ffn": int(config.get("n_inner") or 4 * hidden),
+        "ffn": _whole(config, "n_inner", 4 * hidden),
         **{"heads": heads, "groups": heads, "head": hidden // heads},
-        "positions": int(config["n_positions"]),
-        "epsilon": float(config.get("layer_norm_epsilon", 1e-5)),
+        "positions": _whole(config, "n_positions"),
+        "epsilon": _number(config, "layer_norm_epsilon", 1e-5),
         "gelu": "gelu" if config.get("activation_function") == "gelu" else "gelu_new",
     }
 
 
 def _of_llama(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-    experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
+    heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
+    sparse = [name for name in ("num_local_experts", "num_experts") if config.get(name)]
     ffn = "moe_intermediate_size" if family in SPARSE else "intermediate_size"
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    scales = kind == "llama3" and rope["original_max_position_embeddings"] == TRAINED
-    scales = scales and all(float(rope[key]) == value for key, value in LLAMA3.items())
-    if kind != "default" and not scales:
-        raise UsageError(f"config.json: RoPE's scaling {rope}: Megatron has Llama 3.1's alone")
+    base, scaling = _rope(config, family)
+    window = config.get("sliding_window") if family in WINDOWED else None
+    shared = config.get("shared_expert_intermediate_size") if family == "qwen2_moe" else None
     return {
-        "layers": int(config["num_hidden_layers"]),
+        "layers": _whole(config, "num_hidden_layers"),
         "hidden": hidden,
-        "ffn": int(config[ffn]),
-        "dense": int(config["intermediate_size"]) if family in SPARSE else 0,
+        "ffn": _whole(config, ffn),
+        "dense": _whole(config, "intermediate_size") if family in SPARSE else 0,
         "heads": heads,
-        "groups": int(config.get("num_key_value_heads") or heads),
-        "head": int(config.get("head_dim") or (128 if "qwen3" in family else hidden // heads)),
-        "positions": int(config["max_position_embeddings"]),
-        "epsilon": float(config.get("rms_norm_eps", 1e-5 if family == "mixtral" else 1e-6)),
-        "base": float(
-            rope.get("rope_theta")
-            or config.get("rope_theta")
-            or (1e6 if family == "mixtral" else 1e4)
-        ),
-        "scaling": float(rope["factor"]) if scales else 0.0,
-        "window": int(config.get("sliding_window") or 0) if family == "mistral" else 0,
-        "experts": experts,
-        "chosen": int(config["num_experts_per_tok"]) if experts else 0,
+        "groups": _whole(config, "num_key_value_heads", heads),
+        "head": _whole(config, "head_dim", 128 if "qwen3" in family else hidden // heads),
+        "positions": _whole(config, "max_position_embeddings"),
+        "epsilon": _number(config, "rms_norm_eps", 1e-5 if family == "mixtral" else 1e-6),
+        "base": base,
+        "scaling": scaling,
+        "window": _whole(config, "sliding_window") if window is not None else 0,
+        "experts": _whole(config, sparse[0]) if sparse else 0,
+        "chosen": _whole(config, "num_experts_per_tok") if sparse else 0,
         "normalised": family == "mixtral" or bool(config.get("norm_topk_prob", False)),
-        "shared": int(config.get("shared_expert_intermediate_size") or 0)
-        if family == "qwen2_moe"
-        else 0,
+        "shared": _whole(config, "shared_expert_intermediate_size") if shared else 0,
     }
+
+
+def _rope(config: Mapping[str, Any], family: str) -> tuple[float, float]:
+    """RoPE's base and the factor of Llama 3.1's scaling, 0 without. Raises UsageError."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise UsageError(f"{CONFIG}: RoPE's parameters are {rope!r}")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    wanted = {**LLAMA3, "original_max_position_embeddings": TRAINED} if kind == "llama3" else {}
+    more = {name for name, value in rope.items() if value is not None} - {"rope_theta", *wanted}
+    more -= {"rope_type", "type", *(["factor"] if kind == "llama3" else [])}
+    fits = all(rope.get(name) == value for name, value in wanted.items())
+    if kind not in ("default", "llama3") or more or not fits:
+        raise UsageError(f"{CONFIG}: RoPE's scaling {dict(rope)}: Megatron has Llama 3.1's alone")
+    where = rope if rope.get("rope_theta") is not None else config
+    base = _number(where, "rope_theta", 1e6 if family == "mixtral" else 1e4)
+    if base != int(base):
+        raise UsageError(f"{CONFIG}: rope_theta is {base}: Megatron takes whole numbers")
+    return base, _number(rope, "factor") if kind == "llama3" else 0.0
+
+
+def shape_of(name: str, model: Architecture) -> tuple[int, ...]:
+    """The shape of one of Megatron's tensors, by its name in a model of that kind."""
+    last = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
+    ffn = model.shared if "shared_experts" in name else model.ffn
+    wide, heads = 1 if model.family == "gpt2" else 2, model.heads * model.head
+    known = {
+        "word_embeddings": (model.padded, model.hidden),
+        "output_layer": (model.padded, model.hidden),
+        "position_embeddings": (model.positions, model.hidden),
+        "linear_qkv": (heads + 2 * model.groups * model.head, model.hidden),
+        "linear_proj": (model.hidden, heads),
+        "linear_fc1": (wide * ffn, model.hidden),
+        "linear_fc2": (model.hidden, ffn),
+        "router": (model.experts, model.hidden),
+        "gate_weight": (1, model.hidden),
+        **dict.fromkeys(("q_layernorm", "k_layernorm"), (model.head,)),
+    }
+    shape: tuple[int, ...] = known.get(last, (model.hidden,))
+    return shape[:1] if name.endswith(".bias") else shape
 
 
 def config(shape: Architecture, model: str) -> dict[str, Any]:
@@ -350,9 +448,9 @@ def config(shape: Architecture, model: str) -> dict[str, Any]:
     if shape.scaling:
         scaling = {"rope_type": "llama3", "factor": shape.scaling, **LLAMA3}
         found["rope_scaling"] = {**scaling, "original_max_position_embeddings": TRAINED}
-    if shape.window and shape.family != "mistral":
+    if shape.window and shape.family not in WINDOWED:
         raise UsageError(f"a sliding window is Mistral's, and not that of {shape.family}")
-    if shape.family in ("mistral", "mixtral"):
+    if shape.family in WINDOWED:
         found["sliding_window"] = shape.window or None
     if shape.family == "mixtral":
         if not shape.normalised:

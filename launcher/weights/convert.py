@@ -20,7 +20,7 @@ from launcher.errors import UsageError
 from launcher.train.checkpoints import folders
 from launcher.trust import require_trusted
 from launcher.weights import architecture, safetensors, writer
-from launcher.weights.architecture import Architecture
+from launcher.weights.architecture import CONFIG, Architecture
 from launcher.weights.archive import Made, Name, Stored
 from launcher.weights.families import Family, Row, family, rows
 from launcher.weights.reader import DISTRIBUTED, KEPT, Checkpoint
@@ -29,12 +29,15 @@ from launcher.weights.writer import Source
 SHARD = 5_000_000_000
 """Bytes of a shard, as transformers has them."""
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+GENERATION = "generation_config.json"
 TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
     *("vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", GENERATION),
 )
 """What belongs to a model beside its weights and its shape, where it is there."""
+
+ENDS = ("bos_token_id", "eos_token_id")
+"""Carried over as they are: Llama 3 Instruct has a list of ends."""
 
 KINDS = ("tensor", "pipeline", "expert")
 """Of model parallelism: a layout's words."""
@@ -110,8 +113,9 @@ def export(
             named = dict(zip(row.theirs, parts, strict=True))
             shards.add(named, source.dtype, bound)
         names = shards.finish()
-        ends = {"bos_token_id": saved.arguments.get("eod_id")} if of.name == "gpt2" else {}
-        ends |= {"eos_token_id": saved.arguments.get("eod_id")}
+        end = saved.arguments.get("eod_id")
+        ends = {"bos_token_id": end if of.name == "gpt2" else None, "eos_token_id": end}
+        ends |= {key: saved.arguments.get(f"hf_{key}", value) for key, value in ends.items()}
         ends = {key: value for key, value in ends.items() if value is not None}
         _write_json(folder / CONFIG, config | ends)
         _write_json(folder / GENERATION, {"_from_model_config": True, **ends})
@@ -181,8 +185,7 @@ def import_(source: Path, target: Path, padding: int = 128) -> Done:
     of = family(str(config.get("model_type")))
     shape = architecture.of_config(config, padding)
     found = safetensors.entries(source)
-    if "lm_head.weight" in found and shape.tied:
-        found.pop("lm_head.weight")  # the embedding once more
+    shape = _untied(found, shape, of)
     sources, used = list[Source](), set[str]()
     for row in rows(of, shape):
         names = [_found(each, of, found) for each in row.theirs]
@@ -193,7 +196,9 @@ def import_(source: Path, target: Path, padding: int = 128) -> Done:
         raise UsageError(f"{source}: {left[0]} isn't a {of.name}'s, and nothing is left out")
     known = architecture.arguments(replace(shape, dtype=sources[0].dtype))
     end = config.get("eos_token_id")
-    known |= {"eod_id": end} if isinstance(end, int) and 0 <= end < shape.vocabulary else {}
+    first = end[0] if isinstance(end, list) and end else end
+    known |= {"eod_id": first} if type(first) is int and 0 <= first < shape.vocabulary else {}
+    known |= {f"hf_{key}": config[key] for key in ENDS if config.get(key) is not None}
     copied = _kept(source)
     with new_folder(target) as folder:
         _write_distributed(folder, sources, shape.layers, shape.experts, known, 0)
@@ -202,6 +207,29 @@ def import_(source: Path, target: Path, padding: int = 128) -> Done:
         for each, path in copied.items():
             _copy(path, folder / KEPT / each)
     return Done(target, shape, sum(each.bytes for each in sources))
+
+
+def _untied(found: dict[str, Stored], shape: Architecture, of: Family) -> Architecture:
+    """The shape, with a head of its own where its weights aren't those of the embedding.
+
+    Fine-tunes are saved so, with a config.json that says that they are tied. A head that is the
+    embedding once more is taken out of what was `found`. Raises UsageError.
+    """
+    import numpy as np
+
+    head = found.get("lm_head.weight")
+    first = next(row for row in of.rows if row[0] == "embedding.word_embeddings.weight")[1]
+    embedding = found[_found(first, of, found)]
+    if embedding.shape[:1] != (shape.vocabulary,):
+        raise UsageError(
+            f"{CONFIG}: vocab_size is {shape.vocabulary}, and {first} has shape {embedding.shape}"
+        )
+    if not (shape.tied and head):
+        return shape
+    if head.shape == embedding.shape and np.array_equal(head.read(), embedding.read()):
+        del found["lm_head.weight"]
+        return shape
+    return replace(shape, tied=False)
 
 
 def _found(name: str, of: Family, there: Mapping[str, Any]) -> str:
@@ -214,8 +242,8 @@ def _found(name: str, of: Family, there: Mapping[str, Any]) -> str:
 def _source(row: Row, parts: list[Stored], shape: Architecture) -> Source:
     """A tensor of Megatron's, read from those that it is made of."""
     whole = row.transform.shape([part.shape for part in parts], shape)
-    if len({part.dtype for part in parts}) > 1 or (
-        "linear_qkv" in row.megatron and whole[0] != (shape.heads + 2 * shape.groups) * shape.head
+    if len({part.dtype for part in parts}) > 1 or whole != architecture.shape_of(
+        row.megatron, shape
     ):
         raise UsageError(f"{parts[0].path}: {row.theirs[0]} doesn't fit {CONFIG}")
     return Source(

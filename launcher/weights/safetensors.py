@@ -44,7 +44,8 @@ def entries(folder: Path) -> dict[str, Stored]:
     """
     names = [ONE]
     if (folder / INDEX).is_file():
-        names = sorted({*map(str, read_json(folder / INDEX).get("weight_map", {}).values())})
+        places = read_json(folder / INDEX).get("weight_map")
+        names = sorted({*map(str, places.values())}) if isinstance(places, dict) else []
     found = dict[str, Stored]()
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
@@ -70,7 +71,7 @@ def _header(path: Path) -> dict[str, Stored]:
         try:
             dtype, shape = TYPES[about["dtype"]], tuple(map(int, about["shape"]))
             start, end = map(int, about["data_offsets"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise UsageError(f"{path}: {name} is of a type that isn't read here") from None
         size = prod(shape) * SIZES[dtype]
         if min((start, *shape)) < 0 or end - start != size or 8 + length + end > whole:
@@ -87,7 +88,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _json(text: bytes, name: Path) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise UsageError(f"{name} isn't JSON of one object")

@@ -42,28 +42,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def shape_of(name: str, made: architecture.Architecture) -> tuple[int, ...]:
-    """The shape of one of Megatron's tensors, by its own description of the model."""
-    last = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
-    ffn = made.shared if "shared_experts" in name else made.ffn
-    wide = 1 if made.family == "gpt2" else 2
-    heads = made.heads * made.head
-    known = {
-        "word_embeddings": (made.padded, made.hidden),
-        "output_layer": (made.padded, made.hidden),
-        "position_embeddings": (made.positions, made.hidden),
-        "linear_qkv": (heads + 2 * made.groups * made.head, made.hidden),
-        "linear_proj": (made.hidden, heads),
-        "linear_fc1": (wide * ffn, made.hidden),
-        "linear_fc2": (made.hidden, ffn),
-        "router": (made.experts, made.hidden),
-        "gate_weight": (1, made.hidden),
-        **dict.fromkeys(("q_layernorm", "k_layernorm"), (made.head,)),
-    }
-    shape: tuple[int, ...] = known.get(last, (made.hidden,))
-    return shape[:1] if name.endswith(".bias") else shape
-
-
 def made(folder: Path, family: str, most: int = 1 << 30, dtype: str = "float32") -> Path:
     """A folder with config.json and random bits for weights, in shards of up to `most` bytes.
 
@@ -76,7 +54,7 @@ def made(folder: Path, family: str, most: int = 1 << 30, dtype: str = "float32")
     random, shards = np.random.default_rng(1), safetensors.Shards(folder, most)
     kind = np.dtype({"float32": "<u4", "bfloat16": "<u2"}[dtype])
     for row in rows(FAMILIES[family], shape):
-        size = shape_of(row.megatron, shape)
+        size = architecture.shape_of(row.megatron, shape)
         whole = np.frombuffer(random.bytes(prod(size) * kind.itemsize), kind).reshape(size)
         exponent = 8 * kind.itemsize - 9  # of which the fraction has one bit less
         whole = whole & ~kind.type(0xFF << exponent) | kind.type(0x7A << exponent)

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import pickle
+import random
 import re
 import subprocess
 import sys
@@ -253,3 +254,117 @@ def test_memory_holds_a_few_tensors_and_never_the_model(
     peak = int(done.stdout) >> 10
     assert model > 250
     assert peak < 100 + 6 * largest, (peak, largest, model)
+
+
+def changed(tmp_path: Path, family: str, change: dict[str, Any]) -> Path:
+    """A folder of Hugging Face's whose config.json says something else."""
+    theirs = made(tmp_path / "theirs", family)
+    config = json.loads((theirs / "config.json").read_text()) | change
+    (theirs / "config.json").write_text(json.dumps(config))
+    return theirs
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "told"),
+    [
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights is False"),
+        ("gpt2", {"n_inner": 200}, "doesn't fit"),
+        ("llama", {"rope_theta": 10000.5, "rope_scaling": None}, "takes whole numbers"),
+        ("llama", {"vocab_size": 90}, "vocab_size is 90, and model.embed_tokens.weight has"),
+        ("llama", {"vocab_size": 101}, "vocab_size is 101"),
+        ("llama", {"intermediate_size": 95}, "doesn't fit"),
+        ("llama", {"head_dim": 32}, "doesn't fit"),
+        ("llama", {"some_scale": 0.5}, "some_scale is 0.5: it isn't carried over"),
+        ("llama", {"some_switch": False}, "some_switch is False"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "RoPE's scaling"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window is True"),
+        ("mixtral", {"num_key_value_heads": 3}, "groups don't divide"),
+    ],
+)
+def test_a_config_that_says_another_model_is_refused_by_name(
+    tmp_path: Path, family: str, change: dict[str, Any], told: str
+) -> None:
+    """It was believed, or what it said was left out, without a word."""
+    with pytest.raises(UsageError, match=told):
+        convert.import_(changed(tmp_path, family, change), tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("mixtral", {"sliding_window": 8}),
+        ("mistral", {"sliding_window": None}),
+        ("llama", {"bos_token_id": 1, "eos_token_id": [2, 3, 4]}),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": False, "eos_token_id": 7}),
+        ("gpt2", {"bos_token_id": 5, "eos_token_id": 6}),
+    ],
+)
+def test_what_a_config_says_comes_back(tmp_path: Path, family: str, change: dict[str, Any]) -> None:
+    convert.import_(changed(tmp_path, family, change), tmp_path / "ours")
+    convert.export(opened(tmp_path / "ours"), tmp_path / "back")
+    config = json.loads((tmp_path / "back/config.json").read_text())
+    carried = {key: change[key] for key in change if key in config or family == "mixtral"}
+    assert carried
+    assert carried == {key: config[key] for key in carried}
+
+
+def test_a_head_of_its_own_stays_where_the_config_says_that_it_is_tied(tmp_path: Path) -> None:
+    """Fine-tunes are saved so; the head was dropped."""
+    theirs = changed(tmp_path, "llama", {"tie_word_embeddings": True})
+    convert.import_(theirs, tmp_path / "ours")
+    convert.export(opened(tmp_path / "ours"), tmp_path / "back")
+    same(theirs, tmp_path / "back")
+    assert '"tie_word_embeddings": false' in (tmp_path / "back/config.json").read_text()
+
+
+ODD: list[Any] = [
+    *(None, True, False, 0, -1, 1, 1.5, 1e308, 1 << 40, 1 << 70, "4", "", [], {}, [4], {"a": 1}),
+    *(float("inf"), float("-inf"), float("nan")),
+]
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 9))]
+)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_no_config_gives_a_traceback(tmp_path: Path, family: str, seed: int) -> None:
+    """Infinity, no heads, or a shape beyond 64 bits did. What is taken has the same weights."""
+    theirs = made(tmp_path / "theirs", family)
+    whole = json.loads((theirs / "config.json").read_text())
+    chance = random.Random(seed)  # noqa: S311
+    refused = 0
+    for number in range(40):
+        names = chance.sample([*whole, "rope_parameters", "eos_token_id"], chance.choice((1, 1, 2)))
+        (theirs / "config.json").write_text(
+            json.dumps(whole | {name: chance.choice(ODD) for name in names})
+        )
+        target = tmp_path / f"ours-{number}"
+        try:
+            convert.import_(theirs, target)
+            convert.export(opened(target), tmp_path / f"back-{number}")
+        except UsageError:
+            refused += 1
+        else:
+            same(theirs, tmp_path / f"back-{number}")
+    assert 0 < refused < 40
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a": ' * 100_000,
+        b"[]",
+        b'{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [1e400], "data_offsets": [0, NaN]}}',
+        b'{"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [36893488147419103232], "data_offsets": [0, 4]}}',
+        b'{"a": 3}',
+    ],
+)
+def test_no_header_gives_a_traceback(tmp_path: Path, text: bytes) -> None:
+    theirs = made(tmp_path / "theirs", "llama")
+    length = len(text).to_bytes(8, "little")
+    (theirs / "model.safetensors").write_bytes(length + text + bytes(64))
+    with pytest.raises(UsageError):
+        convert.import_(theirs, tmp_path / "ours")
