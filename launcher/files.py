@@ -240,6 +240,46 @@ def open_foreign(path: Path, below: Path) -> IO[bytes]:
     return open(handle, "rb", buffering=0)
 
 
+def open_regular(path: Path) -> IO[bytes]:
+    """A file that is there, to be read, wherever links lead to it.
+
+    Raises Refused for a pipe, which would be waited for, and for a device, which may have no end.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise Refused(path, "isn't read: it is no regular file")
+    return open(handle, "rb")
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """What is in a file of up to `most` bytes. Raises as `open_regular`, and for a larger one."""
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise Refused(path, f"isn't read: it has more than {most} bytes")
+    return content
+
+
+def copy_foreign(path: Path, below: Path, target: Path) -> None:
+    """Copy a file out of a folder that came from elsewhere; nobody may read it who couldn't before.
+
+    A link may lead within `below`, or where that is a snapshot of Hugging Face's cache, to the
+    blobs beside. Raises Refused for any other, which could lead to a secret of this user's.
+    """
+    real, home = Path(os.path.realpath(path)), Path(os.path.realpath(below))
+    blobs = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home
+    place = next((each for each in (home, blobs) if each in real.parents), None)
+    if place is None:
+        raise Refused(path, f"isn't read: it leads out of {below}, to {real}")
+    with open_foreign(real, place) as source:
+        mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o666
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(target, flags, mode), "wb") as copy:
+            while part := source.read(1 << 20):
+                copy.write(part)
+
+
 # Folders of ours
 
 

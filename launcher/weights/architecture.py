@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from launcher.errors import UsageError
@@ -322,9 +321,9 @@ def _whole(config: Mapping[str, Any], name: str, default: int | None = None) -> 
 
 def _number(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
     """A number above 0. Raises UsageError."""
-    value = config.get(name)
+    value: Any = config.get(name)
     value = default if value is None else value
-    if type(value) not in (int, float) or not 0 < value < inf:
+    if type(value) not in (int, float) or not 0 < value < 1e18:
         raise UsageError(f"{CONFIG}: {name} is {value!r}, and should be a number above 0")
     return float(value)
 

@@ -16,8 +16,9 @@ from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from launcher import files
 from launcher.errors import LauncherError, UsageError
-from launcher.train.checkpoints.pickles import Reader
+from launcher.train.checkpoints.pickles import Reader, bounded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +62,7 @@ class Entry:
 
     def content(self) -> bytes:
         """All of it, inflated where it is deflated. Raises UsageError where it isn't whole."""
-        with self.path.open("rb") as file:
+        with files.open_regular(self.path) as file:
             file.seek(self.start)
             data = file.read(self.packed)
         if self.deflated:
@@ -79,7 +80,7 @@ class Entry:
         if self.checked or self.deflated:
             return
         crc, left = 0, self.packed
-        with self.path.open("rb") as file:
+        with files.open_regular(self.path) as file:
             file.seek(self.start)
             while part := file.read(min(left, 1 << 24)):
                 crc, left = zlib.crc32(part, crc), left - len(part)
@@ -118,7 +119,7 @@ class Stored:
         if self.entry:
             self.entry.check()
             start += self.entry.start
-        with self.path.open("rb") as file:
+        with files.open_regular(self.path) as file:
             values = np.fromfile(file, kind, count, offset=start)
         if values.size != prod(self.shape):
             raise UsageError(f"{self.path}: a tensor of shape {self.shape} is cut short")
@@ -160,10 +161,12 @@ def read(path: Path, offset: int = 0, length: int | None = None) -> Any:
     isn't one block of its storage.
     """
     try:
-        with path.open("rb") as file:
+        with files.open_regular(path) as file:
             size = path.stat().st_size - offset if length is None else length
             with zipfile.ZipFile(Part(file, offset, size)) as archive:
-                return _Tensors(path, file, offset, archive).load()
+                tensors = _Tensors(path, file, offset, archive)
+                with bounded(tensors.size):
+                    return tensors.load()
     except (LauncherError, OSError):
         raise
     except Exception as error:  # whatever a foreign pickle makes of it
@@ -177,7 +180,9 @@ class _Tensors(Reader):
         [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         self.path, self.file, self.offset, self.archive = path, file, offset, archive
         self.folder, self.entries = name.removesuffix("data.pkl"), dict[str, Entry]()
-        super().__init__(io.BytesIO(self._entry("data.pkl").content()))
+        content = self._entry("data.pkl").content()
+        self.size = len(content)
+        super().__init__(io.BytesIO(content))
         order = f"{self.folder}byteorder"
         if order in archive.namelist() and self._entry("byteorder").content() != b"little":
             raise UsageError(f"{path}: was saved on a machine of another byte order")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -120,7 +119,7 @@ def export(
         _write_json(folder / CONFIG, config | ends)
         _write_json(folder / GENERATION, {"_from_model_config": True, **ends})
         for each, path in copied.items():
-            _copy(path, folder / each)
+            files.copy_foreign(path, path.parent, folder / each)
         return Done(target, shape, shards.total, (CONFIG, *names))
 
 
@@ -135,11 +134,6 @@ def _check_names(saved: Checkpoint, wanted: list[Row], of: Family) -> None:
 
 def _write_json(path: Path, value: Any) -> None:
     files.write(path, json.dumps(value, indent=2) + "\n")
-
-
-def _copy(path: Path, target: Path) -> None:
-    with path.open("rb") as source, target.open("wb") as copy:
-        shutil.copyfileobj(source, copy)
 
 
 def _kept(folder: Path) -> dict[str, Path]:
@@ -198,14 +192,19 @@ def import_(source: Path, target: Path, padding: int = 128) -> Done:
     end = config.get("eos_token_id")
     first = end[0] if isinstance(end, list) and end else end
     known |= {"eod_id": first} if type(first) is int and 0 <= first < shape.vocabulary else {}
-    known |= {f"hf_{key}": config[key] for key in ENDS if config.get(key) is not None}
+    for key in ENDS:
+        if (value := config.get(key)) is not None:
+            ends = value if isinstance(value, list) else [value]
+            if not all(type(each) is int and 0 <= each < 1 << 31 for each in ends):
+                raise UsageError(f"{CONFIG}: {key} is {value!r}, and should be a token's number")
+            known[f"hf_{key}"] = value
     copied = _kept(source)
     with new_folder(target) as folder:
         _write_distributed(folder, sources, shape.layers, shape.experts, known, 0)
         if copied:
             (folder / KEPT).mkdir()
         for each, path in copied.items():
-            _copy(path, folder / KEPT / each)
+            files.copy_foreign(path, source, folder / KEPT / each)
     return Done(target, shape, sum(each.bytes for each in sources))
 
 

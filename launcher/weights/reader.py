@@ -16,9 +16,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher import files
 from launcher.errors import LauncherError, UsageError
 from launcher.train.checkpoints import contents, folders
-from launcher.train.checkpoints.pickles import Named, Reader
+from launcher.train.checkpoints.pickles import Named, load
 from launcher.weights import archive
 from launcher.weights.archive import SIZES, Stored
 
@@ -34,6 +35,9 @@ ALIASES = (
     ("mlp.experts.experts.", "mlp.experts.local_experts."),
 )
 """TransformerEngine's names, which distributed checkpoints have, and those that are used here."""
+
+MOST = 100_000
+"""Values that a checkpoint's arguments may have."""
 
 KEPT = "tokenizer"
 """The folder of a tokenizer's files in an imported checkpoint's."""
@@ -178,12 +182,18 @@ def opened(folder: Path) -> Checkpoint:
     return made
 
 
-def plain(value: Any) -> Any:
-    """Plain values of what a pickle had; what else it named becomes None."""
+def plain(value: Any, left: Iterator[int] | None = None) -> Any:
+    """Plain values of what a pickle had; what else it named becomes None.
+
+    Raises ValueError for more than `MOST` values: a list can have one list many times.
+    """
+    left = left or iter(range(MOST))
+    if next(left, None) is None:
+        raise ValueError(f"it has more than {MOST} values")
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain(each, left) for each in value]
     if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(each, left) for key, each in value.items()}
     return value if isinstance(value, (str, int, float)) else None
 
 
@@ -203,8 +213,8 @@ def _layout(arguments: Mapping[str, Any], noted: Mapping[str, int]) -> dict[str,
 
 
 def _distributed(folder: Path) -> Checkpoint:
-    with (folder / contents.INDEX).open("rb") as stream:
-        index = Reader(stream).load()
+    with files.open_regular(folder / contents.INDEX) as stream:
+        index = load(stream)
     common = archive.read(folder / contents.COMMON) if (folder / contents.COMMON).exists() else {}
     arguments = _arguments(common.get("args"))
     where = {

@@ -59,7 +59,7 @@ def entries(folder: Path) -> dict[str, Stored]:
 
 def _header(path: Path) -> dict[str, Stored]:
     whole = path.stat().st_size
-    with path.open("rb") as file:
+    with files.open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(whole, LARGEST_HEADER):
             raise UsageError(f"{path}: no safetensors, or cut short")
@@ -82,7 +82,7 @@ def _header(path: Path) -> dict[str, Stored]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A file of one JSON object. Raises UsageError."""
-    return _json(path.read_bytes(), path)
+    return _json(files.read_regular(path, LARGEST_HEADER), path)
 
 
 def _json(text: bytes, name: Path) -> dict[str, Any]:

@@ -8,13 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from launcher.train.checkpoints.pickles import Reader
+from launcher import files
+from launcher.train.checkpoints.pickles import load
 
 DESCRIPTION = "metadata.json"
 """Of Megatron's distributed checkpoints: which formats the rest is in; it is written last."""
 
 INDEX = ".metadata"
 """Of torch's: a pickle that says which bytes of which file hold what."""
+
+LONGEST = 1 << 20
+"""Bytes of the description."""
 
 COMMON = "common.pt"
 RANK = "model_optim_rng.pt"
@@ -53,12 +57,13 @@ def _check_distributed(folder: Path) -> None:
         description.stat()
         _check_archive(folder / COMMON)
         with _legible(description, "cut short"):
-            backend = json.loads(description.read_text(encoding="utf-8")).get("sharded_backend")
+            text = files.read_regular(description, LONGEST)
+            backend = json.loads(text).get("sharded_backend")
         if backend != "torch_dist":
             return
     needed: dict[str, int] = {}  # bytes that each file must have at least
-    with index.open("rb") as stream, _legible(index, "cut short"):
-        for item in Reader(stream).load().storage_data.values():
+    with files.open_regular(index) as stream, _legible(index, "cut short"):
+        for item in load(stream).storage_data.values():
             end, name = int(item.offset) + int(item.length), str(item.relative_path)
             needed[name] = max(end, needed.get(name, 0))
         for name, size in needed.items():
@@ -70,10 +75,14 @@ def _check_ranks(ranks: list[Path]) -> None:
     """Every rank's folder, by what the first says of the layout and the optimizer."""
     for rank in ranks:
         _check_archive(rank / RANK)
-    with _legible(ranks[0] / RANK, "damaged"), zipfile.ZipFile(ranks[0] / RANK) as archive:
+    with (
+        _legible(ranks[0] / RANK, "damaged"),
+        files.open_regular(ranks[0] / RANK) as file,
+        zipfile.ZipFile(file) as archive,
+    ):
         [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         with archive.open(name) as stream:  # upstream notes its command line
-            arguments = Reader(stream).load().get("args")
+            arguments = load(stream).get("args")
     needed = 1
     for kind in ("tensor", "pipeline", "expert"):
         needed *= int(getattr(arguments, f"{kind}_model_parallel_size", 1))
@@ -87,9 +96,9 @@ def _check_ranks(ranks: list[Path]) -> None:
 
 def _check_archive(path: Path) -> None:
     """A file that torch saved is a zip archive, whose directory stands at its end."""
-    path.stat()
-    if not zipfile.is_zipfile(path):
-        raise _Cut(f"{path.name} is cut short")
+    with files.open_regular(path) as file:
+        if not zipfile.is_zipfile(file):
+            raise _Cut(f"{path.name} is cut short")
 
 
 @contextmanager

@@ -27,7 +27,7 @@ PARTIAL = ".partial"
 READY = ".ready"
 """Ends its name when it is whole, until it has its own."""
 
-SHAPE = re.compile(rf"iter_(\d+)((?:\.{lineage.ID})?\{PARTIAL}|\{READY})?")
+SHAPE = re.compile(rf"iter_(\d{{1,18}})((?:\.{lineage.ID})?\{PARTIAL}|\{READY})?")
 """The name of a checkpoint's folder, of one that is written, and of one that is to be named."""
 
 REPLACED = ".replaced"
@@ -38,6 +38,8 @@ REJECTED = ".rejected"
 """Ends the name of a checkpoint that a run has gone back past: nothing goes on from it."""
 
 RELEASE = "release"
+LONGEST = 64
+"""Bytes that are read of the tracker."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def noted(root: Path) -> str:
     Raises `OSError` where it is there and can't be read.
     """
     try:
-        return (root / TRACKER).read_text(encoding="utf-8", errors="replace").strip()
+        with files.open_regular(root / TRACKER) as file:
+            return file.read(LONGEST).decode("utf-8", "replace").strip()
     except (FileNotFoundError, NotADirectoryError):
         return ""
 

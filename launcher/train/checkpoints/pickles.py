@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import pickle
-from typing import Any
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+ROOM = 256 << 20
+"""Bytes that reading any pickle may take; the size of a large one counts some times more."""
+
+TIMES = 64
 
 
 class Ordered(dict[Any, Any]):
@@ -51,3 +60,39 @@ class Reader(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         """A tensor's storage, which stands elsewhere: ("storage", type, key, place, elements)."""
         return pid
+
+
+def load(stream: IO[bytes], size: int | None = None) -> Any:
+    """What a pickle holds, of `size` bytes or of a file, by `Reader`.
+
+    Raises what a damaged one gives, and `MemoryError` for one that would take far more than it has.
+    """
+    if size is None:
+        try:
+            size = os.fstat(stream.fileno()).st_size
+        except OSError:  # an entry of an archive
+            size = 0
+    with bounded(size):
+        return Reader(stream).load()
+
+
+@contextmanager
+def bounded(size: int) -> Iterator[None]:
+    """Let this process have `ROOM` more memory while this lasts, and some for `size` bytes.
+
+    A few bytes of a pickle can ask for gigabytes: for a place in its memo, say.
+    """
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        most = used + ROOM + TIMES * size
+        soft = most if before[0] == resource.RLIM_INFINITY else min(most, before[0])
+        resource.setrlimit(resource.RLIMIT_AS, (soft, before[1]))
+    except OSError:  # no such system
+        soft = before[0]
+    try:
+        yield
+    finally:
+        if soft != before[0]:
+            resource.setrlimit(resource.RLIMIT_AS, before)

@@ -1,0 +1,201 @@
+"""Checkpoints and models from elsewhere: none hangs, fills the memory or hands out a secret."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import files
+from launcher.errors import UsageError
+from launcher.settings import ROOT
+from launcher.train.checkpoints import contents, folders
+from launcher.weights import convert, reader, safetensors
+from tests.weights.models import made
+
+LOOK = """
+import resource, sys
+from pathlib import Path
+from launcher.errors import UsageError
+from launcher.settings import ROOT
+from launcher.train.checkpoints import folders
+from launcher.weights import reader
+root = Path(sys.argv[1])
+for look in (lambda: folders.scan(root), lambda: reader.opened(reader.find(root))):
+    try:
+        look()
+    except (UsageError, OSError) as error:
+        print(type(error).__name__)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+MOST_MEMORY = 512 << 10  # KB
+
+
+class Runs:
+    """Would run a command where a pickle is really unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {os.environ['PWNED']}",)
+
+
+def torch_file(path: Path, pickled: bytes) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+
+
+def laughs() -> Any:
+    """A list that holds one list twice, 40 times over: 2^40 values."""
+    found: list[Any] = ["x"]
+    for _ in range(40):
+        found = [found, found]
+    return found
+
+
+def replaced(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Makes something else of a file of the newest checkpoint, or of the tracker beside it."""
+
+    def change(folder: Path) -> None:
+        path = folder.parent / name if name == folders.TRACKER else folder / name
+        path.unlink(missing_ok=True)
+        make(path)
+
+    return change
+
+
+def zip_bomb(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(1 << 28))
+
+
+HOSTILE = {
+    "memo": replaced(contents.INDEX, lambda path: path.write_bytes(b"\x80\x02]r\xff\xff\xff\x0f.")),
+    "command": replaced(contents.INDEX, lambda path: path.write_bytes(pickle.dumps(Runs()))),
+    "laughs": replaced(
+        contents.COMMON, lambda path: torch_file(path, pickle.dumps({"args": laughs()}))
+    ),
+    "deep": replaced(
+        contents.COMMON,
+        lambda path: torch_file(path, b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b"."),
+    ),
+    "bomb": replaced(contents.COMMON, zip_bomb),
+    "deep JSON": replaced(contents.DESCRIPTION, lambda path: path.write_text("[" * 200_000)),
+    "tracker": replaced(folders.TRACKER, lambda path: path.write_text("9" * 10_000)),
+    "other digits": replaced(folders.TRACKER, lambda path: path.write_text("²")),
+    **{
+        f"{kind} {name}": replaced(name, make)
+        for name in (contents.INDEX, contents.COMMON, contents.DESCRIPTION, folders.TRACKER)
+        for kind, make in (
+            ("pipe", os.mkfifo),
+            ("device", lambda path: path.symlink_to("/dev/zero")),
+        )
+    },
+}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A folder of checkpoints with one of iteration 40."""
+    convert.import_(made(tmp_path / "theirs", "llama"), tmp_path / "ours")
+    folder = (tmp_path / "ours/release").rename(tmp_path / "ours/iter_0000040")
+    (folder.parent / folders.TRACKER).write_text("40")
+    return folder
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_checkpoint_is_judged_at_once(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It hung, took gigabytes, or ended with a traceback, also before a run started."""
+    monkeypatch.setenv("PWNED", str(saved / "pwned"))
+    HOSTILE[kind](saved)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, str(saved.parent)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) < MOST_MEMORY
+    assert not (saved / "pwned").exists()
+
+
+def test_reading_a_pickle_leaves_this_processs_limits(saved: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    assert contents.problem(saved) == ""
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file that only its owner may read."""
+    path = tmp_path / "secret"
+    path.write_text("canary")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "merges.txt", "generation_config.json"])
+@pytest.mark.parametrize("way", ["out", "up", "through a folder"])
+def test_a_link_in_a_foreign_folder_hands_out_no_file(
+    tmp_path: Path, secret: Path, name: str, way: str
+) -> None:
+    """A secret of root's was copied to where everybody could read it."""
+    theirs = made(tmp_path / "theirs", "llama")
+    if way == "through a folder":
+        (theirs / "more").symlink_to(tmp_path)
+    target = {"out": secret, "up": Path("../secret"), "through a folder": Path("more/secret")}[way]
+    (theirs / name).symlink_to(target)
+    with pytest.raises(files.Refused, match="leads out of"):
+        convert.import_(theirs, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+    (theirs / name).unlink()
+    convert.import_(theirs, tmp_path / "ours")
+    (tmp_path / "ours/tokenizer").mkdir()
+    (tmp_path / "ours/tokenizer" / name).symlink_to(secret)
+    with pytest.raises(files.Refused, match="leads out of"):
+        convert.export(reader.opened(reader.find(tmp_path / "ours")), tmp_path / "back")
+
+
+def test_a_link_within_a_folder_or_to_the_blobs_of_a_cache_is_followed(tmp_path: Path) -> None:
+    """Hugging Face's cache is links alone. A copy may be read by whom its source may be read."""
+    cache = tmp_path / "models--a--b"
+    (cache / "snapshots").mkdir(parents=True)
+    theirs = made(cache / "snapshots/0123", "llama")
+    (cache / "blobs").mkdir()
+    for number, path in enumerate([*theirs.iterdir()]):
+        path.rename(cache / f"blobs/{number}")
+        path.symlink_to(f"../../blobs/{number}")
+    (cache / "blobs/tokenizer").write_text("{}")
+    (cache / "blobs/tokenizer").chmod(0o640)
+    (theirs / "tokenizer.json").symlink_to("../../blobs/tokenizer")
+    (theirs / "vocab.json").symlink_to("tokenizer.json")
+    convert.import_(theirs, tmp_path / "ours")
+    for name in ("tokenizer.json", "vocab.json"):
+        copy = tmp_path / "ours/tokenizer" / name
+        assert (copy.read_text(), copy.stat().st_mode & 0o777) == ("{}", 0o640)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", safetensors.INDEX])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_model_of_pipes_and_devices_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+    theirs = made(tmp_path / "theirs", "llama")
+    (theirs / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(theirs / name)
+    else:
+        (theirs / name).symlink_to("/dev/zero")
+    if name == safetensors.INDEX:  # which isn't looked for where it is no file
+        convert.import_(theirs, tmp_path / "ours")
+        return
+    with pytest.raises((files.Refused, UsageError)):
+        convert.import_(theirs, tmp_path / "ours")
