@@ -71,6 +71,12 @@ class BuildError(LauncherError):
     exit_code = 122
 
 
+class UnfollowedError(LauncherError):
+    """A run goes on, but the launcher that followed it can't."""
+
+    exit_code = 123
+
+
 class EngineError(LauncherError):
     """No container engine, or it refused."""
 

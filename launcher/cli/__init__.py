@@ -60,8 +60,10 @@ exit codes:
        with LAUNCHER_TRACEBACK=1 it is printed
   121  refused before the start: the run can't work here
   122  an image could not be built
+  123  the run can't be followed any more, and goes on
   125  no container engine, or it refused, or was too late with its answer
   130  interrupted
+  143  the run was stopped by a signal that no launcher sent (130: by SIGINT)
   any other is the training program's own, passed through unchanged
 """
 

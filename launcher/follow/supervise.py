@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
-from launcher.errors import EngineError
+from launcher.errors import EngineError, UnfollowedError
 from launcher.follow import find
 from launcher.follow.live import LostTerminal, screened, tell, to_nowhere, write
 from launcher.names import LABEL
@@ -122,8 +122,14 @@ def _to_its_end(
     follower = Follower(chosen, job, stopper, mine, listeners)
     try:
         ended = follower.follow()
-    except (EngineError, LostTerminal):
+    except (EngineError, LostTerminal, BrokenPipeError):
         raise
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise UnfollowedError(
+            f"run {job.run} goes on, but can't be followed: {where}{error.strerror or error}",
+            f"Follow it again: launcher attach {job.run}",
+        ) from error
     except BaseException:
         if mine:
             follower.job.remove()

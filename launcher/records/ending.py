@@ -21,7 +21,15 @@ NEVER_BETTER = (2, 121)
 """Exit codes of a refusal: starting again would end the same way."""
 
 FINISHED_LINE = re.compile(r"^(node-\d+ \| )?finished after iteration ", re.MULTILINE)
-ASKED_LINE = re.compile(r"runner: .+: asked \d+ ranks to stop")
+ASKED_LINE = re.compile(r"runner: (.+): asked \d+ ranks to stop")
+SIGNALLED_LINE = re.compile(
+    r"^(node-\d+ \| )?(stopped after iteration \d+: asked to by a signal|"
+    r".*exiting program after receiving SIG)",
+    re.MULTILINE,
+)
+"""What our program and Megatron's own say where a signal has stopped them."""
+
+TERMINATED, INTERRUPTED = 143, 130
 RANK_LINE = re.compile(
     r"runner: ((?:killing rank |rank \d+ (?:exited|was killed) |node \d+ \().+)$", re.MULTILINE
 )
@@ -68,7 +76,9 @@ class Ending:
 
     @property
     def _stopped(self) -> bool:
-        return self.asked or STOPPED in self.tail or bool(ASKED_LINE.search(self.tail))
+        lines = ASKED_LINE, SIGNALLED_LINE
+        said = STOPPED in self.tail or any(line.search(self.tail) for line in lines)
+        return self.asked or said
 
     @property
     def _put_down(self) -> bool:
@@ -77,9 +87,15 @@ class Ending:
 
     @property
     def code(self) -> int:
-        """The launcher's exit code: the run's own, but no 0 for one that was cut short."""
+        """The launcher's exit code: the run's own, but no 0 for one that was cut short.
+
+        One that its launcher asked to stop has done what was asked, and keeps its 0.
+        """
         if self.ended.code == 0 and self.outcome is Outcome.FAILED:
             return KILLED if self._put_down else ENGINE_FAILED
+        if self.ended.code == 0 and self.outcome is Outcome.STOPPED and not self.asked:
+            asked = ASKED_LINE.search(self.tail)
+            return INTERRUPTED if asked and "SIGINT" in asked[1] else TERMINATED
         return self.ended.code
 
     @property

@@ -29,8 +29,8 @@ from launcher.train.ranks.job import Job, Refused, Unable, parse, read_secrets
 from launcher.train.stall import stall
 from launcher.train.words import STOPPED, say
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-"""Those that ask a run to stop."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+"""Those that ask a run to stop; SIGHUP not where it was ignored from the beginning (nohup)."""
 
 SETTLE_SECONDS = 1.0
 """How long ranks that outlive a failed one have to fail, and say why, by themselves."""
@@ -281,7 +281,10 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     """
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     faulthandler.register(stacks.SIGNAL)  # until there are ranks, it is the runner that is stuck
-    signals.Ear(SIGNALS, lambda signum: events.put(Request(signum)))
+    asking: Sequence[signal.Signals] = SIGNALS
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        asking = SIGNALS[:-1]
+    signals.Ear(asking, lambda signum: events.put(Request(signum)))
     if job.tie:
         threading.Thread(target=_read_to_the_end, args=(events,), daemon=True).start()
     import torch
@@ -301,9 +304,9 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
         collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
         try:  # torch installs handlers that raise
             handlers = _start(job, environ, log_dir, {**found, **collector.variables, **saver})
-            signals.catch((*SIGNALS, stacks.SIGNAL))
+            signals.catch((*asking, stacks.SIGNAL))
         except SignalException as asked:
-            signals.catch(SIGNALS)
+            signals.catch(asking)
             return 128 + asked.sigval  # the ranks that it had started end with this process
         watch = Watch(job, handlers, events, collector, company, log_dir)
         code = watch.wait()

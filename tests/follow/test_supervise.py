@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.errors import EngineError
+from launcher.errors import EngineError, UnfollowedError
 from launcher.follow import live, supervise
 from launcher.plan.job import Cause, Ended, Lost, Piece
 from launcher.records import owner
@@ -193,6 +193,16 @@ def test_an_engine_that_stays_away_is_told_and_nothing_is_removed(
     job.ended = lambda: (_ for _ in ()).throw(Lost("away"))
     with pytest.raises(EngineError, match="the engine was lost: away"):
         supervise.stop(job)
+
+
+def test_a_run_that_cannot_be_followed_goes_on_and_is_named() -> None:
+    """An error of the launcher's own disk ended it with 2, and removed the run."""
+    job = FakeJob(cut=0)
+    job.output = lambda **_: (_ for _ in ()).throw(OSError(28, "No space left", "/full"))
+    with pytest.raises(UnfollowedError, match=f"run {RUN} goes on.* /full: No space") as caught:
+        supervise.supervise(engine(), never, job=job)
+    assert (caught.value.exit_code, job.calls) == (123, [])
+    assert f"attach {RUN}" in caught.value.remedy
 
 
 def signals(*steps: tuple[int, Callable[[], object]]) -> None:

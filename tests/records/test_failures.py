@@ -255,7 +255,27 @@ def test_what_became_of_it(
     assert (found.outcome, found.may_restart) == (outcome, restart)
     assert found.reason == reason
     cut_short = ended.code == 0 and outcome is FAILED  # which would be a 0 for success
-    assert found.code == (125 if cut_short else ended.code)
+    stopped = ended.code == 0 and outcome is STOPPED and not asked
+    assert found.code == (125 if cut_short else 143 if stopped else ended.code)
+
+
+@pytest.mark.parametrize(
+    ("tail", "code"),
+    [
+        ("step 8\nstopped after iteration 8: asked to by a signal\n", 143),
+        ("node-1 | stopped after iteration 8: asked to by a signal\n", 143),
+        ("step 8\n[2024-01-01 00:00:00] exiting program after receiving SIGTERM.\n", 143),
+        ("exiting program after receiving SIGTERM.\nfinished after iteration 9\n", 0),
+        ("runner: SIGINT: asked 2 ranks to stop, waiting 600 s\n", 130),
+        ("runner: SIGHUP: asked 2 ranks to stop, waiting 600 s\n", 143),
+        ("a line that quotes: stopped after iteration 8: asked to by a signal\n", 0),
+    ],
+)
+def test_a_run_that_a_signal_stopped_is_not_finished(tail: str, code: int) -> None:
+    """A rank that got SIGTERM by itself ended the run with 0, as if it had been done."""
+    found = Ending(Ended(0), asked=False, tail=tail)
+    assert (found.code, found.outcome) == (code, STOPPED if code else FINISHED)
+    assert not found.may_restart
 
 
 def test_the_newest_checkpoint_is_named_with_how_to_go_on() -> None:

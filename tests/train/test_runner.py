@@ -7,6 +7,7 @@ import inspect
 import os
 import queue
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -95,6 +96,17 @@ def test_a_folder_that_a_living_run_saves_to_is_refused(tmp_path: Path) -> None:
             with refused, held(job("--", "x"), f"{wish} {tmp_path}"):
                 pytest.fail("another run saves there")
         assert lineage.claimed(tmp_path).run == "aaaaaaaa"  # type: ignore[union-attr]
+
+
+def test_a_free_port_stays_free_for_who_asked_for_it() -> None:
+    """Of twenty runs at once one found its port taken by another's connection."""
+    ports = [free_port() for _ in range(50)]
+    assert len({*ports}) == 50
+    for port in ports:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with socket.create_server(("", port)) as listener:  # with SO_REUSEADDR, as torch's store
+            assert listener.getsockname()[1] == port
 
 
 def test_where_ranks_meet() -> None:

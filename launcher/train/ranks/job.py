@@ -179,12 +179,21 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
     )
 
 
+HELD = list[socket.socket]()
+"""Sockets of ports that nobody else is given while this process lives."""
+
+
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A port of this machine that nobody listens on, and the system gives to nobody else.
+
+    Whoever sets SO_REUSEADDR, as torch's store does, can listen there.
+    """
+    holder = socket.socket()
+    holder.bind(("", 0))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # afterwards: it alone had it
+    HELD.append(holder)
+    port: int = holder.getsockname()[1]
+    return port
 
 
 def read_secrets(folder: Path) -> dict[str, str]:
