@@ -35,6 +35,21 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LINK = (errno.ELOOP, errno.ENOTDIR)
 
 
+@contextmanager
+def named(path: str | Path) -> Iterator[None]:
+    """Have an error of the system say which path it is about, as a full disk doesn't."""
+    try:
+        yield
+    except OSError as error:
+        _name(error, path)
+        raise
+
+
+def _name(error: object, path: str | Path) -> None:
+    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        error.filename = str(path)
+
+
 class Refused(PermissionError):
     """What isn't written or removed, since it isn't, or may not be, ours."""
 
@@ -82,12 +97,14 @@ class Aside:
         if not self.file.closed:
             with suppress(FileNotFoundError):
                 os.unlink(self.path)
-            self.file.close()
+            with suppress(OSError):  # what it still had to write isn't wanted
+                self.file.close()
 
     def __enter__(self) -> Aside:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        _name(error, self.target)
         self.close()
 
 
@@ -290,13 +307,14 @@ def make_folder(path: Path, mode: int = 0o777) -> Path:
     """
     new = aside_path(path, secrets.token_hex(8))
     os.mkdir(new, mode)
-    mark(new)
     try:
+        mark(new)
         if os.path.lexists(path):  # else an empty folder of another one would give way
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         return rename(new, path)
     except OSError:
-        os.unlink(new / MARKER)
+        with suppress(FileNotFoundError):
+            os.unlink(new / MARKER)
         os.rmdir(new)
         raise
 
@@ -315,7 +333,7 @@ def scratch(below: Path) -> Iterator[Path]:
 def mark(path: Path) -> None:
     """Say that an empty folder, or one that this process has made, is ours."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with _closing(open_own(path / MARKER, flags, 0o644)) as handle:
+    with named(path / MARKER), _closing(open_own(path / MARKER, flags, 0o644)) as handle:
         os.write(handle, MADE)
 
 

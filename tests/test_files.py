@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import struct
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -268,3 +271,31 @@ def test_where_each_removes_their_own_may_lead_there(root: Path) -> None:
     require_trusted(root / "tmp/mine")
     with pytest.raises(Refused, match="by everybody"):
         require_trusted(root / "tmp")
+
+
+@pytest.mark.parametrize("at", ["mkdir", "mark", "rename"])
+def test_a_full_disk_at_the_first_moment_leaves_no_folder(
+    root: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """One stayed whose marker was empty, so that nothing might ever remove it."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    place = {"mkdir": (os, "mkdir"), "mark": (os, "write"), "rename": (files, "rename")}[at]
+    before = sorted(root.rglob("*"))
+    monkeypatch.setattr(*place, Mock(side_effect=full))
+    with pytest.raises(OSError, match="No space left") as caught:
+        files.make_folder(root / "new")
+    assert sorted(root.rglob("*")) == before
+    if at == "mark":
+        assert str(caught.value.filename).endswith(files.MARKER)
+
+
+def test_a_full_disk_is_named_by_what_was_written(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """People were told "No space left on device" and not where."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
+    before = sorted(root.rglob("*"))
+    with pytest.raises(OSError, match=re.escape(str(root / "new"))):
+        files.write(root / "new", "content")
+    assert sorted(root.rglob("*")) == before

@@ -169,7 +169,7 @@ def _put_file(folder: Path, path: Path, progress: Progress) -> File:
         fetch.check_sha256(path, digest)
         target = folder / file.path
         files.real_folder(target.parent, folder)
-        with parts.named(target), path.open("rb") as content, files.Aside(target) as new:
+        with files.named(target), path.open("rb") as content, files.Aside(target) as new:
             shutil.copyfileobj(content, new.file)
             new.publish()
     return file

@@ -141,7 +141,7 @@ def _begin(folder: Path, known: list[str]) -> Begun:
 
 
 def _write_begun(folder: Path, begun: Begun) -> None:
-    with parts.named(folder / INCOMING / BEGUN):
+    with files.named(folder / INCOMING / BEGUN):
         files.write(folder / INCOMING / BEGUN, begun.model_dump_json())
 
 
@@ -270,5 +270,5 @@ def write(path: Path, content: bytes) -> None:
         if path.read_bytes() == content:
             return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with parts.named(path):
+    with files.named(path):
         files.write(path, content)

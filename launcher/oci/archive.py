@@ -59,16 +59,30 @@ def load_archive(client: DockerClient, chunks: Iterator[bytes]) -> str:
     """
     said = []
     try:
-        for event in client.api.load_image(chunks, quiet=True):
+        for event in client.api.load_image(_unswallowed(chunks), quiet=True):
             if "error" in event:
                 raise _refused(event["error"])
             said.append(str(event.get("stream", "")))
+    except _Unprinted as error:
+        raise BrokenPipeError(*error.args) from None
     except engine_errors() as error:
         raise _refused(getattr(error, "explanation", None) or error) from error
     named = re.search(rf"Loaded image(?: ID)?: ({DIGEST})", "".join(said))
     if named is None:
         raise EngineError(f"the engine doesn't tell what it loaded: {''.join(said).strip()}")
     return named[1]
+
+
+class _Unprinted(Exception):
+    """A closed pipe, met where a request's body is made."""
+
+
+def _unswallowed(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The chunks. urllib3 takes a `BrokenPipeError` for the engine's, and waits for its answer."""
+    try:
+        yield from chunks
+    except BrokenPipeError as error:
+        raise _Unprinted(*error.args) from None
 
 
 def _refused(reason: object) -> EngineError:

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -66,7 +65,7 @@ def write_blob(
     while not pieces or not stored.ended:
         pieces.append(aside / f"{len(pieces) + 1:04d}")
         own = hashlib.sha256()
-        with named(pieces[-1]), open(files.open_own(pieces[-1], NEW, 0o666), "wb") as file:
+        with files.named(pieces[-1]), open(files.open_own(pieces[-1], NEW, 0o666), "wb") as file:
             while block := stored.read(part_size - file.tell()):
                 own.update(block)
                 whole.update(block)
@@ -106,16 +105,6 @@ def hashed(blocks: Iterable[bytes], sha256: hashlib._Hash) -> Iterator[bytes]:
     for block in blocks:
         sha256.update(block)
         yield block
-
-
-@contextmanager
-def named(path: str | Path) -> Iterator[None]:
-    """An error of writing names the file, and with it which disk is full."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = os.fspath(path)
-        raise
 
 
 def read_listed(folder: Path, path: str, size: int, seen: Seen = lambda _: None) -> Iterator[bytes]:

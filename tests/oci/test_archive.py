@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from launcher import files
 from launcher.engine.private.base import write_image
 from launcher.errors import EngineError, UsageError
 from launcher.oci import archive, layout, packed, parts, settle
@@ -294,7 +295,7 @@ def test_a_stream_gives_what_its_chunks_are(chunks: list[bytes], sizes: list[int
 
 
 def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No space left on device") as caught, parts.named("x"):
+    with pytest.raises(OSError, match="No space left on device") as caught, files.named("x"):
         Path("/dev/full").write_bytes(b"x")
     assert caught.value.filename == "x"
 

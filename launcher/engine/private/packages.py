@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from launcher import files
 from launcher.errors import EngineError
 
 COMPLETE = ".complete"
+REQUIRED = re.compile(r"^(Essential: yes|Priority: required)$", re.MULTILINE)
+NEEDS = re.compile(r"^(?:Pre-)?Depends: (.*)$", re.MULTILINE)
 
 
 def unpack(folder: Path, wanted: Sequence[str], optional: Sequence[str] = ()) -> Path:
-    """`folder`, holding `wanted` and all that they need and this system hasn't installed.
+    """`folder`, holding `wanted` and all that they need beside what every system has.
 
-    Of `optional`, what the distribution has comes too. A folder that is complete is left alone.
+    That doesn't depend on what is installed here. Of `optional`, what the distribution has comes
+    too. A folder that is complete is left alone.
     """
     return _unpack(folder, wanted, lambda scratch: _download(scratch, wanted, optional))
 
@@ -100,7 +104,7 @@ def environment(root: Path) -> dict[str, str]:
 
 def _download(scratch: Path, wanted: Sequence[str], optional: Sequence[str]) -> list[Path]:
     """The .deb files, by the system's package lists, or by fresh private ones if those fail."""
-    options = _apt_options(scratch)
+    options = [*_apt_options(scratch), f"-oDir::State::status={_bare_system(scratch)}"]
     try:
         return _install_only_downloads(scratch, options, wanted, optional)
     except EngineError:
@@ -110,6 +114,33 @@ def _download(scratch: Path, wanted: Sequence[str], optional: Sequence[str]) -> 
         # One broken third-party source must not stop us: what matters is the step after.
         subprocess.run(["apt-get", *options, "update"], capture_output=True, check=False)
         return _install_only_downloads(scratch, options, wanted, optional)
+
+
+def _bare_system(scratch: Path) -> Path:
+    """A list of installed packages for apt: those of this system that no Debian is without.
+
+    The required ones, with what they need. apt leaves out of a download what it takes for
+    installed, and later it may be removed.
+    """
+    listed = Path("/var/lib/dpkg/status").read_text("utf-8", errors="replace").split("\n\n")
+    known = {text.partition("\n")[0].removeprefix("Package: ").strip(): text for text in listed}
+    kept = {name for name, text in known.items() if REQUIRED.search(text)}
+    new = kept
+    while new:
+        needs = {
+            need for name in new for line in NEEDS.findall(known[name]) for need in _named(line)
+        }
+        new = (needs & known.keys()) - kept
+        kept = kept | new
+    path = scratch / "status"
+    path.write_text("\n\n".join(known[name].strip() for name in sorted(kept)) + "\n", "utf-8")
+    return path
+
+
+def _named(line: str) -> Iterator[str]:
+    """The packages in a line of dependencies: "a (>= 1), b:any | c"."""
+    for one in line.replace("|", ",").split(","):
+        yield one.strip().partition(" ")[0].partition(":")[0]
 
 
 def _apt_options(scratch: Path) -> list[str]:
