@@ -207,8 +207,10 @@ def _set_nodes(sheet: Sheet, given: dict[str, Word], asked: Batch) -> None:
     address = given.get("master_addr")
     port = _whole(sheet, given.get("master_port"), "nodes.master_port", 29500)
     known = address is not None and address.text and not address.unknown
+    # 0 is the default, and as a key it would be every node's, whatever Slurm says there.
+    number = _whole(sheet, rank, "nodes.rank", 0)
     sheet.keys["nodes"] = (
-        f"{{count: {count}, rank: {_whole(sheet, rank, 'nodes.rank', 0)}, master_addr: "
+        f"{{count: {count}, {f'rank: {number}, ' if number else ''}master_addr: "
         f"{yaml_text(address.text, flow=True) if address and known else 'first-node'}, "
         f"master_port: {port}}}"
     )

@@ -27,6 +27,9 @@ NODE_RANKS = (
 """Where torchrun and Kubeflow, Slurm, Open MPI, MPICH and Kubernetes' indexed jobs tell a process
 that is alone on its node which one that is."""
 
+LOCAL_RANKS = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+"""Where Slurm, Open MPI and MPICH tell a process which one of its node it is."""
+
 FREE = ("env", "megatron_args")
 """The sections whose keys the user chooses, so that any of them may name a secret."""
 
@@ -94,9 +97,11 @@ def numbered(
     """The run of several nodes as this node's, by the variables of what started one process on it.
 
     So the same command works on all nodes. What the run file or an argument says counts more.
+    Raises UsageError where several launchers were started on one node.
     """
     if config.nodes.count == 1:
         return config, origin
+    _check_alone(environ)
     named = {"nodes.rank": NODE_RANKS, "nodes.master_addr": ("PET_MASTER_ADDR",)}
     found = list[Override]()
     for key, variables in named.items():
@@ -108,6 +113,17 @@ def numbered(
             found.append(Override(f"${name}", {key: value}))
     said = {key: override.argument for override in found for key in override.values}
     return overridden(config, found), replace(origin, overrides=origin.overrides | said)
+
+
+def _check_alone(environ: Mapping[str, str]) -> None:
+    """Raise UsageError in the second and later launcher of a node: one starts all its ranks."""
+    for name in LOCAL_RANKS:
+        if environ.get(name, "").isdecimal() and int(environ[name]) > 0:
+            raise UsageError(
+                f"this is task {environ[name]} of its node (${name}), and each started a launcher",
+                "One launcher starts all ranks of a node: srun --ntasks-per-node=1, or mpirun "
+                "--map-by ppr:1:node.",
+            )
 
 
 def find(name: str) -> tuple[str, Path]:
