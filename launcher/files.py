@@ -103,7 +103,7 @@ class Aside:
     def __enter__(self) -> Aside:
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, _: object, error: object, __: object) -> None:
         _name(error, self.target)
         self.close()
 

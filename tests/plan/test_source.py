@@ -363,7 +363,7 @@ def test_a_second_launcher_of_a_node_is_refused(write: Write, name: str) -> None
     """`srun --ntasks-per-node=8` started eight, of which seven said that a port was taken."""
     loaded = source.load(write(f"{MINIMAL}nodes: 2\n"), [])
     assert source.numbered(*loaded, {name: "0", "SLURM_NODEID": "1"})[0].nodes.rank == 1
-    with pytest.raises(UsageError, match=f"task 3 of its node .{name}") as caught:
+    with pytest.raises(UsageError, match=rf"task 3 of its node \(.{name}\)") as caught:
         source.numbered(*loaded, {name: "3", "SLURM_NODEID": "1"})
     assert "--ntasks-per-node=1" in caught.value.remedy
     alone = source.load(write(f"{MINIMAL}nodes: 1\n"), [])
