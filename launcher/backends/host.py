@@ -19,6 +19,9 @@ from launcher.plan.job import Ended, Job, Lost
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 Said = TypeVar("Said", bound="Asked")
+LONGEST = 2000
+"""Characters of another program's reason."""
+
 ASK_SECONDS = 2.0
 """How often a scheduler is asked for jobs at most: it serves everybody."""
 
@@ -51,13 +54,21 @@ def ask(
         raise EngineError(f"there is no {name} here", remedy)
     try:
         done = subprocess.run(
-            argv, input=given, capture_output=True, text=True, timeout=timeout, env=env
+            argv,
+            input=given,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            env=env,
         )
     except subprocess.TimeoutExpired as error:
         raise EngineError(f"{name}: no answer within {timeout:.0f} s") from error
+    except OSError as error:
+        raise EngineError(f"{name}: {error.strerror}", remedy) from error
     if done.returncode:
         told = done.stderr.strip() or done.stdout.strip()
-        raise EngineError(f"{name}: {told or f'exit code {done.returncode}'}")
+        raise EngineError(f"{name}: {told[:LONGEST] or f'exit code {done.returncode}'}")
     return done.stdout
 
 

@@ -15,6 +15,7 @@ from launcher import files
 from launcher.backends import group, host
 from launcher.backends.group import DIAGNOSE, POLL_SECONDS, Group, NodeState, unpacked
 from launcher.backends.kubernetes import NODE, RUN, Dict, Request, place
+from launcher.backends.kubernetes_answers import listing
 from launcher.errors import EngineError
 from launcher.names import LABEL
 from launcher.plan.job import KILLED, Cause, Ended, Job, Lost, Piece
@@ -45,17 +46,16 @@ class Cluster:
     def argv(self, *argv: str) -> list[str]:
         return ["kubectl", *self.place, *argv]
 
-    def ask(self, *argv: str, given: str = "") -> str:
+    def ask(self, *argv: str, given: str = "", seconds: float = REMOVAL_SECONDS + 30) -> str:
         """What kubectl prints. Raises EngineError where it isn't there or is refused."""
         remedy = "Install kubectl (Debian's kubernetes-client), and set it up for the cluster."
-        wait = REMOVAL_SECONDS + 30
-        return host.ask(self.argv(*argv), remedy, given=given, timeout=wait)
+        return host.ask(self.argv(*argv), remedy, given=given, timeout=seconds)
 
     def listed(self, *kinds: str, run: str = "") -> list[Dict]:
         """The objects of these kinds that belong to `run`, or to any. Raises EngineError."""
         wanted = f"--selector={RUN}" + (f"={run}" if run else "")
-        told = self.ask("get", ",".join(kinds), wanted, "--output=json", "--request-timeout=30s")
-        return [*json.loads(told)["items"]]
+        words = ("get", ",".join(kinds), wanted, "--output=json")
+        return listing(self.ask(*words, seconds=settings().answer_within), RUN)
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Seen(host.Asked):
         pods = [one for one in found if one["kind"] == "Pod"]
         pods.sort(key=lambda one: str(one["metadata"].get("creationTimestamp")))
         named = ((one["metadata"].get("annotations", {}).get(INDEX), one) for one in pods)
-        self.pods = {int(index): one for index, one in named if index is not None}
+        self.pods = {int(index): one for index, one in named if index and index.isdecimal()}
 
     def delete(self, kind: str, name: str, *words: str) -> None:
         """Delete an object; where it stays, tell."""
@@ -338,7 +338,8 @@ def _settled(words: tuple[str, ...]) -> tuple[str, ...]:
     """The words with the context and namespace that kubectl has by default, which may change."""
     told = dict(word.removeprefix("--").split("=", 1) for word in words)
     cluster = Cluster(place(told.get("context"), None))
-    with suppress(EngineError):  # within a pod there is no configuration, and one cluster
+    # Within a pod there is no configuration, and one cluster.
+    with suppress(EngineError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         view = json.loads(cluster.ask("config", "view", "--minify", "--output=json"))
         (entry,) = view["contexts"]
         told = {"namespace": entry["context"].get("namespace"), "context": entry["name"]} | told
