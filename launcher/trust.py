@@ -5,14 +5,19 @@ We run as root on people's machines, and what another user can put into a folder
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from launcher.files import Refused
+
+MOST_PLACES = 4096
+"""On a way that goes on: links can lead in a circle."""
 
 
 def require_trusted(path: Path) -> None:
@@ -22,18 +27,57 @@ def require_trusted(path: Path) -> None:
     own, as /tmp, may lead there. What LAUNCHER_TRUSTED names, folders with ":" between them, a
     site's shared disk say, is trusted with all below.
     """
-    trusted = [Path(each) for each in os.environ.get("LAUNCHER_TRUSTED", "").split(":") if each]
-    for real in dict.fromkeys((path.absolute(), Path(os.path.realpath(path)))):
-        if any(real.is_relative_to(each) for each in trusted):
-            continue
-        for each in (real, *real.parents):
+    places = [*_places(path)]
+    for each in reversed(places):
+        if not _is_named(each):
             with suppress(FileNotFoundError):
-                if why := _distrust(each, leads=each != real):
-                    raise Refused(
-                        each,
-                        f"{why}, and so could change what we do there. Take another place, or "
-                        f"say that you trust it: export LAUNCHER_TRUSTED={each}",
-                    )
+                if why := _distrust(each, leads=each != places[-1]):
+                    raise _refused(each, why)
+
+
+def require_own_links(path: Path) -> None:
+    """Raise Refused where another user's link is on the way to `path`, whose folders may be theirs.
+
+    It could lead what root writes to any other place.
+    """
+    for each in _places(path):
+        with suppress(FileNotFoundError):
+            if each.is_symlink() and not _is_named(each) and (why := _distrust(each, leads=True)):
+                raise _refused(each, f"is a link and {why}")
+
+
+def _refused(path: Path, why: str) -> Refused:
+    return Refused(
+        path,
+        f"{why}, and so could change what we do there. Take another place, or "
+        f"say that you trust it: export LAUNCHER_TRUSTED={path}",
+    )
+
+
+def _is_named(path: Path) -> bool:
+    """Whether LAUNCHER_TRUSTED names it, or a folder above it."""
+    named = os.environ.get("LAUNCHER_TRUSTED", "").split(":")
+    return any(path.is_relative_to(each) for each in named if each)
+
+
+def _places(path: Path) -> Iterator[Path]:
+    """All that the system looks at on the way to `path`: folders, links and what these lead to."""
+    at, left = Path("/"), [*reversed(path.absolute().parts[1:])]
+    yield at
+    for _ in range(MOST_PLACES):
+        if not left:
+            return
+        part = left.pop()
+        here = at.parent if part == ".." else at / part
+        if part != ".." and here.is_symlink():
+            yield here
+            target = Path(os.readlink(here))
+            left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+            at = Path("/") if target.is_absolute() else at
+        else:
+            at = here
+            yield at
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
 
 def _distrust(path: Path, leads: bool) -> str:

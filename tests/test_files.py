@@ -15,7 +15,7 @@ import pytest
 
 from launcher import files
 from launcher.files import Refused
-from launcher.trust import require_trusted
+from launcher.trust import require_own_links, require_trusted
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
 
@@ -262,6 +262,39 @@ def test_a_link_to_a_folder_of_another_user_is_not_trusted(root: Path) -> None:
     os.lchown(root / "link", 4711, 4711)
     with pytest.raises(Refused):
         require_trusted(root / "link/cache")
+
+
+@needs_root
+@pytest.mark.parametrize("last", ["relative", "absolute", "up"])
+def test_each_link_of_a_chain_is_looked_at(
+    root: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """Its two ends were looked at, and another user's link in the middle led elsewhere."""
+    for name in ("first", "middle", "end"):
+        (root / name).mkdir()
+    target = {"relative": "../end", "absolute": str(root / "end"), "up": "../first/../end"}[last]
+    (root / "middle/theirs").symlink_to(target)
+    (root / "first/link").symlink_to(root / "middle/theirs")
+    require_trusted(root / "first/link/cache")
+    require_own_links(root / "first/link/cache")
+    os.lchown(root / "middle/theirs", 4711, 4711)
+    for look in (require_trusted, require_own_links):
+        with pytest.raises(Refused, match="belongs to user id 4711") as caught:
+            look(root / "first/link/cache")
+        assert caught.value.filename == str(root / "middle/theirs")
+        monkeypatch.setenv("LAUNCHER_TRUSTED", str(root / "middle"))
+        look(root / "first/link/cache")
+        monkeypatch.delenv("LAUNCHER_TRUSTED")
+    os.lchown(root / "middle/theirs", 0, 0)
+    os.chown(root / "end", 4711, 4711)  # whose folder it is, root may save to
+    require_own_links(root / "first/link/cache")
+
+
+def test_links_in_a_circle_are_an_error_of_the_system(root: Path) -> None:
+    (root / "a").symlink_to("b")
+    (root / "b").symlink_to("a")
+    with pytest.raises(OSError, match="Too many levels"):
+        require_trusted(root / "a/x")
 
 
 def test_where_each_removes_their_own_may_lead_there(root: Path) -> None:

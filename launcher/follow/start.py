@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.backends import configured
 from launcher.errors import EngineError, LauncherError, PreflightError, UsageError
+from launcher.files import Refused
 from launcher.follow import files, find
 from launcher.follow.assemble import Assembled, assemble, counted, new_stamp
 from launcher.follow.live import tell
@@ -26,6 +27,7 @@ from launcher.plan.source import Asked, Origin, Override, overridden
 from launcher.records import owner, provenance, record, repeat, resume
 from launcher.settings import expanded
 from launcher.train.checkpoints import folders, hold, lineage
+from launcher.trust import require_own_links
 
 if TYPE_CHECKING:
     from launcher.follow.supervise import Listener
@@ -220,12 +222,17 @@ def _refuse_sharing(plan: Plan) -> None:
                 f"Stop that one first (launcher stop {job.run}), or set another folder.",
             )
     if plan.checkpoints and dict(plan.labels).get(node, "0") == "0":
-        with suppress(OSError):  # another user's: the run itself looks again
+        try:
+            require_own_links(Path(plan.checkpoints))
             if other := hold.living(Path(plan.checkpoints)):
                 raise UsageError(
                     f"checkpoint.save: {plan.checkpoints} is in use: {other} saves there",
                     "Stop that run first, or set another folder.",
                 )
+        except Refused as error:
+            raise UsageError(f"checkpoint.save: {error.filename}: {error.strerror}") from None
+        except OSError:  # another user's: the run itself looks again
+            pass
 
 
 def of_line(plan: Plan, asked: Asked, chosen: Backend) -> Plan:
