@@ -77,7 +77,7 @@ def job(text: str) -> tuple[Backend, Job]:
     known.sort(key=lambda pair: not _is_own(pair[1].run))
     listed = [(one.run, one.labels.get(f"{LABEL}name", "")) for _, one in known]
     try:
-        run = record.match(text, listed, _gone(text))
+        run = record.match(text, listed, *_otherwise(text, listed))
     except UsageError as error:
         if not silent:
             raise
@@ -122,13 +122,15 @@ def newest(labels: Mapping[str, str]) -> Checkpoint | None:
     return folders.newest_complete(Path(folder), line(labels)) if folder else None
 
 
-def _gone(text: str) -> str:
-    """What to say where nothing goes on: whether there was such a run."""
+def _otherwise(text: str, listed: list[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:
+    """What to say where no job is called so: that the run has ended, or which are the user's."""
     try:
         kept = record.find(text)
     except UsageError:
-        return "No run goes on, and none has ended with nobody watching."
-    return f"It has ended and is removed. To go on with it: launcher resume {kept.run}"
+        own = [pair for pair in listed if _is_own(pair[0])]
+        own += [(kept.run, kept.name) for kept in record.records()]
+        return "No run goes on, and none has ended with nobody watching.", own
+    return f"It has ended and is removed. To go on with it: launcher resume {kept.run}", []
 
 
 def _is_own(run: str) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import files
-from launcher.errors import UsageError
+from launcher.errors import UsageError, nearest
 from launcher.plan.config import RunConfig
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import HIDDEN, has_credential, is_secret, is_secret_option, redacted
@@ -240,10 +240,16 @@ def find(text: str) -> Record:
     return next(record for record in known if record.run == run)
 
 
-def match(text: str, known: list[tuple[str, str]], none: str) -> str:
+def match(
+    text: str,
+    known: list[tuple[str, str]],
+    none: str,
+    own: list[tuple[str, str]] | None = None,
+) -> str:
     """The id that `text` names among (id, name), the newest first.
 
-    Raises UsageError, which says `none` where there is nothing to choose from.
+    Raises UsageError, which lists what is known, or the user's `own` runs where others' are known,
+    and says `none` where there is nothing to choose from.
     """
     begun = [run for run, _ in known if text and run.startswith(text)]
     named = [run for run, name in known if name == text]
@@ -255,5 +261,7 @@ def match(text: str, known: list[tuple[str, str]], none: str) -> str:
         return begun[0]
     if begun:
         raise UsageError(f"{text!r} begins several runs: {', '.join(sorted(set(begun)))}")
-    listed = ", ".join(f"{run} ({name})" for run, name in known[:8])
-    raise UsageError(f"no run {text!r}", f"Known: {listed}" if listed else none)
+    own = [*dict.fromkeys(known if own is None else own)]
+    like = nearest(text, [word for pair in own for word in pair if word]).partition("Known")[0]
+    listed = ", ".join(f"{run} ({name})" for run, name in own[:8])
+    raise UsageError(f"no run {text!r}", f"{like}Known: {listed}" if listed else none)

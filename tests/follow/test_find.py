@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,3 +154,21 @@ def test_a_row(
 
     monkeypatch.setattr(find.folders, "newest_complete", refuse)
     assert find.row(job) == (*told[:-1], "unknown")  # whose checkpoints this user may not see
+
+
+def test_an_unknown_name_lists_ones_own_runs_and_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other people's containers were listed, and hid that one's own run had ended."""
+    theirs = [MadeUpJob(f"{n:08x}", f"theirs-{n}", "2025-01-01") for n in range(20)]
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
+    monkeypatch.setattr(find, "backend", lambda name: MadeUp(theirs))
+    kept = [SimpleNamespace(run="ffff0000", name="gpt2-mine")]
+    monkeypatch.setattr(record, "records", lambda: kept)
+    with pytest.raises(UsageError) as caught:
+        find.job("gpt2-mien")
+    assert caught.value.remedy == "Did you mean 'gpt2-mine'? Known: ffff0000 (gpt2-mine)"
+    monkeypatch.setattr(record, "find", lambda text: kept[0])
+    with pytest.raises(UsageError) as caught:
+        find.job("gpt2-mine")
+    assert caught.value.remedy.endswith("To go on with it: launcher resume ffff0000")
