@@ -23,7 +23,7 @@ from launcher.train import traces
 from launcher.train.checkpoints import folders, lineage
 from launcher.train.checkpoints.hold import Held, Hold
 from launcher.train.checkpoints.retention import Retention
-from launcher.train.ranks import alike, oom, rank, signals, stacks
+from launcher.train.ranks import alike, bus, oom, rank, signals, stacks
 from launcher.train.ranks.company import Company, Elsewhere
 from launcher.train.ranks.job import Job, Refused, Unable, parse, read_secrets
 from launcher.train.stall import stall
@@ -141,6 +141,7 @@ class Watch:
         self.running = set(handlers)
         self.first_failure: Exit | None = None
         self.memory = oom.read()
+        self.data = bus.sizes(job.program)
         self.stopping = False
         self.deadline: float | None = None
         self.at_deadline: Callable[[], None] = lambda: None
@@ -199,6 +200,8 @@ class Watch:
             name = signal.Signals(-code).name
             how = f"was killed by signal {-code} ({name}), exit code {128 - code}"
         if code == -signal.SIGKILL and (blamed := oom.blame(self.memory, oom.read())):
+            why = f": {blamed}"
+        if code == -signal.SIGBUS and (blamed := bus.blame(self.data)):
             why = f": {blamed}"
         told = f"rank {self.job.rank(event.local_rank)} {how}{why}"
         say(told)

@@ -19,9 +19,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from launcher.plan.job import Cause
+from launcher.records.failures import explain
 from launcher.train import runner
 from launcher.train.checkpoints import folders, lineage
-from launcher.train.ranks import devices, oom
+from launcher.train.ranks import bus, devices, oom
 from launcher.train.ranks.job import Job, Refused, Unable, free_port, parse, read_secrets
 from launcher.train.words import STOPPED
 
@@ -96,6 +98,24 @@ def test_a_folder_that_a_living_run_saves_to_is_refused(tmp_path: Path) -> None:
             with refused, held(job("--", "x"), f"{wish} {tmp_path}"):
                 pytest.fail("another run saves there")
         assert lineage.claimed(tmp_path).run == "aaaaaaaa"  # type: ignore[union-attr]
+
+
+def test_a_data_file_that_became_shorter_is_blamed_for_sigbus(tmp_path: Path) -> None:
+    """Every SIGBUS was told as a /dev/shm that is too small."""
+    for ending in (".bin", ".idx"):
+        (tmp_path / f"text{ending}").write_bytes(bytes(100))
+    before = bus.sizes(["train.py", "--data-path", str(tmp_path / "text"), "--a\0b"])
+    assert len(before) == 2
+    assert bus.blame(before) == ""
+    os.truncate(tmp_path / "text.bin", 40)
+    blamed = bus.blame(before)
+    assert blamed.endswith("text.bin, which it read, became shorter: 40 of 100 bytes")
+    told = f"runner: rank 1 was killed by signal 7 (SIGBUS), exit code 135: {blamed}\n"
+    for line, name in ((told, "a data file became"), (told.partition(": /")[0], "shared memory")):
+        signs = explain([line.encode()], Cause.ITSELF).signs
+        assert signs[0].failure.name.startswith(name)
+    (tmp_path / "text.bin").unlink()
+    assert "is there no more" in bus.blame(before)
 
 
 def test_a_free_port_stays_free_for_who_asked_for_it() -> None:
@@ -225,6 +245,8 @@ def test_a_second_request_leaves_the_ranks_their_time(tmp_path: Path) -> None:
 ASKED_EARLY = """
 import functools, os, signal, sys, time
 from torch.distributed.elastic import multiprocessing
+from launcher.plan.job import Cause
+from launcher.records.failures import explain
 from launcher.train import runner
 
 start = multiprocessing.start_processes
