@@ -154,11 +154,15 @@ def merge(args: Namespace) -> int:
 def data(args: Namespace) -> int:
     """Make Megatron's .bin and .idx from text, and look into them.
 
-    What it needs is installed first. Raises ModuleNotFoundError, upon which the command line goes
+    The folder to write to is made, and what it needs is installed first. Raises ModuleNotFoundError, upon which the command line goes
     on in .venv, and UsageError where the packages can't be installed.
     """
     from launcher.install import install
 
+    for option in ("output_prefix", "output"):  # before a minute of installing
+        if given := getattr(args, option, None):
+            target = _target(f"--{option.replace('_', '-')}", given)
+            target.parent.mkdir(parents=True, exist_ok=True)
     install()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's: there is no algebra to do here
     gc.set_threshold(50_000)  # the start makes much that stays: not worth a look

@@ -159,6 +159,19 @@ def test_a_text_may_begin_with_a_dash(
     assert "'-'" in capsys.readouterr().out
 
 
+def test_the_folder_of_data_is_made_before_anything_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """76 s of installing came before "no such folder"."""
+    made = list[bool]()
+    target = tmp_path / "new/data/mine"
+    monkeypatch.setattr(
+        "launcher.install.install", lambda _=None: made.append(target.parent.is_dir())
+    )
+    assert cli.main(["data", "tokenize", "absent.txt", "--output-prefix", str(target)]) == 2
+    assert made == [True]
+
+
 @pytest.mark.parametrize("command", cli.WITH_REST)
 def test_another_programs_words_are_its_own(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     given: list[str] = []
