@@ -154,8 +154,9 @@ def merge(args: Namespace) -> int:
 def data(args: Namespace) -> int:
     """Make Megatron's .bin and .idx from text, and look into them.
 
-    The folder to write to is made, and what it needs is installed first. Raises ModuleNotFoundError, upon which the command line goes
-    on in .venv, and UsageError where the packages can't be installed.
+    The folder to write to is made, and what it needs is installed first. Raises
+    ModuleNotFoundError, upon which the command line goes on in .venv, and UsageError where the
+    packages can't be installed.
     """
     from launcher.install import install
 
