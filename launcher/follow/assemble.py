@@ -28,9 +28,13 @@ NO_PROGRAM = "./shell"
 """A script of the host, which is what asks least of a run file; it is neither mounted nor run."""
 
 
+SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
+"""By which engines are asked, whose containers may be root's."""
+
+
 @dataclass(frozen=True)
 class Assembled:
-    """A plan, what is known of its image, and what the program will go on without."""
+    """A plan, what is known of its image, and warnings, such as what the program won't heed."""
 
     plan: Plan
     facts: Facts
@@ -55,7 +59,16 @@ def assemble(
         _check_alone(asked, chosen, stamp)  # what is wrong with the file is told first
         raise
     plan = make_plan(config, origin, facts, host, stamp, gpus=gpus, rest=asked.rest, tie=asked.tie)
-    return Assembled(plan, facts, tuple(_ignored(asked, plan, facts)))
+    return Assembled(plan, facts, (*_ignored(asked, plan, facts), *_opened(plan)))
+
+
+def _opened(plan: Plan) -> Iterator[str]:
+    """Mounts that open this machine to the program, as warnings."""
+    for mount in plan.mounts:
+        if mount.source == "/" and not mount.read_only:
+            yield f"{mount.key}: the program can change all files of this machine"
+        if os.path.basename(mount.source) in SOCKETS:
+            yield f"{mount.key}: by {mount.source} the program can do all that the engine can"
 
 
 def _ignored(asked: Asked, plan: Plan, facts: Facts) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from os.path import join, normpath
 from typing import Any
+from urllib.parse import quote
 
 from launcher.errors import Faults, UsageError
 from launcher.plan import program
@@ -95,15 +96,15 @@ def mounted(
     return inside, tuple(distinct.values())
 
 
-def compiled(host: Host) -> tuple[Mount, ...]:
-    """Where torch keeps what it compiles, for the next run's start; its keys tell images apart.
+def compiled(host: Host, image: str) -> tuple[Mount, ...]:
+    """Where torch keeps what it compiles, for the next run's start, of an image by its name.
 
-    None where a scheduler chooses the node, in a Compose file, which is for other machines too,
-    and outside a container, where torch has a place.
+    No other image's runs load what one has put there. None where a scheduler chooses the node, in a
+    Compose file, which is for other machines too, and outside a container, where torch has a place.
     """
     if not host.contained or host.scheduled or host.every_node:
         return ()
-    folder = join(host.cache, "compiled")
+    folder = join(host.cache, "compiled", quote(image, safe=""))
     return (_mount(folder, "/compiled", "the compiler's cache", host, writable=True),)
 
 

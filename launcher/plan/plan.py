@@ -140,11 +140,11 @@ def make_plan(
         _saving_when_stopped(config, started), started, host, stamp.run
     )
     compiles = started.kind is program.Kind.OURS and gpus.count != 0 and where.model == 1
-    compiled = mounts.compiled(host) if compiles else ()
+    image = reference(config.image) if host.contained else HERE
+    compiled = mounts.compiled(host, image) if compiles else ()
     mounted += compiled
     with faults.collected():
         mounts.check(mounted, origin)
-    image = reference(config.image) if host.contained else HERE
     ipc, shm_size = _shared_memory(config, gpus, processes)
     options = render.options(config, started.kind, where, facts.release)
     values = render.valued([*options, *given(rest)])

@@ -66,7 +66,9 @@ def _run(kept: Record, alive: Mapping[str, str]) -> Run:
         ended=over["ended"] if over else "",
         backend=kept.backend,
         image=image.get("name", ""),
-        iteration=last.get("iteration"),
+        iteration=max(
+            filter(None, (last.get("iteration"), (over or {}).get("iteration"))), default=None
+        ),
         loss=last.get("loss"),
         folder=str(record.folder(kept.run)),
     )

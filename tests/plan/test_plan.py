@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import UsageError
-from launcher.follow import files
+from launcher.follow import assemble, files
 from launcher.plan import source
 from launcher.plan.image import Facts, labelled, planned, reference
 from launcher.plan.mounts import Mount
@@ -103,7 +103,7 @@ def test_the_programs_paths_are_those_of_the_container(plan: Planner) -> None:
         "/data-cache": ("/home/user/.cache/x/data-index", False),
         "/checkpoints": ("/home/user/work/checkpoints/gpt2", False),
         "/checkpoints-from": ("/home/user/old", True),
-        "/compiled": ("/home/user/.cache/x/compiled", False),
+        "/compiled": ("/home/user/.cache/x/compiled/megatron%3A24.10", False),
     }
     assert value(made, "--data-path") == "/data/0/corpus"
     assert value(made, "--data-cache-path") == "/data-cache"
@@ -309,3 +309,24 @@ def test_the_labels_of_an_image_are_facts() -> None:
     assert labelled(labels | {"megatron-launchpad.whole": "true"}) == Facts("0.9.0", True)
     assert labelled(labels | {"megatron-launchpad.whole": "false"}) == Facts("0.9.0", False)
     assert labelled({}) == Facts(None, None)
+
+
+def test_what_one_image_compiles_no_other_loads(plan: Planner) -> None:
+    """One folder was written to by all images, and what one put there the others loaded."""
+    sources = {
+        mount.source
+        for image in ("a/b:1", "a_b:1", "a/b:2", '"24.10"')
+        for mount in plan("gpt2.yaml", f"image={image}", "gpus=1").mounts
+        if mount.target == "/compiled"
+    }
+    assert len(sources) == 4
+
+
+def test_a_mount_that_opens_the_machine_is_warned_of(plan: Planner) -> None:
+    text = "name: a\nimage: cpu\ngpus: 0\nprogram: ./train.py\nmounts:\n"
+    text += "- {source: /, target: /host, read_only: false}\n"
+    text += "- {source: /var/run/docker.sock, target: /run/docker.sock}\n"
+    text += "- {source: /data, target: /data, read_only: false}\n"
+    warned = [*assemble._opened(plan(text))]
+    assert ["all files" in warned[0], "docker.sock" in warned[1], len(warned)] == [True, True, 2]
+    assert not [*assemble._opened(plan(text.replace("read_only: false", "")))][1:]
