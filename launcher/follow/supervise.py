@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KEPT_OUTPUT = 1 << 16
+NOTED_SECONDS = 5.0
+"""How long a launcher that removes a run has to note how that ended."""
+
 RECONNECT_SECONDS = 120.0
 RETRY_SECONDS = 0.5
 REMIND_SECONDS = 30.0
@@ -136,9 +139,21 @@ def _to_its_end(
         raise
     if mine:
         follower.job.remove()
+    elif ended.cause is Cause.REMOVED:
+        ended = _noted(job) or ended
     asked = bool(stopper.asked) or owner.asked_to_stop(job.run)
     why = watchdog.verdict(listeners), guard.verdict(listeners)
     return Ending(ended, asked, follower.tail.text, *why)
+
+
+def _noted(job: Job) -> Ended | None:
+    """How a job ended that another launcher has followed and removed, by the run's record."""
+    from launcher.records import runs
+
+    until = time.monotonic() + NOTED_SECONDS
+    while (told := runs.ended(job.run, attempt_of(job))) is None and time.monotonic() < until:
+        time.sleep(min(RETRY_SECONDS, 0.2))
+    return told
 
 
 @dataclass

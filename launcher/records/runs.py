@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher import files
 from launcher.errors import UsageError
-from launcher.plan.job import Cause, Job, goes_on
+from launcher.plan.job import Cause, Ended, Job, goes_on
 from launcher.plan.mounts import PROFILE
 from launcher.records import owner, record, watch
 from launcher.records.record import Record
@@ -80,6 +80,15 @@ def _last_ending(run: str) -> dict[str, Any] | None:
     ending = endings[-1] if endings else None
     begun = watch.log_name(ending["attempt"] + 1) if ending else ""
     return None if begun and (record.folder(run) / begun).exists() else ending
+
+
+def ended(run: str, attempt: int) -> Ended | None:
+    """How an attempt of a run ended, as a launcher noted that followed it; None where none did."""
+    for told in record.read_lines(record.folder(run) / record.ENDINGS):
+        with suppress(KeyError, TypeError, ValueError):
+            if told["attempt"] == attempt:
+                return Ended(int(told["code"]), Cause(told["cause"]))
+    return None
 
 
 def cause(text: str) -> Cause:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from launcher.errors import EngineError, UnfollowedError
 from launcher.follow import live, supervise
 from launcher.plan.job import Cause, Ended, Lost, Piece
-from launcher.records import owner
+from launcher.records import owner, record
 from launcher.records.ending import Outcome
 from launcher.train.ranks import signals as caught
 from tests.e2e.site import until
@@ -179,6 +179,18 @@ def test_an_engine_that_comes_back_has_ended_the_run_or_removed_it(runs: Path) -
     assert (first.calls, back.calls) == ([], ["remove"])
     found = supervise.supervise(engine(), never, job=FakeJob(cut=0))
     assert found.ended == Ended(137, Cause.REMOVED)
+
+
+def test_one_who_looks_on_hears_how_the_run_ended_from_its_record(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`attach` ended with 137, removed from outside, where the run was stopped with 0."""
+    monkeypatch.setattr(supervise, "NOTED_SECONDS", 0.3)
+    line = {"attempt": 0, "code": 0, "cause": "itself", "outcome": "stopped"}
+    record.append(RUN, record.ENDINGS, {"attempt": 1, "code": 3, "cause": "itself"})
+    assert supervise.supervise(engine(), never, job=FakeJob(cut=0), guest=True).code == 137
+    record.append(RUN, record.ENDINGS, line)
+    assert supervise.supervise(engine(), never, job=FakeJob(cut=0), guest=True).code == 0
 
 
 def test_an_engine_that_stays_away_is_told_and_nothing_is_removed(
