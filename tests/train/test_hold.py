@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,23 +46,33 @@ sys.stdin.readline()
 held.release()
 """
 
-Start = Callable[[str], "subprocess.Popen[str]"]
+Start = Callable[[str], contextlib.AbstractContextManager["subprocess.Popen[str]"]]
 
 
 @pytest.fixture
 def other(tmp_path: Path) -> Start:
     """Starts run A in a process of its own, which saves when it gets a line."""
 
-    def start(locks: str) -> subprocess.Popen[str]:
+    @contextlib.contextmanager
+    def start(locks: str) -> Iterator[subprocess.Popen[str]]:
         argv = [sys.executable, "-c", OTHER, str(tmp_path), locks]
-        started = subprocess.Popen(
+        with subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        assert started.stdout
-        assert started.stdout.readline() == "holds\n"
-        return started
+        ) as started:
+            try:
+                assert started.stdout
+                assert started.stdout.readline() == "holds\n"
+                yield started
+            finally:
+                started.kill()  # one that is stopped would be waited for without end
 
     return start
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Stop it, and return once it sends no heartbeat any more."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
 def line(process: subprocess.Popen[str], said: str = "") -> str:
@@ -90,7 +101,7 @@ def test_a_living_run_is_refused_and_a_dead_one_is_replaced_at_once(
             with pytest.raises(Held, match=f"in use: run {A} on"):
                 Hold(tmp_path, run, pytest.fail)
         assert hold.living(tmp_path).startswith(f"run {A} on")
-        process.send_signal(signal.SIGSTOP)  # it lives, and may go on at any time
+        stop(process)  # it lives, and may go on at any time
         with pytest.raises(Held):
             Hold(tmp_path, B, pytest.fail)
         process.kill()
@@ -111,7 +122,7 @@ def test_a_run_that_slept_while_another_took_over_saves_nothing(
     with other("none") as process:
         with pytest.raises(Held, match=f"in use: run {A} on"):  # its heartbeat is seen
             Hold(tmp_path, B, lambda _: None)
-        process.send_signal(signal.SIGSTOP)
+        stop(process)
         said: list[str] = []
         held = Hold(tmp_path, B, said.append)
         assert "waiting 1.5 s at most: run aaaaaaaa on" in said[0]
