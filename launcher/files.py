@@ -292,6 +292,8 @@ def copy_foreign(path: Path, below: Path, target: Path) -> None:
     with open_foreign(real, place) as source:
         mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o666
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with suppress(FileNotFoundError):  # one that we have just written
+            os.unlink(target)
         with open(os.open(target, flags, mode), "wb") as copy:
             while part := source.read(1 << 20):
                 copy.write(part)

@@ -22,7 +22,7 @@ from launcher.weights import convert, reader, safetensors
 from tests.weights.models import made
 
 LOOK = """
-import resource, sys
+import sys
 from pathlib import Path
 from launcher.errors import UsageError
 from launcher.settings import ROOT
@@ -34,7 +34,8 @@ for look in (lambda: folders.scan(root), lambda: reader.opened(reader.find(root)
         look()
     except (UsageError, OSError) as error:
         print(type(error).__name__)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+# ru_maxrss has that of the process which this one was forked from.
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 MOST_MEMORY = 512 << 10  # KB
 
@@ -199,3 +200,12 @@ def test_a_model_of_pipes_and_devices_is_refused(tmp_path: Path, name: str, kind
         return
     with pytest.raises((files.Refused, UsageError)):
         convert.import_(theirs, tmp_path / "ours")
+
+
+def test_a_copy_takes_the_place_of_what_was_just_written(tmp_path: Path) -> None:
+    """An export that had written a generation_config.json ended where the import had kept one."""
+    theirs = made(tmp_path / "theirs", "llama")
+    (theirs / "generation_config.json").write_text('{"kept": 1}')
+    convert.import_(theirs, tmp_path / "ours")
+    convert.export(reader.opened(reader.find(tmp_path / "ours")), tmp_path / "back")
+    assert (tmp_path / "back/generation_config.json").read_text() == '{"kept": 1}'
