@@ -44,7 +44,8 @@ class Silence:
 
     def came(self, data: bytes, now: float) -> None:
         """Output came at `now`, in seconds of any clock."""
-        if self.told and all(line.startswith(SAYS.encode()) for line in data.splitlines() if line):
+        runners = all(line.startswith(SAYS.encode()) for line in data.splitlines() if line)
+        if runners and (self.told or not self.begun):  # a warning before the program's start
             return
         self.since, self.begun, self.told = now, True, False
         self.compiles = compiling(data, self.compiles)
