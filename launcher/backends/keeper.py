@@ -8,18 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from launcher import files
 
 PROCESS, STDOUT, STDERR, CODE = "process.json", "stdout", "stderr", "code"
-PAUSE_SECONDS = 0.005
-ROOM = 16
-"""Bytes that are kept free for the exit code."""
-
 FILES = (PROCESS, STDOUT, STDERR, CODE)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PARENT, STATE, STARTED = 1, 0, 19
@@ -40,10 +35,8 @@ def keep(folder: Path, labels: Mapping[str, str], argv: list[str]) -> None:
     for signum in SIGNALS:  # where a whole group is asked to stop, the run is as well
         signal.signal(signum, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a launcher holds them as it starts a run
-    out, passes_out = _passed_on(folder / STDOUT)
-    err, passes_err = _passed_on(folder / STDERR, out)
-    passing = {passes_out, passes_err}
-    files.write(folder / CODE, " " * ROOM, 0o600)  # the disk may be full at the end
+    new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    out, err = (files.open_own(folder / name, new) for name in (STDOUT, STDERR))
     with open(out, "wb"), open(err, "wb"):
         process = subprocess.Popen(
             argv,
@@ -55,41 +48,9 @@ def keep(folder: Path, labels: Mapping[str, str], argv: list[str]) -> None:
     told = {**here, "process": identity(process.pid), "labels": labels}
     files.write(folder / PROCESS, json.dumps(told), 0o600)
     code = process.wait()
-    while (left := {*_children()} - passing) or passing:
+    while left := _children():
         _end(left)
-        passing = {pid for pid in passing if left or os.waitpid(pid, os.WNOHANG)[0] == 0}
-        time.sleep(0 if left else PAUSE_SECONDS)
-    with open(files.open_own(folder / CODE, os.O_WRONLY), "wb", buffering=0) as file:
-        file.write(str(128 - code if code < 0 else code).ljust(ROOM).encode())
-
-
-def _passed_on(path: Path, *others: int) -> tuple[int, int]:
-    """A pipe, and the process that writes what comes of it to a file, and outlives this one.
-
-    That has none of the `others`, whose readers wait for their end. What a full disk doesn't take
-    is lost, and the run goes on: by itself it would end with an error as it writes a line.
-    """
-    target = files.open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    source, sink = os.pipe()
-    if pid := os.fork():
-        os.close(source)
-        os.close(target)
-        return sink, pid
-    for handle in (sink, *others):
-        os.close(handle)
-    for signum in SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
-    lost, why = 0, ""
-    while data := os.read(source, 1 << 16):
-        if lost:
-            data = f"\nlauncher: {lost} bytes of output were lost here: {why}\n".encode() + data
-        try:
-            while data:
-                data = data[os.write(target, data) :]
-            lost = 0
-        except OSError as error:
-            lost, why = lost + len(data), os.strerror(error.errno or 0)
-    os._exit(0)
+    files.write(folder / CODE, str(128 - code if code < 0 else code), 0o600)
 
 
 def machine() -> str:
@@ -131,7 +92,7 @@ def _children() -> list[int]:
     return found
 
 
-def _end(children: Iterable[int]) -> None:
+def _end(children: list[int]) -> None:
     for pid in children:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)

@@ -427,21 +427,3 @@ def test_a_checkout_on_the_path_tells_its_release(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = local.backend().facts("any")
     assert found.release == "0.12.3"
-
-
-def test_a_full_disk_of_records_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A line that couldn't be written was an error of the program's own, and killed it."""
-    full = os.open("/dev/full", os.O_WRONLY)
-    monkeypatch.setattr(keeper.files, "open_own", lambda *_: os.dup(full))
-    sink, pid = keeper._passed_on(tmp_path / "stdout")
-    for _ in range(100):
-        os.write(sink, bytes(10_000))  # else a broken pipe
-    os.close(sink)
-    assert os.waitpid(pid, 0)[1] == 0
-    monkeypatch.undo()
-    os.close(full)
-    keeper.keep(tmp_path, {}, [sys.executable, "-c", "import time; time.sleep(0.3); exit(3)"])
-    code = (tmp_path / keeper.CODE).read_text()
-    assert (len(code), code.split()) == (keeper.ROOM, ["3"])
