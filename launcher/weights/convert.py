@@ -102,7 +102,8 @@ def export(
     wanted = [*rows(of, shape)]
     _check_names(saved, wanted, of)
     config = architecture.config(shape, of.model)
-    copied = _kept(saved.folder.parent / KEPT) | dict(tokenizer)
+    kept = _kept(saved.folder.parent / KEPT)
+    copied = kept | dict(tokenizer)
     bound = 256 + sum(160 + len(each) for row in wanted for each in row.theirs)
     with new_folder(target) as folder:
         shards = safetensors.Shards(folder, shard)
@@ -119,7 +120,8 @@ def export(
         _write_json(folder / CONFIG, config | ends)
         _write_json(folder / GENERATION, {"_from_model_config": True, **ends})
         for each, path in copied.items():
-            files.copy_foreign(path, path.parent, folder / each)
+            below = saved.folder.parent if path == kept.get(each) else path.parent
+            files.copy_foreign(path, below, folder / each)
         return Done(target, shape, shards.total, (CONFIG, *names))
 
 

@@ -209,3 +209,16 @@ def test_a_copy_takes_the_place_of_what_was_just_written(tmp_path: Path) -> None
     convert.import_(theirs, tmp_path / "ours")
     convert.export(reader.opened(reader.find(tmp_path / "ours")), tmp_path / "back")
     assert (tmp_path / "back/generation_config.json").read_text() == '{"kept": 1}'
+
+
+def test_a_link_in_place_of_the_tokenizers_folder_leads_nowhere(
+    tmp_path: Path, secret: Path
+) -> None:
+    """Only links to single files were looked at."""
+    convert.import_(made(tmp_path / "theirs", "llama"), tmp_path / "ours")
+    (tmp_path / "private").mkdir(mode=0o700)
+    secret.rename(tmp_path / "private/tokenizer.json")
+    (tmp_path / "ours/tokenizer").symlink_to(tmp_path / "private")
+    with pytest.raises(files.Refused, match="leads out of"):
+        convert.export(reader.opened(reader.find(tmp_path / "ours")), tmp_path / "back")
+    assert not (tmp_path / "back").exists()
