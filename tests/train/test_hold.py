@@ -175,6 +175,47 @@ def test_a_lock_file_that_says_nothing_is_taken(tmp_path: Path, content: bytes) 
     Hold(tmp_path, A, pytest.fail).release()
 
 
+def test_a_dead_runs_lock_file_that_may_not_be_written_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's went on to say that it was that one's, and the run was told as taken over."""
+    Hold(tmp_path, A, pytest.fail)  # which isn't released
+    made = hold._open
+
+    def opened(path: Path) -> int:
+        return os.open(path, os.O_RDONLY) if path.exists() else made(path)
+
+    monkeypatch.setattr(hold, "_open", opened)
+    monkeypatch.setattr(files, "try_lock", lambda *_, **__: True)  # its process has ended
+    held = Hold(tmp_path, B, pytest.fail)
+    held.claim(B)
+    held.beat()
+    assert hold._read(held.handle) == held.me
+    held.release()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_run_that_slept_within_a_heartbeat_sees_that_another_came_and_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had looked at the lock file's content before, and made the folder its own again."""
+    first = Hold(tmp_path, A, pytest.fail)
+    first.claim(A)
+    monkeypatch.setattr(files, "try_lock", lambda *_, **__: True)
+    look = hold._is_at
+
+    def slept(handle: int, path: Path) -> bool:
+        monkeypatch.setattr(hold, "_is_at", look)
+        other = Hold(tmp_path, B, pytest.fail)
+        other.claim(B)
+        other.release()
+        return look(handle, path)
+
+    monkeypatch.setattr(hold, "_is_at", slept)
+    with pytest.raises(Held, match=f"run {B} has taken"):
+        first.beat()
+
+
 def test_a_lock_file_that_is_a_pipe_or_a_link_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / hold.LOCK)
     for look in (hold.living, lambda root: Hold(root, A, pytest.fail)):

@@ -101,7 +101,9 @@ class Hold:
                 self._await_other(handle)
                 if _is_at(handle, self.root / LOCK):
                     self._write(handle)
-                    return handle
+                    if _read(handle) in (None, self.me):
+                        return handle
+                    os.unlink(self.root / LOCK)  # another user's, of a run that was killed
             except BaseException:
                 os.close(handle)
                 raise
@@ -155,12 +157,14 @@ class Hold:
 
     def beat(self) -> None:
         """Send a heartbeat, and see that the folder is still held. Raises Held, and `OSError`."""
+        # In this order: who takes the folder writes the file first, and removes it last.
+        in_place = _is_at(self.handle, self.root / LOCK)
         there, inside = lineage.claimed(self.root), _read(self.handle)
         if self.note and there and there.holder != self.me.token:
             raise Held(f"run {there.run} has taken {self.root}, which this run saves to")
         if inside and inside != self.me:
             raise Held(f"run {inside.run} has taken {self.root}, which this run saves to")
-        if not _is_at(self.handle, self.root / LOCK):
+        if not in_place:
             self._take_again()
         elif there is None and self.note:
             lineage.put(self.root, self.note)
