@@ -115,6 +115,7 @@ class LocalJob(host.FolderJob):
 
     process: tuple[int, str]
     keeper: tuple[int, str]
+    pump: tuple[int, str]
     labels: Mapping[str, str]
     stdin: IO[bytes] | None = field(default=None, repr=False)
 
@@ -126,7 +127,12 @@ class LocalJob(host.FolderJob):
         return str(self.process[0])
 
     def output(self, *, follow: bool = True) -> Iterator[Piece]:
-        """What it has written since its beginning, and with `follow` until its end."""
+        """What it has written since its beginning, and with `follow` until its end.
+
+        While its output is lost, as on a full disk, there are empty pieces: it goes on.
+        """
+        lost = dict[str, Any]()
+        warned = False
         with (
             (self.folder / keeper.STDOUT).open("rb") as out,
             (self.folder / keeper.STDERR).open("rb") as err,
@@ -135,15 +141,32 @@ class LocalJob(host.FolderJob):
                 last = not follow or self.ended() is not None
                 pieces = [Piece(False, out.read(CHUNK)), Piece(True, err.read(CHUNK))]
                 yield from (piece for piece in pieces if piece.data)
-                if not any(piece.data for piece in pieces):
-                    if last:
-                        return
+                if any(piece.data for piece in pieces):
+                    continue
+                before, lost = lost, self._lost()
+                if lost != before:
+                    yield Piece(True, b"" if warned else self._warning(lost))
+                    warned = True
+                elif last:
+                    return
+                else:
                     time.sleep(POLL_SECONDS)
+
+    def _lost(self) -> dict[str, Any]:
+        """Why output is being lost, by its file's name, and how many bytes of it are."""
+        with suppress(OSError, ValueError):
+            return dict(json.loads((self.folder / keeper.LOST).read_bytes()))
+        return {}
+
+    def _warning(self, lost: Mapping[str, Any]) -> bytes:
+        name, (why, _) = next(iter(lost.items()))
+        path = self.folder / name
+        return f"launcher: the log can't be written: {path}: {why}; the run goes on\n".encode()
 
     def ended(self) -> Ended | None:
         code = self._code()  # first, as another who follows the run may remove it meanwhile
         there = (self.folder / keeper.PROCESS).exists()  # else its keeper is about to leave, too
-        if keeper.alive(self.process) or (there and keeper.alive(self.keeper)):
+        if any(map(keeper.alive, (self.process, *((self.keeper, self.pump) if there else ())))):
             return None
         return code or self._code() or Ended(KILLED, Cause.ITSELF if there else Cause.REMOVED)
 
@@ -246,7 +269,8 @@ def _job(folder: Path) -> LocalJob | None:
         told = json.loads((folder / keeper.PROCESS).read_text(encoding="utf-8"))
         if told["machine"] != keeper.machine():  # the same home folder, seen from another one
             return None
-        return LocalJob(folder, tuple(told["process"]), tuple(told["keeper"]), told["labels"])
+        process, kept, pump = (tuple(told[name]) for name in ("process", "keeper", "pump"))
+        return LocalJob(folder, process, kept, pump, told["labels"])
     except (OSError, ValueError, KeyError):  # there is none, or another version's
         return None
 

@@ -24,6 +24,7 @@ def listening(job: Job) -> Iterator[Sequence[Listener]]:
     if not (folder / record.FILE).is_file():
         yield ()
         return
+    record.keep_room(job.run, record.ENDINGS)
     threading.Thread(target=_keep_build, args=(job,), daemon=True).start()
     speed = Speed(record.read(job.run, record.PLAN), record.read(job.run, record.FACTS))
     screen, attempt = live.screen, attempt_of(job)

@@ -214,7 +214,7 @@ class Follower:
             stream = is_error, node
             known = min(skip[stream], len(data))
             skip[stream] -= known
-            if new := data[known:]:
+            if (new := data[known:]) or not data:  # an empty piece says that the run goes on
                 self._take(new, is_error)
                 self.passed[stream] += len(new)
 

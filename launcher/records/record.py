@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import files
+from launcher import files, logfile
 from launcher.errors import UsageError, nearest
 from launcher.plan.config import RunConfig
 from launcher.plan.plan import Plan
@@ -24,6 +24,8 @@ from launcher.settings import settings
 FILE, FACTS, PLAN, BUILD = "run.json", "facts.json", "plan.json", "build.json"
 METRICS, ENDINGS, LOG = "metrics.jsonl", "endings.jsonl", "log"
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+LINE_ROOM = 1 << 13
+"""More bytes than a line of an ending has."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,15 @@ def append(run: str, name: str, value: object) -> None:
         file.write(f"{json.dumps(value)}\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def keep_room(run: str, name: str) -> None:
+    """Keep space for another line of a file of the run's folder, where the disk has some now."""
+    with (
+        suppress(OSError),
+        open(files.open_own(folder(run) / name, APPEND), "ab") as file,
+    ):
+        logfile.keep_room(file.fileno(), LINE_ROOM)
 
 
 def read(run: str, name: str) -> dict[str, Any] | None:

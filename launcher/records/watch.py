@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import files
+from launcher.logfile import GAP, LogFile
 from launcher.records import metrics, record, throughput
 from launcher.records.metrics import Found, Step
 from launcher.records.record import APPEND, LOG, METRICS
@@ -54,8 +55,8 @@ class Watch:
     """Keeps one attempt of a run in the folder of its record, from the attempt's first byte on.
 
     What was kept of the attempt before goes when that comes: an engine may have no log to give.
-    `seen` is called with each metric. A folder that can't be written to is told of once, by
-    `tell`, and the run goes on.
+    `seen` is called with each metric. What can't be written is told of once, by `tell`; the run
+    goes on, and what comes when there is room again is kept.
     """
 
     def __init__(
@@ -70,14 +71,14 @@ class Watch:
         self.speed = speed
         self.seen = seen
         self.tell = tell
-        self.folder = folder
+        self.log, self.metrics = folder / log_name(attempt), folder / METRICS
         self.attempt = attempt
-        self.opened = False
-        self.files: tuple[int, int] | None = None
+        self.opened = self.told = False
+        self.files: dict[Path, LogFile] = {}
         self.begun = {False: b"", True: b""}
-        for name in (log_name(attempt), METRICS):
+        for path in (self.log, self.metrics):
             with suppress(OSError):  # a run without a word has them, too
-                os.close(files.open_own(folder / name, APPEND))
+                os.close(files.open_own(path, APPEND))
 
     def __enter__(self) -> Watch:
         return self
@@ -92,7 +93,7 @@ class Watch:
         """Keep a piece of output, and read the lines that end in it."""
         if not self.opened:
             self._open()
-        self._write(0, data)
+        self._write(self.log, data)
         whole, newline, begun = data.rpartition(b"\n")
         if newline:
             self._read(self.begun[is_error] + whole)
@@ -102,12 +103,13 @@ class Watch:
 
     def _open(self) -> None:
         self.opened = True
-        try:
-            _forget(self.folder / METRICS, self.attempt)
-            log = files.open_own(self.folder / log_name(self.attempt), APPEND | os.O_TRUNC)
-            self.files = log, files.open_own(self.folder / METRICS, APPEND)
-        except OSError as error:
-            self._lost(error)
+        for path, more, gap in ((self.log, os.O_TRUNC, GAP), (self.metrics, 0, "\n")):
+            try:
+                if path == self.metrics:
+                    _forget(path, self.attempt)
+                self.files[path] = LogFile(files.open_own(path, APPEND | more), gap)
+            except OSError as error:
+                self._lost(path, error)
 
     def _read(self, text: bytes) -> None:
         """Read whole lines; most of a log is passed over in one look."""
@@ -123,26 +125,24 @@ class Watch:
         rates = self.speed.rates_of(found) if self.speed and isinstance(found, Step) else None
         self.seen(found, rates)
         kept = json.dumps(metrics.as_record(found, self.attempt, rates))
-        self._write(1, f"{kept}\n".encode())
+        self._write(self.metrics, f"{kept}\n".encode())
 
-    def _write(self, which: int, data: bytes) -> None:
-        """Write all of it to the log, or to the metrics, past what one call takes."""
-        left = memoryview(data)
-        try:
-            while left and self.files:
-                left = left[os.write(self.files[which], left) :]
-        except OSError as error:
-            self._lost(error)
+    def _write(self, path: Path, data: bytes) -> None:
+        if file := self.files.get(path):
+            file.write(data)
+            if file.error:
+                self._lost(path, file.error)
 
-    def _lost(self, error: OSError) -> None:
-        self.tell(f"the log is kept no longer: {error.filename or LOG}: {error.strerror}")
-        self._close()
+    def _lost(self, path: Path, error: OSError) -> None:
+        if not self.told:
+            self.tell(f"the log can't be written: {path}: {error.strerror}; the run goes on")
+        self.told = True
 
     def _close(self) -> None:
-        for file in self.files or ():
+        for file in self.files.values():
             with suppress(OSError):
-                os.close(file)
-        self.files = None
+                os.close(file.handle)
+        self.files.clear()
 
 
 def log_name(attempt: int) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -20,12 +23,13 @@ from hypothesis import strategies as st
 
 from launcher.backends import keeper, local
 from launcher.errors import EngineError, UsageError
-from launcher.plan.job import Cause, Ended
+from launcher.plan.job import Cause, Ended, Piece
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret
 from launcher.plan.values import Gpus, parse_gpus
 from launcher.settings import ROOT, settings
+from tests.disks import UNLIMITED, limited, mounted
 
 from .conftest import BARE
 
@@ -177,6 +181,67 @@ def test_much_output_is_whole(start: Callable[..., Any]) -> None:
     assert written(job)[0] == b"".join(b"%d\n" % n for n in range(100_000))
 
 
+@pytest.fixture(params=["tmpfs", "limit"])
+def small_disk(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """Lets files of records have 64 KiB; the words of what goes beyond."""
+    if request.param == "limit":
+        with limited(1 << 16):
+            yield os.strerror(errno.EFBIG)
+        return
+    if os.geteuid():
+        pytest.skip("needs root to mount a small disk")
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
+    with mounted(tmp_path, 1 << 16):
+        yield os.strerror(errno.ENOSPC)
+
+
+MUCH = "import os\nfor n in range(100_000): os.write(1 + n % 2, b'%d\\n' % n)\n"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_full_disk_of_records_ends_no_run(
+    small_disk: str, start: Callable[..., Any], code: int
+) -> None:
+    """The program died of the error as it wrote, and there was no room for its exit code."""
+    job = start(f"{MUCH}os._exit({code})")
+    assert job.wait() == Ended(code)
+    out, err = written(job)
+    assert b"".join(b"%d\n" % n for n in range(0, 100_000, 2)).startswith(out)
+    warning = rf"launcher: the log can't be written: .*/std(out|err): {small_disk}; the run goes on"
+    assert len(re.findall(warning.encode(), err)) == 1
+
+
+SPEAKS = """\
+import os, time
+said, until = 0, time.monotonic() + 60
+while not os.path.exists(os.environ["GO"]) and time.monotonic() < until:
+    said += os.write(1, b"x" * 9999)
+    time.sleep(0.01)
+print(f"said {said}", flush=True)
+"""
+
+
+def test_a_run_whose_output_is_lost_goes_on_and_what_is_missing_is_said_when_there_is_room(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    """It looked like one that hangs, which the watchdog may end."""
+    with limited(1 << 16):
+        job = start(SPEAKS, env=(("GO", str(tmp_path / "go")),))
+    errors = (piece for piece in job.output() if piece.is_error)
+    assert b"/stdout: File too large; the run goes on\n" in next(errors).data
+    assert [next(errors), next(errors)] == [Piece(True, b"")] * 2
+    resource.prlimit(job.pump[0], resource.RLIMIT_FSIZE, UNLIMITED)
+    (tmp_path / "go").touch()
+    assert job.wait() == Ended(0)
+    out, err = written(job)
+    said = int(out.split()[-1])
+    gap = re.search(rb"\nlauncher: (\d+) bytes are missing here, which couldn't be written\n", out)
+    assert gap
+    assert (gap.start(), out.count(b"x") + int(gap[1]), err) == (1 << 16, said, b"")
+
+
 ASKED = """\
 import signal, sys, time
 def stop(signum, frame):
@@ -224,7 +289,7 @@ def test_the_grace_ends(start: Callable[..., Any]) -> None:
 
 def test_nothing_that_it_started_outlives_it(start: Callable[..., Any]) -> None:
     daemon = "import os,time; os.setsid() if not os.fork() else os._exit(0); os.fork(); "
-    daemon += "print(os.getpid(), flush=True); time.sleep(600)"
+    daemon += "os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)"  # print may write twice
     job = start(
         f"import subprocess, sys; subprocess.run([sys.executable, '-c', {daemon!r}])\n"
         "import time; time.sleep(600)\n"
@@ -244,6 +309,24 @@ def test_it_is_asked_to_stop_where_its_keeper_is_killed(start: Callable[..., Any
     os.kill(job.keeper[0], signal.SIGKILL)
     assert job.wait() == Ended(137)  # nobody was there to see another code
     assert written(job)[0] == b"ready\nsaved\n"
+
+
+def test_what_is_left_behind_holds_up_no_end_where_its_keeper_is_killed(
+    start: Callable[..., Any],
+) -> None:
+    """It has the run's output open: who waited for its end would wait for ever."""
+    job = start(
+        "import os, time\nleft = os.fork()\nif not left: os.setsid()\n"
+        "if left: os.write(1, b'%d\\n' % left)\ntime.sleep(600)\n"
+    )
+    left = int(wait_for(job, b"\n"))
+    os.kill(job.keeper[0], signal.SIGKILL)
+    until = time.monotonic() + 60
+    while job.ended() is None and time.monotonic() < until:
+        time.sleep(0.02)
+    os.kill(left, signal.SIGKILL)
+    assert time.monotonic() < until
+    assert job.ended() == Ended(137)
 
 
 def test_it_has_ended_when_its_keeper_has_left(start: Callable[..., Any]) -> None:

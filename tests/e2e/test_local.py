@@ -140,7 +140,7 @@ def launchers(tmp_path: Path) -> Iterator[Launchers]:
         pytest.fail(f"{run} was left")
     assert started.ranks() == {}
     left = {path.name for path in (tmp_path / "runs").glob("*/*")}
-    assert left & {"process.json", "stdout", "stderr", "code"} == set()
+    assert left & {"process.json", "stdout", "stderr", "code", "lost"} == set()
 
 
 def saved(folder: Path) -> int:

@@ -448,12 +448,13 @@ def test_a_listener_that_fails_is_told_of_once_and_the_run_goes_on(
 
     heard = list[bytes]()
     other = SimpleNamespace(add=lambda data, is_error: heard.append(data))
-    job = FakeJob([Piece(False, b"one\n"), Piece(False, b"two\n")], Ended(0))
+    pieces = b"one\n", b"", b"two\n"  # an empty one says that the run goes on
+    job = FakeJob([Piece(False, piece) for piece in pieces], Ended(0))
     found = supervise.supervise(
         engine(), never, job=job, listening=lambda job: nullcontext([Broken(), other])
     )
     assert found.outcome is Outcome.FINISHED
     told = capfd.readouterr()
     assert told.out == "one\ntwo\n"
-    assert heard == [b"one\n", b"two\n"]
+    assert heard == [*pieces]
     assert told.err.count("the broken has ended, the run goes on: OverflowError: too large") == 1

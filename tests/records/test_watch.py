@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.follow.listen import listening
-from launcher.records import watch
+from launcher.records import record, watch
 from launcher.records.metrics import Step
 from launcher.records.watch import Speed, Watch
+from tests.disks import limited
 
 PLAN: dict[str, Any] = {
     "program": "gpt",
@@ -119,6 +120,25 @@ def test_a_folder_that_takes_nothing_is_told_of_once(tmp_path: Path) -> None:
     assert len(told) == 1
     assert "log" in told[0]
     assert len(seen) == 2
+
+
+def test_a_full_disk_is_said_once_and_what_comes_when_there_is_room_again_is_kept(
+    tmp_path: Path,
+) -> None:
+    """The log and the metrics ended for good with the first line that didn't fit."""
+    told = list[str]()
+    with Watch(tmp_path, 0, tell=told.append) as watching:
+        watching.add(step(10), is_error=False)
+        with limited(len(step(10)) + 9):
+            for iteration in (20, 30):
+                watching.add(step(iteration), is_error=False)
+        watching.add(step(40), is_error=False)
+    log = tmp_path / watch.LOG
+    assert told == [f"the log can't be written: {log}: File too large; the run goes on"]
+    gap = f"launcher: {2 * len(step(20)) - 9} bytes are missing here, which couldn't be written"
+    assert log.read_bytes() == step(10) + step(20)[:9] + f"\n{gap}\n".encode() + step(40)
+    found = [one["iteration"] for one in record.read_lines(tmp_path / watch.METRICS)]
+    assert (found[0], found[-1], 30 in found) == (10, 40, False)
 
 
 def test_nobody_listens_where_the_record_was_removed(
