@@ -17,7 +17,7 @@ from launcher.errors import UsageError
 from launcher.names import LABEL
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
-from launcher.plan.secrets import HIDDEN, is_secret, redacted
+from launcher.plan.secrets import is_secret
 
 if TYPE_CHECKING:
     from launcher.plan.job import Job
@@ -81,7 +81,7 @@ def request(plan: Plan) -> Request:
     file: dict[str, Any] = {"name": project_name(plan), "services": services}
     if plan.nodes > 1:
         file["networks"] = {NETWORK: {"driver": "bridge"}}
-    return Request(project_name(plan), file, _secrets(plan))
+    return Request(project_name(plan), file, shown.secrets(plan))
 
 
 def project_name(plan: Plan) -> str:
@@ -155,23 +155,13 @@ def _listens(plan: Plan) -> list[str]:
 
 def _command(plan: Plan) -> list[str]:
     """The command, in which a secret stands as the variable that has it."""
-    words = zip(plan.argv, redacted(plan.argv), strict=True)
+    found = shown.secret_words(plan.argv)
     return [
-        _Plain(f"{shown.literal(safe.removesuffix(HIDDEN))}${{SECRET_{index}?export it first}}")
-        if safe != word
+        _Plain(f"{shown.literal(found[at][0])}${{SECRET_{at}?export it first}}")
+        if at in found
         else word
-        for index, (word, safe) in enumerate(words)
+        for at, word in enumerate(plan.argv)
     ]
-
-
-def _secrets(plan: Plan) -> dict[str, str]:
-    """The values that the file doesn't hold, by the names that it has for them."""
-    given = ((name, value) for name, value in plan.env if value is not None)
-    found = {name: value for name, value in given if is_secret(name, value)}
-    for index, (word, safe) in enumerate(zip(plan.argv, redacted(plan.argv), strict=True)):
-        if safe != word:
-            found[f"SECRET_{index}"] = word.removeprefix(safe.removesuffix(HIDDEN))
-    return found
 
 
 class _Plain(str):
@@ -236,7 +226,7 @@ UP = ("up", "--detach")
 def show(plan: Plan) -> str:
     """`docker compose` with its file on standard input, after the `mkdir` that it needs."""
     wanted = request(plan)
-    secrets = shown.wanted(tuple(wanted.secrets.items()))
+    secrets = shown.wanted(wanted.secrets)
     argv = ["docker", "compose", "--project-name", wanted.name, "--file", "-", *UP]
     up = shown.lines([argv]).rstrip("\n")
     return f"{shown.folders(plan)}{secrets}{up} <<'EOF'\n{wanted.text}EOF\n"

@@ -16,7 +16,7 @@ from launcher.errors import EngineError
 from launcher.plan.image import Facts, labelled
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
-from launcher.plan.secrets import is_secret, redacted
+from launcher.plan.secrets import is_secret
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -141,7 +141,7 @@ def command(plan: Plan) -> list[str]:
         argv += ["--mount", mount_option(mount)]
     for name, value in plan.labels:
         argv += ["--label", f"{name}={value}"]
-    return [*argv, "--", plan.image, *redacted(plan.argv)]
+    return [*argv, "--", plan.image, *shown.by_name(plan.argv)]
 
 
 def mount_option(mount: Mount) -> str:
@@ -166,7 +166,7 @@ def shell_command(plan: Plan, *, terminal: bool) -> list[str]:
 
 def show(plan: Plan) -> str:
     """`docker run`, after the `mkdir` that it needs; both work when pasted."""
-    return shown.folders(plan) + shown.wanted(plan.env) + shown.lines([command(plan)])
+    return shown.folders(plan) + shown.wanted(shown.secrets(plan)) + shown.lines([command(plan)])
 
 
 def connect() -> DockerClient:

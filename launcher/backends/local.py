@@ -25,7 +25,7 @@ from launcher.plan.image import Facts
 from launcher.plan.job import KILLED, Cause, Ended, Job, Piece
 from launcher.plan.plan import Plan
 from launcher.plan.program import SOURCE
-from launcher.plan.secrets import is_secret, redacted
+from launcher.plan.secrets import is_secret
 from launcher.records import record
 from launcher.settings import ROOT, settings
 from launcher.train.ranks import checkout
@@ -105,8 +105,8 @@ def show(plan: Plan, asked: Request) -> str:
     known = {name: value for name, value in asked.env.items() if not is_secret(name, value)}
     words = ["env", *(shlex.quote(f"{name}={known[name]}") for name in sorted(known))]
     words += [f'{name}="$(cat -- {shlex.quote(path)})"' for name, path in plan.secrets]
-    run = f"{' '.join(words)} {shlex.join(redacted(asked.argv))}\n"
-    return shown.folders(plan) + shown.lines(before) + shown.wanted(plan.env) + run
+    run = f"{' '.join(words)} {shown.joined(shown.by_name(asked.argv))}\n"
+    return shown.folders(plan) + shown.lines(before) + shown.wanted(shown.secrets(plan)) + run
 
 
 @dataclass

@@ -3,17 +3,55 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launcher.errors import UsageError
 from launcher.plan.plan import Plan
-from launcher.plan.secrets import is_secret
+from launcher.plan.secrets import HIDDEN, is_secret, redacted
+
+
+class Variable(str):
+    """A word of a command with a shell's variable in it: it stands there without quotes."""
+
+
+def by_name(argv: tuple[str, ...]) -> list[str]:
+    """`argv` with a variable of the shell in place of each secret, so that the line still runs."""
+    found = secret_words(argv)
+    return [
+        Variable(f'{shlex.quote(found[at][0]) if found[at][0] else ""}"${{SECRET_{at}}}"')
+        if at in found
+        else word
+        for at, word in enumerate(argv)
+    ]
+
+
+def secret_words(argv: tuple[str, ...]) -> dict[int, tuple[str, str]]:
+    """What is shown and what is secret of each word that has a secret, by its place."""
+    pairs = enumerate(zip(argv, redacted(argv), strict=True))
+    return {
+        at: (safe.removesuffix(HIDDEN), word.removeprefix(safe.removesuffix(HIDDEN)))
+        for at, (word, safe) in pairs
+        if safe != word
+    }
+
+
+def secrets(plan: Plan) -> dict[str, str]:
+    """The values of the plan that aren't shown, by the names of the variables that have them."""
+    found = {
+        name: value for name, value in plan.env if value is not None and is_secret(name, value)
+    }
+    return found | {f"SECRET_{at}": value for at, (_, value) in secret_words(plan.argv).items()}
+
+
+def joined(command: list[str]) -> str:
+    """The command as a shell has it."""
+    return " ".join(word if isinstance(word, Variable) else shlex.quote(word) for word in command)
 
 
 def lines(commands: list[list[str]]) -> str:
     """The commands as a shell's lines."""
-    return "".join(f"{shlex.join(command)}\n" for command in commands)
+    return "".join(f"{joined(command)}\n" for command in commands)
 
 
 def folders(plan: Plan) -> str:
@@ -22,12 +60,11 @@ def folders(plan: Plan) -> str:
     return lines([["mkdir", "-p", "--", *written]] if written else [])
 
 
-def wanted(env: tuple[tuple[str, str | None], ...]) -> str:
-    """A line for each secret among the variables, with which a shell asks for it where it has none.
+def wanted(named: Iterable[str]) -> str:
+    """A line for each variable, with which a shell asks for it where it has none.
 
-    The commands take its value from there.
+    The commands take a secret's value from there.
     """
-    named = [name for name, value in env if value is not None and is_secret(name, value)]
     return "".join(f': "${{{name}:?export it first: its value is not shown}}"\n' for name in named)
 
 

@@ -22,7 +22,7 @@ from launcher.errors import EngineError, PreflightError, UsageError
 from launcher.names import LABEL
 from launcher.plan.clusters import Slurm
 from launcher.plan.plan import Plan
-from launcher.plan.secrets import is_secret, redacted
+from launcher.plan.secrets import is_secret
 from launcher.plan.values import Gpus
 from launcher.settings import ROOT, settings
 from launcher.train.ranks import alike
@@ -118,7 +118,7 @@ def request(plan: Plan, asked: Slurm, folder: Path, sizes: Iterable[NodeSize] = 
     srun = _srun(plan, asked)
     words = {
         "options": "".join(f"#SBATCH {one}\n" for one in _options(plan, asked, folder, sizes)),
-        "secrets": shown.wanted(plan.env),
+        "secrets": shown.wanted(shown.secrets(plan)),
         "folder": shlex.quote(str(folder)),
         "restart": restart,
         "paths": shlex.join(_paths(plan, asked)),
@@ -245,7 +245,7 @@ def _node(plan: Plan, asked: Slurm) -> dict[str, str]:
     """
     again, kill, report = _again(plan, asked), 'kill -KILL "$pid"', shlex.join(DIAGNOSE)
     if asked.container not in ENGINES:
-        words = shlex.join(redacted(plan.argv))
+        words = shown.joined(shown.by_name(plan.argv))
         return {"command": words + again, "kill": kill, "report": f'{report} "$pid"'}
     name = shlex.quote(f"{docker.container_name(plan)}-node-") + '"$SLURM_NODEID"'
     return {
@@ -274,11 +274,11 @@ def _engine(plan: Plan, asked: Slurm, name: str) -> str:
     labels = tuple(one for one in plan.labels if one[0] != f"{LABEL}run")  # it is no run itself
     known = replace(plan, image=asked.image or plan.image, labels=labels)
     argv = docker.command(replace(known, gpus=Gpus(0), env=env))
-    words = [asked.container, *map(shlex.quote, argv[1:])]
-    words[argv.index("--name") + 1] = name
+    words = [asked.container, *argv[1:]]
+    words[argv.index("--name") + 1] = shown.Variable(name)
     if plan.gpus.count:
-        words.insert(2, """--gpus "\\"device=$CUDA_VISIBLE_DEVICES\\"" """.strip())
-    return " ".join(words)
+        words.insert(2, shown.Variable(r'''--gpus "\"device=$CUDA_VISIBLE_DEVICES\""'''))
+    return shown.joined(words)
 
 
 def _apptainer(plan: Plan, asked: Slurm) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher import files
-from launcher.backends import group, host, slurm_queue
+from launcher.backends import group, host, shown, slurm_queue
 from launcher.backends.group import Lines, NodeState, group_ended, node_name
 from launcher.backends.oci_bundle import lay
 from launcher.backends.slurm import BUNDLE, OUTPUT, SCRIPT, Request
@@ -21,7 +21,6 @@ from launcher.names import LABEL
 from launcher.plan.job import KILLED, Cause, Ended, Piece
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
-from launcher.plan.secrets import is_secret
 from launcher.records import record
 from launcher.settings import expanded, settings
 
@@ -220,8 +219,7 @@ def submit(
 
     Raises EngineError, and leaves nothing, where Slurm refuses it.
     """
-    env = next(iter(plans.values())).env
-    secret = {name: value for name, value in env if value and is_secret(name, value)}
+    secret = shown.secrets(next(iter(plans.values())))
     try:
         for number, plan in plans.items():
             folder, bundle = record.make(plan.run), asked[number].bundle

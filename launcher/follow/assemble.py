@@ -20,6 +20,7 @@ from launcher.plan.mounts import Host
 from launcher.plan.plan import Plan, Stamp, make_plan, processes_of
 from launcher.plan.program import Kind, fewest, program
 from launcher.plan.render import place
+from launcher.plan.secrets import redacted
 from launcher.plan.source import Asked, Origin, made
 from launcher.plan.values import Gpus, parse_gpus, split
 from launcher.settings import expanded, settings
@@ -63,12 +64,17 @@ def assemble(
 
 
 def _opened(plan: Plan) -> Iterator[str]:
-    """Mounts that open this machine to the program, as warnings."""
+    """What opens this machine to the program, or a secret to others, as warnings."""
     for mount in plan.mounts:
         if mount.source == "/" and not mount.read_only:
             yield f"{mount.key}: the program can change all files of this machine"
         if os.path.basename(mount.source) in SOCKETS:
             yield f"{mount.key}: by {mount.source} the program can do all that the engine can"
+    if redacted(plan.argv) != plan.argv:
+        yield (
+            "a secret among the program's arguments: this machine's users see it in the list of"
+            " processes, and the engine keeps it\n  Give it as a variable: secrets: {NAME: FILE}"
+        )
 
 
 def _ignored(asked: Asked, plan: Plan, facts: Facts) -> Iterator[str]:

@@ -282,7 +282,7 @@ def _set_options(
             continue
         unknown = next((w for w in values if w.unknown or PLACEHOLDER.search(w.text)), None)
         key = own.get(name, f"megatron_args.{name[2:].replace('-', '_')}")
-        if is_secret_option(name) or any(has_credential(word.text) for word in values):
+        if any(is_secret_option(name, w.text) or has_credential(w.text) for w in values):
             sheet.tell(line, f"{name}: a secret isn't written down")
             continue
         if unknown:
@@ -355,7 +355,7 @@ def _set_env(sheet: Sheet, script: Script, start: Start, around: Container) -> N
             continue  # the launcher sets it itself
         if name in OF_THE_HOST:
             sheet.tell(word.line, f"{name}: belongs to the image, and isn't carried over")
-        elif is_secret(name, word.text):
+        elif is_secret(name, word.text or None):
             sheet.env[name] = "null"
             sheet.tell(word.line, f"{name}: a secret isn't written down; yours is passed on")
         elif word.unknown:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import __version__
 from launcher.errors import LauncherError
 from launcher.plan.plan import Plan
-from launcher.plan.secrets import HIDDEN, holds_secret, is_secret, is_secret_option, redacted
+from launcher.plan.secrets import HIDDEN, NAME, holds_secret, is_secret, is_secret_option, redacted
 from launcher.plan.source import Asked
 from launcher.records import record
 from launcher.settings import expanded
@@ -66,8 +66,9 @@ def kept_plan(plan: Plan) -> dict[str, Any]:
     env = {name: None if is_secret(name, value) else value for name, value in plan.env}
     env.pop(lineage.VARIABLE, None)
     options = {
-        name: HIDDEN if is_secret_option(name) or holds_secret("", value) else value
+        name: HIDDEN if is_secret_option(name, value) or holds_secret("", value) else value
         for name, value in plan.options.items()
+        if NAME.fullmatch(name)  # another is a value that begins with dashes
     }
     return asdict(plan) | {"argv": redacted(plan.argv), "options": options, "env": env}
 

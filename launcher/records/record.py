@@ -68,7 +68,7 @@ def record_of(plan: Plan, asked: Asked, backend: str) -> Record:
     config, hidden = without_secrets(asked.config, exclude_unset=True)
     rest, option = redacted(asked.rest), ""
     for word, safe in zip(asked.rest, rest, strict=True):
-        option = word.partition("=")[0] if word.startswith("--") else option
+        option = safe.partition("=")[0] if safe.startswith("--") else option
         if word != safe:
             hidden.append(f"-- {option}")
     return Record(
@@ -101,8 +101,8 @@ def without_secrets(
             return [kept(inner, f"{key}.{at}") for at, inner in enumerate(value)]
         section, _, name = key.partition(".")
         variable = section == "env" and is_secret(name, value)
-        option = section == "megatron_args" and is_secret_option(name)
-        if variable or has_credential(value) or (option and not isinstance(value, bool | None)):
+        option = section == "megatron_args" and is_secret_option(name, value)
+        if variable or has_credential(value) or (option and value is not None):
             hidden.append(key)
             return None if variable else HIDDEN
         return value

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.backends import docker
+from launcher.backends import docker, shown
 from launcher.plan import source
 from launcher.plan.image import Facts
 from launcher.plan.mounts import Host, Mount
@@ -128,13 +128,13 @@ def with_secrets(plan: Plan) -> Plan:
 
 def test_a_secret_is_asked_for_by_name_in_what_is_shown(bare: Plan) -> None:
     plan = with_secrets(bare)
-    shown = docker.show(plan)
-    assert SECRET not in shown
-    line, command = shown.splitlines()
-    assert line == ': "${API_KEY:?export it first: its value is not shown}"'
+    text = docker.show(plan)
+    assert SECRET not in text
+    *lines, command = text.splitlines()
+    names = ["API_KEY", "SECRET_4", "SECRET_5"]
+    assert lines == [f': "${{{name}:?export it first: its value is not shown}}"' for name in names]
     words = shlex.split(command)
     assert words[words.index("--env") + 1] == "API_KEY"
-    assert words[-5:] == ["--wandb-api-key", "(hidden)", "--hf-token=(hidden)", "--seed", "7"]
     assert f"API_KEY={SECRET}" in docker.request(plan).body["Env"]
     assert SECRET in docker.request(plan).body["Cmd"]
 
@@ -153,6 +153,21 @@ def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "docker").write_text(STAND_IN)
     (folder / "docker").chmod(0o755)
     return folder
+
+
+def test_a_line_without_its_secrets_runs_once_they_are_exported(
+    bare: Plan, bin_folder: Path
+) -> None:
+    """ "(hidden)" in the line was given to the program as the key."""
+    plan, told = with_secrets(bare), bin_folder / "told"
+    env = {"PATH": f"{bin_folder}:/usr/bin:/bin", "TOLD": str(told)}
+    line = ["sh", "-e", "-c", docker.show(plan)]
+    assert subprocess.run(line, env=env, capture_output=True).returncode == 2
+    assert not told.exists()
+    subprocess.run(line, env=env | shown.secrets(plan), check=True)
+    words = told.read_bytes().decode().split("\0")[:-1]
+    assert words[-len(plan.argv) :] == [*plan.argv]
+    told.unlink()
 
 
 HOSTILE = st.sampled_from(

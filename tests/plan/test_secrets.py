@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
+import hypothesis
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.backends import compose, docker, local, slurm
 from launcher.cli.describe import describe
 from launcher.errors import UsageError
 from launcher.plan import secrets, source
+from launcher.plan.clusters import Slurm
+from launcher.plan.config import RunConfig
 from launcher.plan.image import Facts
 from launcher.plan.plan import make_plan
 from launcher.plan.secrets import HIDDEN
-from tests.plans import HOST, STAMP
+from launcher.plan.source import Asked, Origin
+from launcher.records.provenance import kept_plan
+from launcher.records.record import record_of
+from launcher.settings import ROOT
+from tests.plans import HOST, STAMP, Planner
 
 NAMES = ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "GITHUB_PAT"]
 SECRETS = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=20, max_size=30)
@@ -28,6 +39,16 @@ SECRETS = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=20, max_size=
         *("OPENAI_APIKEY", "DB_PASSWORD_2", "SECRET_SAUCE", "NETRC_AUTH"),
         *("HF_TOKEN_2", "HFTOKEN", "MY_TOKEN_PROD", "api_key_backup", "dbPassword"),
         *("AUTHORIZATION", "hfToken", "APIKey", "MYSQL_PWD", "SSHPASS", "PGPASSWORD", "authToken1"),
+        *(
+            "PASSW",
+            "DB_PW",
+            "AWS_SESSION",
+            "SLACK_WEBHOOK_URL",
+            "MY_JWT",
+            "GIT_CREDS",
+            "OPENAI_KEY",
+        ),
+        *("SESSION_COOKIE", "AZURE_STORAGE_KEY", "PGPASS", "WANDB_NETRC"),
         *("AccountKey", "AWS_SECRET_ACCESS_KEY_OLD", "WANDBAPIKEY", "API_KEYS", "BEARER_2"),
     ],
 )
@@ -44,6 +65,7 @@ def test_a_secrets_name(name: str) -> None:
         *("text_key", "SORT_KEY", "FORWARD_PASS", "BYPASS", "COMPASS", "HOTKEY", "PATCH_SIZE"),
         *("NCCL_IB_HCA", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_DEVICE_MAX_CONNECTIONS"),
         *("NVTE_FUSED_ATTN", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "SSH_AUTH_SOCK"),
+        *("DESKTOP_SESSION", "XDG_SESSION_ID", "VISION_START_TOKEN"),
         "",
         "_",
     ],
@@ -75,31 +97,76 @@ def test_no_option_of_megatron_and_no_key_of_a_run_file_is_hidden() -> None:
         assert not any(secrets.is_secret(key) for key in (section, *keys))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(
-            "http://me:pw@proxy",
-            "https://token@host/x",
-            "redis://:pw@cache:6379/0",
-            "a:b@db.example",
-        ),
-        *("user:pw@10.0.0.1:5432/db", "Server=x;AccountKey=abcd;", "x?sig=a&access_token=b"),
-        *("DefaultEndpoints;SharedAccessKey=abc", "password=abc", "--token abc", "-x --auth=abc"),
-        *(f"hf_{'a1' * 17}", f"ghp_{'a1' * 18}", f"github_pat_{'a1' * 18}", f"glpat-{'a1' * 10}"),
-        *(f"sk-proj-{'a1' * 20}", f"AKIA{'A1' * 8}", f"nvapi-{'a1' * 20}", f"xoxb-{'1' * 12}-abc"),
-        *("Authorization: Bearer abcdefgh", "bearer abcdefgh12", f"Basic {'YWxh' * 5}=="),
-        *(f"eyJ{'a' * 20}.eyJ{'b' * 20}.{'c' * 20}", "-----BEGIN RSA PRIVATE KEY-----\nx"),
-    ],
-)
-def test_what_looks_like_a_credential_is_hidden_whatever_its_name(value: str) -> None:
+RIGHT = "name: a\nimage: cpu\ngpus: 0\nprogram: ./own.py\n"
+FORMS = [
+    # headers
+    *("X-Api-Key: {}", "api-key:{}", "Ocp-Apim-Subscription-Key: {}", "X-Auth-Token: {}"),
+    *("Authorization: Bearer {}", "bearer {}", "Authorization: token {}", "Basic {}=="),
+    *("Cookie: session={}; a=b", "Set-Cookie: sid={}; Path=/", "sessionid={}; csrftoken=a"),
+    # JSON, YAML, TOML, INI, XML, a dictionary
+    *('{{"api_key": "{}"}}', '{{"a": {{"client_secret":"{}"}}}}', r"{{\"access_token\": \"{}\"}}"),
+    *('{{"auths":{{"r.io":{{"auth":"{}"}}}}}}', "{{'password': '{}'}}", '{{"api_keys": ["{}"]}}'),
+    *("user: a\npassword: {}\n", "password = {}", 'secret_key = "{}"', "<password>{}</password>"),
+    # an address: who calls, what it signs, a fragment
+    *("http://me:{}@proxy", "https://{}@host/x", "redis://:{}@cache:6379/0", "a:{}@db.example"),
+    *(
+        "user:{}@10.0.0.1:5432/db",
+        "postgresql+psycopg://u:{}@h/d",
+        "jdbc:m://h/d?user=a&password={}",
+    ),
+    *("https://b/k?X-Amz-Algorithm=A&X-Amz-Signature={}", "https://a/c?sv=2020&sp=r&sig={}%3D"),
+    *("https://h/b?X-Goog-Signature={}", "https://h/x?Expires=1&Signature={}&Key-Pair-Id=K"),
+    *("https://x/cb#access_token={}", "x?sig=a&access_token={}", "https://f/api/x?code={}abcd=="),
+    # chats
+    *("https://hooks.slack.com/services/T0A/B0A/1{}", "https://discord.com/api/webhooks/12/1{}"),
+    "https://open.feishu.cn/open-apis/bot/v2/hook/1{}",
+    *("https://api.telegram.org/bot123456789:{}/x", "https://h/robot/send?access_token={}"),
+    "https://x.webhook.office.com/webhookb2/1@2/IncomingWebhook/1{}",
+    "https://h/cgi-bin/webhook/send?key=1{}",
+    # ~/.netrc, a connection, a command line
+    *("machine h\n  login u\n  password {}", "default login u password {}"),
+    *("Server=x;AccountKey={};", "DefaultEndpoints;SharedAccessKey={}", "Uid=me;Pwd={};"),
+    *("--token {}", "-x --auth={}", "export WANDB_API_KEY={}", "curl -H 'X-Api-Key: {}' https://x"),
+    # what well-known services give
+    *("hf_{0}{0}", "ghp_{0}{0}", "github_pat_{0}{0}", "glpat-{}", "sk-proj-1{}", "nvapi-{}"),
+    *("xoxb-{}-abc", "eyJ{0}.eyJ{0}.{0}", "-----BEGIN RSA PRIVATE KEY-----\n{}", "pypi-{}"),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(secret=SECRETS)
+@hypothesis.settings(max_examples=5)
+def test_what_looks_like_a_credential_is_hidden_whatever_its_name(form: str, secret: str) -> None:
+    """It was shown in dry runs and kept in records: a list of spellings had no header or JSON."""
+    value = form.format(secret)
     assert secrets.is_secret("NCCL_DEBUG", value)
     env = {"SOME": value, "HF_TOKEN": "a", "WANDB_API_KEY": None, "NCCL_DEBUG": "INFO"}
     hidden = {"SOME": HIDDEN, "HF_TOKEN": HIDDEN, "WANDB_API_KEY": None, "NCCL_DEBUG": "INFO"}
     assert secrets.redact(env) == hidden
-    assert secrets.redacted(("--x", value))[1] in (HIDDEN, f"{value.partition('=')[0]}={HIDDEN}")
-    assert secrets.redacted((f"--x={value}",)) == (f"--x={HIDDEN}",)
+    assert secret not in " ".join(secrets.redacted(("--x", value, f"--x={value}")))
     assert secrets.holds_secret("env.SOME", value)
+    assert secrets.holds_secret("", [{"a": value}])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_output_shows_it(form: str, plan: Planner) -> None:
+    """Each stood in what a dry run prints and in three files of the record."""
+    secret = "z9y8x7w6" * 4
+    value = form.format(secret)
+    text = f"{RIGHT}env: {{A: {json.dumps(value)}}}\n"
+    made = plan(text, rest=("--url", value, f"--a={value}"))
+    config = RunConfig.model_validate(yaml.safe_load(text))
+    asked = Asked(config, Origin("run.yaml", {}, {}), "/", ("--url", value, f"--a={value}"))
+    kept = record_of(made, asked, "docker")
+    container = Slurm.model_validate({"container": "docker"})
+    outputs = [
+        describe(made),
+        *(docker.show(made), compose.show(made), local.show(made, local.request(made, {}))),
+        slurm.request(made, container, Path("/runs")).script,
+        *(repr(kept_plan(made)), repr(kept)),
+    ]
+    assert [at for at, shown in enumerate(outputs) if secret in shown] == []
+    assert kept.hidden == ("env.A", "-- --url", "-- --a")
 
 
 @pytest.mark.parametrize(
@@ -121,6 +188,37 @@ def test_a_long_value_is_looked_at_at_once() -> None:
     """A pattern that goes back and forth takes minutes for such a text."""
     for text in ("a" * 100_000, "a:" * 50_000, "a=" * 50_000, "--a " * 25_000, "://" * 30_000):
         assert not secrets.is_secret("A", text)
+    for text in ("://hook/" * 15_000, "machine a " * 12_000, "://hooks." + "a/" * 50_000):
+        assert not secrets.is_secret("A", text)
+    assert secrets.is_secret("A", "a" * 10_000_000)  # no process can be given it
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        *("--input-key question", "--disable-vision-class-token --lr 1", "--json-keys text label"),
+        *("--tb_event_key 'lm-loss/lm loss'", "--image-token <image>", "--image-token-index 32000"),
+        *("--pad-token [PAD]", "--token /run/secrets/hf", "--auth-file a.json", "--sort-key a.b_c"),
+        *("--commit 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b", "--start-token '<|im_start|>'"),
+    ],
+)
+def test_an_option_of_texts_and_data_is_shown(argv: str) -> None:
+    words = tuple(shlex.split(argv))
+    assert secrets.redacted(words) == words
+    name, value = words[0].strip("-").replace("-", "_"), " ".join(words[1:])
+    assert not secrets.is_secret_option(name, value)
+    assert not secrets.is_secret_option(name, True)
+
+
+def test_nothing_of_the_presets_and_golden_files_is_hidden() -> None:
+    """A value that is hidden for nothing makes a line that no longer says what runs."""
+    files = [*(ROOT / "launcher/presets").glob("*.yaml"), *(ROOT / "tests").glob("*/golden/*")]
+    lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(lines) > 1000
+    own = (HIDDEN, "a secret isn't written down")
+    hidden = [line for line in lines if secrets.has_credential(line)]
+    hidden = [line for line in hidden if not any(text in line for text in own)]
+    assert hidden == ["export NCCL_DEBUG=INFO WANDB_API_KEY=abc123"]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +232,7 @@ def test_a_long_value_is_looked_at_at_once() -> None:
         (("--url=http://c:80/a@b", "c@d"), ("--url=http://c:80/a@b", "c@d")),
         (("--token", "-a", "b", "--lr", "1"), ("--token", HIDDEN, HIDDEN, "--lr", "1")),
         (("--auth=X", "--hf_token_2=Y"), (f"--auth={HIDDEN}", f"--hf_token_2={HIDDEN}")),
-        (("-token", "a", "-x", "-1"), ("-token", HIDDEN, HIDDEN, HIDDEN)),
+        (("-token", "a", "-x", "-1"), ("-token", HIDDEN, HIDDEN, "-1")),
         (("https://a@b/?c=d:e@f", "--a b=c:d@e"), (HIDDEN, HIDDEN)),
         (("wandb.api_key=a", "lr=1"), (f"wandb.api_key={HIDDEN}", "lr=1")),
         ((), ()),
@@ -155,9 +253,6 @@ def told(text: str, sets: list[str], rest: tuple[str, ...], path: Path) -> str:
     except UsageError as error:
         return str(error)
     return describe(plan)
-
-
-RIGHT = "name: a\nimage: cpu\ngpus: 0\nprogram: ./own.py\n"
 
 
 @given(secret=SECRETS, name=st.sampled_from(NAMES), data=st.data())
