@@ -16,8 +16,10 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -33,6 +35,11 @@ UNLOCKABLE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LINK = (errno.ELOOP, errno.ENOTDIR)
+_LEFT = re.compile(r"\..+\.[0-9a-f]{16}\.aside(\.[0-9a-f]{16}\.removed)*", re.DOTALL)
+_LONGEST = 1 << 10
+"""Bytes that are read of a marker: `MADE`, and the kernel that it was written on."""
+
+MINUTE, DAY = 60, 86400
 
 
 @contextmanager
@@ -307,18 +314,57 @@ def make_folder(path: Path, mode: int = 0o777) -> Path:
 
     Raises FileExistsError where there is something of that name.
     """
+    with locked_folder(path, mode):
+        return path
+
+
+@contextmanager
+def locked_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
+    """As `make_folder`, with the marker locked while this lasts: `sweep_folders` leaves it."""
     new = aside_path(path, secrets.token_hex(8))
-    os.mkdir(new, mode)
-    try:
-        mark(new)
-        if os.path.lexists(path):  # else an empty folder of another one would give way
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        return rename(new, path)
-    except OSError:
+    with ExitStack() as held:
+        os.mkdir(new, mode)
+        try:
+            held.enter_context(_closing(_mark(new)))
+            if os.path.lexists(path):  # else an empty folder of another one would give way
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            rename(new, path)
+        except OSError:
+            with suppress(FileNotFoundError):
+                os.unlink(new / MARKER)
+            os.rmdir(new)
+            raise
+        yield path
+
+
+def sweep_folders(below: Path) -> None:
+    """Remove the folders that killed processes left aside in `below`, and no one else's.
+
+    The name, the marker in it, and the lock that can be had of that show that one is ours and that
+    its process is dead. Of a process on another machine, which may not see our locks, and of one
+    that was killed before it wrote the marker, the age shows it as well.
+    """
+    for name in filter(_LEFT.fullmatch, os.listdir(below)):
+        with suppress(OSError):
+            _sweep_folder(below / name, below)
+
+
+def _sweep_folder(path: Path, below: Path) -> None:
+    with suppress(FileNotFoundError), _closing(open_own(path / MARKER, os.O_RDWR)) as marker:
+        if content := os.read(marker, _LONGEST):
+            here = content == MADE + kernel().encode()
+            if content.startswith(MADE) and (here or _age(path) > DAY) and try_lock(marker):
+                remove_folder(path, below)
+            return
+    if _age(path) > MINUTE and {*os.listdir(path)} <= {MARKER}:
         with suppress(FileNotFoundError):
-            os.unlink(new / MARKER)
-        os.rmdir(new)
-        raise
+            os.unlink(path / MARKER)
+        os.rmdir(path)
+
+
+def _age(folder: Path) -> float:
+    """Seconds since something in a folder was changed."""
+    return time.time() - max(os.lstat(at).st_mtime for at in (folder, *folder.rglob("*")))
 
 
 @contextmanager
@@ -334,9 +380,30 @@ def scratch(below: Path) -> Iterator[Path]:
 
 def mark(path: Path) -> None:
     """Say that an empty folder, or one that this process has made, is ours."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with named(path / MARKER), _closing(open_own(path / MARKER, flags, 0o644)) as handle:
-        os.write(handle, MADE)
+    os.close(_mark(path))
+
+
+def _mark(path: Path) -> int:
+    """The marker, locked before there is anything in it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+    with named(path / MARKER):
+        handle = open_own(path / MARKER, flags, 0o644)
+        try:
+            try_lock(handle)
+            os.write(handle, MADE + kernel().encode())
+            os.fsync(handle)
+        except BaseException:
+            os.close(handle)
+            raise
+    return handle
+
+
+@cache
+def kernel() -> str:
+    """An id of the running kernel; "" where the system has none."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 def is_ours(path: Path) -> bool:

@@ -20,6 +20,7 @@ from launcher.matrix.load import load_lock
 from launcher.records import record
 from launcher.settings import settings
 from launcher.train.checkpoints import folders, lineage
+from launcher.weights import convert
 from tests import cut
 
 pytestmark = pytest.mark.skipif(bool(cut.unsupported), reason=cut.unsupported)
@@ -91,6 +92,30 @@ def test_a_folder_is_whole_or_gone(folder: Path) -> None:
     crash(folder, lambda: files.remove_folder(made, folder), holds, 6)
 
 
+def test_a_model_is_whole_or_goes_with_the_next_command(folder: Path) -> None:
+    """A killed command left a hidden folder as large as the model, for ever."""
+
+    def work() -> None:
+        with convert.new_folder(folder / "model") as new:
+            (new / "weights").write_text("new")
+
+    def holds() -> None:
+        for left in folder.glob(".*"):  # without a marker it is left for a minute
+            if not (left / files.MARKER).exists() or not (left / files.MARKER).stat().st_size:
+                age(left)
+        files.sweep_folders(folder)
+        assert {*os.listdir(folder)} <= {"model"}
+        if (folder / "model").exists():
+            assert (folder / "model/weights").read_text() == "new"
+
+    assert_synced(crash(folder, work, holds, 10))
+
+
+def age(path: Path) -> None:
+    for each in (*path.glob("*"), path):
+        os.utime(each, (0, 0))
+
+
 def checkpoint(path: Path, text: str) -> None:
     """A checkpoint of the distributed format that is complete, as far as files tell."""
     path.mkdir(parents=True)
@@ -143,6 +168,7 @@ def test_the_newest_checkpoint_is_whole_while_older_ones_go(folder: Path) -> Non
     def holds() -> None:
         whole = [each.iteration for each in folders.scan(folder) if not each.problem]
         assert whole in ([3, 6, 9], [6, 9], [9])
+        folders.clear(folder, "run-a")
         folders.prune(folder, 1, "run-a")
         named = {folders.TRACKER, lineage.NOTE, "iter_0000009"}
         assert {name for name in os.listdir(folder) if not name.startswith(".")} == named

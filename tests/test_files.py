@@ -173,6 +173,33 @@ def test_what_a_killed_process_left_aside_goes_and_what_is_written_stays(root: P
     assert sorted(os.listdir(root)) == [".letter.0123.aside", "letter"]
 
 
+def test_only_folders_of_the_dead_are_swept(root: Path) -> None:
+    """A model's folder that a killed command left stayed for ever."""
+    token = "0" * 16
+    dead = files.aside_path(root / "model", token)
+    ours(dead)
+    ours(files.aside_path(dead, token).with_suffix(f"{files.ASIDE}.{token}{files.REMOVED}"))
+    theirs = {".model.0123.aside", f".their.{token}.aside", f".new.{token}.aside"}
+    for name in theirs:
+        (root / name).mkdir()
+        (root / name / "data").write_text("of somebody")
+    (root / f".their.{token}.aside" / files.MARKER).write_text("of somebody")
+    (root / f".link.{token}.aside").symlink_to(root)
+    elsewhere = ours(files.aside_path(root / "elsewhere", token))
+    (elsewhere / files.MARKER).write_bytes(files.MADE + b"another kernel")
+    begun = files.aside_path(root / "begun", token)
+    begun.mkdir()
+    with files.locked_folder(files.aside_path(root / "model", "1" * 16)) as living:
+        files.sweep_folders(root)
+        stay = {"letter", f".link.{token}.aside", elsewhere.name, begun.name, *theirs}
+        assert {*os.listdir(root)} == {living.name, *stay}
+    os.utime(begun, (0, 0))
+    for each in (*elsewhere.rglob("*"), elsewhere):
+        os.utime(each, (0, 0), follow_symlinks=False)
+    files.sweep_folders(root)
+    assert {*os.listdir(root)} == stay - {elsewhere.name, begun.name}
+
+
 @pytest.mark.parametrize("kind", ["symlink", "hard link", "pipe", "folder", "device"])
 def test_what_is_no_file_of_ours_is_not_opened(root: Path, kind: str) -> None:
     """A log or a lock was written through a link, and a pipe was waited for."""

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from launcher import files
 from launcher.errors import LauncherError, UsageError
-from launcher.train.checkpoints.pickles import Reader, bounded
+from launcher.train.checkpoints.pickles import Reader, look
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -126,6 +126,10 @@ class Stored:
         return values.reshape(self.shape)
 
 
+MOST_AXES = 64
+"""Axes of a tensor: no operation of torch takes more."""
+
+
 class Part(io.RawIOBase):
     """`length` bytes of a file from `offset` on, to be read as a file."""
 
@@ -164,9 +168,7 @@ def read(path: Path, offset: int = 0, length: int | None = None) -> Any:
         with files.open_regular(path) as file:
             size = path.stat().st_size - offset if length is None else length
             with zipfile.ZipFile(Part(file, offset, size)) as archive:
-                tensors = _Tensors(path, file, offset, archive)
-                with bounded(tensors.size):
-                    return tensors.load()
+                return _Tensors(path, file, offset, archive).load()
     except (LauncherError, OSError):
         raise
     except Exception as error:  # whatever a foreign pickle makes of it
@@ -181,7 +183,7 @@ class _Tensors(Reader):
         self.path, self.file, self.offset, self.archive = path, file, offset, archive
         self.folder, self.entries = name.removesuffix("data.pkl"), dict[str, Entry]()
         content = self._entry("data.pkl").content()
-        self.size = len(content)
+        look(io.BytesIO(content))
         super().__init__(io.BytesIO(content))
         order = f"{self.folder}byteorder"
         if order in archive.namelist() and self._entry("byteorder").content() != b"little":
@@ -194,6 +196,8 @@ class _Tensors(Reader):
 
     def _tensor(self, storage: Any, first: int, shape: Any, stride: Any, *_: Any) -> Stored:
         dtype, shape = STORAGES[storage[1].__name__], tuple(shape)
+        if len(shape) > MOST_AXES:
+            raise UsageError(f"{self.path}: a tensor of {len(shape)} axes")
         if tuple(stride) != strides(shape) and prod(shape) > 1:
             raise UsageError(f"{self.path}: a tensor of shape {shape} isn't stored row by row")
         if min((first, *shape), default=0) < 0:

@@ -67,17 +67,18 @@ def new_folder(target: Path) -> Iterator[Path]:
     if not target.parent.is_dir():
         raise UsageError(f"{target.parent}: no such folder", f"Make it: mkdir -p {target.parent}")
     require_trusted(target.parent)
-    made = files.make_folder(files.aside_path(target, secrets.token_hex(8)))
-    try:
-        yield made
-        files.sync_tree(made)
-        (made / files.MARKER).unlink()  # from now on it is the user's
-        files.rename(made, target)
-    except BaseException:
-        if made.exists():
-            files.mark(made)
-            files.remove_folder(made, made.parent)
-        raise
+    files.sweep_folders(target.parent)
+    with files.locked_folder(files.aside_path(target, secrets.token_hex(8))) as made:
+        try:
+            yield made
+            files.sync_tree(made)
+            files.rename(made, target)
+        except BaseException:
+            if made.exists():
+                files.remove_folder(made, made.parent)
+            raise
+    (target / files.MARKER).unlink()  # from now on it is the user's
+    files.sync(target)
 
 
 # To Hugging Face

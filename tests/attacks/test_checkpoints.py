@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
-import resource
+import random
+import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,11 @@ from launcher.settings import ROOT
 from launcher.train.checkpoints import contents, folders
 from launcher.weights import convert, reader, safetensors
 from tests.weights.models import made
+
+from .conftest import bounded
+from .test_corpora import cut, doubled, flipped, inserted
+
+TENS = [0, *(pytest.param(ten, marks=pytest.mark.long) for ten in range(1, 10))]
 
 LOOK = """
 import sys
@@ -76,7 +83,33 @@ def zip_bomb(path: Path) -> None:
         archive.writestr("archive/data.pkl", bytes(1 << 28))
 
 
+def keys_in_keys() -> bytes:
+    """A key of pairs of one pair, 60 deep: its hash asks for 2^60 values."""
+    pairs = b"".join(b"h%ch%c\x86q%c0" % (at, at, at + 1) for at in range(60))
+    return b"\x80\x02}K\x01q\x000" + pairs + b"h<K\x01s."
+
+
+def collisions() -> bytes:
+    """Keys that are all multiples of what an integer's hash is taken by."""
+    keys = ((2**61 - 1) * at for at in range(1, 60_000))
+    return (
+        b"\x80\x02}("
+        + b"".join(b"\x8a\x0a%bK\x01" % key.to_bytes(10, "little") for key in keys)
+        + b"u."
+    )
+
+
+def sparse(path: Path) -> None:
+    """A file that seems to be large, so that much memory is its due."""
+    path.write_bytes(b"\x80\x02]r\xff\xff\xff\x0f.")
+    os.truncate(path, 20 << 30)
+
+
 HOSTILE = {
+    "keys in keys": replaced(contents.INDEX, lambda path: path.write_bytes(keys_in_keys())),
+    "keys in an archive": replaced(contents.COMMON, lambda path: torch_file(path, keys_in_keys())),
+    "collisions": replaced(contents.INDEX, lambda path: path.write_bytes(collisions())),
+    "sparse": replaced(contents.INDEX, sparse),
     "memo": replaced(contents.INDEX, lambda path: path.write_bytes(b"\x80\x02]r\xff\xff\xff\x0f.")),
     "command": replaced(contents.INDEX, lambda path: path.write_bytes(pickle.dumps(Runs()))),
     "laughs": replaced(
@@ -130,10 +163,50 @@ def test_a_hostile_checkpoint_is_judged_at_once(
     assert not (saved / "pwned").exists()
 
 
-def test_reading_a_pickle_leaves_this_processs_limits(saved: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    assert contents.problem(saved) == ""
-    assert resource.getrlimit(resource.RLIMIT_AS) == before
+def spoiled(path: Path, chance: random.Random) -> None:
+    """Damage a file, or the pickle in an archive, which then has its checksum anew."""
+    spoil = chance.choice((flipped, flipped, cut, inserted, doubled))
+    if not zipfile.is_zipfile(path) or chance.random() < 0.2:
+        path.write_bytes(spoil(path.read_bytes(), chance))
+        return
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    [name] = [name for name in entries if name.endswith("/data.pkl")]
+    with zipfile.ZipFile(path, "w") as archive:
+        for each, content in entries.items():
+            archive.writestr(each, spoil(content, chance) if each == name else content)
+
+
+@pytest.mark.parametrize("name", [contents.INDEX, contents.COMMON, contents.DESCRIPTION, "tracker"])
+@pytest.mark.parametrize("ten", TENS)
+def test_a_damaged_checkpoint_is_judged_or_read(saved: Path, name: str, ten: int) -> None:
+    path = saved.parent / folders.TRACKER if name == "tracker" else saved / name
+    whole = path.read_bytes()
+    for number in range(10 * ten, 10 * ten + 10):
+        path.write_bytes(whole)
+        spoiled(path, random.Random(f"{name} {number}"))  # noqa: S311
+        with bounded(), suppress(UsageError, OSError):
+            reader.opened(reader.find(saved.parent))
+
+
+FILES = ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("ten", TENS)
+def test_a_damaged_model_is_refused_or_imported(tmp_path: Path, name: str, ten: int) -> None:
+    theirs = made(tmp_path / "theirs", "llama")
+    if not (theirs / name).exists():
+        (theirs / name).write_text('{"eos_token_id": [1, 2], "added_tokens": [{"content": "a"}]}')
+    whole = (theirs / name).read_bytes()
+    for number in range(10 * ten, 10 * ten + 10):
+        chance = random.Random(f"{name} {number}")  # noqa: S311
+        header = whole[:2000] if name == FILES[0] else whole
+        spoil = chance.choice((flipped, flipped, cut, inserted, doubled))
+        (theirs / name).write_bytes(spoil(header, chance) + whole[len(header) :])
+        with bounded(), suppress(UsageError, OSError):
+            convert.import_(theirs, tmp_path / f"ours-{number}")
+        shutil.rmtree(tmp_path / f"ours-{number}", ignore_errors=True)
 
 
 @pytest.fixture

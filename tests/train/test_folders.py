@@ -231,6 +231,48 @@ def test_incomplete_ones_are_set_aside(tmp_path: Path) -> None:
     assert folders.set_aside(tmp_path, RUN) == []
 
 
+@pytest.mark.parametrize("kind", ["partial", "cut short"])
+def test_what_kills_left_goes_once_a_later_one_is_complete(tmp_path: Path, kind: str) -> None:
+    """Each kill in a save left a folder for ever."""
+    claimed(tmp_path)
+    distributed(folders.folder(tmp_path, 3))
+    tracked(tmp_path, 3)
+    for _ in range(25):
+        path = folders.folder(tmp_path, 6)
+        distributed(path.with_suffix(folders.PARTIAL) if kind == "partial" else path)
+        if kind == "cut short":
+            os.truncate(path / "__0_0.distcp", 99)
+        [moved] = folders.set_aside(tmp_path, RUN)
+        assert folders.clear(tmp_path, RUN) == []
+        assert moved.exists()
+    distributed(folders.folder(tmp_path, 6))
+    tracked(tmp_path, 6)
+    assert folders.clear(tmp_path, "another") == []
+    assert len(folders.clear(tmp_path, RUN)) == 25
+    assert [*tmp_path.glob("*incomplete*")] == []
+    assert problems(tmp_path) == {"iter_0000003": "", "iter_0000006": ""}
+
+
+@pytest.mark.parametrize("kind", ["complete once", "tracker edited", "user's"])
+def test_what_no_kill_left_stays(tmp_path: Path, kind: str) -> None:
+    """A whole one that a user went back past and one that was damaged are the user's."""
+    claimed(tmp_path)
+    for iteration in (3, 6):
+        distributed(folders.folder(tmp_path, iteration))
+    tracked(tmp_path, 3 if kind == "tracker edited" else 6)
+    if kind == "complete once":
+        os.truncate(tmp_path / "iter_0000006/__0_0.distcp", 99)
+    if kind == "user's":
+        (tmp_path / "iter_0000006").rename(tmp_path / "iter_0000006.incomplete")
+        lineage.put(tmp_path / "iter_0000006.incomplete", lineage.Note(RUN, RUN))
+        tracked(tmp_path, 3)
+    folders.set_aside(tmp_path, RUN)
+    distributed(folders.folder(tmp_path, 9))
+    tracked(tmp_path, 9)
+    assert folders.clear(tmp_path, RUN) == []
+    assert (tmp_path / "iter_0000006.incomplete/common.pt").exists()
+
+
 def test_older_ones_than_the_newest_complete_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

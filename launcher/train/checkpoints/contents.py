@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher import files
-from launcher.train.checkpoints.pickles import load
+from launcher.train.checkpoints import pickles
 
 DESCRIPTION = "metadata.json"
 """Of Megatron's distributed checkpoints: which formats the rest is in; it is written last."""
@@ -61,12 +61,8 @@ def _check_distributed(folder: Path) -> None:
             backend = json.loads(text).get("sharded_backend")
         if backend != "torch_dist":
             return
-    needed: dict[str, int] = {}  # bytes that each file must have at least
     with files.open_regular(index) as stream, _legible(index, "cut short"):
-        for item in load(stream).storage_data.values():
-            end, name = int(item.offset) + int(item.length), str(item.relative_path)
-            needed[name] = max(end, needed.get(name, 0))
-        for name, size in needed.items():
+        for name, size in pickles.look(stream, "storage").items():
             if (there := (folder / name).stat().st_size) < size:
                 raise _Cut(f"{name} has {there} of {size} bytes")
 
@@ -82,14 +78,13 @@ def _check_ranks(ranks: list[Path]) -> None:
     ):
         [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         with archive.open(name) as stream:  # upstream notes its command line
-            arguments = load(stream).get("args")
+            arguments = pickles.look(stream, "arguments")
     needed = 1
     for kind in ("tensor", "pipeline", "expert"):
-        needed *= int(getattr(arguments, f"{kind}_model_parallel_size", 1))
+        needed *= arguments.get(f"{kind}_model_parallel_size", 1)
     if len(ranks) < needed:
         raise _Cut(f"there are {len(ranks)} of {needed} folders mp_rank_…")
-    distributed = getattr(arguments, "use_distributed_optimizer", False)
-    if distributed and not getattr(arguments, "no_save_optim", None):
+    if arguments.get("use_distributed_optimizer") and not arguments.get("no_save_optim"):
         for rank in ranks:
             _check_archive(rank / OPTIMIZER)
 

@@ -34,9 +34,14 @@ REPLACED = ".replaced"
 """Ends the name of an older one of the same iteration, until it is removed."""
 
 INCOMPLETE = ".incomplete"
+"""Ends the name of one that was set aside; our marker is in it where its saving was interrupted."""
+
+SET_ASIDE = re.compile(rf"iter_(\d{{1,18}})\{INCOMPLETE}(\.\d+)?")
+
 REJECTED = ".rejected"
 """Ends the name of a checkpoint that a run has gone back past: nothing goes on from it."""
 
+INTERRUPTED = "its saving was interrupted"
 RELEASE = "release"
 LONGEST = 64
 """Bytes that are read of the tracker."""
@@ -174,14 +179,13 @@ def _newest_first(root: Path, line: str = "") -> Iterator[Checkpoint]:
 
 
 def _unfinished(path: Path, iteration: int, newest: str) -> str:
-    interrupted = "its saving was interrupted"
     if path.name.endswith(PARTIAL):
-        return interrupted
+        return INTERRUPTED
     if not path.name.endswith((READY, RELEASE)):
         if newest == RELEASE or (newest.isdecimal() and iteration > int(newest)):
-            return f"{interrupted}: {TRACKER} names {newest}"
+            return f"{INTERRUPTED}: {TRACKER} names {newest}"
         if not newest and not (path.parent / TRACKER).exists():
-            return f"{interrupted}: there is no {TRACKER}"
+            return f"{INTERRUPTED}: there is no {TRACKER}"
     return contents.problem(path)
 
 
@@ -232,9 +236,23 @@ def set_aside(root: Path, line: str) -> list[Path]:
     recover(root, lambda path: lineage.said(path) == line)
     mine = [*_since_complete(root, line)]
     newest = mine.pop() if mine and not mine[-1].problem else None
+    for each in mine:
+        _give_up(each)
     moved = [_move_aside(each.folder) for each in reversed(mine)]
     _note(root, line, newest or (newest_complete(root) if moved else None), bool(moved))
     return moved
+
+
+def _give_up(checkpoint: Checkpoint) -> None:
+    """Let an interrupted one say whose it is, and that it may go: `clear` removes it.
+
+    One that was complete, or has all its files where the tracker was edited to go back, stays.
+    """
+    path, interrupted = checkpoint.folder, checkpoint.problem.startswith(INTERRUPTED)
+    if path.name.endswith(PARTIAL) or (interrupted and contents.problem(path)):
+        with suppress(OSError):  # on a full disk it stays
+            lineage.sign(path)
+            files.mark(path)
 
 
 def reject(root: Path, line: str, after: int) -> list[Path]:
@@ -298,14 +316,32 @@ def prune(root: Path, keep: int, line: str) -> list[Path]:
     complete = [each for each in _newest_first(root, line) if not each.problem][::-1]
     named = noted(root)
     old = [each.folder for each in complete[:-keep] if _name(each) != named]
-    left = [path for path in root.glob(f".iter_*{files.REMOVED}") if lineage.said(path) == line]
     if old:  # what stays has to be on the disk before
         files.sync_tree(complete[-1].folder)
         files.sync(root / TRACKER)
         files.sync(root)
-    for path in [*left, *old]:
+    for path in old:
         remove(path)
     return old
+
+
+def clear(root: Path, line: str) -> list[Path]:
+    """Remove what kills have left of `line`; the paths of interrupted saves among that.
+
+    Those are of an iteration that a complete one has reached since. Raises `OSError`.
+    """
+    found = {path: SET_ASIDE.fullmatch(path.name) for path in root.glob(f"iter_*{INCOMPLETE}*")}
+    ours = {
+        path: int(match[1])
+        for path, match in sorted(found.items())
+        if match and lineage.said(path) == line and files.is_ours(path)
+    }
+    newest = newest_complete(root, line) if ours else None
+    dead = [path for path, number in ours.items() if newest and number <= newest.iteration]
+    left = [path for path in root.glob(f".iter_*{files.REMOVED}") if lineage.said(path) == line]
+    for path in [*left, *dead]:
+        remove(path)
+    return dead
 
 
 def remove_partial(root: Path) -> None:

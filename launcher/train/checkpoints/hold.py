@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 from launcher import files
+from launcher.files import kernel
 from launcher.train.checkpoints import lineage
 
 LOCK = "launcher-run.lock"
@@ -45,14 +45,6 @@ class Holder:
     host: str
     kernel: str
     token: str
-
-
-@cache
-def kernel() -> str:
-    """An id of the running kernel; "" where the system has none."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
 
 
 def living(root: Path) -> str:

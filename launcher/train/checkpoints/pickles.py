@@ -1,18 +1,35 @@
-"""Pickles read as they stand: nothing that they name is imported or called."""
+"""Pickles read as they stand: nothing that they name is imported or called.
+
+A few bytes of a pickle can ask for gigabytes (a place in its memo) or for years (nested tuples as
+a key). So a process of its own reads it first, and may take memory and time by what it has read.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
 from typing import IO, Any
 
 ROOM = 256 << 20
-"""Bytes that reading any pickle may take; the size of a large one counts some times more."""
+"""Bytes of memory that reading any pickle may take."""
 
-TIMES = 64
+TIMES = 24
+"""Bytes of memory for each byte that has been read, beside that."""
+
+PACE = 1 << 19
+"""Bytes that are read for each second of the processor, beside the first."""
+
+WANTED = (
+    *("use_distributed_optimizer", "no_save_optim", "tensor_model_parallel_size"),
+    *("pipeline_model_parallel_size", "expert_model_parallel_size"),
+)
+"""What `arguments` gives."""
 
 
 class Ordered(dict[Any, Any]):
@@ -62,37 +79,95 @@ class Reader(pickle.Unpickler):
         return pid
 
 
-def load(stream: IO[bytes], size: int | None = None) -> Any:
-    """What a pickle holds, of `size` bytes or of a file, by `Reader`.
+def load(stream: IO[bytes]) -> Any:
+    """What a pickle holds, by `Reader`; `stream` is at its beginning. Raises `UnpicklingError`."""
+    look(stream)
+    stream.seek(0)
+    return Reader(stream).load()
 
-    Raises what a damaged one gives, and `MemoryError` for one that would take far more than it has.
+
+def look(stream: IO[bytes], what: str = "nothing") -> Any:
+    """What a function of `LOOKS` gives of a pickle, which another process reads.
+
+    Raises `pickle.UnpicklingError` for one that is damaged, or takes far more than its size.
     """
-    if size is None:
-        try:
-            size = os.fstat(stream.fileno()).st_size
-        except OSError:  # an entry of an archive
-            size = 0
-    with bounded(size):
-        return Reader(stream).load()
-
-
-@contextmanager
-def bounded(size: int) -> Iterator[None]:
-    """Let this process have `ROOM` more memory while this lasts, and some for `size` bytes.
-
-    A few bytes of a pickle can ask for gigabytes: for a place in its memo, say.
-    """
-    before = resource.getrlimit(resource.RLIMIT_AS)
     try:
+        given: int | IO[bytes] = stream.fileno()
+    except OSError:  # no file: an entry of an archive
+        given = subprocess.PIPE
+    argv = [sys.executable, "-I", "-S", __file__, what]
+    with subprocess.Popen(
+        argv, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        if process.stdin and process.stdout:
+            with suppress(BrokenPipeError), process.stdin:
+                shutil.copyfileobj(stream, process.stdin)
+        told = process.stdout.read() if process.stdout else b""
+    if process.returncode:
+        raise pickle.UnpicklingError("it is damaged, or takes far more than its size")
+    import json
+
+    return json.loads(told)
+
+
+def storage(index: Any) -> dict[str, int]:
+    """The bytes that each file of a checkpoint must have at least, by its `.metadata`."""
+    needed: dict[str, int] = {}
+    for item in index.storage_data.values():
+        end, name = int(item.offset) + int(item.length), str(item.relative_path)
+        needed[name] = max(end, needed.get(name, 0))
+    return needed
+
+
+def arguments(saved: Any) -> dict[str, int | None]:
+    """Those of upstream's command line that say which files there must be."""
+    found = vars(saved["args"]) if saved.get("args") else {}
+    return {name: found[name] for name in WANTED if isinstance(found.get(name), int)}
+
+
+LOOKS = {"nothing": lambda _: None, "storage": storage, "arguments": arguments}
+
+
+class _Budgeted(io.RawIOBase):
+    """Standard input; this process may take more memory and time as it is read."""
+
+    def __init__(self) -> None:
         with open("/proc/self/statm", encoding="ascii") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-        most = used + ROOM + TIMES * size
-        soft = most if before[0] == resource.RLIM_INFINITY else min(most, before[0])
-        resource.setrlimit(resource.RLIMIT_AS, (soft, before[1]))
-    except OSError:  # no such system
-        soft = before[0]
-    try:
-        yield
-    finally:
-        if soft != before[0]:
-            resource.setrlimit(resource.RLIMIT_AS, before)
+            self.used = int(file.read().split()[0]) * resource.getpagesize()
+        self.count = 0
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        self._allow()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = os.read(0, len(buffer))
+        buffer[: len(data)] = data
+        self.count += len(data)
+        self._allow()
+        return len(data)
+
+    def _allow(self) -> None:
+        for kind, wanted in (
+            (resource.RLIMIT_AS, self.used + ROOM + TIMES * self.count),
+            (resource.RLIMIT_CPU, 1 + self.count // PACE),
+        ):
+            _, most = resource.getrlimit(kind)
+            soft = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+            resource.setrlimit(kind, (soft, most))
+
+
+def main() -> None:
+    """Print what a function of `LOOKS` gives of the pickle on standard input, as JSON."""
+    found = Reader(io.BufferedReader(_Budgeted(), 1 << 20)).load()
+    shown = LOOKS[sys.argv[1]](found)
+    os.close(0)  # the rest isn't read
+    import json
+
+    print(json.dumps(shown), flush=True)
+    os._exit(0)  # taking it all apart would take as long
+
+
+if __name__ == "__main__":
+    main()

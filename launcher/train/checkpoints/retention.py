@@ -57,7 +57,9 @@ class Retention:
                 return
             self.seen = changed
             folders.sign(self.root)
-            removed = folders.prune(self.root, self.keep, self.line) if self.keep else []
+            removed = folders.clear(self.root, self.line)
+            if self.keep:
+                removed += folders.prune(self.root, self.keep, self.line)
         except FileNotFoundError:
             return
         except OSError as error:
