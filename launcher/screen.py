@@ -8,6 +8,7 @@ this way: it is passed on as bytes, untouched.
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import sys
 import time
@@ -28,7 +29,16 @@ def printable(text: str, kept: str = "") -> str:
 
     That is control characters, what turns the direction of writing, and halves of characters.
     """
-    return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text)
+    if text.isprintable():
+        return text
+    return UNSEEN.sub(lambda found: "".join(_seen(c, kept) for c in found[0]), text)
+
+
+UNSEEN = re.compile(r"[^ -~]+")
+
+
+def _seen(character: str, kept: str) -> str:
+    return character if character.isprintable() or character in kept else repr(character)[1:-1]
 
 
 class Screen:

@@ -365,7 +365,10 @@ def stop(job: Job, *, now: bool = False, grace: int | None = None) -> None:
     Who follows it sees the end and removes it; one that nobody follows is left for `attach`. One
     that has ended before is removed.
     """
-    if job.ended() is not None:
+    if (before := job.ended()) is not None:
+        with owner.following(job.run) as mine:
+            if mine:
+                _note(job, before)
         job.remove()
         tell(f"run {job.run} had ended; removed")
         return
@@ -377,7 +380,23 @@ def stop(job: Job, *, now: bool = False, grace: int | None = None) -> None:
     with owner.following(job.run) as mine:
         left = job.ended()
         if mine and left and left.cause is not Cause.REMOVED:
+            _note(job, left)
             tell(f"to see its log and remove it: launcher attach {job.run}")
+
+
+def _note(job: Job, ended: Ended) -> None:
+    """Keep how a run ended that nobody followed, as who follows it would."""
+    from launcher.records import ending
+
+    tail, saved = Tail(), None
+    with suppress(Lost, OSError):
+        for _, data, _ in job.output(follow=False):
+            tail.add(data)
+    if job.labels.get(f"{LABEL}checkpoints"):
+        with suppress(OSError):
+            saved = find.newest(job.labels)
+    found = ending.Ending(ended, owner.asked_to_stop(job.run), tail.text)
+    ending.keep(job.run, attempt_of(job), found, [], saved)
 
 
 def ask(job: Job, name: str, grace: int, more: str = "") -> None:

@@ -188,8 +188,11 @@ def keep(
 
     attempt: 0 the first; ended: the time (ISO 8601); outcome: finished, stopped or failed; code:
     the launcher's exit code; cause: what the backend says; by: who ended it; checkpoint: the
-    newest complete one. Where there is no record, nothing is kept.
+    newest complete one. Where there is no record, or this is in it already, nothing is kept.
     """
+    endings = record.read_lines(record.folder(run) / record.ENDINGS)
+    if any(told.get("attempt") == attempt for told in endings):
+        return
     told = {
         "attempt": attempt,
         "ended": datetime.now(timezone.utc).replace(microsecond=0).isoformat(),

@@ -196,22 +196,29 @@ def keep_room(run: str, name: str) -> None:
 
 def read(run: str, name: str) -> dict[str, Any] | None:
     """What is kept under `name`; None where nothing is, as of an older launcher's."""
+    return read_file(folder(run) / name)
+
+
+def read_file(path: str | Path) -> dict[str, Any] | None:
+    """The object in a file of JSON; None where there is none, or the file can't be read."""
     try:
-        found = json.loads((folder(run) / name).read_bytes())
+        with open(path, "rb") as file:
+            found = json.loads(file.read())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
 
 
-def read_lines(path: Path, last: int = 0) -> Iterator[dict[str, Any]]:
-    """The objects in lines of JSON, in the `last` bytes if given; no line that isn't whole.
+def read_lines(path: str | Path, last: int = 0) -> Iterator[dict[str, Any]]:
+    """The objects in lines of JSON; those of the `last` bytes, if given, the newest first.
 
-    Such a line is one that a launcher was killed at. A file that can't be read has none.
+    A line that isn't whole, where a launcher was killed, has none. Nor has a file that can't be
+    read.
     """
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), open(path, "rb") as file:
         if last:
             file.seek(max(0, os.fstat(file.fileno()).st_size - last))
-        for line in file:
+        for line in reversed(file.readlines()) if last else file:
             with suppress(ValueError):
                 if isinstance(found := json.loads(line), dict):
                     yield found
@@ -219,16 +226,17 @@ def read_lines(path: Path, last: int = 0) -> Iterator[dict[str, Any]]:
 
 def records() -> list[Record]:
     """All that are kept, newest first; a folder without a readable record is passed over."""
-    found = list[Record]()
-    for path in settings().runs.glob(f"*/{FILE}"):
-        found += [kept] if (kept := _record(path.parent.name)) else []
+    runs, names = settings().runs, list[str]()
+    with suppress(OSError):
+        names = os.listdir(runs)
+    found = [kept for name in names if (kept := _record(name, f"{runs}/{name}/{FILE}"))]
     return sorted(found, key=lambda record: record.created, reverse=True)
 
 
-def _record(run: str) -> Record | None:
+def _record(run: str, path: str | Path) -> Record | None:
     """The record of a run by its whole id; None where there is no readable one."""
     with suppress(TypeError):  # another launcher's
-        kept = Record(**read(run, FILE) or {})
+        kept = Record(**read_file(path) or {})
         return kept if kept.run == run else None  # it becomes a path
     return None
 
@@ -244,7 +252,7 @@ def find(text: str) -> Record:
 
     Of several of one name it is the newest. Raises UsageError where there is none.
     """
-    if text.isalnum() and (whole := _record(text)):
+    if text.isalnum() and (whole := _record(text, folder(text) / FILE)):
         return whole
     known = records()
     run = match(text, [(record.run, record.name) for record in known], "None was started yet.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -16,6 +17,7 @@ from launcher.plan.job import Cause, Ended, Job, goes_on
 from launcher.plan.mounts import PROFILE
 from launcher.records import owner, record, watch
 from launcher.records.record import Record
+from launcher.settings import settings
 from launcher.train.traces import COSTS
 
 RUNNING, PAUSED, UNKNOWN = "running", "paused", "unknown"
@@ -48,13 +50,14 @@ class Run:
 def known(jobs: Iterable[Job]) -> list[Run]:
     """The runs that have a record, newest first; `jobs` are those that backends know of."""
     alive = {job.run: PAUSED if job.state() == PAUSED else RUNNING for job in jobs if goes_on(job)}
-    return [_run(kept, alive) for kept in record.records()]
+    runs = settings().runs  # looked up once, and not for each of thousands
+    return [_run(kept, f"{runs}/{kept.run}", alive) for kept in record.records()]
 
 
-def _run(kept: Record, alive: Mapping[str, str]) -> Run:
-    ending = _last_ending(kept.run)
-    last = _last_step(kept.run)
-    image = (record.read(kept.run, record.FACTS) or {}).get("image", {})
+def _run(kept: Record, folder: str, alive: Mapping[str, str]) -> Run:
+    ending = _last_ending(folder)
+    last = _last_step(folder)
+    image = (record.read_file(f"{folder}/{record.FACTS}") or {}).get("image", {})
     over = ending if kept.run not in alive else None
     outcome = ending["outcome"] if ending else UNKNOWN
     return Run(
@@ -70,16 +73,15 @@ def _run(kept: Record, alive: Mapping[str, str]) -> Run:
             filter(None, (last.get("iteration"), (over or {}).get("iteration"))), default=None
         ),
         loss=last.get("loss"),
-        folder=str(record.folder(kept.run)),
+        folder=folder,
     )
 
 
-def _last_ending(run: str) -> dict[str, Any] | None:
+def _last_ending(folder: str | Path) -> dict[str, Any] | None:
     """How the last attempt ended; None where it isn't known, as of one that goes on."""
-    endings = [*record.read_lines(record.folder(run) / record.ENDINGS)]
-    ending = endings[-1] if endings else None
+    ending = next(record.read_lines(f"{folder}/{record.ENDINGS}", last=TAIL), None)
     begun = watch.log_name(ending["attempt"] + 1) if ending else ""
-    return None if begun and (record.folder(run) / begun).exists() else ending
+    return None if begun and os.path.exists(f"{folder}/{begun}") else ending
 
 
 def ended(run: str, attempt: int) -> Ended | None:
@@ -97,16 +99,14 @@ def cause(text: str) -> Cause:
     `Cause.ITSELF` where nothing is kept of it.
     """
     with suppress(UsageError, KeyError, ValueError):
-        return Cause((_last_ending(record.find(text).run) or {})["cause"])
+        return Cause((_last_ending(record.folder(record.find(text).run)) or {})["cause"])
     return Cause.ITSELF
 
 
-def _last_step(run: str) -> Mapping[str, Any]:
+def _last_step(folder: str) -> Mapping[str, Any]:
     """The newest step among the metrics' last lines."""
-    step = dict[str, Any]()
-    for found in record.read_lines(record.folder(run) / record.METRICS, last=TAIL):
-        step = found if found.get("kind") == "step" else step
-    return step
+    lines = record.read_lines(f"{folder}/{record.METRICS}", last=TAIL)
+    return next((found for found in lines if found.get("kind") == "step"), {})
 
 
 @dataclass(frozen=True)

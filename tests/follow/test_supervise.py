@@ -375,6 +375,18 @@ def test_stop_says_where_the_log_of_an_unfollowed_run_is(
     assert job.calls == ["remove"]
 
 
+@pytest.mark.parametrize("over", [False, True])
+def test_stop_keeps_how_a_run_ended_that_nobody_followed(runs: Path, over: bool) -> None:
+    """`runs` called it unknown for ever."""
+    job = FakeJob(end=Ended(143), over=over)
+    job.stop = lambda grace: setattr(job, "over", True)
+    supervise.stop(job, grace=25)
+    supervise.stop(job)  # which removes it, and has nothing to add
+    [told] = record.read_lines(runs / RUN / record.ENDINGS)
+    outcome = "failed" if over else "stopped"
+    assert (told["attempt"], told["outcome"], told["code"]) == (0, outcome, 143)
+
+
 @pytest.fixture
 def closed_pipe() -> Iterator[TextIO]:
     """A stream that nobody reads."""

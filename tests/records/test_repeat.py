@@ -24,6 +24,7 @@ from launcher.records.ending import Ending
 from launcher.records.metrics import Found, Memory, Step, Validation
 from launcher.records.record import METRICS, Record
 from launcher.records.throughput import Rates
+from launcher.settings import Settings, settings
 
 
 def config(**sections: Any) -> RunConfig:
@@ -194,6 +195,31 @@ def test_what_is_pruned_has_ended_and_is_none_of_the_newest(kept: Path) -> None:
     (kept / IDS[2] / "log.2").touch()  # begun, and not ended as far as is known here
     assert known()[2].state == "unknown"
     assert [run.run for run in runs.to_prune(known(), runs.Filter(), 0)] == [IDS[1]]
+
+
+def test_a_list_of_many_looks_up_the_settings_once(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5,000 records took 10.8 s of CPU: each looked five times for the folder that all lie in."""
+    looked, parsed = list[int](), list[int]()
+    found, load = settings(), json.loads
+
+    def lookup() -> Settings:
+        looked.append(1)
+        return found
+
+    def loads(text: bytes) -> Any:
+        parsed.append(len(text))
+        return load(text)
+
+    monkeypatch.setattr(record, "settings", lookup)
+    monkeypatch.setattr(runs, "settings", lookup)
+    monkeypatch.setattr(json, "loads", loads)
+    step = json.dumps({"kind": "step", "iteration": 9, "loss": 1.0}) + "\n"
+    (kept / IDS[1] / record.METRICS).write_text(step * 1000)
+    assert known()[1].iteration == 9
+    assert len(looked) == 2
+    assert len(parsed) < 20
 
 
 def test_ages() -> None:

@@ -218,6 +218,13 @@ def three(root: Path) -> None:
     tracked(root, 9)
 
 
+def test_a_tracker_that_is_too_long_is_refused_by_name(tmp_path: Path) -> None:
+    """10,000 digits were cut to 64 of them without a word."""
+    (tmp_path / folders.TRACKER).write_text("1" * 10_000)
+    with pytest.raises(PermissionError, match=r"more than 64 bytes"):
+        folders.noted(tmp_path)
+
+
 def test_incomplete_ones_are_set_aside(tmp_path: Path) -> None:
     three(tmp_path)
     (tmp_path / "iter_0000009.incomplete").mkdir()

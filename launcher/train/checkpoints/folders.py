@@ -44,7 +44,7 @@ REJECTED = ".rejected"
 INTERRUPTED = "its saving was interrupted"
 RELEASE = "release"
 LONGEST = 64
-"""Bytes that are read of the tracker."""
+"""Bytes that a tracker may have."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ def noted(root: Path) -> str:
     Raises `OSError` where it is there and can't be read.
     """
     try:
-        with files.open_regular(root / TRACKER) as file:
-            return file.read(LONGEST).decode("utf-8", "replace").strip()
+        return files.read_regular(root / TRACKER, LONGEST).decode("utf-8", "replace").strip()
     except (FileNotFoundError, NotADirectoryError):
         return ""
 
