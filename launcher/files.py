@@ -35,7 +35,9 @@ UNLOCKABLE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LINK = (errno.ELOOP, errno.ENOTDIR)
-_LEFT = re.compile(r"\..+\.[0-9a-f]{16}\.aside(\.[0-9a-f]{16}\.removed)*", re.DOTALL)
+_LEFT = re.compile(
+    r"(\..+\.[0-9a-f]{16}\.aside|\.?scratch-[0-9a-f]{16})(\.[0-9a-f]{16}\.removed)*", re.DOTALL
+)
 _LONGEST = 1 << 10
 """Bytes that are read of a marker: `MADE`, and the kernel that it was written on."""
 
@@ -338,7 +340,7 @@ def locked_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
 
 
 def sweep_folders(below: Path) -> None:
-    """Remove the folders that killed processes left aside in `below`, and no one else's.
+    """Remove the scratch and the folders aside that killed processes left in `below`.
 
     The name, the marker in it, and the lock that can be had of that show that one is ours and that
     its process is dead. Of a process on another machine, which may not see our locks, and of one
@@ -369,13 +371,17 @@ def _age(folder: Path) -> float:
 
 @contextmanager
 def scratch(below: Path) -> Iterator[Path]:
-    """A folder of ours while this lasts, in `below`, which is made where it isn't there."""
+    """A folder of ours while this lasts, in `below`, which is made where it isn't there.
+
+    What killed processes left of such folders goes first.
+    """
     below.mkdir(parents=True, exist_ok=True)
-    path = make_folder(below / f"{SCRATCH}{secrets.token_hex(8)}", 0o700)
-    try:
-        yield path
-    finally:
-        remove_folder(path.absolute(), below.absolute())
+    sweep_folders(below)
+    with locked_folder(below / f"{SCRATCH}{secrets.token_hex(8)}", 0o700) as path:
+        try:
+            yield path
+        finally:
+            remove_folder(path.absolute(), below.absolute())
 
 
 def mark(path: Path) -> None:

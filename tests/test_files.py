@@ -15,6 +15,7 @@ import pytest
 
 from launcher import files
 from launcher.files import Refused
+from launcher.settings import ROOT
 from launcher.trust import require_own_links, require_trusted
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
@@ -171,6 +172,23 @@ def test_what_a_killed_process_left_aside_goes_and_what_is_written_stays(root: P
         assert other.path.exists()
     assert not files.sweep(root / "letter")
     assert sorted(os.listdir(root)) == [".letter.0123.aside", "letter"]
+
+
+def test_scratch_that_a_killed_process_left_goes_with_the_next(root: Path) -> None:
+    """A killed build left a folder in /tmp each time, without a name of ours."""
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+from launcher import files
+with files.scratch(Path({str(root)!r})) as folder:
+    (folder / "large").write_text("x")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
+    [left] = root.glob("scratch-*/large")
+    with files.scratch(root) as first, files.scratch(root) as second:
+        assert {*root.glob("scratch-*")} == {first, second}
+    assert not left.exists()
 
 
 def test_only_folders_of_the_dead_are_swept(root: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import tempfile
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from launcher import files
 from launcher.errors import BuildError
 from launcher.oci.container import find_image
 from launcher.oci.settle import settle
 from launcher.screen import KEPT, Progress
+from launcher.settings import settings
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -95,7 +96,7 @@ def podman(command: list[str], env: dict[str, str], wanted: Build, progress: Pro
 
     Returns the image ID. Raises BuildError.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with files.scratch(settings().cache) as folder:
         id_file = Path(folder) / "id"
         argv = [*command, "build", "--network=none", f"--iidfile={id_file}"]
         argv += [f"--timestamp={wanted.args['SOURCE_DATE_EPOCH']}"]
@@ -151,7 +152,7 @@ def buildkit(
     Returns what the engine may know the image by: its configuration's digest or, in containerd's
     store, its manifest's. Raises BuildError.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with files.scratch(settings().cache) as folder:
         id_file, metadata = Path(folder) / "id", Path(folder) / "metadata.json"
         argv = [*command, "--network=none", "--progress=plain", f"--iidfile={id_file}"]
         if any("buildx" in part for part in command):

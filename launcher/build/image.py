@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher import __version__
+from launcher import __version__, files
 from launcher.build import attest, beside, builders, context, extensions, fetch, pins, verify
 from launcher.build import source as sources
 from launcher.build.source import MegatronSource
@@ -197,7 +197,7 @@ class Builds:
             args["CUDA_ARCHITECTURES"] = inputs.architectures
         if request.jobs:
             args["MAX_JOBS"] = str(request.jobs)
-        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile() as tar:
+        with files.scratch(self.site.cache) as scratch, tempfile.TemporaryFile() as tar:
             context.write(inputs, wheels, Path(scratch), tar)
             tar.seek(0)
             self.progress.close()

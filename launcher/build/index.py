@@ -11,7 +11,6 @@ import email
 import re
 import shutil
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from launcher import files
 from launcher.build import fetch
 from launcher.errors import BuildError, first_fault
 from launcher.matrix.recipe import sha256_of_pin
-from launcher.settings import Settings
+from launcher.settings import Settings, settings
 
 JSON = "application/vnd.pypi.simple.v1+json"
 ASKING = {"Accept": f"{JSON}, text/html;q=0.1", "Accept-Encoding": "identity"}
@@ -194,7 +193,7 @@ class Pip:
         if folder and folder.is_dir() and not (folder / "index.html").is_file():
             return [Listed(filename=one.name, url=one.as_uri()) for one in folder.iterdir()]
         at = urljoin(page, "index.html") if folder and folder.is_dir() else page
-        with tempfile.TemporaryDirectory() as scratch:
+        with files.scratch(settings().cache) as scratch:
             kind = self.save(at, Path(scratch) / "page")
             text = (Path(scratch) / "page").read_text(encoding="utf-8")
         try:

@@ -8,7 +8,6 @@ import secrets
 import shutil
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
+from launcher import files
 from launcher.build import beside
 from launcher.build.image import OCI, Builds, Built, Request
 from launcher.build.pins import is_standin
@@ -29,7 +29,7 @@ from launcher.names import LABEL
 from launcher.oci.container import container_of, copy_out, find_image, layers_of, tags_of
 from launcher.oci.layers import Layer, read_layers
 from launcher.screen import Progress, printable
-from launcher.settings import Settings
+from launcher.settings import Settings, settings
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -313,9 +313,9 @@ class Comparison:
         self._pair("image", [one.id for one in both], self.claimed.image)
         found = self._files(added, diffoscope) if added[0] != added[1] else []
         set_in = [dict(one.settings) for one in both]
-        for settings, one in zip(set_in, both, strict=True):
-            settings |= {"step": one.history} if self.claimed.layers else {}
-            settings |= {"time of step": one.times} if self.claimed.image else {}
+        for each, one in zip(set_in, both, strict=True):
+            each |= {"step": one.history} if self.claimed.layers else {}
+            each |= {"time of step": one.times} if self.claimed.image else {}
         changed = compare.values(*set_in)
         for name, *values in changed[:MOST_LISTED]:
             self._pair(name, values)
@@ -385,7 +385,7 @@ class Comparison:
         if len(found) > MOST_SHOWN:
             self.tell(f"diffoscope is given the first {MOST_SHOWN} of {len(found)}")
         self.progress.step("diffoscope")
-        with tempfile.TemporaryDirectory() as folder:
+        with files.scratch(settings().cache) as folder:
             for box, side in zip(self.boxes, ("image", "rebuilt"), strict=True):
                 (Path(folder) / side).mkdir()
                 for path in (one.path for one in found[:MOST_SHOWN]):

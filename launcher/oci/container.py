@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import tarfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from launcher import files
 from launcher.errors import UsageError
+from launcher.names import LABEL
 from launcher.oci.parts import Stream, blocks_of
 from launcher.reference import parse_reference
 
@@ -66,16 +72,67 @@ def name_image(client: DockerClient, id: str, *names: str) -> None:
         client.api.tag(id, name.name, name.target)
 
 
+OWNER = f"{LABEL}owner"
+"""The label of a container that is there only to look into an image: which process has made it."""
+
+
 @contextmanager
 def container_of(
     client: DockerClient, image: str, *command: str, **how: Any
 ) -> Iterator[Container]:
-    """A container of an image, without a network, for as long as this lasts; it isn't started."""
-    container = client.containers.create(image, command or ["true"], network_mode="none", **how)
+    """A container of an image, without a network, for as long as this lasts; it isn't started.
+
+    What killed launchers left of such containers goes first: it would keep an image from removal.
+    """
+    sweep_containers(client)
+    how |= {"network_mode": "none", "labels": {OWNER: json.dumps(_owner())}}
+    container = client.containers.create(image, command or ["true"], **how)
     try:
         yield container
     finally:
         container.remove(force=True, v=True)
+
+
+def sweep_containers(client: DockerClient) -> None:
+    """Remove the containers of `container_of` whose process is known to be dead.
+
+    That is known on its own kernel and in its own space of process ids; elsewhere after a day.
+    """
+    from docker.errors import APIError
+
+    try:
+        found = client.api.containers(all=True, filters={"label": OWNER})
+    except APIError:
+        return
+    for one in found:
+        with suppress(APIError, ValueError, KeyError, TypeError):
+            owner = json.loads(one["Labels"][OWNER])
+            if _is_dead(owner, time.time() - int(one["Created"])):
+                client.api.remove_container(one["Id"], force=True, v=True)
+
+
+def _owner(pid: int | str = "self") -> dict[str, Any]:
+    """A process as nothing else is: its kernel, its space of ids, its id and when it began."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    space = os.readlink(f"/proc/{pid}/ns/pid")
+    return {
+        "kernel": files.kernel(),
+        "space": space,
+        "pid": os.getpid() if pid == "self" else pid,
+        "began": fields[19],
+    }
+
+
+def _is_dead(owner: Mapping[str, Any], age: float) -> bool:
+    mine = _owner()
+    if any(owner[key] != mine[key] for key in ("kernel", "space")):
+        return age > files.DAY
+    try:
+        return bool(_owner(int(owner["pid"])) != owner)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
 
 
 def copy_out(container: Container, path: str, to: IO[bytes], most: int | None = None) -> bool:

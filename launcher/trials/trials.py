@@ -8,17 +8,17 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher import files
 from launcher.errors import LauncherError
 from launcher.plan.config import Image
 from launcher.plan.image import Facts, reference
 from launcher.plan.values import Gpus, parse_gpus
-from launcher.settings import ROOT
+from launcher.settings import ROOT, settings
 from launcher.trials import quickstart_reload
 from launcher.trials.facts import Fact
 
@@ -273,7 +273,7 @@ def attempts(
     fused = all(name in found and found[name].value for name in ("transformer_engine", "apex"))
     wanted = parse_gpus(gpus)
     count = (chosen.count_gpus() or 0) if wanted.count is None else wanted.count
-    with tempfile.TemporaryDirectory(prefix="probe-") as folder:
+    with files.scratch(settings().cache) as folder:
         at = Place(
             Path(folder),
             image,

@@ -386,6 +386,7 @@ class _Container:
             archive.addfile(entry, io.BytesIO(content))
         self.archive = tar.getvalue()
         self.containers = SimpleNamespace(create=lambda *_, **__: self)
+        self.api = SimpleNamespace(containers=lambda **_: [])
 
     def get_archive(self, path: str) -> tuple[Iterator[bytes], None]:
         return (chunk for chunk in [self.archive]), None

@@ -60,7 +60,9 @@ class Engine:
         container = SimpleNamespace(export=chunks, remove=lambda **_: None)
         self.containers = SimpleNamespace(create=lambda *_, **__: container)
         self.api = SimpleNamespace(
-            inspect_image=lambda _: {"Config": CONFIG}, get_image=lambda _, chunk_size: chunks()
+            inspect_image=lambda _: {"Config": CONFIG},
+            get_image=lambda _, chunk_size: chunks(),
+            containers=lambda **_: [],
         )
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import base64
 import io
 import json
+import subprocess
 import tarfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from docker.errors import APIError, NotFound
 
 from launcher.errors import EngineError
+from launcher.oci import container as containers
 from launcher.oci import registry
 from launcher.oci.container import container_of, copy_out
 from launcher.oci.layout import sha256
@@ -279,10 +282,43 @@ def test_a_regular_file_is_copied_and_nothing_else() -> None:
         copy_out(container, "a", copy, 10)
 
 
+def test_the_containers_of_the_dead_are_removed_and_no_others() -> None:
+    """A build that was killed left one without a label, and its image couldn't be removed."""
+    with subprocess.Popen(["sleep", "0"]) as process:
+        pass
+    mine = containers._owner()
+    owners: dict[str, Any] = {
+        "dead": mine | {"pid": process.pid},
+        "another has its number": mine | {"began": "1"},
+        "living": mine,
+        "elsewhere": mine | {"kernel": "another"},
+        "in a container": mine | {"space": "pid:[1]", "pid": process.pid},
+        "elsewhere, long ago": mine | {"kernel": "another"},
+        "foreign": "5",
+    }
+    there = [
+        {
+            "Id": name,
+            "Created": 0 if "long ago" in name else time.time(),
+            "Labels": {containers.OWNER: json.dumps(owner)},
+        }
+        for name, owner in owners.items()
+    ]
+    gone = list[str]()
+    api = SimpleNamespace(
+        containers=lambda **_: there, remove_container=lambda name, **_: gone.append(name)
+    )
+    containers.sweep_containers(cast(Any, SimpleNamespace(api=api)))
+    assert gone == ["dead", "another has its number", "elsewhere, long ago"]
+
+
 def test_a_container_goes_whatever_happens() -> None:
     gone = []
     container = SimpleNamespace(remove=lambda force, v: gone.append((force, v)))
-    client: Any = SimpleNamespace(containers=SimpleNamespace(create=lambda *_, **__: container))
+    client: Any = SimpleNamespace(
+        containers=SimpleNamespace(create=lambda *_, **__: container),
+        api=SimpleNamespace(containers=lambda **_: []),
+    )
     with pytest.raises(KeyboardInterrupt), container_of(client, "image"):
         raise KeyboardInterrupt
     assert gone == [(True, True)]
