@@ -33,6 +33,8 @@ REMOVED = ".removed"
 UNLOCKABLE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.EBADF)
 """What a file system answers that has no locks: there nobody can tell that another one writes."""
 
+OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LINK = (errno.ELOOP, errno.ENOTDIR)
 _LEFT = re.compile(
@@ -46,7 +48,7 @@ MINUTE, DAY = 60, 86400
 
 @contextmanager
 def named(path: str | Path) -> Iterator[None]:
-    """Have an error of the system say which path it is about, as a full disk doesn't."""
+    """Have an error of a disk say which path it is about: one that is full names none."""
     try:
         yield
     except OSError as error:
@@ -55,7 +57,7 @@ def named(path: str | Path) -> Iterator[None]:
 
 
 def _name(error: object, path: str | Path) -> None:
-    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+    if isinstance(error, OSError) and error.errno in OF_A_DISK and error.filename is None:
         error.filename = str(path)
 
 
@@ -311,6 +313,20 @@ def copy_foreign(path: Path, below: Path, target: Path) -> None:
 # Folders of ours
 
 
+def write_new(path: Path, text: str) -> None:
+    """Write a user's file that isn't there yet; of one that can't be written nothing is left.
+
+    Raises FileExistsError, and OSError with the path.
+    """
+    with named(path), path.open("x", encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+        except OSError:
+            path.unlink()
+            raise
+
+
 def make_folder(path: Path, mode: int = 0o777) -> Path:
     """A new folder of ours, its marker in it from the first moment on; `path`.
 
@@ -379,7 +395,8 @@ def scratch(below: Path) -> Iterator[Path]:
     sweep_folders(below)
     with locked_folder(below / f"{SCRATCH}{secrets.token_hex(8)}", 0o700) as path:
         try:
-            yield path
+            with named(path):
+                yield path
         finally:
             remove_folder(path.absolute(), below.absolute())
 
@@ -396,7 +413,9 @@ def _mark(path: Path) -> int:
         handle = open_own(path / MARKER, flags, 0o644)
         try:
             try_lock(handle)
-            os.write(handle, MADE + kernel().encode())
+            content = MADE + kernel().encode()
+            if os.write(handle, content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(handle)
         except BaseException:
             os.close(handle)

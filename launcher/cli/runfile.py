@@ -26,6 +26,7 @@ def import_(args: Namespace) -> int:
 
     What isn't in the run file goes to stderr, each with its line.
     """
+    from launcher import files
     from launcher.importing.shell_script import imported
     from launcher.matrix.load import find_row, load_matrix
     from launcher.yamlfile import read
@@ -45,8 +46,7 @@ def import_(args: Namespace) -> int:
         print(done.text, end="")
     else:
         try:
-            with args.output.open("x", encoding="utf-8") as file:
-                file.write(done.text)
+            files.write_new(args.output, done.text)
         except FileExistsError:
             raise UsageError(f"{args.output} is there already", "Give another -o.") from None
     for left in done.told:

@@ -34,7 +34,7 @@ def tune(args: Namespace) -> int:
 
     Settings are measured by short runs that save nothing.
     """
-    from launcher import yamlfile
+    from launcher import files, yamlfile
     from launcher.backends import backend, configured
     from launcher.cli.start import overrides
     from launcher.plan import source
@@ -63,8 +63,7 @@ def tune(args: Namespace) -> int:
     wished = overridden(config, [Override("tune", changes)])
     text = tuned.changed(yamlfile.read(path, label), changes, wished)
     head = [f"Tuned by `launcher tune {args.config}`:", *found.lines, *found.table]
-    with target.open("x", encoding="utf-8") as file:
-        file.write(tuned.headed(text, head))
+    files.write_new(target, tuned.headed(text, head))
     print("\n".join([*found.lines, f"written: {target}"]))
     return 0
 

@@ -70,7 +70,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     files.sweep_folders(target.parent)
     with files.locked_folder(files.aside_path(target, secrets.token_hex(8))) as made:
         try:
-            yield made
+            with files.named(target):
+                yield made
             files.sync_tree(made)
             files.rename(made, target)
         except BaseException:
