@@ -67,9 +67,9 @@ def read_list(
             raise UsageError(
                 f"{folder}: nothing was saved there", f"Name the folder that was given to {what}."
             ) from None
-        if isinstance(error, FileNotFoundError) and (folder / INCOMING).exists():
+        if isinstance(error, FileNotFoundError):  # it is written last
             raise UsageError(
-                f"{folder}: what wrote it was cut off before its end",
+                f"{folder}: there is no {name}: what wrote the folder was cut off before its end",
                 f"Run {what} again where that was: what is there is kept.",
             ) from None
         found = unreadable(error)
