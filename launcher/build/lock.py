@@ -227,7 +227,7 @@ class _Locking:
             return EngineError(NOT_ASKED)
         try:
             found = {
-                platform: registry.resolve(self.site.mirrored(reference), platform)
+                platform: registry.resolve(self.site.mirrored(reference), platform, layers=True)
                 for platform in self.matrix.platforms(reference)
             }
         except EngineError as error:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from launcher.deadline import within
 from launcher.errors import EngineError, first_fault
@@ -69,7 +69,11 @@ class _Platform(BaseModel):
     architecture: str = ""
 
 
-class _Entry(Descriptor):
+class _Sized(Descriptor):
+    size: Annotated[int, Field(ge=0)] | None = None
+
+
+class _Entry(_Sized):
     platform: _Platform | None = None
 
 
@@ -78,7 +82,8 @@ class _Index(BaseModel):
 
 
 class _Manifest(BaseModel):
-    config: Descriptor
+    config: _Sized
+    layers: list[_Sized] = []
 
 
 class _Token(BaseModel):
@@ -145,32 +150,36 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def resolve(reference: str, platform: str = PLATFORM) -> Resolved:
+def resolve(reference: str, platform: str = PLATFORM, *, layers: bool = False) -> Resolved:
     """What `reference` names at its registry just now, for `platform`.
 
     Every digest is computed from the bytes that came, and compared with what they were asked by
-    and with what the registry calls them. Raises EngineError.
+    and with what the registry calls them; so are the sizes, with `layers` those of the layers too,
+    which no engine could pull otherwise. Raises EngineError.
     """
     with talking(reference) as asked:
         named = manifest = asked.document("manifests", asked.where.target)
         if named.media_type in INDEXES:
             entry = _of_platform(asked, named.value, platform)
-            manifest = asked.document("manifests", entry)
+            manifest = asked.document("manifests", entry.digest, entry.size)
         if manifest.media_type not in MANIFESTS:
             raise asked.wrong(f"answers with {manifest.media_type or 'something else'}")
-        config = asked.fitting(_Manifest, manifest.value).config.digest
-        found = asked.fitting(_Platform, asked.document("blobs", config).value)
+        parts = asked.fitting(_Manifest, manifest.value)
+        config = parts.config.digest
+        found = asked.fitting(_Platform, asked.document("blobs", config, parts.config.size).value)
         if _named(found) != platform:
             raise EngineError(f"{reference}: is for {_named(found)}, and not for {platform}")
+        for layer in parts.layers if layers else ():
+            asked.look_for(layer)
         return Resolved(named.digest, manifest.digest, config)
 
 
-def _of_platform(asked: Conversation, index: Mapping[str, Any], platform: str) -> str:
-    """The digest of the platform's manifest in an index."""
+def _of_platform(asked: Conversation, index: Mapping[str, Any], platform: str) -> _Entry:
+    """The platform's manifest in an index."""
     entries = asked.fitting(_Index, index).manifests
     names = [_named(entry.platform or _Platform()) for entry in entries]
     if platform in names:
-        return entries[names.index(platform)].digest
+        return entries[names.index(platform)]
     raise EngineError(f"{asked.where.text}: has no {platform}, only {', '.join(names)}")
 
 
@@ -209,11 +218,22 @@ class Conversation:
         self.session = session
         self.seconds = settings().answer_within
 
-    def document(self, kind: str, target: str) -> Document:
-        """The JSON object of a manifest or a blob (`kind`, in the plural)."""
+    def document(self, kind: str, target: str, size: int | None = None) -> Document:
+        """The JSON object of a manifest or a blob (`kind`, in the plural), of `size` bytes."""
         answer = self._ask("GET", f"{kind}/{target}")
         self._checked(answer, target)
+        self._compare(target, size, len(answer.content))
         return self._parsed(answer)
+
+    def look_for(self, blob: _Sized) -> None:
+        """See that the registry has a blob of the size that is written of it."""
+        answer = self._ask("HEAD", f"blobs/{blob.digest}")
+        told = answer.headers.get("Content-Length", "")
+        self._compare(blob.digest, blob.size, int(told) if told.isdecimal() else None)
+
+    def _compare(self, what: str, written: int | None, found: int | None) -> None:
+        if None not in (written, found) and written != found:
+            raise self.wrong(f"has {found} bytes of {what}, which is said to have {written}")
 
     def blob(self, digest: str) -> bytes:
         """The bytes of a blob, LARGEST at most."""

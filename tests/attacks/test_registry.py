@@ -54,8 +54,8 @@ def documents() -> dict[str, Any]:
     platform = {"os": "linux", "architecture": "amd64"}
     return {
         "config": {**platform, "rootfs": {"diff_ids": []}},
-        "manifest": {"schemaVersion": 2, "mediaType": MANIFEST, "config": {"size": 2}},
-        "index": {"mediaType": INDEX, "manifests": [{"size": 1, "platform": platform}]},
+        "manifest": {"schemaVersion": 2, "mediaType": MANIFEST, "config": {}},
+        "index": {"mediaType": INDEX, "manifests": [{"platform": platform}]},
     }
 
 

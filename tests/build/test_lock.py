@@ -89,7 +89,7 @@ def unreachable(*_: object, **__: object) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(reference: str, platform: str) -> Resolved:
+    def resolve(reference: str, platform: str, **_: bool) -> Resolved:
         raise EngineError(f"{reference}: the registry can't be reached")
 
     monkeypatch.setattr(registry, "resolve", resolve)
@@ -220,7 +220,7 @@ def images(
     """What is locked where registries answer so, what is said, and what was asked for amd64."""
     asked: list[str] = []
 
-    def resolve(reference: str, platform: str) -> Resolved:
+    def resolve(reference: str, platform: str, **_: bool) -> Resolved:
         if platform == "linux/amd64":
             asked.append(reference)
         if reference not in answers:
@@ -257,7 +257,7 @@ def test_each_base_and_builder_is_asked_for_once(
 def test_a_tag_that_moves_between_two_platforms_is_not_locked(
     monkeypatch: pytest.MonkeyPatch, empty_site: Settings
 ) -> None:
-    def resolve(reference: str, platform: str) -> Resolved:
+    def resolve(reference: str, platform: str, **_: bool) -> Resolved:
         return Resolved(sha("a" if platform == "linux/amd64" else "b"), sha("c"), sha("d"))
 
     monkeypatch.setattr(registry, "resolve", resolve)

@@ -66,6 +66,31 @@ def test_of_an_index_amd64_is_taken(fake: Fake, of_type: str) -> None:
     assert resolve(f"{fake.reference}@{alone.digest}") == alone
 
 
+@pytest.mark.parametrize("lie", ["manifest", "config", "layer"])
+def test_a_size_that_is_a_lie_is_refused(fake: Fake, lie: str) -> None:
+    """It was locked, and no engine could pull it."""
+    wrong = {each: 1 if each == lie else 0 for each in ("manifest", "config", "layer")}
+
+    def named(kind: str, content: bytes, of: str) -> dict[str, Any]:
+        digest = fake.add(kind, content)
+        return {"digest": digest, "size": len(content) + wrong[of]}
+
+    config = b'{"os": "linux", "architecture": "amd64"}'
+    manifest = {
+        "mediaType": OCI_MANIFEST,
+        "config": named("blobs", config, "config"),
+        "layers": [named("blobs", b"layer", "layer")],
+    }
+    entry = named("manifests", json.dumps(manifest).encode(), "manifest")
+    entry["platform"] = {"os": "linux", "architecture": "amd64"}
+    index = {"mediaType": OCI_INDEX, "manifests": [entry]}
+    fake.add("manifests", json.dumps(index).encode(), "1")
+    with pytest.raises(EngineError, match=r"has \d+ bytes of sha256:.*, which is said to have"):
+        resolve(f"{fake.reference}:1", layers=True)
+    if lie == "layer":
+        resolve(f"{fake.reference}:1")
+
+
 def test_another_platform_is_refused_by_name(fake: Fake) -> None:
     fake.index("1", archs=("arm64", "s390x"))
     with pytest.raises(EngineError, match=f"has no {PLATFORM}, only .*linux/arm64, linux/s390x"):
