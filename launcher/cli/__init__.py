@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -61,7 +62,8 @@ exit codes:
   121  refused before the start: the run can't work here
   122  an image could not be built
   123  the run can't be followed any more, and goes on
-  125  no container engine, or it refused, or was too late with its answer
+  125  no container engine, or it refused, or was too late with its answer; with --backend local,
+       no torch here
   130  interrupted
   143  the run was stopped by a signal that no launcher sent (130: by SIGINT)
   any other is the training program's own, passed through unchanged
@@ -93,9 +95,11 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except OSError as error:
-        return _tell(error)
     except Exception as error:
+        if _is_short(error):
+            return _tell_short(argv)
+        if isinstance(error, OSError):
+            return _tell(error)
         if os.environ.get("LAUNCHER_TRACEBACK"):
             raise
         return _tell_unforeseen(error, argv)
@@ -126,6 +130,27 @@ def _tell(error: OSError) -> int:
     return 2
 
 
+def _is_short(error: Exception) -> bool:
+    """Whether the system gave no more memory, or no more threads, as under a shell's `ulimit`."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or str(error) == "can't start new thread"
+
+
+def _tell_short(argv: list[str]) -> int:
+    print(
+        f"launcher: {_doing(argv)}: the system gives this process no more memory or threads\n"
+        "  Raise what `ulimit -v` and `ulimit -u` show, or free memory.",
+        file=sys.stderr,
+    )
+    return 2
+
+
+def _doing(argv: list[str]) -> str:
+    """The command's words; others may hold what is secret."""
+    return " ".join(takewhile(str.isalpha, argv[:2]))
+
+
 def _tell_unforeseen(error: Exception, argv: list[str]) -> int:
     """Keep the traceback in a file of its own, and tell in one line where; the exit code."""
     import tempfile
@@ -133,9 +158,8 @@ def _tell_unforeseen(error: Exception, argv: list[str]) -> int:
 
     from launcher.yamlfile import printable
 
-    doing = " ".join(takewhile(str.isalpha, argv[:2]))  # other words may hold what is secret
     what = printable(f"{type(error).__name__}: {error}".rstrip(": "))
-    told = f"launcher: {doing}: an error that nobody foresaw: {what}"
+    told = f"launcher: {_doing(argv)}: an error that nobody foresaw: {what}"
     try:
         kept, name = tempfile.mkstemp(prefix="megatron-launchpad-", suffix=".txt")
         with open(kept, "w", encoding="utf-8", errors="backslashreplace") as file:

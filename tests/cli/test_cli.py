@@ -118,6 +118,22 @@ def test_an_unforeseen_error_is_told_where_nothing_can_be_kept(
     )
 
 
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("can't start new thread"), OSError(errno.ENOMEM, "Cannot")],
+)
+def test_a_limit_of_the_shell_is_told_as_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    """Under a small `ulimit -v`, `ps` ended with 70, as if the launcher were wrong."""
+    fail(monkeypatch, error)
+    assert cli.main(["ps"]) == 2
+    assert capsys.readouterr().err == (
+        "launcher: ps: the system gives this process no more memory or threads\n"
+        "  Raise what `ulimit -v` and `ulimit -u` show, or free memory.\n"
+    )
+
+
 def test_a_developer_sees_the_traceback_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAUNCHER_TRACEBACK", "1")
     fail(monkeypatch, KeyError("x"))
