@@ -16,13 +16,14 @@ from launcher import __version__, files
 from launcher.build import attest, beside, builders, context, extensions, fetch, pins, verify
 from launcher.build import source as sources
 from launcher.build.source import MegatronSource
+from launcher.engine.acquire import STANDIN_NAME
 from launcher.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.matrix.load import find_row, load_lock, load_matrix, patch_files
 from launcher.matrix.recipe import Recipe, recipe
 from launcher.matrix.render import dockerfile
 from launcher.matrix.schema import Row, caution, pinned_versions
 from launcher.names import LABEL
-from launcher.oci.container import engine_errors, layers_of, tags_of
+from launcher.oci.container import engine_errors, find_image, layers_of, tags_of
 from launcher.screen import Progress
 from launcher.settings import Settings
 
@@ -67,13 +68,15 @@ class Built:
 class Builds:
     """Builds images of one matrix on one engine; what several rows share is done once.
 
-    `repository` is the part of the images' names before the colon.
+    repository: the part of the images' names before the colon; standin: whether what `make demo`
+    made may take the place of a base that can't be had
     """
 
     client: DockerClient
     site: Settings
     progress: Progress
     repository: str = REPOSITORY
+    standin: bool = False
 
     def __post_init__(self) -> None:
         self.matrix = load_matrix(self.site.matrix)
@@ -131,15 +134,14 @@ class Builds:
         asked = self.recipe(request)
         at = self._source(request, asked)
         row, root = asked.row, self.site.matrix.parent
-        base = self.images.find(row.base, request.base)
-        verify.check_platform(base.platform, row, request.base or row.base)
+        base, builder = self._start(request)
         made = self.recipe(request, base.platform)
         template = (root / "Dockerfile.template").read_text(encoding="utf-8")
         inputs = context.Inputs(
             recipe=made,
             dockerfile=dockerfile(self.matrix, made.tag, template),
             base=base,
-            builder=self.images.find(made.builder, request.builder),
+            builder=builder,
             source=at,
             patches=tuple(patch_files(root, made.named)),
             interpreter=fetch.interpreter(made, self.site, self.progress),
@@ -147,6 +149,35 @@ class Builds:
             architectures=_architectures(request, row),
         )
         return replace(inputs, labels=_labels(inputs))
+
+    def _start(self, request: Request) -> tuple[pins.StartImage, pins.StartImage]:
+        """Base and builder of a request.
+
+        Where a row without CUDA brings its own torch, the Debian that `make demo` made takes the
+        place of images that can't be had, unless the user chose one.
+        """
+        row, own = self.recipe(request).row, (request.base, request.builder)
+        try:
+            return self._find(request, *own)
+        except EngineError as error:
+            if not self.standin or any(own) or row.cuda or not row.packages:
+                raise
+            name = f"{STANDIN_NAME}:{row.abi}"
+            if not pins.is_standin(find_image(self.client, name) or {}):
+                mend = "Or `make demo` makes a Debian that stands in for it, as root where apt is."
+                raise EngineError(error.problem, f"{error.remedy}\n  {mend}") from error
+            why = error.problem.splitlines()[0]
+            self.progress.note(f"{why}: {name}, which `make demo` made, stands in for it")
+            return self._find(request, name, name)
+
+    def _find(
+        self, request: Request, base: str | None, builder: str | None
+    ) -> tuple[pins.StartImage, pins.StartImage]:
+        row = self.recipe(request).row
+        found = self.images.find(row.base, base)
+        verify.check_platform(found.platform, row, base or row.base)
+        made = self.recipe(request, found.platform)
+        return found, self.images.find(made.builder, builder)
 
     def _source(self, request: Request, wanted: Recipe) -> MegatronSource:
         """The Megatron source of a request, resolved once for all rows that share it."""

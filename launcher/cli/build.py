@@ -75,7 +75,8 @@ def build(args: Namespace) -> int:
         architectures=args.architectures,
         jobs=args.jobs,
     )
-    built, failed = build_all(Builds(connect(timeout=600), settings(), Progress()), requests)
+    builds = Builds(connect(timeout=600), settings(), Progress(), standin=True)
+    built, failed = build_all(builds, requests)
     for one in built:
         state = "unchanged" if one.reused else "built"
         origin = f" from {args.source}" if args.source else ""

@@ -75,7 +75,7 @@ def examine(asked: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     checkout = Path(asked["checkout"]) if asked["checkout"] else None
     progress.begin("pull")
     try:
-        builds = Builds(connect(timeout=600), settings(), progress, REPOSITORY)
+        builds = Builds(connect(timeout=600), settings(), progress, REPOSITORY, standin=True)
         request = Request(
             asked["tag"], asked["megatron"], checkout, asked["base"], asked["builder"]
         )

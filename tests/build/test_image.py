@@ -388,6 +388,48 @@ def test_a_user_s_own_choice_is_taken_and_told_unless_it_is_the_locked_image(
     assert found.said == ""
 
 
+STANDIN = "megatron-standin-base:cp311"
+
+
+@pytest.mark.parametrize(
+    ("tag", "there", "labelled", "chosen", "taken"),
+    [
+        ("cpu", True, True, None, True),
+        ("cpu", False, True, None, False),
+        ("cpu", True, False, None, False),  # somebody else's, of that name
+        ("cpu", True, True, "mine:1", False),
+        ("24.10", True, True, None, False),  # its torch is the base's
+    ],
+)
+def test_the_base_that_the_demo_made_stands_in_for_one_that_nobody_can_pull(
+    empty_site: Settings, tag: str, there: bool, labelled: bool, chosen: str | None, taken: bool
+) -> None:
+    """`image build cpu` failed on the machine on which `make demo` had just built that image."""
+    engine, out = Engine(), io.StringIO()
+    row = load_matrix().rows[tag]
+    if there:
+        engine.has(OTHER, f"megatron-standin-base:{row.abi}")
+        labels = {"megatron-launchpad.standin": "debian-bookworm"} if labelled else {}
+        engine.images[OTHER]["Config"] = {"Labels": labels}
+    building = Builds(SimpleNamespace(api=engine), empty_site, Progress(out), standin=True)
+    if not taken:
+        hint = tag == "cpu" and chosen is None
+        with pytest.raises(EngineError) as caught:
+            building._start(Request(tag, base=chosen))
+        assert ("`make demo`" in caught.value.remedy) == hint
+        return
+    base, builder = building._start(Request(tag))
+    assert (base.name, builder.name) == (STANDIN, STANDIN)
+    assert base.standin
+    assert f"{row.base}: " in out.getvalue()
+    assert f"{STANDIN}, which `make demo` made, stands in for it" in out.getvalue()
+    demo = building._start(Request(tag, base=STANDIN, builder=STANDIN))
+    assert demo == (base, builder)  # so the image is the demo's
+    building.standin = False  # as in `image verify`, which compares with what it was built from
+    with pytest.raises(EngineError):
+        building._start(Request(tag))
+
+
 @pytest.mark.parametrize(
     ("engine", "chosen"),
     [(Engine().has(OTHER, NGC), None), (Engine(), None), (Engine(), "Foo Bar")],
