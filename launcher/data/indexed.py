@@ -111,14 +111,17 @@ class Output:
         """Give both complete files their names, in place of older ones.
 
         From the index's first new name on the pair is sure to get there: `recover` goes on with
-        it where this is killed.
+        it where this is killed, or a disk fails.
         """
         index = self._index
         with files.folder_lock(self.prefix.parent):
-            files.rename(index.path, _ready(index.target, index.token))
-            _name_pair(self.prefix, index.token)
-        self._bin.file.close()
-        index.file.close()
+            try:
+                files.rename(index.path, _ready(index.target, index.token))
+                _name_pair(self.prefix, index.token)
+            finally:
+                if not index.path.exists():  # it has its new name: `close` removes neither
+                    self._bin.file.close()
+                    index.file.close()
         if self.made:
             self._made.publish()
         self.close()
