@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +23,9 @@ from launcher.images.load import load
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.recipe import recipe
 from launcher.settings import Settings
+from tests import cut
 from tests.build.conftest import checkout, commit_all  # noqa: F401  # a fixture
+from tests.test_crashes import age, crash
 
 from .conftest import BASE_LAYERS, Engine, filled
 from .test_save import QUIET, contents
@@ -225,3 +228,54 @@ def test_a_name_that_another_image_has_stays_with_that(folder: Path) -> None:
         bundle.load_images(folder, index, cast("Any", engine), QUIET)
     assert caught.value.remedy.endswith("docker rmi base:1")
     assert mine.names == ["base:1"]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(cut.unsupported), reason=cut.unsupported)
+def test_a_bundle_that_was_cut_off_anywhere_is_mended_by_the_next(
+    fetched: Fetched, tmp_path: Path
+) -> None:
+    """Killed, on a full disk or a read-only one: it is whole, or says what it lacks."""
+    less, place = replace(fetched, files=fetched.files[:1], commits=()), tmp_path / "in"
+    place.mkdir()
+
+    def work() -> None:
+        bundle.write_bundle(place / "bundle", [less], cast("Any", filled()), QUIET)
+
+    work()
+    whole = contents(place / "bundle")
+    shutil.rmtree(place / "bundle")
+
+    def holds() -> None:
+        with suppress(LauncherError):
+            index = bundle.check_bundle(place / "bundle", QUIET)
+            assert [row.tag for row in index.rows] == ["cpu"]
+        work()
+        bundle.check_bundle(place / "bundle", QUIET)
+        assert contents(place / "bundle") == whole
+
+    crash(place, work, holds, 40)
+
+
+@pytest.mark.skipif(bool(cut.unsupported), reason=cut.unsupported)
+def test_what_is_taken_is_whole_and_nothing_else_is_left(
+    folder: Path, empty_site: Settings, tmp_path: Path
+) -> None:
+    place = tmp_path / "in"
+    place.mkdir()
+    there, index = replace(empty_site, cache=place / "cache"), bundle.check_bundle(folder, QUIET)
+    index = index.model_copy(update={"commits": ()})
+
+    def work() -> None:
+        bundle.take_bundle(folder, index, there, QUIET)
+
+    def holds() -> None:
+        for left in there.cache.glob(".scratch-*"):
+            age(left)  # an empty one is left for a minute
+        work()
+        for content in (b"a", b"b"):
+            digest = hashlib.sha256(content).hexdigest()
+            assert fetch.checked(digest, "", there).read_bytes() == content
+        assert sorted(path.name for path in there.cache.iterdir()) == ["sha256"]
+
+    crash(place, work, holds, 15)
