@@ -330,3 +330,12 @@ def test_a_mount_that_opens_the_machine_is_warned_of(plan: Planner) -> None:
     warned = [*assemble._opened(plan(text))]
     assert ["all files" in warned[0], "docker.sock" in warned[1], len(warned)] == [True, True, 2]
     assert not [*assemble._opened(plan(text.replace("read_only: false", "")))][1:]
+
+
+def test_a_secret_among_the_arguments_is_warned_of(plan: Planner) -> None:
+    """It stood in `ps` and in what the engine keeps without a word."""
+    text = "name: a\nimage: cpu\ngpus: 0\nprogram: ./train.py\n"
+    [told] = assemble._opened(plan(text, rest=("--api-key", "s3cr3t")))
+    assert "list of processes" in told
+    assert "s3cr3t" not in told
+    assert [*assemble._opened(plan(text, rest=("--input-key", "question")))] == []
