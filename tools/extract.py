@@ -1,7 +1,6 @@
 """Reads a git checkout's releases for the options that arguments.json holds (a dev command).
 
-`python3 -m tools.extract GITDIR core_v0.9.0 core_v0.10.0 …` rewrites arguments.json; without
-arguments, only the part on our own program, after its parser has changed.
+`python3 -m tools.extract GITDIR core_v0.9.0 core_v0.10.0 …` rewrites arguments.json.
 `python3 -m tools.extract --programs GITDIR core_v0.9.0 …` rewrites programs.json: which
 series have which of upstream's programs, the scripts that run what they hold.
 
@@ -16,7 +15,6 @@ an option takes: "flag" nothing, "int", "float" or "str" one value, "int 3", "st
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import subprocess
@@ -28,7 +26,6 @@ from pathlib import Path, PurePosixPath
 
 from launcher.plan.arguments import DATA, series
 from launcher.plan.program import PROGRAMS
-from launcher.train.gpt.arguments import parser
 
 ARGUMENTS = "megatron.training.arguments"
 EXTRA = ("megatron.post_training.arguments", "add_modelopt_args")
@@ -373,29 +370,6 @@ def spanned(releases: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
     return found
 
 
-def ours() -> dict[str, object]:
-    """Our own program's part: its options, which of them must be given, choices and kinds."""
-    actions = {a.option_strings[-1]: a for a in parser()._actions if a.dest != "help"}
-    return {
-        "gpt": sorted(actions),
-        "gpt_required": sorted(name for name, action in actions.items() if action.required),
-        "gpt_choices": {
-            name: " ".join(map(str, action.choices))
-            for name, action in actions.items()
-            if action.choices
-        },
-        "gpt_kinds": {name: _kind_of(action) for name, action in actions.items()},
-    }
-
-
-def _kind_of(action: argparse.Action) -> str:
-    """What an option of our own parser takes."""
-    if action.nargs == 0:
-        return "flag"
-    kind = {int: "int", float: "float"}.get(action.type, "str")  # type: ignore[call-overload]
-    return kind if action.nargs is None else f"{kind} {action.nargs}"
-
-
 def _spans(present: list[bool], order: list[str]) -> str:
     """'0.11-' for an option that came with 0.11 and stayed, '0.9-0.12' for one that went."""
     spans, start = [], None
@@ -422,7 +396,7 @@ def programs(git_dir: Path, tags: list[str]) -> dict[str, str]:
 
 
 def main(argv: list[str]) -> int:
-    """Rewrite arguments.json: our part, and Megatron's from the tags given, oldest first.
+    """Rewrite arguments.json from the tags given, oldest first.
 
     With --programs, rewrite programs.json.
     """
@@ -430,14 +404,12 @@ def main(argv: list[str]) -> int:
         text = json.dumps(programs(Path(argv[1]), argv[2:]), indent=0, sort_keys=True)
         PROGRAMS.write_text(f"{text}\n", encoding="utf-8")
         return 0
-    data = json.loads(DATA.read_text(encoding="utf-8"))
-    if argv:
-        git_dir, *tags = argv
-        checkouts = {series(t.removeprefix("core_v")): Checkout(Path(git_dir), t) for t in tags}
-        data = upstreams({name: options_of(checkout) for name, checkout in checkouts.items()})
-        data["choices"] = restricted({name: choices_of(one) for name, one in checkouts.items()})
-        data["kinds"] = spanned({name: kinds_of(one) for name, one in checkouts.items()})
-    text = json.dumps(data | ours(), indent=0, sort_keys=True)
+    git_dir, *tags = argv
+    checkouts = {series(t.removeprefix("core_v")): Checkout(Path(git_dir), t) for t in tags}
+    data = upstreams({name: options_of(checkout) for name, checkout in checkouts.items()})
+    data["choices"] = restricted({name: choices_of(one) for name, one in checkouts.items()})
+    data["kinds"] = spanned({name: kinds_of(one) for name, one in checkouts.items()})
+    text = json.dumps(data, indent=0, sort_keys=True)
     DATA.write_text(f"{text}\n", encoding="utf-8")
     return 0
 

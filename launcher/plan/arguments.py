@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -85,17 +86,14 @@ class Spans:
 
 @dataclass(frozen=True)
 class Table:
-    """arguments.json: the series of releases, oldest first, our options, and Megatron's.
+    """The options of Megatron, as arguments.json has them by series, and of our own program.
 
-    The choices are of the options that take only some values; a kind says what one takes: "flag",
-    "int", "str +" (see extract.py).
+    releases: the series, oldest first; gpt: our program's options, by name. Choices are of the
+    options that take only some values; a kind says what one takes: "flag", "int", "str +".
     """
 
     releases: tuple[str, ...]
-    gpt: frozenset[str]
-    gpt_required: tuple[str, ...]
-    gpt_choices: dict[str, tuple[str, ...]]
-    gpt_kinds: dict[str, str]
+    gpt: dict[str, argparse.Action]
     megatron: dict[str, Spans]
     choices: dict[str, dict[tuple[str, ...], Spans]]
     kinds: dict[str, dict[str, Spans]]
@@ -109,11 +107,15 @@ class Table:
 
     def choices_of(self, release: str | None) -> dict[str, tuple[str, ...]]:
         """The values of Megatron's options in `release`; None means our own program's."""
-        return self.gpt_choices if release is None else self._said(self.choices, release)
+        if release is not None:
+            return self._said(self.choices, release)
+        return {name: tuple(map(str, one.choices)) for name, one in self.gpt.items() if one.choices}
 
     def kinds_of(self, release: str | None) -> dict[str, str]:
         """What Megatron's options in `release` take; None means our own program's."""
-        return self.gpt_kinds if release is None else self._said(self.kinds, release)
+        if release is not None:
+            return self._said(self.kinds, release)
+        return {name: _kind_of(one) for name, one in self.gpt.items()}
 
     def _said(self, of: Mapping[str, Mapping[T, Spans]], release: str) -> dict[str, T]:
         """What is said of each option in `release`; nothing of a series that isn't known."""
@@ -129,7 +131,7 @@ class Table:
 
     def any_choices(self, option: str) -> tuple[str, ...]:
         """The values that some program takes for an option, sorted; () where none has choices."""
-        several = [self.gpt_choices.get(option, ()), *self.choices.get(option, ())]
+        several = [self.choices_of(None).get(option, ()), *self.choices.get(option, ())]
         return tuple(sorted({value for allowed in several for value in allowed}))
 
     def spans(self, text: str, release: str | None) -> bool:
@@ -153,14 +155,18 @@ def series(release: str) -> str:
 
 @cache
 def table() -> Table:
-    """The table that ships with the launcher."""
+    """Megatron's options from the table that ships with the launcher, and our parser's."""
+    from launcher.train.gpt.arguments import parser
+
     data = json.loads(DATA.read_text(encoding="utf-8"))
     return Table(
         releases=tuple(data["releases"]),
-        gpt=frozenset(data["gpt"]),
-        gpt_required=tuple(data["gpt_required"]),
-        gpt_choices={name: tuple(text.split()) for name, text in data["gpt_choices"].items()},
-        gpt_kinds=data["gpt_kinds"],
+        gpt={
+            name: one
+            for one in parser()._actions
+            for name in one.option_strings
+            if name.startswith("--") and one.dest != "help"
+        },
         megatron={name: _spans(text) for name, text in data["megatron"].items()},
         kinds={
             name: {kind: _spans(spans) for kind, spans in several.items()}
@@ -171,6 +177,14 @@ def table() -> Table:
             for name, several in data["choices"].items()
         },
     )
+
+
+def _kind_of(action: argparse.Action) -> str:
+    """What an option of our own parser takes."""
+    if action.nargs == 0:
+        return "flag"
+    kind = {int: "int", float: "float"}.get(action.type, "str")  # type: ignore[call-overload]
+    return kind if action.nargs is None else f"{kind} {action.nargs}"
 
 
 def _spans(text: str) -> Spans:
@@ -192,7 +206,8 @@ def check_ours(options: dict[str, str]) -> None:
 
 def lacking(options: Iterable[str]) -> list[str]:
     """What our own program needs and isn't given."""
-    return [option for option in table().gpt_required if option not in set(options)]
+    given = set(options)
+    return [name for name, one in table().gpt.items() if one.required and name not in given]
 
 
 def lacking_upstream(options: Iterable[str], release: str) -> list[tuple[str, ...]]:
