@@ -1,4 +1,4 @@
-"""`launcher image`: built, carried elsewhere, and here listed, shown, asked, scanned, removed."""
+"""`launcher image`: built, carried elsewhere, and here listed, shown, asked, removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from launcher.build.beside import Documents
     from launcher.images.images import Image
-    from launcher.images.scan import Package
     from launcher.trials.facts import Fact
     from launcher.trials.trials import Verdict
 
@@ -118,73 +117,6 @@ def _text(image: Image, names: list[str], record: dict[str, Any], documents: Doc
         lines.append((name, f"{held}: {documents.folder / file}" if held else absent))
     width = max(len(name) for name, _ in lines)
     return "".join(f"{name:{width}}  {printable(value)}\n" for name, value in lines)
-
-
-@command(
-    image_name("TAG|IMAGE", "a row as matrix.lock has it, or an image's own SBOM"),
-    argument("--megatron", "of a row, with another release than its own", "RELEASE"),
-    argument(
-        "--database",
-        "a server with OSV's API in place of %(default)s",
-        "URL",
-        default="https://api.osv.dev",
-    ),
-)
-def scan(args: Namespace) -> int:
-    """Look up what an image adds among known vulnerabilities.
-
-    One line for each; 0 where there is none, 1 where there are any.
-    """
-    from launcher.images.scan import scan
-
-    packages = _packages(args.image, args.megatron)
-    found = scan(packages, args.database.rstrip("/"))
-    for one in found:
-        ids = " ".join((one.id, *one.aliases))
-        fixed = f"fixed in {', '.join(one.fixed)}" if one.fixed else "no fix recorded"
-        line = f"{one.package.name} {one.package.version}  {ids}  {fixed}  {one.summary}"
-        print(printable(line))
-    known = f"{len(found) or 'no'} known {'vulnerability' if len(found) < 2 else 'vulnerabilities'}"
-    print(f"{len(packages)} packages, {known} in {args.database}", file=sys.stderr)
-    return 1 if found else 0
-
-
-def _packages(name: str, megatron: str | None) -> list[Package]:
-    """What a row would add, by the lock; what an image adds, by the SBOM beside it."""
-    from launcher.images import scan
-    from launcher.matrix.load import find_release, load_lock, load_matrix
-
-    matrix = load_matrix()
-    if name not in matrix.rows:
-        if megatron:
-            raise UsageError(f"{name}: an image has one release", "Leave --megatron out.")
-        return _packages_of_image(name)
-    row = matrix.rows[name]
-    release = megatron or row.megatron
-    version = find_release(matrix, row, release).version or release
-    lock = load_lock()
-    pins = [*lock.needs[row.abi].runtime, *lock.packages.get(name, ())]
-    return scan.of_pins([*pins, f"megatron-core=={version}"])
-
-
-def _packages_of_image(name: str) -> list[Package]:
-    from launcher.build import beside
-    from launcher.engine.connect import connect
-    from launcher.images import scan
-    from launcher.images.images import find, reference
-    from launcher.matrix.load import load_matrix
-    from launcher.settings import settings
-
-    client = connect()
-    image = find(client, reference(name, load_matrix().rows))
-    documents = beside.kept(image.id, settings())
-    if documents.sbom is None:
-        raise UsageError(
-            f"{name}: what it adds isn't known here: no {beside.SBOM} in {documents.folder}",
-            "Scan its row of the matrix, or build it here.",
-        )
-    beside.check(documents, image.id, beside.record(client, image.id, name))
-    return scan.of_sbom(documents.sbom)
 
 
 @command(
@@ -343,7 +275,7 @@ def _agreed(args: Namespace, count: int, what: str, size: int) -> bool:
     return False
 
 
-@command(actions(build, ls, verify, inspect, probe, scan, save, load, export, push, pull, prune))
+@command(actions(build, ls, verify, inspect, probe, save, load, export, push, pull, prune))
 def image(args: Namespace) -> int:
     """Build images of the matrix, check them, carry them elsewhere."""
     return call_action(args)

@@ -36,7 +36,7 @@ from launcher.settings import ROOT
 from launcher.train.checkpoints import folders
 from launcher.weights import reader
 root = Path(sys.argv[1])
-for look in (lambda: folders.scan(root), lambda: reader.opened(reader.find(root))):
+for look in (lambda: [*folders.newest_first(root)][::-1], lambda: reader.opened(reader.find(root))):
     try:
         look()
     except (UsageError, OSError) as error:

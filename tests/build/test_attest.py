@@ -367,7 +367,7 @@ OTHER = {"metadata": {"component": {"bom-ref": "sha256:" + "0" * 64}}}
 def test_an_sbom_of_another_image_or_of_no_packages_is_refused(
     empty_site: Settings, changed: dict[str, object], said: str
 ) -> None:
-    """`image scan` of a package without a version was a traceback."""
+    """Scanners stumble over a package without a version."""
     beside.keep(made(), empty_site)
     path = beside.folder(IMAGE, empty_site) / beside.SBOM
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))

@@ -1,4 +1,4 @@
-"""A real build, the documents beside it, and what inspect and scan read back."""
+"""A real build, the documents beside it, and what inspect reads back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.build import test_attest
 from tests.conftest import NAMES
 from tests.e2e.command import in_image, launcher, refused
 from tests.e2e.conftest import Small
-from tests.images.osv import Osv, record, serving
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -92,18 +91,9 @@ def test_what_is_not_on_this_machine_is_said_and_not_made(image: str, tmp_path: 
     assert done.stdout.count("not on this machine") == 2
     assert "org.opencontainers.image.title" in done.stdout
     assert inspected(image, LAUNCHER_CACHE=str(tmp_path))["sbom"] is None
-    refused(launcher("image", "scan", image, LAUNCHER_CACHE=str(tmp_path)), 2, "no sbom.cdx.json")
     assert not list(tmp_path.iterdir())
 
 
 def test_an_image_that_is_not_ours_or_not_there_is_refused(python_image: str) -> None:
     refused(launcher("image", "inspect", python_image), 2, python_image, "/opt/megatron/build.json")
     refused(launcher("image", "inspect", f"{NAMES}:none"), 125, f"{NAMES}:none")
-
-
-def test_an_image_is_scanned_by_its_own_list(image: str) -> None:
-    with serving(Osv, record("A-1", "megatron-core", summary="")) as api:
-        done = launcher("image", "scan", image, "--database", api)
-    assert done.returncode == 1, done.stderr
-    assert done.stdout == "megatron-core 0.16.1  A-1  no fix recorded  no summary\n"
-    assert "26 packages, 1 known vulnerability" in done.stderr

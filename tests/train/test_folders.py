@@ -77,7 +77,7 @@ def claimed(root: Path) -> None:
 
 
 def problems(root: Path) -> dict[str, str]:
-    return {each.folder.name: each.problem for each in folders.scan(root)}
+    return {each.folder.name: each.problem for each in [*folders.newest_first(root)][::-1]}
 
 
 @pytest.fixture(scope="module", params=[distributed, plain, legacy])
@@ -108,7 +108,11 @@ def test_any_file_cut_anywhere_is_found(whole: Path, data: st.DataObject) -> Non
 
 def test_any_file_missing_is_found(whole: Path) -> None:
     found = folders.Checkpoint(3, whole)
-    assert folders.scan(whole.parent) == [folders.newest_complete(whole.parent)] == [found]
+    assert (
+        [*folders.newest_first(whole.parent)][::-1]
+        == [folders.newest_complete(whole.parent)]
+        == [found]
+    )
     for path in files(whole):
         with other_bytes(path, b""):
             path.unlink()
@@ -203,7 +207,7 @@ def test_a_release_is_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("root", ["nowhere", "file", "."])
 def test_no_checkpoints(tmp_path: Path, root: str) -> None:
     (tmp_path / "file").touch()
-    assert folders.scan(tmp_path / root) == []
+    assert [*folders.newest_first(tmp_path / root)] == []
     assert folders.newest_complete(tmp_path / root) is None
     assert folders.set_aside(tmp_path / root, RUN) == []
 
@@ -289,7 +293,7 @@ def test_older_ones_than_the_newest_complete_are_not_read(
     monkeypatch.setattr(contents, "problem", lambda at: read.append(at.name) or problem(at))
     newest = folders.newest_complete(tmp_path)
     assert newest == folders.Checkpoint(6, tmp_path / "iter_0000006")
-    assert folders.since_complete(tmp_path) == folders.scan(tmp_path)[1:]
+    assert folders.since_complete(tmp_path) == [*folders.newest_first(tmp_path)][::-1][1:]
     assert read[:4] == ["iter_0000009", "iter_0000006"] * 2
     assert folders.since_complete(tmp_path / "iter_0000003") == []
 
@@ -335,6 +339,6 @@ def test_retention_keeps_the_newest(complete: set[int], cut: set[int], keep: st.
             (folders.folder(root, iteration) / "common.pt").unlink()
         tracked(root, max(complete | cut))
         folders.prune(root, number, RUN)
-        left = {each.iteration for each in folders.scan(root) if not each.problem}
+        left = {each.iteration for each in [*folders.newest_first(root)][::-1] if not each.problem}
         assert left == set(sorted(complete)[-number:])
         assert set(problems(root)) >= {folders.folder(root, n).name for n in cut - complete}

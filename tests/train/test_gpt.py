@@ -111,7 +111,7 @@ def test_any_real_file_missing_or_a_byte_short_is_found(
     divided: tuple[Run, Path], tmp_path: Path
 ) -> None:
     _, folder = divided
-    assert [each.problem for each in folders.scan(folder)] == ["", ""]
+    assert [each.problem for each in [*folders.newest_first(folder)][::-1]] == ["", ""]
     copy = tmp_path / "copy"
     shutil.copytree(folder / "iter_0000006", copy)
     names = sorted(path.name for path in copy.iterdir())
@@ -189,7 +189,7 @@ def stopped_at_2(root: Path, *extra: str, when: Callable[[], bool]) -> Run:
     assert run.code == 0, run.output
     assert "stopped after iteration 2: asked to by a signal" in run.output
     assert run.output.splitlines()[-1] == "runner: stopped: all 2 ranks ended after SIGTERM"
-    assert folders.scan(root) == [folders.Checkpoint(2, folders.folder(root, 2))]
+    assert [*folders.newest_first(root)][::-1] == [folders.Checkpoint(2, folders.folder(root, 2))]
     assert folders.noted(root) == "2"
     return run
 

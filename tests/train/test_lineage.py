@@ -77,7 +77,7 @@ def test_what_plain_megatron_saved_is_never_touched(tmp_path: Path) -> None:
     tracked(tmp_path, 15)
     assert folders.set_aside(tmp_path, B) == []
     assert folders.prune(tmp_path, 1, B) == [tmp_path / "iter_0000009"]
-    assert [each.iteration for each in folders.scan(tmp_path)] == [3, 6, 12, 15]
+    assert [each.iteration for each in [*folders.newest_first(tmp_path)][::-1]] == [3, 6, 12, 15]
     assert folders.refusal(tmp_path, B, on=True) == (
         f"{tmp_path}/iter_0000015 is newer than what the run goes on from, and is "
         "not known to be this run's"
@@ -207,7 +207,7 @@ def test_it_looks_when_the_tracker_has_changed_and_at_the_end(
             kept.look()
         saved(tmp_path, A, 4)
     assert said[1:] == ["removed checkpoints iter_0000003"]
-    assert [each.iteration for each in folders.scan(tmp_path)] == [4]
+    assert [each.iteration for each in [*folders.newest_first(tmp_path)][::-1]] == [4]
 
 
 def test_what_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,7 +328,7 @@ def test_old_checkpoints_go_while_the_run_goes_on(tmp_path: Path) -> None:
     ):
         pass
     assert (first.code, second.code) == (0, 0), first.output + second.output
-    assert [each.iteration for each in folders.scan(root)] == [4, 5]
+    assert [each.iteration for each in [*folders.newest_first(root)][::-1]] == [4, 5]
     assert first.output.count("runner: removed checkpoints iter_0000001\n") == 1
     assert "removed" not in second.output
 

@@ -134,36 +134,30 @@ def _take_place(ready: Path) -> Path:
     return files.rename(ready, final)
 
 
-def scan(root: Path) -> list[Checkpoint]:
-    """All checkpoints under `root`, complete or not, the oldest first; [] where there is none.
-
-    A complete one has a name of its own, isn't newer than what the tracker names, and its files
-    are there in their length. A full disk can empty the tracker of a run that saved well before:
-    then files alone decide. A "release" is listed, as iteration 0, where the tracker names it.
-    Raises `OSError` where `root` can't be read.
-    """
-    return [*_newest_first(root)][::-1]
-
-
 def since_complete(root: Path) -> list[Checkpoint]:
-    """The newest complete checkpoint and all that are newer, the oldest first; raises as `scan`.
+    """The newest complete checkpoint and all that are newer, the oldest first.
 
     All of them where none is complete. The older ones' files, which may be many, aren't read.
+    Raises as `newest_first`.
     """
     return [*_since_complete(root)][::-1]
 
 
 def _since_complete(root: Path, line: str = "") -> Iterator[Checkpoint]:
-    for each in _newest_first(root, line):
+    for each in newest_first(root, line):
         yield each
         if not each.problem:
             return
 
 
-def _newest_first(root: Path, line: str = "") -> Iterator[Checkpoint]:
-    """As `scan` has them, but the newest first, each looked into only when it is asked for.
+def newest_first(root: Path, line: str = "") -> Iterator[Checkpoint]:
+    """All checkpoints under `root`, complete or not, the newest first; none where there is none.
 
-    Of a `line`'s own alone, where one is given.
+    A complete one has a name of its own, isn't newer than what the tracker names, and its files
+    are there in their length; each is looked into only when it is asked for. A full disk can empty
+    the tracker of a run that saved well before: then files alone decide. A "release" is listed, as
+    iteration 0, where the tracker names it. Of a `line`'s own alone, where one is given. Raises
+    `OSError` where `root` can't be read.
     """
     newest = noted(root)
     named = [
@@ -193,7 +187,7 @@ def newest_complete(root: Path, line: str = "") -> Checkpoint | None:
 
     Of a `line`'s own alone, where one is given.
     """
-    return next((each for each in _newest_first(root, line) if not each.problem), None)
+    return next((each for each in newest_first(root, line) if not each.problem), None)
 
 
 def line_of(root: Path, run: str, *, on: bool) -> str:
@@ -203,7 +197,7 @@ def line_of(root: Path, run: str, *, on: bool) -> str:
     """
     found = lineage.line(root, run)
     if on and not found:
-        newest = newest_complete(root) or next(_newest_first(root), None)
+        newest = newest_complete(root) or next(newest_first(root), None)
         found = lineage.owner(newest.folder) if newest else ""
     return found or run
 
@@ -213,7 +207,7 @@ def refusal(root: Path, line: str, *, on: bool) -> str:
 
     One that goes `on` from the newest complete one meets only what is newer. Raises as `scan`.
     """
-    for each in _newest_first(root):
+    for each in newest_first(root):
         if on and not each.problem:
             break
         if (owner := lineage.owner(each.folder)) != line:
@@ -260,7 +254,7 @@ def reject(root: Path, line: str, after: int) -> list[Path]:
     The new paths; the tracker as with `set_aside`. Raises `OSError` where that isn't allowed.
     """
     recover(root, lambda path: lineage.said(path) == line)
-    later = [*takewhile(lambda each: each.iteration > after, _newest_first(root, line))]
+    later = [*takewhile(lambda each: each.iteration > after, newest_first(root, line))]
     moved = [_move_aside(each.folder, REJECTED) for each in reversed(later)]
     _note(root, line, newest_complete(root) if moved else None, bool(moved))
     return moved
@@ -297,7 +291,7 @@ def sign(root: Path) -> None:
 
     Raises `OSError` where that isn't allowed.
     """
-    for each in _newest_first(root):
+    for each in newest_first(root):
         if lineage.said(each.folder):
             return
         if not each.problem:
@@ -312,7 +306,7 @@ def prune(root: Path, keep: int, line: str) -> list[Path]:
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}, and has to be at least 1")
-    complete = [each for each in _newest_first(root, line) if not each.problem][::-1]
+    complete = [each for each in newest_first(root, line) if not each.problem][::-1]
     named = noted(root)
     old = [each.folder for each in complete[:-keep] if _name(each) != named]
     if old:  # what stays has to be on the disk before
