@@ -10,10 +10,7 @@ import io
 import os
 import pickle
 import resource
-import shutil
-import subprocess
 import sys
-from contextlib import suppress
 from typing import IO, Any
 
 ROOM = 256 << 20
@@ -91,6 +88,11 @@ def look(stream: IO[bytes], what: str = "nothing") -> Any:
 
     Raises `pickle.UnpicklingError` for one that is damaged, or takes far more than its size.
     """
+    import json  # the other process needs none of these
+    import shutil
+    import subprocess
+    from contextlib import suppress
+
     try:
         given: int | IO[bytes] = stream.fileno()
     except OSError:  # no file: an entry of an archive
@@ -105,8 +107,6 @@ def look(stream: IO[bytes], what: str = "nothing") -> Any:
         told = process.stdout.read() if process.stdout else b""
     if process.returncode:
         raise pickle.UnpicklingError("it is damaged, or takes far more than its size")
-    import json
-
     return json.loads(told)
 
 
