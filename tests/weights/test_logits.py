@@ -36,9 +36,18 @@ def made(folder: Path, family: str) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    torch.manual_seed(3)
     config = AutoConfig.for_model(family, **CONFIGS[family])
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = randomised(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+    model.save_pretrained(folder)
+    return model
+
+
+def randomised(model: Any) -> Any:
+    """The model, with random values for its norms and biases too."""
+    import torch
+
+    torch.manual_seed(3)
+    model.eval()
     with torch.no_grad():
         for name, values in model.named_parameters():
             if values.ndim > 1:
@@ -46,7 +55,6 @@ def made(folder: Path, family: str) -> Any:
             else:
                 values.add_(torch.randn_like(values), alpha=0.2)
             assert values.std() > 0.01, name
-    model.save_pretrained(folder)
     return model
 
 
