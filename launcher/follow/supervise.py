@@ -16,7 +16,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,6 +38,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KEPT_OUTPUT = 1 << 16
 NOTED_SECONDS = 5.0
 """How long a launcher that removes a run has to note how that ended."""
+
+ENDS_SECONDS = 30.0
+"""How long a run that nobody follows may take to end once it was stopped."""
 
 RECONNECT_SECONDS = 120.0
 RETRY_SECONDS = 0.5
@@ -378,10 +381,18 @@ def stop(job: Job, *, now: bool = False, grace: int | None = None) -> None:
     else:
         ask(job, f"run {job.run}", grace_of(job) if grace is None else grace)
     with owner.following(job.run) as mine:
-        left = job.ended()
-        if mine and left and left.cause is not Cause.REMOVED:
+        if mine and (left := _soon_ended(job)):
             _note(job, left)
-            tell(f"to see its log and remove it: launcher attach {job.run}")
+            if left.cause is not Cause.REMOVED:
+                tell(f"to see its log and remove it: launcher attach {job.run}")
+
+
+def _soon_ended(job: Job) -> Ended | None:
+    """How a job ended that was stopped; None where it goes on all the same."""
+    until = time.monotonic() + ENDS_SECONDS
+    while (left := job.ended()) is None and time.monotonic() < until:
+        time.sleep(RETRY_SECONDS)
+    return left
 
 
 def _note(job: Job, ended: Ended) -> None:
@@ -395,7 +406,10 @@ def _note(job: Job, ended: Ended) -> None:
     if job.labels.get(f"{LABEL}checkpoints"):
         with suppress(OSError):
             saved = find.newest(job.labels)
-    found = ending.Ending(ended, owner.asked_to_stop(job.run), tail.text)
+    asked = owner.asked_to_stop(job.run)
+    if asked and ended.cause is Cause.REMOVED:  # which is how some backends stop
+        ended = replace(ended, cause=Cause.ITSELF)
+    found = ending.Ending(ended, asked, tail.text)
     ending.keep(job.run, attempt_of(job), found, [], saved)
 
 

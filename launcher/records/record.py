@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +27,10 @@ METRICS, ENDINGS, LOG = "metrics.jsonl", "endings.jsonl", "log"
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 LINE_ROOM = 1 << 13
 """More bytes than a line of an ending has."""
+
+IMAGE_NAME = re.compile(rb'^ "image": \{\n  "name": ("(?:[^"\\]|\\.)*")', re.MULTILINE)
+BLOCK = 1 << 12
+"""Bytes that are read at once of what is short, or of which the beginning or the end is enough."""
 
 
 @dataclass(frozen=True)
@@ -209,28 +214,60 @@ def read_file(path: str | Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def read_lines(path: str | Path, last: int = 0) -> Iterator[dict[str, Any]]:
-    """The objects in lines of JSON; those of the `last` bytes, if given, the newest first.
+def image_name(path: str | Path) -> str:
+    """The image's name in a file of facts, "" where there is none.
 
-    A line that isn't whole, where a launcher was killed, has none. Nor has a file that can't be
-    read.
+    The beginning is enough, as `put` writes it: only a key of the outermost object follows a line's
+    end and one space.
+    """
+    with suppress(OSError, ValueError), open(path, "rb", buffering=0) as file:
+        if found := IMAGE_NAME.search(file.read(BLOCK)):
+            return str(json.loads(found[1]))
+    image = (read_file(path) or {}).get("image")
+    return str(image.get("name", "")) if isinstance(image, dict) else ""
+
+
+def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The objects in lines of JSON; none in a file that can't be read.
+
+    A line that isn't whole, where a launcher was killed, has none.
     """
     with suppress(OSError), open(path, "rb") as file:
-        if last:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - last))
-        for line in reversed(file.readlines()) if last else file:
-            with suppress(ValueError):
-                if isinstance(found := json.loads(line), dict):
-                    yield found
+        yield from _objects(file)
+
+
+def newest_lines(path: str | Path, most: int) -> Iterator[dict[str, Any]]:
+    """As `read_lines`, the newest first, of the last `most` bytes; no more is read than is used."""
+    with suppress(OSError), open(path, "rb", buffering=0) as file:
+        at = os.fstat(file.fileno()).st_size
+        first, begun = max(0, at - most), b""
+        while at > first:
+            end, at = at, max(first, at - BLOCK)
+            begun, *whole = (os.pread(file.fileno(), end - at, at) + begun).split(b"\n")
+            yield from _objects(reversed(whole))
+        yield from _objects([begun])
+
+
+def _objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in filter(None, lines):
+        with suppress(ValueError):
+            if isinstance(found := json.loads(line), dict):
+                yield found
 
 
 def records() -> list[Record]:
-    """All that are kept, newest first; a folder without a readable record is passed over."""
+    """All that are kept, newest first."""
+    return sorted(each(), key=lambda record: record.created, reverse=True)
+
+
+def each() -> Iterator[Record]:
+    """One after the other, in no order; a folder without a readable record is passed over."""
     runs, names = settings().runs, list[str]()
     with suppress(OSError):
         names = os.listdir(runs)
-    found = [kept for name in names if (kept := _record(name, f"{runs}/{name}/{FILE}"))]
-    return sorted(found, key=lambda record: record.created, reverse=True)
+    for name in names:
+        if kept := _record(name, f"{runs}/{name}/{FILE}"):
+            yield kept
 
 
 def _record(run: str, path: str | Path) -> Record | None:

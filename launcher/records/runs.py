@@ -51,13 +51,13 @@ def known(jobs: Iterable[Job]) -> list[Run]:
     """The runs that have a record, newest first; `jobs` are those that backends know of."""
     alive = {job.run: PAUSED if job.state() == PAUSED else RUNNING for job in jobs if goes_on(job)}
     runs = settings().runs  # looked up once, and not for each of thousands
-    return [_run(kept, f"{runs}/{kept.run}", alive) for kept in record.records()]
+    found = [_run(kept, f"{runs}/{kept.run}", alive) for kept in record.each()]
+    return sorted(found, key=lambda run: run.created, reverse=True)
 
 
 def _run(kept: Record, folder: str, alive: Mapping[str, str]) -> Run:
     ending = _last_ending(folder)
     last = _last_step(folder)
-    image = (record.read_file(f"{folder}/{record.FACTS}") or {}).get("image", {})
     over = ending if kept.run not in alive else None
     outcome = ending["outcome"] if ending else UNKNOWN
     return Run(
@@ -68,7 +68,7 @@ def _run(kept: Record, folder: str, alive: Mapping[str, str]) -> Run:
         created=kept.created,
         ended=over["ended"] if over else "",
         backend=kept.backend,
-        image=image.get("name", ""),
+        image=record.image_name(f"{folder}/{record.FACTS}"),
         iteration=max(
             filter(None, (last.get("iteration"), (over or {}).get("iteration"))), default=None
         ),
@@ -79,7 +79,7 @@ def _run(kept: Record, folder: str, alive: Mapping[str, str]) -> Run:
 
 def _last_ending(folder: str | Path) -> dict[str, Any] | None:
     """How the last attempt ended; None where it isn't known, as of one that goes on."""
-    ending = next(record.read_lines(f"{folder}/{record.ENDINGS}", last=TAIL), None)
+    ending = next(record.newest_lines(f"{folder}/{record.ENDINGS}", TAIL), None)
     begun = watch.log_name(ending["attempt"] + 1) if ending else ""
     return None if begun and os.path.exists(f"{folder}/{begun}") else ending
 
@@ -105,7 +105,7 @@ def cause(text: str) -> Cause:
 
 def _last_step(folder: str) -> Mapping[str, Any]:
     """The newest step among the metrics' last lines."""
-    lines = record.read_lines(f"{folder}/{record.METRICS}", last=TAIL)
+    lines = record.newest_lines(f"{folder}/{record.METRICS}", TAIL)
     return next((found for found in lines if found.get("kind") == "step"), {})
 
 

@@ -387,6 +387,27 @@ def test_stop_keeps_how_a_run_ended_that_nobody_followed(runs: Path, over: bool)
     assert (told["attempt"], told["outcome"], told["code"]) == (0, outcome, 143)
 
 
+@pytest.mark.parametrize("cause", [Cause.ITSELF, Cause.REMOVED])
+def test_stop_now_keeps_how_a_run_ended(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, cause: Cause
+) -> None:
+    """`runs` called it unknown for ever: a killed run ends a moment later, or is gone by then."""
+    job, looks = FakeJob(end=Ended(137, cause)), iter([None, None, None])
+    monkeypatch.setattr(supervise, "RETRY_SECONDS", 0.0)
+    job.ended = lambda: next(looks, job.end)
+    supervise.stop(job, now=True)
+    [told] = record.read_lines(runs / RUN / record.ENDINGS)
+    assert (told["outcome"], told["code"], told["by"]) == ("stopped", 137, "launcher stop")
+
+
+def test_stop_waits_no_longer_than_it_may_for_a_run_that_does_not_end(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "ENDS_SECONDS", 0.0)
+    supervise.stop(FakeJob(), now=True)
+    assert not (runs / RUN / record.ENDINGS).exists()
+
+
 @pytest.fixture
 def closed_pipe() -> Iterator[TextIO]:
     """A stream that nobody reads."""
