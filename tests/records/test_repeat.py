@@ -29,6 +29,7 @@ from launcher.records.metrics import Found, Memory, Step, Validation
 from launcher.records.record import METRICS, Record
 from launcher.records.throughput import Rates
 from launcher.settings import Settings, settings
+from launcher.train.checkpoints.folders import Checkpoint
 
 
 def config(**sections: Any) -> RunConfig:
@@ -248,6 +249,17 @@ def test_a_list_reads_little_of_large_files(kept: Path, monkeypatch: pytest.Monk
 def bytes_read() -> int:
     """How many this process has read."""
     return int(re.findall(r"rchar: (\d+)", Path("/proc/self/io").read_text())[0])
+
+
+@pytest.mark.parametrize(("saved", "told"), [(59, 59), (2, 3), (None, 3)])
+def test_the_iteration_is_the_newest_that_was_logged_or_saved(
+    kept: Path, saved: int | None, told: int
+) -> None:
+    """It was 50, the last one logged, of a run that saved 59."""
+    (kept / IDS[1] / record.ENDINGS).unlink()
+    newest = Checkpoint(saved, kept) if saved else None
+    ending.keep(IDS[1], 0, Ending(Ended(143), True, ""), [], newest)
+    assert (known()[1].state, known()[1].iteration) == ("stopped", told)
 
 
 @pytest.mark.parametrize("image", [None, {}, {"id": "x"}, {"labels": {}, "name": "late"}])
