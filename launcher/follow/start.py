@@ -75,8 +75,12 @@ def _kept(assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: boo
     """The plan of a run that can work, once its folders are made and its record is kept."""
     plan = of_line(assembled.plan, asked, chosen)
     machine = prepare(replace(assembled, plan=plan), asked, chosen, preflight=preflight)
-    record.write(record.record_of(plan, asked, chosen.name))
-    provenance.keep(plan, provenance.facts_of(plan, asked, chosen, machine))
+    try:
+        record.write(record.record_of(plan, asked, chosen.name))
+        provenance.keep(plan, provenance.facts_of(plan, asked, chosen, machine))
+    except (LauncherError, OSError):
+        record.forget(plan.run)
+        raise
     return plan
 
 

@@ -173,6 +173,31 @@ def test_the_same_is_the_same_though_it_saves_elsewhere_and_is_tied_or_has_a_sec
 ANOTHER = "aaaaaaaa"
 
 
+@pytest.mark.parametrize("error", [PermissionError("no"), UsageError("no")])
+@pytest.mark.parametrize("fails", ["facts_of", "keep"])
+def test_a_run_whose_facts_can_not_be_kept_leaves_no_record(
+    save: Path,
+    plan: Callable[..., Plan],
+    monkeypatch: pytest.MonkeyPatch,
+    fails: str,
+    error: Exception,
+) -> None:
+    """`runs` listed it as unknown for ever, as one that may go on."""
+
+    def refuse(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(start, "of_line", lambda plan, *_: plan)
+    monkeypatch.setattr(start, "prepare", lambda *_, **__: None)
+    monkeypatch.setattr(provenance, "facts_of", lambda *_: {})
+    monkeypatch.setattr(provenance, fails, refuse)
+    assembled: Any = Assembled(replace(plan("gpt2-tiny.yaml"), run=RUN), Facts())
+    chosen: Any = SimpleNamespace(name="docker")
+    with pytest.raises(type(error)):
+        start._kept(assembled, asked(save), chosen, preflight=False)
+    assert not record.folder(RUN).exists()
+
+
 @pytest.fixture
 def theirs(save: Path) -> Path:
     """A folder with another run's checkpoints in it, complete at 3 and 6, cut short at 9."""
