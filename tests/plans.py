@@ -7,14 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from launcher.payload import Payload
 from launcher.plan import source
 from launcher.plan.image import Facts
 from launcher.plan.mounts import Host
 from launcher.plan.plan import Plan, Stamp, make_plan
 from launcher.plan.source import Override
 
+PAYLOAD = Payload("PAYLOAD", "/home/user/runs/.payloads/PAYLOAD")
+"""In place of the payload's digest, which each edit changes."""
+
 HOST = Host(
-    uid=1000, gid=100, home="/home/user", cwd="/home/user/work", cache="/home/user/.cache/x"
+    uid=1000,
+    gid=100,
+    home="/home/user",
+    cwd="/home/user/work",
+    cache="/home/user/.cache/x",
+    payload=PAYLOAD,
 )
 STAMP = Stamp(run="0a1b2c3d", created="2025-01-02T03:04:05+00:00")
 MINIMAL = "name: a\nimage: cpu\ngpus: 0\ndata: {mock: true}\n"

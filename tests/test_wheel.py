@@ -18,7 +18,7 @@ from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.render import dockerfile
 from launcher.settings import settings
 matrix, beside = load_matrix(), settings().matrix.parent
-print(context.inside_digest(), len(load_lock().packages))
+print(context.own_digest(), len(load_lock().packages))
 print(dockerfile(matrix, "24.10", (beside / "Dockerfile.template").read_text()))
 """
 

@@ -242,12 +242,17 @@ class ComposeBackend(DockerBackend):
     def request(self, plan: Plan) -> Request:  # type: ignore[override]
         return request(plan)
 
-    def show(self, plan: Plan) -> str:
+    def show(self, plan: Plan, *, full: bool = False) -> str:
         return show(plan)
 
     def start(self, plan: Plan, *, attach: bool) -> Job:
         from launcher.backends import compose_job
 
+        if plan.payload and not self.shares_files:
+            raise UsageError(
+                "compose can't give the launcher's payload to an engine on another machine",
+                "Take --backend docker for one node, or run the launcher on that machine.",
+            )
         return compose_job.start(self._client, plan)
 
     def jobs(self) -> list[Job]:

@@ -7,13 +7,22 @@ from pathlib import Path
 
 from launcher.backends.compose import request
 from launcher.matrix.schema import Matrix
+from launcher.payload import KEY, Payload
 from launcher.plan import image, source
 from launcher.plan.mounts import Host, Mount
 from launcher.plan.plan import Plan, Stamp, make_plan
 from launcher.plan.source import Override
 from launcher.plan.values import parse_gpus, split
 
-HERE = Host(uid=1000, gid=1000, home=".", cwd=".", cache="cache", every_node=True)
+HERE = Host(
+    uid=1000,
+    gid=1000,
+    home=".",
+    cwd=".",
+    cache="cache",
+    every_node=True,
+    payload=Payload("", ".."),
+)
 """A user and folders that mean something on every machine: compose starts paths at its file."""
 
 
@@ -89,4 +98,4 @@ def _number(value: str) -> str | int:
 
 def _beside(mount: Mount) -> Mount:
     """The mount of a folder beside the file."""
-    return replace(mount, source=f"./{mount.source}")
+    return mount if mount.key == KEY else replace(mount, source=f"./{mount.source}")

@@ -19,6 +19,7 @@ from urllib3.exceptions import HTTPError
 from launcher.backends.host import tell
 from launcher.errors import EngineError
 from launcher.names import LABEL
+from launcher.payload import diagnose
 from launcher.plan.job import KILLED, Cause, Ended, Job, Lost, Piece
 from launcher.plan.plan import Plan, without_memlock
 
@@ -138,11 +139,11 @@ class DockerJob:
         return {}
 
     def diagnose(self) -> dict[str, bytes]:
-        from launcher.backends.group import DIAGNOSE, unpacked
+        from launcher.backends.group import unpacked
 
         with answering():
             try:
-                made = self.api.exec_create(self.container, DIAGNOSE, stderr=False)
+                made = self.api.exec_create(self.container, diagnose(self.labels), stderr=False)
                 return unpacked(self.api.exec_start(made["Id"]))
             except APIError:  # it has ended
                 return {}

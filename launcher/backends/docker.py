@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.backends import host, shown
 from launcher.errors import EngineError
+from launcher.payload import TARGET
 from launcher.plan.image import Facts, labelled
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
@@ -164,9 +165,19 @@ def shell_command(plan: Plan, *, terminal: bool) -> list[str]:
     return [*argv[:2], *attached, *argv[2:], *(plan.argv or ("bash",))]
 
 
-def show(plan: Plan) -> str:
-    """`docker run`, after the `mkdir` that it needs; both work when pasted."""
-    return shown.folders(plan) + shown.wanted(shown.secrets(plan)) + shown.lines([command(plan)])
+def show(plan: Plan, *, shares_files: bool = True) -> str:
+    """`docker run`, after the `mkdir` that it needs; both work when pasted.
+
+    An engine that doesn't share this machine's files gets a copy of the payload before the start.
+    """
+    commands, sent = [command(plan)], plan.payload
+    if sent and not shares_files:
+        _, _, _, *rest = command(plan.without_payload())
+        name = container_name(plan)
+        copy = ["docker", "cp", sent.source.removesuffix("/launcher"), f"{name}:{TARGET}"]
+        start = ["docker", "start", "--attach", *(["--interactive"] if plan.tie else []), name]
+        commands = [["docker", "create", "--rm", *rest], copy, start]
+    return shown.folders(plan) + shown.wanted(shown.secrets(plan)) + shown.lines(commands)
 
 
 def connect() -> DockerClient:
@@ -212,8 +223,11 @@ class DockerBackend:
     def request(self, plan: Plan) -> Request:
         return request(plan)
 
-    def show(self, plan: Plan) -> str:
-        return show(plan)
+    def show(self, plan: Plan, *, full: bool = False) -> str:
+        try:
+            return show(plan, shares_files=self.shares_files)
+        except EngineError:  # there is none to ask
+            return show(plan)
 
     def facts(self, image: str) -> Facts | None:
         from docker.errors import NotFound

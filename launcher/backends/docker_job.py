@@ -11,6 +11,7 @@ from docker.api import APIClient
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from requests.exceptions import RequestException
 
+from launcher import payload
 from launcher.backends.container import (
     FAILURES,
     PROJECT,
@@ -20,12 +21,14 @@ from launcher.backends.container import (
     remove_container,
     start_error,
     with_memlock_if_allowed,
+    words_of,
 )
-from launcher.backends.docker import request
+from launcher.backends.docker import LOCAL, request
 from launcher.errors import EngineError
 from launcher.names import LABEL
 from launcher.plan.plan import Plan
 
+ENFORCED = "/sys/fs/selinux/enforce"
 OUTPUT = {"stdout": 1, "stderr": 1, "stream": 1}
 REMOVAL_SECONDS = 30.0
 RETRY_SECONDS = 0.2
@@ -42,7 +45,7 @@ def start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:
 
 
 def _start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:
-    container = _create(api, plan)
+    container = _with_payload(api, plan)
     try:
         # Attached before it starts: no output is lost, and none is waited for. The standard
         # input of a tied run stays open for as long as this process holds the connection.
@@ -56,6 +59,31 @@ def _start(api: APIClient, plan: Plan, *, attach: bool) -> DockerJob:
         remove_container(api, container)
         raise
     return DockerJob(api, container, dict(plan.labels), stream=stream)
+
+
+def _with_payload(api: APIClient, plan: Plan) -> str:
+    """The created container with its payload: mounted, or copied where the engine can't see it.
+
+    It can't where it is on another machine or in another mount namespace, as a snap's is, and
+    SELinux lets containers read no files of the user's.
+    """
+    sent = plan.payload
+    if sent is None or (str(api.base_url) == LOCAL and not os.path.exists(ENFORCED)):
+        try:
+            return _create(api, plan)
+        except EngineError as error:
+            if sent is None or sent.source not in error.problem:
+                raise
+    container = _create(api, plan.without_payload())
+    try:
+        packed = payload.archive(sent.source.removesuffix("/launcher"))
+        api.put_archive(container, "/", packed)
+    except FAILURES as error:
+        remove_container(api, container)
+        raise EngineError(
+            f"the launcher's payload can't be copied into the container: {words_of(error)}"
+        ) from error
+    return container
 
 
 def _create(api: APIClient, plan: Plan) -> str:
@@ -72,13 +100,13 @@ def _create(api: APIClient, plan: Plan) -> str:
 
 
 def _compared(api: APIClient, plan: Plan) -> list[str]:
-    """What the nodes of a run compare, and can't see from inside: the image and this launcher."""
+    """What the nodes of a run compare, and can't see from inside: the image."""
     if plan.nodes == 1:
         return []
     from launcher.train.ranks import alike
 
     layers = api.inspect_image(plan.image)["RootFS"].get("Layers")
-    return [f"{alike.IMAGE}={layers}", f"{alike.OUTSIDE}={alike.launcher_digest()}"]
+    return [f"{alike.IMAGE}={layers}"]
 
 
 def _created(api: APIClient, body: dict[str, Any], name: str, run: str) -> str:

@@ -24,9 +24,6 @@ from launcher.plan.job import KILLED, Ended, Job, Lost, Piece
 from launcher.records.ending import RANK_LINE, Ending
 from launcher.train.words import CONCLUSION, REPORT
 
-DIAGNOSE = ["python3", "-m", "launcher.train.stall.stall"]
-"""Writes a node's report to standard output, as a tar."""
-
 POLL_SECONDS = 0.2
 SETTLE_SECONDS = 10.0
 """How long nodes that outlive a failed one have to fail, and say why, by themselves."""

@@ -9,16 +9,19 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os.path import relpath
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from launcher import payload
 from launcher.backends import host, shown
 from launcher.backends.docker import bytes_of_size
 from launcher.errors import Faults, UsageError
 from launcher.names import LABEL
+from launcher.payload import KEY, TARGET
 from launcher.plan.clusters import Kubernetes
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
@@ -45,14 +48,26 @@ RESTART = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
 QUEUE = "kueue.x-k8s.io/queue-name"
 MANAGER = "megatron-launchpad/launcher"
 END = "YAML"
+NAMED, PACKED, AT = "launchpad-payload", "payload.tar.gz", "/opt/launchpad-payload"
+"""The beginning of the ConfigMap's name, its key, and where pods see it."""
+
+UNPACK = (
+    "import os, sys, tarfile; tarfile.open(sys.argv[1]).extractall('/'); "
+    "os.execvp(sys.argv[2], sys.argv[2:])"
+)
+"""Unpacks the payload and becomes the command behind it."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for: an object as the cluster's API has it, and kubectl's words for where."""
+    """What is asked for: an object as the cluster's API has it, and kubectl's words for where.
+
+    payload: the name of the ConfigMap that goes with it
+    """
 
     manifest: Dict
     place: tuple[str, ...]
+    payload: str = ""
 
 
 def request(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Request:
@@ -66,7 +81,30 @@ def request(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> Reques
     told = {"name": name, "namespace": asked.namespace, "labels": labels}
     told = shown.filled(told | {"annotations": dict(plan.labels)})
     manifest = {"apiVersion": version, "kind": kind, "metadata": told, "spec": spec}
-    return Request(manifest, place(asked.context, asked.namespace))
+    sent = config_map_name(plan) if plan.payload else ""
+    return Request(manifest, place(asked.context, asked.namespace), sent)
+
+
+def config_map_name(plan: Plan) -> str:
+    """By the payload's digest, so that all runs of one launcher share it."""
+    return f"{NAMED}-{dict(plan.labels)[LABEL + KEY]}"
+
+
+def config_map(plan: Plan, owner: Mapping[str, Any] | None = None) -> Dict:
+    """The ConfigMap of the plan's payload: one compressed tar.
+
+    It goes with the last of its owners: `owner` is the object of a run as the cluster has it.
+    """
+    assert plan.payload
+    told: Dict = {"name": config_map_name(plan)}
+    if owner:
+        named = {name: owner["metadata"][name] for name in ("name", "uid")}
+        kinds = {name: owner[name] for name in ("apiVersion", "kind")}
+        told["ownerReferences"] = [kinds | named]
+    packed = payload.archive(plan.payload.source.removesuffix("/launcher"))
+    data = {PACKED: b64encode(packed).decode()}
+    fixed = {"apiVersion": "v1", "kind": "ConfigMap", "immutable": True}
+    return {**fixed, "metadata": told, "binaryData": data}
 
 
 def place(context: str | None, namespace: str | None) -> tuple[str, ...]:
@@ -110,8 +148,8 @@ def _refuse(plan: Plan, asked: Kubernetes) -> None:
 
 
 def _mounts(plan: Plan) -> list[Mount]:
-    """What the pods mount; secrets are variables there."""
-    return [mount for mount in plan.mounts if not mount.key.startswith("secrets.")]
+    """What the pods mount; secrets are variables there, and the payload is unpacked."""
+    return [one for one in plan.mounts if one.key != KEY and not one.key.startswith("secrets.")]
 
 
 def _volume(mount: Mount, asked: Kubernetes) -> str | None:
@@ -155,7 +193,7 @@ def _trainjob(plan: Plan, asked: Kubernetes, environ: Mapping[str, str]) -> tupl
         "runtimeRef": {"name": asked.runtime},
         "trainer": {
             "image": asked.image or plan.image,
-            "args": [shown.literal(word) for word in (*there, *plan.argv)],
+            "args": [shown.literal(word) for word in (*there, *_unpacking(plan), *plan.argv)],
             "numNodes": plan.nodes,
             "env": _env(plan, asked, environ),
             "resourcesPerNode": _resources(plan, asked),
@@ -199,6 +237,11 @@ def _volumes(plan: Plan, asked: Kubernetes) -> tuple[list[Dict], list[Dict]]:
     shm = shown.filled({"medium": "Memory", "sizeLimit": size})
     volumes: dict[str, Dict] = {"": {"name": "shm", "emptyDir": shm}}
     mounts: list[Dict] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - the pod's
+    if plan.payload:
+        volumes[AT] = {"name": "payload", "configMap": {"name": config_map_name(plan)}}
+        volumes[TARGET] = {"name": "launchpad", "emptyDir": {}}
+        mounts += [{"name": "payload", "mountPath": AT, "readOnly": True}]
+        mounts += [{"name": "launchpad", "mountPath": TARGET}]
     for mount in _mounts(plan):
         root = _volume(mount, asked)
         assert root is not None
@@ -253,19 +296,37 @@ def _field(name: str, path: str) -> Dict:
 def _argv(plan: Plan, asked: Kubernetes) -> tuple[str, ...]:
     """What the image's entry point is given, which goes on where the cluster starts it again."""
     again = shown.going_on(plan, "kubernetes.restarts", "RESTART") if asked.restarts else ""
-    return ("sh", "-c", f'exec "$@"{again}', "sh", *plan.argv) if again else plan.argv
+    argv = (*_unpacking(plan), *plan.argv)
+    return ("sh", "-c", f'exec "$@"{again}', "sh", *argv) if again else argv
 
 
-def show(plan: Plan, asked: Request) -> str:
-    """The `kubectl` that creates the object, which works when pasted into a shell."""
+def _unpacking(plan: Plan) -> tuple[str, ...]:
+    """The words before a command that unpack the payload for it."""
+    return (plan.argv[0], "-c", UNPACK, f"{AT}/{PACKED}") if plan.payload else ()
+
+
+def show(plan: Plan, asked: Request, *, full: bool = False) -> str:
+    """The `kubectl` that creates the object, which works when pasted into a shell.
+
+    Where `full`, so does the one before it, for the payload: else that is named alone.
+    """
+    created = _pasted([*asked.place, "create"], asked.manifest)
+    if not asked.payload:
+        return created
+    if not full:
+        return f"# needs the ConfigMap {asked.payload}, which --full shows as well\n{created}"
+    return _pasted([*asked.place, "apply", "--server-side"], config_map(plan)) + created
+
+
+def _pasted(words: list[str], manifest: Dict) -> str:
+    """A `kubectl` with what it reads."""
     import yaml
 
     from launcher.yamlfile import Portable
 
     how: dict[str, Any] = {"sort_keys": False, "width": 100, "allow_unicode": True}
-    text = yaml.dump(asked.manifest, Dumper=Portable, **how)
-    words = shlex.join(["kubectl", *asked.place, "create", "--filename=-"])
-    return f"{words} <<'{END}'\n{text}{END}\n"
+    text = yaml.dump(manifest, Dumper=Portable, **how)
+    return f"{shlex.join(['kubectl', *words, '--filename=-'])} <<'{END}'\n{text}{END}\n"
 
 
 @dataclass(frozen=True)
@@ -284,8 +345,8 @@ class KubernetesBackend(host.Scheduled):
     def request(self, plan: Plan) -> Request:
         return request(plan, self.asked, os.environ)
 
-    def show(self, plan: Plan) -> str:
-        return show(plan, self.request(plan))
+    def show(self, plan: Plan, *, full: bool = False) -> str:
+        return show(plan, self.request(plan), full=full)
 
     def identity(self, image: str) -> Mapping[str, object]:
         return {"name": self.asked.image or image, "id": "as the cluster pulls it"}

@@ -13,11 +13,12 @@ from typing import Any
 
 from launcher import files
 from launcher.backends import group, host
-from launcher.backends.group import DIAGNOSE, POLL_SECONDS, Group, NodeState, unpacked
-from launcher.backends.kubernetes import NODE, RUN, Dict, Request, place
+from launcher.backends.group import POLL_SECONDS, Group, NodeState, unpacked
+from launcher.backends.kubernetes import NODE, RUN, Dict, Request, config_map, place
 from launcher.backends.kubernetes_answers import listing
 from launcher.errors import EngineError
 from launcher.names import LABEL
+from launcher.payload import diagnose
 from launcher.plan.job import KILLED, Cause, Ended, Job, Lost, Piece
 from launcher.plan.plan import Plan
 from launcher.records import record
@@ -257,7 +258,7 @@ class PodJob(host.Polled):
         return unpacked(self.inside("tar", "-cf", "-", "--", path) or b"")
 
     def diagnose(self) -> dict[str, bytes]:
-        return unpacked(self.inside(*DIAGNOSE) or b"")
+        return unpacked(self.inside(*diagnose(self.labels)) or b"")
 
 
 @dataclass
@@ -327,11 +328,33 @@ def submit(plan: Plan, asked: Request) -> KubernetesJob:
     kept = {"kind": kind, "place": cluster.place}
     files.write(folder / PLACE, json.dumps(kept), 0o600)
     try:
-        cluster.ask("create", "--filename=-", given=json.dumps(asked.manifest))
+        words = ("create", "--filename=-", "--output=json")
+        owner = _made(cluster.ask(*words, given=json.dumps(asked.manifest)))
     except EngineError:
         files.remove_file(folder / PLACE, folder, missing_ok=True)
         raise
-    return _job(cluster, kind, asked.manifest)
+    job = _job(cluster, kind, asked.manifest)
+    if asked.payload:
+        try:
+            manager = f"--field-manager=launcher-{plan.run}"  # each adds itself to the owners
+            sent = json.dumps(config_map(plan, owner))
+            cluster.ask("apply", "--server-side", manager, "--filename=-", given=sent)
+        except EngineError as error:
+            job.remove()
+            raise EngineError(
+                f"the launcher's payload can't be sent: {error.problem}",
+                "The run needs the right to create and patch ConfigMaps in its namespace.",
+            ) from error
+    return job
+
+
+def _made(text: str) -> Dict:
+    """The object that was created, as the cluster has it. Raises EngineError."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(text)
+        if isinstance(found, dict) and found.get("metadata", {}).get("uid"):
+            return found
+    raise EngineError("kubectl doesn't say what it has created")
 
 
 def _settled(words: tuple[str, ...]) -> tuple[str, ...]:

@@ -64,6 +64,15 @@ except OSError as error:
 """
 """Becomes a command with the folder and the variables of a run's process."""
 
+KEEP = """\
+import sys
+root, *arguments = sys.argv[1:]
+sys.path.insert(0, root)
+from launcher.backends import keeper
+keeper.main(arguments)
+"""
+"""Becomes the keeper of a run, whose variables, such as PYTHONPATH, are not the launcher's."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -77,8 +86,6 @@ class Request:
 def request(plan: Plan, environ: Mapping[str, str]) -> Request:
     """The process of `plan`, started where the variables are `environ`."""
     env = {name: value for name, value in plan.env if value is not None}
-    path = [str(ROOT), env.get("PYTHONPATH") or environ.get("PYTHONPATH", "")]
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     if not plan.gpus.everything:
         env[VISIBLE] = ",".join(_devices(plan, environ))
     return Request(plan.argv, env, plan.workdir)
@@ -216,7 +223,7 @@ def _start(plan: Plan, asked: Request) -> LocalJob:
         raise EngineError(f"there is no {asked.argv[0]} here", "Install Python 3.10 or later.")
     folder = record.make(plan.run)
     labels = json.dumps(dict(plan.labels))
-    keep = [sys.executable, "-m", "launcher.backends.keeper", str(folder), labels]
+    keep = [sys.executable, "-c", KEEP, str(ROOT), str(folder), labels]
     try:
         process = subprocess.Popen(
             [*keep, python, *asked.argv[1:]],
@@ -292,7 +299,7 @@ class LocalBackend:
     def request(self, plan: Plan) -> Request:
         return request(plan, os.environ)
 
-    def show(self, plan: Plan) -> str:
+    def show(self, plan: Plan, *, full: bool = False) -> str:
         return show(plan, self.request(plan))
 
     def facts(self, image: str) -> Facts | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.backends import docker, host, shown, slurm_queue
-from launcher.backends.group import DIAGNOSE, SETTLE_SECONDS
+from launcher.backends.group import SETTLE_SECONDS
 from launcher.backends.oci_bundle import ENVIRONMENT
 from launcher.errors import EngineError, PreflightError, UsageError
 from launcher.names import LABEL
@@ -24,7 +24,7 @@ from launcher.plan.clusters import Slurm
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret
 from launcher.plan.values import Gpus
-from launcher.settings import ROOT, settings
+from launcher.settings import settings
 from launcher.train.ranks import alike
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _paths(plan: Plan, asked: Slurm) -> list[str]:
     paths = [mount.source for mount in plan.mounts]
     if asked.container == "none":
         program = plan.argv[plan.argv.index("--") + 1 :] if "--" in plan.argv else ()
-        paths += [str(ROOT), *(word for word in program[:1] if os.path.isabs(word))]
+        paths += [plan.argv[1], *(word for word in program[:1] if os.path.isabs(word))]
     return [*dict.fromkeys(paths)]
 
 
@@ -223,6 +223,10 @@ def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
     else:
         yield from (asked.setup or "").splitlines()
     if asked.container in ENGINES:
+        if plan.payload:  # root, as whom an engine may read, sees nothing of a user's disk by NFS
+            yield 'local payload; payload=$(mktemp -d) && chmod 755 "$payload" &&'
+            copy = shlex.join(["cp", "-R", "--", plan.payload.source])
+            yield f'  {copy} "$payload/" || code={PreflightError.exit_code}'
         if plan.nodes > 1:
             show = [asked.container, "image", "inspect", "--format={{.RootFS.Layers}}"]
             show += [asked.image or plan.image]
@@ -232,7 +236,6 @@ def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
         if value is not None and not is_secret(name, value):
             yield f"export {name}={shlex.quote(value)}"
     if asked.container == "none":
-        yield f'export PYTHONPATH={shlex.quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
         yield from (f'export {name}="$(cat -- {shlex.quote(at)})"' for name, at in plan.secrets)
         if plan.workdir:
             yield f"cd -- {shlex.quote(plan.workdir)} || code={PreflightError.exit_code}"
@@ -243,13 +246,19 @@ def _node(plan: Plan, asked: Slurm) -> dict[str, str]:
 
     As a shell has it. A container outlives the program that started it.
     """
-    again, kill, report = _again(plan, asked), 'kill -KILL "$pid"', shlex.join(DIAGNOSE)
+    again, kill, report = (
+        _again(plan, asked),
+        'kill -KILL "$pid"',
+        shlex.join([*plan.argv[:2], "stall.stall"]),
+    )
     if asked.container not in ENGINES:
         words = shown.joined(shown.by_name(plan.argv))
-        return {"command": words + again, "kill": kill, "report": f'{report} "$pid"'}
+        told = {"command": words + again, "kill": kill, "report": f'{report} "$pid"'}
+        return told | {"tidy": ""}
     name = shlex.quote(f"{docker.container_name(plan)}-node-") + '"$SLURM_NODEID"'
     return {
         "command": _engine(plan, asked, name) + again,
+        "tidy": '  [ -z "$payload" ] || rm -r -- "$payload"\n',
         "kill": f"{asked.container} rm --force {name}; {kill}",
         "report": f"{asked.container} exec {name} {report}",
     }
@@ -272,10 +281,14 @@ def _engine(plan: Plan, asked: Slurm, name: str) -> str:
     told += [alike.IMAGE] if plan.nodes > 1 else []
     env = (*plan.env, *((name, None) for name in told))  # by name: their values are the node's
     labels = tuple(one for one in plan.labels if one[0] != f"{LABEL}run")  # it is no run itself
-    known = replace(plan, image=asked.image or plan.image, labels=labels)
+    known = replace(plan.without_payload(), image=asked.image or plan.image, labels=labels)
     argv = docker.command(replace(known, gpus=Gpus(0), env=env))
     words = [asked.container, *argv[1:]]
     words[argv.index("--name") + 1] = shown.Variable(name)
+    if plan.payload:
+        target = plan.payload.target
+        mount = f'--mount "type=bind,source=$payload/launcher,target={target},readonly"'
+        words.insert(2, shown.Variable(mount))
     if plan.gpus.count:
         words.insert(2, shown.Variable(r'''--gpus "\"device=$CUDA_VISIBLE_DEVICES\""'''))
     return shown.joined(words)
@@ -366,7 +379,7 @@ class SlurmBackend(host.Scheduled):
         asked = self.asked.model_copy(update={"array": None}) if self.tasks else self.asked
         return request(plan, asked, settings().runs / plan.run, self._sizes())
 
-    def show(self, plan: Plan) -> str:
+    def show(self, plan: Plan, *, full: bool = False) -> str:
         """The script, which `sbatch` takes where its folder has been made."""
         asked = self.request(plan)
         if self.tasks:

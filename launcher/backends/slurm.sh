@@ -61,7 +61,9 @@ node() {
     sleep 0.5
   done
   { wait "$pid"; } 2>/dev/null
-  over "$?"
+  code=$?
+@tidy
+  over "$code"
 }
 export -f over node
 ### steps

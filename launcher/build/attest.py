@@ -101,7 +101,7 @@ def _dependencies(made: Made) -> list[dict[str, Any]]:
     inputs = made.inputs
     files = {
         **{f"patches/{path.parent.name}/{path.name}": path for path in inputs.patches},
-        **context.inside_files(),
+        **context.own_files(),
     }
     dockerfile = hashlib.sha256(inputs.dockerfile.encode()).hexdigest()
     groups: dict[str, list[str]] = {}

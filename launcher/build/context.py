@@ -13,14 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-import launcher
 from launcher.build.extensions import ExtensionSource
 from launcher.build.pins import StartImage
 from launcher.build.source import AS_COMMITTED, MegatronSource, git_environment, run_git
 from launcher.errors import BuildError
 from launcher.matrix.recipe import Recipe
 
-PACKAGE = Path(launcher.__file__).parent
+EXAMPLE = "megatron_core_training_example.py"
 AS_WRITTEN = [*AS_COMMITTED, "-c", "apply.whitespace=nowarn", "-c", "apply.ignoreWhitespace=no"]
 """Options that keep a user's settings from changing what a patch makes."""
 
@@ -75,7 +74,7 @@ class Inputs:
             "epoch": self.source.epoch,
             "pins": dict(self.recipe.pins),
             "labels": self.labels,
-            "inside": inside_digest(),
+            "own": own_digest(),
             "platform": self.recipe.platform,
             "interpreter": self.interpreter and self.interpreter.parent.name,  # its sha256
             "extensions": [
@@ -86,22 +85,18 @@ class Inputs:
         return _sha256(json.dumps(parts, sort_keys=True).encode())
 
 
-def inside_files() -> dict[str, Path]:
-    """The launcher's own files that go into an image, by their path in the context."""
-    files = {
-        "stage.py": PACKAGE / "build/stage.py",
-        "launcher/__init__.py": PACKAGE / "__init__.py",
-        "launcher/files.py": PACKAGE / "files.py",
-    }
-    for path in sorted((PACKAGE / "train").rglob("*.py")):
-        files[f"launcher/{path.relative_to(PACKAGE).as_posix()}"] = path
-    return files
+def own_files() -> dict[str, Path]:
+    """The launcher's own files that an image is made with, by their path in the context.
+
+    What starts and watches a run isn't among them: each run brings it (launcher/payload.py).
+    """
+    return {name: Path(__file__).with_name(name) for name in ("stage.py", EXAMPLE)}
 
 
 @cache
-def inside_digest() -> str:
-    """A sha256 over the launcher's own files in an image."""
-    files = {name: _sha256(path.read_bytes()) for name, path in inside_files().items()}
+def own_digest() -> str:
+    """A sha256 over those files."""
+    files = {name: _sha256(path.read_bytes()) for name, path in own_files().items()}
     return _sha256(json.dumps(files, sort_keys=True).encode())
 
 
@@ -116,7 +111,7 @@ def write(inputs: Inputs, wheels: dict[str, list[Path]], scratch: Path, file: IO
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         _add_text(tar, "Dockerfile", inputs.dockerfile)
         _add_text(tar, "source.json", json.dumps(inputs.record(), indent=2, sort_keys=True))
-        for name, path in inside_files().items():
+        for name, path in own_files().items():
             _add_text(tar, name, path.read_text(encoding="utf-8"))
         for group, pins in inputs.recipe.pins.items():
             _add_text(tar, f"wheels/{group}/requirements.txt", "\n".join(sorted(pins)) + "\n")

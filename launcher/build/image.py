@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher import __version__, files
+from launcher import files
 from launcher.build import attest, beside, builders, context, extensions, fetch, pins, verify
 from launcher.build import source as sources
 from launcher.build.source import MegatronSource
@@ -148,7 +148,7 @@ class Builds:
             extensions=extensions.sources(made, self.site, self.progress),
             architectures=_architectures(request, row),
         )
-        return replace(inputs, labels=_labels(inputs))
+        return replace(inputs, labels=labels_of(inputs))
 
     def _start(self, request: Request) -> tuple[pins.StartImage, pins.StartImage]:
         """Base and builder of a request.
@@ -320,7 +320,7 @@ def _architectures(request: Request, row: Row) -> str:
     return " ".join(wanted)
 
 
-def _labels(inputs: context.Inputs) -> dict[str, str]:
+def labels_of(inputs: context.Inputs) -> dict[str, str]:
     """Labels of ours, and of the OCI image specification; none has a clock or a host in it."""
     at, made, base = inputs.source, inputs.recipe, inputs.base
     return {
@@ -329,7 +329,6 @@ def _labels(inputs: context.Inputs) -> dict[str, str]:
         **({f"{LABEL}rules": at.rules} if at.rules else {}),
         f"{LABEL}source": at.kind,
         f"{LABEL}whole": str(at.whole).lower(),
-        f"{LABEL}version": __version__,
         f"{OCI}title": f"Megatron-LM {at.release} on {made.tag}",
         f"{OCI}version": at.release,
         f"{OCI}source": made.named.git.url,

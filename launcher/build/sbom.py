@@ -15,7 +15,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from launcher import __version__
-from launcher.build import attest, context
+from launcher.build import attest
 from launcher.build.attest import LAUNCHER, Made, purl
 from launcher.matrix.recipe import sha256_of_pin
 
@@ -65,11 +65,9 @@ def _hashes(sha256: str) -> list[dict[str, str]]:
 
 
 def _added(made: Made) -> Iterator[dict[str, Any]]:
-    """What lies above the base: Megatron, the launcher, packages, what was compiled, a Python."""
+    """What lies above the base: Megatron, packages, what was compiled, a Python."""
     inputs = made.inputs
     yield _megatron(made)
-    inside = {"name": "megatron-launchpad:inside", "value": context.inside_digest()}
-    yield _component(f"{LAUNCHER}@{__version__}", **_LAUNCHER, properties=[inside])
     for pin in inputs.recipe.added:
         name, _, version = pin.partition(" ")[0].partition("==")
         own = {"name": canonicalize_name(name), "version": version}

@@ -99,7 +99,15 @@ def from_git(
     pinned, named = locked.git, release.git
     if pinned is None or not pinned.is_of(named):
         raise UsageError(f"{version}: matrix.lock holds another commit", "Run `make lock`.")
-    return _git_source(version, pinned, locked_repository(version, named, pinned, site))
+    return _checked(version, locked, locked_repository(version, named, pinned, site))
+
+
+def _checked(version: str, locked: LockedRelease, repository: Path) -> MegatronSource:
+    """The locked commit of a repository that has it, whose tree must be the locked one."""
+    found = by_lock("git", version, locked, repository)
+    tree = git(repository, "rev-parse", "--verify", f"{found.revision}^{{tree}}").strip()
+    check_tree(repository, found.revision, found.identity, tree)
+    return found
 
 
 def locked_repository(name: str, named: GitSource, pinned: LockedGit, site: Settings) -> Path:
@@ -158,15 +166,18 @@ def from_sdist(version: str, locked: LockedRelease, site: Settings) -> MegatronS
     if locked.sdist is None:
         raise UsageError(f"{version}: matrix.lock holds no sdist", "Run `make lock`, or use git.")
     pin = f"megatron-core=={version} --hash=sha256:{locked.sdist.sha256}"
-    return MegatronSource(
-        kind="sdist",
-        release=version,
-        identity=locked.sdist.sha256,
-        revision=f"megatron-core {version}",
-        whole=False,
-        epoch=locked.sdist.epoch,
-        at=index.sdist(pin, site),
-    )
+    return by_lock("sdist", version, locked, index.sdist(pin, site))
+
+
+def by_lock(kind: str, version: str, locked: LockedRelease, at: Path) -> MegatronSource:
+    """What the lock says of a release's sdist or commit, which lies `at` a path."""
+    if kind == "sdist" and locked.sdist:
+        sdist, name = locked.sdist, f"megatron-core {version}"
+        return MegatronSource("sdist", version, sdist.sha256, name, False, sdist.epoch, at)
+    if locked.git is None:
+        raise UsageError(f"{version}: matrix.lock holds no commit", "Run `make lock`.")
+    git = locked.git
+    return MegatronSource("git", version, git.tree, git.commit, True, git.epoch, at)
 
 
 def from_path(path: Path, version: str, locked: LockedRelease) -> MegatronSource:
@@ -178,7 +189,7 @@ def from_path(path: Path, version: str, locked: LockedRelease) -> MegatronSource
     if is_bare(path):
         if locked.git is None or not _has_commit(path, locked.git.commit):
             raise UsageError(f"{path}: a bare repository without the commit of {version}")
-        return _git_source(version, locked.git, path)
+        return _checked(version, locked, path)
     assert locked.git is not None
     own = own_version(path)
     return MegatronSource(
@@ -268,20 +279,6 @@ def revision(path: Path) -> str:
         return "unversioned"
     commit = git(path, "rev-parse", "HEAD").strip()
     return commit + ("+edited" if git(path, "status", "--porcelain") else "")
-
-
-def _git_source(version: str, locked: LockedGit, repository: Path) -> MegatronSource:
-    tree = git(repository, "rev-parse", "--verify", f"{locked.commit}^{{tree}}").strip()
-    check_tree(repository, locked.commit, locked.tree, tree)
-    return MegatronSource(
-        kind="git",
-        release=version,
-        identity=tree,
-        revision=locked.commit,
-        whole=True,
-        epoch=locked.epoch,
-        at=repository,
-    )
 
 
 def check_tree(repository: Path, commit: str, locked: str, there: str) -> None:

@@ -188,13 +188,12 @@ def check_files(built: Path, names: list[str]) -> None:
 
 
 def folder() -> None:
-    """Lay out what is added to a base: wheel, needs, launcher.train, the source's scripts."""
+    """Lay out what is added to a base: wheel, needs, the example, the source's scripts."""
     lib = MEGATRON / "lib"
     install(BUILD / "wheels/runtime", lib)
     record = json.loads((BUILD / "source.json").read_text())
     lay_out(next(DIST.glob("*.whl")), lib, record, MEGATRON / "build.json")
-    shutil.copytree(BUILD / "launcher", lib / "launcher")
-    (lib / "launcher/train" / EXAMPLE).rename(MEGATRON / EXAMPLE)
+    shutil.copy(BUILD / EXAMPLE, MEGATRON / EXAMPLE)
     shutil.copytree(
         BUILD / "source", MEGATRON / "src", symlinks=True, ignore=only_scripts(BUILD / "source")
     )

@@ -75,6 +75,7 @@ def _lines(args: Namespace, chosen: Backend) -> list[Line]:
 
 def _nodes(args: Namespace) -> list[Line]:
     """Meet the other nodes. Raises UsageError for numbers that can't be."""
+    from launcher import payload
     from launcher.backends.host import tell
     from launcher.machine import gather, nodes
     from launcher.plan.source import NODE_RANKS
@@ -90,7 +91,7 @@ def _nodes(args: Namespace) -> list[Line]:
         raise UsageError("--nodes needs --master-addr, the first one's address")
     gpus = gather.nvidia_gpus() or ()
     facts = alike.devices(len(gpus), gpus[0].driver if gpus else "")
-    facts |= {"launcher": alike.launcher_digest()}
+    facts |= {"launcher": payload.digest()}
     place = Meeting(rank, args.nodes, address, args.master_port, tell)
     return nodes.look(place, facts, os.environ, args.wait)
 

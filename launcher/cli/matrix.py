@@ -31,12 +31,20 @@ if TYPE_CHECKING:
     from launcher.trials.series import Options
 
 
-@command()
+@command(flag("--keys", "of each row with each release: the key of its image"))
 def list_(args: Namespace) -> int:
     """The rows of the matrix."""
-    from launcher.matrix.load import load_matrix
+    from launcher.matrix.load import load_lock, load_matrix
     from launcher.matrix.render import table
+    from launcher.settings import settings
 
+    if args.keys:
+        from launcher.build.keys import keys
+
+        at = settings().matrix
+        for line in keys(load_matrix(), load_lock(at.with_suffix(".lock")), at.parent):
+            print(*line)
+        return 0
     print(table(load_matrix()), end="")
     return 0
 

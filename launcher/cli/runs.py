@@ -245,8 +245,12 @@ def show(args: Namespace) -> int:
 )
 def prune(args: Namespace) -> int:
     """Remove records; checkpoints and running runs stay."""
+    from launcher import payload
     from launcher.follow import find
+    from launcher.names import LABEL
+    from launcher.records import record as records
     from launcher.records import runs
+    from launcher.settings import settings
 
     if not (args.state or args.name or args.older_than or args.since or args.keep):
         raise UsageError(
@@ -255,12 +259,19 @@ def prune(args: Namespace) -> int:
         )
     if args.keep < 0:
         raise UsageError(f"--keep {args.keep} is no number of runs")
-    freed, known = 0, runs.known(job for _, job in find.jobs())
+    jobs, silent = find.everywhere()
+    freed, known = 0, runs.known(job for _, job in jobs)
     for run in runs.to_prune(known, _filter(args), args.keep):
         size = 0 if args.dry_run else runs.prune(run)
         if size is not None:  # else it is about to be started again
             freed += size
             print(f"{run.run}  {run.name}  {run.state}  {run.created}")
+    if not (
+        args.dry_run or any(one.may_have_jobs for one in silent)
+    ):  # else a payload may be that of a run that goes on
+        used = {job.labels.get(LABEL + payload.KEY, "") for _, job in jobs}
+        used |= {record.payload for record in records.each()}
+        freed += payload.sweep(settings().runs, used)
     print("nothing was removed" if args.dry_run else f"freed {freed / 1e6:.1f} MB")
     return 0
 

@@ -52,6 +52,7 @@ FOLLOWED = (
     SOURCE,
     SET,
     flag("--dry-run", "show the plan and its command; start nothing"),
+    flag("--full", "with --dry-run: the data of Kubernetes' objects as well"),
     argument("--backend", BACKEND, default="docker"),
     RESTARTS,
     *FOLLOWED,
@@ -84,7 +85,8 @@ def run(args: Namespace) -> int:
     if args.dry_run:
         if numbers := getattr(chosen, "tasks", ()):
             asked = task(asked, numbers[0])
-        return _show(assemble(asked, chosen, new_stamp(), dry=True), chosen, data, notes)
+        assembled = assemble(asked, chosen, new_stamp(), dry=True)
+        return _show(assembled, chosen, data, notes, full=args.full)
     if data.text:  # which may take hours
         check(asked, chosen, preflight=not args.no_preflight)
         data.make()
@@ -121,13 +123,15 @@ def overrides(args: Namespace) -> list[Override]:
     return found
 
 
-def _show(assembled: Assembled, chosen: Backend, data: Tokenized, notes: Iterable[str]) -> int:
+def _show(
+    assembled: Assembled, chosen: Backend, data: Tokenized, notes: Iterable[str], *, full: bool
+) -> int:
     """Print the plan and the command; files that aren't there are told, as they may come."""
     from launcher.cli.describe import describe
     from launcher.follow.files import missing
 
     plan = assembled.plan
-    print(f"{describe(plan)}\n{chosen.show(plan)}", end="")
+    print(f"{describe(plan)}\n{chosen.show(plan, full=full)}", end="")
     lines = [*notes, *([] if chosen.scheduled and not chosen.shares_files else missing(plan))]
     lines += [f"warning: {line}" for line in assembled.ignored]
     if data.text:  # data.path is where its tokens will be

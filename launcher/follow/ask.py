@@ -1,4 +1,4 @@
-"""Asks the image's own Megatron whether it takes a run's options, before anything is started."""
+"""Asks an image, before a start, whether it runs a command and takes a run's options."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
@@ -16,6 +17,7 @@ from launcher.backends import backend
 from launcher.errors import LauncherError
 from launcher.follow.assemble import bare_plan
 from launcher.machine.machine import Finding
+from launcher.names import LABEL
 
 if TYPE_CHECKING:
     from launcher.machine.machine import Machine
@@ -33,14 +35,19 @@ ASKABLE = re.compile(r"/opt/megatron/src/pretrain_\w+\.py")
 
 
 def check(plan: Plan, machine: Machine, chosen: Backend, cache: Path) -> Iterator[Finding]:
-    """A refusal where Megatron's own checks end at this plan's options; a note where it isn't told.
+    """A refusal where the image runs no command, or its Megatron doesn't take the plan's options.
 
-    The answer is kept in `cache`, by the image and by all that is asked of it.
+    A note where that can't be asked. The answers are kept in `cache`, by the image and by all that
+    is asked of it.
     """
-    argv = plan.words
-    if not (chosen.name in ENGINES and argv and ASKABLE.fullmatch(argv[0])):
+    if chosen.name not in ENGINES:
         return
     asker = chosen if chosen.name == "docker" else backend("docker")
+    with suppress(LauncherError, OSError, ValueError, KeyError):
+        yield from _entrypoint(plan, asker, cache)
+    argv = plan.words
+    if not (argv and ASKABLE.fullmatch(argv[0])):
+        return
     try:
         answer = _kept(plan, argv, machine, asker, cache)
     except (LauncherError, OSError, ValueError) as error:
@@ -60,6 +67,26 @@ def check(plan: Plan, machine: Machine, chosen: Backend, cache: Path) -> Iterato
             f"{answer['unasked']}.",
             "The run is started all the same.",
             refuse=False,
+        )
+
+
+def _entrypoint(plan: Plan, asker: Any, cache: Path) -> Iterator[Finding]:
+    """A refusal where the ENTRYPOINT of an image that isn't ours doesn't run what it is given."""
+    config = asker.api.inspect_image(plan.image)["Config"]
+    if not config.get("Entrypoint") or f"{LABEL}key" in (config.get("Labels") or {}):
+        return
+    image = str(asker.identity(plan.image)["id"])
+    path = cache / "asked" / f"{hashlib.sha256(f'{image} entrypoint'.encode()).hexdigest()}.json"
+    if not path.is_file():
+        command = [plan.argv[0], "-c", "print('it ' + 'runs')"]
+        runs = "it runs" in said(bare_plan(asker, {"name": image}, "0", command), asker, DEADLINE)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, json.dumps({"runs": runs}), mode=0o600)
+    if not json.loads(path.read_text(encoding="utf-8"))["runs"]:
+        yield Finding(
+            f"{plan.image}: its ENTRYPOINT {config['Entrypoint']} doesn't run {plan.argv[0]}",
+            "A run is started as a command of the image.",
+            "Take an image without it: FROM this one, with ENTRYPOINT [].",
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from launcher import payload
 from launcher.errors import EngineError
 from launcher.follow.files import caller
 from launcher.plan import image, rules
@@ -54,13 +55,20 @@ def assemble(
     try:
         told, rootless = _ask(config, origin, chosen, dry=dry)
         facts = _known(asked, told)
-        host = host or _host(chosen, asked.cwd, rootless=rootless)
+        host = host or _host(chosen, asked, rootless=rootless)
         gpus = counted(config, chosen)
     except EngineError:
         _check_alone(asked, chosen, stamp)  # what is wrong with the file is told first
         raise
     plan = make_plan(config, origin, facts, host, stamp, gpus=gpus, rest=asked.rest, tie=asked.tie)
-    return Assembled(plan, facts, (*_ignored(asked, plan, facts), *_opened(plan)))
+    ignored = (*_ignored(asked, plan, facts), *_opened(plan), *_unused(plan, facts))
+    return Assembled(plan, facts, ignored)
+
+
+def _unused(plan: Plan, facts: Facts) -> Iterator[str]:
+    """What an older image carries in vain."""
+    if facts.runner:
+        yield f"{plan.image} has the runner of launcher {facts.runner} in it, which isn't used"
 
 
 def _opened(plan: Plan) -> Iterator[str]:
@@ -107,7 +115,7 @@ def _check_alone(asked: Asked, chosen: Backend, stamp: Stamp) -> None:
         gpus = split(gpus, config.nodes.count)
     planned = _planned(config, origin) if chosen.contained else Facts(config.image.megatron)
     facts = _known(asked, planned)
-    host = _host(chosen, asked.cwd, rootless=False)
+    host = _host(chosen, asked, rootless=False)
     make_plan(config, origin, facts, host, stamp, gpus=gpus, rest=asked.rest)
 
 
@@ -211,7 +219,7 @@ def counted(config: RunConfig, chosen: Backend) -> Gpus:
     return split(asked, config.nodes.count) if several else asked
 
 
-def _host(chosen: Backend, cwd: str, *, rootless: bool) -> Host:
+def _host(chosen: Backend, asked: Asked, *, rootless: bool) -> Host:
     who, cache = caller(), settings().cache
     if (
         chosen.contained and os.getuid() != who.uid
@@ -221,7 +229,7 @@ def _host(chosen: Backend, cwd: str, *, rootless: bool) -> Host:
         who.uid,
         who.gid,
         str(Path.home()),
-        cwd,
+        asked.cwd,
         str(cache),
         contained=chosen.contained,
         rootless=rootless,
@@ -229,6 +237,7 @@ def _host(chosen: Backend, cwd: str, *, rootless: bool) -> Host:
         scheduled=chosen.scheduled,
         groups=who.groups,
         runs=str(settings().runs),
+        payload=payload.keep(settings().runs, asked.payload),
     )
 
 

@@ -20,6 +20,7 @@ from launcher.follow.assemble import Assembled, assemble, counted, new_stamp
 from launcher.follow.live import tell
 from launcher.follow.supervise import supervise
 from launcher.names import LABEL
+from launcher.payload import KEY, digest
 from launcher.plan.config import RunConfig
 from launcher.plan.job import Backend, Job
 from launcher.plan.plan import Plan, Stamp, processes_of
@@ -66,7 +67,8 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
         if detach:
             print(_begin(chosen, plan, attach=False).run)
             return 0
-        attempts = Attempts(asked, chosen, stamp, First(plan, starting))
+        same = replace(asked, payload=dict(plan.labels).get(LABEL + KEY, ""))
+        attempts = Attempts(same, chosen, stamp, First(plan, starting))
         restarts = asked.config.max_restarts
         return supervise(chosen, attempts, restarts=restarts, listening=_listening).code
 
@@ -387,7 +389,10 @@ def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Aske
     record.check_secrets(kept, config, os.environ)
     found = resume.on_processes(config, kept.processes, processes, was=asked.config)
     again = resume.upstreams(found.config, asked.config)
-    return replace(asked, config=again.config), [*found.notes, *again.notes]
+    notes = [*found.notes, *again.notes]
+    if kept.payload != digest():
+        notes.append("this launcher's own runner and trainer go on, not those of then")
+    return replace(asked, config=again.config, payload=""), notes
 
 
 def _refuse_overwritten(kept: record.Record, config: RunConfig) -> None:

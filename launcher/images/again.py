@@ -239,9 +239,12 @@ class Verification:
         image = subject(self.client, images.find(self.client, name).id)
         standins = self._standins(image, departures)
         wanted = request(name, image.labels, replace(departures, **standins), builds.matrix)
-        said = [image.labels.get(LABEL + key, ABSENT) for key in ("megatron", "source", "version")]
-        what = "row {}, Megatron {} from {}, built by launcher {}".format(wanted.tag, *said)
-        self.tell(f"{name}: {what}")
+        said = [image.labels.get(LABEL + key, ABSENT) for key in ("megatron", "source")]
+        self.tell("{}: row {}, Megatron {} from {}".format(name, wanted.tag, *said))
+        if version := image.labels.get(f"{LABEL}version"):
+            self.tell(
+                f"note: launcher {version} built it, with its own runner: that one rebuilds it"
+            )
         for key, standin in standins.items():
             self.tell(f"note: its {key} is {standin}, which stands in for the row's")
         if others := unnamed(image.labels, wanted, builds.matrix.rows[wanted.tag].base):

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from launcher.payload import PYTHON
 from launcher.plan.clusters import Kubernetes, Slurm
 from launcher.plan.values import (
     Flag,
@@ -44,6 +45,7 @@ class Image(Strict):
     megatron: Annotated[Text, Matching(r"\d+\.\d+\.\d+[\w.+-]*", 'a release: "0.9.0"')] | None = (
         None
     )
+    python: Annotated[Text, Matching(r"[\w./+-]+", "a program: /opt/venv/bin/python")] = PYTHON
 
     @model_validator(mode="before")
     @classmethod

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Facts:
-    """What an image holds: its Megatron release, and upstream's scripts or not; None is unknown."""
+    """What an image holds: its Megatron release, and upstream's scripts or not; None is unknown.
+
+    runner: the version of the launcher whose runner and trainer an older image has
+    """
 
     release: str | None = None
     scripts: bool | None = None
+    runner: str = ""
 
 
 def reference(image: Image) -> str:
@@ -32,7 +36,7 @@ def reference(image: Image) -> str:
 def labelled(labels: Mapping[str, str]) -> Facts:
     """The facts in an image's labels."""
     whole = {"true": True, "false": False}.get(labels.get(f"{LABEL}whole", ""))
-    return Facts(labels.get(f"{LABEL}megatron"), whole)
+    return Facts(labels.get(f"{LABEL}megatron"), whole, labels.get(f"{LABEL}version", ""))
 
 
 def planned(image: Image, matrix: Matrix, place: Callable[[str], str]) -> Facts:

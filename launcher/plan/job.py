@@ -126,8 +126,8 @@ class Backend(Protocol):
     def request(self, plan: Plan) -> Any:
         """What will be asked of the engine or scheduler."""
 
-    def show(self, plan: Plan) -> str:
-        """The same as commands that work when pasted into a shell."""
+    def show(self, plan: Plan, *, full: bool = False) -> str:
+        """The same as commands that work when pasted into a shell; `full` leaves no data out."""
 
     def facts(self, image: str) -> Facts | None:
         """What is known of an image from itself; None where it isn't there."""

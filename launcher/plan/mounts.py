@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from launcher.errors import Faults, UsageError
+from launcher.payload import KEY, NONE, TARGET, Payload, entry
 from launcher.plan import program
 from launcher.plan.config import RunConfig
 from launcher.plan.program import Program
@@ -25,7 +26,7 @@ class Host:
     `contained` is False where the run sees this machine's own files under their own names;
     `rootless` is True where a container's root is the calling user outside; `every_node` where
     all nodes of a run are started here, on one machine; `scheduled` where a scheduler starts them.
-    `runs` has the runs' own folders, by their ids.
+    `runs` has the runs' own folders, by their ids. `payload` is what is carried into the run.
     """
 
     uid: int
@@ -39,6 +40,12 @@ class Host:
     scheduled: bool = False
     groups: tuple[int, ...] = ()
     runs: str = ""
+    payload: Payload = NONE
+
+    @property
+    def entry(self) -> str:
+        """The payload's first file, as the run sees it."""
+        return entry() if self.contained else entry(self.payload.folder)
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,13 @@ def compiled(host: Host, image: str) -> tuple[Mount, ...]:
         return ()
     folder = join(host.cache, "compiled", quote(image, safe=""))
     return (_mount(folder, "/compiled", "the compiler's cache", host, writable=True),)
+
+
+def payload(host: Host) -> tuple[Mount, ...]:
+    """The payload's package, in a container."""
+    if not host.contained or host.payload == NONE:
+        return ()
+    return (Mount(f"{host.payload.folder}/launcher", f"{TARGET}/launcher", True, KEY),)
 
 
 def check(mounts: tuple[Mount, ...], origin: Origin) -> None:

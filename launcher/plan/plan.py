@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from launcher.errors import Faults, UsageError
 from launcher.names import LABEL
+from launcher.payload import KEY, PYTHON
 from launcher.plan import layout, mounts, program, render, rules
 from launcher.plan.arguments import Value, given
 from launcher.plan.config import RunConfig
@@ -15,9 +16,10 @@ from launcher.plan.mounts import Host, Mount, path_of
 from launcher.plan.program import Kind, Program
 from launcher.plan.source import Origin
 from launcher.plan.values import Gpus, parse_gpus
+from launcher.settings import PACKAGE
+from launcher.train import start
 from launcher.train.checkpoints import lineage
 
-RUNNER = ("python3", "-m", "launcher.train.runner")
 HERE = "none: this environment"
 BANNER_ULIMITS = {"memlock": -1, "stack": 67108864}
 FIRST_NODE = "node-0"
@@ -77,6 +79,15 @@ class Plan:
     groups: tuple[int, ...] = ()
     no_new_privileges: bool = True
     fewer: tuple[int, ...] = ()
+
+    @property
+    def payload(self) -> Mount | None:
+        """The mount of the payload's package, where a container is to have it."""
+        return next((mount for mount in self.mounts if mount.key == KEY), None)
+
+    def without_payload(self) -> Plan:
+        """The plan without that mount, for an engine that gets the payload another way."""
+        return replace(self, mounts=tuple(mount for mount in self.mounts if mount.key != KEY))
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -142,7 +153,7 @@ def make_plan(
     compiles = started.kind is program.Kind.OURS and gpus.count != 0 and where.model == 1
     image = reference(config.image) if host.contained else HERE
     compiled = mounts.compiled(host, image) if compiles else ()
-    mounted += compiled
+    mounted += compiled + mounts.payload(host)
     with faults.collected():
         mounts.check(mounted, origin)
     ipc, shm_size = _shared_memory(config, gpus, processes)
@@ -159,7 +170,7 @@ def make_plan(
         name=config.name,
         image=image,
         argv=(
-            *_runner(config, processes, fewer, cpu=gpus.count == 0),
+            *_runner(config, host, processes, fewer, cpu=gpus.count == 0),
             *(["--checkout", _scripts(config, host)] if config.source else []),
             *(["--tie"] if tie else []),
             *("--", *started.argv, *render.words(options), *rest),
@@ -180,7 +191,7 @@ def make_plan(
         options=values,
         init=True,
         stop_grace=config.resources.stop_grace + AFTER_GRACE,
-        labels=_labels(config, image, stamp, processes, save),
+        labels=_labels(config, host, image, stamp, processes, save),
         secrets=tuple((name, path_of(text, host)) for name, text in sorted(config.secrets.items())),
         checkpoints=save,
         tie=tie,
@@ -204,6 +215,8 @@ def _program(config: RunConfig, host: Host) -> Program:
     started = program.program(config.program, _scripts(config, host))
     if started.host and not host.contained:
         return replace(started, argv=(path_of(started.host, host),))
+    if started.name == program.EXAMPLE and not (started.host or host.contained):
+        return replace(started, argv=(str(PACKAGE / "build" / program.EXAMPLE),))
     return started
 
 
@@ -243,9 +256,11 @@ def _fewer(
     return layout.fewer(config, origin, processes, release)
 
 
-def _runner(config: RunConfig, processes: int, fewer: Sequence[int], *, cpu: bool) -> list[str]:
+def _runner(
+    config: RunConfig, host: Host, processes: int, fewer: Sequence[int], *, cpu: bool
+) -> list[str]:
     """The runner's own part of the command line."""
-    argv = [*RUNNER, "--processes-per-node", str(processes)]
+    argv = [config.image.python, host.entry, "runner", "--processes-per-node", str(processes)]
     argv += ["--fewer", ",".join(map(str, fewer))] if fewer else []
     argv += ["--grace", str(config.resources.stop_grace)]
     if config.checkpoint.keep and config.checkpoint.save:
@@ -334,6 +349,8 @@ def _env(
 ) -> tuple[tuple[str, str | None], ...]:
     """The variables of the container, sorted; the run file's come last and so win."""
     env: dict[str, str | None] = {"PYTHONUNBUFFERED": "1"}
+    if host.payload.digest:
+        env[start.DIGEST] = host.payload.digest
     for mount in compiled:
         env["TORCHINDUCTOR_CACHE_DIR"] = mount.target
     if wish := wish_of(config, stamp.run):
@@ -369,7 +386,7 @@ def _ulimits(config: RunConfig, gpus: Gpus) -> tuple[tuple[str, int], ...]:
 
 
 def _labels(
-    config: RunConfig, image: str, stamp: Stamp, processes: int, save: str | None
+    config: RunConfig, host: Host, image: str, stamp: Stamp, processes: int, save: str | None
 ) -> tuple[tuple[str, str], ...]:
     labels = {
         "run": stamp.run,
@@ -380,9 +397,12 @@ def _labels(
         "processes": str(processes),
         "gpus": config.gpus,
         "stop_grace": str(config.resources.stop_grace + AFTER_GRACE),
+        KEY: host.payload.digest,
     }
     if config.nodes.count > 1:
         labels["node"] = str(config.nodes.rank)
+    if config.image.python != PYTHON:
+        labels["python"] = config.image.python
     if save:
         labels["checkpoints"] = save
     return tuple(sorted((LABEL + key, value) for key, value in labels.items()))

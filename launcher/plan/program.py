@@ -16,8 +16,9 @@ from launcher.plan.image import Facts
 from launcher.plan.layout import layout, listed, neighbours
 from launcher.plan.source import Origin
 
-SOURCE = "/opt/megatron/src"
-CHECKOUT = "/opt/megatron/checkout"
+IMAGE = "/opt/megatron"
+SOURCE = f"{IMAGE}/src"
+CHECKOUT = f"{IMAGE}/checkout"
 HOST_SCRIPTS = "/program"
 QUICKSTART = "run_simple_mcore_train_loop.py"
 EXAMPLE = "megatron_core_training_example.py"
@@ -60,8 +61,8 @@ def program(text: str, scripts: str = SOURCE) -> Program:
     name = text.rpartition("/")[2]
     if text == "gpt":
         return Program(Kind.OURS, "gpt", ("-m", "launcher.train.gpt"))
-    if text == EXAMPLE:  # a front on gpt, in every image, with a command line of its own
-        return Program(Kind.SCRIPT, name, ("-m", "launcher.train.example"))
+    if text == EXAMPLE:  # in every image, with a command line of its own
+        return Program(Kind.SCRIPT, name, (f"{IMAGE}/{EXAMPLE}",))
     if text.startswith(("./", "../", "/", "~")):
         return Program(Kind.SCRIPT, name, (f"{HOST_SCRIPTS}/{name}",), host=text)
     kind = Kind.UPSTREAM if name.startswith("pretrain_") else Kind.SCRIPT
@@ -76,7 +77,7 @@ def check(started: Program, config: RunConfig, facts: Facts, origin: Origin, wor
             f"{where}: no program {config.program!r}",
             "gpt, pretrain_gpt.py or another script of the image, or ./mine.py.",
         )
-    elif started.argv[0] != "-m" and not started.host and facts.scripts is False:
+    elif started.argv[0].startswith(SOURCE) and facts.scripts is False:
         faults.add(
             f"{where}: {config.program} isn't there: this Megatron, an sdist or a package, has no "
             "scripts",

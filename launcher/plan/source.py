@@ -71,7 +71,8 @@ class Override:
 class Asked:
     """What a user asks for: the configuration, where its values stand, and the arguments beside.
 
-    Relative paths start in `cwd`.
+    Relative paths start in `cwd`. `payload` is the digest of an earlier run's payload that is to be
+    taken again; "" is this launcher's own.
     """
 
     config: RunConfig
@@ -79,6 +80,7 @@ class Asked:
     cwd: str
     rest: tuple[str, ...] = ()
     tie: bool = False
+    payload: str = ""
 
 
 def load(name: str, overrides: list[Override]) -> tuple[RunConfig, Origin]:

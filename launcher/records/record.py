@@ -16,6 +16,8 @@ from typing import Any
 
 from launcher import files, logfile
 from launcher.errors import UsageError, nearest
+from launcher.names import LABEL
+from launcher.payload import KEY
 from launcher.plan.config import RunConfig
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import HIDDEN, has_credential, is_secret, is_secret_option, redacted
@@ -38,7 +40,8 @@ class Record:
     """A run as it was asked for; `config` is the run file with all that was laid over it.
 
     `processes` is the number on each node. The values of secrets aren't in it; `hidden` are the
-    keys that they were left out of; of `rest`, "--" and the option.
+    keys that they were left out of; of `rest`, "--" and the option. `payload` is the digest of what
+    ran: "" of an older launcher's, which was in the image.
     """
 
     run: str
@@ -51,6 +54,7 @@ class Record:
     rest: tuple[str, ...]
     processes: int
     hidden: tuple[str, ...] = ()
+    payload: str = ""
 
     def asked(self) -> Asked:
         """What was asked for, to be assembled into a plan again.
@@ -65,7 +69,7 @@ class Record:
                 "Take the launcher that started it.",
             ) from error
         origin = Origin(f"run {self.run} ({self.file})", {}, {})
-        return Asked(config, origin, self.cwd, tuple(self.rest))
+        return Asked(config, origin, self.cwd, tuple(self.rest), payload=self.payload)
 
 
 def record_of(plan: Plan, asked: Asked, backend: str) -> Record:
@@ -79,7 +83,7 @@ def record_of(plan: Plan, asked: Asked, backend: str) -> Record:
     return Record(
         run=plan.run,
         name=plan.name,
-        created=dict(plan.labels).get("megatron-launchpad.created", ""),
+        created=dict(plan.labels).get(f"{LABEL}created", ""),
         backend=backend,
         cwd=asked.cwd,
         file=asked.origin.name,
@@ -87,6 +91,7 @@ def record_of(plan: Plan, asked: Asked, backend: str) -> Record:
         rest=rest,
         processes=plan.processes_per_node,
         hidden=tuple(hidden),
+        payload=dict(plan.labels).get(LABEL + KEY, ""),
     )
 
 

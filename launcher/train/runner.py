@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import inspect
+import importlib.util
 import os
 import queue
 import shutil
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +32,7 @@ from launcher.train.words import STOPPED, say
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 """Those that ask a run to stop; SIGHUP not where it was ignored from the beginning (nohup)."""
 
+GPT = ("-m", "launcher.train.gpt")
 SETTLE_SECONDS = 1.0
 """How long ranks that outlive a failed one have to fail, and say why, by themselves."""
 
@@ -68,17 +69,11 @@ Event = Exit | Request | Elsewhere
 
 def _start(
     job: Job, environ: Mapping[str, str], log_dir: str, more: Mapping[str, str]
-) -> dict[int, Any]:
-    """Start the ranks, with `more` variables; handlers (`.proc`, `.close(signal)`) by local rank.
+) -> dict[int, subprocess.Popen[bytes]]:
+    """Start the ranks, with `more` variables; their processes, by local rank.
 
-    torch 2.3 replaced `log_dir` by `logs_specs`; its previews in NGC images come before.
+    Each leads a process group, of which what it starts is, too.
     """
-    from torch.distributed.elastic import multiprocessing
-
-    if "logs_specs" in inspect.signature(multiprocessing.start_processes).parameters:
-        logs: dict[str, Any] = {"logs_specs": multiprocessing.DefaultLogsSpecs(log_dir=log_dir)}
-    else:
-        logs = {"log_dir": log_dir}
     become = ("-I", "-S", rank.__file__)
     before = (*become, str(os.getpid()))
     under = {
@@ -93,16 +88,14 @@ def _start(
             f"warning: {job.processes} ranks share {cpus} CPU{'s'[: cpus != 1]}, all that this "
             "process may use: ask the scheduler, or the engine, for more"
         )
-    local_ranks = range(job.processes)
-    context = multiprocessing.start_processes(
-        name="rank",
-        entrypoint=sys.executable,
-        args={n: (*before, *under.get(n, ()), *job.command()) for n in local_ranks},
-        envs={n: {**secrets, **job.environment(n, environ, cpus), **more} for n in local_ranks},
-        **logs,
-    )
-    handlers: dict[int, Any] = context.subprocess_handlers
-    return handlers
+    return {
+        n: subprocess.Popen(
+            [sys.executable, *before, *under.get(n, ()), *job.command()],
+            env={**os.environ, **secrets, **job.environment(n, environ, cpus), **more},
+            start_new_session=True,
+        )
+        for n in range(job.processes)
+    }
 
 
 def _own(log_dir: str, local_rank: int) -> Path:
@@ -124,7 +117,7 @@ class Watch:
     def __init__(
         self,
         job: Job,
-        handlers: Mapping[int, Any],
+        ranks: Mapping[int, subprocess.Popen[bytes]],
         events: queue.SimpleQueue[Event],
         collector: stall.Collector | None = None,
         company: Company | None = None,
@@ -132,13 +125,13 @@ class Watch:
     ) -> None:
         self.log_dir = log_dir
         self.job = job
-        self.handlers = handlers
+        self.ranks = ranks
         self.events = events
         self.collector = collector
         self.company = company
         self.elsewhere: Elsewhere | None = None
         self.reporting = threading.Lock()
-        self.running = set(handlers)
+        self.running = set(ranks)
         self.first_failure: Exit | None = None
         self.memory = oom.read()
         self.data = bus.sizes(job.program)
@@ -148,9 +141,8 @@ class Watch:
 
     def wait(self) -> int:
         """Wait for all ranks; the exit code of the first that failed, the shell's, or 0."""
-        for local_rank, handler in self.handlers.items():
-            arguments = (local_rank, handler.proc)
-            threading.Thread(target=self._reap, args=arguments, daemon=True).start()
+        for each in self.ranks.items():
+            threading.Thread(target=self._reap, args=each, daemon=True).start()
         while self.running:
             left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
             try:
@@ -160,7 +152,7 @@ class Watch:
                 self.at_deadline()
             else:
                 self._handle(event)
-        self._signal_all(signal.SIGKILL, self.handlers)  # what the ranks left behind
+        self._signal_all(signal.SIGKILL, self.ranks)  # what the ranks left behind
         if self.first_failure is None:
             return self.elsewhere.code if self.elsewhere else 0
         for line in self.collector.after_failure() if self.collector else ():
@@ -248,7 +240,7 @@ class Watch:
         if not (self.first_failure or self.elsewhere):
             self._later(self.job.grace, lambda: self._kill("grace period over"))
         for local_rank in self.running:
-            process = self.handlers[local_rank].proc
+            process = self.ranks[local_rank]
             if (pid := self._pid(local_rank)) == process.pid:
                 process.send_signal(signal.SIGTERM)
             else:
@@ -260,17 +252,17 @@ class Watch:
             found = int(_own(self.log_dir, local_rank).read_text())
             if f"\0LOCAL_RANK={local_rank}\0" in Path(f"/proc/{found}/environ").read_text():
                 return found  # and no other's that came after it
-        return int(self.handlers[local_rank].proc.pid)
+        return self.ranks[local_rank].pid
 
     def _kill(self, why: str) -> None:
         ranks = ", ".join(str(self.job.rank(n)) for n in sorted(self.running))
         say(f"killing rank {ranks}: {why}")
         self._signal_all(signal.SIGKILL, self.running)
 
-    def _signal_all(self, signum: signal.Signals, local_ranks: Any) -> None:
+    def _signal_all(self, signum: signal.Signals, local_ranks: Iterable[int]) -> None:
         for local_rank in local_ranks:
             with contextlib.suppress(ProcessLookupError):
-                self.handlers[local_rank].close(signum)
+                os.killpg(self.ranks[local_rank].pid, signum)
 
 
 def _name(request: Request) -> str:
@@ -290,12 +282,8 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
     signals.Ear(asking, lambda signum: events.put(Request(signum)))
     if job.tie:
         threading.Thread(target=_read_to_the_end, args=(events,), daemon=True).start()
-    import torch
-    from torch.distributed.elastic.multiprocessing import SignalException
-
-    visible = torch.cuda.device_count()
     with contextlib.ExitStack() as held:
-        saver, met = _ready(job, environ, visible, events, held)
+        saver, met = _ready(job, environ, events, held)
         if not events.empty():
             first = events.get()
             return first.code if isinstance(first, Lost) else 128 + first.signum
@@ -305,28 +293,23 @@ def run(job: Job, environ: Mapping[str, str]) -> int:
         log_dir = held.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))
         whole = job.nodes == 1
         collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
-        try:  # torch installs handlers that raise
-            handlers = _start(job, environ, log_dir, {**found, **collector.variables, **saver})
-            signals.catch((*asking, stacks.SIGNAL))
-        except SignalException as asked:
-            signals.catch(asking)
-            return 128 + asked.sigval  # the ranks that it had started end with this process
-        watch = Watch(job, handlers, events, collector, company, log_dir)
+        ranks = _start(job, environ, log_dir, {**found, **collector.variables, **saver})
+        signals.catch([stacks.SIGNAL])
+        watch = Watch(job, ranks, events, collector, company, log_dir)
         code = watch.wait()
     if company and code == 0:
         company.done()
-    pids = {job.rank(n): handler.proc.pid for n, handler in handlers.items()}
+    pids = {job.rank(n): process.pid for n, process in ranks.items()}
     for line in written.told(pids, job.nsys) if written else ():
         say(line)
     if watch.stopping and code == 0:
-        print(stopped(len(handlers)), file=sys.stderr, flush=True)
+        print(stopped(len(ranks)), file=sys.stderr, flush=True)
     return code
 
 
 def _ready(
     job: Job,
     environ: Mapping[str, str],
-    visible: int,
     events: queue.SimpleQueue[Any],
     held: contextlib.ExitStack,
 ) -> tuple[Mapping[str, str], alike.Met | None]:
@@ -336,9 +319,11 @@ def _ready(
     start its ranks.
     """
     saver: Mapping[str, str] = {}
-    refusal = ""
+    refusal, visible = "", 0
     try:
-        job.check_devices(visible)
+        _check_packages(job)
+        if not job.cpu:
+            visible = job.check_devices()
         if any(map(job.traces, range(job.processes))) and not shutil.which("nsys"):
             raise Unable("nsys isn't in this image: NVIDIA's have it, or profile.tool: torch")
         saver = _hold(job, environ, lambda why: events.put(Lost(why, Unable.code)), held)
@@ -348,8 +333,21 @@ def _ready(
         refusal = str(unable)
     if job.nodes == 1:
         return saver, None
-    devices = 0 if job.cpu else visible
-    return saver, alike.look(job, environ, devices, lambda: not events.empty(), refusal)
+    return saver, alike.look(job, environ, visible, lambda: not events.empty(), refusal)
+
+
+def _check_packages(job: Job) -> None:
+    """Raise `Unable` where this Python lacks what each rank would end for."""
+    wanted = {"torch": "another image, or another Python by image.python"}
+    if job.program[:2] == GPT and not job.checkout:
+        wanted["megatron.core"] = "an image that has it, or --source PATH, a checkout"
+    for name, instead in wanted.items():
+        try:
+            found = importlib.util.find_spec(name)
+        except ModuleNotFoundError:  # nor the package that it is in
+            found = None
+        if found is None:
+            raise Unable(f"{sys.executable} has no {name}: take {instead}")
 
 
 def _hold(

@@ -19,9 +19,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import files
+from launcher import files, payload
 from launcher.build import fetch, source
-from launcher.build.context import inside_digest
+from launcher.build.context import own_digest
 from launcher.engine import disk
 from launcher.errors import LauncherError, UsageError, nearest
 from launcher.matrix.load import find_row, load_lock, load_matrix, patch_files
@@ -289,7 +289,8 @@ class Series:
             "files": [
                 hashlib.sha256(path.read_bytes()).hexdigest() for path in (*patches, *probes)
             ],
-            "inside": inside_digest(),
+            "own": own_digest(),
+            "payload": payload.digest(),
             "asked": self.options.asked(cell),
         }
 

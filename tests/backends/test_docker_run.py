@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.site import RUNNER
+from tests.e2e.site import RUNNER, program
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -23,10 +23,9 @@ pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[2]
 RUN_FILE = """\
 name: launch-test
-image: {{name: {image}}}
+image: {{name: {image}, python: /standin/python3}}
 program: ./program.py
 gpus: 0
-env: {{PYTHONPATH: /standin}}
 mounts:
   - {{source: standin, target: /standin}}
 resources: {{network: none, ipc: private, ulimits: {{}}, stop_grace: 20, workdir: out put}}
@@ -38,9 +37,8 @@ Launch = Callable[..., "subprocess.Popen[bytes]"]
 @pytest.fixture
 def launch(engine: DockerClient, python_image: str, tmp_path: Path) -> Iterator[Launch]:
     """Starts the launcher on a program; afterwards no container of it may be left."""
-    package = tmp_path / "standin" / "launcher" / "train"
-    package.mkdir(parents=True)
-    (package / "runner.py").write_text(RUNNER, encoding="utf-8")
+    (tmp_path / "standin").mkdir()
+    program(tmp_path / "standin/python3", RUNNER)
     (tmp_path / "run.yaml").write_text(RUN_FILE.format(image=python_image), encoding="utf-8")
     started: list[subprocess.Popen[bytes]] = []
 

@@ -90,7 +90,7 @@ def test_the_object(full: Plan, kind: str) -> None:
     if "UPDATE_GOLDEN" in os.environ:
         golden.write_text(shown)
     assert shown == golden.read_text()
-    assert yaml.safe_load("\n".join(shown.splitlines()[1:-1])) == asked_for.manifest
+    assert yaml.safe_load("\n".join(shown.splitlines()[2:-1])) == asked_for.manifest
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -317,9 +317,9 @@ def test_a_run_that_the_cluster_starts_again_loads_what_it_saved(full: Plan) -> 
         words = ["sh", "-c", command[2], "sh", "printf", r"%s\n", "a b"]
         asked = subprocess.run(words, env={"RESTART": restart}, capture_output=True, timeout=10)
         assert asked.stdout.decode().splitlines() == ["a b", *more], shlex.join(words)
-    assert pod(full, **ASKED)["containers"][0]["args"] == [
-        shown.literal(word) for word in full.argv
-    ]
+    unpack = ["python3", "-c", kubernetes.UNPACK, "/opt/launchpad-payload/payload.tar.gz"]
+    told = [shown.literal(word) for word in (*unpack, *full.argv)]
+    assert pod(full, **ASKED)["containers"][0]["args"] == told
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from launcher.errors import UsageError
 from launcher.plan.clusters import Slurm
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
-from launcher.settings import ROOT
 from tests.e2e.site import killed_with
 from tests.plans import HOST, Planner
 
@@ -53,6 +52,9 @@ def script(plan: Plan, **keys: object) -> str:
             [
                 r'    docker run --gpus "\\"device=\$CUDA_VISIBLE_DEVICES\\"" .*--name'
                 r' a-0a1b2c3d-node-"\$SLURM_NODEID" .*--env PET_NODE_RANK .*=/d,target=/data.*&',
+                r'.* --mount "type=bind,source=\$payload/launcher,target=/opt/launchpad/launcher,'
+                r'readonly" .*',
+                r'  \[ -z "\$payload" \] \|\| rm -r -- "\$payload"',
                 r'      docker rm --force a-0a1b2c3d-node-"\$SLURM_NODEID"; kill -KILL "\$pid"',
                 r'  export LAUNCHER_IMAGE="\$\(docker image inspect .*\.RootFS.* megatron:cpu .*',
             ],
@@ -61,7 +63,7 @@ def script(plan: Plan, **keys: object) -> str:
             {"container": "pyxis", "image": "/shared/cpu.sqsh"},
             [
                 r"  export A='b \$c'",
-                r"    python3 -m launcher.train.runner .* &",
+                r"    python3 /opt/launchpad/launcher/train/start.py runner .* &",
                 r"srun .*--container-image=/shared/cpu.sqsh .*--container-mounts=.*/d:/data:ro.*"
                 r',"\$folder:\$folder" --output=.* bash -c node &',
             ],
@@ -69,9 +71,9 @@ def script(plan: Plan, **keys: object) -> str:
         (
             {"container": "apptainer", "image": "/shared/cpu.sif", "setup": "module load a"},
             [
-                "    python3 -m launcher.train.runner .* &",
+                "    python3 /opt/launchpad/launcher/train/start.py runner .* &",
                 r"apptainer exec --nv --pwd=/tmp .*"
-                r"--mount=type=bind,source=/d,target=/data,readonly "
+                r"--mount=type=bind,source=/d,target=/data,readonly .*"
                 r'--bind="\$folder" /shared/cpu.sif bash -c node \|\| over "\$\?"\' &',
             ],
         ),
@@ -168,7 +170,7 @@ def test_a_node_looks_for_the_program_too(plan: Planner) -> None:
     """A checkout that the nodes don't see ended in "can't open file"."""
     own = plan(SCRIPT, host=replace(HOST, scheduled=True, contained=False))
     program = next(word for word in own.argv if word.endswith("/train.py"))
-    assert {program, str(ROOT)} <= {*slurm._paths(own, Slurm())}
+    assert {program, own.argv[1]} <= {*slurm._paths(own, Slurm())}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

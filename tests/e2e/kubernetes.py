@@ -96,6 +96,7 @@ class Cluster:
         self.lock = threading.RLock()
         self.objects: dict[str, Object] = {}
         self.pods: dict[str, Pod] = {}
+        self.config_maps: dict[str, Object] = {}
         self.full = self.closed = False
 
     def create(self, given: Object) -> Object:
@@ -106,6 +107,24 @@ class Cluster:
             self.objects[made["metadata"]["name"]] = made
         threading.Thread(target=self._carry_out, args=(made,), daemon=True).start()
         return made
+
+    def apply(self, name: str, given: Object) -> Object:
+        """A ConfigMap by server-side apply, whose owners are those of all who applied it."""
+        with self.lock:
+            kept = self.config_maps.setdefault(name, copy.deepcopy(given))
+            assert kept["binaryData"] == given["binaryData"]  # it is immutable
+            owners = [*kept["metadata"]["ownerReferences"], *given["metadata"]["ownerReferences"]]
+            kept["metadata"]["ownerReferences"] = [*{one["uid"]: one for one in owners}.values()]
+            return kept
+
+    def _collect(self, uid: str) -> None:
+        """What the garbage collector does once an owner has gone."""
+        with self.lock:
+            for name, one in [*self.config_maps.items()]:
+                left = [each for each in one["metadata"]["ownerReferences"] if each["uid"] != uid]
+                one["metadata"]["ownerReferences"] = left
+                if not left:
+                    del self.config_maps[name]
 
     def _carry_out(self, made: Object) -> None:
         restarts = made["spec"].get("failurePolicy", {}).get("maxRestarts", 0)
@@ -155,12 +174,16 @@ class Cluster:
         self.end_pods(made, 1)
         with self.lock:
             self.objects.pop(name, None)
+        self._collect(made["metadata"]["uid"])
 
     def going_on(self, made: Object) -> bool:
         return "deletionTimestamp" not in made["metadata"]
 
     def _started(self, made: Object, attempt: int) -> list[Pod]:
         name, spec = made["metadata"]["name"], made["spec"]
+        wanted = re.findall(r'"configMap": \{"name": "([^"]+)"', json.dumps(spec))
+        while self.going_on(made) and not {*wanted} <= {*self.config_maps}:
+            time.sleep(0.02)  # a kubelet asks again
         with socket.create_server(("127.0.0.1", 0)) as held:
             meeting = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": held.getsockname()[1]}
         if made["kind"] == "JobSet":
@@ -235,14 +258,14 @@ class Cluster:
         if self.closed or pod is None or pod.process is None or pod.process.poll() is not None:
             return {"stdout": "", "code": 1}
         words = [str(pod.process.pid) if word == "1" else word for word in argv]
-        if words[-1] == "launcher.train.stall.stall":  # which here sees the other pods' as well
+        if words[-1] == "stall.stall":  # which here sees the other pods' as well
             words.append(str(pod.process.pid))
         done = subprocess.run(words, capture_output=True, timeout=30)
         return {"stdout": done.stdout.hex(), "code": done.returncode}
 
     def end(self) -> list[str]:
         """End what goes on; what was left, which should be nothing."""
-        left = [*self.objects, *self.pods]
+        left = [*self.objects, *self.pods, *self.config_maps]
         for name in [*self.objects]:
             self.delete(name)
         for pod in [*self.pods.values()]:
@@ -356,6 +379,10 @@ class Handler(BaseHTTPRequestHandler):
         query = parse_qs(urlsplit(self.path).query)
         self.answer(given if "dryRun" in query else self.cluster.create(given), 201)
 
+    def do_PATCH(self) -> None:
+        _, name, _ = self.parts()
+        self.answer(self.cluster.apply(name, self.given()))
+
     def do_DELETE(self) -> None:
         kind, name, _ = self.parts()
         grace = self.given().get("gracePeriodSeconds", 600)
@@ -384,14 +411,15 @@ def discovery(path: str) -> Object | None:
             name = version.partition("/")[0]
             groups.append({"name": name, "versions": [told], "preferredVersion": told})
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-    kinds = {"/api/v1": ("pods", "Pod")} | {f"/apis/{v}": pair for v, pair in GROUPS.items()}
+    kinds = {f"/apis/{v}": [pair] for v, pair in GROUPS.items()}
+    kinds |= {"/api/v1": [("pods", "Pod"), ("configmaps", "ConfigMap")]}
     if path not in kinds:
         return None
-    plural, kind = kinds[path]
-    verbs = ["create", "delete", "get", "list", "watch"]
-    told = {"name": plural, "singularName": "", "namespaced": True, "kind": kind, "verbs": verbs}
+    same = {"singularName": "", "namespaced": True}
+    same |= {"verbs": ["create", "delete", "get", "list", "patch", "watch"]}
+    told = [{"name": plural, "kind": kind, **same} for plural, kind in kinds[path]]
     version = path.removeprefix("/apis/").removeprefix("/api/")
-    return {"kind": "APIResourceList", "groupVersion": version, "resources": [told]}
+    return {"kind": "APIResourceList", "groupVersion": version, "resources": told}
 
 
 @contextmanager

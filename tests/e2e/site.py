@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 WITHIN = 180.0  # seconds, on a machine that is busy with other things
 RUNNER = """\
+#!/usr/bin/env python3
 # Stands in for the runner, which needs torch: starts the program in its own place.
 import os, sys
 program = sys.argv[sys.argv.index("--") + 1 :]
@@ -213,22 +214,27 @@ class Site:
 
 
 def make_site(folder: Path, client: DockerClient) -> Site:
-    for part in ("standin/launcher/train", "tmp", "runs", "faults"):
+    for part in ("standin", "tmp", "runs", "faults"):
         (folder / part).mkdir(parents=True)
-    (folder / "standin/launcher/train/runner.py").write_text(RUNNER)
+    program(folder / "standin/python3", RUNNER)
     (folder / "faults/sitecustomize.py").write_text(FAULTS)
     (folder / "faults/at").write_text("")
     return Site(folder, client, f"faults-{os.urandom(3).hex()}")
+
+
+def program(path: Path, text: str) -> None:
+    """A file that can be run."""
+    path.write_text(text)
+    path.chmod(0o755)
 
 
 def standin(image: str, **resources: Any) -> dict[str, Any]:
     """A run of ./program.py with the stand-in runner."""
     limits = {"network": "none", "ipc": "private", "ulimits": {}, "stop_grace": 60, **resources}
     return {
-        "image": {"name": image},
+        "image": {"name": image, "python": "/standin/python3"},
         "program": "./program.py",
         "gpus": 0,
-        "env": {"PYTHONPATH": "/standin"},
         "mounts": [{"source": "standin", "target": "/standin"}],
         "resources": limits,
     }

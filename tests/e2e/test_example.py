@@ -177,7 +177,7 @@ def test_wrong_input_of_one_process_is_one_line_and_2(shell: Shell) -> None:
 def test_wrong_input_of_several_is_told_once(shell: Shell) -> None:
     heads = shell(f"torchrun --nproc_per_node=2 {SCRIPT} --tensor-model-parallel-size=3")
     assert heads.code == 1  # torchrun's own, whatever a rank ends with
-    assert "the world size (2) is not divisible by TP × PP × CP (3)" in only_line(heads)
+    assert "the world size (2) is not divisible by TP × PP (3)" in only_line(heads)
     assert re.search(r"rank +: 0 .*\n +exitcode +: 2 ", heads.output)
     world = shell(f"torchrun --nproc_per_node=2 {SCRIPT} --world-size=8")
     assert "--world-size 8, and 2 processes were started" in only_line(world)
@@ -209,7 +209,7 @@ def test_by_the_launcher(cpu_images: CpuImages, tmp_path: Path) -> None:
     file.write_text(RUN_FILE.format(image=cpu_images.build(), folder=tmp_path / "work"))
     done = launcher("run", str(file), "--", "--lr=1e-2", "--use-wandb")
     assert done.returncode == 2
-    assert done.stderr.count("--wandb-project needs the Python package wandb") == 1
+    assert done.stderr.count("--use-wandb needs the Python package wandb") == 1
     done = launcher("run", str(file), "--", "--lr=1e-2", "--world-size=2")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     summary = json.loads((tmp_path / "work/performance_summary.json").read_text())

@@ -201,7 +201,7 @@ def test_the_ranks_end_with_a_runner_that_is_killed(launchers: Launchers) -> Non
     (runner,) = (
         process
         for process, words in launchers.ranks().items()
-        if " -m launcher.train.runner " in words and "backends.keeper" not in words
+        if "/launcher/train/start.py runner " in words and "backends.keeper" not in words
     )
     os.kill(runner, signal.SIGKILL)
     _, err = process.communicate(timeout=120)

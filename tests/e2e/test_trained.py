@@ -165,7 +165,7 @@ def trained(engine: DockerClient, user: User) -> Trained:
     os.chown(user.folder / "wb/go", *user.ids)
     ended = user("attach", run)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    (record,) = (user.folder / "runs").glob("*/")
+    (record,) = (user.folder / "runs").glob("[!.]*/")
     return Trained(dry, listed, ended, commands, inspected, record)
 
 
@@ -247,7 +247,7 @@ def test_it_is_repeated_to_every_digit_and_not_where_something_has_changed(
         (user.folder / "wb" / name).unlink()
     again = user("rerun", "trained")
     assert again.returncode == 0, again.stdout + again.stderr
-    (other,) = (path for path in trained.record.parent.glob("*/") if path != trained.record)
+    (other,) = (path for path in trained.record.parent.glob("[!.]*/") if path != trained.record)
     assert losses(other) == losses(trained.record)
     for iteration in ("iter_0000004", "iter_0000008"):
         files = list((user.folder / "ck" / iteration).glob("*.distcp"))
@@ -263,7 +263,7 @@ def test_it_is_repeated_to_every_digit_and_not_where_something_has_changed(
     facts.write_text(json.dumps(json.loads(text) | {"launcher": "0.0.1"}))
     refused(user("rerun", trained.record.name), 121, "0.0.1", "--force")
     facts.write_text(text)
-    assert len([*trained.record.parent.glob("*/")]) == 2
+    assert len([*trained.record.parent.glob("[!.]*/")]) == 2
 
 
 def test_it_goes_on_in_another_layout(user: User, trained: Trained) -> None:

@@ -30,7 +30,8 @@ def value(plan: Plan, option: str) -> str:
 
 
 def mounts(plan: Plan) -> dict[str, tuple[str, bool]]:
-    return {mount.target: (mount.source, mount.read_only) for mount in plan.mounts}
+    mounted = plan.without_payload().mounts
+    return {mount.target: (mount.source, mount.read_only) for mount in mounted}
 
 
 def refusal(plan: Planner, *args: object, **more: object) -> str:
@@ -259,7 +260,7 @@ def test_folders_that_are_written_to_are_made_and_others_told(
     files.prepare(bare(plan, Mount(str(folder), "/x", False, "checkpoint.save")))
     assert folder.is_dir()
     make_files(tmp_path, "file", "x.bin")
-    without = plan("gpt2-tiny", f"data.path={tmp_path}/x")
+    without = plan("gpt2-tiny", f"data.path={tmp_path}/x").without_payload()
     assert files.missing(without) == [f"data.path: no such file or folder: {tmp_path}/x.idx"]
     with pytest.raises(UsageError, match=r"without \.bin and \.idx"):
         files.require(without)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import files
+from launcher.train import start
 from launcher.train.checkpoints import lineage
 from launcher.train.ranks import network, reduction, ring
 from launcher.train.ranks.job import Job, Unable, Unmet
@@ -28,8 +29,8 @@ JOIN_SECONDS = 600.0
 CLOCK_SECONDS = 5.0
 """How far clocks may be apart: by them the first failure is told from those that it causes."""
 
-IMAGE, OUTSIDE = "LAUNCHER_IMAGE", "LAUNCHER_OUTSIDE"
-"""Of the engine's machine: the image's layers, and the digest of the launcher that started it."""
+IMAGE = "LAUNCHER_IMAGE"
+"""The variable with the image's layers, as the engine says them."""
 
 MAY_DIFFER = "LAUNCHER_NODES_MAY_DIFFER"
 """Set, nodes that aren't alike are a warning."""
@@ -50,12 +51,12 @@ PACKAGES = ("torch", "megatron-core", "transformer-engine", "flash-attn", "numpy
 
 def facts(environ: Mapping[str, str], program: Sequence[str], gpus: int) -> dict[str, str]:
     """What must be equal on all nodes, by its name; "" where it can't be told here."""
-    layers, outside = environ.get(IMAGE, ""), environ.get(OUTSIDE, "")
+    layers = environ.get(IMAGE, "")
     return {
         "image": _digest(layers.encode()) if layers else "",
         "build.json": _digest(BUILD.read_bytes()) if BUILD.is_file() else "",
         "packages": ", ".join([f"Python {platform.python_version()}", *_packages()]),
-        "launcher": f"{launcher_digest()} {outside}".strip(),
+        "launcher": launcher_digest(),
         "data": data_digest(program),
         **devices(gpus),
     }
@@ -93,11 +94,8 @@ def _packages() -> Iterator[str]:
 
 
 def launcher_digest() -> str:
-    """Of all modules of this launcher, or of those that are in an image."""
-    root = Path(__file__).parents[2]
-    paths = sorted(root.rglob("*.py"))
-    each = (f"{path.relative_to(root)} {_digest(path.read_bytes())}\n" for path in paths)
-    return _digest("".join(each).encode())
+    """Of the payload that this process was started from."""
+    return start.digest(start.contents(start.ROOT))
 
 
 def _digest(content: bytes) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+
+from launcher.train import start
 
 ARCH = r"(sm|compute)_(\d+)(\d)([af]?)"
 Device = tuple[str, tuple[int, int]]
@@ -42,18 +45,34 @@ def problem(devices: Sequence[Device], arch_list: Sequence[str]) -> str:
 
 
 def look() -> tuple[list[Device], list[str]]:
-    """The visible GPUs and torch's list of architectures.
+    """The visible GPUs, none where there is no driver, and torch's list of architectures.
 
-    A process of its own asks: the one that does holds GPU memory until it ends. Raises
+    A process of its own asks torch: one that does holds GPU memory until it ends. Raises
     `RuntimeError` where CUDA can't be started.
     """
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
-        return pool.submit(_look).result()
+    command = [sys.executable, start.__file__, "ranks.devices"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        told = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        raise RuntimeError(f"asking torch ended with exit code {done.returncode}") from None
+    if "error" in told:
+        raise RuntimeError(told["error"])
+    return [(name, tuple(capability)) for name, capability in told["devices"]], told["arch_list"]
 
 
-def _look() -> tuple[list[Device], list[str]]:
+def main() -> None:
+    """Print what `look` gives, as JSON."""
     from torch import cuda
 
-    numbers = range(cuda.device_count())
-    devices = [(cuda.get_device_name(n), cuda.get_device_capability(n)) for n in numbers]
-    return devices, cuda.get_arch_list()
+    try:
+        numbers = range(cuda.device_count())
+        found = [(cuda.get_device_name(n), cuda.get_device_capability(n)) for n in numbers]
+        told: object = {"devices": found, "arch_list": cuda.get_arch_list() if found else []}
+    except RuntimeError as error:
+        told = {"error": str(error)}
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

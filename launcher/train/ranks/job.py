@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.train import start
 from launcher.train.ranks import devices
 from launcher.train.words import say
 
@@ -65,14 +66,19 @@ class Job:
         """Whether a rank runs under nsys."""
         return self.profile is not None and self.rank(local_rank) in self.nsys
 
-    def check_devices(self, visible: int) -> None:
-        """Raises `Unable` unless there is one CUDA device per process that can run torch's code.
+    def check_devices(self) -> int:
+        """How many CUDA devices are visible.
+
+        Raises `Unable` unless there is one for each process, and each can run torch's code.
 
         Upstream's quickstart takes the device count for the world size: with fewer processes
         than visible devices it waits for ever for ranks that nobody starts.
         """
-        if self.cpu:
-            return
+        try:
+            found, arch_list = devices.look()
+        except RuntimeError as error:
+            raise Unable(f"CUDA can't be started: {error}") from None
+        visible = len(found)
         if visible == 0:
             raise Unable("no CUDA device is visible: give --cpu to run on the CPU")
         if visible != self.processes:
@@ -80,18 +86,15 @@ class Job:
                 f"{self.processes} processes on {visible} visible CUDA devices: make them equal, "
                 f"by --processes-per-node {visible} or by CUDA_VISIBLE_DEVICES"
             )
-        try:
-            problem = devices.problem(*devices.look())
-        except RuntimeError as error:
-            problem = f"CUDA can't be started: {error}"
-        if problem:
+        if problem := devices.problem(found, arch_list):
             raise Unable(problem)
+        return visible
 
     def command(self) -> list[str]:
         """What each rank runs: this Python, unbuffered so that logs don't lag."""
         redirection = ["-m", "launcher.train.cpu"] if self.cpu else []
         checkout = ["-m", "launcher.train.ranks.checkout", self.checkout] if self.checkout else []
-        telling = ["-m", "launcher.train.ranks.stacks"]
+        telling = [start.__file__, "ranks.stacks"]
         return [sys.executable, "-u", *telling, *redirection, *checkout, *self.program]
 
     def environment(self, local_rank: int, environ: Mapping[str, str], cpus: int) -> dict[str, str]:

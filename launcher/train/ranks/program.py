@@ -16,4 +16,6 @@ def run(argv: Sequence[str]) -> None:
     else:
         sys.argv = list(argv)
         sys.path[0] = os.path.dirname(os.path.abspath(argv[0]))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "launcher"]:
+            del sys.modules[name]  # a script may have a package of that name
         runpy.run_path(argv[0], run_name="__main__")

@@ -35,7 +35,8 @@ RECORD_SECONDS = 5.0
 REPORT_SECONDS = 30.0
 """How long who asked for a report waits for it: longer than the runner takes."""
 
-RUNNER = [b"-m", b"launcher.train.runner"]
+RUNNERS = (b"-m launcher.train.runner", b"launcher/train/start.py runner")
+"""How the command line of a runner goes on behind Python's own word."""
 
 COLLECTIVES = re.compile(
     r"/torch/distributed/(?:distributed_c10d|_functional_collectives|nn/functional|rendezvous)\.py$"
@@ -341,7 +342,7 @@ def main() -> int:
 
     An argument is the process id of its runner, where there may be several.
     """
-    listed = (pid for pid, command, _ in _processes() if command[1:3] == RUNNER)
+    listed = (pid for pid, command, _ in _processes() if b" ".join(command[1:3]).endswith(RUNNERS))
     runner = int(sys.argv[1]) if len(sys.argv) > 1 else next(listed, None)
     report = ask(runner) if runner else {}
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
