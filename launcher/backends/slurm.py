@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from launcher.backends import docker, host, shown, slurm_queue
 from launcher.backends.group import SETTLE_SECONDS
-from launcher.backends.oci_bundle import ENVIRONMENT
 from launcher.errors import EngineError, PreflightError, UsageError
 from launcher.names import LABEL
 from launcher.plan.clusters import Slurm
@@ -31,9 +30,9 @@ if TYPE_CHECKING:
     from launcher.plan.config import RunConfig
     from launcher.plan.job import Job
 
-SCRIPT, OUTPUT, BUNDLE = "job.sh", "slurm.out", "bundle"
+SCRIPT, OUTPUT = "job.sh", "slurm.out"
 ENGINES = ("docker", "podman")
-INSIDE = ("pyxis", "apptainer", "oci")
+INSIDE = ("pyxis", "apptainer")
 """With those a node's shell is in the container: srun starts it there."""
 
 SAME = ("time", "partition", "account", "qos", "constraint", "reservation", "dependency")
@@ -52,14 +51,13 @@ CHAIN = (
 
 @dataclass(frozen=True)
 class Request:
-    """A job to submit: its script, and where that is written; an OCI bundle that it is to have.
+    """A job to submit: its script, and where that is written.
 
     `requeue` is whether Slurm may start it again by itself.
     """
 
     script: str
     path: str
-    bundle: str | None = None
     requeue: bool = False
 
 
@@ -112,10 +110,9 @@ def request(plan: Plan, asked: Slurm, folder: Path, sizes: Iterable[NodeSize] = 
 
     sizes: of the nodes, where Slurm says them
     """
-    goes_on, is_oci = asked.requeue or asked.is_chain, asked.container == "oci"
+    goes_on = asked.requeue or asked.is_chain
     again, restart = CHAIN if asked.is_chain else REQUEUE
     node = _apptainer(plan, asked) if asked.container == "apptainer" else "node"
-    srun = _srun(plan, asked)
     words = {
         "options": "".join(f"#SBATCH {one}\n" for one in _options(plan, asked, folder, sizes)),
         "secrets": shown.wanted(shown.secrets(plan)),
@@ -126,14 +123,11 @@ def request(plan: Plan, asked: Slurm, folder: Path, sizes: Iterable[NodeSize] = 
         "setup": "".join(f"  {line}\n" for line in _setup(plan, asked)),
         "settle": str(round(2 * SETTLE_SECONDS)),
         **_node(plan, asked),
-        "srun": srun,
-        "start": "nodes" if is_oci else f"{srun} bash -c {shlex.quote(node)}",
+        "start": f"{_srun(plan, asked)} bash -c {shlex.quote(node)}",
         "again": again,
     }
-    parts = ["head", "node", *["steps"] * is_oci, "start"]
-    parts += [*["again"] * goes_on, *["others"] * asked.is_chain, "end"]
-    bundle = asked.image if is_oci else None
-    return Request(_filled(parts, words), str(folder / SCRIPT), bundle, goes_on)
+    parts = ["head", "node", "start", *["again"] * goes_on, *["others"] * asked.is_chain, "end"]
+    return Request(_filled(parts, words), str(folder / SCRIPT), goes_on)
 
 
 def array(
@@ -216,8 +210,6 @@ def _nodes(plan: Plan) -> str:
 
 def _setup(plan: Plan, asked: Slurm) -> Iterator[str]:
     """What a node does before the command: the site's own lines, and the variables."""
-    if asked.container == "oci":
-        yield f'. "$folder/{BUNDLE}/{ENVIRONMENT}"'
     if asked.container == "apptainer":  # what comes before it, it is started by
         yield "export PYTHONNOUSERSITE=1"
     else:
@@ -332,10 +324,7 @@ def _srun(plan: Plan, asked: Slurm) -> str:
         words += [f"--container-workdir={plan.workdir}"] if plan.workdir else []
         words += ["--container-mounts=" + ",".join([*binds, ""])]
         line += f' {shlex.join(words)}"$folder:$folder"'
-    elif asked.container == "oci":
-        line += f' --container="$folder/{BUNDLE}"'
-    number = "$number" if asked.container == "oci" else "%n"
-    return f'{line} --output="$folder/node-{number}.out" --error="$folder/node-{number}.err"'
+    return f'{line} --output="$folder/node-%n.out" --error="$folder/node-%n.err"'
 
 
 @dataclass(frozen=True)
@@ -386,16 +375,13 @@ class SlurmBackend(host.Scheduled):
             script = array({self.tasks[0]: plan}, self.asked, settings().runs, self._sizes())
             told = "# of the others as well, which have scripts, folders and seeds of their own\n"
             return f"{script}{told}\n# {asked.path}\n{asked.script}"
-        lines = [f"# mkdir -p {shlex.quote(str(Path(asked.path).parent))}; sbatch\n"]
-        if asked.bundle:
-            lines.append(f"# its {BUNDLE}: {asked.bundle}, with the mounts in its config.json\n")
-        return "".join([*lines, asked.script])
+        return f"# mkdir -p {shlex.quote(str(Path(asked.path).parent))}; sbatch\n{asked.script}"
 
     def identity(self, image: str) -> Mapping[str, object]:
         return {"name": self.asked.image or image, "id": f"on the nodes, by {self.asked.container}"}
 
     def rootless(self) -> bool:
-        return self.asked.container in ("podman", "apptainer", "pyxis", "oci")
+        return self.asked.container in ("podman", "apptainer", "pyxis")
 
     def start(self, plan: Plan, *, attach: bool) -> Job:
         from launcher.backends import slurm_job

@@ -23,14 +23,14 @@ done
 ## themselves before they are killed.
 
 over() {
-  local end="$folder/node-${LAUNCHER_NODE:-$SLURM_NODEID}.end" told=
+  local end="$folder/node-$SLURM_NODEID.end" told=
   [ "$1" -eq 0 ] || : > "$folder/failed-$restart"
   [ ! -e "$end" ] || read -r told < "$end"
   [ "$told" != begun ] || echo " $1 $(date +%s.%N)" >> "$end"
   return "$1"
 }
 node() {
-  local rank="${LAUNCHER_NODE:-$SLURM_NODEID}"
+  local rank="$SLURM_NODEID"
   local me="$folder/node-$rank" pid asked= question= answered= failed=0 code=0 path
   printf begun > "$me.end"
   for path in @paths; do
@@ -66,22 +66,6 @@ node() {
   over "$code"
 }
 export -f over node
-### steps
-## A step for each node. Slurm 22.05 tells a task in an OCI container nothing of its own, not
-## even which one it is (src/slurmd/slurmstepd/slurmstepd.c makes the container's before).
-
-nodes() {
-  local number=0 host pids= pid code=0
-  for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
-    export LAUNCHER_NODE=$number
-    { @srun --nodes=1 --ntasks=1 --nodelist="$host" bash -c node || over "$?"; } &
-    pids="$pids $!" number=$((number + 1))
-  done
-  for pid in $pids; do
-    wait "$pid" || code=$?
-  done
-  return "$code"
-}
 ### start
 ## The nodes, and Slurm's signal ahead of the time limit. A node that Slurm couldn't begin, as pyxis has
 ## no container for it, can't tell the others: srun's word for it is looked for.

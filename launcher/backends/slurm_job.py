@@ -13,16 +13,14 @@ from pathlib import Path
 from launcher import files
 from launcher.backends import group, host, shown, slurm_queue
 from launcher.backends.group import Lines, NodeState, group_ended, node_name
-from launcher.backends.oci_bundle import lay
-from launcher.backends.slurm import BUNDLE, OUTPUT, SCRIPT, Request
+from launcher.backends.slurm import OUTPUT, SCRIPT, Request
 from launcher.backends.slurm_queue import GOES_ON, Queue
 from launcher.errors import LauncherError
 from launcher.names import LABEL
 from launcher.plan.job import KILLED, Cause, Ended, Piece
-from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from launcher.records import record
-from launcher.settings import expanded, settings
+from launcher.settings import settings
 
 JOB, CODE, STOP, ASK = "slurm.json", "code", "stop", "ask"
 REPORT_SECONDS = 40.0
@@ -192,12 +190,10 @@ class SlurmJob(host.FolderJob):
 
 
 def _remove(folder: Path, names: Sequence[str]) -> None:
-    """Files of a run's folder, and the bundle that is its own; told where the disk takes none."""
+    """Remove files of a run's folder; where the disk takes no change, a line says so."""
     try:
         for name in names:
             files.remove_file(folder / name, folder, missing_ok=True)
-        with suppress(FileNotFoundError):
-            files.remove_folder(folder / BUNDLE, folder)
     except OSError as error:
         host.tell(f"what Slurm wrote of run {folder.name} stays in {folder}: {error.strerror}")
 
@@ -222,11 +218,8 @@ def submit(
     secret = shown.secrets(next(iter(plans.values())))
     try:
         for number, plan in plans.items():
-            folder, bundle = record.make(plan.run), asked[number].bundle
+            record.make(plan.run)
             files.write(Path(asked[number].path), asked[number].script, 0o700)
-            if bundle:
-                mounts = (*plan.mounts, Mount(str(folder), str(folder), read_only=False, key=""))
-                lay(folder / BUNDLE, expanded(bundle).absolute(), mounts, plan.workdir)
         job = slurm_queue.submit(*named, env=os.environ | secret, given=given)
     except LauncherError:
         for plan in plans.values():

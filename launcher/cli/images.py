@@ -18,7 +18,7 @@ from launcher.cli.command import (
     table,
 )
 from launcher.cli.command import image as image_name
-from launcher.cli.transfer import export, load, pull, push, save
+from launcher.cli.transfer import load, pull, push, save
 from launcher.errors import UsageError
 from launcher.screen import printable
 
@@ -275,7 +275,7 @@ def _agreed(args: Namespace, count: int, what: str, size: int) -> bool:
     return False
 
 
-@command(actions(build, ls, verify, inspect, probe, save, load, export, push, pull, prune))
+@command(actions(build, ls, verify, inspect, probe, save, load, push, pull, prune))
 def image(args: Namespace) -> int:
     """Build images of the matrix, check them, carry them elsewhere."""
     return call_action(args)

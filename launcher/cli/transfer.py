@@ -1,4 +1,4 @@
-"""`launcher image save`, `load`, `export`, `push` and `pull`: an image carried elsewhere."""
+"""`launcher image save`, `load`, `push` and `pull`: an image carried elsewhere."""
 
 from __future__ import annotations
 
@@ -91,32 +91,6 @@ def load(args: Namespace) -> int:
     for name in loaded.left:
         progress.note(f"{name} stays as it is here; --all-tags gives it to this image")
     print(f"{' '.join(loaded.names) or loaded.id} {hex_of(loaded.id)[:12]} loaded")
-    return 0
-
-
-@command(
-    image("NAME", NAMED),
-    argument("--to", "what is written; nothing may be there", "PATH", type=Path, required=True),
-    argument(
-        "--format",
-        "sqsh: a file for enroot and pyxis; sif: one for Apptainer; oci: a folder for runc",
-        choices=["sqsh", "sif", "oci"],
-        required=True,
-    ),
-)
-def export(args: Namespace) -> int:
-    """Write an image as what a cluster starts without an engine."""
-    from launcher.engine.connect import connect
-    from launcher.images import images
-    from launcher.images.export import export
-    from launcher.matrix.load import load_matrix
-    from launcher.settings import expanded
-
-    client = connect(timeout=3600)
-    image = images.find(client, images.reference(args.image, load_matrix().rows))
-    target = expanded(args.to).absolute()
-    export(client, image, target, args.format, Progress())
-    print(f"{(*image.names, image.id)[0]} exported to {target}")
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from launcher.plan.values import (
     Absolute,
@@ -52,16 +52,15 @@ def _tasks(array: str) -> list[int]:
 class Slurm(Strict):
     """What a job asks of Slurm; `options` are further ones of sbatch, by their long names.
 
-    `image` is what the nodes know the image by, where that isn't its name: a .sqsh, a .sif, the
-    folder of an OCI bundle or a registry's. `setup` are lines of shell that each node runs first:
-    modules, or a venv.
+    `image` is what the nodes know the image by, where that isn't its name: a .sqsh, a .sif
+    or a registry's. `setup` are lines of shell that each node runs first: modules, or a venv.
     `signal` is how many seconds before the end of its `time` a run saves and stops; with `requeue`
     the job then waits in the queue again, and goes on.
     An `array` is as many runs of the file as it has tasks; with %1 it is one run, with which each
     job goes on.
     """
 
-    container: Literal["none", "docker", "podman", "pyxis", "apptainer", "oci"] = "none"
+    container: Literal["none", "docker", "podman", "pyxis", "apptainer"] = "none"
     image: Text | None = None
     setup: Text | None = None
     time: Time | None = None
@@ -78,11 +77,17 @@ class Slurm(Strict):
         Field(default_factory=dict)
     )
 
+    @field_validator("container", mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        """The value as it is. Raises ValueError for the one that earlier versions had."""
+        if value == "oci":
+            raise ValueError("oci is no longer supported: take pyxis, apptainer, docker or podman")
+        return value
+
     @model_validator(mode="after")
     def _one_place(self) -> Slurm:
         """What has a key of its own, or is the launcher's to say, isn't given twice."""
-        if self.container == "oci" and not self.image:
-            raise ValueError("container: oci needs image, the folder of a bundle that nodes see")
         if self.is_chain and self.requeue:
             raise ValueError("requeue goes on with a run, and so does an array of %1: take one")
         _tasks(self.array or "0")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -16,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from launcher.backends import oci_bundle, slurm
+from launcher.backends import slurm
 from launcher.errors import UsageError
 from launcher.plan.clusters import Slurm
 from launcher.plan.mounts import Mount
@@ -78,15 +77,6 @@ def script(plan: Plan, **keys: object) -> str:
             ],
         ),
         (
-            {"container": "oci", "image": "/shared/cpu"},
-            [
-                r'  \. "\$folder/bundle/environment"',
-                r'    \{ srun .* --container="\$folder/bundle" --output="\$folder/node-\$number'
-                r'.out" .*--nodelist="\$host" bash -c node \|\| over "\$\?"; \} &',
-                "nodes &",
-            ],
-        ),
-        (
             {"requeue": True, "time": "1-0", "signal": 300, "options": {"mail-user": "a b"}},
             [
                 "#SBATCH --requeue",
@@ -98,7 +88,7 @@ def script(plan: Plan, **keys: object) -> str:
             ],
         ),
     ],
-    ids=["docker", "pyxis", "apptainer", "oci", "requeue"],
+    ids=["docker", "pyxis", "apptainer", "requeue"],
 )
 def test_what_is_asked_for_stands_in_the_script(
     two: Plan, keys: dict[str, object], lines: list[str]
@@ -203,43 +193,14 @@ def test_a_job_that_was_requeued_loads_what_it_saved(plan: Planner) -> None:
         script(plan("gpt2.yaml", save, *both, host=host), requeue=True)
 
 
+def test_a_container_of_earlier_versions_is_refused_by_what_to_take() -> None:
+    """A list of choices alone wouldn't say that the file was right once."""
+    with pytest.raises(ValidationError, match="oci is no longer supported: take pyxis"):
+        Slurm(container="oci")  # type: ignore[arg-type]
+
+
 def test_the_script_of_512_nodes_is_as_long_as_that_of_two(two: Plan) -> None:
     assert script(replace(two, nodes=512)) == script(two).replace("--nodes=2\n", "--nodes=512\n")
-
-
-def test_a_runs_bundle_writes_nothing_into_the_images(tmp_path: Path) -> None:
-    """A mount in one of the image's folders: only that one is laid out anew, and its neighbours."""
-    image, tree = tmp_path / "image", {"etc/x": "x", "opt/a/b": "b", "opt/c/d": "d", "usr/e": "e"}
-    for name, text in tree.items():
-        (path := image / "rootfs" / name).parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (image / "rootfs/bin").symlink_to("usr/bin")
-    system = [{"destination": "/proc", "type": "proc", "source": "proc", "options": []}]
-    process = {"env": ["A=b 'c", "PATH=/bin"], "cwd": "/"}
-    told = {"process": process, "mounts": system, "linux": {"namespaces": []}}
-    (image / "config.json").write_text(json.dumps(told))
-    mounts = [Mount(str(tmp_path), "/opt/a/new", read_only=False, key=""), mount("/etc/x")]
-    before = [*image.rglob("*")]
-    oci_bundle.lay(tmp_path / "bundle", image, mounts, "/work")
-    made = json.loads((tmp_path / "bundle/config.json").read_text())
-    root = image / "rootfs"
-    assert [(one["destination"], one["source"]) for one in made["mounts"]] == [
-        ("/opt/a/b", str(root / "opt/a/b")),
-        ("/opt/c", str(root / "opt/c")),
-        ("/usr", str(root / "usr")),
-        ("/proc", "proc"),
-        ("/opt/a/new", str(tmp_path)),
-        ("/etc/x", "/etc/hosts"),
-    ]
-    assert "ro" in made["mounts"][0]["options"]
-    assert made["process"]["cwd"] == "/work"
-    assert (tmp_path / "bundle/rootfs/bin").readlink() == Path("usr/bin")
-    assert (tmp_path / "bundle/environment").read_text() == (
-        "export A='b '\"'\"'c'\nexport PATH=/bin\n"
-    )
-    assert [*image.rglob("*")] == before
-    with pytest.raises(UsageError, match=r"is no OCI bundle.*\n.*image export"):
-        oci_bundle.lay(tmp_path / "other", tmp_path, mounts, None)
 
 
 def mount(target: str) -> Mount:

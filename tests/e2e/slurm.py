@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.engine.private import packages
 from tests.e2e.site import killed_with, until
 
-PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "runc")
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 CONFIG = """\
 ClusterName=launchpad
 SlurmctldHost={host}(127.0.0.1)
@@ -46,14 +46,6 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 GPUS = "NodeName=n[0-1] Name=gpu File=/dev/null,/dev/zero\n"
 """Stand-ins for two GPUs of each node: Slurm gives out any device files."""
 
-OCI = """\
-RunTimeQuery="{runc} state %n.%j.%s.%t"
-RunTimeKill="{runc} kill -a %n.%j.%s.%t"
-RunTimeDelete="{runc} delete --force %n.%j.%s.%t"
-RunTimeRun="[ ! -e {folder}/broken-%n ] && {runc} run %n.%j.%s.%t -b %b"
-"""
-"""As Slurm's own documentation suggests for runc, but for a node that starts none."""
-
 
 def _ports(number: int) -> list[int]:
     """Ports of this machine that nobody listens on."""
@@ -65,7 +57,7 @@ def _ports(number: int) -> list[int]:
 @contextmanager
 def cluster(cache: Path, folder: Path) -> Iterator[dict[str, str]]:
     """The variables with which Slurm's programs are found, and this cluster by them."""
-    root = packages.unpack(cache / "slurm-runc", PACKAGES)
+    root = packages.unpack(cache / "slurm", PACKAGES)
     plugins = next(root.glob("usr/lib/*-linux-*/slurm-wlm"))
     env = packages.environment(root)
     env["LD_LIBRARY_PATH"] += f":{plugins}"
@@ -80,8 +72,6 @@ def cluster(cache: Path, folder: Path) -> Iterator[dict[str, str]]:
     (folder / "slurm.conf").write_text(text)
     (folder / "gres.conf").write_text(GPUS)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-    runc = f"env LD_LIBRARY_PATH={env['LD_LIBRARY_PATH']} {root}/usr/sbin/runc"
-    (folder / "oci.conf").write_text(OCI.format(runc=f"{runc} --root={folder}/runc", folder=folder))
     for name in ("slurmctld", "slurmd", "slurmstepd"):  # which know what they are by their names
         (folder / name).symlink_to(root / f"usr/sbin/{name}-wlm")
     daemons = [[str(folder / "slurmctld"), "-D", "-i"]]
