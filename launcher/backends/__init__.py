@@ -1,15 +1,15 @@
-"""The backends by name, each imported on first use: a backend carries a Plan out."""
+"""The backends by name, each imported on first use: a backend carries a Plan out.
+
+Other packages bring more, as entry points of the group `launchpad.backends`.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from importlib.metadata import entry_points
 
 from launcher.errors import UsageError, nearest
 from launcher.plan.job import Backend
-
-if TYPE_CHECKING:
-    from launcher.plan.config import RunConfig
 
 BACKENDS = {
     "docker": "launcher.backends.docker",
@@ -21,14 +21,15 @@ BACKENDS = {
 
 
 def backend(name: str) -> Backend:
-    """The backend called `name`. Raises UsageError that names the nearest where there is none."""
-    if name not in BACKENDS:
-        raise UsageError(f"no backend {name!r}", nearest(name, list(BACKENDS)))
-    found: Backend = import_module(BACKENDS[name]).backend()
-    return found
+    """The backend called `name`: ours, or what another package's entry point makes of no arguments.
 
-
-def configured(chosen: Backend, config: RunConfig) -> Backend:
-    """The backend as a run file asks for it: a scheduler's has keys of its own there."""
-    found: Backend = getattr(chosen, "configured", lambda config: chosen)(config)
+    Raises UsageError that names the nearest where there is none.
+    """
+    if name in BACKENDS:
+        found: Backend = import_module(BACKENDS[name]).backend()
+        return found
+    others = {one.name: one for one in entry_points(group="launchpad.backends")}
+    if name not in others:
+        raise UsageError(f"no backend {name!r}", nearest(name, [*BACKENDS, *others]))
+    found = others[name].load()()
     return found

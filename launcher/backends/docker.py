@@ -15,6 +15,7 @@ from launcher.backends import host, shown
 from launcher.errors import EngineError
 from launcher.payload import TARGET
 from launcher.plan.image import Facts, labelled
+from launcher.plan.job import Backend
 from launcher.plan.mounts import Mount
 from launcher.plan.plan import Plan
 from launcher.plan.secrets import is_secret
@@ -199,14 +200,11 @@ def _asking() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class DockerBackend:
+class DockerBackend(Backend):
     """Runs on the engine that `connect` finds, asked for when it is first needed."""
 
     connect: Callable[[], DockerClient] = connect
     name = "docker"
-    contained = True
-    every_node = False
-    scheduled = False
 
     @cached_property
     def _client(self) -> DockerClient:
@@ -215,6 +213,10 @@ class DockerBackend:
     @property
     def api(self) -> APIClient:
         return self._client.api
+
+    @property
+    def engine(self) -> APIClient:
+        return self.api
 
     @property
     def shares_files(self) -> bool:

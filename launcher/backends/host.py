@@ -15,7 +15,7 @@ from typing import ClassVar, TypeVar
 
 from launcher.errors import EngineError
 from launcher.names import LABEL
-from launcher.plan.job import Ended, Job, Lost
+from launcher.plan.job import Backend, Ended, Job, Lost
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 Said = TypeVar("Said", bound="Asked")
@@ -121,10 +121,9 @@ class Asked:
             tell(text)
 
 
-class Scheduled:
+class Scheduled(Backend):
     """What backends have in common for which a scheduler chooses the machines."""
 
-    every_node = False
     scheduled = True
 
     def facts(self, image: str) -> None:

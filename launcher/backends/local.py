@@ -22,7 +22,7 @@ from launcher import files
 from launcher.backends import host, keeper, shown
 from launcher.errors import EngineError, UsageError
 from launcher.plan.image import Facts
-from launcher.plan.job import KILLED, Cause, Ended, Job, Piece
+from launcher.plan.job import KILLED, Backend, Cause, Ended, Job, Piece
 from launcher.plan.plan import Plan
 from launcher.plan.program import SOURCE
 from launcher.plan.secrets import is_secret
@@ -284,13 +284,11 @@ def _job(folder: Path) -> LocalJob | None:
 
 
 @dataclass(frozen=True)
-class LocalBackend:
+class LocalBackend(Backend):
     """Runs with this environment's `python3`, on this machine's files."""
 
     name = "local"
     contained = False
-    every_node = False
-    scheduled = False
 
     @property
     def shares_files(self) -> bool:

@@ -67,7 +67,7 @@ def run(args: Namespace) -> int:
     gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
     from dataclasses import replace
 
-    from launcher.backends import backend, configured
+    from launcher.backends import backend
     from launcher.follow import text
     from launcher.follow.assemble import assemble, new_stamp, release, settled
     from launcher.follow.start import check, task
@@ -76,14 +76,14 @@ def run(args: Namespace) -> int:
     from launcher.settings import settings
 
     config, origin = source.load(args.config, overrides(args))
-    chosen = configured(backend(args.backend), config)
+    chosen = backend(args.backend).configured(config)
     if not (chosen.every_node or chosen.scheduled):
         config, origin = source.numbered(config, origin, os.environ)
     asked = Asked(config, origin, os.getcwd(), tuple(args.rest))
     data = text.tokenized(config, origin, settings().cache, partial(release, asked, chosen))
     asked, notes = settled(replace(asked, config=data.config), chosen)
     if args.dry_run:
-        if numbers := getattr(chosen, "tasks", ()):
+        if numbers := chosen.tasks:
             asked = task(asked, numbers[0])
         assembled = assemble(asked, chosen, new_stamp(), dry=True)
         return _show(assembled, chosen, data, notes, full=args.full)
@@ -97,13 +97,12 @@ def _start(args: Namespace, asked: Asked, chosen: Backend, notes: Iterable[str] 
     """Start it; `notes` are told first. Its exit code."""
     from dataclasses import replace
 
-    from launcher.backends import configured
     from launcher.follow.live import tell
     from launcher.follow.start import start
 
     for note in notes:
         tell(note)
-    asked, chosen = replace(asked, tie=args.tie), configured(chosen, asked.config)
+    asked, chosen = replace(asked, tie=args.tie), chosen.configured(asked.config)
     return start(asked, chosen, detach=args.detach, preflight=not args.no_preflight)
 
 

@@ -35,7 +35,7 @@ def tune(args: Namespace) -> int:
     Settings are measured by short runs that save nothing.
     """
     from launcher import files, yamlfile
-    from launcher.backends import backend, configured
+    from launcher.backends import backend
     from launcher.cli.start import overrides
     from launcher.plan import source
     from launcher.plan.source import Asked, Override, overridden
@@ -44,7 +44,7 @@ def tune(args: Namespace) -> int:
 
     laid = overrides(args)
     config, origin = source.load(args.config, laid)
-    chosen = configured(backend(args.backend), config)
+    chosen = backend(args.backend).configured(config)
     asked = Asked(config, origin, os.getcwd(), tuple(args.rest))
     wanted = tuning.Wanted(args.steps, args.minutes, args.any_precision, args.fresh, args.card)
     if args.plan:

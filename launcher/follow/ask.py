@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 DEADLINE = 60
 """Seconds that the answer may take; importing torch and Megatron takes most of them."""
 
-ENGINES = ("docker", "compose")
-"""The backends whose images one container can be asked in."""
-
 ASKABLE = re.compile(r"/opt/megatron/src/pretrain_\w+\.py")
 """Upstream's programs in an image. Ours checks its options itself, before it imports anything."""
 
@@ -40,9 +37,9 @@ def check(plan: Plan, machine: Machine, chosen: Backend, cache: Path) -> Iterato
     A note where that can't be asked. The answers are kept in `cache`, by the image and by all that
     is asked of it.
     """
-    if chosen.name not in ENGINES:
+    if chosen.engine is None:
         return
-    asker = chosen if chosen.name == "docker" else backend("docker")
+    asker = backend("docker") if chosen.every_node else chosen
     with suppress(LauncherError, OSError, ValueError, KeyError):
         yield from _entrypoint(plan, asker, cache)
     argv = plan.words

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from launcher.backends import configured
 from launcher.errors import EngineError, LauncherError, PreflightError, UsageError
 from launcher.files import Refused
 from launcher.follow import files, find
@@ -43,7 +42,7 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
 
     Raises UsageError, EngineError and PreflightError before anything is started.
     """
-    array: Sequence[int] = getattr(chosen, "tasks", ())
+    array = chosen.tasks
     how = "slurm.array" if array else "--detach"
     detach = detach or bool(array)
     if detach and asked.tie:
@@ -86,7 +85,7 @@ def _kept(assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: boo
     return plan
 
 
-def _start_array(asked: Asked, chosen: Any, array: Sequence[int], *, preflight: bool) -> int:
+def _start_array(asked: Asked, chosen: Backend, array: Sequence[int], *, preflight: bool) -> int:
     """Start a run for each number of an array, all at once, and print which they are."""
     plans = dict[int, Plan]()
     with owner.alone():
@@ -142,7 +141,7 @@ def attach(text: str) -> int:
         tell(f"run {job.run} has no record here: it is only looked at, not stopped or removed")
         return supervise(chosen, lambda attempt: job, job=job, guest=True).code
     asked = kept.asked()
-    chosen = configured(chosen, asked.config)
+    chosen = chosen.configured(asked.config)
     restarts = asked.config.max_restarts
     try:
         record.check_secrets(kept, asked.config, os.environ)

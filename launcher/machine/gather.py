@@ -52,7 +52,7 @@ USE_FIELDS = "gpu_uuid,pid,used_memory"
 
 def engine_of(chosen: Backend) -> APIClient | None:
     """The engine of a backend that has one. Raises EngineError where none answers."""
-    return getattr(chosen, "api", None)
+    return chosen.engine
 
 
 def machine(api: APIClient | None, *, gpus: bool = True) -> Machine:

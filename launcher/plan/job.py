@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from launcher.errors import EngineError
 
 if TYPE_CHECKING:
+    from docker.api import APIClient
+
+    from launcher.plan.config import RunConfig
     from launcher.plan.image import Facts
     from launcher.plan.plan import Plan
 
@@ -107,17 +110,36 @@ class Job(Protocol):
 
 
 class Backend(Protocol):
-    """What a backend does. `request` is pure; `start` sends what it returns and nothing else."""
+    """What a backend does. `request` is pure; `start` sends what it returns and nothing else.
+
+    A class that derives from this one has what is said here where it says nothing else.
+    """
 
     name: str
-    contained: bool
-    """Whether a run has files and packages of its own, or sees this machine's."""
-
-    every_node: bool
+    every_node: bool = False
     """Whether it starts all nodes of a run, on one machine, or one of them."""
 
-    scheduled: bool
+    scheduled: bool = False
     """Whether a scheduler chooses the machines, so that this one says nothing of them."""
+
+    @property
+    def contained(self) -> bool:
+        """Whether a run has files and packages of its own, or sees this machine's."""
+        return True
+
+    @property
+    def tasks(self) -> Sequence[int]:
+        """The numbers of an array's tasks, each to be a run; none of what is one run."""
+        return ()
+
+    @property
+    def engine(self) -> APIClient | None:
+        """The container engine that runs are started by, if any. Raises EngineError."""
+        return None
+
+    def configured(self, config: RunConfig) -> Backend:
+        """The backend as a run file asks for it: a scheduler's has keys of its own there."""
+        return self
 
     @property
     def shares_files(self) -> bool:
@@ -146,6 +168,10 @@ class Backend(Protocol):
 
     def start(self, plan: Plan, *, attach: bool) -> Job:
         """Start the plan; with `attach`, the job's output is passed on without delay."""
+
+    def start_array(self, plans: Mapping[int, Plan]) -> Sequence[Job]:
+        """Start the runs that are an array's tasks, by their numbers."""
+        return [self.start(plan, attach=False) for plan in plans.values()]
 
     def jobs(self) -> list[Job]:
         """What was started and not yet removed, newest first."""

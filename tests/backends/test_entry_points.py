@@ -1,0 +1,50 @@
+"""A backend of another package: found by its entry point, with no line of ours about it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from launcher.settings import ROOT
+
+BACKEND = """
+from launcher.plan.image import Facts
+from launcher.plan.job import Backend
+
+class Theirs(Backend):
+    name = "theirs"
+    shares_files = True
+
+    def facts(self, image):
+        return Facts("0.16.1", True)
+
+    def rootless(self):
+        return False
+
+    def show(self, plan, *, full=False):
+        return f"theirs {plan.image} on {plan.nodes} nodes: {plan.argv[0]}\\n"
+"""
+
+
+def launcher(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{folder}", "LAUNCHER_RUNS": str(folder / "runs")}
+    command = [sys.executable, "-m", "launcher", "run", "gpt2-tiny", *words]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def test_another_packages_backend_is_found(tmp_path: Path) -> None:
+    """It says only what is its own: the rest is the protocol's."""
+    (tmp_path / "theirs.py").write_text(BACKEND)
+    info = tmp_path / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[launchpad.backends]\ntheirs = theirs:Theirs\n")
+    done = launcher(tmp_path, "--backend", "theirs", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("theirs megatron:cpu on 1 nodes: python3\n")
+    unknown = launcher(tmp_path, "--backend", "their")
+    assert unknown.returncode == 2
+    assert "no backend 'their'" in unknown.stderr
+    assert "theirs" in unknown.stderr
