@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,21 +144,17 @@ def check(documents: Documents, image: str, record: dict[str, Any]) -> None:
             raise _spoilt(documents.folder, str(error)) from error
 
 
-def accept(
-    found: Iterable[tuple[str, bytes]], image: str, record: dict[str, Any], site: Settings
-) -> tuple[str, ...]:
-    """Put beside an image, of documents that came with it, the first of each name that is about it.
+def accept(found: Mapping[str, bytes], image: str, record: dict[str, Any], site: Settings) -> None:
+    """Put documents that came with an image beside it, those by their names that are about it.
 
-    Their names; `record` as for `check`. What lies there stays: this machine may have built it.
+    `record` as for `check`. What lies there stays: this machine may have built it.
     """
     there, accepted = texts(image, site), dict[str, bytes]()
-    for name, content in found:
-        if name in {PROVENANCE, SBOM} - accepted.keys() - there.keys():
-            with suppress(ValueError):
-                _check(name, _parsed(content), image, record)
-                accepted[name] = content
+    for name in {PROVENANCE, SBOM} & found.keys() - there.keys():
+        with suppress(ValueError):
+            _check(name, _parsed(found[name]), image, record)
+            accepted[name] = found[name]
     put(accepted, image, site)
-    return tuple(accepted)
 
 
 def _check(name: str, document: object, image: str, record: dict[str, Any]) -> None:

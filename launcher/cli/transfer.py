@@ -105,21 +105,18 @@ def load(args: Namespace) -> int:
 )
 def push(args: Namespace) -> int:
     """Push an image to a registry, and tell its digest."""
-    from launcher.build import beside
     from launcher.engine.connect import connect
-    from launcher.images import images, referrers, remote
+    from launcher.images import images, remote
     from launcher.matrix.load import load_matrix
-    from launcher.settings import settings
 
     name = images.reference(args.image, load_matrix().rows)
     remote.remote_name(name, args.registry)
     client = connect(timeout=3600)
     image = images.find(client, name)
-    documents, progress = beside.texts(image.id, settings()), Progress()
+    progress = Progress()
     for one in image.names or (name,):
         there = remote.remote_name(one, args.registry)
         pushed = remote.push(client, image.id, there, progress)
-        referrers.push(pushed, documents, progress)
         print(f"{pushed.name} {pushed.digest}", flush=True)
     return 0
 
@@ -137,7 +134,7 @@ def push(args: Namespace) -> int:
 def pull(args: Namespace) -> int:
     """Pull an image from a registry, and check that it is the expected one."""
     from launcher.engine.connect import connect
-    from launcher.images import images, referrers, remote
+    from launcher.images import images, remote
     from launcher.matrix.load import load_lock, load_matrix
     from launcher.reference import parse_reference
     from launcher.settings import settings
@@ -154,8 +151,6 @@ def pull(args: Namespace) -> int:
         if published and name in matrix.moving:  # wherever its publisher has put the tag by now
             there = f"{parse_reference(there).name}@{locked.digest}"
     client = connect(timeout=3600)
-    progress = Progress()
-    pulled = remote.pull(client, there, progress, expected, None if "@" in name else name)
-    referrers.pull(client, pulled, site, progress)
+    pulled = remote.pull(client, there, Progress(), expected, None if "@" in name else name)
     print(f"{name} {pulled.id.removeprefix('sha256:')[:12]} pulled, {pulled.digest}")
     return 0

@@ -138,7 +138,7 @@ def put_beside(client: DockerClient, loaded: Loaded, site: Settings, progress: P
         return
     try:
         record = beside.record(client, loaded.id, (*loaded.names, loaded.id)[0])
-        beside.accept(loaded.documents.items(), loaded.id, record, site)
+        beside.accept(loaded.documents, loaded.id, record, site)
     except UsageError as error:
         progress.note(f"  {error}")
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -34,9 +34,6 @@ PLATFORM = "linux/amd64"
 LARGEST = 4 << 20
 """Bytes of a manifest: the distribution specification asks registries to take that much."""
 
-SLOWEST = 1 << 16
-"""Bytes a second that an upload may be as slow as."""
-
 INDEXES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -45,9 +42,6 @@ MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-BLOB = "application/octet-stream"
-TAKEN = (201, 202)
-"""The statuses of an answer to what was put: by the specification, and by some older registry."""
 
 HERE = "this machine"
 CLIENT = "megatron-launchpad"
@@ -207,7 +201,7 @@ def talking(reference: str) -> Iterator[Conversation]:
 
 
 class Conversation:
-    """What is asked of a registry, and told to it, about one reference's repository.
+    """What is asked of a registry about one reference's repository.
 
     Each method raises EngineError for an answer that no registry should give, and for a refusal.
     """
@@ -221,7 +215,7 @@ class Conversation:
     def document(self, kind: str, target: str, size: int | None = None) -> Document:
         """The JSON object of a manifest or a blob (`kind`, in the plural), of `size` bytes."""
         answer = self._ask("GET", f"{kind}/{target}")
-        self._checked(answer, target)
+        self._check_digest(answer, target)
         self._compare(target, size, len(answer.content))
         return self._parsed(answer)
 
@@ -234,44 +228,6 @@ class Conversation:
     def _compare(self, what: str, written: int | None, found: int | None) -> None:
         if None not in (written, found) and written != found:
             raise self.wrong(f"has {found} bytes of {what}, which is said to have {written}")
-
-    def blob(self, digest: str) -> bytes:
-        """The bytes of a blob, LARGEST at most."""
-        return self._checked(self._ask("GET", f"blobs/{digest}"), digest)
-
-    def index(self, path: str) -> dict[str, Any] | None:
-        """The index that the registry has just now at a path, or None where it has nothing."""
-        answer = self._ask("GET", path, good=(200, 404))
-        if answer.status == 404:
-            return None
-        found = self._parsed(answer)
-        if found.media_type not in INDEXES or not isinstance(found.value.get("manifests"), list):
-            raise self.wrong(f"has no index at {path}")
-        return dict(found.value)
-
-    def put_blob(self, content: bytes) -> None:
-        """Put a blob into the repository, where it has none of these bytes."""
-        digest = sha256(content)
-        if self._ask("HEAD", f"blobs/{digest}", good=range(200, 500)).status != 200:
-            begun = self._ask("POST", "blobs/uploads/", good=(202,))
-            there = self._upload(begun.url, begun.headers.get("Location", ""))
-            there += f"{'&' if urlsplit(there).query else '?'}digest={digest}"
-            self._ask("PUT", there, good=TAKEN, data=content, of_type=BLOB)
-
-    def put_manifest(self, content: bytes, of_type: str, target: str) -> Answer:
-        """Put a manifest, by its digest or under a tag; the answer."""
-        return self._ask("PUT", f"manifests/{target}", good=TAKEN, data=content, of_type=of_type)
-
-    def _upload(self, asked: str, location: str) -> str:
-        """Where the registry wants an upload: what it is let in by is for itself alone."""
-        try:
-            there = urljoin(asked, location)
-            same = urlsplit(there)[:2] == urlsplit(self.address)[:2]
-        except ValueError as error:
-            raise self.wrong(f"wants an upload to {location!r}: {error}") from error
-        if not same:
-            raise self.wrong(f"wants an upload to another place: {there.partition('?')[0]}")
-        return there
 
     def _parsed(self, answer: Answer) -> Document:
         """The JSON object in an answer."""
@@ -292,8 +248,8 @@ class Conversation:
         except ValidationError as error:
             raise self.wrong(f"sends something else: {first_fault(error)}") from error
 
-    def _checked(self, answer: Answer, target: str) -> bytes:
-        """What came; its digest is that by which it was asked for, and that it is called by."""
+    def _check_digest(self, answer: Answer, target: str) -> None:
+        """Compare the digest of what came with `target`, and with what the registry calls it."""
         digest = sha256(answer.content)
         called = answer.headers.get("Docker-Content-Digest", digest)
         for expected in {called, target if re.fullmatch(DIGEST, target) else digest}:
@@ -301,32 +257,21 @@ class Conversation:
                 raise self.wrong(
                     f"sends other bytes than it says\n  said: {expected}\n  sent: {digest}"
                 )
-        return answer.content
 
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        good: Collection[int] = (200,),
-        of_type: str = "",
-        data: bytes | None = None,
-    ) -> Answer:
-        """An answer about the repository, or at an address; `of_type` is that of the data.
+    def _ask(self, method: str, path: str) -> Answer:
+        """An answer about the repository.
 
         The registry is asked again with a token where it wants one, or another.
         """
         headers = {"Accept": ", ".join((*INDEXES, *MANIFESTS))}
-        headers |= {"Content-Type": of_type} if of_type else {}
-        url = urljoin(f"{self.address}/", path)
-        send = partial(self._whole, method, url, headers=headers, data=data)
+        send = partial(self._whole, method, f"{self.address}/{path}", headers=headers)
         answer = send()
         if answer.status == 401:
             challenge = answer.headers.get("WWW-Authenticate", "")
             self.session.headers.pop("Authorization", None)  # not for who gives the next one
             self.session.headers["Authorization"] = self._authorization(challenge)
             answer = send()
-        if answer.status not in good:
+        if answer.status != 200:
             raise self._refused(answer)
         return answer
 
@@ -334,12 +279,9 @@ class Conversation:
         """A whole answer. Raises requests' errors: ReadTimeout where it takes too long."""
         from requests.exceptions import RequestException
 
-        sent, seconds = how.get("data"), self.seconds
-        if isinstance(sent, bytes):
-            seconds += len(sent) / SLOWEST
-        ask = partial(self.session.request, method, url, stream=True, timeout=seconds, **how)
+        ask = partial(self.session.request, method, url, stream=True, timeout=self.seconds, **how)
         try:
-            answer = within(seconds, lambda: _read(ask()))
+            answer = within(self.seconds, lambda: _read(ask()))
         except RequestException:
             raise
         except ValueError as error:  # of a redirection, or a header

@@ -5,30 +5,22 @@ The digests are right where they can be, so nothing but the contents can tell.
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from launcher.build import beside
 from launcher.errors import LauncherError
-from launcher.images import referrers
-from launcher.images.remote import Carried
 from launcher.oci import registry
 from launcher.oci.registry import resolve
-from launcher.screen import Progress
-from launcher.settings import Settings
-from tests.build.made import IMAGE, WHEEL, made
 from tests.oci import fake_registry
 from tests.oci.fake_registry import Fake
 
 from .conftest import bounded
-from .test_saved import DEEP, ODD, changed
+from .test_saved import DEEP, changed
 
 fake = fake_registry.fake
 INDEX, MANIFEST = registry.INDEXES[0], registry.MANIFESTS[0]
@@ -159,63 +151,3 @@ def test_a_token_that_is_none(fake: Fake, token: bytes) -> None:
     fake.raw["/manifests/"] = head("401 x", **challenge)
     fake.raw["/token"] = head("200 OK", **{"Content-Length": str(len(token))}) + token
     attack(fake)
-
-
-@pytest.fixture
-def pulled(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Carried:
-    """An image of ours that the registry has, and no document beside it."""
-    record = {"wheel": {"sha256": WHEEL}}
-    monkeypatch.setattr(beside, "record", lambda client, image, name: record)
-    digest = add(fake, "manifests", {"schemaVersion": 2, "mediaType": MANIFEST}, "1")
-    return Carried(f"{fake.address}/team/base:1", digest, IMAGE)
-
-
-def ask_for_documents(pulled: Carried, site: Settings) -> None:
-    """What `image pull` does at its end, and `image push`."""
-    history = [{"CreatedBy": "COPY /stage/ / # buildkit"}]
-    engine: Any = SimpleNamespace(api=SimpleNamespace(history=lambda image: history))
-    with bounded():
-        referrers.pull(engine, pulled, site, Progress(io.StringIO()))
-        referrers.push(pulled, {beside.SBOM: b"{}"}, Progress(io.StringIO()))
-
-
-@pytest.mark.parametrize("listed", [*ODD, [{"digest": IMAGE, "artifactType": "x"}] * 20_000])
-def test_a_list_of_documents_that_is_odd(
-    fake: Fake, pulled: Carried, empty_site: Settings, listed: object
-) -> None:
-    tag = pulled.digest.replace(":", "-")
-    add(fake, "manifests", {"mediaType": INDEX, "manifests": listed}, tag)
-    ask_for_documents(pulled, empty_site)
-    assert beside.texts(IMAGE, empty_site) == {}
-
-
-@pytest.mark.parametrize("content", [*NONE, BARELY])
-def test_a_list_of_documents_that_is_none(
-    fake: Fake, pulled: Carried, empty_site: Settings, content: bytes
-) -> None:
-    """What is nested just so deep that it is read can't be written again."""
-    add(fake, "manifests", content, pulled.digest.replace(":", "-"))
-    ask_for_documents(pulled, empty_site)
-
-
-@pytest.mark.parametrize("number", range(14))
-def test_documents_that_are_odd(
-    fake: Fake, pulled: Carried, empty_site: Settings, number: int
-) -> None:
-    """Of the artifact, and of the document in it, which is right but for a value."""
-    dice = random.Random(13 + number)  # noqa: S311
-    beside.keep(made(), empty_site)
-    text = json.loads(beside.texts(IMAGE, empty_site)[beside.SBOM])
-    for path in beside.folder(IMAGE, empty_site).iterdir():
-        path.unlink()
-    odd_text, odd_artifact = number % 2 == 0, number % 2 == 1
-    layer = {
-        "digest": add(fake, "blobs", changed(text, dice) if odd_text else text),
-        "annotations": {referrers.TITLE: beside.SBOM},
-    }
-    kind = referrers.TYPES[beside.SBOM]
-    artifact = {"artifactType": kind, "subject": {"digest": pulled.digest}, "layers": [layer]}
-    digest = add(fake, "manifests", changed(artifact, dice) if odd_artifact else artifact)
-    listed = {"mediaType": INDEX, "manifests": [{"digest": digest, "artifactType": kind}]}
-    add(fake, "manifests", listed, pulled.digest.replace(":", "-"))
-    ask_for_documents(pulled, empty_site)

@@ -13,12 +13,10 @@ from launcher.settings import Settings
 from tests.build import test_attest
 from tests.conftest import NAMES
 from tests.e2e.command import in_image, launcher, refused
-from tests.e2e.conftest import Small
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from tests.e2e.registry import Registry
 
 pytestmark = pytest.mark.engine
 
@@ -49,25 +47,6 @@ def test_an_image_is_documented_and_inspect_reads_it_back(
     test_attest.check((beside.folder(found["id"], site) / beside.SBOM).read_text())
     listed = {one["purl"] for one in found["sbom"]["components"]}
     assert {"pkg:pypi/torch@2.13.0%2Bcpu", "pkg:pypi/megatron-core@0.16.1"} <= listed
-
-
-def test_its_documents_come_with_an_image_from_a_registry(
-    engine: DockerClient, registry: Registry, small: Small, tmp_path: Path
-) -> None:
-    name = small.name
-    where = ["--registry", registry.address]
-    pushed = launcher("image", "push", name, *where)
-    assert pushed.returncode == 0, pushed.stderr
-    assert "with provenance.json, sbom.cdx.json" in pushed.stderr
-    pulled = launcher("image", "pull", name, *where, LAUNCHER_CACHE=str(tmp_path))
-    assert pulled.returncode == 0, pulled.stderr
-    for line in pushed.stdout.splitlines():
-        engine.images.remove(line.split()[0])
-    here, there = inspected(name), inspected(name, LAUNCHER_CACHE=str(tmp_path))
-    assert there.pop("folder") != here.pop("folder")
-    assert there == here
-    assert there["provenance"]
-    assert there["sbom"]
 
 
 def test_the_lists_hold_exactly_what_was_installed(engine: DockerClient, image: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -28,8 +28,6 @@ class Fake:
 
     files: by path below /v2/; types: of those; token: what it wants to be shown, "" for nothing;
     status: of every answer, 0 for the right one; challenge: of a 401; seen: what it was asked
-    lists: by its subject what refers to a manifest; uploads: where it takes blobs
-    takes: anything at all; push_token: what it wants to be shown for that
     raw: whole answers, by a part of the path that is asked for, with ADDRESS for its own
     """
 
@@ -41,10 +39,6 @@ class Fake:
     called: str = ""
     address: str = ""
     seen: list[tuple[str, str, str]] = field(default_factory=list)
-    lists: bool = False
-    uploads: str = "/uploads/1?state=x"
-    takes: bool = True
-    push_token: str = ""
     raw: dict[str, bytes] = field(default_factory=dict)
 
     def add(self, kind: str, content: bytes, *names: str, of_type: str = "") -> str:
@@ -77,17 +71,6 @@ class Fake:
         one = images.get("amd64", Resolved("", "", ""))
         return Resolved(digest, one.manifest, one.config)
 
-    def referrers(self, digest: str) -> bytes:
-        """The index of the manifests with this subject, as the registry itself lists them."""
-        listed = []
-        for name, content in self.files.items():
-            if self.types[name] == OCI_MANIFEST and name.endswith(sha256(content)):
-                manifest = json.loads(content)
-                if manifest.get("subject", {}).get("digest") == digest:
-                    said = {key: manifest[key] for key in ("artifactType", "annotations")}
-                    listed.append({"digest": sha256(content), "size": len(content), **said})
-        return json.dumps({"mediaType": OCI_INDEX, "manifests": listed}).encode()
-
     @property
     def reference(self) -> str:
         return f"{self.address}/team/base"
@@ -99,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
     fake: Fake
 
     def do_GET(self) -> None:
-        """A token, a manifest, a blob, or what refers to a manifest."""
+        """A token, a manifest, or a blob."""
         for part, answer in self.fake.raw.items():
             if part in self.path:
                 with suppress(OSError):
@@ -107,16 +90,11 @@ class Handler(BaseHTTPRequestHandler):
                 return None
         if urlsplit(self.path).path == "/token":
             self.note()
-            for_push = "push" in parse_qs(urlsplit(self.path).query)["scope"][0]
-            token = self.fake.push_token if for_push else self.fake.token
-            return self.answer(200, json.dumps({"token": token}).encode())
+            return self.answer(200, json.dumps({"token": self.fake.token}).encode())
         if not self.is_let_in():
             return None
         name = urlsplit(self.path).path.removeprefix("/v2/")
         content = self.fake.files.get(name)
-        if self.fake.lists and "/referrers/" in name and not self.fake.status:
-            listed = self.fake.referrers(name.rpartition("/")[2])
-            return self.answer(200, listed, {"Content-Type": OCI_INDEX})
         if self.fake.status or content is None:
             said = b'{"errors":[{"code":"X","message":"no such thing"}]}'
             return self.answer(self.fake.status or 404, said)
@@ -127,36 +105,10 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        """A token for another token, or the place for an upload."""
+        """A token for another token."""
         content = self.rfile.read(int(self.headers["Content-Length"]))
-        if urlsplit(self.path).path == "/token":
-            self.note(f"?{content.decode()}")
-            return self.answer(200, json.dumps({"access_token": self.fake.token}).encode())
-        if self.is_let_in():
-            self.answer(202, b"", {"Location": self.fake.uploads})
-        return None
-
-    def do_PUT(self) -> None:
-        """Take a blob or a manifest."""
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        if not self.is_let_in():
-            return None
-        if not self.fake.takes:
-            return self.answer(403, b"{}")
-        asked = urlsplit(self.path)
-        if asked.path == urlsplit(self.fake.uploads).path:
-            self.fake.add("blobs", content)
-            assert parse_qs(asked.query)["digest"] == [sha256(content)]
-            return self.answer(201, b"")
-        self.fake.add(
-            "manifests",
-            content,
-            asked.path.rpartition("/")[2],
-            of_type=self.headers["Content-Type"],
-        )
-        subject = json.loads(content).get("subject")
-        listed = self.fake.lists and subject is not None
-        return self.answer(201, b"", {"OCI-Subject": subject["digest"]} if listed else {})
+        self.note(f"?{content.decode()}")
+        self.answer(200, json.dumps({"access_token": self.fake.token}).encode())
 
     def note(self, more: str = "") -> None:
         """What was asked."""
@@ -166,13 +118,10 @@ class Handler(BaseHTTPRequestHandler):
     def is_let_in(self) -> bool:
         """Whether the token is shown; else that it is wanted has been answered."""
         self.note()
-        shown, challenge = self.headers.get("Authorization", ""), self.fake.challenge
-        wanted = {self.fake.token, self.fake.push_token}
-        if self.command in ("POST", "PUT") and self.fake.push_token:
-            wanted, challenge = {self.fake.push_token}, challenge.replace("pull", "pull,push")
-        if not self.fake.token or shown.removeprefix("Bearer ") in wanted - {""}:
+        shown = self.headers.get("Authorization", "")
+        if not self.fake.token or shown.removeprefix("Bearer ") == self.fake.token:
             return True
-        self.answer(401, b"{}", {"WWW-Authenticate": challenge})
+        self.answer(401, b"{}", {"WWW-Authenticate": self.fake.challenge})
         return False
 
     def answer(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
