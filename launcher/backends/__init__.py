@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from launcher.errors import UsageError, nearest
 from launcher.plan.job import Backend
 
+GROUP = "launchpad.backends"
 BACKENDS = {
     "docker": "launcher.backends.docker",
     "local": "launcher.backends.local",
@@ -28,8 +29,13 @@ def backend(name: str) -> Backend:
     if name in BACKENDS:
         found: Backend = import_module(BACKENDS[name]).backend()
         return found
-    others = {one.name: one for one in entry_points(group="launchpad.backends")}
-    if name not in others:
-        raise UsageError(f"no backend {name!r}", nearest(name, [*BACKENDS, *others]))
+    others = entry_points(group=GROUP)
+    if name not in others.names:
+        raise UsageError(f"no backend {name!r}", nearest(name, names()))
     found = others[name].load()()
     return found
+
+
+def names() -> list[str]:
+    """The names of all backends, ours first."""
+    return [*BACKENDS, *sorted(entry_points(group=GROUP).names - BACKENDS.keys())]

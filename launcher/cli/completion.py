@@ -47,13 +47,13 @@ def script(shell: str) -> str:
     import shtab
 
     from launcher import cli
-    from launcher.backends import BACKENDS
+    from launcher.backends import names
     from launcher.matrix.load import load_matrix
     from launcher.plan.source import PRESETS
 
     parser, matrix = cli.parser(), load_matrix()
     parser.prog = NAME
-    choices: dict[str, Iterable[str]] = {"megatron": matrix.releases, "backend": BACKENDS}
+    choices: dict[str, Iterable[str]] = {"megatron": matrix.releases, "backend": names()}
     choices |= dict.fromkeys(("tag", "tags"), matrix.rows)
     completes: dict[str, object] = {"script": shtab.FILE, "output": shtab.FILE}
     completes |= {"source": shtab.DIRECTORY, "to": shtab.DIRECTORY}

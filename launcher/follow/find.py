@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.backends import BACKENDS, backend
+from launcher.backends import backend, names
 from launcher.errors import AbsentError, EngineError, UsageError
 from launcher.names import LABEL
 from launcher.plan.job import Backend, Job, Lost, goes_on
@@ -45,9 +45,10 @@ def everywhere() -> tuple[list[tuple[Backend, Job]], list[Silent]]:
     All are asked at once: two of them may wait for the same engine.
     """
     found, silent = list[tuple[Backend, Job]](), dict[str, Silent]()
-    with ThreadPoolExecutor(len(BACKENDS)) as pool:
-        answers = [*pool.map(_ask, BACKENDS)]
-    for name, answer in zip(BACKENDS, answers, strict=True):
+    known = names()
+    with ThreadPoolExecutor(len(known)) as pool:
+        answers = [*pool.map(_ask, known)]
+    for name, answer in zip(known, answers, strict=True):
         if isinstance(answer, EngineError):
             same = silent.get(answer.problem, Silent((), answer))
             silent[answer.problem] = Silent((*same.names, name), answer)

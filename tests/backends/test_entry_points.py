@@ -23,6 +23,10 @@ class Theirs(Backend):
     def rootless(self):
         return False
 
+    def jobs(self):
+        print("theirs was asked for its jobs")
+        return []
+
     def show(self, plan, *, full=False):
         return f"theirs {plan.image} on {plan.nodes} nodes: {plan.argv[0]}\\n"
 """
@@ -30,7 +34,7 @@ class Theirs(Backend):
 
 def launcher(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{folder}", "LAUNCHER_RUNS": str(folder / "runs")}
-    command = [sys.executable, "-m", "launcher", "run", "gpt2-tiny", *words]
+    command = [sys.executable, "-m", "launcher", *words]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
@@ -41,10 +45,11 @@ def test_another_packages_backend_is_found(tmp_path: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[launchpad.backends]\ntheirs = theirs:Theirs\n")
-    done = launcher(tmp_path, "--backend", "theirs", "--dry-run")
+    done = launcher(tmp_path, "run", "gpt2-tiny", "--backend", "theirs", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("theirs megatron:cpu on 1 nodes: python3\n")
-    unknown = launcher(tmp_path, "--backend", "their")
+    unknown = launcher(tmp_path, "run", "gpt2-tiny", "--backend", "their")
     assert unknown.returncode == 2
     assert "no backend 'their'" in unknown.stderr
     assert "theirs" in unknown.stderr
+    assert "theirs was asked for its jobs" in launcher(tmp_path, "ps").stdout

@@ -66,7 +66,7 @@ def backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for one in (FIRST, SECOND, THIRD):
         (tmp_path / one.run).mkdir()
     found: dict[str, Any] = {"docker": MadeUp([FIRST, THIRD]), "local": MadeUp([SECOND])}
-    monkeypatch.setattr(find, "BACKENDS", found)
+    monkeypatch.setattr(find, "names", lambda: [*found])
     monkeypatch.setattr(find, "backend", found.__getitem__)
     return found
 
