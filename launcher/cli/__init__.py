@@ -16,6 +16,8 @@ from launcher import screen
 from launcher.errors import LauncherError, UsageError
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
     from launcher.cli.command import Command
 
 COMMANDS = {
@@ -46,7 +48,9 @@ COMMANDS = {
     "demo": "demo",
     "engine": "demo",
 }
-"""The modules of the commands."""
+"""The modules of our commands; other packages bring more, as entry points of the group below."""
+
+GROUP = "launchpad.commands"
 
 WITH_REST = ("run", "tune", "exec", "shell", "import", "checkpoint")
 """Commands for which what stands behind `--` is another program's."""
@@ -188,9 +192,19 @@ def _in_own_environment(error: ModuleNotFoundError, argv: list[str]) -> int:
 
 def find_command(name: str) -> Command:
     """The command of a name; a function can't be called `import`, so that one ends in _."""
+    if name not in COMMANDS:
+        brought: Command = _brought()[name].load()
+        return brought
     module = import_module(f"launcher.cli.{COMMANDS[name]}")
     found: Command = getattr(module, "import_" if name == "import" else name)
     return found
+
+
+def _brought() -> EntryPoints:
+    """What other packages bring; looked up only for a name that isn't one of ours."""
+    from importlib.metadata import entry_points
+
+    return entry_points(group=GROUP)
 
 
 def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
@@ -209,7 +223,8 @@ def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, parser_class=kind
     )
-    for each in map(find_command, [first] if first in COMMANDS else COMMANDS):
+    is_known = first in COMMANDS or (first[:1].isalpha() and first in _brought().names)
+    for each in map(find_command, [first] if is_known else COMMANDS):
         if listed:
             commands.add_parser(each.name, help=each.help)
         else:

@@ -32,14 +32,22 @@ def in_image(
     values: Mapping[str, object],
     argv: list[str],
     stdout: int | None = None,
+    *,
+    by_payload: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `argv` in an image to its end; `values` are more keys of the run file that it has not."""
+    """Run `argv` in an image to its end; `values` are more keys of the run file that it has not.
+
+    by_payload: it is a part of the payload with its arguments: runner --cpu
+    """
     chosen = backend(backend_name)
     values = {"image": image, "gpus": gpus, "program": NO_PROGRAM, **values}
     asked = Asked(made({**values}, "shell"), Origin("shell", {}, {}), os.getcwd())
     plan = assemble(asked, chosen, new_stamp()).plan
     mounts = tuple(mount for mount in plan.mounts if mount.key != "program")
-    plan = replace(plan, argv=tuple(argv), mounts=mounts)
+    before = plan.argv[:2] if by_payload else ()
+    plan = replace(plan, argv=(*before, *argv), mounts=mounts)
+    if not (by_payload or chosen.shares_files):
+        plan = plan.without_payload()
     files.require(plan)
     files.prepare(plan)
     return subprocess.run(chosen.shell(plan), env=chosen.environment(), stdout=stdout, text=True)

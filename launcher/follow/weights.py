@@ -120,11 +120,11 @@ def generate(
     mount = {"source": str(source.folder), "target": INSIDE}
     local = backend == "local"
     where = str(source.folder) if local else INSIDE
-    runner = ["python3", "-m", "launcher.train.runner", *(["--cpu"] if gpus == "0" else [])]
+    runner = ["runner", *(["--cpu"] if gpus == "0" else [])]
     program = ["-m", PROGRAM, "--load", where, "--count", str(count), "--ids", *map(str, tokens)]
     argv = [*runner, "--processes-per-node", "1", "--", *program]
     values: dict[str, object] = {"name": "generate", "mounts": [] if local else [mount]}
-    done = in_image(image, backend, gpus, values, argv, stdout=subprocess.PIPE)
+    done = in_image(image, backend, gpus, values, argv, subprocess.PIPE, by_payload=True)
     found = TOKENS.search(done.stdout)
     if done.returncode or not found:
         print("\n".join(done.stdout.splitlines()[-LINES:]), file=sys.stderr)

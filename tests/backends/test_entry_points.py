@@ -1,4 +1,4 @@
-"""A backend of another package: found by its entry point, with no line of ours about it."""
+"""Backends and commands of another package: found by entry points, with no line about them here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from launcher.settings import ROOT
 
 BACKEND = """
+from launcher.cli.command import argument, command
 from launcher.plan.image import Facts
 from launcher.plan.job import Backend
 
@@ -38,13 +39,15 @@ def launcher(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
-def test_another_packages_backend_is_found(tmp_path: Path) -> None:
+def test_another_packages_backend_and_command_are_found(tmp_path: Path) -> None:
     """It says only what is its own: the rest is the protocol's."""
     (tmp_path / "theirs.py").write_text(BACKEND)
     info = tmp_path / "theirs-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[launchpad.backends]\ntheirs = theirs:Theirs\n")
+    (info / "entry_points.txt").write_text(
+        "[launchpad.backends]\ntheirs = theirs:Theirs\n[launchpad.commands]\ncount = theirs:count\n"
+    )
     done = launcher(tmp_path, "run", "gpt2-tiny", "--backend", "theirs", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("theirs megatron:cpu on 1 nodes: python3\n")
@@ -53,3 +56,6 @@ def test_another_packages_backend_is_found(tmp_path: Path) -> None:
     assert "no backend 'their'" in unknown.stderr
     assert "theirs" in unknown.stderr
     assert "theirs was asked for its jobs" in launcher(tmp_path, "ps").stdout
+    assert launcher(tmp_path, "count", "3").stdout == "0 1 2\n"
+    assert launcher(tmp_path, "count", "x").returncode == 2
+    assert "invalid choice: 'counts'" in launcher(tmp_path, "counts").stderr
