@@ -30,6 +30,12 @@ class Theirs(Backend):
 
     def show(self, plan, *, full=False):
         return f"theirs {plan.image} on {plan.nodes} nodes: {plan.argv[0]}\\n"
+
+@command(argument("number", "how far", "N", type=int))
+def count(args):
+    "Count."
+    print(*range(args.number))
+    return 0
 """
 
 
