@@ -19,7 +19,7 @@ from launcher import files
 from launcher.errors import BuildError
 from launcher.matrix.recipe import Recipe, sha256_of_pin
 from launcher.matrix.schema import AMD64, Interpreter
-from launcher.oci.parts import blocks_of, sha256_of
+from launcher.oci.blocks import blocks_of, sha256_of
 from launcher.screen import Progress
 from launcher.settings import Settings
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from argparse import Namespace
 from pathlib import Path
 
 from launcher import names
 from launcher.cli.command import argument, command, flag, image
-from launcher.errors import UsageError
 from launcher.screen import Progress, size
 
 NAMED = "24.10 of the matrix, or the name of any image"
@@ -23,12 +21,6 @@ NAMED = "24.10 of the matrix, or the name of any image"
         "leave out the layers of this image, which the other side has, instead of the base's",
         "--base",
     ),
-    argument(
-        "--part-size",
-        "split files beyond this size (500M; default 1G; FAT takes less than 4G)",
-        "SIZE",
-        default="1G",
-    ),
 )
 def save(args: Namespace) -> int:
     """Write an image into a folder, to carry it to another machine."""
@@ -39,7 +31,6 @@ def save(args: Namespace) -> int:
     from launcher.matrix.load import load_matrix
     from launcher.settings import expanded, settings
 
-    part_size = _bytes(args.part_size)
     rows = load_matrix().rows
     client = connect(timeout=600)
     image = images.find(client, images.reference(args.image, rows))
@@ -47,20 +38,11 @@ def save(args: Namespace) -> int:
     base = images.base_of(client, image, rows, other) if args.thin or other else None
     folder = expanded(args.output).absolute()
     documents = beside.texts(image.id, settings())
-    listing = save(client, image, folder, part_size, Progress(), base, documents)
+    listing = save(client, image, folder, Progress(), base, documents)
     name = (*image.names, image.id)[0]
     without = f" without the {len(base.layers)} layers of {base.name}" if base else ""
     print(f"{name} saved in {folder}: {size(listing.size)}{without}, manifest {listing.manifest}")
     return 0
-
-
-def _bytes(text: str) -> int:
-    """The bytes of 500M or 1G. Raises UsageError for anything else."""
-
-    found = re.fullmatch(r"([1-9]\d{0,9})([KMG]?)", text.upper(), re.ASCII)
-    if not found:
-        raise UsageError(f"{text!r} isn't a size", "Such as 500M or 1G.")
-    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]]
 
 
 @command(

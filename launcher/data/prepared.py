@@ -17,7 +17,7 @@ from launcher.data.sources import Reading, Source
 from launcher.data.tokenize import Job
 from launcher.data.tokenizers import Chosen
 from launcher.errors import UsageError
-from launcher.oci.parts import blocks_of, sha256_of
+from launcher.oci.blocks import blocks_of, sha256_of
 
 VERSION = 4
 """Goes up when the same input would give other files."""

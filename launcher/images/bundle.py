@@ -27,8 +27,9 @@ from launcher.images.check import Damage, DamagedError, damaged_files, read_list
 from launcher.matrix.load import load_lock, load_matrix
 from launcher.matrix.recipe import recipe
 from launcher.matrix.schema import AMD64, GitUrl, Release, Tag
-from launcher.oci import layout, parts
+from launcher.oci import layout
 from launcher.oci.archive import hex_of
+from launcher.oci.blocks import is_whole, read_listed
 from launcher.oci.container import name_image
 from launcher.oci.layout import Digest, Listing, Reference
 from launcher.reference import parse_reference
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 
 INDEX = "bundle.json"
 FOLDERS = ("sha256", "git", "images")
-PART_SIZE = 1 << 30
-"""Bytes of a file of an image: file systems such as FAT take less than 4 GiB."""
-
 PLACE = (
     r"^(sha256/[0-9a-f]{64}/\w[\w.+!-]*|git/[0-9a-f]{40}\.pack|images/[0-9a-f]{64}/"
     rf"({layout.PLACE}|{layout.LISTING}|{layout.SUMS}))$"
@@ -132,7 +130,7 @@ def write_bundle(
             assert client is not None  # or there would be no images
             image = replace(images.find(client, id), names=_with_tag(names))
             packed = PackedImage(id=id, names=tuple(sorted(names)))
-            listing = save.save(client, image, folder / packed.path, PART_SIZE, progress)
+            listing = save.save(client, image, folder / packed.path, progress)
             saved.append(packed)
             there += _files_of(packed, listing)
         recipes = [one.recipe for one in fetched]
@@ -164,7 +162,7 @@ def _put_file(folder: Path, path: Path, progress: Progress) -> File:
     """Put a file of the cache, which lies in a folder named by its sha256, into the bundle."""
     digest, size = path.parent.name, path.stat().st_size
     file = File(path=f"sha256/{digest}/{path.name}", size=size, sha256=digest)
-    if not parts.is_whole(folder, file):
+    if not is_whole(folder, file):
         progress.output(path.name)
         fetch.check_sha256(path, digest)
         target = folder / file.path
@@ -241,7 +239,7 @@ def take_bundle(folder: Path, index: Index, site: Settings, progress: Progress) 
 
 def _copy(folder: Path, file: layout.File, target: Path) -> Path:
     with target.open("wb") as copy:
-        copy.writelines(parts.read_listed(folder, file.path, file.size))
+        copy.writelines(read_listed(folder, file.path, file.size))
     return target
 
 

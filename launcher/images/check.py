@@ -13,7 +13,8 @@ from typing import TypeVar
 from launcher import files
 from launcher.errors import LauncherError, UsageError
 from launcher.images.save import INCOMING
-from launcher.oci import layout, parts
+from launcher.oci import layout
+from launcher.oci.blocks import read_small, sha256
 from launcher.oci.layout import File, Files, Listing
 from launcher.screen import Progress
 
@@ -60,7 +61,7 @@ def read_list(
     """
     listing = None
     try:
-        listing = layout.parse(parts.read_small(folder, name, layout.LARGEST_LISTING), model)
+        listing = layout.parse(read_small(folder, name, layout.LARGEST_LISTING), model)
         found = "something else"
     except OSError as error:
         if not any(os.path.lexists(folder / other) for other in (name, INCOMING, *others)):
@@ -79,9 +80,15 @@ def read_list(
 
 
 def read_listing(folder: Path) -> Listing:
-    """The list of files of a saved image. Raises as `read_list`."""
+    """The list of files of a saved image. Raises as `read_list`, and for one in parts."""
     others = (layout.SUMS, layout.INDEX, layout.MARKER)
-    return read_list(folder, layout.LISTING, Listing, others, "`image save -o`")
+    listing = read_list(folder, layout.LISTING, Listing, others, "`image save -o`")
+    if listing.split:
+        raise UsageError(
+            f"{folder}: an earlier version saved this image in parts, which aren't read any more",
+            "Save it again, into the same folder; FAT takes no file of 4 GiB, exFAT does.",
+        )
+    return listing
 
 
 def check_saved(folder: Path, progress: Progress) -> Listing:
@@ -99,9 +106,9 @@ def damaged_files(folder: Path, listed: Sequence[File], progress: Progress) -> l
     """The files of a folder of which a byte isn't as it is listed."""
     size = sum(file.size for file in listed)
 
-    def sha256(file: File) -> str:
+    def found(file: File) -> str:
         try:
-            return parts.sha256(folder, file)
+            return sha256(folder, file)
         except OSError as error:
             return unreadable(error)
 
@@ -110,7 +117,7 @@ def damaged_files(folder: Path, listed: Sequence[File], progress: Progress) -> l
         progress.counted(f"check {len(listed)} files", size) as seen,
         ThreadPoolExecutor(READERS) as readers,
     ):
-        for file, actual in zip(listed, readers.map(sha256, listed), strict=True):
+        for file, actual in zip(listed, readers.map(found, listed), strict=True):
             seen(file.size)
             if actual != file.sha256:
                 damages.append(Damage(file.path, file.sha256, actual))

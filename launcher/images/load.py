@@ -1,11 +1,10 @@
-"""Gives a saved image to an engine: checked first, joined on the fly, named last."""
+"""Gives a saved image to an engine: checked first, unpacked on the fly, named last."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,8 +17,9 @@ from launcher.images import images
 from launcher.images.check import Damage, DamagedError, check_saved, read_listing, unreadable
 from launcher.images.images import Image
 from launcher.images.remote import OtherImageError
-from launcher.oci import layout, packed, parts, saved
+from launcher.oci import layout, packed, saved
 from launcher.oci.archive import archive, entry, hex_of, layer_name, load_archive
+from launcher.oci.blocks import BLOCK, Seen, read_listed, taken
 from launcher.oci.container import layers_of, name_image
 from launcher.oci.layout import Base, Config, Descriptor, File, Listing, Manifest
 from launcher.oci.saved import Saved
@@ -100,7 +100,7 @@ def load(
     base = _base(client, listing.base, listing) if listing.base else None
     check_saved(folder, progress)
     documents = {
-        name: _small(folder, [listing.listed[path]])
+        name: _small(folder, listing.listed[path])
         for name in (beside.PROVENANCE, beside.SBOM)
         if (path := f"{layout.DOCUMENTS}/{name}") in listing.listed
     }
@@ -197,20 +197,17 @@ def _document(folder: Path, listing: Listing, digest: str, model: type[Model]) -
 
 def _blob(folder: Path, listing: Listing, digest: str) -> bytes:
     """The bytes of a small blob. Raises UsageError where it isn't carried, or isn't small."""
-    files = [listing.listed[path] for path in listing.paths(digest)]
-    if not files:
+    file = listing.blob(digest)
+    if file is None:
         raise _no_image(folder, f"{digest} isn't in it")
-    content = _small(folder, files)
-    if layout.sha256(content) != digest:
-        raise _no_image(folder, f"{digest} is put together of something else")
-    return content
+    return _small(folder, file)
 
 
-def _small(folder: Path, files: Sequence[File]) -> bytes:
-    """The bytes of files of LARGEST in all. Raises UsageError where they are larger."""
-    if sum(file.size for file in files) > layout.LARGEST:
-        raise _no_image(folder, f"{files[0].path} has more than {layout.LARGEST} bytes")
-    return b"".join(block for file in files for block in _read(folder, file))
+def _small(folder: Path, file: File) -> bytes:
+    """The bytes of a file of LARGEST at most. Raises UsageError where it is larger."""
+    if file.size > layout.LARGEST:
+        raise _no_image(folder, f"{file.path} has more than {layout.LARGEST} bytes")
+    return b"".join(_read(folder, file))
 
 
 def _no_image(folder: Path, why: str) -> UsageError:
@@ -247,38 +244,36 @@ def _whole_archive(
     with saved.stream_errors(
         (*base.names, base.id)[0], "Load it again. The engine's own disk may be full."
     ):
-        stream = Saved(client.api.get_image(base.id, chunk_size=parts.BLOCK), base.layers)
+        stream = Saved(client.api.get_image(base.id, chunk_size=BLOCK), base.layers)
         for member, file in stream.members():
             with progress.counted(f"read {member.name[:12]} of the base", member.size) as seen:
-                yield from entry(member.name, member.size, parts.blocks(file, member.size, seen))
+                yield from entry(member.name, member.size, taken(file, member.size, seen))
         below = stream.layers()[:count]
     names = below + content.names[count:]
     yield from archive(content.config, names, _layers(content, progress))
 
 
 def _layers(content: _Content, progress: Progress) -> Iterator[bytes]:
-    listed = content.listing.listed
     for digest, layer in {layer.digest: layer for layer in content.layers}.items():
-        files = [listed[path] for path in content.listing.paths(digest)]
-        if not files:
+        file = content.listing.blob(digest)
+        if file is None:
             continue
-        size = sum(file.size for file in files)
+        size = file.size
         with progress.counted(f"load layer {hex_of(digest)[:12]}", size) as seen:
-            read = (_read(content.folder, file, seen) for file in files)
-            blocks: Iterator[bytes] = chain.from_iterable(read)
+            blocks = _read(content.folder, file, seen)
             if layer.unpacked:
                 size, blocks = packed.unpack(digest, blocks)
             yield from entry(layer_name(digest), size, blocks)
     progress.step("the engine unpacks it")
 
 
-def _read(folder: Path, file: File, seen: parts.Seen = lambda _: None) -> Iterator[bytes]:
+def _read(folder: Path, file: File, seen: Seen = lambda _: None) -> Iterator[bytes]:
     """The bytes of a file that was checked; DamagedError where it can't be read any more.
 
     An OSError would be taken for the engine's, to which these bytes are on their way.
     """
     try:
-        yield from parts.read_listed(folder, file.path, file.size, seen)
+        yield from read_listed(folder, file.path, file.size, seen)
     except OSError as error:
         raise DamagedError(folder, [Damage(file.path, file.sha256, unreadable(error))]) from error
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from launcher import files
 from launcher.errors import EngineError, UsageError
 from launcher.images.images import Image
-from launcher.oci import layout, parts, saved
+from launcher.oci import layout, packed, saved
 from launcher.oci.archive import hex_of
+from launcher.oci.blocks import BLOCK, Seen, hashed, is_whole, read_small, taken
 from launcher.oci.layout import Base, Blob, Digest, File, Listing, Manifest
 from launcher.oci.saved import Member, Saved
 from launcher.screen import Progress
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 INCOMING = "incoming"
-BEGUN = "begun.json"
+BEGUN, BLOB = "begun.json", "blob"
+NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 FOLDERS = (layout.BLOBS, layout.PARTS, layout.DOCUMENTS)
 OURS = {
     *(INCOMING, layout.LISTING, layout.SUMS, layout.INDEX, layout.MARKER),
@@ -54,7 +58,6 @@ def save(
     client: DockerClient,
     image: Image,
     folder: Path,
-    part_size: int,
     progress: Progress,
     base: Base | None = None,
     documents: Mapping[str, bytes] = MappingProxyType({}),
@@ -71,20 +74,18 @@ def save(
     left_out = set(image.layers[:below]) - set(image.layers[below:])
     blobs: dict[str, Blob] = {}
     with saved.stream_errors(begun.names[0], _AGAIN):
-        stream = Saved(client.api.get_image(image.id, chunk_size=parts.BLOCK), image.layers)
+        stream = Saved(client.api.get_image(image.id, chunk_size=BLOCK), image.layers)
         for member, file in stream.members():
             if member.diff_id in left_out:
                 blobs[member.name] = Blob(digest=member.diff_id, size=member.size)
                 continue
             with _shown(progress, member) as seen:
                 blob = begun.blobs.get(member.guess or "")
-                if blob and _is_there(folder, blob, part_size):
+                if blob and is_whole(folder, blob.file):
                     progress.cached()
                 else:
-                    comes, aside = _packing(file), folder / INCOMING
-                    blob = parts.write_blob(
-                        file, member.size, folder, aside, part_size, comes, seen
-                    )
+                    comes = _packing(file)
+                    blob = write_blob(file, member.size, folder, comes, seen)
                     if comes != "":
                         begun.blobs[blob.unpacked or blob.digest] = blob
                         _write_begun(folder, begun)
@@ -152,10 +153,10 @@ def _read_begun(folder: Path) -> Begun:
     know it by: there its names alone tell.
     """
     with suppress(OSError, ValueError):
-        text = parts.read_small(folder, f"{INCOMING}/{BEGUN}", layout.LARGEST_LISTING)
+        text = read_small(folder, f"{INCOMING}/{BEGUN}", layout.LARGEST_LISTING)
         return Begun.model_validate_json(text)
     with suppress(OSError):
-        text = parts.read_small(folder, layout.LISTING, layout.LARGEST_LISTING)
+        text = read_small(folder, layout.LISTING, layout.LARGEST_LISTING)
         if listing := layout.parse(text, Listing):
             names = (*listing.names, listing.image)
             return Begun(names=names, blobs=_blobs(folder, listing))
@@ -166,32 +167,52 @@ def _blobs(folder: Path, listing: Listing) -> dict[str, Blob]:
     """The layers of a complete image, by what they are known by before they are read."""
     found = {}
     with suppress(OSError, ValueError, KeyError):
-        (path,) = listing.paths(listing.manifest)
-        text = parts.read_small(folder, path, layout.LARGEST)
+        text = read_small(folder, layout.blob_path(listing.manifest), layout.LARGEST)
         for layer in Manifest.model_validate_json(text).layers:
-            held = tuple(listing.listed[path] for path in listing.paths(layer.digest))
-            found[layer.unpacked or layer.digest] = Blob(
-                digest=layer.digest,
-                size=sum(file.size for file in held),
-                media_type=layer.mediaType,
-                unpacked=layer.unpacked,
-                files=held,
-            )
+            if file := listing.blob(layer.digest):
+                found[layer.unpacked or layer.digest] = Blob(
+                    digest=layer.digest,
+                    size=file.size,
+                    media_type=layer.mediaType,
+                    unpacked=layer.unpacked,
+                )
     return found
 
 
-def _is_there(folder: Path, blob: Blob, part_size: int) -> bool:
-    """Whether all files of a blob are as they were written, and in parts of that size."""
-    sizes = [file.size for file in blob.files]
-    if not sizes or {*sizes[:-1]} - {part_size} or sizes[-1] > part_size:
-        return False
-    return all(parts.is_whole(folder, file) for file in blob.files)
+def write_blob(
+    source: IO[bytes], size: int, folder: Path, packing: str | None, seen: Seen = lambda _: None
+) -> Blob:
+    """Read `size` bytes of a blob into its file of the layout in `folder`.
+
+    packing: how the media type tells that a layer comes packed, "" for one that isn't a layer's;
+    what is None is packed here
+    """
+    whole, content, length = hashlib.sha256(), hashlib.sha256(), 0
+    blocks = taken(source, size, seen)
+    if packing is None:
+        blocks = packed.pack(hashed(blocks, content), size)
+    aside = folder / INCOMING / BLOB
+    with files.named(aside), open(files.open_own(aside, NEW, 0o666), "wb") as file:
+        for block in hashed(blocks, whole):
+            length += file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+    blob = Blob(
+        digest=f"sha256:{whole.hexdigest()}",
+        size=length,
+        media_type=layout.LAYER_TYPE + ("+zstd" if packing is None else packing),
+        unpacked=f"sha256:{content.hexdigest()}" if packing is None else None,
+    )
+    path = folder / blob.file.path
+    files.real_folder(path.parent, folder)
+    aside.replace(path)
+    return blob
 
 
 @contextmanager
-def _shown(progress: Progress, member: Member) -> Iterator[parts.Seen]:
+def _shown(progress: Progress, member: Member) -> Iterator[Seen]:
     """A step for a layer, with how much of it is done; nothing for a small file."""
-    if not member.name.endswith("layer.tar") and member.size < parts.BLOCK:
+    if not member.name.endswith("layer.tar") and member.size < BLOCK:
         yield lambda _: None
         return
     label = hex_of(member.diff_id or member.guess or member.name)[:12]
@@ -231,7 +252,7 @@ def _complete(
     documents: Mapping[str, bytes],
 ) -> Listing:
     """Write what is beside the blobs, list the files, and remove what isn't listed."""
-    value = b"".join(parts.read_small(folder, file.path, file.size) for file in config.files)
+    value = read_small(folder, config.file.path, config.size)
     manifest = layout.manifest(value, layers)
     made = {
         layout.MARKER: layout.LAYOUT,
@@ -239,11 +260,10 @@ def _complete(
         layout.INDEX: layout.index(manifest, json.loads(value), image.names),
         **{f"{layout.DOCUMENTS}/{name}": content for name, content in documents.items()},
     }
-    listed = {file.path: file for blob in carried for file in blob.files}
+    listed = {blob.file.path: blob.file for blob in carried}
     for path, content in made.items():
         write(folder / path, content)
         listed[path] = File(path=path, size=len(content), sha256=hex_of(layout.sha256(content)))
-    split = {blob.digest: blob.files for blob in carried if len(blob.files) > 1}
     listing = Listing(
         format=1,
         names=image.names,
@@ -251,7 +271,6 @@ def _complete(
         manifest=layout.sha256(manifest),
         base=base,
         files=tuple(listed[path] for path in sorted(listed)),
-        split={digest: tuple(file.path for file in split[digest]) for digest in sorted(split)},
     )
     for each in FOLDERS:
         if (folder / each).exists():

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from launcher import files
 from launcher.errors import UsageError
 from launcher.names import LABEL
-from launcher.oci.parts import Stream, blocks_of
+from launcher.oci.blocks import Stream, blocks_of
 from launcher.reference import parse_reference
 
 if TYPE_CHECKING:

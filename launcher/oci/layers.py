@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import IO, cast
 
 from launcher.errors import EngineError
-from launcher.oci.parts import BLOCK, Stream, blocks_of, hashed, sha256_of
+from launcher.oci.blocks import BLOCK, Stream, blocks_of, hashed, sha256_of
 from launcher.oci.saved import Saved
 from launcher.unpack import Unreadable, unpacked
 

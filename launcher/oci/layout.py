@@ -1,9 +1,8 @@
 """What a saved image is on disk: an OCI image layout, and a list of its files with their sha256.
 
 The layout is that of https://github.com/opencontainers/image-spec/blob/main/image-layout.md. It
-allows blobs to be missing: here those of the base (`--thin`), and those that were too large for
-one file, whose parts lie in `parts/`. `documents/` has what lay beside the image: its provenance
-and SBOM. `transfer.json` lists every file and how parts are joined.
+allows blobs to be missing: here those of the base (`--thin`). `documents/` has what lay beside the
+image: its provenance and SBOM. `transfer.json` lists every file.
 """
 
 from __future__ import annotations
@@ -30,7 +29,10 @@ LISTING, SUMS, INDEX, MARKER = "transfer.json", "SHA256SUMS", "index.json", "oci
 LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 """What MARKER holds."""
 
-BLOBS, PARTS, DOCUMENTS = "blobs/sha256", "parts", "documents"
+BLOBS, DOCUMENTS = "blobs/sha256", "documents"
+PARTS = "parts"
+"""Where earlier versions had pieces of large blobs."""
+
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
@@ -73,17 +75,21 @@ class File(Strict):
 
 
 class Blob(Strict):
-    """A blob as it is carried: its digest and bytes, how it is packed, and where it lies.
+    """A blob: its digest and bytes, and how it is packed.
 
     unpacked: the digest of what was packed by us, such as a layer's diff ID
-    files: those whose bytes, joined, are the blob; none of one that isn't carried
     """
 
     digest: Digest
     size: Size
     media_type: str = LAYER_TYPE
     unpacked: Digest | None = None
-    files: tuple[File, ...] = ()
+
+    @property
+    def file(self) -> File:
+        """The file that holds it where it is carried."""
+        digest = self.digest.removeprefix("sha256:")
+        return File(path=blob_path(self.digest), size=self.size, sha256=digest)
 
     def descriptor(self) -> dict[str, Any]:
         """What stands for it in a manifest."""
@@ -135,7 +141,7 @@ class Listing(Files):
     image: the sha256 of the image's configuration, which is its ID in most engines
     manifest: the digest of the OCI manifest
     base: of a thin image, what it leaves out
-    split: a blob's digest, and the paths of its parts in order
+    split: of an earlier version, the blobs that lie in parts; empty since
     """
 
     format: Literal[1]
@@ -143,24 +149,18 @@ class Listing(Files):
     image: Digest
     manifest: Digest
     base: Base | None
-    split: dict[Digest, tuple[Place, ...]]
+    split: dict[Digest, tuple[Place, ...]] = {}
 
     @model_validator(mode="after")
     def _check(self) -> Listing:
         for file in self.files:
             if file.path.startswith(f"{BLOBS}/") and not file.path.endswith(file.sha256):
                 raise ValueError(f"{file.path}: its name isn't its sha256")
-        unlisted = {path for paths in self.split.values() for path in paths} - self.listed.keys()
-        if unlisted:
-            raise ValueError(f"{min(unlisted)}: not among the files")
         return self
 
-    def paths(self, digest: str) -> tuple[str, ...]:
-        """The files whose bytes, joined, are the blob; none where it isn't carried."""
-        if digest in self.split:
-            return self.split[digest]
-        path = blob_path(digest)
-        return (path,) if path in self.listed else ()
+    def blob(self, digest: str) -> File | None:
+        """The file that holds a blob; None where it isn't carried."""
+        return self.listed.get(blob_path(digest))
 
 
 class Descriptor(BaseModel):
@@ -192,10 +192,9 @@ class Config(BaseModel):
     ]
 
 
-def blob_path(digest: str, part: int | None = None) -> str:
-    """Where the blob of a digest lies in a layout, or a part of it, counted from 1."""
-    name = digest.removeprefix("sha256:")
-    return f"{BLOBS}/{name}" if part is None else f"{PARTS}/{name}.{part:04d}"
+def blob_path(digest: str) -> str:
+    """Where the blob of a digest lies in a layout."""
+    return f"{BLOBS}/{digest.removeprefix('sha256:')}"
 
 
 def sha256(content: bytes) -> str:

@@ -14,9 +14,9 @@ from typing import IO, Any, cast
 
 from launcher.errors import EngineError
 from launcher.oci.archive import MANIFEST, hex_of
+from launcher.oci.blocks import BLOCK, Stream
 from launcher.oci.container import engine_errors
 from launcher.oci.layout import sha256
-from launcher.oci.parts import BLOCK, Stream
 
 BLOB = re.compile(r"/layer\.tar$|^blobs/sha256/|^[0-9a-f]{64}\.(json|tar)$")
 

@@ -90,7 +90,7 @@ def _text(listing: dict[str, Any]) -> bytes:
 def original(tmp_path_factory: pytest.TempPathFactory) -> Stick:
     """A whole image, as `image save` writes it."""
     folder = tmp_path_factory.mktemp("original")
-    saved(filled(), folder, part_size=1_000_000)
+    saved(filled(), folder)
     files = contents(folder)
     listing = json.loads(files.pop(layout.LISTING))
     del files[layout.SUMS], listing["sha256"]

@@ -69,8 +69,7 @@ def test_an_image_goes_to_another_engine_by_folder(
     engine: DockerClient, elsewhere: DockerClient, image: str, tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "stick")
-    said = done(on(engine, "image", "save", image, "-o", folder, "--part-size", "5M"))
-    assert len(list(Path(folder, "parts").iterdir())) == 3
+    said = done(on(engine, "image", "save", image, "-o", folder))
     assert subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=folder).returncode == 0
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", folder, str(copy)], check=True)

@@ -158,7 +158,7 @@ def test_another_image_in_its_place_is_told(folder: Path, tmp_path: Path) -> Non
     index, engine = bundle.check_bundle(folder, QUIET), Engine()
     other = engine.add("base:1", (*BASE_LAYERS, b"more"))
     shutil.rmtree(place)
-    save.save(cast("Any", engine), images.find(engine, other.names[0]), place, 10_000, QUIET)
+    save.save(cast("Any", engine), images.find(engine, other.names[0]), place, QUIET)
     with pytest.raises(DamagedError, match=rf"images/{place.name}/transfer\.json"):
         bundle.check_bundle(folder, QUIET)
     with pytest.raises(DamagedError, match=rf"images/{place.name}/transfer\.json"):

@@ -28,12 +28,12 @@ from launcher.settings import Settings
 from tests.build.made import IMAGE, WHEEL, made
 
 from .conftest import BASE_LAYERS, FORMS, OWN_LAYERS, Engine, filled
-from .test_save import DOCUMENTS, PART, QUIET, contents, saved
+from .test_save import DOCUMENTS, QUIET, contents, saved
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole image, in parts."""
+    """A whole image."""
     path = tmp_path_factory.mktemp("whole")
     saved(filled(), path)
     return path
@@ -86,7 +86,7 @@ def test_one_without_what_its_row_shares_is_loaded_beside_another_of_the_row(
     image = images.find(engine, "megatron:24.10")
     id = f"sha256:{'1' * 64}" if by_manifest else image.id
     shared = Base(name=image.names[0], id=id, digests=(), layers=image.layers[:-1])
-    save(engine, image, tmp_path, PART, QUIET, shared)
+    save(engine, image, tmp_path, QUIET, shared)
     there = Engine()
     with pytest.raises(EngineError, match="shares with other images of its row") as caught:
         load(there, tmp_path, QUIET)
@@ -123,7 +123,7 @@ def test_any_change_of_any_file_is_told_and_nothing_is_loaded(
 
 def test_all_that_is_wrong_is_told_at_once_with_both_hashes(tmp_path: Path) -> None:
     saved(filled(), tmp_path)
-    first, second = sorted((tmp_path / "parts").iterdir())[:2]
+    first, second = sorted((tmp_path / layout.BLOBS).iterdir())[:2]
     first.write_bytes(bytes(first.stat().st_size))
     second.unlink()
     with pytest.raises(DamagedError) as caught:
@@ -184,17 +184,36 @@ class Unreadable(Engine):
             raise RequestsConnectionError(ProtocolError("Connection aborted.", error)) from error
 
 
+def test_one_that_an_earlier_version_split_is_refused_and_saved_anew_there(tmp_path: Path) -> None:
+    """It would have been an image without its large layers; and its parts were left for ever."""
+    listing = saved(filled(), tmp_path)
+    whole = contents(tmp_path)
+    layer = max(listing.files, key=lambda file: file.size)
+    name = f"parts/{layer.sha256}.0001"
+    (tmp_path / "parts").mkdir()
+    (tmp_path / layer.path).rename(tmp_path / name)
+    others = tuple(file for file in listing.files if file != layer)
+    part = layer.model_copy(update={"path": name})
+    told = {"files": (*others, part), "split": {f"sha256:{layer.sha256}": (name,)}}
+    (tmp_path / layout.LISTING).write_bytes(layout.render(listing.model_copy(update=told)))
+    with pytest.raises(UsageError, match="an earlier version saved this image in parts") as caught:
+        load(Engine(), tmp_path, QUIET)
+    assert "Save it again" in caught.value.remedy
+    saved(filled(), tmp_path)
+    assert contents(tmp_path) == whole
+
+
 @pytest.mark.parametrize("thin", [False, True])
 def test_a_file_that_cannot_be_read_any_more_is_told_and_not_as_the_engines(
     tmp_path: Path, thin: bool
 ) -> None:
     saved(filled(), tmp_path, thin)
-    file = sorted((tmp_path / "parts").iterdir())[0]
+    file = max((tmp_path / layout.BLOBS).iterdir(), key=lambda path: path.stat().st_size)
     engine = Unreadable(file)
     engine.add("base:1", BASE_LAYERS)
     with pytest.raises(DamagedError) as caught:
         load(engine, tmp_path, QUIET)
-    assert f"  parts/{file.name}\n    expected: " in str(caught.value)
+    assert f"  {layout.BLOBS}/{file.name}\n    expected: " in str(caught.value)
     assert "found:    isn't read: it is no regular file" in str(caught.value)
     assert engine.loads == 1
 
@@ -222,7 +241,7 @@ def test_names_of_others_are_given_upon_request_alone(tmp_path: Path) -> None:
     saved(engine, tmp_path / "ours")
     engine.tag(engine.find("megatron:24.10").id, "docker.io/library/python", "3")
     other = images.find(engine, "docker.io/library/python:3")
-    save(engine, other, tmp_path / "other", PART, QUIET)
+    save(engine, other, tmp_path / "other", QUIET)
     there = Engine()
     before = there.add("docker.io/library/python:3", (b"before",))
     with pytest.raises(UsageError, match=r"named docker\.io/library/python:3") as caught:
@@ -233,7 +252,7 @@ def test_names_of_others_are_given_upon_request_alone(tmp_path: Path) -> None:
     loaded = load(there, tmp_path / "other", QUIET, all_tags=True)
     assert loaded.moved == loaded.names == ("docker.io/library/python:3",)
     both = replace(images.find(filled(), "megatron:24.10"), names=("megatron:1", "mine/x:1"))
-    save(filled(), both, tmp_path / "both", PART, QUIET)
+    save(filled(), both, tmp_path / "both", QUIET)
     loaded = load(Engine(), tmp_path / "both", QUIET)
     assert (loaded.names, loaded.left) == (("megatron:1",), ("mine/x:1",))
 

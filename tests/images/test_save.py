@@ -18,7 +18,7 @@ from launcher import files
 from launcher.errors import EngineError, UsageError
 from launcher.images import images
 from launcher.images.images import Image
-from launcher.images.save import BEGUN, INCOMING, save
+from launcher.images.save import BEGUN, BLOB, INCOMING, save
 from launcher.oci import layout
 from launcher.oci.layout import Listing
 from launcher.oci.saved import chain_ids
@@ -27,15 +27,14 @@ from launcher.zstd import zstd
 
 from .conftest import BASE_LAYERS, FORMS, OWN_LAYERS, Engine, filled, sha256
 
-PART = 10_000
 DOCUMENTS = {"provenance.json": b"{}\n", "sbom.cdx.json": b'{"components": []}\n'}
 QUIET = Progress(open("/dev/null", "w"))  # noqa: SIM115
 
 
-def saved(engine: Engine, folder: Path, thin: bool = False, part_size: int = PART) -> Listing:
+def saved(engine: Engine, folder: Path, thin: bool = False) -> Listing:
     image = images.find(engine, "megatron:24.10")
     base = images.base_of(engine, image, {}) if thin else None
-    return save(engine, image, folder, part_size, QUIET, base, DOCUMENTS)
+    return save(engine, image, folder, QUIET, base, DOCUMENTS)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -49,7 +48,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def pieces(folder: Path) -> dict[Path, os.stat_result]:
     """The files of layers, each with what is another where it was written again."""
-    return {path: path.stat() for path in folder.glob("parts/*")}
+    return {path: path.stat() for path in folder.glob("blobs/sha256/*")}
 
 
 def kept(before: dict[Path, os.stat_result], folder: Path) -> int:
@@ -63,7 +62,7 @@ def kept(before: dict[Path, os.stat_result], folder: Path) -> int:
 @pytest.mark.parametrize("thin", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_it_is_an_oci_layout(tmp_path: Path, form: str, thin: bool) -> None:
-    listing = saved(filled(form), tmp_path, thin, part_size=1_000_000)
+    listing = saved(filled(form), tmp_path, thin)
     held = contents(tmp_path)
     assert set(held) == {*(file.path for file in listing.files), layout.LISTING, "SHA256SUMS"}
     assert held[layout.LISTING] == layout.render(listing)
@@ -102,14 +101,7 @@ def test_it_is_an_oci_layout(tmp_path: Path, form: str, thin: bool) -> None:
             assert sha256(zstd.decompress(there)) == diff_id
             assert one["annotations"] == {layout.UNPACKED: diff_id}
     if form != "packed":  # every format gives the same files
-        saved(filled("legacy"), tmp_path / "legacy", thin, part_size=1_000_000)
-        assert contents(tmp_path / "legacy") == held
-    if (form, thin) == ("podman", True):
-        parts = saved(filled(form), tmp_path / "legacy", thin, part_size=100)
-        image_parts = [tmp_path / "legacy" / path for path in parts.paths(parts.image)]
-        assert len(image_parts) > 1
-        assert sha256(b"".join(path.read_bytes() for path in image_parts)) == parts.image
-        saved(filled(form), tmp_path / "legacy", thin, part_size=1_000_000)  # leaves no part
+        saved(filled("legacy"), tmp_path / "legacy", thin)
         assert contents(tmp_path / "legacy") == held
 
 
@@ -189,7 +181,7 @@ def test_a_configuration_may_begin_with_a_blank(tmp_path: Path, form: str) -> No
     held = engine.images.pop(engine.find("megatron:24.10").id)
     held.config = b"\n " + held.config
     engine.images[held.id] = held
-    listing = saved(engine, tmp_path, part_size=1_000_000)
+    listing = saved(engine, tmp_path)
     assert (tmp_path / layout.blob_path(listing.image)).read_bytes() == held.config
 
 
@@ -197,7 +189,7 @@ def begin(engine: Engine, image: Image, folder: Path, complete: bool = False) ->
     """A save, of some layers alone where it isn't `complete`."""
     engine.ends = None if complete else 120_000
     with nullcontext() if complete else pytest.raises(EngineError):
-        save(engine, image, folder, PART, QUIET)
+        save(engine, image, folder, QUIET)
     engine.ends = None
     assert (folder / layout.LISTING).exists() == complete
 
@@ -242,7 +234,7 @@ def test_a_piece_that_is_a_link_isnt_written_through(tmp_path: Path, link: str) 
     stick, thesis = tmp_path / "stick", tmp_path / "thesis"
     thesis.write_text("x")
     begin(filled(), images.find(filled(), "megatron:24.10"), stick)
-    path = stick / INCOMING / "0001"
+    path = stick / INCOMING / BLOB
     path.unlink(missing_ok=True)
     (path.symlink_to if link == "symbolic" else path.hardlink_to)(thesis)
     with pytest.raises(files.Refused):
@@ -274,7 +266,7 @@ def test_an_image_is_the_same_under_other_names(tmp_path: Path, complete: bool) 
     engine.find("megatron:24.10").names += ["megatron:newest", "other:1"]
     for name in ("megatron:24.10", "other:1", first.id):
         image = images.find(engine, name)
-        assert save(engine, image, tmp_path, PART, QUIET).names == image.names
+        assert save(engine, image, tmp_path, QUIET).names == image.names
 
 
 def test_an_image_that_was_built_again_takes_the_place_of_its_name(tmp_path: Path) -> None:
@@ -297,7 +289,7 @@ def test_images_without_names_are_told_apart(tmp_path: Path, complete: bool) -> 
     begin(engine, first, tmp_path, complete)
     before = contents(tmp_path)
     with pytest.raises(UsageError, match=f"holds another image: {first.id}"):
-        save(engine, second, tmp_path, PART, QUIET)
+        save(engine, second, tmp_path, QUIET)
     assert contents(tmp_path) == before
 
 

@@ -25,7 +25,9 @@ from pydantic import ValidationError
 from launcher import files
 from launcher.engine.private.base import write_image
 from launcher.errors import EngineError, UsageError
-from launcher.oci import archive, layout, packed, parts, settle
+from launcher.images.save import INCOMING, write_blob
+from launcher.oci import archive, layout, packed, settle
+from launcher.oci.blocks import Stream, read_small
 from launcher.oci.layout import Base, Blob, File, Listing
 from launcher.zstd import zstd
 
@@ -120,10 +122,9 @@ LISTING = Listing(
     base=Base(name="base:1", id=f"sha256:{C}", digests=(), layers=(f"sha256:{C}",)),
     files=(
         File(path=f"blobs/sha256/{A}", size=1, sha256=A),
-        File(path=f"parts/{B}.0001", size=1, sha256=C),
-        File(path=f"parts/{B}.0002", size=1, sha256=A),
+        File(path=f"blobs/sha256/{B}", size=1, sha256=B),
+        File(path="documents/sbom.cdx.json", size=1, sha256=C),
     ),
-    split={f"sha256:{B}": (f"parts/{B}.0001", f"parts/{B}.0002")},
 )
 TEXT = layout.render(LISTING)
 
@@ -150,7 +151,7 @@ def test_a_file_outside_of_the_layout_is_refused(path: str) -> None:
 
 
 def test_sums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
-    for file, content in zip(LISTING.files, (b"a", b"c", b"a"), strict=True):
+    for file, content in zip(LISTING.files, (b"a", b"b", b"c"), strict=True):
         target = tmp_path / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
@@ -243,48 +244,36 @@ def test_what_is_not_one_whole_frame_is_told(damage: Callable[[bytes], bytes], l
 contents = st.binary(max_size=400)
 
 
-def write(folder: Path, content: bytes, part_size: int, pack: bool = False) -> Blob:
-    packing = None if pack else ""
-    (folder / "aside").mkdir(exist_ok=True)
-    source = io.BytesIO(content)
-    return parts.write_blob(source, len(content), folder, folder / "aside", part_size, packing)
+def written(folder: Path, content: bytes, packing: str | None) -> tuple[Blob, bytes]:
+    """A blob, and what is in its file; a save that was killed has left something aside."""
+    files.make_folder(folder / INCOMING)
+    (folder / INCOMING / "blob").write_bytes(b"left")
+    blob = write_blob(io.BytesIO(content), len(content), folder, packing)
+    assert not [*(folder / INCOMING).glob("[!.]*")]
+    stored = read_small(folder, blob.file.path, blob.size)
+    assert blob.digest == f"sha256:{hashlib.sha256(stored).hexdigest()}"
+    return blob, stored
 
 
-def read(folder: Path, blob: Blob) -> bytes:
-    return b"".join(parts.read_small(folder, file.path, file.size) for file in blob.files)
+@given(contents)
+def test_what_is_written_comes_back(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        blob, stored = written(Path(folder), content, "")
+    assert (blob.unpacked, stored) == (None, content)
 
 
-@given(contents, st.integers(1, 500), contents)
-def test_what_is_written_comes_back_joined(content: bytes, part_size: int, left: bytes) -> None:
-    """Also where a save that was killed has left something aside."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        (folder / "aside").mkdir()
-        (folder / "aside/0001").write_bytes(left)
-        blob = write(folder, content, part_size)
-        assert blob.digest == f"sha256:{hashlib.sha256(content).hexdigest()}"
-        assert blob.unpacked is None
-        assert (read(folder, blob), blob.size) == (content, len(content))
-        assert all(file.size <= part_size for file in blob.files)
-        assert all(parts.sha256(folder, file) == file.sha256 for file in blob.files)
-        assert sum(path.is_file() for path in folder.rglob("*")) == len(blob.files)
-
-
-@given(st.one_of(contents, contents.map(lambda some: some * 1000)), st.integers(1, 500))
-def test_what_is_packed_comes_back_unpacked(content: bytes, part_size: int) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        blob = write(folder, content, part_size, pack=True)
-        assert blob.unpacked == f"sha256:{hashlib.sha256(content).hexdigest()}"
-        stored = read(folder, blob)
-        assert blob.digest == f"sha256:{hashlib.sha256(stored).hexdigest()}"
-        size, blocks = packed.unpack(blob.digest, iter([stored]))
-        assert (size, b"".join(blocks)) == (len(content), content)
+@given(st.one_of(contents, contents.map(lambda some: some * 1000)))
+def test_what_is_packed_comes_back_unpacked(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        blob, stored = written(Path(folder), content, None)
+    assert blob.unpacked == f"sha256:{hashlib.sha256(content).hexdigest()}"
+    size, blocks = packed.unpack(blob.digest, iter([stored]))
+    assert (size, b"".join(blocks)) == (len(content), content)
 
 
 @given(st.lists(st.binary(max_size=5), max_size=20), st.lists(st.integers(1, 7), max_size=100))
 def test_a_stream_gives_what_its_chunks_are(chunks: list[bytes], sizes: list[int]) -> None:
-    stream = parts.Stream(iter(chunks))
+    stream = Stream(iter(chunks))
     found = [stream.read(size) for size in sizes]
     assert all(len(block) <= size for block, size in zip(found, sizes, strict=True))
     assert not stream.read(0)

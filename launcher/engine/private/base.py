@@ -18,9 +18,9 @@ from launcher import files
 from launcher.engine.private import packages
 from launcher.errors import EngineError, nearest
 from launcher.oci.archive import archive, entry, layer_name, load_archive
+from launcher.oci.blocks import blocks_of, sha256_of
 from launcher.oci.container import find_image
 from launcher.oci.layout import compact, sha256
-from launcher.oci.parts import blocks_of, sha256_of
 from launcher.oci.settle import iso
 from launcher.settings import settings
 

@@ -1,4 +1,4 @@
-"""Blobs as files of limited size: written aside and put in their place, read as they are listed."""
+"""Bytes in blocks: taken from streams, hashed, and read from files as they are listed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import IO
 
 from launcher import files
-from launcher.oci import layout, packed
-from launcher.oci.layout import Blob, File
+from launcher.oci.layout import File
 
 BLOCK = 1 << 16
 """Bytes that are read at once: new pages for a larger block cost more than its copy."""
-NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 Seen = Callable[[int], None]
 
 
@@ -42,55 +40,11 @@ class Stream:
         return self._chunk[start : self._at]
 
 
-def write_blob(
-    source: IO[bytes],
-    size: int,
-    folder: Path,
-    aside: Path,
-    part_size: int,
-    packing: str | None,
-    seen: Seen = lambda _: None,
-) -> Blob:
-    """Read `size` bytes of a blob into files of `part_size` bytes of the layout in `folder`.
+def taken(source: IO[bytes], size: int, seen: Seen) -> Iterator[bytes]:
+    """The next `size` bytes of a file, with how many to `seen` at each block.
 
-    aside: a folder of ours on the same disk, where they are until all of them are written
-    packing: how the media type tells that a layer comes packed, "" for one that isn't a layer's;
-    what is None is packed here
+    Raises EOFError where it has fewer.
     """
-    whole, content = hashlib.sha256(), hashlib.sha256()
-    plain = blocks(source, size, seen)
-    stored = Stream(plain if packing is not None else packed.pack(hashed(plain, content), size))
-    pieces: list[Path] = []
-    written: list[tuple[int, str]] = []
-    while not pieces or not stored.ended:
-        pieces.append(aside / f"{len(pieces) + 1:04d}")
-        own = hashlib.sha256()
-        with files.named(pieces[-1]), open(files.open_own(pieces[-1], NEW, 0o666), "wb") as file:
-            while block := stored.read(part_size - file.tell()):
-                own.update(block)
-                whole.update(block)
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-            written.append((file.tell(), own.hexdigest()))
-    digest, unpacked = (f"sha256:{one.hexdigest()}" for one in (whole, content))
-    placed = []
-    for number, (piece, (length, own_sha256)) in enumerate(zip(pieces, written, strict=True), 1):
-        path = layout.blob_path(digest, number if len(pieces) > 1 else None)
-        files.real_folder((folder / path).parent, folder)
-        piece.replace(folder / path)
-        placed.append(File(path=path, size=length, sha256=own_sha256))
-    return Blob(
-        digest=digest,
-        size=sum(size for size, _ in written),
-        media_type=layout.LAYER_TYPE + ("+zstd" if packing is None else packing),
-        unpacked=unpacked if packing is None else None,
-        files=tuple(placed),
-    )
-
-
-def blocks(source: IO[bytes], size: int, seen: Seen) -> Iterator[bytes]:
-    """Blocks of `size` bytes in all; `seen` is told how many at each. Raises EOFError."""
     for at in range(0, size, BLOCK):
         wanted = min(BLOCK, size - at)
         block = source.read(wanted)
