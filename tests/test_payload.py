@@ -14,6 +14,7 @@ import pytest
 
 from launcher import files, payload
 from launcher.errors import EngineError
+from launcher.settings import ROOT
 from launcher.train import start
 
 OLD = "0123456789abcdef0123456789abcdef"
@@ -132,3 +133,18 @@ def test_an_old_python_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 121
     assert "is Python 3.8, and 3.10 or later is needed: name one as image.python" in done.stderr
+
+
+def test_nothing_of_the_launchers_own_folder_is_on_a_runs_path(tmp_path: Path) -> None:
+    """An installed launcher lies among packages in versions that the run may not want."""
+    kept = payload.keep(tmp_path / "runs")
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv/pydantic.py").write_text("VERSION = 'the run’s own'")
+    (tmp_path / "script.py").write_text(
+        "import sys, pydantic; print(pydantic.VERSION, *sys.path, sep='\\n')"
+    )
+    script, own = str(tmp_path / "script.py"), str(tmp_path / "venv")
+    done = run(kept, "ranks.stacks", script, PYTHONPATH=own, PYTHONUTF8="1")
+    version, first, *path = done.stdout.splitlines()
+    assert (version, first) == ("the run’s own", str(tmp_path))
+    assert not {str(ROOT), str(ROOT / "launcher"), kept.folder} & {*path}
