@@ -146,8 +146,10 @@ def test_a_run_that_a_launcher_is_about_to_start_again_is_not_resumed(
     here: Any = None
     with owner.following(RUN), pytest.raises(UsageError, match=f"run {RUN} still goes on"):
         start.resumed(RUN, here, [])
-    found, _ = start.resumed(RUN, here, [])
+    found, notes = start.resumed(RUN, here, [])
     assert found.config.checkpoint.load == str(save)
+    assert found.payload == ""  # today's, and it is said
+    assert "this launcher's own runner and trainer go on, not those of then" in notes
 
 
 @pytest.mark.parametrize("tie", [False, True])

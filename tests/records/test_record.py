@@ -47,7 +47,8 @@ def keep(plan: Callable[..., Plan], runs: Path) -> Callable[..., Record]:
     """Keeps the record of what is asked for."""
 
     def keep(wanted: Asked, run: str = "0a1b2c3d", name: str = "a", created: str = "") -> Record:
-        labels = (("megatron-launchpad.created", created),)
+        created_at = ("megatron-launchpad.created", created)
+        labels = (created_at, ("megatron-launchpad.payload", "a1" * 16))
         started = replace(plan("gpt2-tiny.yaml"), run=run, name=name, labels=labels)
         found = record.record_of(started, wanted, "docker")
         record.write(found)
@@ -62,6 +63,7 @@ def test_what_was_asked_for_comes_back(keep: Callable[..., Record], runs: Path) 
     kept = record.find("0a1b2c3d")
     again = kept.asked()
     assert (again.config, again.cwd, again.rest) == (wanted.config, wanted.cwd, wanted.rest)
+    assert again.payload == "a1" * 16  # by which a restart, or rerun, is what then ran
     assert again.config.model_fields_set == wanted.config.model_fields_set
     assert again.origin.place("model.num_layers") == "run 0a1b2c3d (run.yaml): model.num_layers"
     assert (runs / "0a1b2c3d").stat().st_mode & 0o777 == 0o700  # its user's alone
