@@ -8,7 +8,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.command import actions, argument, call_action, command, flag, image, table
-from launcher.cli.data_inspect import TOKENIZER, TYPES, a_path
+from launcher.cli.data import TOKENIZER, TYPES, a_path
 from launcher.errors import UsageError
 from launcher.screen import size
 

@@ -57,6 +57,20 @@ def decoded(token: str) -> bytes:
     return bytes(byte[character] for character in token)
 
 
+def stands_for(token: str) -> str:
+    """A token's text in quotes, or its bytes where they are part of a character."""
+    if token == END:
+        return "the end of a document"
+    try:
+        content = decoded(token)
+    except KeyError:
+        return "itself: it isn't made of bytes"
+    try:
+        return repr(content.decode())
+    except UnicodeDecodeError:
+        return f"bytes {content.hex(' ')}"
+
+
 def vocabulary_files(vocab_file: Path | None, merge_file: Path | None) -> tuple[Path, Path]:
     """The two files, or the genuine ones of a package where neither is given.
 
