@@ -64,13 +64,13 @@ def render(args: Namespace) -> int:
     from launcher.matrix import render
     from launcher.matrix.load import load_lock, load_matrix
     from launcher.settings import settings
-    from launcher.trials import report
+    from launcher.trials import html
 
     site, matrix = settings(), load_matrix()
     root, beside = (args.root or site.written).absolute(), site.matrix.parent
     files = render.render_all(matrix, load_lock(), root, beside)
     files |= compose_examples.files(matrix, root)
-    files |= report.rendered(files, root)
+    files |= html.rendered(files, root)
     changed = render.drift(files, root)
     if not args.check:
         render.write(files, root)

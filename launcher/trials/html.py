@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.matrix.render import between_markers
 from launcher.screen import duration
-from launcher.trials.report import plain
+from launcher.trials.report import BEGIN, END, PAGE, load_committed, plain, table
 from launcher.trials.result import ORDER, STAGES, Result, warned
 
 PARTS = Path(__file__).with_name("page")
@@ -122,6 +123,15 @@ def as_html(results: Sequence[Result], title: str = "Compatibility") -> str:
         style_hash=_hash(style),
         script_hash=_hash(script),
     )
+
+
+def rendered(texts: Mapping[Path, str], root: Path) -> dict[Path, str]:
+    """README.md, as it is in `texts`, with the table of the committed results, and their page."""
+    results, readme = load_committed(root), root / "README.md"
+    if not results or readme not in texts:
+        return {}
+    shown = between_markers(texts[readme], table(results), BEGIN, END)
+    return {readme: shown, root / PAGE: as_html(results, "What was tried")}
 
 
 def _cards(results: Iterable[Result]) -> Iterable[Card]:

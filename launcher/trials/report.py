@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -15,7 +15,6 @@ from xml.etree import ElementTree
 
 from launcher import files
 from launcher.errors import UsageError
-from launcher.matrix.render import between_markers
 from launcher.trials.result import Result, cause, warned
 
 RESULTS, PAGE = "docs/compat.json", "docs/compat.html"
@@ -163,14 +162,3 @@ def commit(results: Iterable[Result], root: Path) -> Path:
     path.parent.mkdir(exist_ok=True)
     files.write(path, as_json(merged(load_committed(root), results)))
     return path
-
-
-def rendered(texts: Mapping[Path, str], root: Path) -> dict[Path, str]:
-    """README.md, as it is in `texts`, with the table of the committed results, and their page."""
-    from launcher.trials import html
-
-    results, readme = load_committed(root), root / "README.md"
-    if not results or readme not in texts:
-        return {}
-    shown = between_markers(texts[readme], table(results), BEGIN, END)
-    return {readme: shown, root / PAGE: html.as_html(results, "What was tried")}

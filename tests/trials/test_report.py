@@ -17,7 +17,7 @@ from markdown_it.token import Token
 
 from launcher.errors import UsageError
 from launcher.settings import ROOT
-from launcher.trials import report, result
+from launcher.trials import html, report, result
 from launcher.trials.result import Result
 from tests.trials import samples
 from tests.trials.samples import RESULTS, trial
@@ -220,18 +220,18 @@ def test_a_cell_is_replaced_by_its_newer_result_on_the_same_gpus() -> None:
 
 def test_what_is_committed_is_shown(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
-    assert report.rendered({readme: README}, tmp_path) == {}
+    assert html.rendered({readme: README}, tmp_path) == {}
     report.commit(RESULTS[:2], tmp_path)
     report.commit(RESULTS[1:], tmp_path)
     assert report.load_committed(tmp_path) == report.merged([], RESULTS)
-    files = report.rendered({readme: README}, tmp_path)
+    files = html.rendered({readme: README}, tmp_path)
     assert "| 24.02 | 0.9.0 | runs | runs | 2 × NVIDIA H100 80GB HBM3 |  |\n" in files[readme]
     assert "old" not in files[readme]
     assert files[readme].endswith(f"{report.END}\nafter\n")
     assert 'id="24.02-0.9.0"' in files[tmp_path / report.PAGE]
-    assert report.rendered(files, tmp_path) == files
+    assert html.rendered(files, tmp_path) == files
     with pytest.raises(UsageError, match=r"README\.md"):
-        report.rendered({readme: "no markers"}, tmp_path)
+        html.rendered({readme: "no markers"}, tmp_path)
 
 
 def test_what_is_committed_is_of_the_matrix_and_of_no_machine() -> None:
