@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
 from launcher.follow import find
+from launcher.follow.listener import Listener
 from launcher.names import LABEL
 from launcher.plan import config
 from launcher.plan.job import Backend, Job, Lost
@@ -20,9 +20,6 @@ from launcher.records.alarms import FLAT, MEASURES, NAN, SPIKE, Alarm, Detector
 from launcher.records.ending import Ending, Outcome
 from launcher.records.metrics import ALARM, REWIND, Found, Step
 from launcher.train.checkpoints import folders
-
-if TYPE_CHECKING:
-    from launcher.follow.supervise import Listener
 
 END = "end"
 BACK = "rewind"

@@ -8,8 +8,9 @@ from contextlib import contextmanager, suppress
 
 from launcher.errors import LauncherError
 from launcher.follow import guard, live, supervise, watchdog
+from launcher.follow.listener import Listener
 from launcher.follow.live import tell
-from launcher.follow.supervise import Listener, attempt_of
+from launcher.follow.supervise import attempt_of
 from launcher.plan.job import Job
 from launcher.records import provenance, record
 from launcher.records.metrics import Found

@@ -16,6 +16,7 @@ from launcher.errors import EngineError, LauncherError, PreflightError, UsageErr
 from launcher.files import Refused
 from launcher.follow import files, find
 from launcher.follow.assemble import Assembled, assemble, counted, new_stamp
+from launcher.follow.listener import Listener
 from launcher.follow.live import tell
 from launcher.follow.supervise import supervise
 from launcher.names import LABEL
@@ -30,7 +31,6 @@ from launcher.train.checkpoints import folders, hold, lineage
 from launcher.trust import require_own_links
 
 if TYPE_CHECKING:
-    from launcher.follow.supervise import Listener
     from launcher.machine.machine import Machine
 
 LISTEN = "launcher.follow.listen"

@@ -18,10 +18,11 @@ from contextlib import (
 )
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from launcher.errors import EngineError, UnfollowedError
 from launcher.follow import find
+from launcher.follow.listener import Listener, Listening, nobody
 from launcher.follow.live import LostTerminal, screened, tell, to_nowhere, write
 from launcher.names import LABEL
 from launcher.plan.job import KILLED, Backend, Cause, Ended, Job, Lost
@@ -50,23 +51,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 
 Starter = Callable[[int], Job]
 """Starts a run's attempt, 0 the first."""
-
-
-class Listener(Protocol):
-    """What is done with a run's output beside passing it on."""
-
-    def add(self, data: bytes, is_error: bool) -> None:
-        """Take a piece of it, each byte once."""
-
-
-Listening = Callable[[Job], AbstractContextManager[Sequence[Listener]]]
-"""Who listens to a job that this launcher follows as its own."""
-
-
-@contextmanager
-def nobody(job: Job) -> Iterator[Sequence[Listener]]:
-    """Nobody listens."""
-    yield ()
 
 
 def supervise(

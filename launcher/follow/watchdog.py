@@ -8,16 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher import files
+from launcher.follow.listener import Listener
 from launcher.plan import config
 from launcher.plan.job import Job, Lost
 from launcher.records import owner, record
 from launcher.train.words import CONCLUSION, REPORT, REPORTS, SAYS, compiling
-
-if TYPE_CHECKING:
-    from launcher.follow.supervise import Listener
 
 START_SECONDS = 120.0
 """How long a run has at least to its first output: packages are read from a cold disk."""
