@@ -22,6 +22,7 @@ from launcher.names import LABEL
 from launcher.plan import source
 from launcher.plan.config import Data, RunConfig
 from launcher.plan.image import Facts
+from launcher.plan.job import Backend
 from launcher.plan.plan import Plan, Stamp
 from launcher.plan.source import Asked, Origin
 from launcher.records import owner, provenance, record
@@ -288,11 +289,11 @@ TINY = (
 )
 
 
-class Engine:
+class Engine(Backend):
     """An engine with one image or without, or none at all."""
 
     name = "docker"
-    contained, every_node, scheduled, shares_files = True, False, False, True
+    shares_files = True  # type: ignore[assignment]
 
     def __init__(self, facts: Facts | None, *, lost: bool = False, gpus: int | None = None) -> None:
         self.known = facts
