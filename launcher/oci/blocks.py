@@ -25,17 +25,10 @@ class Stream:
         self._chunks = filter(None, chunks)
         self._chunk, self._at = b"", 0
 
-    @property
-    def ended(self) -> bool:
-        """Whether nothing comes any more."""
-        if self._at >= len(self._chunk):
-            self._chunk, self._at = next(self._chunks, b""), 0
-        return not self._chunk
-
     def read(self, size: int) -> bytes:
         """What comes next, as much of one chunk as `size` allows; nothing at the end."""
-        if self.ended:
-            return b""
+        if self._at >= len(self._chunk):
+            self._chunk, self._at = next(self._chunks, b""), 0
         start, self._at = self._at, self._at + size
         return self._chunk[start : self._at]
 

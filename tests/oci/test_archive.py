@@ -12,6 +12,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -277,8 +278,7 @@ def test_a_stream_gives_what_its_chunks_are(chunks: list[bytes], sizes: list[int
     found = [stream.read(size) for size in sizes]
     assert all(len(block) <= size for block, size in zip(found, sizes, strict=True))
     assert not stream.read(0)
-    while not stream.ended:
-        found.append(stream.read(3))
+    found += iter(partial(stream.read, 3), b"")
     assert b"".join(found) == b"".join(chunks)
     assert not stream.read(1)
 
