@@ -242,7 +242,7 @@ def _unseen(plan: Plan, root: Path) -> Iterator[tuple[str, str]]:
 
     What isn't there yet is made in the nearest folder that is.
     """
-    for mount in plan.mounts:
+    for mount in plan.without_payload().mounts:  # that is copied where it isn't seen
         at = Path(os.path.realpath(mount.source))
         while not os.path.exists(at):
             at = at.parent

@@ -133,7 +133,7 @@ def test_a_pin_and_an_image_are_package_urls(of: Callable[[str], str], text: str
 
 def labels(base: StartImage) -> dict[str, str]:
     """The labels of an image of row 24.10 on this base."""
-    return image._labels(inputs_of(SOURCES["git"], base=base))
+    return image.labels_of(inputs_of(SOURCES["git"], base=base))
 
 
 def test_labels_name_the_base_the_commit_and_no_machine_user_or_day() -> None:
@@ -145,7 +145,7 @@ def test_labels_name_the_base_the_commit_and_no_machine_user_or_day() -> None:
     other = labels(StartImage("mine:1", IMAGE, "mine:1", IMAGE, pinned=False))
     assert other["org.opencontainers.image.base.name"] == "mine:1"
     assert "org.opencontainers.image.base.digest" not in other  # it is not the locked one
-    checkout = image._labels(inputs_of(SOURCES["path"]))
+    checkout = image.labels_of(inputs_of(SOURCES["path"]))
     assert not any("/home/me" in value for value in checkout.values())
 
 

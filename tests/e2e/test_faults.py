@@ -529,7 +529,7 @@ def test_a_restarted_engine_is_waited_for_and_told(
 ) -> None:
     config = standin("hollow:1")
     config["mounts"].append({"source": "/usr", "target": "/usr"})
-    config["env"]["PATH"] = "/usr/bin"
+    config["env"] = {"PATH": "/usr/bin"}
     there.write(config, COUNTER)
     started = there.start("run", "run.yaml", "--max-restarts", "1")
     started.said("line 3\n")

@@ -121,7 +121,7 @@ class Launchers:
                 if mark in path.read_bytes().split(b"\0"):
                     words = path.with_name("cmdline").read_bytes().replace(b"\0", b" ")
                     found[int(path.parent.name)] = words.decode(errors="replace")
-        wanted = re.compile(r"launcher\.train|launcher/train|backends\.keeper")
+        wanted = re.compile(r"launcher\.train|launcher/train|backends import keeper")
         return {process: words for process, words in found.items() if wanted.search(words)}
 
 
@@ -201,7 +201,7 @@ def test_the_ranks_end_with_a_runner_that_is_killed(launchers: Launchers) -> Non
     (runner,) = (
         process
         for process, words in launchers.ranks().items()
-        if "/launcher/train/start.py runner " in words and "backends.keeper" not in words
+        if "/launcher/train/start.py runner " in words and "keeper" not in words
     )
     os.kill(runner, signal.SIGKILL)
     _, err = process.communicate(timeout=120)
