@@ -142,8 +142,10 @@ def test_a_wrong_lock_names_file_line_and_key(tmp_path: Path, old: str, new: str
 def test_an_untried_row_s_status_and_a_tag_read_as_a_number_are_told(
     tmp_path: Path,
 ) -> None:
+    first = next(tag for tag, row in load_matrix().rows.items() if row.untried)
     path = edited(tmp_path, "untried: true", "untried: true\n    expected: runs")
-    with pytest.raises(UsageError, match=r"rows\.25\.12: untried, and yet a status is expected"):
+    where = re.escape(f"rows.{first}: untried, and yet a status is expected")
+    with pytest.raises(UsageError, match=where):
         load_matrix(path)
     path = edited(tmp_path, '"24.10":', "24.10:")
     with pytest.raises(UsageError, match=r"YAML reads a bare 24\.1 as a number"):
