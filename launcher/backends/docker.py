@@ -205,6 +205,7 @@ class DockerBackend(Backend):
 
     connect: Callable[[], DockerClient] = connect
     name = "docker"
+    has_engine = True
 
     @cached_property
     def _client(self) -> DockerClient:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import names
@@ -141,18 +140,17 @@ def _all_reduce(args: Namespace, chosen: Backend) -> int:
 
 
 def all_reduce_plan(args: Namespace, chosen: Backend) -> Plan:
-    """The plan of an all-reduce: this checkout's, so that any image with a runner will do."""
+    """The plan of an all-reduce, which the payload brings along: any image with torch will do."""
     from dataclasses import replace
 
-    from launcher import train
-    from launcher.follow.assemble import assemble, new_stamp
+    from launcher.follow.assemble import NO_PROGRAM, assemble, new_stamp
     from launcher.plan.source import Asked, Origin, made
 
-    script = Path(train.__file__).with_name("allreduce.py")
     image = {"name": args.image} if args.image else {"tag": args.tag or DEFAULT}
     values = {"name": "nccl", "image": image, "gpus": args.gpus or "all", "processes": 2}
-    config = made(values | {"program": str(script)}, "doctor --nccl")
+    config = made(values | {"program": NO_PROGRAM}, "doctor --nccl")
     asked = Asked(config, Origin("doctor --nccl", {}, {}), os.getcwd())
     plan = assemble(asked, chosen, new_stamp()).plan
-    (seen,) = plan.mounts
-    return replace(plan, argv=(*plan.argv[: plan.argv.index("--") + 1], seen.target))
+    mounts = tuple(mount for mount in plan.mounts if mount.key != "program")
+    words = plan.argv[: plan.argv.index("--") + 1]
+    return replace(plan, argv=(*words, "-m", "launcher.train.allreduce"), mounts=mounts)

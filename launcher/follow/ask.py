@@ -37,7 +37,7 @@ def check(plan: Plan, machine: Machine, chosen: Backend, cache: Path) -> Iterato
     A note where that can't be asked. The answers are kept in `cache`, by the image and by all that
     is asked of it.
     """
-    if chosen.engine is None:
+    if not chosen.has_engine:
         return
     asker = backend("docker") if chosen.every_node else chosen
     with suppress(LauncherError, OSError, ValueError, KeyError):

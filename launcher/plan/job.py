@@ -122,6 +122,9 @@ class Backend(Protocol):
     scheduled: bool = False
     """Whether a scheduler chooses the machines, so that this one says nothing of them."""
 
+    has_engine: bool = False
+    """Whether a container engine starts its runs, which is then asked for by `engine`."""
+
     @property
     def contained(self) -> bool:
         """Whether a run has files and packages of its own, or sees this machine's."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher import backends
+from launcher import backends, payload
 from launcher.backends import local
 from launcher.cli import doctor
 from launcher.errors import EngineError, UsageError
@@ -97,10 +97,10 @@ def test_no_engine_is_a_line_among_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Lost:
-        contained = True
+        contained = has_engine = True
 
         @property
-        def api(self) -> Any:
+        def engine(self) -> Any:
             raise EngineError("no engine answers", "Start one.")
 
     monkeypatch.setattr(backends, "backend", lambda name: Lost())
@@ -133,7 +133,8 @@ def test_the_all_reduce_is_this_checkouts() -> None:
     parser = doctor.doctor.declare(argparse.ArgumentParser())
     args = parser.parse_args(["--nccl", "--gpus", "device=0,1", "--backend", "local"])
     plan = doctor.all_reduce_plan(args, local.backend())
-    assert plan.argv[plan.argv.index("--") + 1].endswith("launcher/train/allreduce.py")
+    assert plan.argv[-3:] == ("--", "-m", "launcher.train.allreduce")
+    assert dict(plan.labels)["megatron-launchpad.payload"] == payload.digest()
     assert plan.processes_per_node == 2
     assert plan.gpus.devices == ("0", "1")
 

@@ -124,7 +124,7 @@ def test_a_compose_project_is_asked_in_one_container(
     asked: Asker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project, engine = Answering(""), Answering("print('{}')")
-    project.__dict__["name"] = "compose"
+    project.__dict__ |= {"name": "compose", "every_node": True}
     monkeypatch.setattr(ask, "backend", {"docker": engine}.__getitem__)
     assert found(asked, project, tmp_path) == []
     assert len(engine.__dict__["started"]) == 1
