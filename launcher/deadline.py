@@ -11,18 +11,23 @@ T = TypeVar("T")
 
 
 def within(seconds: float, ask: Callable[[], T]) -> T:
-    """What `ask` returns or raises; requests' ReadTimeout where it isn't done in `seconds`.
+    """Return or raise what `ask` does; raise requests' ReadTimeout if it takes over `seconds`.
 
-    A time-out of requests is for each read alone, and for no name server and no ssh. So it asks in
-    a thread, which is left to itself where it is late.
+    A time-out of requests limits each read alone, and no name lookup and no ssh. So `ask` runs in
+    a thread, which is abandoned when it is late. A time-out that `ask` itself raises reads the
+    same: which of the two comes first is chance.
     """
-    from requests.exceptions import ReadTimeout
+    from requests.exceptions import ReadTimeout, Timeout
+
+    late = f"no answer within {seconds:g} s"
 
     answer: Future[T] = Future()
 
     def wait() -> None:
         try:
             answer.set_result(ask())
+        except Timeout:
+            answer.set_exception(ReadTimeout(late))
         except BaseException as error:
             answer.set_exception(error)
 
@@ -30,5 +35,5 @@ def within(seconds: float, ask: Callable[[], T]) -> T:
     thread.start()
     thread.join(seconds)
     if not answer.done():
-        raise ReadTimeout(f"no answer within {seconds:g} s")
+        raise ReadTimeout(late)
     return answer.result()
