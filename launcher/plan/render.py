@@ -16,6 +16,7 @@ from launcher.plan.program import Kind, Program, program
 from launcher.plan.source import Origin
 from launcher.train import compat
 from launcher.train.gpt import arguments as ours
+from launcher.train.ranks.ending import OptionError
 
 NULL_TOKENIZER = "NullTokenizer"
 
@@ -163,7 +164,7 @@ def check_fits(given: list[Option], told: rules.Told, release: str | None) -> No
     try:
         arguments = ours.parser().known(words(given))
         ours.layout(ours.complete(arguments), told.where.world)
-    except ours.UsageError as error:
+    except OptionError as error:
         lines = (where[name] for name in dict.fromkeys(re.findall(named, str(error))))
         raise UsageError(f"{', '.join(lines)}: {error}", "Change one of them.") from None
     world = told.where.world

@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.train.gpt.arguments import UsageError
+from launcher.train.ranks.ending import OptionError
 
 SINCE: dict[str, tuple[object, str]] = {
     "moe_shared_expert_intermediate_size": (None, "0.10"),
@@ -72,7 +72,7 @@ def lacking(values: Mapping[str, Any], release: str, world: int) -> list[tuple[s
 
 
 def check_model(arguments: Namespace) -> None:
-    """Raises `UsageError` for what of the model this release of Megatron-Core can't do."""
+    """Raises `OptionError` for what of the model this release of Megatron-Core can't do."""
     from megatron.core.package_info import __version__
 
     lacks = lacking(vars(arguments), __version__, int(os.environ.get("WORLD_SIZE", "1")))
@@ -82,7 +82,7 @@ def check_model(arguments: Namespace) -> None:
     for told, since in lacks:
         name, _, how = told.partition(" ")
         option = f"--{name.replace('_', '-')} {how}".strip()
-        raise UsageError(f"{option} needs Megatron-Core {since} or newer; this is {__version__}")
+        raise OptionError(f"{option} needs Megatron-Core {since} or newer; this is {__version__}")
 
 
 def prepare_experts() -> None:
@@ -178,7 +178,7 @@ def prepare() -> None:
 
 
 def check_distributed_optimizer() -> None:
-    """Raises `UsageError` where the distributed optimizer can't be used.
+    """Raises `OptionError` where the distributed optimizer can't be used.
 
     Before 0.15 it is Apex's or TransformerEngine's Adam that it takes, or saves well.
     """
@@ -186,7 +186,7 @@ def check_distributed_optimizer() -> None:
     from megatron.core.package_info import __version__
 
     if not (HAVE_APEX_OR_TE or at_least(__version__, TORCH_SHARES)):
-        raise UsageError(
+        raise OptionError(
             f"--use-distributed-optimizer needs Megatron-Core {TORCH_SHARES} or newer, or Apex or "
             f"TransformerEngine; this is {__version__} without either"
         )

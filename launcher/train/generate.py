@@ -11,8 +11,9 @@ from typing import Any
 
 from launcher.train import compat, cpu
 from launcher.train.gpt import arguments as command_line
-from launcher.train.gpt.arguments import Layout, UsageError
+from launcher.train.gpt.arguments import Layout
 from launcher.train.ranks import ending
+from launcher.train.ranks.ending import OptionError
 
 ONE_RANK = {
     **{f"{kind}_model_parallel_size": 1 for kind in ("tensor", "pipeline", "expert")},
@@ -45,11 +46,11 @@ def _print(given: Namespace) -> None:
 def arguments_of(saved: Any) -> Namespace:
     """Our program's arguments, for one rank, as a checkpoint has them: ours, or upstream's.
 
-    Raises `UsageError` where it has none.
+    Raises `OptionError` where it has none.
     """
     known = dict(saved) if isinstance(saved, dict) else vars(saved) if saved else {}
     if not known:
-        raise UsageError("the checkpoint doesn't say its model: it is older than this program")
+        raise OptionError("the checkpoint doesn't say its model: it is older than this program")
     values = {each.dest: each.default for each in command_line.parser()._actions}
     values |= {name: value for name, value in known.items() if name in values}
     fused = known.get("bias_fusion") or known.get("bias_gelu_fusion")
@@ -77,13 +78,13 @@ class Loaded:
     def after(self, tokens: Sequence[int], count: int) -> list[int]:
         """`count` tokens, each the likeliest after all before it.
 
-        Raises `UsageError` for tokens that the model doesn't know, or more than it takes.
+        Raises `OptionError` for tokens that the model doesn't know, or more than it takes.
         """
         import torch
 
         most, vocabulary = self.arguments.max_position_embeddings, self.arguments.vocab_size
         if max(tokens) >= vocabulary or len(tokens) + count > most:
-            raise UsageError(f"it takes up to {most} tokens below {vocabulary}")
+            raise OptionError(f"it takes up to {most} tokens below {vocabulary}")
         row = torch.tensor([tokens], device=torch.cuda.current_device())
         with torch.no_grad():
             for _ in range(count):
@@ -93,7 +94,7 @@ class Loaded:
 
 
 def load(source: Path) -> Loaded:
-    """The model of a checkpoint. Raises `UsageError` for one that isn't our program's."""
+    """The model of a checkpoint. Raises `OptionError` for one that isn't our program's."""
     import torch
 
     from launcher.train.checkpoints import checkpoint

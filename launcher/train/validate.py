@@ -1,9 +1,9 @@
-"""Asks a training program whether a command line can work, in a world that is only described.
+"""Ask one of Megatron's programs whether it takes a command line, as rank 0 of a described world.
 
-`python3 -m launcher.train.validate --world-size N [--capability 9.0] PROGRAM ARGS…` takes
-upstream's pretrain_*.py or `-m launcher.train.gpt`, parses and validates as they would on rank 0 of
-N, and prints one JSON line: {"refused": message, "where": place}, {"unasked": reason} or {}. No GPU
-is needed, no other process is talked to, and no model is made.
+`python3 -m launcher.train.validate --world-size N [--capability 9.0] PROGRAM ARGS…` runs upstream's
+pretrain_*.py up to its call of `pretrain`, validates the arguments as rank 0 of N ranks would, and
+prints one JSON line: {"refused": message, "where": place}, {"unasked": reason} or {}. It needs no
+GPU, talks to no other process and makes no model.
 """
 
 from __future__ import annotations
@@ -54,10 +54,7 @@ def verdict(argv: Sequence[str], world_size: int, capability: tuple[int, int]) -
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
             _describe(world_size, capability)
-            if argv[0] == "-m":
-                _ask_ours(argv[2:])
-            else:
-                _ask_upstreams(argv)
+            _ask_upstreams(argv)
     except SystemExit as ended:  # argparse, after its message
         last = (said.getvalue().strip().splitlines() or [f"it exits with {ended.code}"])[-1]
         return {"refused": last, "where": "its options"}
@@ -96,16 +93,6 @@ def _describe(world_size: int, capability: tuple[int, int]) -> None:
     for name in NEED_A_DRIVER:
         if importlib.util.find_spec(name):
             importlib.import_module(name)
-
-
-def _ask_ours(argv: Sequence[str]) -> None:
-    from launcher.train.gpt import arguments as command_line
-    from launcher.train.gpt import model
-
-    arguments = command_line.parse(argv)
-    command_line.layout(arguments, int(os.environ["WORLD_SIZE"]))
-    arguments.on_cpu = True
-    model.config(arguments)
 
 
 def _ask_upstreams(argv: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from launcher.train.gpt import arguments as command_line
 from launcher.train.gpt.arguments import Layout
+from launcher.train.ranks.ending import OptionError
 
 from .conftest import TINY
 
@@ -113,13 +114,13 @@ def test_vocabulary_padding_is_upstreams(
     ],
 )
 def test_refusals(extra: list[str], world: int, reason: str) -> None:
-    with pytest.raises(command_line.UsageError, match=reason):
+    with pytest.raises(OptionError, match=reason):
         laid_out(world, *extra)
 
 
 def test_missing_data_file_is_named() -> None:
     arguments = command_line.parse([*TINY, "--data-path", "0.5", "/nowhere/text"])
-    with pytest.raises(command_line.UsageError, match=r"no file /nowhere/text\.bin"):
+    with pytest.raises(OptionError, match=r"no file /nowhere/text\.bin"):
         command_line.check_files(arguments)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.train.gpt.arguments import UsageError
 from launcher.train.ranks import ending
+from launcher.train.ranks.ending import OptionError
 
 from .conftest import python
 
@@ -14,7 +14,7 @@ def fail(error: Exception) -> None:
     raise error
 
 
-SAID = UsageError("no such layout"), ending.RunError("the disk is full")
+SAID = OptionError("no such layout"), ending.RunError("the disk is full")
 FOUND_BY_ANOTHER = RuntimeError("[pair.cc:53] Connection closed by peer")
 
 

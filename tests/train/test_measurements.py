@@ -11,8 +11,8 @@ import pytest
 
 from launcher.train.gpt import arguments as command_line
 from launcher.train.gpt import measurements
-from launcher.train.gpt.arguments import UsageError
 from launcher.train.gpt.measurements import MEGABYTE
+from launcher.train.ranks.ending import OptionError
 
 from .conftest import TINY, Run
 
@@ -61,7 +61,7 @@ def test_repeated_samples_are_learnt_by_heart(train: Train) -> None:
 
 
 def test_no_folder_for_the_summary(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"the folder .*/nowhere isn't there"):
+    with pytest.raises(OptionError, match=r"the folder .*/nowhere isn't there"):
         measurements.check_summary(str(tmp_path / "nowhere/summary.json"))
 
 

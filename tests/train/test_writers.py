@@ -12,7 +12,7 @@ import pytest
 
 from launcher.train.gpt import arguments as command_line
 from launcher.train.gpt import writers
-from launcher.train.gpt.arguments import UsageError
+from launcher.train.ranks.ending import OptionError
 
 from .conftest import TINY, Run, start
 
@@ -57,7 +57,7 @@ def read(folder: Path) -> dict[str, dict[int, float]]:
 def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writers.importlib.util, "find_spec", lambda name: None)
     for option, package in (("--tensorboard-dir", "tensorboard"), ("--wandb-project", "wandb")):
-        with pytest.raises(UsageError, match=f"{option} needs the Python package {package}"):
+        with pytest.raises(OptionError, match=f"{option} needs the Python package {package}"):
             writers.check(command_line.parse([*TINY, "--mock-data", option, "x"]))
     writers.check(command_line.parse([*TINY, "--mock-data"]))
 

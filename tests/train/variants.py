@@ -15,6 +15,7 @@ from megatron.core import parallel_state
 from launcher.train import compat, cpu, log
 from launcher.train.gpt import arguments, training
 from launcher.train.ranks import ending
+from launcher.train.ranks.ending import OptionError
 
 
 def train(options: list[str]) -> dict[str, object]:
@@ -51,7 +52,7 @@ def main() -> None:
     for name, options in json.loads(sys.argv[1]).items():
         try:
             told = train(options)
-        except arguments.UsageError as error:
+        except OptionError as error:
             told = {"refused": str(error)}
         if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
             print("variant", json.dumps({name: told}), flush=True)

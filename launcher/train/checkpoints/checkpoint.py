@@ -26,8 +26,7 @@ from megatron.core.dist_checkpointing.mapping import (
 
 from launcher.train import compat
 from launcher.train.checkpoints import folders, lineage
-from launcher.train.gpt.arguments import UsageError
-from launcher.train.ranks.ending import RunError, has_lost_another
+from launcher.train.ranks.ending import OptionError, RunError, has_lost_another
 
 CUT_SHORT = "inline_container.cc"
 """Where torch finds that the system wrote less of an archive than it was given."""
@@ -57,7 +56,7 @@ def newest(root: str) -> Path | None:
     """The folder of the newest complete checkpoint under `root`, or None where there is none.
 
     All ranks call this together: rank 0 looks, and says which newer ones it leaves out. Raises
-    `UsageError` where none is complete though the tracker names one.
+    `OptionError` where none is complete though the tracker names one.
     """
     return _on_rank_0(lambda: _look(Path(root)))
 
@@ -66,18 +65,18 @@ def _look(root: Path) -> Path | None:
     try:
         newer, named = folders.since_complete(root), folders.noted(root)
     except OSError as error:
-        raise UsageError(f"--load {root} can't be read: {error.strerror}") from error
+        raise OptionError(f"--load {root} can't be read: {error.strerror}") from error
     newest = newer.pop(0) if newer and not newer[0].problem else None
     if named and not newest:
         told = f"{root / folders.TRACKER} names iteration {named!r}, whose checkpoint isn't "
-        raise UsageError(told + (f"complete: {newer[-1].problem}" if newer else "there"))
+        raise OptionError(told + (f"complete: {newer[-1].problem}" if newer else "there"))
     for each in newer:
         print(f"{each.folder} is left out: {each.problem}", flush=True)
     return newest.folder if newest else None
 
 
 def common(source: Path) -> dict[str, Any]:
-    """What isn't divided among ranks; raises `UsageError` if another program saved it.
+    """What isn't divided among ranks; raises `OptionError` if another program saved it.
 
     `vocabulary` is the padded one, whose padding takes part in the softmax: a run that goes on in
     another layout has to keep it.
@@ -86,7 +85,7 @@ def common(source: Path) -> dict[str, Any]:
         torch.serialization.add_safe_globals([argparse.Namespace])
     state: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(source))
     if "vocabulary" not in state:
-        raise UsageError(f"{source} was not saved by launcher.train.gpt")
+        raise OptionError(f"{source} was not saved by launcher.train.gpt")
     return state
 
 
@@ -203,7 +202,7 @@ def _make(partial: Path, mine: lineage.Note | None) -> None:
 def _on_rank_0(work: Callable[[], Any]) -> Any:
     """What rank 0 finds, or makes while the others wait.
 
-    Raises what that raises: a `UsageError` on every rank, for an `OSError` a silent `RunError` on
+    Raises what that raises: a `OptionError` on every rank, for an `OSError` a silent `RunError` on
     the others.
     """
     told: list[Any] = [None, None]
@@ -211,12 +210,12 @@ def _on_rank_0(work: Callable[[], Any]) -> Any:
     if first:
         try:
             told[0] = work()
-        except (OSError, UsageError) as error:
+        except (OSError, OptionError) as error:
             told[1] = error
     torch.distributed.broadcast_object_list(told)
     result, failure = told
     if failure:
-        raise failure if first or isinstance(failure, UsageError) else RunError("")
+        raise failure if first or isinstance(failure, OptionError) else RunError("")
     return result
 
 
@@ -269,7 +268,7 @@ def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: A
 
     All ranks call this together. Random states are those of ranks, so they are carried over
     only into the layout that they were saved with. Weights alone, as `launcher checkpoint import`
-    leaves them, are loaded alone. Raises `UsageError` where experts have an optimizer of their
+    leaves them, are loaded alone. Raises `OptionError` where experts have an optimizer of their
     own, as with expert parallelism, in one of both alone, and it is a distributed one.
     """
     if known.get("weights_alone"):
@@ -282,7 +281,7 @@ def load(source: Path, known: dict[str, Any], parts: Sequence[Any], optimizer: A
     chained = min(saved, here) == 1 < max(saved, here)
     own: Any = _copied(state["optimizer"]) if chained else None
     if chained and not _renamed(own, source):
-        raise UsageError(
+        raise OptionError(
             f"{source} was saved with EP={saved}, which keeps another optimizer than EP={here}: go "
             f"on with --expert-model-parallel-size {saved}{' or another above 1' * (saved > 1)}, "
             "or with the weights alone, by `launcher checkpoint convert … --format torch_dist`"
@@ -358,7 +357,7 @@ def _loaded(state: dict[str, Any], source: Path) -> dict[str, Any]:
     loaded: dict[str, Any]
     loaded, _, lacking = dist_checkpointing.load(state, str(source), strict="return_unexpected")
     if lost := sorted(key for key in lacking if SCALES not in key):
-        raise UsageError(f"{source} lacks {lost[0]} of this model, and {len(lost) - 1} more")
+        raise OptionError(f"{source} lacks {lost[0]} of this model, and {len(lost) - 1} more")
     return loaded
 
 

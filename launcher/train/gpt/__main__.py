@@ -12,6 +12,7 @@ from launcher.train.gpt import arguments as command_line
 from launcher.train.gpt import measurements, writers
 from launcher.train.gpt.arguments import Layout
 from launcher.train.ranks import ending
+from launcher.train.ranks.ending import OptionError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,12 +23,12 @@ def main(argv: Sequence[str]) -> int:
 def check(arguments: Namespace) -> tuple[Namespace, Layout]:
     """The arguments, checked, and the layout of the ranks, without importing what is heavy.
 
-    Raises `UsageError`.
+    Raises `OptionError`.
     """
     layout = command_line.layout(arguments, int(os.environ.get("WORLD_SIZE", 1)))
     command_line.check_files(arguments)
     if "RANK" not in os.environ:
-        raise command_line.UsageError("start its ranks with python3 -m launcher.train.runner")
+        raise OptionError("start its ranks with python3 -m launcher.train.runner")
     writers.check(arguments)
     if arguments.performance_summary and os.environ["RANK"] == "0":
         measurements.check_summary(arguments.performance_summary)
@@ -38,7 +39,7 @@ def train(arguments: Namespace, layout: Layout) -> None:
     """Import what is heavy, and train.
 
     Megatron starts processes that import the main module, so that has to be light.
-    Raises `UsageError` and `RunError`.
+    Raises `OptionError` and `RunError`.
     """
     cpu.write_whole_lines()
     compat.prepare()

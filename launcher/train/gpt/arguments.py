@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NoReturn
 
+from launcher.train.ranks.ending import OptionError
+
 AT_LEAST_ONE = (
     "num-layers hidden-size num-attention-heads seq-length vocab-size make-vocab-size-divisible-by "
     "micro-batch-size tensor-model-parallel-size pipeline-model-parallel-size "
@@ -23,10 +25,6 @@ IF_GIVEN = (
     "recompute-num-layers"
 ).split()
 """What is at least 1 where it is given."""
-
-
-class UsageError(Exception):
-    """The arguments can't work together; the text says which and how to mend it."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +53,16 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises, where argparse would print its message on every rank."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
+        raise OptionError(message)
 
     def known(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The arguments; raises `UsageError` for one that isn't known, with the nearest."""
+        """The arguments; raises `OptionError` for one that isn't known, with the nearest."""
         arguments, unknown = self.parse_known_args(argv)
         if unknown:
             name = unknown[0].partition("=")[0]  # the value may be a secret
             close = get_close_matches(name, self._option_string_actions, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise UsageError(f"unknown argument {name}{hint}")
+            raise OptionError(f"unknown argument {name}{hint}")
         return arguments
 
 
@@ -215,7 +213,7 @@ def parser(
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments, with the values that follow from others filled in.
 
-    Raises `UsageError`.
+    Raises `OptionError`.
     """
     return complete(parser().known(argv))
 
@@ -282,12 +280,12 @@ def learning_rate(arguments: argparse.Namespace, steps: int) -> float:
 def layout(arguments: argparse.Namespace, world_size: int) -> Layout:
     """The layout of `world_size` ranks; fills in the global batch size where not given.
 
-    Raises `UsageError` where one number does not divide another as it must.
+    Raises `OptionError` where one number does not divide another as it must.
     """
     for name in (*AT_LEAST_ONE, *IF_GIVEN):
         value = getattr(arguments, name.replace("-", "_"))
         if value is not None and value < 1:
-            raise UsageError(f"--{name} must be at least 1")
+            raise OptionError(f"--{name} must be at least 1")
     tensor, context = arguments.tensor_model_parallel_size, arguments.context_parallel_size
     pipeline = arguments.pipeline_model_parallel_size
     if tensor == 1:
@@ -309,7 +307,7 @@ def layout(arguments: argparse.Namespace, world_size: int) -> Layout:
 
 def _divides(divisor: int, number: int, divisor_name: str, name: str) -> None:
     if number % divisor:
-        raise UsageError(f"{name} ({number}) is not divisible by {divisor_name} ({divisor})")
+        raise OptionError(f"{name} ({number}) is not divisible by {divisor_name} ({divisor})")
 
 
 def _check_model(given: argparse.Namespace) -> None:
@@ -329,14 +327,14 @@ def _check_model(given: argparse.Namespace) -> None:
     if given.sequence_parallel:
         _divides(context * tensor, given.seq_length, f"CP × {size}", "--seq-length")
     if given.swiglu and given.squared_relu:
-        raise UsageError("--swiglu and --squared-relu exclude each other")
+        raise OptionError("--swiglu and --squared-relu exclude each other")
     if (given.squared_relu or given.openai_gelu) and given.bias_fusion:
-        raise UsageError("--bias-fusion knows no --squared-relu, and has --openai-gelu's anyway")
+        raise OptionError("--bias-fusion knows no --squared-relu, and has --openai-gelu's anyway")
     rotates = given.position_embedding_type == "rope"
     if given.use_rope_scaling and not rotates:
-        raise UsageError("--use-rope-scaling needs --position-embedding-type rope")
+        raise OptionError("--use-rope-scaling needs --position-embedding-type rope")
     if rotates and (given.kv_channels % 2 or not 0 < given.rotary_percent <= 1):
-        raise UsageError("RoPE needs an even --kv-channels and --rotary-percent up to 1")
+        raise OptionError("RoPE needs an even --kv-channels and --rotary-percent up to 1")
 
 
 def _check_experts(given: argparse.Namespace, ranks: int) -> None:
@@ -345,9 +343,9 @@ def _check_experts(given: argparse.Namespace, ranks: int) -> None:
     if not several:
         for name in ("moe-ffn-hidden-size", "moe-shared-expert-intermediate-size"):
             if getattr(given, name.replace("-", "_")):
-                raise UsageError(f"--{name} needs --num-experts")
+                raise OptionError(f"--{name} needs --num-experts")
         if parts > 1 or given.moe_grouped_gemm:
-            raise UsageError("expert parallelism and --moe-grouped-gemm need --num-experts")
+            raise OptionError("expert parallelism and --moe-grouped-gemm need --num-experts")
         return
     _divides(parts, several, "--expert-model-parallel-size", "--num-experts")
     _divides(parts, ranks, "--expert-model-parallel-size", "replicas × CP")
@@ -360,17 +358,17 @@ def _check_experts(given: argparse.Namespace, ranks: int) -> None:
         dispatcher = given.moe_token_dispatcher_type
         if given.tensor_model_parallel_size > 1 and dispatcher == "allgather":
             told = "shared experts with tensor parallelism need"
-            raise UsageError(f"{told} --moe-token-dispatcher-type alltoall")
+            raise OptionError(f"{told} --moe-token-dispatcher-type alltoall")
     if not given.disable_bias_linear:
-        raise UsageError("--num-experts needs --disable-bias-linear: experts have no biases")
+        raise OptionError("--num-experts needs --disable-bias-linear: experts have no biases")
     if given.moe_router_topk > several:
-        raise UsageError("--moe-router-topk is above --num-experts")
+        raise OptionError("--moe-router-topk is above --num-experts")
     if given.tensor_model_parallel_size > 1 and not given.sequence_parallel:
-        raise UsageError("experts with tensor parallelism need --sequence-parallel")
+        raise OptionError("experts with tensor parallelism need --sequence-parallel")
     if given.moe_router_load_balancing_type == "sinkhorn" and given.moe_aux_loss_coeff:
-        raise UsageError("sinkhorn goes without --moe-aux-loss-coeff")
+        raise OptionError("sinkhorn goes without --moe-aux-loss-coeff")
     if given.moe_grouped_gemm and not (given.bf16 and given.disable_bias_linear):
-        raise UsageError("--moe-grouped-gemm needs --bf16 and --disable-bias-linear")
+        raise OptionError("--moe-grouped-gemm needs --bf16 and --disable-bias-linear")
 
 
 def virtual_stages(given: argparse.Namespace) -> int:
@@ -385,7 +383,7 @@ def _check_virtual(given: argparse.Namespace, micro_batches: int) -> None:
         return
     name = "--num-layers-per-virtual-pipeline-stage"
     if stages == 1:
-        raise UsageError(f"{name} needs a pipeline: --pipeline-model-parallel-size 2 or more")
+        raise OptionError(f"{name} needs a pipeline: --pipeline-model-parallel-size 2 or more")
     _divides(each, given.num_layers // stages, name, "the layers of a stage")
     _divides(stages, micro_batches, "the pipeline's stages", "the micro-batches of a step")
 
@@ -393,37 +391,37 @@ def _check_virtual(given: argparse.Namespace, micro_batches: int) -> None:
 def _check_choices(given: argparse.Namespace) -> None:
     again = (given.recompute_granularity, given.recompute_method, given.recompute_num_layers)
     if any(again) and not all(again):
-        raise UsageError("--recompute-granularity, -method and -num-layers go together")
+        raise OptionError("--recompute-granularity, -method and -num-layers go together")
     if given.max_position_embeddings < given.seq_length:
-        raise UsageError("--max-position-embeddings is smaller than --seq-length")
+        raise OptionError("--max-position-embeddings is smaller than --seq-length")
     if not 0 <= given.eod_id < given.vocab_size:
-        raise UsageError(f"--eod-id {given.eod_id} is not in the vocabulary")
+        raise OptionError(f"--eod-id {given.eod_id} is not in the vocabulary")
     if given.fp16 and given.bf16:
-        raise UsageError("--fp16 and --bf16 exclude each other")
+        raise OptionError("--fp16 and --bf16 exclude each other")
     if given.fp8 and (given.transformer_impl == "local" or not given.bf16):
-        raise UsageError("--fp8-format needs --bf16 and --transformer-impl transformer_engine")
+        raise OptionError("--fp8-format needs --bf16 and --transformer-impl transformer_engine")
     if given.mock_data == bool(given.data_path):
-        raise UsageError("give either --mock-data or --data-path")
+        raise OptionError("give either --mock-data or --data-path")
     if given.mock_samples is not None and (given.data_path or given.mock_samples < 1):
-        raise UsageError("--mock-samples is a number above 0, and needs --mock-data")
+        raise OptionError("--mock-samples is a number above 0, and needs --mock-data")
     if given.lr_warmup_iters and given.lr_warmup_fraction is not None:
-        raise UsageError("--lr-warmup-iters and --lr-warmup-fraction exclude each other")
+        raise OptionError("--lr-warmup-iters and --lr-warmup-fraction exclude each other")
     if given.save_interval and not given.save:
-        raise UsageError("--save-interval needs --save")
+        raise OptionError("--save-interval needs --save")
     if given.wandb_project and not given.wandb_exp_name:
-        raise UsageError("--wandb-project needs --wandb-exp-name")
+        raise OptionError("--wandb-project needs --wandb-exp-name")
     first, last = given.profile_steps or (1, 1)
     if not 1 <= first <= last <= given.train_iters:
-        raise UsageError("--profile-steps are two of --train-iters, the first of them first")
+        raise OptionError("--profile-steps are two of --train-iters, the first of them first")
     if given.memory_interval <= 0:
-        raise UsageError("--memory-interval must be above 0")
+        raise OptionError("--memory-interval must be above 0")
 
 
 def check_files(given: argparse.Namespace) -> None:
-    """Raises `UsageError` where the data isn't there."""
+    """Raises `OptionError` where the data isn't there."""
     # An even number of words is pairs of a weight and a prefix, as upstream has it.
     prefixes = given.data_path or []
     for prefix in prefixes if len(prefixes) % 2 else prefixes[1::2]:
         for name in (f"{prefix}.bin", f"{prefix}.idx"):
             if not os.path.isfile(name):
-                raise UsageError(f"--data-path: there is no file {name}")
+                raise OptionError(f"--data-path: there is no file {name}")

@@ -16,7 +16,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.utils import get_blend_from_list
 
-from launcher.train.gpt.arguments import UsageError
+from launcher.train.ranks.ending import OptionError
 
 ARRAYS = (
     *("document_index", "sample_index", "shuffle_index"),
@@ -176,13 +176,13 @@ def _alone() -> Iterator[None]:
 
 
 def _agree(what: str, digest: str) -> None:
-    """Raises `UsageError` on all ranks, naming nodes, unless all have node 0's `digest`."""
+    """Raises `OptionError` on all ranks, naming nodes, unless all have node 0's `digest`."""
     told: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(told, (os.environ.get("GROUP_RANK", "0"), digest))
     wrong = sorted({int(node) for node, other in told if other != told[0][1]})
     if wrong:
         names = ", ".join(str(node) for node in wrong)
-        raise UsageError(f"{what} on node {names} isn't node {told[0][0]}'s")
+        raise OptionError(f"{what} on node {names} isn't node {told[0][0]}'s")
 
 
 def _index_digest(datasets: list[Any]) -> str:

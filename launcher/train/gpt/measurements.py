@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from launcher import files
-from launcher.train.gpt.arguments import Layout, UsageError
-from launcher.train.ranks.ending import RunError
+from launcher.train.gpt.arguments import Layout
+from launcher.train.ranks.ending import OptionError, RunError
 from launcher.train.traces import TRACE
 from launcher.train.words import say
 
@@ -66,7 +66,7 @@ def sampled(arguments: argparse.Namespace) -> Iterator[None]:
     """Sample this rank's memory meanwhile, where `arguments` ask for that.
 
     Each line of `rank-N.jsonl` is one sample: `time` in seconds since 1970, and bytes. Raises
-    `UsageError` where the file can't be written.
+    `OptionError` where the file can't be written.
     """
     if not arguments.memory_samples:
         yield
@@ -76,7 +76,7 @@ def sampled(arguments: argparse.Namespace) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / f"rank-{os.environ['RANK']}.jsonl").open("w", buffering=1)
     except OSError as error:
-        raise UsageError(f"can't write to {folder}: {error.strerror}") from error
+        raise OptionError(f"can't write to {folder}: {error.strerror}") from error
     over = threading.Event()
     work = (file, over, arguments.memory_interval, arguments.on_cpu)
     thread = threading.Thread(target=_sample, args=work, daemon=True)
@@ -104,11 +104,11 @@ def _sample(file: IO[str], over: threading.Event, interval: float, on_cpu: bool)
 
 
 def check_summary(file: str) -> None:
-    """Raises `UsageError` where the summary's folder can't be written: before the training."""
+    """Raises `OptionError` where the summary's folder can't be written: before the training."""
     folder = Path(file).absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         what = "can't be written" if folder.is_dir() else "isn't there"
-        raise UsageError(f"--performance-summary: the folder {folder} {what}")
+        raise OptionError(f"--performance-summary: the folder {folder} {what}")
 
 
 def summary(

@@ -24,8 +24,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from launcher.train import compat
 from launcher.train.gpt import compiled
-from launcher.train.gpt.arguments import UsageError, padded_vocabulary, virtual_stages
+from launcher.train.gpt.arguments import padded_vocabulary, virtual_stages
 from launcher.train.gpt.layers import Parts, local_layer, norm, squared_relu
+from launcher.train.ranks.ending import OptionError
 
 CONFIG = (
     "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels "
@@ -57,14 +58,14 @@ OF_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight")
 def vocabulary(arguments: argparse.Namespace, tensor: int, saved: dict[str, Any]) -> int:
     """The padded vocabulary: the checkpoint's, where one is loaded.
 
-    Raises `UsageError` where that doesn't fit the arguments.
+    Raises `OptionError` where that doesn't fit the arguments.
     """
     if not saved:
         divisible_by = arguments.make_vocab_size_divisible_by
         return padded_vocabulary(arguments.vocab_size, divisible_by, tensor)
     size = int(saved["vocabulary"])
     if size < arguments.vocab_size or size % tensor:
-        raise UsageError(
+        raise OptionError(
             f"the checkpoint in {arguments.load} has a padded vocabulary of {size}, which "
             f"doesn't fit --vocab-size {arguments.vocab_size} and TP={tensor}"
         )
@@ -78,7 +79,7 @@ def _layers(arguments: argparse.Namespace, described: TransformerConfig, compile
         wanted = "transformer_engine" if there and not compiles else "local"
     elif wanted == "transformer_engine" and not there:
         where = "for the CPU" if arguments.on_cpu else "here"
-        raise UsageError(f"--transformer-impl {wanted}: there is no Transformer Engine {where}")
+        raise OptionError(f"--transformer-impl {wanted}: there is no Transformer Engine {where}")
     experts = {"num_experts": arguments.num_experts, "moe_grouped_gemm": arguments.moe_grouped_gemm}
     if wanted == "transformer_engine":
         layer = get_gpt_layer_with_transformer_engine_spec(**experts)
@@ -88,7 +89,7 @@ def _layers(arguments: argparse.Namespace, described: TransformerConfig, compile
         return layer
     mlp = None
     if arguments.moe_grouped_gemm and not importlib.util.find_spec("grouped_gemm"):
-        raise UsageError("--moe-grouped-gemm needs TransformerEngine or the package grouped_gemm")
+        raise OptionError("--moe-grouped-gemm needs TransformerEngine or the package grouped_gemm")
     if arguments.num_experts:
         compat.prepare_experts()
         mlp = get_gpt_layer_local_spec(**experts).submodules.mlp
@@ -114,7 +115,7 @@ def config(arguments: argparse.Namespace, compiles: str = "") -> TransformerConf
     on an H100, a 124M model took 65 ms a step with those of biases and 55 ms without, since
     calling compiled functions costs the host more than the GPU saves; where torch `compiles` the
     layers they are no part of Megatron's, which have added their biases by then. All layers have
-    experts where any has, so that the MLP's size is theirs. Raises `UsageError` for what the
+    experts where any has, so that the MLP's size is theirs. Raises `OptionError` for what the
     release of Megatron lacks.
     """
     compat.check_model(arguments)
@@ -155,7 +156,7 @@ def build(
     """This rank's part of the model for a padded vocabulary.
 
     `part` says which, where a stage of the pipeline has several; `compiles` what torch compiles of
-    it, as `fast.Path` has it. Raises `UsageError` for what
+    it, as `fast.Path` has it. Raises `OptionError` for what
     the release of Megatron lacks.
     """
     parts, described = virtual_stages(arguments), config(arguments, compiles)

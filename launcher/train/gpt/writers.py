@@ -9,21 +9,20 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.train.gpt.arguments import UsageError
-from launcher.train.ranks.ending import RunError
+from launcher.train.ranks.ending import OptionError, RunError
 
 FLUSH_SECONDS = 10
 """How long TensorBoard's writer keeps a number at most."""
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raises `UsageError` where the package isn't there that would write."""
+    """Raises `OptionError` where the package isn't there that would write."""
     for option, value, package in (
         ("--tensorboard-dir", arguments.tensorboard_dir, "tensorboard"),
         ("--wandb-project", arguments.wandb_project, "wandb"),
     ):
         if value and importlib.util.find_spec(package) is None:
-            raise UsageError(
+            raise OptionError(
                 f"{option} needs the Python package {package}, which isn't here: leave the option "
                 "out, or put the package on PYTHONPATH"
             )

@@ -8,12 +8,15 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from launcher.train.gpt.arguments import UsageError
 from launcher.train.words import say
 
 FAILED = 1
 USAGE = 2
 LOST = ("Connection closed by peer", "Connection reset by peer")  # in gloo's words
+
+
+class OptionError(Exception):
+    """The options can't work together; the text says which, and how to mend it."""
 
 
 class RunError(Exception):
@@ -28,7 +31,7 @@ def code(work: Callable[[], None], program: str = "gpt") -> int:
     """
     try:
         work()
-    except UsageError as error:  # the same on every rank of a node
+    except OptionError as error:  # the same on every rank of a node
         if is_first_here():
             say(str(error), f"{program}: ")
         return USAGE
