@@ -7,11 +7,11 @@ import sys
 import tempfile
 
 from bench import cluster, compat, demo, explain, export, launch, logs, rows, tokenize, transfer
-from launcher.engine import acquire
-from launcher.engine.connect import engine_host
-from launcher.matrix.load import load_matrix
-from launcher.screen import Progress
-from launcher.settings import settings
+from launcher.base.screen import Progress
+from launcher.base.settings import settings
+from launcher.images.engine import acquire
+from launcher.images.engine.connect import engine_host
+from launcher.images.matrix.load import load_matrix
 
 ALONE = {
     "demo": demo.figures,

@@ -15,16 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.measure import ROOT, Figure
-from launcher.backends import slurm
-from launcher.backends.slurm import SlurmBackend
-from launcher.follow.assemble import assemble, new_stamp
-from launcher.plan import source
-from launcher.plan.clusters import Slurm
-from launcher.plan.source import Asked
-from launcher.settings import settings
-from launcher.train.ranks import ring
-from launcher.train.ranks.job import free_port
-from launcher.train.ranks.meeting import Meeting
+from launcher.agent.ranks import ring
+from launcher.agent.ranks.job import free_port
+from launcher.agent.ranks.meeting import Meeting
+from launcher.base.settings import settings
+from launcher.runs.backends.slurm import slurm
+from launcher.runs.backends.slurm.slurm import SlurmBackend
+from launcher.runs.follow.assemble import assemble, new_stamp
+from launcher.runs.runfile import source
+from launcher.runs.runfile.clusters import Slurm
+from launcher.runs.runfile.source import Asked
 
 NODES, TURNS = 512, 16
 PROGRAM = "print('there', flush=True)\n"

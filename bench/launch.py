@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from bench.measure import ROOT, Figure, interleaved
-from launcher.engine.connect import docker_cli
+from launcher.images.engine.connect import docker_cli
 
 if TYPE_CHECKING:
     from docker import DockerClient

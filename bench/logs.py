@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.measure import ROOT, Figure
-from launcher.engine.connect import docker_cli
-from launcher.records.record import LOG
+from launcher.images.engine.connect import docker_cli
+from launcher.runs.records.record import LOG
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import yaml
 
 from bench.measure import Figure
-from launcher.build.image import Builds, Request
-from launcher.matrix.load import load_matrix
-from launcher.screen import Progress
-from launcher.settings import ROOT, Settings
+from launcher.base.screen import Progress
+from launcher.base.settings import ROOT, Settings
+from launcher.images.builder.image import Builds, Request
+from launcher.images.matrix.load import load_matrix
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -20,9 +20,9 @@ import tempfile
 from pathlib import Path
 
 from bench.measure import ROOT, Figure, timed
-from launcher.data import vocabulary
-from launcher.engine.private import packages
-from launcher.errors import UsageError
+from launcher.base.errors import UsageError
+from launcher.images.engine.private import packages
+from launcher.tools.data import vocabulary
 
 CORPORA = {"10k documents of 8 kB": (10_000, 8200), "60k documents of 1 kB": (60_000, 1000)}
 TURNS = 7

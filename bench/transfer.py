@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.measure import Figure, timed
-from launcher.build.image import Builds, Request
-from launcher.engine.connect import cli_environment, docker_cli, engine_host
-from launcher.engine.private import private
-from launcher.errors import EngineError
-from launcher.screen import Progress
-from launcher.settings import Settings
+from launcher.base.errors import EngineError
+from launcher.base.screen import Progress
+from launcher.base.settings import Settings
+from launcher.images.builder.image import Builds, Request
+from launcher.images.engine.connect import cli_environment, docker_cli, engine_host
+from launcher.images.engine.private import private
 
 if TYPE_CHECKING:
     from docker import DockerClient

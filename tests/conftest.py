@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from launcher.screen import Progress
-from launcher.settings import Settings, settings
+from launcher.base.screen import Progress
+from launcher.base.settings import Settings, settings
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from launcher.engine.acquire import Bases
+    from launcher.images.engine.acquire import Bases
 
 pytest_plugins = ["tests.machines", "tests.plans"]
 
@@ -63,8 +63,8 @@ def empty_site(tmp_path: Path) -> Settings:
 @pytest.fixture(scope="session")
 def engine(site: Settings) -> Iterator[DockerClient]:
     """A real engine: the one that answers, else a private one. DOCKER_HOST points to it."""
-    from launcher.engine.acquire import any_engine
-    from launcher.engine.connect import engine_host
+    from launcher.images.engine.acquire import any_engine
+    from launcher.images.engine.connect import engine_host
 
     with any_engine(site.cache / "engine", Progress()) as client:
         before = os.environ.get("DOCKER_HOST")
@@ -79,7 +79,7 @@ def engine(site: Settings) -> Iterator[DockerClient]:
 
 def tidy(client: DockerClient) -> None:
     """Bound what builds leave in an engine of ours: it would fill the user's cache folder."""
-    from launcher.engine.connect import is_private
+    from launcher.images.engine.connect import is_private
 
     if is_private(client):
         client.images.prune()
@@ -89,8 +89,8 @@ def tidy(client: DockerClient) -> None:
 @pytest.fixture(scope="session")
 def bases(engine: DockerClient, site: Settings) -> Bases:
     """The base and builder of the cpu row, or their stand-in where no registry is in reach."""
-    from launcher.engine import acquire
-    from launcher.matrix.load import load_matrix
+    from launcher.images.engine import acquire
+    from launcher.images.matrix.load import load_matrix
 
     return acquire.bases(engine, load_matrix(), "cpu", site, Progress())
 
@@ -111,7 +111,7 @@ class CpuImages:
 
     def build(self, megatron: str | None = None, checkout: Path | None = None) -> str:
         """The image's name."""
-        from launcher.build.image import Builds, Request
+        from launcher.images.builder.image import Builds, Request
 
         request = Request("cpu", megatron, checkout, self.bases.base, self.bases.builder)
         return Builds(self.client, self.site, Progress(), NAMES).build(request).names[0]

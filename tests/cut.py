@@ -8,7 +8,7 @@ import platform
 import signal
 from collections.abc import Callable, Iterator
 
-from launcher.errors import LauncherError
+from launcher.base.errors import LauncherError
 
 CALLS = {
     1: "write", 18: "pwrite64", 20: "writev", 74: "fsync", 75: "fdatasync", 76: "truncate",

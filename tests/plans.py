@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.payload import Payload
-from launcher.plan import source
-from launcher.plan.image import Facts
-from launcher.plan.mounts import Host
-from launcher.plan.plan import Plan, Stamp, make_plan
-from launcher.plan.source import Override
+from launcher.runs.payload import Payload
+from launcher.runs.plan.image import Facts
+from launcher.runs.plan.mounts import Host
+from launcher.runs.plan.plan import Plan, Stamp, make_plan
+from launcher.runs.runfile import source
+from launcher.runs.runfile.source import Override
 
 PAYLOAD = Payload("PAYLOAD", "/home/user/runs/.payloads/PAYLOAD")
 """In place of the payload's digest, which each edit changes."""

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher import files
-from launcher.build import lock
-from launcher.data import indexed
-from launcher.matrix.load import load_lock
-from launcher.records import record
-from launcher.settings import settings
-from launcher.train.checkpoints import folders, lineage
-from launcher.weights import convert
+from launcher.agent.checkpoints import folders, lineage
+from launcher.base import files
+from launcher.base.settings import settings
+from launcher.images.matrix.load import load_lock
+from launcher.images.sources import lock
+from launcher.runs.datasets import indexed
+from launcher.runs.records import record
+from launcher.tools.weights import convert
 from tests import cut
 
 pytestmark = pytest.mark.skipif(bool(cut.unsupported), reason=cut.unsupported)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.settings import ROOT
-from launcher.weights import convert
+from launcher.base.settings import ROOT
+from launcher.tools.weights import convert
 from tests.disks import limited
-from tests.weights.models import made
+from tests.tools.weights.models import made
 
 SCRIPT = "torchrun --nproc_per_node 1 pretrain_gpt.py --num-layers 2 --mock-data\n"
 

@@ -13,10 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROGRAM = "import sys; from launcher.cli import program; sys.exit(program())"
 KEY = """
-from launcher.build import context
-from launcher.matrix.load import load_lock, load_matrix
-from launcher.matrix.render import dockerfile
-from launcher.settings import settings
+from launcher.images.builder import context
+from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.images.matrix.render import dockerfile
+from launcher.base.settings import settings
 matrix, beside = load_matrix(), settings().matrix.parent
 print(context.own_digest(), len(load_lock().packages))
 print(dockerfile(matrix, "24.10", (beside / "Dockerfile.template").read_text()))

@@ -185,7 +185,7 @@ def add_program(venv: Path) -> None:
 def remove(venv: Path) -> None:
     """Remove an environment of ours, as the launcher removes: following no link, nothing else."""
     sys.path.insert(0, str(ROOT))
-    from launcher import files
+    from launcher.base import files
 
     try:
         files.remove_folder(venv, venv.parent, proof=".bootstrap")
@@ -216,8 +216,8 @@ def pip_wheel(scratch: Path) -> Path:
 def download_pip(root: Path) -> None:
     """Unpack the distribution's pip under `root`; no privilege is needed."""
     sys.path.insert(0, str(ROOT))
-    from launcher.engine.private import packages
-    from launcher.errors import LauncherError
+    from launcher.base.errors import LauncherError
+    from launcher.images.engine.private import packages
 
     try:
         packages.unpack(root, ["python3-pip-whl"])

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from launcher.plan.arguments import DATA, series
-from launcher.plan.program import PROGRAMS
+from launcher.runs.plan.arguments import DATA, series
+from launcher.runs.plan.program import PROGRAMS
 
 ARGUMENTS = "megatron.training.arguments"
 EXTRA = ("megatron.post_training.arguments", "add_modelopt_args")

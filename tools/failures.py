@@ -6,19 +6,19 @@ import re
 import sys
 from pathlib import Path
 
-from launcher.records.failures import Failure, table
+from launcher.runs.records.failures import Failure, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "failures.md"
 HEAD = """\
 # Known failures
 
 What `launcher explain` names in a log, and what stands at the end of a failed run. It is made of
-`launcher/records/failures.yaml` by `python3 -m tools.failures`; each of its expressions has a text
-that was really written, in `tests/records/said.yaml`. *Before the start* is what prevents it or
-tells of it first; where it says `diagnosed`, the log alone does. Of several causes in a log the
-first to be said is told, but for those of the second table, which ranks write as well when another
-one has failed. *since* is the first release that writes it, as the sources tell; where it is empty,
-all do that the matrix has.
+`launcher/runs/records/failures.yaml` by `python3 -m tools.failures`; each of its expressions has a
+text that was really written, in `tests/runs/records/said.yaml`. *Before the start* is what prevents
+it or tells of it first; where it says `diagnosed`, the log alone does. Of several causes in a log
+the first to be said is told, but for those of the second table, which ranks write as well when
+another one has failed. *since* is the first release that writes it, as the sources tell; where it
+is empty, all do that the matrix has.
 
 """
 TABLE = (

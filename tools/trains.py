@@ -1,6 +1,6 @@
 """The table of docs/models.md: which model trains with which release, in which layouts.
 
-`python3 -m tools.trains 0.9.0=FOLDER 0.16.1=FOLDER …` trains all of tests/train/test_models.py on
+`python3 -m tools.trains 0.9.0=FOLDER 0.16.1=FOLDER …` trains all of tests/trainer/test_models.py on
 the CPU with the `megatron` package of each folder, by a Python that has CPU torch and pytest.
 """
 

@@ -22,10 +22,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from launcher.train import rate
+from launcher.trainer import rate
 
-RUNNER = "-m launcher.train.runner --processes-per-node 1 --grace 60"
-OURS = "-m launcher.train.gpt"
+RUNNER = "-m launcher.agent.runner --processes-per-node 1 --grace 60"
+OURS = "-m launcher.trainer.gpt"
 SAME = (
     "--init-method-std 0.006 --make-vocab-size-divisible-by 128 --lr 1e-4 --min-lr 1e-5 "
     "--weight-decay 0.1 --lr-decay-style cosine --adam-beta1 0.9 --adam-beta2 0.95 --clip-grad 1.0 "

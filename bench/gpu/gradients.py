@@ -13,8 +13,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from launcher.train import compat, memsets
-from launcher.train.gpt import arguments as command_line
+from launcher.agent import compat
+from launcher.trainer.fast import memsets
+from launcher.trainer.gpt import arguments as command_line
 
 SIZES = (
     "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 512 "
@@ -36,7 +37,7 @@ def ways(half: Any, exact: Any, loss: Any) -> Iterator[tuple[str, dict[str, floa
     """Each way's name, and the distances of its gradients."""
     import torch
 
-    from launcher.train.gpt import model
+    from launcher.trainer.gpt import model
 
     vocabulary = len(exact.embedding.word_embeddings.weight)
     for way in ("eager", "by our kernels", "by a graph of them"):
@@ -79,7 +80,8 @@ def main() -> None:
     compat.prepare()
     import torch
 
-    from launcher.train.gpt import fast, model, training
+    from launcher.trainer.fast import fast
+    from launcher.trainer.gpt import model, training
 
     whole, half = command_line.parse(SIZES), command_line.parse([*SIZES, "--bf16"])
     whole.on_cpu = half.on_cpu = False

@@ -49,12 +49,13 @@ def pack(tag: str, to: Path, given: dict[str, str]) -> None:
 
     given: folders by the extension and the path of a submodule
     """
-    from launcher.build import context, extensions, fetch, source
-    from launcher.build.pins import StartImage
-    from launcher.matrix.load import load_lock, load_matrix, patch_files
-    from launcher.matrix.recipe import recipe
-    from launcher.matrix.render import dockerfile
-    from launcher.settings import settings
+    from launcher.base.settings import settings
+    from launcher.images.builder import context
+    from launcher.images.matrix.load import load_lock, load_matrix, patch_files
+    from launcher.images.matrix.recipe import recipe
+    from launcher.images.matrix.render import dockerfile
+    from launcher.images.sources import extensions, fetch, source
+    from launcher.images.sources.pins import StartImage
 
     site = settings()
     matrix, root = load_matrix(site.matrix), site.matrix.parent

@@ -23,9 +23,10 @@ from statistics import median
 from typing import Any
 
 from bench.gpu.__main__ import products
-from launcher.plan import layout, model, source
-from launcher.plan.render import values_of
-from launcher.records import metrics
+from launcher.runs.plan import layout, model
+from launcher.runs.plan.render import values_of
+from launcher.runs.records import metrics
+from launcher.runs.runfile import source
 
 UPSTREAM = "pretrain_gpt.py"
 SHORT = (

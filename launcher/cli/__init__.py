@@ -12,8 +12,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import screen
-from launcher.errors import LauncherError, UsageError
+from launcher.base import screen
+from launcher.base.errors import LauncherError, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -160,7 +160,7 @@ def _tell_unforeseen(error: Exception, argv: list[str]) -> int:
     import tempfile
     import traceback
 
-    from launcher.yamlfile import printable
+    from launcher.base.yamlfile import printable
 
     what = printable(f"{type(error).__name__}: {error}".rstrip(": "))
     told = f"launcher: {_doing(argv)}: an error that nobody foresaw: {what}"

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.base.errors import EngineError, LauncherError, UsageError
+from launcher.base.screen import Progress
 from launcher.cli.command import (
     ALL,
     BASES,
@@ -22,15 +24,13 @@ from launcher.cli.command import (
     flag,
     image,
 )
-from launcher.errors import EngineError, LauncherError, UsageError
-from launcher.screen import Progress
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from launcher.build.image import Request
-    from launcher.matrix.schema import Matrix
-    from launcher.settings import Settings
+    from launcher.base.settings import Settings
+    from launcher.images.builder.image import Request
+    from launcher.images.matrix.schema import Matrix
 
 WITHOUT = "Or leave base and builder out: --no-images"
 VERIFY_EXIT_CODES = """\
@@ -60,10 +60,10 @@ exit codes:
 )
 def build(args: Namespace) -> int:
     """Build one or more rows of the matrix."""
-    from launcher.build.image import Builds, build_all
-    from launcher.engine.connect import connect
-    from launcher.matrix.load import load_matrix
-    from launcher.settings import settings
+    from launcher.base.settings import settings
+    from launcher.images.builder.image import Builds, build_all
+    from launcher.images.engine.connect import connect
+    from launcher.images.matrix.load import load_matrix
 
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs} is no number of compilers")
@@ -86,8 +86,8 @@ def build(args: Namespace) -> int:
 
 def _requests(args: Namespace, matrix: Matrix, **departures: Any) -> list[Request]:
     """What is asked for of each row. Raises UsageError for no row, or one that isn't there."""
-    from launcher.build.image import Request
-    from launcher.matrix.load import find_row
+    from launcher.images.builder.image import Request
+    from launcher.images.matrix.load import find_row
 
     tags = matrix.usual if args.all else args.tags
     if not tags:
@@ -118,11 +118,11 @@ def _tell_failed(failed: Sequence[tuple[str, LauncherError]]) -> int:
 )
 def verify(args: Namespace) -> int:
     """Build an image again from the lock, without cache, and compare: verify TAG|IMAGE."""
-    from launcher.engine.connect import connect
-    from launcher.images import images
-    from launcher.images.again import Departures, Verification
-    from launcher.matrix.load import load_matrix
-    from launcher.settings import settings
+    from launcher.base.settings import settings
+    from launcher.images.carry import images
+    from launcher.images.carry.again import Departures, Verification
+    from launcher.images.engine.connect import connect
+    from launcher.images.matrix.load import load_matrix
 
     site = settings()
     client = connect(timeout=3600)  # an engine writes 20 GB before it gives the first byte of them
@@ -151,7 +151,7 @@ def fetch(args: Namespace) -> int:
 
     One line for each row and bundle on stdout.
     """
-    from launcher.settings import settings
+    from launcher.base.settings import settings
 
     site, progress = settings(), Progress()
     if args.bundled:
@@ -161,11 +161,11 @@ def fetch(args: Namespace) -> int:
 
 def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
     """Fetch the rows' inputs and, where asked to, pack them; what can't be had is told last."""
-    from launcher.build import inputs
-    from launcher.build.pins import Images
-    from launcher.images import bundle
-    from launcher.matrix.load import load_lock, load_matrix
-    from launcher.matrix.recipe import recipe
+    from launcher.images.builder import inputs
+    from launcher.images.carry import bundle
+    from launcher.images.matrix.load import load_lock, load_matrix
+    from launcher.images.matrix.recipe import recipe
+    from launcher.images.sources.pins import Images
 
     matrix = load_matrix(site.matrix)
     lock = load_lock(site.matrix.with_suffix(".lock"))
@@ -190,14 +190,14 @@ def _fetch(args: Namespace, site: Settings, progress: Progress) -> int:
 
 
 def _folder(path: Path) -> Path:
-    from launcher.settings import expanded
+    from launcher.base.settings import expanded
 
     return expanded(path).absolute()
 
 
 def _engine(must: bool, progress: Progress) -> DockerClient | None:
     """The engine that answers; where none does, none is needed unless images `must` be packed."""
-    from launcher.engine.connect import connect
+    from launcher.images.engine.connect import connect
 
     try:
         return connect(timeout=600)
@@ -219,7 +219,7 @@ def _platform(client: DockerClient, asked: str | None) -> str:
 
 def _take(args: Namespace, site: Settings, progress: Progress) -> int:
     """Check a bundle and take all of it; a row that needs more here is told."""
-    from launcher.images import bundle
+    from launcher.images.carry import bundle
 
     if args.tags or args.all:
         raise UsageError("--from takes all that is in the bundle", "Leave the tags out.")

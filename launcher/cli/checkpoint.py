@@ -7,15 +7,15 @@ import os
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from launcher.base.errors import UsageError
+from launcher.base.screen import size
 from launcher.cli.command import actions, argument, call_action, command, flag, image, table
 from launcher.cli.data import TOKENIZER, TYPES, a_path
-from launcher.errors import UsageError
-from launcher.screen import size
 
 if TYPE_CHECKING:
-    from launcher.data.tokenizers import Chosen
-    from launcher.follow.weights import Named
-    from launcher.weights.convert import Done
+    from launcher.tools.data.tokenizers import Chosen
+    from launcher.tools.weights.convert import Done
+    from launcher.tools.weights.given import Named
 
 SOURCE = argument("source", "a run, or a folder with a checkpoint", "RUN|FOLDER")
 NAMED = (argument("--tokenizer-type", "where its own isn't known", choices=TYPES), *TOKENIZER[1:4])
@@ -42,8 +42,8 @@ TO = argument("--to", "a folder that isn't there, or empty", "FOLDER", type=a_pa
 @command(SOURCE, flag("--all", "every layer's and expert's tensors, not the first's alone"))
 def inspect(args: Namespace) -> int:
     """Show a checkpoint's tensors, layout, iteration, and whether it is complete."""
-    from launcher.follow.weights import named
-    from launcher.weights import reader
+    from launcher.tools.weights import reader
+    from launcher.tools.weights.given import named
 
     saved = reader.opened(named(args.source).folder)
     of = " ".join(f"{kind[0].upper()}P={size}" for kind, size in saved.layout.items())
@@ -79,8 +79,8 @@ def inspect(args: Namespace) -> int:
 )
 def export(args: Namespace) -> int:
     """Write a model as Hugging Face has it: config.json, safetensors, tokenizer."""
-    from launcher.follow.weights import files_of, named, tokenizer
-    from launcher.weights import convert, reader
+    from launcher.tools.weights import convert, reader
+    from launcher.tools.weights.given import files_of, named, tokenizer
 
     source = named(args.source)
     chosen = tokenizer(source, _tokenizer(args))
@@ -111,7 +111,7 @@ def _tell(done: Done, what: str) -> None:
 )
 def import_(args: Namespace) -> int:
     """Write a model of Hugging Face's as a checkpoint of Megatron's."""
-    from launcher.weights import convert
+    from launcher.tools.weights import convert
 
     done = convert.import_(args.source, args.to, args.make_vocab_size_divisible_by)
     _tell(done, f"{done.shape.family} of {args.source}")
@@ -131,8 +131,8 @@ def import_(args: Namespace) -> int:
 )
 def convert(args: Namespace) -> int:
     """Write a checkpoint's weights in another format, or for another layout of it."""
-    from launcher.follow.weights import named
-    from launcher.weights import convert, reader
+    from launcher.tools.weights import convert, reader
+    from launcher.tools.weights.given import named
 
     saved = reader.opened(named(args.source).folder)
     kinds = ("tensor", "pipeline", "expert")
@@ -152,7 +152,7 @@ def checkpoint(args: Namespace) -> int:
 
 def _prepare() -> None:
     """Install what work on tensors and tokens needs: numpy, and tokenizers."""
-    from launcher.install import install
+    from launcher.base.install import install
 
     install()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -170,7 +170,7 @@ def _prepare() -> None:
 )
 def generate(args: Namespace) -> int:
     """Print a few tokens that a checkpoint has for the likeliest after a text."""
-    from launcher.follow import weights
+    from launcher.tools.weights import given as weights
 
     _prepare()
     source = weights.named(args.source)
@@ -189,7 +189,7 @@ def generate(args: Namespace) -> int:
             raise UsageError(f"--ids {args.text!r}: no numbers", "As '464 2068'.") from None
         print(*weights.generate(source, ids, *how))
         return 0
-    from launcher.data import tokenizers
+    from launcher.tools.data import tokenizers
 
     loaded = tokenizers.load_tokenizer(chosen)
     ids = [int(one) for one in tokenizers.encoded(loaded, [args.text])[0]]
@@ -204,7 +204,7 @@ def _image(source: Named) -> Any:
 
 def _tokenizer(args: Namespace) -> Chosen | None:
     """What the options name, where any is given."""
-    from launcher.data.tokenizers import Chosen
+    from launcher.tools.data.tokenizers import Chosen
 
     files = {"vocab_file": args.vocab_file, "merge_file": args.merge_file}
     files |= {"model": args.tokenizer_model}

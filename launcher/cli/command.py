@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launcher import names
-from launcher.screen import printable
+from launcher.base import names
+from launcher.base.screen import printable
 
 Part = Callable[[Any], object]
 """Adds an argument, or several, to a parser or to a group of its arguments."""
@@ -106,7 +106,7 @@ def image(metavar: str, about: str, flags: str = "image", **options: Any) -> Par
 
 def checkout(text: str) -> Path:
     """The folder of a Megatron-LM checkout, whole."""
-    from launcher.settings import expanded
+    from launcher.base.settings import expanded
 
     return expanded(text).resolve()
 

@@ -33,7 +33,7 @@ CONFIGS = {
 )
 def completion(args: Namespace) -> int:
     """Print the completion script of bash or zsh."""
-    from launcher.follow import find
+    from launcher.runs.follow import find
 
     if args.what == RESUMABLE:
         print("".join(f"{run}\n" for run in find.resumable()), end="")
@@ -47,9 +47,9 @@ def script(shell: str) -> str:
     import shtab
 
     from launcher import cli
-    from launcher.backends import names
-    from launcher.matrix.load import load_matrix
-    from launcher.plan.source import PRESETS
+    from launcher.images.matrix.load import load_matrix
+    from launcher.runs.backends import names
+    from launcher.runs.runfile.source import PRESETS
 
     parser, matrix = cli.parser(), load_matrix()
     parser.prog = NAME

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.base.errors import UsageError
+from launcher.base.screen import printable
 from launcher.cli.command import actions, argument, call_action, command, flag
-from launcher.errors import UsageError
-from launcher.screen import printable
 
 if TYPE_CHECKING:
-    from launcher.data.contents import Data, Sizes
-    from launcher.data.ledger import Leniency
-    from launcher.data.sources import Reading
-    from launcher.data.tokenizers import Chosen, Tokenizer
+    from launcher.tools.data.contents import Data, Sizes
+    from launcher.tools.data.ledger import Leniency
+    from launcher.tools.data.sources import Reading
+    from launcher.tools.data.tokenizers import Chosen, Tokenizer
 
 WIDTH = 40
 """Columns of the longest bar."""
@@ -82,7 +82,7 @@ READ = (
 
 def tokenizer(args: Namespace) -> Chosen:
     """The tokenizer that the options name."""
-    from launcher.data.tokenizers import Chosen
+    from launcher.tools.data.tokenizers import Chosen
 
     return Chosen(
         type=args.tokenizer_type,
@@ -117,8 +117,8 @@ def a_path(text: str) -> Path:
 )
 def tokenize(args: Namespace) -> int:
     """Make .bin and .idx of jsonl, csv, parquet or plain text, packed or not."""
-    from launcher.data import tokenize, workers
-    from launcher.data.bar import Bar
+    from launcher.tools.data import tokenize, workers
+    from launcher.tools.data.bar import Bar
 
     if args.workers is not None and args.workers < 1:
         raise UsageError(f"--workers {args.workers}: at least one is needed")
@@ -146,9 +146,10 @@ def _in_parts(args: Namespace) -> int:
 
     Raises UsageError, EngineError, PartFailed.
     """
-    from launcher import files
-    from launcher.data import contents, indexed
-    from launcher.follow import slurm_array
+    from launcher.base import files
+    from launcher.runs.datasets import indexed
+    from launcher.runs.follow import slurm_array
+    from launcher.tools.data import contents
 
     if args.shard or args.slurm < 1:
         raise UsageError(
@@ -176,8 +177,8 @@ def _in_parts(args: Namespace) -> int:
 @command(*READ, argument("--output -o", "a .jsonl", "FILE", required=True))
 def convert(args: Namespace) -> int:
     """Make one jsonl of csv, parquet, plain text or other jsonl."""
-    from launcher.data.bar import Bar
-    from launcher.data.convert import convert
+    from launcher.tools.data.bar import Bar
+    from launcher.tools.data.convert import convert
 
     target, reading = _target("--output", args.output), _reading(args)
     with Bar() as bar:
@@ -192,7 +193,7 @@ def convert(args: Namespace) -> int:
 )
 def merge(args: Namespace) -> int:
     """Join .bin and .idx of shards, in the order given."""
-    from launcher.data.contents import merge
+    from launcher.tools.data.contents import merge
 
     target = _target("--output-prefix", args.output_prefix)
     made = merge([path for given in args.prefixes for path in _named(given)], target)
@@ -208,7 +209,7 @@ def merge(args: Namespace) -> int:
 )
 def inspect(args: Namespace) -> int:
     """Check a .bin and .idx, count, show the lengths and the first documents; compare two."""
-    from launcher.data import contents, tokenizers
+    from launcher.tools.data import contents, tokenizers
 
     data = contents.open_data(args.prefix)
     if args.compare:
@@ -239,7 +240,7 @@ def _counts(data: Data, found: Sizes) -> list[str]:
 
 def _how_made(data: Data) -> list[str]:
     """The tokenizer and the release whose rule made the tokens, where a record says so."""
-    from launcher.data import contents
+    from launcher.tools.data import contents
 
     if not (said := contents.how_made(data)):
         return []
@@ -279,8 +280,8 @@ def _shown(tokenizer: Tokenizer, data: Data, number: int) -> str:
 )
 def vocab(args: Namespace) -> int:
     """Check vocab.json and merges.txt, and show what their tokens stand for."""
-    from launcher.data import tokenizers
-    from launcher.data.faults import Refused
+    from launcher.tools.data import tokenizers
+    from launcher.tools.data.faults import Refused
 
     for option, number in (("--from", args.first), ("--count", args.count)):
         if number < 0:
@@ -307,7 +308,7 @@ def vocab(args: Namespace) -> int:
 
 def _explain(files: Sequence[Path], first: int, count: int) -> None:
     """Check vocab.json and merges.txt, and show what some of the tokens stand for."""
-    from launcher.data import vocabulary
+    from launcher.tools.data import vocabulary
 
     found = vocabulary.load_vocabulary(*files)
     for path, digest in zip(files, found.sha256, strict=True):
@@ -328,7 +329,7 @@ def data(args: Namespace) -> int:
     ModuleNotFoundError, upon which the command line goes on in .venv, and UsageError where the
     packages can't be installed.
     """
-    from launcher.install import install
+    from launcher.base.install import install
 
     for option in ("output_prefix", "output"):  # before a minute of installing
         if given := getattr(args, option, None):
@@ -359,7 +360,7 @@ def _target(option: str, given: str) -> Path:
     """
     import shlex
 
-    from launcher.settings import expanded
+    from launcher.base.settings import expanded
 
     if given == "-" or os.path.basename(given) in ("", ".", ".."):
         raise UsageError(
@@ -371,7 +372,7 @@ def _target(option: str, given: str) -> Path:
 
 def _reading(args: Namespace, shard: tuple[int, int] = (0, 1)) -> Reading:
     """How they are read. Raises UsageError for options that can't be."""
-    from launcher.data.sources import BLOCK, LARGEST, Reading
+    from launcher.tools.data.sources import BLOCK, LARGEST, Reading
 
     if args.max_record is not None and args.max_record << 20 < BLOCK:
         raise UsageError(
@@ -398,7 +399,7 @@ def _reading(args: Namespace, shard: tuple[int, int] = (0, 1)) -> Reading:
 
 def _leniency(args: Namespace) -> Leniency:
     """What becomes of bad records. Raises UsageError for a limit of what isn't skipped."""
-    from launcher.data.ledger import Leniency
+    from launcher.tools.data.ledger import Leniency
 
     if args.max_errors is not None and args.on_error != "skip":
         raise UsageError("--max-errors without --on-error skip")

@@ -12,8 +12,8 @@ from launcher.cli.command import argument, command
 @command()
 def demo(args: Namespace) -> int:
     """Build the CPU image from Megatron's source and train a tiny GPT in it."""
-    from launcher import demo
-    from launcher.settings import settings
+    from launcher.base.settings import settings
+    from launcher.tools import demo
 
     demo.run(settings())
     return 0
@@ -30,8 +30,8 @@ def demo(args: Namespace) -> int:
 )
 def engine(args: Namespace) -> int:
     """Keep a private engine up (Linux, root, apt) and print its DOCKER_HOST."""
-    from launcher.engine.private.private import keep_up
-    from launcher.settings import settings
+    from launcher.base.settings import settings
+    from launcher.images.engine.private.private import keep_up
 
     keep_up(args.folder or settings().cache / "engine", partial(print, flush=True))
     return 0

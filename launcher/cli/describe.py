@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from launcher.plan.plan import Plan
-from launcher.plan.secrets import redact, redacted
+from launcher.runs.plan.plan import Plan
+from launcher.runs.runfile.secrets import redact, redacted
 
 
 def describe(plan: Plan) -> str:

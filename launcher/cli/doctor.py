@@ -6,16 +6,16 @@ import os
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from launcher import names
+from launcher.base import names
+from launcher.base.errors import EngineError, PreflightError, UsageError
 from launcher.cli.command import argument, command, either, flag, image
-from launcher.errors import EngineError, PreflightError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from launcher.machine.report import Line
-    from launcher.plan.job import Backend
-    from launcher.plan.plan import Plan
+    from launcher.runs.checks.report import Line
+    from launcher.runs.plan.job import Backend
+    from launcher.runs.plan.plan import Plan
 
 DEFAULT = "24.10"
 
@@ -42,7 +42,7 @@ DEFAULT = "24.10"
 )
 def doctor(args: Namespace) -> int:
     """Look whether this machine can train: engine, GPUs, driver, memory, disk."""
-    from launcher.backends import backend
+    from launcher.runs.backends import backend
 
     if args.nodes is not None:
         return _print(_nodes(args), as_json=args.json)
@@ -53,10 +53,10 @@ def doctor(args: Namespace) -> int:
 
 
 def _lines(args: Namespace, chosen: Backend) -> list[Line]:
-    from launcher.machine import gather, report
-    from launcher.matrix.load import find_row, load_matrix
-    from launcher.plan.values import parse_gpus
-    from launcher.settings import settings
+    from launcher.base.settings import settings
+    from launcher.images.matrix.load import find_row, load_matrix
+    from launcher.runs.checks import gather, report
+    from launcher.runs.runfile.values import parse_gpus
 
     cuda = find_row(load_matrix(), args.tag).cuda if args.tag else None
     asked = parse_gpus(args.gpus) if args.gpus else None
@@ -74,12 +74,12 @@ def _lines(args: Namespace, chosen: Backend) -> list[Line]:
 
 def _nodes(args: Namespace) -> list[Line]:
     """Meet the other nodes. Raises UsageError for numbers that can't be."""
-    from launcher import payload
-    from launcher.backends.host import tell
-    from launcher.machine import gather, nodes
-    from launcher.plan.source import NODE_RANKS
-    from launcher.train.ranks import alike
-    from launcher.train.ranks.meeting import Meeting
+    from launcher.agent.ranks import alike
+    from launcher.agent.ranks.meeting import Meeting
+    from launcher.runs import payload
+    from launcher.runs.backends.host import tell
+    from launcher.runs.checks import gather, nodes
+    from launcher.runs.runfile.source import NODE_RANKS
 
     told = (os.environ[name] for name in NODE_RANKS if os.environ.get(name, "").isdecimal())
     rank = args.node_rank if args.node_rank is not None else int(next(told, -1))
@@ -97,7 +97,7 @@ def _nodes(args: Namespace) -> list[Line]:
 
 def _environment(chosen: Backend) -> Iterator[Line]:
     """What runs without a container need of this environment: torch, and Megatron for most."""
-    from launcher.machine import report
+    from launcher.runs.checks import report
 
     if chosen.contained:
         return
@@ -117,7 +117,7 @@ def _print(found: list[Line], *, as_json: bool) -> int:
     import json
     from dataclasses import asdict
 
-    from launcher.machine import report
+    from launcher.runs.checks import report
 
     if as_json:
         print(json.dumps([asdict(line) for line in found], indent=2))
@@ -131,7 +131,7 @@ def _all_reduce(args: Namespace, chosen: Backend) -> int:
     """Run the all-reduce as a run of its own; its exit code."""
     from dataclasses import replace
 
-    from launcher.follow.supervise import supervise
+    from launcher.runs.follow.supervise import supervise
 
     plan = all_reduce_plan(args, chosen)
     if args.json:
@@ -143,8 +143,8 @@ def all_reduce_plan(args: Namespace, chosen: Backend) -> Plan:
     """The plan of an all-reduce, which the payload brings along: any image with torch will do."""
     from dataclasses import replace
 
-    from launcher.follow.assemble import NO_PROGRAM, assemble, new_stamp
-    from launcher.plan.source import Asked, Origin, made
+    from launcher.runs.follow.assemble import NO_PROGRAM, assemble, new_stamp
+    from launcher.runs.runfile.source import Asked, Origin, made
 
     image = {"name": args.image} if args.image else {"tag": args.tag or DEFAULT}
     values = {"name": "nccl", "image": image, "gpus": args.gpus or "all", "processes": 2}
@@ -153,4 +153,4 @@ def all_reduce_plan(args: Namespace, chosen: Backend) -> Plan:
     plan = assemble(asked, chosen, new_stamp()).plan
     mounts = tuple(mount for mount in plan.mounts if mount.key != "program")
     words = plan.argv[: plan.argv.index("--") + 1]
-    return replace(plan, argv=(*words, "-m", "launcher.train.allreduce"), mounts=mounts)
+    return replace(plan, argv=(*words, "-m", "launcher.agent.allreduce"), mounts=mounts)

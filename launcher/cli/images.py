@@ -6,6 +6,8 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from launcher.base.errors import UsageError
+from launcher.base.screen import printable
 from launcher.cli.build import build, verify
 from launcher.cli.command import (
     SOURCE,
@@ -19,16 +21,14 @@ from launcher.cli.command import (
 )
 from launcher.cli.command import image as image_name
 from launcher.cli.transfer import load, pull, push, save
-from launcher.errors import UsageError
-from launcher.screen import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from launcher.build.beside import Documents
-    from launcher.images.images import Image
-    from launcher.trials.facts import Fact
-    from launcher.trials.trials import Verdict
+    from launcher.images.builder.beside import Documents
+    from launcher.images.carry.images import Image
+    from launcher.tools.trials.facts import Fact
+    from launcher.tools.trials.trials import Verdict
 
 COLUMNS = ("ID", "NAME", "ROW", "MEGATRON", "ADDS", "CREATED", "BASE")
 
@@ -36,8 +36,8 @@ COLUMNS = ("ID", "NAME", "ROW", "MEGATRON", "ADDS", "CREATED", "BASE")
 @command(flag("--quiet -q", "print the IDs alone"))
 def ls(args: Namespace) -> int:
     """List our images: what is in them, what they add to their base, whether it is pinned."""
-    from launcher.engine.connect import connect
-    from launcher.images.prune import ours
+    from launcher.images.carry.prune import ours
+    from launcher.images.engine.connect import connect
 
     images = ours(connect())
     if args.quiet:
@@ -68,11 +68,11 @@ def inspect(args: Namespace) -> int:
     """Show an image's labels, what it was built from, its provenance and its contents."""
     import json
 
-    from launcher.build import beside
-    from launcher.engine.connect import connect
-    from launcher.images.images import find, reference
-    from launcher.matrix.load import load_matrix
-    from launcher.settings import settings
+    from launcher.base.settings import settings
+    from launcher.images.builder import beside
+    from launcher.images.carry.images import find, reference
+    from launcher.images.engine.connect import connect
+    from launcher.images.matrix.load import load_matrix
 
     client = connect()
     image = find(client, reference(args.image, load_matrix().rows))
@@ -98,7 +98,7 @@ def inspect(args: Namespace) -> int:
 
 def _text(image: Image, names: list[str], record: dict[str, Any], documents: Documents) -> str:
     """The lines for a person; what isn't there is said."""
-    from launcher.build.beside import PROVENANCE, SBOM
+    from launcher.images.builder.beside import PROVENANCE, SBOM
 
     lines = [
         ("image", ", ".join(names) or "without a name"),
@@ -138,11 +138,11 @@ def probe(args: Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    from launcher.backends import backend
-    from launcher.matrix.load import find_row, load_matrix
-    from launcher.plan.values import parse_gpus
-    from launcher.settings import settings
-    from launcher.trials import facts, trials
+    from launcher.base.settings import settings
+    from launcher.images.matrix.load import find_row, load_matrix
+    from launcher.runs.backends import backend
+    from launcher.runs.runfile.values import parse_gpus
+    from launcher.tools.trials import facts, trials
 
     if (args.backend == "local") == bool(args.tag):
         raise UsageError(
@@ -170,7 +170,7 @@ def probe(args: Namespace) -> int:
     for line in wrong:
         print(f"launcher: {line}", file=sys.stderr)
     if args.write and row:
-        from launcher import files
+        from launcher.base import files
 
         path = settings().matrix
         new = facts.unstated(row, found)
@@ -209,10 +209,10 @@ def prune(args: Namespace) -> int:
 
 
 def _images(args: Namespace) -> int:
-    from launcher.engine import disk
-    from launcher.engine.connect import connect
-    from launcher.images import prune
-    from launcher.settings import settings
+    from launcher.base.settings import settings
+    from launcher.images.carry import prune
+    from launcher.images.engine import disk
+    from launcher.images.engine.connect import connect
 
     client = connect(timeout=600)
     chosen = prune.to_prune(prune.ours(client), args.all, args.keep)
@@ -238,11 +238,11 @@ def _images(args: Namespace) -> int:
 
 
 def _cache(args: Namespace) -> int:
-    from launcher import files
-    from launcher.images import prune
-    from launcher.matrix.load import load_lock, load_matrix
-    from launcher.matrix.recipe import locked_hashes
-    from launcher.settings import settings
+    from launcher.base import files
+    from launcher.base.settings import settings
+    from launcher.images.carry import prune
+    from launcher.images.matrix.load import load_lock, load_matrix
+    from launcher.images.matrix.recipe import locked_hashes
 
     site, matrix = settings(), load_matrix()
     hashes = {*locked_hashes(load_lock()), *(one.sha256 for one in matrix.interpreters.values())}

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.base.errors import UsageError
+from launcher.base.screen import Progress
 from launcher.cli.command import (
     BASES,
     BUILDER,
@@ -23,23 +25,21 @@ from launcher.cli.command import (
     either,
     flag,
 )
-from launcher.errors import UsageError
-from launcher.screen import Progress
 
 if TYPE_CHECKING:
-    from launcher.trials.result import Result
-    from launcher.trials.series import Options
+    from launcher.tools.trials.result import Result
+    from launcher.tools.trials.series import Options
 
 
 @command(flag("--keys", "of each row with each release: the key of its image"))
 def list_(args: Namespace) -> int:
     """The rows of the matrix."""
-    from launcher.matrix.load import load_lock, load_matrix
-    from launcher.matrix.render import table
-    from launcher.settings import settings
+    from launcher.base.settings import settings
+    from launcher.images.matrix.load import load_lock, load_matrix
+    from launcher.images.matrix.render import table
 
     if args.keys:
-        from launcher.build.keys import keys
+        from launcher.images.builder.keys import keys
 
         at = settings().matrix
         for line in keys(load_matrix(), load_lock(at.with_suffix(".lock")), at.parent):
@@ -60,11 +60,11 @@ WRITTEN = argument(
 @command(flag("--check", "only fail where they differ"), WRITTEN)
 def render(args: Namespace) -> int:
     """Write images/, compose/, README's tables."""
-    from launcher.backends import compose_examples
-    from launcher.matrix import render
-    from launcher.matrix.load import load_lock, load_matrix
-    from launcher.settings import settings
-    from launcher.trials import html
+    from launcher.base.settings import settings
+    from launcher.images.matrix import render
+    from launcher.images.matrix.load import load_lock, load_matrix
+    from launcher.runs.backends.compose import compose_examples
+    from launcher.tools.trials import html
 
     site, matrix = settings(), load_matrix()
     root, beside = (args.root or site.written).absolute(), site.matrix.parent
@@ -90,9 +90,9 @@ ANEW = "ask anew for these packages, releases, extensions and images; for all wh
 )
 def lock(args: Namespace) -> int:
     """Write matrix.lock; pins that hold are kept."""
-    from launcher.build import lock
-    from launcher.matrix.load import load_lock, load_matrix, lock_path
-    from launcher.settings import settings
+    from launcher.base.settings import settings
+    from launcher.images.matrix.load import load_lock, load_matrix, lock_path
+    from launcher.images.sources import lock
 
     site, beside = settings(), lock_path()
     path = (args.root or site.written).absolute() / beside.name
@@ -120,9 +120,9 @@ def github(args: Namespace) -> int:
     """The jobs of a workflow, as JSON."""
     import json
 
-    from launcher.matrix import github
-    from launcher.matrix.load import load_matrix
-    from launcher.trials.series import cells
+    from launcher.images.matrix import github
+    from launcher.images.matrix.load import load_matrix
+    from launcher.tools.trials.series import cells
 
     matrix = load_matrix()
     tags = args.tags or [tag for tag, row in matrix.rows.items() if not row.untried]
@@ -175,11 +175,11 @@ def compat(args: Namespace) -> int:
     """
     import signal
 
-    from launcher.engine.connect import connect
-    from launcher.matrix.load import load_lock, load_matrix
-    from launcher.plan.values import parse_gpus
-    from launcher.settings import settings
-    from launcher.trials import report, series
+    from launcher.base.settings import settings
+    from launcher.images.engine.connect import connect
+    from launcher.images.matrix.load import load_lock, load_matrix
+    from launcher.runs.runfile.values import parse_gpus
+    from launcher.tools.trials import report, series
 
     matrix = load_matrix()
     tags, releases = (matrix.rows, [*matrix.releases]) if args.kept else (matrix.usual, [])
@@ -209,8 +209,8 @@ def compat(args: Namespace) -> int:
 
 
 def _report(results: Sequence[Result], folder: Path) -> None:
-    from launcher import files
-    from launcher.trials import html, report
+    from launcher.base import files
+    from launcher.tools.trials import html, report
 
     for name, text in (
         ("report.json", report.as_json(results)),
@@ -222,7 +222,7 @@ def _report(results: Sequence[Result], folder: Path) -> None:
 
 
 def _options(args: Namespace) -> Options:
-    from launcher.trials.series import Options
+    from launcher.tools.trials.series import Options
 
     disk = None if args.disk is None else round(args.disk * 1e9)
     return Options(

@@ -7,11 +7,11 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.base.errors import UsageError
 from launcher.cli.command import argument, command
-from launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.matrix.schema import Matrix
+    from launcher.images.matrix.schema import Matrix
 
 
 @command(
@@ -26,10 +26,10 @@ def import_(args: Namespace) -> int:
 
     What isn't in the run file goes to stderr, each with its line.
     """
-    from launcher import files
-    from launcher.importing.shell_script import imported
-    from launcher.matrix.load import find_row, load_matrix
-    from launcher.yamlfile import read
+    from launcher.base import files
+    from launcher.base.yamlfile import read
+    from launcher.images.matrix.load import find_row, load_matrix
+    from launcher.tools.importing.shell_script import imported
 
     matrix = load_matrix()
     find_row(matrix, args.tag)
@@ -58,7 +58,7 @@ def import_(args: Namespace) -> int:
 
 def _images(matrix: Matrix) -> dict[str, tuple[str, ...]]:
     """The releases that each tag may have, its default first."""
-    from launcher.matrix.schema import misfit
+    from launcher.images.matrix.schema import misfit
 
     images = {}
     for tag, row in matrix.rows.items():
@@ -75,7 +75,7 @@ def schema(args: Namespace) -> int:
     """Print the JSON Schema of a run file, for editors."""
     import json
 
-    from launcher.plan.schema import schema
+    from launcher.runs.plan.schema import schema
 
     print(json.dumps(schema(), indent=2, ensure_ascii=False))
     return 0

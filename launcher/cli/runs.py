@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from launcher.base.errors import EngineError, LauncherError, UsageError, nearest
 from launcher.cli.command import (
     QUIET,
     RUN,
@@ -21,11 +22,10 @@ from launcher.cli.command import (
     flag,
     table,
 )
-from launcher.errors import EngineError, LauncherError, UsageError, nearest
 
 if TYPE_CHECKING:
-    from launcher.follow.find import Silent
-    from launcher.records.runs import Filter, Run
+    from launcher.runs.follow.find import Silent
+    from launcher.runs.records.runs import Filter, Run
 
 GOING_ON = ("RUN", "NAME", "STATE", "BACKEND", "GPUS", "IMAGE", "CREATED", "CHECKPOINT")
 KEPT = ("RUN", "NAME", "STATE", "CODE", "ITERATION", "LOSS", "BACKEND", "IMAGE", "CREATED")
@@ -47,7 +47,7 @@ def ps(args: Namespace) -> int:
 
     125 where an engine that is there, or was named, couldn't be asked.
     """
-    from launcher.follow import find
+    from launcher.runs.follow import find
 
     known, silent = find.everywhere()
     if args.quiet:
@@ -59,7 +59,7 @@ def ps(args: Namespace) -> int:
 
 def _tell_silent(silent: list[Silent]) -> int:
     """Tell who couldn't be asked, and why; the exit code, 0 where there was nobody to ask."""
-    from launcher.follow.live import tell
+    from launcher.runs.follow.live import tell
 
     for one in silent:
         tell(str(one) if one.may_have_jobs else str(one).partition(";")[0])
@@ -69,16 +69,16 @@ def _tell_silent(silent: list[Silent]) -> int:
 @command(RUN)
 def attach(args: Namespace) -> int:
     """Follow a run from its first line on, as if it had been started here."""
-    from launcher.follow.start import attach
+    from launcher.runs.follow.start import attach
 
     return attach(args.run)
 
 
 def _written(run: str, *, follow: bool = False) -> Iterator[tuple[bool, bytes]]:
     """What a run has written, of stderr or stdout, or what was kept of it."""
-    from launcher.follow import find
-    from launcher.follow.live import tell
-    from launcher.records import record, watch
+    from launcher.runs.follow import find
+    from launcher.runs.follow.live import tell
+    from launcher.runs.records import record, watch
 
     try:
         _, job = find.job(run)
@@ -104,7 +104,7 @@ def _pieces(log: BinaryIO) -> Iterator[bytes]:
 @command(RUN, flag("--follow -f", "go on until the run ends"))
 def logs(args: Namespace) -> int:
     """Print what a run has written, also after its end."""
-    from launcher.follow.live import write
+    from launcher.runs.follow.live import write
 
     for is_error, data in _written(args.run, follow=args.follow):
         write(data, is_error)
@@ -122,8 +122,8 @@ def explain(args: Namespace) -> int:
     """
     import json
 
-    from launcher.records import failures, runs
-    from launcher.settings import expanded
+    from launcher.base.settings import expanded
+    from launcher.runs.records import failures, runs
 
     if args.log == "-":
         explained = failures.explain(_pieces(sys.stdin.buffer))
@@ -139,9 +139,9 @@ def explain(args: Namespace) -> int:
 @command(RUN)
 def stacks(args: Namespace) -> int:
     """Say where a run's ranks are, and which one the others wait for."""
-    from launcher.follow import find, watchdog
-    from launcher.follow.live import tell
-    from launcher.records import record
+    from launcher.runs.follow import find, watchdog
+    from launcher.runs.follow.live import tell
+    from launcher.runs.records import record
 
     _, job = find.job(args.run)
     found = job.diagnose()
@@ -169,8 +169,8 @@ def _seconds(text: str) -> int:
 )
 def stop(args: Namespace) -> int:
     """Ask runs to save a checkpoint and end; remove what is left of ended ones."""
-    from launcher.follow import find, live, supervise
-    from launcher.records import owner, record
+    from launcher.runs.follow import find, live, supervise
+    from launcher.runs.records import owner, record
 
     for text in args.runs:
         try:
@@ -194,7 +194,7 @@ def exec(args: Namespace) -> int:
     import shlex
     import subprocess
 
-    from launcher.follow import find
+    from launcher.runs.follow import find
 
     if args.words:
         raise UsageError(
@@ -215,9 +215,9 @@ def exec(args: Namespace) -> int:
 )
 def plot(args: Namespace) -> int:
     """Draw loss and throughput of runs into one PNG."""
-    from launcher.follow.live import tell
-    from launcher.records import plot
-    from launcher.settings import expanded
+    from launcher.base.settings import expanded
+    from launcher.runs.follow.live import tell
+    from launcher.runs.records import plot
 
     output = expanded(args.output)
     for lacking in plot.plot(args.runs, output):
@@ -231,7 +231,7 @@ def show(args: Namespace) -> int:
     """All that is kept of one run, as JSON."""
     import json
 
-    from launcher.records.runs import shown
+    from launcher.runs.records.runs import shown
 
     print(json.dumps(shown(args.run), indent=1))
     return 0
@@ -245,12 +245,12 @@ def show(args: Namespace) -> int:
 )
 def prune(args: Namespace) -> int:
     """Remove records; checkpoints and running runs stay."""
-    from launcher import payload
-    from launcher.follow import find
-    from launcher.names import LABEL
-    from launcher.records import record as records
-    from launcher.records import runs
-    from launcher.settings import settings
+    from launcher.base.names import LABEL
+    from launcher.base.settings import settings
+    from launcher.runs import payload
+    from launcher.runs.follow import find
+    from launcher.runs.records import record as records
+    from launcher.runs.records import runs
 
     if not (args.state or args.name or args.older_than or args.since or args.keep):
         raise UsageError(
@@ -287,8 +287,8 @@ def runs(args: Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    from launcher.follow import find
-    from launcher.records.runs import known
+    from launcher.runs.follow import find
+    from launcher.runs.records.runs import known
 
     if args.action:
         return call_action(args)
@@ -312,7 +312,7 @@ def _row(run: Run) -> tuple[str, ...]:
 
 
 def _filter(args: Namespace) -> Filter:
-    from launcher.records import runs
+    from launcher.runs.records import runs
 
     for state in args.state:
         if state not in runs.STATES:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from launcher.cli.command import GPUS, RUN, argument, command, flag, image
 
 if TYPE_CHECKING:
-    from launcher.follow.assemble import Assembled
-    from launcher.follow.text import Tokenized
-    from launcher.plan.job import Backend
-    from launcher.plan.source import Asked, Override
+    from launcher.runs.follow.assemble import Assembled
+    from launcher.runs.plan.job import Backend
+    from launcher.runs.runfile.source import Asked, Override
+    from launcher.tools.data.text import Tokenized
 
 BACKEND = "what carries the run out: docker, local, compose, slurm or kubernetes"
 SOURCE = argument("--source", "a Megatron-LM checkout, in place of the image's", "PATH")
@@ -67,13 +67,13 @@ def run(args: Namespace) -> int:
     gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
     from dataclasses import replace
 
-    from launcher.backends import backend
-    from launcher.follow import text
-    from launcher.follow.assemble import assemble, new_stamp, release, settled
-    from launcher.follow.start import check, task
-    from launcher.plan import source
-    from launcher.plan.source import Asked
-    from launcher.settings import settings
+    from launcher.base.settings import settings
+    from launcher.runs.backends import backend
+    from launcher.runs.follow.assemble import assemble, new_stamp, release, settled
+    from launcher.runs.follow.start import check, task
+    from launcher.runs.runfile import source
+    from launcher.runs.runfile.source import Asked
+    from launcher.tools.data import text
 
     config, origin = source.load(args.config, overrides(args))
     chosen = backend(args.backend).configured(config)
@@ -97,8 +97,8 @@ def _start(args: Namespace, asked: Asked, chosen: Backend, notes: Iterable[str] 
     """Start it; `notes` are told first. Its exit code."""
     from dataclasses import replace
 
-    from launcher.follow.live import tell
-    from launcher.follow.start import start
+    from launcher.runs.follow.live import tell
+    from launcher.runs.follow.start import start
 
     for note in notes:
         tell(note)
@@ -108,7 +108,7 @@ def _start(args: Namespace, asked: Asked, chosen: Backend, notes: Iterable[str] 
 
 def overrides(args: Namespace) -> list[Override]:
     """The arguments that set keys of the run file; the options win over --set."""
-    from launcher.plan.source import Override, parse_set
+    from launcher.runs.runfile.source import Override, parse_set
 
     found = [parse_set(word) for word in args.set]
     if getattr(args, "tag", None) is not None:
@@ -127,7 +127,7 @@ def _show(
 ) -> int:
     """Print the plan and the command; files that aren't there are told, as they may come."""
     from launcher.cli.describe import describe
-    from launcher.follow.files import missing
+    from launcher.runs.follow.files import missing
 
     plan = assembled.plan
     print(f"{describe(plan)}\n{chosen.show(plan, full=full)}", end="")
@@ -153,9 +153,9 @@ def _show(
 )
 def resume(args: Namespace) -> int:
     """Go on with a run from its newest complete checkpoint, on other GPUs if need be."""
-    from launcher.backends import backend
-    from launcher.follow.start import resumed
-    from launcher.records import record
+    from launcher.runs.backends import backend
+    from launcher.runs.follow.start import resumed
+    from launcher.runs.records import record
 
     chosen = backend(args.backend or record.find(args.run).backend)
     asked, notes = resumed(args.run, chosen, overrides(args))
@@ -169,9 +169,9 @@ def resume(args: Namespace) -> int:
 )
 def rerun(args: Namespace) -> int:
     """Repeat a run exactly, or say what is no longer the same."""
-    from launcher.backends import backend
-    from launcher.follow.start import repeated
-    from launcher.records import record
+    from launcher.runs.backends import backend
+    from launcher.runs.follow.start import repeated
+    from launcher.runs.records import record
 
     chosen = backend(record.find(args.run).backend)
     asked, notes = repeated(args.run, chosen, force=args.force)
@@ -190,6 +190,6 @@ def shell(args: Namespace) -> int:
 
     Its exit code is passed on. This folder is the working folder, at /work.
     """
-    from launcher.follow.shell import shell
+    from launcher.runs.follow.shell import shell
 
     return shell(args.tag, args.backend, args.gpus, args.source, args.rest)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from launcher import names
+from launcher.base import names
+from launcher.base.screen import Progress, size
 from launcher.cli.command import argument, command, flag, image
-from launcher.screen import Progress, size
 
 NAMED = "24.10 of the matrix, or the name of any image"
 
@@ -24,12 +24,12 @@ NAMED = "24.10 of the matrix, or the name of any image"
 )
 def save(args: Namespace) -> int:
     """Write an image into a folder, to carry it to another machine."""
-    from launcher.build import beside
-    from launcher.engine.connect import connect
-    from launcher.images import images
-    from launcher.images.save import save
-    from launcher.matrix.load import load_matrix
-    from launcher.settings import expanded, settings
+    from launcher.base.settings import expanded, settings
+    from launcher.images.builder import beside
+    from launcher.images.carry import images
+    from launcher.images.carry.save import save
+    from launcher.images.engine.connect import connect
+    from launcher.images.matrix.load import load_matrix
 
     rows = load_matrix().rows
     client = connect(timeout=600)
@@ -54,12 +54,12 @@ def save(args: Namespace) -> int:
 )
 def load(args: Namespace) -> int:
     """Load an image that `image save` wrote, after checking every file."""
-    from launcher.engine.connect import connect
-    from launcher.images import images
-    from launcher.images.load import load, put_beside
-    from launcher.oci.archive import hex_of
-    from launcher.settings import expanded, settings
-    from launcher.trust import require_trusted
+    from launcher.base.settings import expanded, settings
+    from launcher.base.trust import require_trusted
+    from launcher.images.carry import images
+    from launcher.images.carry.load import load, put_beside
+    from launcher.images.engine.connect import connect
+    from launcher.images.oci.archive import hex_of
 
     progress, folder = Progress(), expanded(args.folder).absolute()
     expected = images.digest(args.digest) if args.digest else None
@@ -87,9 +87,9 @@ def load(args: Namespace) -> int:
 )
 def push(args: Namespace) -> int:
     """Push an image to a registry, and tell its digest."""
-    from launcher.engine.connect import connect
-    from launcher.images import images, remote
-    from launcher.matrix.load import load_matrix
+    from launcher.images.carry import images, remote
+    from launcher.images.engine.connect import connect
+    from launcher.images.matrix.load import load_matrix
 
     name = images.reference(args.image, load_matrix().rows)
     remote.remote_name(name, args.registry)
@@ -115,11 +115,11 @@ def push(args: Namespace) -> int:
 )
 def pull(args: Namespace) -> int:
     """Pull an image from a registry, and check that it is the expected one."""
-    from launcher.engine.connect import connect
-    from launcher.images import images, remote
-    from launcher.matrix.load import load_lock, load_matrix
-    from launcher.reference import parse_reference
-    from launcher.settings import settings
+    from launcher.base.reference import parse_reference
+    from launcher.base.settings import settings
+    from launcher.images.carry import images, remote
+    from launcher.images.engine.connect import connect
+    from launcher.images.matrix.load import load_lock, load_matrix
 
     site = settings()
     matrix, lock = load_matrix(), load_lock(site.matrix.with_suffix(".lock"))

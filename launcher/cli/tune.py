@@ -6,10 +6,10 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
+from launcher.base.errors import UsageError
+from launcher.base.screen import Progress
 from launcher.cli.command import GPUS, above_zero, argument, command, flag
 from launcher.cli.start import SET, SOURCE
-from launcher.errors import UsageError
-from launcher.screen import Progress
 
 
 @command(
@@ -34,13 +34,13 @@ def tune(args: Namespace) -> int:
 
     Settings are measured by short runs that save nothing.
     """
-    from launcher import files, yamlfile
-    from launcher.backends import backend
+    from launcher.base import files, yamlfile
     from launcher.cli.start import overrides
-    from launcher.plan import source
-    from launcher.plan.source import Asked, Override, overridden
-    from launcher.tuning import tune as tuning
-    from launcher.tuning import tuned
+    from launcher.runs.backends import backend
+    from launcher.runs.runfile import source
+    from launcher.runs.runfile.source import Asked, Override, overridden
+    from launcher.tools.tuning import tune as tuning
+    from launcher.tools.tuning import tuned
 
     laid = overrides(args)
     config, origin = source.load(args.config, laid)

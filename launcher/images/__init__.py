@@ -1,1 +1,1 @@
-"""Carries images elsewhere: as a folder of checked files, or through a registry."""
+"""From a row of the matrix to an image, and images elsewhere."""

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from launcher.backends import kubernetes_answers, kubernetes_job, slurm_queue
-from launcher.backends.kubernetes import RUN
-from launcher.errors import EngineError
-from launcher.follow import find
-from launcher.names import LABEL
-from launcher.settings import settings
+from launcher.base.errors import EngineError
+from launcher.base.names import LABEL
+from launcher.base.settings import settings
+from launcher.runs.backends.kubernetes import kubernetes_answers, kubernetes_job
+from launcher.runs.backends.kubernetes.kubernetes import RUN
+from launcher.runs.backends.slurm import slurm_queue
+from launcher.runs.follow import find
 
 Answer = Callable[..., None]
 ITEM: dict[str, Any] = {

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from launcher import files
-from launcher.errors import UsageError
-from launcher.settings import ROOT
-from launcher.train.checkpoints import contents, folders
-from launcher.weights import convert, reader, safetensors
-from tests.weights.models import made
+from launcher.agent.checkpoints import contents, folders
+from launcher.base import files
+from launcher.base.errors import UsageError
+from launcher.base.settings import ROOT
+from launcher.tools.weights import convert, reader, safetensors
+from tests.tools.weights.models import made
 
 from .conftest import bounded
 from .test_corpora import cut, doubled, flipped, inserted
@@ -31,10 +31,10 @@ TENS = [0, *(pytest.param(ten, marks=pytest.mark.long) for ten in range(1, 10))]
 LOOK = """
 import sys
 from pathlib import Path
-from launcher.errors import UsageError
-from launcher.settings import ROOT
-from launcher.train.checkpoints import folders
-from launcher.weights import reader
+from launcher.base.errors import UsageError
+from launcher.base.settings import ROOT
+from launcher.agent.checkpoints import folders
+from launcher.tools.weights import reader
 root = Path(sys.argv[1])
 for look in (lambda: [*folders.newest_first(root)][::-1], lambda: reader.opened(reader.find(root))):
     try:

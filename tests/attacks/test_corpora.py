@@ -21,15 +21,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from launcher.data import tokenize
-from launcher.data.convert import convert
-from launcher.data.ledger import Leniency
-from launcher.data.sources import BLOCK, Reading
-from launcher.data.tokenize import Job
-from launcher.data.tokenizers import Chosen
-from launcher.errors import LauncherError
-from launcher.zstd import zstd
-from tests.data.conftest import documents, gpt2, loaded  # noqa: F401  # fixtures
+from launcher.base.errors import LauncherError
+from launcher.base.zstd import zstd
+from launcher.tools.data import tokenize
+from launcher.tools.data.convert import convert
+from launcher.tools.data.ledger import Leniency
+from launcher.tools.data.sources import BLOCK, Reading
+from launcher.tools.data.tokenize import Job
+from launcher.tools.data.tokenizers import Chosen
+from tests.tools.data.conftest import documents, gpt2, loaded  # noqa: F401  # fixtures
 
 from .conftest import bounded
 

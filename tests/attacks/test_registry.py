@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import LauncherError
-from launcher.oci import registry
-from launcher.oci.registry import resolve
-from tests.oci import fake_registry
-from tests.oci.fake_registry import Fake
+from launcher.base.errors import LauncherError
+from launcher.images.oci import registry
+from launcher.images.oci.registry import resolve
+from tests.images.oci import fake_registry
+from tests.images.oci.fake_registry import Fake
 
 from .conftest import bounded
 from .test_saved import DEEP, changed

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import LauncherError
-from launcher.images import bundle
-from launcher.images.load import load
-from launcher.oci import layout
-from tests.images.conftest import BASE_LAYERS, Engine, filled
-from tests.images.test_save import QUIET, contents, saved
+from launcher.base.errors import LauncherError
+from launcher.images.carry import bundle
+from launcher.images.carry.load import load
+from launcher.images.oci import layout
+from tests.images.carry.conftest import BASE_LAYERS, Engine, filled
+from tests.images.carry.test_save import QUIET, contents, saved
 
 from .conftest import bounded
 

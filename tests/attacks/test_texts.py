@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base.errors import LauncherError
 from launcher.cli.start import run
-from launcher.errors import LauncherError
-from launcher.importing.shell_script import imported
+from launcher.tools.importing.shell_script import imported
 from tests.attacks.conftest import bounded
 from tests.conftest import ROOT
 
@@ -114,7 +114,7 @@ def test_a_run_file(
     assert 60 < planned < 800  # some are plans still, and not all
 
 
-SCRIPTS = sorted((ROOT / "tests/importing/golden").glob("import-*.sh"))
+SCRIPTS = sorted((ROOT / "tests/tools/importing/golden").glob("import-*.sh"))
 IMAGES = {"24.10": ("0.9.0", "0.11.0"), "26.06": ("0.19.0",), "cpu": ("0.16.1",)}
 ODD = (
     *("$A", "${A:-", "}", "$(", "$((", "))", "`", "'", '"', "\\", "<<E", "(", ")", "{", "&&", ";;"),

@@ -20,9 +20,9 @@ from docker.errors import APIError
 from launcher import cli
 from launcher.cli import completion
 from launcher.cli.command import Command
-from launcher.follow import find
-from launcher.plan.job import Lost
-from launcher.plan.source import PRESETS
+from launcher.runs.follow import find
+from launcher.runs.plan.job import Lost
+from launcher.runs.runfile.source import PRESETS
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_what_stands_behind_two_dashes_is_never_dropped(
 def test_a_text_may_begin_with_a_dash(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launcher.install.install", lambda _=None: None)
+    monkeypatch.setattr("launcher.base.install.install", lambda _=None: None)
     assert cli.main(["data", "vocab", "--", "-5"]) == 0
     assert "'-'" in capsys.readouterr().out
 
@@ -182,7 +182,7 @@ def test_the_folder_of_data_is_made_before_anything_is_installed(
     made = list[bool]()
     target = tmp_path / "new/data/mine"
     monkeypatch.setattr(
-        "launcher.install.install", lambda _=None: made.append(target.parent.is_dir())
+        "launcher.base.install.install", lambda _=None: made.append(target.parent.is_dir())
     )
     assert cli.main(["data", "tokenize", "absent.txt", "--output-prefix", str(target)]) == 2
     assert made == [True]

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from launcher import backends, payload
-from launcher.backends import local
+from launcher.agent.ranks.job import free_port
+from launcher.base.errors import EngineError, UsageError
 from launcher.cli import doctor
-from launcher.errors import EngineError, UsageError
-from launcher.machine import gather
-from launcher.machine.machine import Gpu
-from launcher.plan.image import Facts
-from launcher.plan.source import NODE_RANKS
-from launcher.train.ranks.job import free_port
+from launcher.runs import backends, payload
+from launcher.runs.backends import local
+from launcher.runs.checks import gather
+from launcher.runs.checks.machine import Gpu
+from launcher.runs.plan.image import Facts
+from launcher.runs.runfile.source import NODE_RANKS
 
 OLD = Gpu(0, "GPU-0", "NVIDIA GeForce RTX 3090", 24 << 30, 0, (8, 6), "470.57.02")
 
@@ -133,7 +133,7 @@ def test_the_all_reduce_is_this_checkouts() -> None:
     parser = doctor.doctor.declare(argparse.ArgumentParser())
     args = parser.parse_args(["--nccl", "--gpus", "device=0,1", "--backend", "local"])
     plan = doctor.all_reduce_plan(args, local.backend())
-    assert plan.argv[-3:] == ("--", "-m", "launcher.train.allreduce")
+    assert plan.argv[-3:] == ("--", "-m", "launcher.agent.allreduce")
     assert dict(plan.labels)["megatron-launchpad.payload"] == payload.digest()
     assert plan.processes_per_node == 2
     assert plan.gpus.devices == ("0", "1")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base.errors import UsageError
 from launcher.cli.runfile import import_, schema
-from launcher.errors import UsageError
-from launcher.plan import schema as plan_schema
+from launcher.runs.plan import schema as plan_schema
 
 SCRIPT = """\
 SAVE=$1

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from launcher.settings import ROOT
+from launcher.base.settings import ROOT
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -28,10 +28,10 @@ BUILD = """
 import sys
 from pathlib import Path
 import launcher
-from launcher.build.image import Builds, Request
-from launcher.engine.connect import connect
-from launcher.screen import Progress
-from launcher.settings import settings
+from launcher.images.builder.image import Builds, Request
+from launcher.images.engine.connect import connect
+from launcher.base.screen import Progress
+from launcher.base.settings import settings
 assert Path(launcher.__file__).is_relative_to(Path.cwd()), launcher.__file__
 base, builder, names = sys.argv[1:]
 request = Request("cpu", base=base, builder=builder, no_cache=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from launcher.build.image import Builds, Request
-from launcher.engine.acquire import Bases
-from launcher.engine.connect import engine_host
-from launcher.engine.private import packages, private
-from launcher.screen import Progress
-from launcher.settings import Settings
+from launcher.base.screen import Progress
+from launcher.base.settings import Settings
+from launcher.images.builder.image import Builds, Request
+from launcher.images.engine.acquire import Bases
+from launcher.images.engine.connect import engine_host
+from launcher.images.engine.private import packages, private
 from tests.conftest import NAMES, CpuImages, tidy
 from tests.e2e.command import matrix_folder
 from tests.e2e.registry import Registry, serving

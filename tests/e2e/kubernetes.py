@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from launcher.engine.private import packages
+from launcher.images.engine.private import packages
 
 NAMESPACE = "team-a"
 GROUPS = {

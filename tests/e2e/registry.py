@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from launcher.engine.private import packages
+from launcher.images.engine.private import packages
 
 ANSWER_WITHIN = 30.0
 SETTINGS = """\

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from launcher.engine.connect import engine_host
-from launcher.settings import ROOT
+from launcher.base.settings import ROOT
+from launcher.images.engine.connect import engine_host
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from launcher.engine.private import packages
+from launcher.images.engine.private import packages
 from tests.e2e.site import killed_with, until
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")

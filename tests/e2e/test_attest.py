@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launcher.build import beside
-from launcher.settings import Settings
-from tests.build import test_attest
+from launcher.base.settings import Settings
+from launcher.images.builder import beside
 from tests.conftest import NAMES
 from tests.e2e.command import in_image, launcher, refused
+from tests.images.builder import test_attest
 
 if TYPE_CHECKING:
     from docker import DockerClient

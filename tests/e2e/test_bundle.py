@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from launcher.build.fetch import sha256
-from launcher.engine.connect import engine_host
-from launcher.images import bundle
-from launcher.screen import Progress
-from launcher.settings import Settings
+from launcher.base.screen import Progress
+from launcher.base.settings import Settings
+from launcher.images.carry import bundle
+from launcher.images.engine.connect import engine_host
+from launcher.images.sources.fetch import sha256
 from tests.e2e.command import launcher, refused
 from tests.e2e.conftest import Small
 

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from launcher.build import index
-from launcher.matrix.load import load_lock
-from launcher.settings import ROOT
-from launcher.trials.cell import REPOSITORY
+from launcher.base.settings import ROOT
+from launcher.images.matrix.load import load_lock
+from launcher.images.sources import index
+from launcher.tools.trials.cell import REPOSITORY
 from tests.e2e.command import launcher, random_file
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from launcher.engine.acquire import Bases
-    from launcher.settings import Settings
+    from launcher.base.settings import Settings
+    from launcher.images.engine.acquire import Bases
     from tests.e2e.registry import Registry
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launcher.backends.docker_job import PROJECT
+from launcher.runs.backends.docker_job import PROJECT
 from tests.e2e.site import Site, Started, standin, until
 
 if TYPE_CHECKING:

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from launcher.build import extensions, fetch, lock
-from launcher.build.image import Builds, Request
-from launcher.matrix.load import load_lock
-from launcher.matrix.schema import Extension, GitSource
-from launcher.screen import Progress
-from launcher.settings import ROOT, Settings
-from tests.build.test_extensions import HUB, git, repository
+from launcher.base.screen import Progress
+from launcher.base.settings import ROOT, Settings
+from launcher.images.builder.image import Builds, Request
+from launcher.images.matrix.load import load_lock
+from launcher.images.matrix.schema import Extension, GitSource
+from launcher.images.sources import extensions, fetch, lock
 from tests.e2e.command import in_image, standin
+from tests.images.builder.test_extensions import HUB, git, repository
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from launcher.engine.acquire import Bases
+    from launcher.images.engine.acquire import Bases
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.engine.private import packages
+from launcher.images.engine.private import packages
 from tests.e2e.command import launcher
 
 if TYPE_CHECKING:

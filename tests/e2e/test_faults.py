@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launcher import files
-from launcher.engine.client import Client
-from launcher.engine.connect import engine_host
-from launcher.engine.private import packages, private
-from launcher.settings import Settings
-from launcher.train.checkpoints import folders
-from launcher.weights import archive
+from launcher.agent.checkpoints import folders
+from launcher.base import files
+from launcher.base.settings import Settings
+from launcher.images.engine.client import Client
+from launcher.images.engine.connect import engine_host
+from launcher.images.engine.private import packages, private
+from launcher.tools.weights import archive
 from tests.e2e.registry import listener
 from tests.e2e.site import WITHIN, Site, Started, make_site, script, standin, until
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.engine.acquire import STANDIN_EPOCH
-from launcher.engine.connect import engine_host
-from launcher.engine.private import private
-from launcher.engine.private.base import debian_base
-from launcher.settings import Settings
+from launcher.base.settings import Settings
+from launcher.images.engine.acquire import STANDIN_EPOCH
+from launcher.images.engine.connect import engine_host
+from launcher.images.engine.private import private
+from launcher.images.engine.private.base import debian_base
 from tests.e2e.command import built, launcher
 
 pytestmark = [

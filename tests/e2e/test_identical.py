@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.build import beside
-from launcher.build.fetch import cached
-from launcher.build.image import Builds, Request
-from launcher.engine import acquire
-from launcher.engine.private import packages, private
-from launcher.engine.private.base import debian_base
-from launcher.errors import EngineError
-from launcher.matrix.recipe import sha256_of_pin
-from launcher.screen import Progress
-from launcher.settings import ROOT, Settings
+from launcher.base.errors import EngineError
+from launcher.base.screen import Progress
+from launcher.base.settings import ROOT, Settings
+from launcher.images.builder import beside
+from launcher.images.builder.image import Builds, Request
+from launcher.images.engine import acquire
+from launcher.images.engine.private import packages, private
+from launcher.images.engine.private.base import debian_base
+from launcher.images.matrix.recipe import sha256_of_pin
+from launcher.images.sources.fetch import cached
 from tests.conftest import NAMES
 from tests.e2e.command import BUILD, in_image, layers, matrix_folder
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from launcher.engine.acquire import Bases
+    from launcher.images.engine.acquire import Bases
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(3600)]
 
@@ -206,7 +206,7 @@ def _answering(host: str, log: Path) -> DockerClient:
     """A client of the service at `host`, once it answers."""
     from docker.errors import DockerException
 
-    from launcher.engine.client import Client
+    from launcher.images.engine.client import Client
 
     deadline = time.monotonic() + 60
     while True:

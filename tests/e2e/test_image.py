@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.build import source
-from launcher.build.image import Builds, Request
-from launcher.errors import BuildError, EngineError
-from launcher.matrix.load import load_matrix
-from launcher.screen import Progress
-from launcher.settings import Settings
+from launcher.base.errors import BuildError, EngineError
+from launcher.base.screen import Progress
+from launcher.base.settings import Settings
+from launcher.images.builder.image import Builds, Request
+from launcher.images.matrix.load import load_matrix
+from launcher.images.sources import source
 from tests.conftest import NAMES
 from tests.e2e.command import in_image, launcher, layers, matrix_folder, refused, standin, tarred
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from launcher.engine.acquire import Bases
+    from launcher.images.engine.acquire import Bases
     from tests.conftest import CpuImages
 
 pytestmark = pytest.mark.engine

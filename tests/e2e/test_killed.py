@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.build import fetch
-from launcher.settings import ROOT
+from launcher.base.settings import ROOT
+from launcher.images.sources import fetch
 from tests.conftest import NAMES
 from tests.e2e.command import BUILD, killed
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from launcher.engine.acquire import Bases
-    from launcher.settings import Settings
+    from launcher.base.settings import Settings
+    from launcher.images.engine.acquire import Bases
     from tests.conftest import CpuImages
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1800)]

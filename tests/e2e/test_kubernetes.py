@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.settings import ROOT, Settings
+from launcher.base.settings import ROOT, Settings
 from tests.e2e.kubernetes import Cluster, cluster
 from tests.e2e.site import RUNNER, Site
 from tests.e2e.test_compose import COUNTING, FAILING

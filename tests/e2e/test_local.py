@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.settings import ROOT
-from launcher.train.ranks.job import free_port
+from launcher.agent.ranks.job import free_port
+from launcher.base.settings import ROOT
 from tests.e2e.command import pytest_in
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Launchers:
                 if mark in path.read_bytes().split(b"\0"):
                     words = path.with_name("cmdline").read_bytes().replace(b"\0", b" ")
                     found[int(path.parent.name)] = words.decode(errors="replace")
-        wanted = re.compile(r"launcher\.train|launcher/train|backends import keeper")
+        wanted = re.compile(r"launcher\.train|launcher/agent|backends import keeper")
         return {process: words for process, words in found.items() if wanted.search(words)}
 
 
@@ -201,7 +201,7 @@ def test_the_ranks_end_with_a_runner_that_is_killed(launchers: Launchers) -> Non
     (runner,) = (
         process
         for process, words in launchers.ranks().items()
-        if "/launcher/train/start.py runner " in words and "keeper" not in words
+        if "/launcher/agent/start.py runner " in words and "keeper" not in words
     )
     os.kill(runner, signal.SIGKILL)
     _, err = process.communicate(timeout=120)
@@ -250,7 +250,7 @@ import importlib.abc, importlib.util, os, sys
 
 class Planter(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "launcher.train.gpt.data":
+        if name != "launcher.trainer.gpt.data":
             return None
         sys.meta_path.remove(self)
         found = importlib.util.find_spec(name)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.backends import docker, docker_job
-from launcher.engine.connect import engine_host
+from launcher.images.engine.connect import engine_host
+from launcher.runs.backends import docker, docker_job
 from tests.e2e.command import launcher, refused
 
 if TYPE_CHECKING:
@@ -120,9 +120,9 @@ def test_another_machines_engine_gets_a_copy_and_the_shown_lines_do_the_same(
 ) -> None:
     """An engine here stands in for one elsewhere: nothing of ours is mounted."""
     monkeypatch.setattr(docker_job, "LOCAL", "another machine's")
-    from launcher.follow.assemble import assemble, new_stamp
-    from launcher.plan import source
-    from launcher.plan.source import Asked
+    from launcher.runs.follow.assemble import assemble, new_stamp
+    from launcher.runs.runfile import source
+    from launcher.runs.runfile.source import Asked
 
     monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
     sets = ["training.train_iters=5", f"image={{name: '{built['theirs']}:latest'}}"]

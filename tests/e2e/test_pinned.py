@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from launcher.build import lock
-from launcher.build.image import REPOSITORY, Builds, Request
-from launcher.matrix.load import load_lock
-from launcher.matrix.schema import Lock, LockedImage, LockedPlatform
-from launcher.oci import registry as registries
-from launcher.screen import Progress
-from launcher.settings import ROOT, Settings
+from launcher.base.screen import Progress
+from launcher.base.settings import ROOT, Settings
+from launcher.images.builder.image import REPOSITORY, Builds, Request
+from launcher.images.matrix.load import load_lock
+from launcher.images.matrix.schema import Lock, LockedImage, LockedPlatform
+from launcher.images.oci import registry as registries
+from launcher.images.sources import lock
 from tests.e2e.command import built, launcher, refused
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-    from launcher.engine.acquire import Bases
+    from launcher.images.engine.acquire import Bases
     from tests.e2e.registry import Registry
 
 pytestmark = pytest.mark.engine

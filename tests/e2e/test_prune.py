@@ -12,11 +12,11 @@ import pytest
 from docker import DockerClient
 from docker.errors import ImageNotFound
 
-from launcher import files
-from launcher.engine.acquire import Bases
-from launcher.engine.connect import engine_host
-from launcher.images import prune
-from launcher.settings import ROOT, Settings
+from launcher.base import files
+from launcher.base.settings import ROOT, Settings
+from launcher.images.carry import prune
+from launcher.images.engine.acquire import Bases
+from launcher.images.engine.connect import engine_host
 from tests.e2e.command import built, launcher, refused, tarred
 
 pytestmark = pytest.mark.engine
@@ -174,8 +174,8 @@ def test_what_a_real_image_adds_is_more_than_its_base(
 
 
 def test_downloads_that_no_lock_names_are_told_and_removed(tmp_path: Path) -> None:
-    from launcher.matrix.load import load_lock
-    from launcher.matrix.recipe import locked_hashes
+    from launcher.images.matrix.load import load_lock
+    from launcher.images.matrix.recipe import locked_hashes
 
     wanted = min(locked_hashes(load_lock()))
     for digest in (wanted, "0" * 64):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from launcher.settings import Settings
+from launcher.base.settings import Settings
 from tests.e2e.site import RUNNER, Site, until
 from tests.e2e.slurm import cluster
 from tests.e2e.test_compose import COUNTING, FAILING

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher import demo
-from launcher.data import indexed
+from launcher.runs.datasets import indexed
+from launcher.tools import demo
 from tests.e2e.command import launcher, refused
 
 if TYPE_CHECKING:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.backends import backend
-from launcher.build import context
-from launcher.errors import PreflightError
-from launcher.follow import ask
-from launcher.follow.assemble import assemble, new_stamp
-from launcher.machine.machine import Machine
-from launcher.matrix.load import load_matrix, patch_files
-from launcher.matrix.schema import misfit
-from launcher.plan import source
-from launcher.plan.source import Asked
-from launcher.settings import ROOT
+from launcher.base.errors import PreflightError
+from launcher.base.settings import ROOT
+from launcher.images.builder import context
+from launcher.images.matrix.load import load_matrix, patch_files
+from launcher.images.matrix.schema import misfit
+from launcher.runs.backends import backend
+from launcher.runs.checks.machine import Machine
+from launcher.runs.follow import ask
+from launcher.runs.follow.assemble import assemble, new_stamp
+from launcher.runs.runfile import source
+from launcher.runs.runfile.source import Asked
 from tests.e2e.command import in_image, launcher
 from tests.e2e.test_image import CALL_HELPERS
 

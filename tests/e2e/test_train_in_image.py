@@ -1,4 +1,4 @@
-"""The tests of launcher.train that need torch and Megatron, inside images of two releases."""
+"""The tests of launcher.agent that need torch and Megatron, inside images of two releases."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.engine.connect import engine_host
-from launcher.settings import ROOT
+from launcher.base.settings import ROOT
+from launcher.images.engine.connect import engine_host
 from tests.e2e.command import pytest_in, tarred
 from tests.e2e.registry import listener
 from tests.machines import FIRST, machines_of
@@ -53,7 +53,8 @@ def test_launcher_train_passes_its_tests_in_the_image(
     code, printed = pytest_in(
         engine,
         cpu_images.build(megatron),
-        "tests/train",
+        "tests/agent",
+        "tests/trainer",
         chosen=chosen,
         environment={"SMALL_DISK": "/small"},
         mounts=[Mount("/small", None, type="tmpfs", tmpfs_size=1 << 20)],
@@ -84,7 +85,7 @@ def test_ranks_take_the_interface_by_which_their_nodes_met(
     listener(engine_host(engine))  # skips where they aren't on this machine
 
     def node(number: int, container: Container) -> tuple[int, str]:
-        line = "python3 -m launcher.train.runner --cpu --processes-per-node 1 --nodes 2".split()
+        line = "python3 -m launcher.agent.runner --cpu --processes-per-node 1 --nodes 2".split()
         line += f"--node-rank {number} --master-addr {FIRST} --master-port 29500 --".split()
         done = container.exec_run([*line, "/meet.py"], workdir="/repo")
         return done.exit_code, done.output.decode()

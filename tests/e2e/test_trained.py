@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launcher import demo
-from launcher.data import indexed
-from launcher.matrix.load import load_matrix
-from launcher.settings import ROOT
+from launcher.base.settings import ROOT
+from launcher.images.matrix.load import load_matrix
+from launcher.runs.datasets import indexed
+from launcher.tools import demo
 from tests.e2e.command import contained, launcher, refused
 from tests.e2e.site import Site, until
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.build.beside import PROVENANCE, SBOM
-from launcher.engine.connect import engine_host
-from launcher.oci.archive import archive, load_archive
-from launcher.settings import Settings
+from launcher.base.settings import Settings
+from launcher.images.builder.beside import PROVENANCE, SBOM
+from launcher.images.engine.connect import engine_host
+from launcher.images.oci.archive import archive, load_archive
 from tests.e2e.command import launcher, random_file, refused
 from tests.e2e.registry import Registry, serving
 
@@ -125,9 +125,9 @@ def test_an_engine_that_wants_the_bases_layers_too_gets_them_from_itself(
     engine: DockerClient, elsewhere: DockerClient, image: str, tmp_path: Path
 ) -> None:
     """The way in which thin images are loaded where the first is refused, on a real engine."""
-    from launcher.images import load
-    from launcher.images.images import having
-    from launcher.screen import Progress
+    from launcher.base.screen import Progress
+    from launcher.images.carry import load
+    from launcher.images.carry.images import having
 
     done(on(engine, "image", "save", image, "--thin", "--base", BASE, "-o", str(tmp_path)))
     carry_base(engine, elsewhere)

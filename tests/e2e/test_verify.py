@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 from docker.errors import ImageNotFound
 
-from launcher.build import beside
-from launcher.engine.acquire import STANDIN_NAME
-from launcher.images.again import REPOSITORY, Departures, Verification
-from launcher.screen import Progress
+from launcher.base.screen import Progress
+from launcher.images.builder import beside
+from launcher.images.carry.again import REPOSITORY, Departures, Verification
+from launcher.images.engine.acquire import STANDIN_NAME
 from tests.conftest import NAMES
 from tests.e2e.command import built, launcher
 from tests.e2e.conftest import Small
@@ -119,7 +119,7 @@ def test_one_changed_byte_is_named_by_file_and_shown_by_diffoscope(
 def test_with_the_classic_builder_wheel_and_files_are_claimed_and_no_more(
     engine: DockerClient, small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.engine.connect.buildkit", lambda client: None)
+    monkeypatch.setattr("launcher.images.engine.connect.buildkit", lambda client: None)
     lines: list[str] = []
     departures = Departures(base=small.bases.base, builder=small.bases.builder)
     verification = Verification(engine, small.site, Progress(), lines.append)

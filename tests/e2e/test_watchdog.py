@@ -26,7 +26,7 @@ import os, signal, socket, sys, threading, time
 import torch
 import torch.distributed as dist
 sys.path.insert(0, "/opt/launchpad")
-from launcher.train.gpt import __main__ as gpt
+from launcher.trainer.gpt import __main__ as gpt
 
 COLLECTIVES = "all_reduce all_gather_into_tensor reduce_scatter_tensor broadcast barrier".split()
 receive = dist.recv

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from docker.types import Mount
 
-from launcher.settings import ROOT
+from launcher.base.settings import ROOT
 from tests.e2e.command import launcher, pytest_in, refused
-from tests.weights.models import made
+from tests.tools.weights.models import made
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -37,7 +37,7 @@ def test_weights_pass_their_tests_in_the_image(
     code, printed = pytest_in(
         engine,
         cpu_images.build(),
-        "tests/weights",
+        "tests/tools/weights",
         chosen=chosen,
         environment={
             "PYTHONPATH": "/opt/megatron/lib:/opt/packages/lib:/transformers:/testing",

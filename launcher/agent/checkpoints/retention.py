@@ -1,0 +1,69 @@
+"""Signs checkpoints while a run goes on and removes old ones, whatever program saves them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.agent.checkpoints import folders, lineage
+
+POLL_SECONDS = 5.0
+
+
+class Retention:
+    """Lets the complete checkpoints of a `line` under `root` say so, and keeps the newest `keep`.
+
+    It looks when the tracker has changed, which is what a program writes last. What it removes,
+    and that it can't, it tells `say`. Where another run has taken the folder over, it does nothing.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        line: str,
+        keep: int | None,
+        say: Callable[[str], None],
+        holder: str = "",
+    ) -> None:
+        self.root = root
+        self.holder = holder
+        self.line = line
+        self.keep = keep
+        self.say = say
+        self.seen = 0
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Retention:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.thread.join()
+        self.look()
+
+    def _watch(self) -> None:
+        while not self.ended.wait(POLL_SECONDS):
+            self.look()
+
+    def look(self) -> None:
+        """Sign what is complete and remove what is too old, if the tracker has changed since."""
+        try:
+            changed = (self.root / folders.TRACKER).stat().st_mtime_ns
+            claimed = lineage.claimed(self.root)
+            if changed == self.seen or (claimed and claimed.holder != self.holder):
+                return
+            self.seen = changed
+            folders.sign(self.root)
+            removed = folders.clear(self.root, self.line)
+            if self.keep:
+                removed += folders.prune(self.root, self.keep, self.line)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.say(f"checkpoints in {self.root} can't be signed or removed: {error.strerror}")
+            return
+        if removed:
+            self.say(f"removed checkpoints {', '.join(path.name for path in removed)}")

@@ -1,0 +1,205 @@
+"""What differs between the Megatron-Core releases and the torch versions they meet.
+
+Every other name that `launcher.agent` uses of Megatron means the same in all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.agent.ranks.ending import OptionError
+
+SINCE: dict[str, tuple[object, str]] = {
+    "moe_shared_expert_intermediate_size": (None, "0.10"),
+    "moe_shared_expert_gate": (False, "0.16"),
+    "moe_router_score_function": ("softmax", "0.11"),
+    "fp8_recipe": ("delayed", "0.12"),
+}
+"""Options of the training program: what any release can do, and the first that can do more."""
+
+CHOICES_SINCE = {("moe_router_load_balancing_type", "seq_aux_loss"): "0.11"}
+"""The same of single values."""
+
+SCALES_BY_CONTEXT, SCALES_AUXILIARY = "0.12", "0.16"
+"""The first releases whose schedules multiply losses by CP: the model's, the routers'."""
+
+OVER_CONTEXT = "0.10"
+"""The first release whose experts are over context parallelism too, and not the replicas alone."""
+
+VIRTUAL_ON_CPU = "0.10"
+"""The first release whose interleaved schedule doesn't wait for what it sends, as gloo would."""
+
+TORCH_SHARES = "0.15"
+"""The first release whose distributed optimizer works with torch's Adam too, in numpy 2 as well."""
+
+
+def at_least(release: str, first: str) -> bool:
+    """Whether 0.10.0 is at least 0.9: by numbers."""
+    return _numbers(release) >= _numbers(first)
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split(".")[:2])
+
+
+def lacking(values: Mapping[str, Any], release: str, world: int) -> list[tuple[str, str]]:
+    """Those of the training program's options that `release` can't do, and the first that can.
+
+    Options go by their plain names: num_layers. `world` are all ranks.
+    """
+    told = [
+        (name, since)
+        for name, (usual, since) in SINCE.items()
+        if values.get(name, usual) != usual and not at_least(release, since)
+    ]
+    told += [
+        (f"{name} {value}", since)
+        for (name, value), since in CHOICES_SINCE.items()
+        if values.get(name) == value and not at_least(release, since)
+    ]
+    split = (f"{one}_parallel_size" for one in ("tensor_model", "pipeline_model", "context"))
+    tensor, pipeline, context = (int(values.get(name) or 1) for name in split)
+    experts, replicas = "expert_model_parallel_size", world // (tensor * pipeline * context)
+    over = context > 1 and replicas % int(values.get(experts) or 1)
+    if over and not at_least(release, OVER_CONTEXT):
+        told.append((f"{experts} over context parallelism", OVER_CONTEXT))
+    return told
+
+
+def check_model(arguments: Namespace) -> None:
+    """Raises `OptionError` for what of the model this release of Megatron-Core can't do."""
+    from megatron.core.package_info import __version__
+
+    lacks = lacking(vars(arguments), __version__, int(os.environ.get("WORLD_SIZE", "1")))
+    each = "num_layers_per_virtual_pipeline_stage"
+    if getattr(arguments, each) and arguments.on_cpu and not at_least(__version__, VIRTUAL_ON_CPU):
+        lacks.append((f"{each} on the CPU", VIRTUAL_ON_CPU))
+    for told, since in lacks:
+        name, _, how = told.partition(" ")
+        option = f"--{name.replace('_', '-')} {how}".strip()
+        raise OptionError(f"{option} needs Megatron-Core {since} or newer; this is {__version__}")
+
+
+def prepare_experts() -> None:
+    """Let there be experts without TransformerEngine; call after importing Megatron.
+
+    0.10 asks for its layers then too, and from 0.13 on the router for its product.
+    """
+    from megatron.core import tensor_parallel
+    from megatron.core.models.gpt import gpt_layer_specs
+    from megatron.core.transformer.moe import moe_utils
+
+    stands_for = {
+        "TEColumnParallelLinear": tensor_parallel.ColumnParallelLinear,
+        "TERowParallelLinear": tensor_parallel.RowParallelLinear,
+        "TEColumnParallelGroupedLinear": None,
+    }
+    for name, instead in stands_for.items():
+        if not hasattr(gpt_layer_specs, name):
+            setattr(gpt_layer_specs, name, instead)
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+
+def loss_factor(context: int) -> float:
+    """What a rank's loss is multiplied by before it is given to the schedule.
+
+    It is this rank's part of a mean over `context` ranks and the replicas.
+    """
+    from megatron.core.package_info import __version__
+
+    return 1.0 / context if at_least(__version__, SCALES_BY_CONTEXT) else 1.0
+
+
+def auxiliary_factor(context: int) -> int:
+    """What the coefficients of the routers' losses are multiplied by, for the same in any CP."""
+    from megatron.core.package_info import __version__
+
+    return 1 if at_least(__version__, SCALES_AUXILIARY) else context
+
+
+def expert_data_group() -> Any:
+    """The ranks that have copies of the same experts."""
+    from megatron.core import parallel_state
+
+    if hasattr(parallel_state, "get_expert_data_parallel_group"):
+        return parallel_state.get_expert_data_parallel_group()
+    return parallel_state.get_data_modulo_expert_parallel_group(with_context_parallel=True)
+
+
+def capturable_randomness(wanted: bool) -> dict[str, bool]:
+    """What makes the generators of TP ranks such as a CUDA graph can hold: from 0.12 on."""
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    name = "use_cudagraphable_rng"
+    known = name in inspect.signature(model_parallel_cuda_manual_seed).parameters
+    return {name: True} if wanted and known else {}
+
+
+def trust_checkpoints() -> None:
+    """Let upstream's training programs load what they saved; call before importing torch.
+
+    They save their arguments as objects, which torch 2.6 and later load only where told to.
+    """
+    os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+
+
+def prepare() -> None:
+    """Make any supported release able to save; call before importing it.
+
+    Those up to 0.12 call torch's `_write_item` as it was then. It has since gained transforms in
+    front of its arguments, and a serialization format (torch 2.8) behind them.
+    """
+    from torch.distributed.checkpoint import filesystem
+
+    write = filesystem._write_item
+    parameters = list(inspect.signature(write).parameters)
+    if parameters[0] == "stream" or hasattr(write, "__wrapped__"):
+        return
+    leading = (filesystem._StorageWriterTransforms(),)
+    trailing: tuple[Any, ...] = ()
+    if "serialization_format" in parameters:
+        trailing = (filesystem.SerializationFormat.TORCH_SAVE,)
+
+    @functools.wraps(write)
+    def adapted(*args: Any, **kwargs: Any) -> Any:
+        if not isinstance(args[0], filesystem._StorageWriterTransforms):
+            args = leading + args
+        if len(args) == 5 and "serialization_format" not in kwargs:
+            args = args + trailing
+        return write(*args, **kwargs)
+
+    filesystem._write_item = adapted
+
+
+def check_distributed_optimizer() -> None:
+    """Raises `OptionError` where the distributed optimizer can't be used.
+
+    Before 0.15 it is Apex's or TransformerEngine's Adam that it takes, or saves well.
+    """
+    from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE
+    from megatron.core.package_info import __version__
+
+    if not (HAVE_APEX_OR_TE or at_least(__version__, TORCH_SHARES)):
+        raise OptionError(
+            f"--use-distributed-optimizer needs Megatron-Core {TORCH_SHARES} or newer, or Apex or "
+            f"TransformerEngine; this is {__version__} without either"
+        )
+
+
+def sharded_optimizer_state(optimizer: Any, model_state: Any, is_loading: bool) -> Any:
+    """The optimizer's state in the form that can be loaded with other TP, PP and DP sizes.
+
+    It is the default up to 0.14; from 0.15 on it has another name, to be given as metadata.
+    """
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    options: dict[str, Any] = {}
+    if hasattr(DistributedOptimizer, "sharded_param_state_fully_reshardable"):
+        options["metadata"] = {"distrib_optim_sharding_type": "fully_reshardable"}
+    return optimizer.sharded_state_dict(model_state, is_loading, **options)

@@ -1,0 +1,85 @@
+"""The other nodes while ranks run: the links by which they met tell who has failed, or has gone.
+
+Else ranks wait for those of such a node until the time-out of what they communicate by.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from threading import Lock, Thread
+from typing import Any
+
+from launcher.agent.ranks.meeting import Link, Meeting
+
+GONE_CODE = 1
+"""The exit code where a node has gone and could tell none: starting again may help."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Another node's first failure, in words that name it, and the exit code that it had."""
+
+    why: str
+    code: int
+
+
+class Company:
+    """Hears of the others until they are done, and tells them of this node; once each.
+
+    The first node passes on to all what it hears of one. `hear` is called in a thread.
+    """
+
+    def __init__(self, meeting: Meeting, hear: Callable[[Elsewhere], object]) -> None:
+        self.meeting, self.hear = meeting, hear
+        self.lock, self.told = Lock(), False
+        Thread(target=self._listen, daemon=True).start()
+
+    def failed(self, why: str, code: int) -> None:
+        """Tell the others that this node has failed."""
+        me = f"node {self.meeting.node} ({socket.gethostname()})"
+        self._tell(Elsewhere(f"{me}: {why}", code))
+
+    def done(self) -> None:
+        """Tell them that it has ended as it should, and isn't to be missed."""
+        self._tell(None)
+
+    def _tell(self, failure: Elsewhere | None, but: Link | None = None) -> None:
+        with self.lock:
+            if not self.told:
+                self.told = True
+                for link in self.meeting.links:
+                    if link is not but:
+                        link.send(failed=failure and vars(failure))
+
+    def _listen(self) -> None:
+        links = [*self.meeting.links]
+        while links:
+            for link in [link for link in links if link.whole] or _ready(links):
+                found = self._heard(link)
+                if found != ():
+                    links.remove(link)
+                for failure in found or ():
+                    if not self.meeting.node:
+                        self._tell(failure, link)
+                    self.hear(failure)
+
+    @staticmethod
+    def _heard(link: Link) -> tuple[Elsewhere, ...] | None:
+        """What a node has come to: None where it is done, () as long as it hasn't said it all."""
+        try:
+            if (told := link.read()) is None:
+                return ()
+            failure = told["failed"]
+            return (Elsewhere(str(failure["why"]), int(failure["code"])),) if failure else None
+        except (KeyError, TypeError, ValueError, ConnectionError):
+            why = "it ended without a word"
+        except OSError as error:
+            why = error.strerror or "the link is cut"
+        return (Elsewhere(f"{link} has gone: {why}", GONE_CODE),)
+
+
+def _ready(links: Sequence[Any]) -> list[Any]:
+    return wait(links)

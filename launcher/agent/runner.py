@@ -1,0 +1,406 @@
+"""Start a program's ranks on this node, forward signals to them, pass on their exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib.util
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from launcher.agent import traces
+from launcher.agent.checkpoints import folders, lineage
+from launcher.agent.checkpoints.hold import Held, Hold
+from launcher.agent.checkpoints.retention import Retention
+from launcher.agent.ranks import alike, bus, oom, rank, signals, stacks
+from launcher.agent.ranks.company import Company, Elsewhere
+from launcher.agent.ranks.job import Job, Refused, Unable, parse, read_secrets
+from launcher.agent.stall import stall
+from launcher.agent.words import STOPPED, say
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+"""Those that ask a run to stop; SIGHUP not where it was ignored from the beginning (nohup)."""
+
+GPT = ("-m", "launcher.trainer.gpt")
+SETTLE_SECONDS = 1.0
+"""How long ranks that outlive a failed one have to fail, and say why, by themselves."""
+
+TERMINATION_SECONDS = 5.0
+"""How long they then have between SIGTERM and SIGKILL."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A rank has ended; `code` is negative for a signal, as in `subprocess`."""
+
+    local_rank: int
+    code: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """Somebody asked the runner to stop or, by `stacks.SIGNAL`, to say where its ranks are.
+
+    `why` says so where it was by another way than a signal.
+    """
+
+    signum: int
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Lost(Elsewhere):
+    """Another run has taken over the folder that this one saves to: the ranks may not save."""
+
+
+Event = Exit | Request | Elsewhere
+
+
+def _start(
+    job: Job, environ: Mapping[str, str], log_dir: str, more: Mapping[str, str]
+) -> dict[int, subprocess.Popen[bytes]]:
+    """Start the ranks, with `more` variables; their processes, by local rank.
+
+    Each leads a process group, of which what it starts is, too.
+    """
+    become = ("-I", "-S", rank.__file__)
+    before = (*become, str(os.getpid()))
+    under = {
+        n: (*traces.nsys(job.profile, job.rank(n)), sys.executable, *become, str(_own(log_dir, n)))
+        for n in range(job.processes)
+        if job.traces(n)
+    }
+    secrets = read_secrets(job.secrets)
+    cpus = len(os.sched_getaffinity(0))
+    if cpus < job.processes:
+        say(
+            f"warning: {job.processes} ranks share {cpus} CPU{'s'[: cpus != 1]}, all that this "
+            "process may use: ask the scheduler, or the engine, for more"
+        )
+    return {
+        n: subprocess.Popen(
+            [sys.executable, *before, *under.get(n, ()), *job.command()],
+            env={**os.environ, **secrets, **job.environment(n, environ, cpus), **more},
+            start_new_session=True,
+        )
+        for n in range(job.processes)
+    }
+
+
+def _own(log_dir: str, local_rank: int) -> Path:
+    """Where a rank that nsys starts says its process id."""
+    return Path(log_dir, f"{local_rank}.pid")
+
+
+def stopped(ranks: int) -> str:
+    """The last line where the runner was asked to stop and all ranks ended with 0.
+
+    Its beginning is `STOPPED`, by which the launcher tells a stopped run from a finished one.
+    """
+    return f"{STOPPED}all {ranks} ranks ended after SIGTERM"
+
+
+class Watch:
+    """Waits for a node's ranks, and decides when to ask and when to force them to end."""
+
+    def __init__(
+        self,
+        job: Job,
+        ranks: Mapping[int, subprocess.Popen[bytes]],
+        events: queue.SimpleQueue[Event],
+        collector: stall.Collector | None = None,
+        company: Company | None = None,
+        log_dir: str = "",
+    ) -> None:
+        self.log_dir = log_dir
+        self.job = job
+        self.ranks = ranks
+        self.events = events
+        self.collector = collector
+        self.company = company
+        self.elsewhere: Elsewhere | None = None
+        self.reporting = threading.Lock()
+        self.running = set(ranks)
+        self.first_failure: Exit | None = None
+        self.memory = oom.read()
+        self.data = bus.sizes(job.program)
+        self.stopping = False
+        self.deadline: float | None = None
+        self.at_deadline: Callable[[], None] = lambda: None
+
+    def wait(self) -> int:
+        """Wait for all ranks; the exit code of the first that failed, the shell's, or 0."""
+        for each in self.ranks.items():
+            threading.Thread(target=self._reap, args=each, daemon=True).start()
+        while self.running:
+            left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+            try:
+                event = self.events.get(timeout=left)
+            except queue.Empty:
+                self.deadline = None
+                self.at_deadline()
+            else:
+                self._handle(event)
+        self._signal_all(signal.SIGKILL, self.ranks)  # what the ranks left behind
+        if self.first_failure is None:
+            return self.elsewhere.code if self.elsewhere else 0
+        for line in self.collector.after_failure() if self.collector else ():
+            say(line)
+        code = self.first_failure.code
+        return 128 - code if code < 0 else code
+
+    def _reap(self, local_rank: int, process: subprocess.Popen[bytes]) -> None:
+        # One blocking wait per rank: the queue's order is the order in which they ended.
+        self.events.put(Exit(local_rank, process.wait()))
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, Exit):
+            self._ended(event)
+        elif isinstance(event, Lost):
+            self._lost(event)
+        elif isinstance(event, Elsewhere):
+            self._missed(event)
+        elif event.signum == stacks.SIGNAL:
+            ranks = {self.job.rank(n): self._pid(n) for n in sorted(self.running)}
+            threading.Thread(target=self._report, args=(ranks,), daemon=True).start()
+        elif not self.stopping:
+            self._ask_to_stop(_name(event))
+        elif event.signum == signal.SIGINT:
+            self._kill("interrupted a second time")
+        else:  # several may ask, and one that lost its engine asks again
+            say(f"{_name(event)}: asked to stop already")
+
+    def _ended(self, event: Exit) -> None:
+        self.running.discard(event.local_rank)
+        if event.code == 0 or self.first_failure or self.elsewhere:
+            return
+        self.first_failure = event
+        code, why = event.code, ""
+        how = f"exited with code {code}"
+        if code < 0:
+            name = signal.Signals(-code).name
+            how = f"was killed by signal {-code} ({name}), exit code {128 - code}"
+        if code == -signal.SIGKILL and (blamed := oom.blame(self.memory, oom.read())):
+            why = f": {blamed}"
+        if code == -signal.SIGBUS and (blamed := bus.blame(self.data)):
+            why = f": {blamed}"
+        told = f"rank {self.job.rank(event.local_rank)} {how}{why}"
+        say(told)
+        if self.company:
+            self.company.failed(told, 128 - code if code < 0 else code)
+        self._later(SETTLE_SECONDS, self._terminate)
+
+    def _missed(self, other: Elsewhere) -> None:
+        """End the ranks, which wait for those of a node that has failed; the first one counts."""
+        say(other.why)
+        if not (self.first_failure or self.elsewhere):
+            self.elsewhere = other
+            self._later(SETTLE_SECONDS, self._terminate)
+
+    def _lost(self, lost: Lost) -> None:
+        """Kill the ranks: on SIGTERM they would save."""
+        say(lost.why)
+        self.elsewhere = self.elsewhere or lost
+        if self.company:
+            self.company.failed(lost.why, lost.code)
+        self._kill("they may not save there")
+
+    def _report(self, ranks: Mapping[int, int]) -> None:
+        """Say where the ranks are; meanwhile they may end, and be asked to stop."""
+        if not (ranks and self.collector and self.reporting.acquire(blocking=False)):
+            return
+        with contextlib.suppress(OSError):  # the folder goes when the ranks have ended
+            for line in self.collector.report(ranks):
+                say(line)
+        self.reporting.release()
+
+    def _terminate(self) -> None:
+        self._signal_all(signal.SIGTERM, self.running)
+        self._later(TERMINATION_SECONDS, lambda: self._kill("outlived a failed rank"))
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self.deadline = time.monotonic() + seconds
+        self.at_deadline = action
+
+    def _ask_to_stop(self, told: str) -> None:
+        # SIGTERM also for an interrupt: it is what training programs save a checkpoint on.
+        say(f"{told}: asked {len(self.running)} ranks to stop, waiting {self.job.grace:g} s")
+        self.stopping = True
+        if not (self.first_failure or self.elsewhere):
+            self._later(self.job.grace, lambda: self._kill("grace period over"))
+        for local_rank in self.running:
+            process = self.ranks[local_rank]
+            if (pid := self._pid(local_rank)) == process.pid:
+                process.send_signal(signal.SIGTERM)
+            else:
+                os.kill(pid, signal.SIGTERM)
+
+    def _pid(self, local_rank: int) -> int:
+        """The rank's process, also where it was nsys that started it."""
+        with contextlib.suppress(OSError, ValueError):
+            found = int(_own(self.log_dir, local_rank).read_text())
+            if f"\0LOCAL_RANK={local_rank}\0" in Path(f"/proc/{found}/environ").read_text():
+                return found  # and no other's that came after it
+        return self.ranks[local_rank].pid
+
+    def _kill(self, why: str) -> None:
+        ranks = ", ".join(str(self.job.rank(n)) for n in sorted(self.running))
+        say(f"killing rank {ranks}: {why}")
+        self._signal_all(signal.SIGKILL, self.running)
+
+    def _signal_all(self, signum: signal.Signals, local_ranks: Iterable[int]) -> None:
+        for local_rank in local_ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.ranks[local_rank].pid, signum)
+
+
+def _name(request: Request) -> str:
+    return request.why or signal.Signals(request.signum).name
+
+
+def run(job: Job, environ: Mapping[str, str]) -> int:
+    """Run the job's ranks to their end; the exit code to pass on.
+
+    Raises `Refused` before any rank is started when the devices, or the nodes, don't fit.
+    """
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    faulthandler.register(stacks.SIGNAL)  # until there are ranks, it is the runner that is stuck
+    asking: Sequence[signal.Signals] = SIGNALS
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        asking = SIGNALS[:-1]
+    signals.Ear(asking, lambda signum: events.put(Request(signum)))
+    if job.tie:
+        threading.Thread(target=_read_to_the_end, args=(events,), daemon=True).start()
+    with contextlib.ExitStack() as held:
+        saver, met = _ready(job, environ, events, held)
+        if not events.empty():
+            first = events.get()
+            return first.code if isinstance(first, Lost) else 128 + first.signum
+        written = traces.Traces(job.profile) if job.profile else None
+        company = Company(met.meeting, events.put) if met else None
+        job, found = (met.job, met.variables) if met else (job, {})
+        log_dir = held.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))
+        whole = job.nodes == 1
+        collector = stall.Collector(Path(log_dir), environ, cpu=job.cpu, whole=whole)
+        ranks = _start(job, environ, log_dir, {**found, **collector.variables, **saver})
+        signals.catch([stacks.SIGNAL])
+        watch = Watch(job, ranks, events, collector, company, log_dir)
+        code = watch.wait()
+    if company and code == 0:
+        company.done()
+    pids = {job.rank(n): process.pid for n, process in ranks.items()}
+    for line in written.told(pids, job.nsys) if written else ():
+        say(line)
+    if watch.stopping and code == 0:
+        print(stopped(len(ranks)), file=sys.stderr, flush=True)
+    return code
+
+
+def _ready(
+    job: Job,
+    environ: Mapping[str, str],
+    events: queue.SimpleQueue[Any],
+    held: contextlib.ExitStack,
+) -> tuple[Mapping[str, str], alike.Met | None]:
+    """What ranks are told to save by, and the other nodes, where there are any.
+
+    The folder that is saved to is `held`. Raises `Refused` where this node, or another one, can't
+    start its ranks.
+    """
+    saver: Mapping[str, str] = {}
+    refusal, visible = "", 0
+    try:
+        _check_packages(job)
+        if not job.cpu:
+            visible = job.check_devices()
+        if any(map(job.traces, range(job.processes))) and not shutil.which("nsys"):
+            raise Unable("nsys isn't in this image: NVIDIA's have it, or profile.tool: torch")
+        saver = _hold(job, environ, lambda why: events.put(Lost(why, Unable.code)), held)
+    except Unable as unable:
+        if job.nodes == 1:
+            raise
+        refusal = str(unable)
+    if job.nodes == 1:
+        return saver, None
+    return saver, alike.look(job, environ, visible, lambda: not events.empty(), refusal)
+
+
+def _check_packages(job: Job) -> None:
+    """Raise `Unable` where this Python lacks what each rank would end for."""
+    wanted = {"torch": "another image, or another Python by image.python"}
+    if job.program[:2] == GPT and not job.checkout:
+        wanted["megatron.core"] = "an image that has it, or --source PATH, a checkout"
+    for name, instead in wanted.items():
+        try:
+            found = importlib.util.find_spec(name)
+        except ModuleNotFoundError:  # nor the package that it is in
+            found = None
+        if found is None:
+            raise Unable(f"{sys.executable} has no {name}: take {instead}")
+
+
+def _hold(
+    job: Job,
+    environ: Mapping[str, str],
+    lost: Callable[[str], None],
+    held: contextlib.ExitStack,
+) -> Mapping[str, str]:
+    """Hold and claim the folder that the run saves to, and see to what comes there.
+
+    Several nodes share it, so the first one does. The variables of the ranks that say who they save
+    for. `lost` is called where another run takes the folder. Raises `Unable` where another run
+    saves there, or its checkpoints lie there. Without a launcher the runner is a run of its own,
+    which goes on.
+    """
+    wish = lineage.wish(environ)
+    if wish is None and job.checkpoints:
+        wish = lineage.Wish(os.urandom(4).hex(), str(job.checkpoints), on=True, overwrite=True)
+    if wish is None or job.node_rank:
+        return {}
+    root = Path(wish.folder)
+    try:
+        hold = Hold(root, wish.run, say)
+        held.callback(hold.release)
+        line = folders.line_of(root, wish.run, on=wish.on)
+        if not wish.overwrite and (why := folders.refusal(root, line, on=wish.on)):
+            raise Unable(why)
+        note = hold.claim(line, overwrite=wish.overwrite)
+    except Held as other:
+        raise Unable(str(other)) from None
+    except OSError as error:
+        say(f"can't note in {root} whose its checkpoints are: {error.strerror}")
+        return {}
+    hold.watch(lost)
+    held.enter_context(Retention(root, line, job.keep, say, note.holder))
+    return {lineage.HOLDER: str(note)}
+
+
+def _read_to_the_end(events: queue.SimpleQueue[Event]) -> None:
+    """Ask to stop when standard input ends, which is when the launcher that holds it does."""
+    with contextlib.suppress(OSError):
+        while os.read(sys.stdin.fileno(), 1 << 12):
+            pass
+    events.put(Request(signal.SIGTERM, "the launcher has gone"))
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    try:
+        sys.exit(run(parse(argv, os.environ), os.environ))
+    except Refused as refusal:
+        say(str(refusal))
+        sys.exit(refusal.code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""What every room uses: files, trust, errors, names, settings. It knows nothing of Megatron."""

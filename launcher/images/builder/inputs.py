@@ -1,0 +1,85 @@
+"""What rows read from outside, found in the cache or fetched, ahead of a build."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.base.errors import LauncherError
+from launcher.base.screen import Progress
+from launcher.base.settings import Settings
+from launcher.images.builder.image import Request
+from launcher.images.matrix.recipe import Recipe
+from launcher.images.sources import extensions, fetch, source
+from launcher.images.sources.pins import Images
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A locked commit in a repository of the cache; `url` is the publisher's."""
+
+    url: str
+    commit: str
+    repository: Path
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A row's inputs: files and commits in the cache, and IDs of images by their names."""
+
+    recipe: Recipe
+    files: tuple[Path, ...]
+    commits: tuple[Commit, ...]
+    images: Mapping[str, str]
+
+
+Wanted = tuple[Recipe, Request]
+"""What a row reads, and the images that are asked for in place of its own."""
+
+
+def fetch_all(
+    rows: Sequence[Wanted], images: Images | None, site: Settings, progress: Progress
+) -> tuple[list[Fetched], list[tuple[Recipe, LauncherError]]]:
+    """Fetch every row's inputs, images where they are given; a row that fails stops no other."""
+    fetched: list[Fetched] = []
+    failed: list[tuple[Recipe, LauncherError]] = []
+    for recipe, request in rows:
+        try:
+            fetched.append(_fetch(recipe, request, images, site, progress))
+        except LauncherError as error:
+            progress.fail()
+            failed.append((recipe, error))
+    return fetched, failed
+
+
+def _fetch(
+    recipe: Recipe, request: Request, images: Images | None, site: Settings, progress: Progress
+) -> Fetched:
+    """One row's inputs, from the cache or from outside.
+
+    Raises BuildError for what can't be fetched or isn't what is locked, EngineError for an image
+    that can't be had.
+    """
+    progress.step(f"{recipe.tag}: {len(recipe.wheels)} Python packages")
+    files = fetch.wheels(recipe.wheels, recipe.row.python, site, recipe.platform)
+    progress.step(f"{recipe.tag}: Megatron {recipe.release} from {recipe.kind}")
+    found = source.locked(recipe, site)
+    commits = []
+    if recipe.kind == "git":
+        commits.append(Commit(recipe.named.git.url, found.revision, found.at))
+    else:
+        files.append(found.at)
+    progress.close()
+    if python := fetch.interpreter(recipe, site, progress):
+        files.append(python)
+    commits += [
+        Commit(one.urls[path], git.commit, one.repositories[path])
+        for one in extensions.sources(recipe, site, progress)
+        for path, git in one.commits.items()
+    ]
+    ids = {}
+    if images is not None:
+        chosen = {recipe.row.base: request.base, recipe.builder: request.builder}
+        ids = {own or name: images.find(name, own).id for name, own in chosen.items()}
+    return Fetched(recipe, tuple(files), tuple(commits), ids)

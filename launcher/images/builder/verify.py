@@ -1,0 +1,157 @@
+"""Looks into a base and into the image made from it: the base's own packages must be untouched."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from packaging.utils import canonicalize_name
+
+from launcher.base.errors import BuildError
+from launcher.images.matrix.schema import Row
+from launcher.images.oci.container import container_of
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+PROTECTED = ("torch", "numpy", "transformer-engine", "apex")
+ADDED = re.compile(r"\bCOPY (/stage/|dir:[0-9a-f]+ in) /(\s|$)")
+"""How BuildKit, the classic builder and podman write in a history what we add to a base."""
+ABOVE = re.compile(r"\b(ENV PYTHONPATH=|LABEL )")
+"""What stands in a history above that: the Dockerfile's last line, and labels."""
+
+# Runs in the image; prints its Python, its packages, and whether what we added works.
+LOOK = """
+import importlib.util, json, re, sys
+from importlib.metadata import distributions
+found = {}
+for d in distributions():
+    name = re.sub(r"[-_.]+", "-", d.metadata["Name"] or "").lower()
+    found.setdefault(name, d.version)
+facts = {"python": "%d.%d" % sys.version_info[:2], "packages": found}
+for extension in sys.argv[1:]:
+    name = extension.rpartition(".")[2]
+    folder = "/opt/megatron/lib/" + extension.rpartition(".")[0].replace(".", "/")
+    from importlib.machinery import FileFinder, ExtensionFileLoader, EXTENSION_SUFFIXES
+    spec = FileFinder(folder, (ExtensionFileLoader, EXTENSION_SUFFIXES)).find_spec(name)
+    try:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    except Exception as error:
+        facts["extension_error"] = "%s: %s" % (type(error).__name__, error)
+    facts["training"] = importlib.util.find_spec("megatron.training") is not None
+print(json.dumps(facts))
+"""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was seen in an image: Python (3.10), packages' versions by normalised name."""
+
+    python: str
+    packages: dict[str, str]
+    extension_error: str | None = None
+    training: bool = False
+
+
+def look(client: DockerClient, image: str, name: str, *extension: str) -> Facts:
+    """Run LOOK in `image`, without its entrypoint and without network; `name` is for messages.
+
+    Raises BuildError where there is no python3 in it.
+    """
+    from docker.errors import APIError
+
+    command = ("-c", LOOK, *extension)
+    with container_of(client, image, *command, entrypoint=["python3"]) as container:
+        try:
+            container.start()
+            failed = container.wait()["StatusCode"] != 0
+            printed = container.logs(stdout=not failed, stderr=failed).decode(errors="replace")
+        except APIError as error:
+            reason = error.explanation or error
+            raise BuildError(f"{name}: python3 doesn't run in it: {reason}") from error
+    if failed:
+        raise BuildError(f"{name}: python3 can't look into it:\n{printed.strip()}")
+    return Facts(**json.loads(printed))
+
+
+def is_ours(history: Sequence[dict[str, Any]]) -> bool:
+    """Whether what we add is the last that was done to an image; `history` as from an engine.
+
+    An image that somebody made from one of ours has its labels, and isn't ours.
+    """
+    lines = (entry["CreatedBy"] or "" for entry in history)
+    last = next((line for line in lines if not ABOVE.search(line)), "")
+    return bool(ADDED.search(last))
+
+
+def check_platform(platform: str, row: Row, name: str) -> None:
+    """Raise BuildError unless a base is for a platform that the row is for."""
+    if platform not in row.platforms:
+        raise BuildError(
+            f"{name}: is for {platform}, and the row is for {', '.join(row.platforms)}",
+            f"Where the engine can run that: docker pull --platform {row.platforms[0]} {name}",
+        )
+
+
+def check_layers(base: Sequence[str], image: Sequence[str]) -> None:
+    """Raise BuildError unless the image lies on the base that was looked into, layer by layer."""
+    if image[: len(base)] != base:
+        raise BuildError(
+            "the image lies on another base than the one that was looked into: its name was "
+            "given to another image meanwhile",
+            "Build it again.",
+        )
+
+
+def check_base(base: Facts, row: Row, name: str, standin: bool) -> None:
+    """Raise BuildError unless the base has the row's Python and, but for a stand-in, its torch."""
+    if base.python != row.python:
+        raise BuildError(
+            f"{name}: has Python {base.python}, and the row needs {row.python}",
+            "Choose a base with that Python, or change `python` in the row of matrix.yaml.",
+        )
+    if not standin and not row.packages:
+        _check_torch(base, row, f"{name}:", "It isn't the image this row describes.")
+
+
+def check_torch(image: Facts, row: Row, standin: bool) -> None:
+    """Raise BuildError unless a row with packages gives its torch; a stand-in base may have none.
+
+    The other rows' torch is that of their base, which `check_base` compares.
+    """
+    if row.packages and not (standin and "torch" not in image.packages):
+        mend = "Correct `torch` or `packages` of the row in matrix.yaml, then run `make lock`."
+        _check_torch(image, row, "the image", mend)
+
+
+def _check_torch(found: Facts, row: Row, name: str, mend: str) -> None:
+    torch = found.packages.get("torch", "missing")
+    if not torch.startswith(row.torch):
+        raise BuildError(f"{name} has torch {torch}, and the row says {row.torch}", mend)
+
+
+def check_extensions(image: Facts, packages: Sequence[str]) -> None:
+    """Raise BuildError where the image's Python doesn't find what was compiled for it."""
+    if missing := [name for name in packages if canonicalize_name(name) not in image.packages]:
+        raise BuildError(f"the image's python3 finds no {', '.join(missing)}")
+
+
+def check_image(base: Facts, image: Facts, added: set[str], whole: bool) -> None:
+    """Raise BuildError where what we added doesn't load, or changed a package of the base.
+
+    `added` are the normalised names of what we install; these may stand in front of the base's.
+    """
+    if image.extension_error:
+        raise BuildError(f"the compiled helpers don't load in the image: {image.extension_error}")
+    if whole and not image.training:
+        raise BuildError("megatron.training can't be found in the image")
+    changed = [
+        f"{name} {version} -> {image.packages.get(name, 'missing')}"
+        for name, version in sorted(base.packages.items())
+        if image.packages.get(name) != version and (name not in added or name in PROTECTED)
+    ]
+    if changed:
+        raise BuildError(f"the image changes the base's packages: {', '.join(changed)}")

@@ -1,0 +1,80 @@
+"""An engine and a base from what there is: the user's engine or a private one, pulled or made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.base.errors import EngineError
+from launcher.base.screen import Progress
+from launcher.base.settings import Settings
+from launcher.images.engine import connect
+from launcher.images.engine.private import base, private
+from launcher.images.oci import pull
+from launcher.images.oci.container import find_image
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from launcher.images.matrix.schema import Matrix
+
+STANDIN_NAME = "megatron-standin-base"
+STANDIN_EPOCH = 1735689600  # 2025-01-01, given to every file of a stand-in base
+
+
+@dataclass(frozen=True)
+class Bases:
+    """The names of a row's base and builder, or of the stand-in that takes both places."""
+
+    base: str
+    builder: str
+
+
+@contextmanager
+def any_engine(folder: Path, progress: Progress) -> Iterator[DockerClient]:
+    """The engine that answers, else a private one that lives as long as the block.
+
+    `folder` keeps a private engine's packages and images. Raises EngineError, with what to do,
+    where none answers and none can be started, or where the one the user chose doesn't answer.
+    """
+    try:
+        client = connect.connect(timeout=600)
+    except EngineError as none:
+        reason = private.unsupported()
+        if reason or next(connect.endpoints(os.environ)).chosen:
+            why = f"\n  A private engine can't be started either: {reason}" if reason else ""
+            raise EngineError(none.problem + why, none.remedy) from none
+        with private.private_engine(folder, say=progress.note) as client:
+            yield client
+    else:
+        yield client
+
+
+def bases(
+    client: DockerClient, matrix: Matrix, tag: str, site: Settings, progress: Progress
+) -> Bases:
+    """The row's own base and builder where they are there or can be pulled, else a stand-in.
+
+    Raises EngineError where no registry can be reached and no stand-in can be made here.
+    """
+    row = matrix.rows[tag]
+    own = Bases(row.base, matrix.builders[row.abi])
+    refused = _refused(client, own.base, site) or _refused(client, own.builder, site)
+    if refused is None:
+        return own
+    progress.note(f"{refused.problem.splitlines()[0]}: a Debian made here stands in for it")
+    name = f"{STANDIN_NAME}:{row.abi}"
+    cache = site.cache / "bases"
+    base.debian_base(client, name, STANDIN_EPOCH, row.python, cache=cache, say=progress.note)
+    return Bases(name, name)
+
+
+def _refused(client: DockerClient, image: str, site: Settings) -> EngineError | None:
+    """Why `image` is neither in the engine nor to be pulled, or None where it is."""
+    if find_image(client, image):
+        return None
+    return pull.unpullable(client, site.mirrored(image))

@@ -1,0 +1,101 @@
+"""Gives an image the source's time where the engine's builder wrote its clock into it.
+
+BuildKit reads SOURCE_DATE_EPOCH from version 0.11 on (Docker 23). An older one writes the time of
+the build into the image's configuration, so that its ID is another at every build, with the same
+layers in it. The configuration is written anew then, and loaded into the engine without a layer:
+it has them all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from launcher.images.oci.archive import archive, layer_name, load_archive
+from launcher.images.oci.container import find_image
+from launcher.images.oci.layout import compact, sha256
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+# Steps that make no layer, as BuildKit and as the classic builder write them into a history.
+NO_LAYER = re.compile(
+    r"(/bin/sh -c #\(nop\) +)?"
+    r"(ARG|CMD|ENTRYPOINT|ENV|EXPOSE|HEALTHCHECK|LABEL|MAINTAINER|ONBUILD|SHELL|STOPSIGNAL"
+    r"|USER|VOLUME)\b"
+)
+
+
+def settle(client: DockerClient, image: str, base: str, epoch: int) -> str:
+    """The ID of the same image with `epoch` for the time of its build, in place of `image`.
+
+    base: the image that it was built on, whose history keeps its times. `image` itself is returned
+    where it has that time, where its configuration can't be told exactly, and by an engine that
+    doesn't name images by their configuration. Raises docker's errors and EngineError.
+    """
+    found = client.api.inspect_image(image)
+    if found["Created"].startswith(iso(epoch)[:19]):
+        return image
+    history = client.api.history(image)
+    layered = with_layers(history, len(found["RootFS"]["Layers"]))
+    if layered is None:
+        return image
+    own = len(history) - len(client.api.history(base))
+    content = configuration(found, history, layered, own, epoch)
+    settled = sha256(content)
+    load_archive(client, archive(content, [*map(layer_name, found["RootFS"]["Layers"])]))
+    if find_image(client, settled) is None:
+        return image
+    if not found["RepoTags"]:
+        client.api.remove_image(image)
+    return settled
+
+
+def with_layers(history: Sequence[dict[str, Any]], layers: int) -> list[bool] | None:
+    """For each step of a history, whether it made a layer; None where that can't be told.
+
+    The engine tells the size of each step, and a step without size may have made an empty layer.
+    """
+    made = [step["Size"] > 0 for step in history]
+    if sum(made) < layers:
+        made = [step["Size"] > 0 or not NO_LAYER.match(step["CreatedBy"]) for step in history]
+    return made if sum(made) == layers else None
+
+
+def configuration(
+    found: dict[str, Any],
+    history: Sequence[dict[str, Any]],
+    layered: Sequence[bool],
+    own: int,
+    epoch: int,
+) -> bytes:
+    """An image's configuration, by the OCI image specification, from what an engine tells of it.
+
+    history: newest first; the first `own` steps are the build's and get `epoch` for their time
+    """
+    steps = []
+    for place, (step, made) in enumerate(zip(history, layered, strict=True)):
+        entry = {
+            "created": iso(epoch if place < own else step["Created"]),
+            "created_by": step["CreatedBy"],
+            "comment": step["Comment"],
+        }
+        entry = {key: value for key, value in entry.items() if value}
+        steps.append(entry if made else {**entry, "empty_layer": True})
+    platform = {key.lower(): found.get(key) for key in ("Author", "Architecture", "Variant", "Os")}
+    return compact(
+        {
+            **{key: value for key, value in platform.items() if value},
+            "created": iso(epoch),
+            "config": found["Config"],
+            "history": steps[::-1],
+            "rootfs": {"type": "layers", "diff_ids": found["RootFS"]["Layers"]},
+        }
+    )
+
+
+def iso(seconds: int) -> str:
+    """A time since 1970 as images have it: 2026-03-20T21:21:35Z."""
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%M:%S}Z"

@@ -1,0 +1,1 @@
+"""What a build reads from outside: release, source, pins and lock."""

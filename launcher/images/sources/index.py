@@ -1,0 +1,283 @@
+"""Fetches an sdist without pip, which runs its setup.py to learn its metadata.
+
+Indexes, their logins, proxy and certificates are those of pip's own configuration. An index answers
+by the simple API: PEP 691's JSON, or PEP 503's HTML.
+"""
+
+from __future__ import annotations
+
+import ast
+import email
+import re
+import shutil
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urldefrag, urljoin, urlsplit
+from urllib.request import url2pathname
+
+from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
+from packaging.version import InvalidVersion, Version
+from pydantic import BaseModel, ValidationError
+
+from launcher.base import files
+from launcher.base.errors import BuildError, first_fault
+from launcher.base.settings import Settings, settings
+from launcher.images.matrix.recipe import sha256_of_pin
+from launcher.images.sources import fetch
+
+JSON = "application/vnd.pypi.simple.v1+json"
+ASKING = {"Accept": f"{JSON}, text/html;q=0.1", "Accept-Encoding": "identity"}
+SECTIONS = ("global", "download", ":env:")  # of pip's configuration; the last one counts
+METADATA = 1 << 20  # bytes that are read of a PKG-INFO
+
+
+class Listed(BaseModel):
+    """A file of a project, as an index lists it."""
+
+    filename: str
+    url: str
+    hashes: dict[str, str] = {}
+
+
+class _Page(BaseModel):
+    files: list[Listed]
+
+
+def sdist(pin: str, site: Settings) -> Path:
+    """The source distribution of `name==version --hash=sha256:…`, from the cache or an index.
+
+    Raises BuildError for one that can't be fetched or whose hash is another.
+    """
+    digest = sha256_of_pin(pin)
+    if not fetch.cached(digest, site):
+        project, _, version = pin.partition(" ")[0].partition("==")
+        with files.scratch(site.cache) as folder:
+            fetch.store(download(project, version, site, folder, digest), site)
+    return fetch.checked(digest, pin, site)
+
+
+def download(
+    project: str, version: str, site: Settings, folder: Path, digest: str | None = None
+) -> Path:
+    """Fetch an sdist into `folder`: the first whose bytes are what its index, or `digest`, says.
+
+    Raises BuildError with each place's reason where none has it.
+    """
+    pip = Pip.configured(site)
+    reasons = []
+    for page in pip.pages(project):
+        try:
+            found = [one for one in pip.listed(page) if _is_sdist(one.filename, project, version)]
+            if not found:
+                reasons.append(f"{page}: doesn't list it")
+            for one in found:
+                path = folder / one.filename
+                pip.save(one.url, path)
+                wanted, actual = digest or one.hashes.get("sha256"), fetch.sha256(path)
+                if wanted in (None, actual):
+                    return path
+                reasons.append(f"{one.url}: its sha256 is {actual}, and {wanted} was expected")
+        except (OSError, ValueError) as error:
+            reasons.append(f"{page}: {error}")
+    said = "\n".join(f"  {fetch.without_login(reason)}" for reason in reasons)
+    raise BuildError(
+        f"{project} {version}: no index of pip's configuration gives its sdist\n{said}",
+        fetch.remedy_if_full(said) or "`pip config list` shows them; PIP_INDEX_URL names another.",
+    )
+
+
+def epoch_of(archive: Path, project: str, version: str) -> int:
+    """The newest time in an sdist, in seconds since 1970, read without running it.
+
+    Raises BuildError for one without a readable PKG-INFO, or whose PKG-INFO names something else.
+    """
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            members = tar.getmembers()
+            newest = int(max(member.mtime for member in members))
+            top = next(m for m in members if m.isreg() and re.fullmatch(r"[^/]*/PKG-INFO", m.name))
+            file = tar.extractfile(top)
+            assert file is not None
+            said = email.message_from_bytes(file.read(METADATA))
+    except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError, OverflowError) as error:
+        raise BuildError(f"{archive.name}: can't be read: {error}") from error
+    except StopIteration:
+        raise BuildError(f"{archive.name}: isn't an sdist: it has no PKG-INFO") from None
+    if (canonicalize_name(str(said["Name"])), said["Version"]) != (project, version):
+        raise BuildError(
+            f"{archive.name}: its PKG-INFO says that it is {said['Name']} {said['Version']}",
+            "The index serves another file under this name: don't build with it.",
+        )
+    return newest
+
+
+@dataclass(frozen=True)
+class Pip:
+    """Where pip would look for a file, and how it would ask, by its own options' names."""
+
+    options: dict[str, list[str]]
+
+    @classmethod
+    def configured(cls, site: Settings) -> Pip:
+        """What `pip config list` says, with the site's index. Raises BuildError where it fails."""
+        done = fetch.pip(["config", "list"], site)
+        if done.returncode:
+            raise BuildError(f"pip can't read its settings:\n{fetch.last_errors(done.stderr)}")
+        lines = [line.partition("=") for line in done.stdout.splitlines()]
+        options = {
+            key.removeprefix(f"{section}."): words
+            for section in SECTIONS
+            for key, _, value in lines
+            if key.startswith(f"{section}.") and (words := ast.literal_eval(value).split())
+        }
+        if "index-url" not in options:
+            # pip's own is in no file; its help has it.
+            said = " ".join(fetch.pip(["download", "--help"], site).stdout.split())
+            own = r"Base URL of the Python Package Index \(default (\S+)\)"
+            options["index-url"] = re.findall(own, said)
+        return cls(options)
+
+    @property
+    def indexes(self) -> list[str]:
+        """The indexes, with their logins."""
+        if self._first("no-index").lower() in ("1", "true", "yes", "on"):
+            return []
+        return self.options.get("index-url", []) + self.options.get("extra-index-url", [])
+
+    @property
+    def links(self) -> list[str]:
+        """Where files lie beside the indexes, as addresses: pip takes folders as well."""
+        places = self.options.get("find-links", [])
+        return [
+            one if "://" in one else Path(one).expanduser().absolute().as_uri() for one in places
+        ]
+
+    def requirement_lines(self, more: str = "") -> list[str]:
+        """Where uv is to look, as lines of a requirements file; more: one index besides.
+
+        uv takes a version from the first index that has it, and its default index is the last.
+        """
+        links = [f"--find-links {place}" for place in self.links]
+        if not self.indexes:
+            return ["--no-index", *links]
+        *first, last = filter(None, [*self.indexes, more])
+        return [*links, *(f"--extra-index-url {one}" for one in first), f"--index-url {last}"]
+
+    def uv_environment(self) -> dict[str, str]:
+        """How uv is to ask, in its own variables."""
+        said = {
+            "SSL_CERT_FILE": self._first("cert"),
+            "SSL_CLIENT_CERT": self._first("client-cert"),
+            **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), self._first("proxy")),
+            "UV_INSECURE_HOST": " ".join(self.options.get("trusted-host", [])),
+            "UV_HTTP_TIMEOUT": self._first("timeout") or self._first("default-timeout"),
+        }
+        return {name: value for name, value in said.items() if value}
+
+    def pages(self, project: str) -> Iterator[str]:
+        """The addresses where a project's files are listed, those on this machine first."""
+        yield from self.links
+        for index in self.indexes:
+            yield f"{index.rstrip('/')}/{canonicalize_name(project)}/"
+
+    def listed(self, page: str) -> list[Listed]:
+        """The files that a page lists; those of a folder, where it is one without a page.
+
+        Raises OSError where it can't be had and ValueError where it isn't a page.
+        """
+        folder = _path(page)
+        if folder and folder.is_dir() and not (folder / "index.html").is_file():
+            return [Listed(filename=one.name, url=one.as_uri()) for one in folder.iterdir()]
+        at = urljoin(page, "index.html") if folder and folder.is_dir() else page
+        with files.scratch(settings().cache) as scratch:
+            kind = self.save(at, Path(scratch) / "page")
+            text = (Path(scratch) / "page").read_text(encoding="utf-8")
+        try:
+            is_json = kind.startswith(JSON)
+            found = _Page.model_validate_json(text).files if is_json else _of_html(text)
+        except ValidationError as error:
+            raise ValueError(f"not a page of an index: {first_fault(error)}") from error
+        there = [one.model_copy(update={"url": urljoin(at, one.url)}) for one in found]
+        return [one for one in there if folder or not _path(one.url)]
+
+    def save(self, url: str, path: Path) -> str:
+        """Write what is at an address to `path`; its content type. Raises OSError."""
+        if local := _path(url):
+            shutil.copyfile(local, path)
+            return ""
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        trusted = {host, parts.hostname} & {*self.options.get("trusted-host", [])}
+        proxy = self._first("proxy")
+        return fetch.save(
+            parts._replace(netloc=host).geturl(),
+            path,
+            headers=ASKING,
+            auth=self._login(parts.scheme, host),
+            proxies={"http": proxy, "https": proxy} if proxy else None,
+            verify=False if trusted else self._first("cert") or True,
+            cert=self._first("client-cert") or None,
+        )
+
+    def _login(self, scheme: str, host: str) -> tuple[str, str] | None:
+        """Name and password for a host, of the index that is there; else .netrc is asked."""
+        for index in map(urlsplit, self.indexes):
+            name, at, there = index.netloc.rpartition("@")
+            if at and (index.scheme, there) == (scheme, host):
+                user, _, password = name.partition(":")
+                return unquote(user), unquote(password)
+        return None
+
+    def _first(self, option: str) -> str:
+        return self.options.get(option, [""])[0]
+
+
+class _Links(HTMLParser):
+    """The addresses that a page links to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = ""
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        href = dict(attrs).get("href")
+        if href and tag == "base":
+            self.base = href
+        elif href and tag == "a":
+            self.found.append(urljoin(self.base, href))
+
+
+def _of_html(text: str) -> list[Listed]:
+    """The files that a page of HTML links to; hashes are in the addresses."""
+    page = _Links()
+    page.feed(text)
+    found = []
+    for href in page.found:
+        url, fragment = urldefrag(href)
+        name = unquote(urlsplit(url).path.rpartition("/")[2])
+        hashes = {kind: values[0] for kind, values in parse_qs(fragment).items()}
+        found.append(Listed(filename=name, url=url, hashes=hashes))
+    return found
+
+
+def _is_sdist(filename: str, project: str, version: str) -> bool:
+    """Whether a file is called as the sdist of a version; then its name is no path either."""
+    try:
+        named = parse_sdist_filename(filename)
+        return filename.endswith(".tar.gz") and named == (
+            canonicalize_name(project),
+            Version(version),
+        )
+    except (InvalidSdistFilename, InvalidVersion):
+        return False
+
+
+def _path(url: str) -> Path | None:
+    """The file or folder that a file:// address names, or None for another address."""
+    parts = urlsplit(url)
+    return Path(url2pathname(parts.path)) if parts.scheme == "file" else None

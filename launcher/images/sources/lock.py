@@ -1,0 +1,354 @@
+"""Writes matrix.lock: what the matrix's requirements and releases are, exactly.
+
+Sorted, without times and without URLs: a site's mirrors don't show in it. A pin that still holds is
+kept, so that locking again changes nothing; what is asked and can't be reached keeps its pin too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+
+from launcher.base import files
+from launcher.base.errors import BuildError, EngineError, UsageError, nearest
+from launcher.base.screen import Progress
+from launcher.base.settings import Settings
+from launcher.images.matrix.schema import (
+    AMD64,
+    GitSource,
+    Lock,
+    LockedExtension,
+    LockedGit,
+    LockedImage,
+    LockedNeeds,
+    LockedPlatform,
+    LockedRelease,
+    LockedSdist,
+    Matrix,
+    outdated,
+    pinned_versions,
+)
+from launcher.images.oci import registry
+from launcher.images.sources import extensions, fetch, index, source
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HEADER = "# Generated from matrix.yaml by `make lock`; do not edit.\n"
+AT_A_TIME = 6  # registries asked
+NOT_ASKED = "it is not asked for, as --offline says"
+
+Pinned = TypeVar("Pinned")
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What may be asked: upgrade names pins that are asked for anew, all of them where it is empty.
+
+    Names are a package's, a release's, an extension's or an image's. offline: nothing is asked.
+    """
+
+    upgrade: Collection[str] | None = None
+    offline: bool = False
+
+    def anew(self, *names: str) -> bool:
+        """Whether a pin with one of these names is asked for, though it holds."""
+        wanted = self.upgrade
+        return wanted is not None and (not wanted or not {*names}.isdisjoint(wanted))
+
+    def packages(self, *sets: Sequence[str]) -> list[str]:
+        """uv's options for the packages that are asked for anew, of those in sets of pins."""
+        if self.upgrade is not None and not self.upgrade:
+            return ["--upgrade"]
+        names = sorted({name for pins in sets for name in pinned_versions(pins)})
+        return [f"--upgrade-package={name}" for name in names if self.anew(name)]
+
+
+def lock(
+    matrix: Matrix,
+    old: Lock | None,
+    site: Settings,
+    progress: Progress,
+    asking: Asking = Asking(),
+) -> Lock:
+    """Resolve all of the matrix; whatever is asked for and keeps its old pin is told.
+
+    Raises BuildError for what can't be resolved and has no old pin; an image needn't have one.
+    Raises UsageError for a name in `asking` that nothing has.
+    """
+    old = old or Lock(needs={}, packages={}, releases={})
+    sets = [part for needs in old.needs.values() for _, part in needs]
+    pinned = {name for pins in [*sets, *old.packages.values()] for name in pinned_versions(pins)}
+    known = sorted({*pinned, *matrix.releases, *matrix.extensions, *matrix.images})
+    for name in asking.upgrade or ():
+        if name not in known:
+            raise UsageError(f"--upgrade: nothing that is locked is {name}", nearest(name, known))
+    return _Locking(matrix, old, site, progress, asking).all()
+
+
+@dataclass(frozen=True)
+class _Locking:
+    """One lock in the making."""
+
+    matrix: Matrix
+    old: Lock
+    site: Settings
+    progress: Progress
+    asking: Asking
+
+    def all(self) -> Lock:
+        rows = self.matrix.rows
+        used = {name for row in rows.values() for name in row.extensions}
+        return Lock(
+            needs={key: self.needs(key) for key in self.matrix.builders},
+            packages={tag: self.packages(tag) for tag, row in rows.items() if row.packages},
+            releases={version: self.release(version) for version in self.matrix.releases},
+            extensions={
+                name: self.extension(name) for name in self.matrix.extensions if name in used
+            },
+            images=self.images(),
+        )
+
+    def pin(
+        self, what: str, before: Pinned | None, ask: bool, resolve: Callable[[], Pinned]
+    ) -> Pinned:
+        """`before`, where it holds and isn't to be asked for, or can't be; else what is found."""
+        if before is not None and not ask:
+            return before
+        self.progress.step(f"lock {what}")
+        try:
+            if self.asking.offline:
+                raise BuildError(NOT_ASKED)
+            found = resolve()
+        except BuildError as error:
+            self.progress.fail()
+            if before is None:
+                raise BuildError(f"{what}: {error.problem}", error.remedy) from error
+            self.progress.note(f"{what} keeps its old pin: {error.problem}")
+            return before
+        self.progress.close()
+        return found
+
+    def needs(self, key: str) -> LockedNeeds:
+        """The needs of an ABI, by the key of its builder: cp312, or cp312-arm64."""
+        abi, _, other = key.partition("-")
+        python, platform = f"3.{abi.removeprefix('cp3')}", f"linux/{other}" if other else AMD64
+        before = self.old.needs.get(key, LockedNeeds(build=[], runtime=[]))
+        parts = {part: (some, getattr(before, part)) for part, some in self.matrix.needs}
+        holds = all(
+            len(pins) == len(some) and not outdated(some, pins) for some, pins in parts.values()
+        )
+        upgrades = self.asking.packages(*(pins for _, pins in parts.values()))
+
+        def found() -> LockedNeeds:
+            options = ["--no-deps", *upgrades]
+            wanted = {
+                part: Wanted(some, python, pins, options, platform)
+                for part, (some, pins) in parts.items()
+            }
+            return LockedNeeds(**{part: resolve(one, self.site) for part, one in wanted.items()})
+
+        return self.pin(f"needs of {key}", before if holds else None, bool(upgrades), found)
+
+    def packages(self, tag: str) -> list[str]:
+        """The packages of a row; what they need, in turn, nobody but an index knows."""
+        row, before = self.matrix.rows[tag], self.old.packages.get(tag, [])
+        wanted = Wanted(row.packages, row.python, before, self.asking.packages(before))
+        held = None if outdated(row.packages, before) else before
+        return self.pin(f"packages of {tag}", held, True, partial(resolve, wanted, self.site))
+
+    def release(self, version: str) -> LockedRelease:
+        """A release's commit, and its sdist where it has one."""
+        named, before = self.matrix.releases[version], self.old.releases.get(version)
+        anew, git, sdist = self.asking.anew(version), None, None
+        if before and before.git and before.git.is_of(named.git):
+            git = before.git
+        git = self.pin(f"{version} from git", git, anew, partial(_lock_git, named.git, self.site))
+        if named.sdist:
+            sdist = before.sdist if before else None
+            found = partial(_lock_sdist, version, self.site)
+            sdist = self.pin(f"{version} as sdist", sdist, anew, found)
+        return LockedRelease(git=git, sdist=sdist)
+
+    def extension(self, name: str) -> LockedExtension:
+        """An extension's commit, and those of the submodules that it is compiled with."""
+        wanted, before = self.matrix.extensions[name], self.old.extensions.get(name)
+        if before and not before.is_of(wanted):
+            before = None
+
+        def found() -> LockedExtension:
+            return extensions.lock(name, wanted, _lock_git(wanted.git, self.site), self.site)
+
+        return self.pin(f"extension {name}", before, self.asking.anew(name), found)
+
+    def images(self) -> dict[str, LockedImage]:
+        """What each base and builder is at its registry; all that are asked are asked at a time.
+
+        One that can't be had keeps its old pin, or has none; either is told.
+        """
+        matrix, before = self.matrix, self.old.images
+        images = {name: before[name] for name in matrix.images if name in before}
+        asked = [
+            name
+            for name in matrix.images
+            if name not in before
+            or {*before[name].platforms} != {*matrix.platforms(name)}
+            or self.asking.anew(name)
+        ]
+        if not asked:
+            return images
+        self.progress.step("lock bases and builders")
+        with ThreadPoolExecutor(AT_A_TIME) as pool:
+            for reference, answer in zip(asked, pool.map(self._image, asked), strict=True):
+                if isinstance(answer, EngineError):
+                    kept = reference in images
+                    state = "keeps its old pin" if kept else "has no pin, so builds go by its tag"
+                    self.progress.note(f"{matrix.images[reference]} {state}: {answer.problem}")
+                else:
+                    images[reference] = answer
+        self.progress.close()
+        return images
+
+    def _image(self, reference: str) -> LockedImage | EngineError:
+        """What a name is at its registry on each platform that it is used on."""
+        if self.asking.offline:
+            return EngineError(NOT_ASKED)
+        try:
+            found = {
+                platform: registry.resolve(self.site.mirrored(reference), platform, layers=True)
+                for platform in self.matrix.platforms(reference)
+            }
+        except EngineError as error:
+            return error
+        if len(names := {one.digest for one in found.values()}) > 1:
+            return EngineError(f"{reference}: was moved while it was asked: {', '.join(names)}")
+        platforms = {
+            platform: LockedPlatform(manifest=one.manifest, config=one.config)
+            for platform, one in found.items()
+        }
+        return LockedImage(digest=names.pop(), platforms=platforms)
+
+
+def dump(locked: Lock) -> str:
+    """The text of matrix.lock."""
+    data = locked.model_dump(exclude_none=True)
+    return HEADER + yaml.safe_dump(data, sort_keys=True, width=200, default_flow_style=False)
+
+
+def write(locked: Lock, path: Path) -> None:
+    """Write matrix.lock; whoever reads it meanwhile, or after a kill, finds all of one lock.
+
+    So it is where two write at once: the last one's lock stays.
+    """
+    files.write(path, dump(locked))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Requirements to resolve, with their dependencies unless options of uv say otherwise.
+
+    python: 3.10, which is taken for 3.10.0; before: pins that are kept where they fit
+    """
+
+    requirements: Sequence[str]
+    python: str
+    before: Sequence[str] = ()
+    options: Sequence[str] = ()
+    platform: str = AMD64
+
+
+def resolve(wanted: Wanted, site: Settings) -> list[str]:
+    """Have uv choose wheels that fit: those before, else the newest.
+
+    It asks as the user configured pip, then PyTorch's index as well. Raises BuildError.
+    """
+    if not wanted.requirements:
+        return []
+    pip = index.Pip.configured(site)
+    with files.scratch(site.cache) as folder:
+        for more in dict.fromkeys(("", site.torch_index)):
+            # Addresses stand in a file: all users of the machine see a command line.
+            lines = [*pip.requirement_lines(more), *wanted.requirements]
+            (folder / "requirements.in").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            found = folder / "pylock.toml"
+            if wanted.before:
+                lines = ['lock-version = "1.0"', 'created-by = "uv"']  # as uv writes one: PEP 751
+                for name, version in pinned_versions(wanted.before).items():
+                    lines += ["[[packages]]", f'name = "{name}"', f'version = "{version}"']
+                found.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            done = _uv(wanted, folder, pip.uv_environment())
+            if not done.returncode:
+                return sorted(_pins(found.read_text(encoding="utf-8"), wanted.before))
+    said = fetch.without_login(fetch.last_errors(done.stderr))
+    raise BuildError(f"uv can't resolve it:\n{said}")
+
+
+def _uv(
+    wanted: Wanted, folder: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run `uv pip compile` in a folder; nothing is built to learn what it needs.
+
+    Of uv's own configuration no more counts than where it caches: pip's says where to ask.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    program = shutil.which("uv", path=path)
+    if program is None:
+        raise BuildError("there is no uv here", "`make lock` has it; or install uv.")
+    machine = fetch.MACHINES[wanted.platform]
+    command = [program, "pip", "compile", "requirements.in", "--output-file=pylock.toml", "--quiet"]
+    command += [f"--python={sys.executable}", "--no-config", "--no-python-downloads"]
+    command += ["--only-binary=:all:", "--index-strategy=unsafe-best-match"]  # as pip has it
+    command += [f"--python-version={wanted.python}"]
+    command += [f"--python-platform={machine}-manylinux_2_28", *wanted.options]
+    own = {k: v for k, v in os.environ.items() if not k.startswith("UV_") or k == "UV_CACHE_DIR"}
+    return subprocess.run(
+        command, cwd=folder, env=own | environment, capture_output=True, text=True, check=False
+    )
+
+
+def _pins(pylock: str, before: Sequence[str]) -> list[str]:
+    """The pins in a pylock.toml for one platform, as they were spelt before."""
+    spelt = {pin.lower().replace("_", "-"): pin for pin in before}
+    found = []
+    for package in tomllib.loads(pylock).get("packages", []):
+        name, version = package["name"], package["version"]
+        sha256 = package["wheels"][0]["hashes"].get("sha256")
+        if sha256 is None:
+            raise BuildError(
+                f"the index has no sha256 of {name} {version}",
+                "Name another in PIP_INDEX_URL: files of this one can't be pinned.",
+            )
+        pin = f"{name}=={version} --hash=sha256:{sha256}"
+        found.append(spelt.get(pin, pin))
+    return found
+
+
+def _lock_git(named: GitSource, site: Settings) -> LockedGit:
+    """The commit that is named, or that the named tag or branch is at just now."""
+    commit = named.commit
+    if commit is None:
+        assert named.ref is not None
+        commit = source.commit_of(named.url, named.ref, site)
+    return extensions.locked_git(named.url, commit, named.ref, site)
+
+
+def _lock_sdist(version: str, site: Settings) -> LockedSdist:
+    """Fetch the sdist once, for its hash and for the newest time in it; none of it is run."""
+    with files.scratch(site.cache) as folder:
+        archive = index.download("megatron-core", version, site, folder)
+        epoch = index.epoch_of(archive, "megatron-core", version)
+        sha256 = fetch.sha256(archive)
+        fetch.store(archive, site)
+    return LockedSdist(sha256=sha256, epoch=epoch)

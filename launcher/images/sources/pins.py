@@ -1,0 +1,213 @@
+"""The images that a build starts from: those of the lock, or else what a tag names, told so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from launcher.base.errors import BuildError, EngineError
+from launcher.base.names import LABEL
+from launcher.base.reference import parse_reference
+from launcher.base.screen import Progress
+from launcher.base.settings import Settings
+from launcher.images.matrix.schema import AMD64, LockedImage
+from launcher.images.oci import registry
+from launcher.images.oci.container import (
+    answer_within,
+    engine_errors,
+    find_image,
+    name_image,
+    tags_of,
+)
+from launcher.images.oci.pull import describe_pull_failure, follow, registry_errors
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+ASK_WITHIN = 30  # seconds, for an engine that asks a registry
+
+
+@dataclass(frozen=True)
+class StartImage:
+    """An image that the engine has.
+
+    name: for FROM, by digest where the engine knows it so; id: the engine's, which each numbers in
+    its way; reference: the matrix's for the locked image, wherever it was pulled from, else the one
+    that was asked for; digest: sha256:…, of the lock where `pinned`, else the ID; standin: whether
+    it stands in where no registry is in reach
+    """
+
+    name: str
+    id: str
+    reference: str
+    digest: str
+    pinned: bool
+    platform: str = AMD64
+    standin: bool = False
+
+
+@dataclass
+class Images:
+    """Finds the base and the builder of each row in one engine, pulls what it lacks."""
+
+    client: DockerClient
+    site: Settings
+    progress: Progress
+    locked: dict[str, LockedImage]
+    moving: list[str]
+    _found: dict[tuple[str, str], StartImage] = field(default_factory=dict)
+
+    def find(self, reference: str, chosen: str | None = None) -> StartImage:
+        """The image for the matrix's `reference`, or the one that a user chose in its place.
+
+        Raises BuildError for a tag that isn't where it was locked, EngineError for an image that
+        can't be had, UsageError for what is no image's name.
+        """
+        wanted = chosen or reference
+        if (reference, wanted) not in self._found:
+            self.progress.show(f"look for {wanted}")
+            locked = self.locked.get(reference) if wanted == reference else None
+            found = (reference, locked) if locked else None
+            try:
+                image = self._locked(*found) if found else self._named(reference, wanted)
+            finally:
+                self.progress.show("")
+            self._found[reference, wanted] = image
+        return self._found[reference, wanted]
+
+    def _named(self, reference: str, wanted: str) -> StartImage:
+        """The image that a name stands for just now; told loudly where that isn't the locked one.
+
+        A user's own choice is pulled under its own name, the matrix's from a mirror of it.
+        """
+        found = find_image(self.client, wanted)
+        if found is None:
+            at = wanted if wanted != reference else self.site.mirrored(wanted)
+            found = self._pull(at)
+            self._name(found, wanted)
+        locked = self.locked.get(reference)
+        if is_locked(found, locked) or "@sha256:" in wanted:
+            name = self._name_of(found, wanted, locked)
+            return _image(found, name, wanted, reference, locked)
+        if not any(wanted == other for _, other in self._found):
+            why = "not the locked image" if locked else "matrix.lock has no digest of it"
+            mend = "" if locked or wanted != reference else "; `make lock` takes one"
+            self.progress.note(f"UNPINNED {wanted}: {why}, so it is {_digest(found)} today{mend}")
+        return _image(found, wanted, wanted, reference, locked)
+
+    def _locked(self, reference: str, locked: LockedImage) -> StartImage:
+        """The locked image, under whatever name the engine has it, else pulled by its digest."""
+        found = find_image(self.client, reference)
+        moves = reference in self.moving
+        if found is not None and not is_locked(found, locked) and not moves:
+            raise moved(reference, locked.digest, "engine", _digest(found))
+        mirrored = self.site.mirrored(reference)
+        if not is_locked(found, locked):  # under no name, perhaps, or under one of these
+            names = [
+                f"{parse_reference(one).name}@{locked.digest}" for one in (reference, mirrored)
+            ]
+            there = (find_image(self.client, one) for one in [*names, *sorted(locked.digests)])
+            found = next((one for one in there if is_locked(one, locked)), None)
+        if found is None:
+            now = locked.digest if moves else digest_at(self.client, mirrored)
+            if now != locked.digest:
+                raise moved(reference, locked.digest, "registry", now)
+            found = self._pull(f"{parse_reference(mirrored).name}@{locked.digest}")
+            self._name(found, reference)
+        name = self._name_of(found, reference, locked)
+        return _image(found, name, reference, reference, locked)
+
+    def _pull(self, reference: str) -> dict[str, Any]:
+        with registry_errors(reference):
+            events = self.client.api.pull(reference, stream=True, decode=True)
+            follow(events, f"pull {reference}", self.progress)
+            found: dict[str, Any] = self.client.api.inspect_image(reference)
+        return found
+
+    def _name_of(self, found: dict[str, Any], wanted: str, locked: LockedImage | None) -> str:
+        """A name for FROM, which takes no bare ID: by digest where the engine knows it so.
+
+        What was loaded from a file is known by its tags alone, or by nothing: then it gets one.
+        """
+        for one in sorted(found.get("RepoDigests") or []):
+            if locked and one.partition("@")[2] in locked.digests:
+                return str(one)
+        for name in (wanted, *tags_of(found)):
+            if (find_image(self.client, name) or {}).get("Id") == found["Id"]:
+                return str(name)
+        repository = parse_reference(wanted).name
+        tag = f"locked-{found['Id'].removeprefix('sha256:')[:12]}"
+        self.client.api.tag(found["Id"], repository, tag)
+        return f"{repository}:{tag}"
+
+    def _name(self, found: dict[str, Any], reference: str) -> None:
+        """Give what was pulled by digest or from a mirror the matrix's name, where that is free."""
+        if "@" not in reference and find_image(self.client, reference) is None:
+            name_image(self.client, found["Id"], reference)
+
+
+def _image(
+    found: dict[str, Any], name: str, asked: str, reference: str, locked: LockedImage | None
+) -> StartImage:
+    """What an engine tells of an image that was asked for in place of the matrix's."""
+    pinned = is_locked(found, locked)
+    return StartImage(
+        name,
+        found["Id"],
+        reference if pinned else asked,
+        locked.digest if locked and pinned else found["Id"],
+        pinned,
+        f"{found.get('Os', 'linux')}/{found.get('Architecture', 'amd64')}",
+        is_standin(found),
+    )
+
+
+def digest_at(client: DockerClient, reference: str, *platform: str) -> str:
+    """The digest that the registry has for a tag; asked by the engine, which pulls it.
+
+    platform: what the image is for, where that isn't registry.PLATFORM. Raises EngineError.
+    """
+    try:
+        with answer_within(client, ASK_WITHIN):
+            return str(client.api.inspect_distribution(reference)["Descriptor"]["digest"])
+    except engine_errors() as error:
+        try:
+            return registry.resolve(reference, *platform).digest  # an engine needn't be able to ask
+        except EngineError:
+            raise describe_pull_failure(reference, error) from error
+
+
+def is_standin(image: dict[str, Any]) -> bool:
+    """Whether an inspected image is one that stands in where no registry is in reach."""
+    return f"{LABEL}standin" in ((image.get("Config") or {}).get("Labels") or {})
+
+
+def is_locked(found: dict[str, Any] | None, locked: LockedImage | None) -> bool:
+    """Whether an inspected image is the locked one, by its ID or a digest it was pulled by.
+
+    An ID is the configuration's digest or, in containerd's store, the manifest's or the index's.
+    """
+    if found is None or locked is None:
+        return False
+    pulled_by = {one.partition("@")[2] for one in found.get("RepoDigests") or []}
+    return bool({found["Id"], *pulled_by} & locked.digests)
+
+
+def moved(reference: str, locked: str, where: str, now: str) -> BuildError:
+    """The error for a tag that names another image than the locked one."""
+    mend = (
+        f"`docker rmi {reference}` has the locked one pulled by its digest"
+        if where == "engine"
+        else f"the locked one may still be had as {parse_reference(reference).name}@{locked}"
+    )
+    return BuildError(
+        f"{reference}: isn't the locked image\n  locked:    {locked}\n  {where + ':':<10} {now}",
+        f"Where its publisher has moved the tag, `make lock UPGRADE={reference}` takes the new "
+        f"one; {mend}.",
+    )
+
+
+def _digest(found: dict[str, Any]) -> str:
+    """What an image is known by: the digest that it was pulled by, else its ID."""
+    pulled_by = [one.partition("@")[2] for one in found.get("RepoDigests") or []]
+    return str(pulled_by[0] if pulled_by else found["Id"])

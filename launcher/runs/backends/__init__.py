@@ -1,0 +1,41 @@
+"""The backends by name, each imported on first use: a backend carries a Plan out.
+
+Other packages bring more, as entry points of the group `launchpad.backends`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from launcher.base.errors import UsageError, nearest
+from launcher.runs.plan.job import Backend
+
+GROUP = "launchpad.backends"
+BACKENDS = {
+    "docker": "launcher.runs.backends.docker",
+    "local": "launcher.runs.backends.local",
+    "compose": "launcher.runs.backends.compose.compose",
+    "slurm": "launcher.runs.backends.slurm.slurm",
+    "kubernetes": "launcher.runs.backends.kubernetes.kubernetes",
+}
+
+
+def backend(name: str) -> Backend:
+    """The backend called `name`: ours, or what another package's entry point makes of no arguments.
+
+    Raises UsageError that names the nearest where there is none.
+    """
+    if name in BACKENDS:
+        found: Backend = import_module(BACKENDS[name]).backend()
+        return found
+    others = entry_points(group=GROUP)
+    if name not in others.names:
+        raise UsageError(f"no backend {name!r}", nearest(name, names()))
+    found = others[name].load()()
+    return found
+
+
+def names() -> list[str]:
+    """The names of all backends, ours first."""
+    return [*BACKENDS, *sorted(entry_points(group=GROUP).names - BACKENDS.keys())]

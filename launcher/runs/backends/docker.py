@@ -1,0 +1,310 @@
+"""Carries a plan out as one container of a Docker-compatible engine."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from launcher.base.errors import EngineError
+from launcher.runs.backends import host, shown
+from launcher.runs.payload import TARGET
+from launcher.runs.plan.image import Facts, labelled
+from launcher.runs.plan.job import Backend
+from launcher.runs.plan.mounts import Mount
+from launcher.runs.plan.plan import Plan
+from launcher.runs.runfile.secrets import is_secret
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.api import APIClient
+
+    from launcher.runs.plan.job import Job
+
+LOCAL = "http+docker://localhost"
+"""How docker's SDK addresses a socket of this machine; over ssh it has another host there."""
+
+NO_NEW_PRIVILEGES = "no-new-privileges"
+"""Of a process in the container, and of all that it starts: by no setuid program either."""
+
+EVERY_GPU = "nvidia.com/gpu=all"
+UNITS = {"b": 0, "k": 1, "m": 2, "g": 3}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A container to create: its name, and the body that the engine's API takes."""
+
+    name: str
+    body: dict[str, Any]
+
+
+def request(plan: Plan) -> Request:
+    """The container of `plan`."""
+    body: dict[str, Any] = {
+        "Image": plan.image,
+        "Cmd": list(plan.argv),
+        "Env": [name if value is None else f"{name}={value}" for name, value in plan.env],
+        "Labels": dict(plan.labels),
+        "AttachStdin": plan.tie,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "OpenStdin": plan.tie,
+        "StdinOnce": plan.tie,
+        "StopTimeout": plan.stop_grace,
+        "HostConfig": _host_config(plan),
+    }
+    if plan.user:
+        body["User"] = plan.user
+    if plan.workdir:
+        body["WorkingDir"] = plan.workdir
+    return Request(container_name(plan), body)
+
+
+def container_name(plan: Plan) -> str:
+    """A name that tells the run apart in the engine's lists."""
+    return f"{plan.name}-{plan.run}"
+
+
+def _host_config(plan: Plan) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "Init": plan.init,
+        "IpcMode": plan.ipc,
+        "Mounts": [_mount(mount) for mount in plan.mounts],
+        "Ulimits": [{"Name": name, "Soft": n, "Hard": n} for name, n in plan.ulimits],
+    }
+    if plan.no_new_privileges:
+        config["SecurityOpt"] = [NO_NEW_PRIVILEGES]
+    if plan.groups:
+        config["GroupAdd"] = [str(group) for group in plan.groups]
+    if plan.network:
+        config["NetworkMode"] = plan.network
+    if plan.shm_size:
+        config["ShmSize"] = bytes_of_size(plan.shm_size)
+    if plan.memory:
+        config["Memory"] = bytes_of_size(plan.memory)
+    if plan.gpus.count:
+        config["DeviceRequests"] = [_devices(plan)]
+    return config
+
+
+def _mount(mount: Mount) -> dict[str, Any]:
+    described: dict[str, Any] = {"Type": "bind", "Source": mount.source, "Target": mount.target}
+    return described | ({"ReadOnly": True} if mount.read_only else {})
+
+
+def _devices(plan: Plan) -> dict[str, Any]:
+    """The GPUs asked for: those named, or a number of any, -1 for all."""
+    request: dict[str, Any] = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}}
+    if plan.gpus.devices:
+        return request | {"Count": 0, "DeviceIDs": list(plan.gpus.devices)}
+    return request | {"Count": -1 if plan.gpus.everything else plan.gpus.count, "DeviceIDs": None}
+
+
+def bytes_of_size(size: str) -> int:
+    """The bytes of '512m'."""
+    number, unit = (size[:-1], size[-1].lower()) if size[-1].isalpha() else (size, "b")
+    return int(number) << 10 * UNITS[unit]
+
+
+def command(plan: Plan) -> list[str]:
+    """The `docker run` that creates the same container; secrets come from the environment.
+
+    It is removed in the end, as the launcher does it, so that the line can be used again.
+    """
+    argv = ["docker", "run", "--rm", "--name", container_name(plan), "--init"]
+    argv += ["--interactive"] if plan.tie else []
+    if plan.gpus.count:
+        argv += ["--gpus", _csv(str(plan.gpus)) if plan.gpus.devices else str(plan.gpus)]
+    argv += ["--ipc", plan.ipc]
+    for flag, value in (
+        ("--shm-size", plan.shm_size),
+        ("--memory", plan.memory),
+        ("--network", plan.network),
+        ("--user", plan.user),
+        ("--workdir", plan.workdir),
+    ):
+        argv += [flag, value] if value else []
+    argv += ["--security-opt", NO_NEW_PRIVILEGES] if plan.no_new_privileges else []
+    for group in plan.groups:
+        argv += ["--group-add", str(group)]
+    for name, limit in plan.ulimits:
+        argv += ["--ulimit", f"{name}={limit}"]
+    argv += ["--stop-timeout", str(plan.stop_grace)]
+    for name, value in plan.env:
+        by_name = value is None or is_secret(name, value)
+        argv += ["--env", name if by_name else f"{name}={value}"]
+    for mount in plan.mounts:
+        argv += ["--mount", mount_option(mount)]
+    for name, value in plan.labels:
+        argv += ["--label", f"{name}={value}"]
+    return [*argv, "--", plan.image, *shown.by_name(plan.argv)]
+
+
+def mount_option(mount: Mount) -> str:
+    """A mount as --mount has it."""
+    fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
+    return _csv(*fields, *(["readonly"] if mount.read_only else []))
+
+
+def _csv(*fields: str) -> str:
+    """The fields as one line of CSV, which is how docker reads --mount and --gpus."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
+
+
+def shell_command(plan: Plan, *, terminal: bool) -> list[str]:
+    """The `docker run` that opens a shell as the plan's user, with its files and GPUs."""
+    argv = command(replace(plan, argv=(), tie=True))
+    attached = ["--tty"] if terminal else []
+    return [*argv[:2], *attached, *argv[2:], *(plan.argv or ("bash",))]
+
+
+def show(plan: Plan, *, shares_files: bool = True) -> str:
+    """`docker run`, after the `mkdir` that it needs; both work when pasted.
+
+    An engine that doesn't share this machine's files gets a copy of the payload before the start.
+    """
+    commands, sent = [command(plan)], plan.payload
+    if sent and not shares_files:
+        _, _, _, *rest = command(plan.without_payload())
+        name = container_name(plan)
+        copy = ["docker", "cp", sent.source.removesuffix("/launcher"), f"{name}:{TARGET}"]
+        start = ["docker", "start", "--attach", *(["--interactive"] if plan.tie else []), name]
+        commands = [["docker", "create", "--rm", *rest], copy, start]
+    return shown.folders(plan) + shown.wanted(shown.secrets(plan)) + shown.lines(commands)
+
+
+def connect() -> DockerClient:
+    """The engine. Raises EngineError where none answers."""
+    from launcher.images.engine.connect import connect as find
+
+    return find()
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Raises EngineError where the engine doesn't answer, or refuses to."""
+    from launcher.runs.backends.container import FAILURES, words_of
+
+    try:
+        yield
+    except FAILURES as error:
+        raise EngineError(f"the engine: {words_of(error)}") from error
+
+
+@dataclass(frozen=True)
+class DockerBackend(Backend):
+    """Runs on the engine that `connect` finds, asked for when it is first needed."""
+
+    connect: Callable[[], DockerClient] = connect
+    name = "docker"
+    has_engine = True
+
+    @cached_property
+    def _client(self) -> DockerClient:
+        return self.connect()
+
+    @property
+    def api(self) -> APIClient:
+        return self._client.api
+
+    @property
+    def engine(self) -> APIClient:
+        return self.api
+
+    @property
+    def shares_files(self) -> bool:
+        return str(self.api.base_url) == LOCAL
+
+    def request(self, plan: Plan) -> Request:
+        return request(plan)
+
+    def show(self, plan: Plan, *, full: bool = False) -> str:
+        try:
+            return show(plan, shares_files=self.shares_files)
+        except EngineError:  # there is none to ask
+            return show(plan)
+
+    def facts(self, image: str) -> Facts | None:
+        from docker.errors import NotFound
+
+        with _asking():
+            try:
+                config = self.api.inspect_image(image)["Config"]
+            except NotFound:
+                return None
+        return labelled(config.get("Labels") or {})
+
+    def identity(self, image: str) -> Mapping[str, Any]:
+        told = self.api.inspect_image(image)
+        labels = told["Config"].get("Labels") or {}
+        digests = sorted(told.get("RepoDigests") or [])
+        return {"name": image, "id": told["Id"], "digests": digests, "labels": labels}
+
+    def count_gpus(self) -> int | None:
+        local = self.api.base_url == LOCAL
+        with _asking():
+            return (host.count_gpus() if local else None) or _known_devices(self.api)
+
+    def rootless(self) -> bool:
+        with _asking():
+            return is_rootless(self.api.info())
+
+    def start(self, plan: Plan, *, attach: bool) -> Job:
+        from launcher.runs.backends import docker_job
+
+        return docker_job.start(self.api, plan, attach=attach)
+
+    def jobs(self) -> list[Job]:
+        from launcher.runs.backends import docker_job
+
+        return [*docker_job.jobs(self.api)]
+
+    def shell(self, plan: Plan) -> list[str]:
+        terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        return [self._program(), *shell_command(plan, terminal=terminal)[1:]]
+
+    def inside(self, job: Job, argv: list[str], *, terminal: bool) -> list[str]:
+        attached = ["--interactive", *(["--tty"] if terminal else [])]
+        return [self._program(), "exec", *attached, "--", job.handle, *argv]
+
+    def environment(self) -> dict[str, str]:
+        from launcher.images.engine.connect import cli_environment
+
+        return cli_environment(self._client)
+
+    def _program(self) -> str:
+        from launcher.images.engine.connect import docker_cli
+
+        found = docker_cli(self._client)
+        if found is None:
+            raise EngineError(
+                "there is no docker program here, which a terminal in a container needs",
+                "Install docker's command line: docker-cli or docker-ce-cli.",
+            )
+        return found
+
+
+def is_rootless(info: Mapping[str, Any]) -> bool:
+    """Whether the engine that tells this of itself has no root of its own."""
+    told = any("name=rootless" in option for option in info.get("SecurityOptions") or [])
+    return told or bool(info.get("Rootless"))  # which is how Podman says it
+
+
+def backend() -> DockerBackend:
+    """The backend with the engine that the environment points to."""
+    return DockerBackend()
+
+
+def _known_devices(api: APIClient) -> int | None:
+    """The GPUs that the engine itself knows of (CDI, newer engines); None where it tells none."""
+    found = api.info().get("DiscoveredDevices") or []
+    ids = {str(device.get("ID", "")) for device in found}
+    return sum(1 for one in ids if one.startswith("nvidia.com/gpu=") and one != EVERY_GPU) or None

@@ -1,0 +1,1 @@
+"""Megatron's indexed datasets: .bin and .idx, read and written."""

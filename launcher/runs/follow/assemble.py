@@ -1,0 +1,249 @@
+"""From a run file to its plan: looks up what a plan takes from the image, machine and clock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from launcher.base.errors import EngineError
+from launcher.base.settings import expanded, settings
+from launcher.runs import payload
+from launcher.runs.follow.files import caller
+from launcher.runs.plan import image, rules
+from launcher.runs.plan.image import Facts
+from launcher.runs.plan.job import Backend
+from launcher.runs.plan.layout import layout
+from launcher.runs.plan.mounts import Host
+from launcher.runs.plan.plan import Plan, Stamp, make_plan, processes_of
+from launcher.runs.plan.program import Kind, fewest, program
+from launcher.runs.plan.render import place
+from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.secrets import redacted
+from launcher.runs.runfile.source import Asked, Origin, made
+from launcher.runs.runfile.values import Gpus, parse_gpus, split
+
+NO_PROGRAM = "./shell"
+"""A script of the host, which is what asks least of a run file; it is neither mounted nor run."""
+
+
+SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
+"""By which engines are asked, whose containers may be root's."""
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A plan, what is known of its image, and warnings, such as what the program won't heed."""
+
+    plan: Plan
+    facts: Facts
+    ignored: tuple[str, ...] = ()
+
+
+def assemble(
+    asked: Asked, chosen: Backend, stamp: Stamp, host: Host | None = None, *, dry: bool = False
+) -> Assembled:
+    """The plan on the backend `chosen`; with `dry`, neither engine nor image need be there.
+
+    Raises UsageError and EngineError.
+    """
+    asked = replace(asked, config=_one_folder(asked.config, asked.cwd))
+    config, origin = asked.config, asked.origin
+    try:
+        told, rootless = _ask(config, origin, chosen, dry=dry)
+        facts = _known(asked, told)
+        host = host or _host(chosen, asked, rootless=rootless)
+        gpus = counted(config, chosen)
+    except EngineError:
+        _check_alone(asked, chosen, stamp)  # what is wrong with the file is told first
+        raise
+    plan = make_plan(config, origin, facts, host, stamp, gpus=gpus, rest=asked.rest, tie=asked.tie)
+    ignored = (*_ignored(asked, plan, facts), *_opened(plan), *_unused(plan, facts))
+    return Assembled(plan, facts, ignored)
+
+
+def _unused(plan: Plan, facts: Facts) -> Iterator[str]:
+    """What an older image carries in vain."""
+    if facts.runner:
+        yield f"{plan.image} has the runner of launcher {facts.runner} in it, which isn't used"
+
+
+def _opened(plan: Plan) -> Iterator[str]:
+    """What opens this machine to the program, or a secret to others, as warnings."""
+    for mount in plan.mounts:
+        if mount.source == "/" and not mount.read_only:
+            yield f"{mount.key}: the program can change all files of this machine"
+        if os.path.basename(mount.source) in SOCKETS:
+            yield f"{mount.key}: by {mount.source} the program can do all that the engine can"
+    if redacted(plan.argv) != plan.argv:
+        yield (
+            "a secret among the program's arguments: this machine's users see it in the list of"
+            " processes, and the engine keeps it\n  Give it as a variable: secrets: {NAME: FILE}"
+        )
+
+
+def _ignored(asked: Asked, plan: Plan, facts: Facts) -> Iterator[str]:
+    """What the program doesn't heed of what it is given, as warnings."""
+    if program(asked.config.program).kind is Kind.SCRIPT:
+        return
+    told = rules.Told(plan.options, layout(asked.config, plan.processes_per_node))
+    for problem, mend in rules.broken(rules.IGNORED, told, facts.release, place((), asked.origin)):
+        yield f"{problem}\n  {mend}"
+
+
+def _one_folder(config: RunConfig, cwd: str) -> RunConfig:
+    """`config` with one name for the folder that is saved to and loaded from, links or not."""
+    checkpoint = config.checkpoint
+    if not (checkpoint.save and checkpoint.load):
+        return config
+    save, load = (Path(cwd, expanded(one)) for one in (checkpoint.save, checkpoint.load))
+    if os.path.realpath(save) != os.path.realpath(load):
+        return config
+    update = {"checkpoint": checkpoint.model_copy(update={"load": checkpoint.save})}
+    return config.model_copy(update=update)
+
+
+def _check_alone(asked: Asked, chosen: Backend, stamp: Stamp) -> None:
+    """Raise UsageError for what is wrong whatever the image and the machine: see make_plan."""
+    config, origin, gpus = asked.config, asked.origin, parse_gpus(asked.config.gpus)
+    if gpus.count is None:
+        gpus = replace(gpus, count=fewest(config))
+    elif chosen.every_node:
+        gpus = split(gpus, config.nodes.count)
+    planned = _planned(config, origin) if chosen.contained else Facts(config.image.megatron)
+    facts = _known(asked, planned)
+    host = _host(chosen, asked, rootless=False)
+    make_plan(config, origin, facts, host, stamp, gpus=gpus, rest=asked.rest)
+
+
+def settled(asked: Asked, chosen: Backend) -> tuple[Asked, list[str]]:
+    """What is asked for without `auto` where the GPUs of this machine decide; what to tell of it.
+
+    So what is kept of a run, and goes on, is what it was settled to.
+    """
+    training = asked.config.training
+    if training.precision is None and training.micro_batch_size != "auto":
+        return asked, []
+    from launcher.runs.checks import auto, gather
+    from launcher.runs.checks.machine import Gpu
+
+    processes, visible = asked.config.processes, tuple[Gpu, ...]()
+    with suppress(EngineError):  # where that matters, it is told as the run is assembled
+        gpus = counted(asked.config, chosen)
+        processes = processes_of(asked.config, gpus)
+        visible = gather.visible(gpus, chosen)
+    config, notes = auto.settled(asked.config, processes, visible)
+    return replace(asked, config=config), notes
+
+
+def release(asked: Asked, chosen: Backend) -> str | None:
+    """The Megatron release of the run, whether or not its image is there; None is unknown.
+
+    Raises UsageError and EngineError, as `assemble` does.
+    """
+    return _known(asked, _ask(asked.config, asked.origin, chosen, dry=True)[0]).release
+
+
+def _known(asked: Asked, facts: Facts) -> Facts:
+    """The facts, with those of a checkout that takes the place of the image's Megatron."""
+    if not asked.config.source:
+        return facts
+    release = _checkout(asked.config.source, asked.cwd)
+    return replace(facts, release=release, scripts=True)
+
+
+def new_stamp() -> Stamp:
+    """A run's id, and the time."""
+    now = datetime.now(timezone.utc).replace(microsecond=0)
+    return Stamp(run=os.urandom(4).hex(), created=now.isoformat())
+
+
+def _ask(config: RunConfig, origin: Origin, chosen: Backend, *, dry: bool) -> tuple[Facts, bool]:
+    """What is known of the image, and whether its root is this user; a dry run does without."""
+    try:
+        found = chosen.facts(image.reference(config.image))
+        rootless = bool(caller().uid) and chosen.rootless()  # for root it makes no difference
+    except EngineError:
+        if not dry:
+            raise
+        found, rootless = None, False
+    return _facts(config, origin, chosen, found, dry=dry), rootless
+
+
+def _facts(
+    config: RunConfig, origin: Origin, chosen: Backend, found: Facts | None, *, dry: bool
+) -> Facts:
+    """What is known of the image: from itself, or for a dry run without it from the matrix."""
+    if found is not None:
+        own = bool(program(config.program).host)
+        if not (chosen.contained or found.release or config.source or own):
+            raise EngineError(
+                "python3 here has no Megatron-Core",
+                "Install megatron-core, or give --source PATH, a Megatron-LM checkout.",
+            )
+        return replace(found, release=found.release or config.image.megatron)
+    if not (dry or chosen.scheduled):
+        raise image.absent(config.image)
+    return _planned(config, origin) if chosen.contained else Facts(config.image.megatron)
+
+
+def _planned(config: RunConfig, origin: Origin) -> Facts:
+    from launcher.images.matrix.load import load_matrix
+
+    if config.image.name:
+        return Facts(config.image.megatron)
+    return image.planned(config.image, load_matrix(), origin.place)
+
+
+def _checkout(source: str, cwd: str) -> str:
+    """The release that a checkout calls itself. Raises UsageError where it is none."""
+    from launcher.images.sources.source import own_version
+
+    return own_version(Path(cwd, expanded(source)))
+
+
+def counted(config: RunConfig, chosen: Backend) -> Gpus:
+    """The GPUs asked for, on each node; what all means is asked of the backend."""
+    asked = parse_gpus(config.gpus)
+    if asked.everything:
+        count = chosen.count_gpus()
+        if count is None:
+            raise EngineError(
+                "no GPUs found, so --gpus all means nothing here", "Give their number."
+            )
+        asked = replace(asked, count=count)
+    several = config.nodes.count > 1 and chosen.every_node
+    return split(asked, config.nodes.count) if several else asked
+
+
+def _host(chosen: Backend, asked: Asked, *, rootless: bool) -> Host:
+    who, cache = caller(), settings().cache
+    if (
+        chosen.contained and os.getuid() != who.uid
+    ):  # sudo: root's cache may be that of several users
+        cache /= f"of-{who.uid}"
+    return Host(
+        who.uid,
+        who.gid,
+        str(Path.home()),
+        asked.cwd,
+        str(cache),
+        contained=chosen.contained,
+        rootless=rootless,
+        every_node=chosen.every_node,
+        scheduled=chosen.scheduled,
+        groups=who.groups,
+        runs=str(settings().runs),
+        payload=payload.keep(settings().runs, asked.payload),
+    )
+
+
+def bare_plan(chosen: Backend, image: Mapping[str, str], gpus: str, argv: Sequence[str]) -> Plan:
+    """The plan of a container that runs `argv` without a network or mounts."""
+    values = {"name": "probe", "image": image, "gpus": gpus, "program": NO_PROGRAM}
+    config = made(values | {"resources": {"network": "none"}}, "image probe")
+    asked = Asked(config, Origin("image probe", {}, {}), os.getcwd())
+    return replace(assemble(asked, chosen, new_stamp()).plan, argv=tuple(argv), mounts=())

@@ -1,0 +1,103 @@
+"""Who called, under sudo the user before it, and the files and folders that a plan needs."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.base.errors import UsageError
+from launcher.runs.plan.mounts import Mount
+from launcher.runs.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A user's id, group, and other groups."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+def caller() -> Caller:
+    """The user of this process, or the one whom sudo tells of."""
+    uid, gid, groups = os.getuid(), os.getgid(), os.getgroups()
+    told = [os.environ.get(name, "") for name in ("SUDO_UID", "SUDO_GID")]
+    if uid == 0 and all(one.isdecimal() for one in told):
+        uid, gid = map(int, told)
+        groups = _groups(uid, gid)
+    return Caller(uid, gid, tuple(sorted({*groups} - {gid})) if uid else ())
+
+
+def _groups(uid: int, gid: int) -> list[int]:
+    """A user's groups as the system lists them; one that it doesn't know is in none."""
+    with suppress(KeyError):
+        return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+    return []
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those that lead to it, the caller's own. Raises `OSError`."""
+    made = [*_missing(path)]
+    path.mkdir(parents=True, exist_ok=True)
+    who = caller()
+    if os.getuid() != who.uid:
+        for each in made:
+            os.chown(each, who.uid, who.gid, follow_symlinks=False)
+
+
+def _missing(path: Path) -> Iterator[Path]:
+    """The folders that aren't there, the innermost first."""
+    while not path.exists():
+        yield path
+        path = path.parent
+
+
+def missing(plan: Plan) -> list[str]:
+    """One line for every file or folder that the run reads and that isn't there."""
+    return [
+        f"{mount.key}: no such file or folder: {mount.source}"
+        for mount in plan.mounts
+        if mount.read_only and not Path(mount.source).exists()
+    ]
+
+
+def require(plan: Plan) -> None:
+    """Raises UsageError where something that the run reads isn't there."""
+    lacking = missing(plan)
+    if lacking:
+        by_prefix = any(line.startswith("data.path") for line in lacking)
+        remedy = "data.path is the path without .bin and .idx." if by_prefix else ""
+        raise UsageError("\n".join(lacking), remedy)
+
+
+def prepare(plan: Plan) -> None:
+    """Make the folders the run writes to, as the calling user. Raises UsageError."""
+    for mount in plan.mounts:
+        if not mount.read_only:
+            _make_folder(mount)
+
+
+def _make_folder(mount: Mount) -> None:
+    try:
+        if not os.path.exists(mount.source):  # a mount of the user's own may be a file
+            make_folder(Path(mount.source))
+    except OSError as error:
+        raise UsageError(
+            f"{mount.key}: can't make the folder {mount.source}: {error.strerror}",
+            "Give a folder you may write to.",
+        ) from error
+    if mount.key != "mounts" and not os.path.isdir(mount.source):
+        raise UsageError(
+            f"{mount.key}: {mount.source} is a file, and has to be a folder",
+            "Give another folder.",
+        )
+    if not os.access(mount.source, os.W_OK):
+        raise UsageError(
+            f"{mount.key}: {mount.source} isn't yours to write to",
+            "Give another folder, or change its owner.",
+        )

@@ -1,0 +1,177 @@
+"""Finds runs that were started, on every backend that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.agent.checkpoints import folders, lineage
+from launcher.agent.checkpoints.folders import Checkpoint
+from launcher.base.errors import AbsentError, EngineError, UsageError
+from launcher.base.names import LABEL
+from launcher.base.settings import expanded
+from launcher.runs.backends import backend, names
+from launcher.runs.plan.job import Backend, Job, Lost, goes_on
+from launcher.runs.records import record
+
+
+@dataclass(frozen=True)
+class Silent:
+    """Backends that can't be asked for their jobs, by their names, and why."""
+
+    names: tuple[str, ...]
+    why: EngineError
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.names)}: {self.why.problem}"
+
+    @property
+    def may_have_jobs(self) -> bool:
+        """Whether there is an engine, or one was named."""
+        return not isinstance(self.why, AbsentError)
+
+
+def jobs() -> list[tuple[Backend, Job]]:
+    """The jobs of all backends, newest first; a backend that doesn't answer has none."""
+    return everywhere()[0]
+
+
+def everywhere() -> tuple[list[tuple[Backend, Job]], list[Silent]]:
+    """The jobs of all backends, newest first, and the backends that don't answer.
+
+    All are asked at once: two of them may wait for the same engine.
+    """
+    found, silent = list[tuple[Backend, Job]](), dict[str, Silent]()
+    known = names()
+    with ThreadPoolExecutor(len(known)) as pool:
+        answers = [*pool.map(_ask, known)]
+    for name, answer in zip(known, answers, strict=True):
+        if isinstance(answer, EngineError):
+            same = silent.get(answer.problem, Silent((), answer))
+            silent[answer.problem] = Silent((*same.names, name), answer)
+        else:
+            found += answer
+    found.sort(key=lambda pair: pair[1].labels.get(f"{LABEL}created", ""), reverse=True)
+    return found, [*silent.values()]
+
+
+def _ask(name: str) -> list[tuple[Backend, Job]] | EngineError:
+    """The jobs of a backend, or why it can't be asked."""
+    chosen = backend(name)
+    try:
+        return [(chosen, job) for job in chosen.jobs()]
+    except EngineError as error:
+        return error
+
+
+def job(text: str) -> tuple[Backend, Job]:
+    """The job that `text` names: an id, the beginning of one, or a run's name.
+
+    Of several of one name it is the newest of those with a record here. Another user's is named
+    by its id alone. Raises UsageError where there is none, and EngineError where there might be
+    one on an engine that doesn't answer.
+    """
+    known, silent = everywhere()
+    known.sort(key=lambda pair: not _is_own(pair[1].run))
+    listed = [(one.run, one.labels.get(f"{LABEL}name", "")) for _, one in known]
+    try:
+        run = record.match(text, listed, *_otherwise(text, listed))
+    except UsageError as error:
+        if not silent:
+            raise
+        raise EngineError(
+            f"{error.problem}, and not all was asked: {'; '.join(map(str, silent))}", error.remedy
+        ) from error
+    if not (run.startswith(text) or _is_own(run)):
+        raise UsageError(f"run {run}, called {text}, was started by somebody else", "Give its id.")
+    return next(pair for pair in known if pair[1].run == run)
+
+
+def resumable() -> list[str]:
+    """The ids of this user's runs that have ended and left a complete checkpoint, newest first."""
+    going_on = {job.run for _, job in jobs() if goes_on(job)}
+    return [kept.run for kept in record.records() if kept.run not in going_on and _has_saved(kept)]
+
+
+def _has_saved(kept: record.Record) -> bool:
+    save = kept.config.get("checkpoint", {}).get("save")
+    with suppress(OSError, UsageError):
+        root = Path(kept.cwd, expanded(save)) if save else None
+        return bool(root and folders.newest_complete(root, lineage.line(root, kept.run)))
+    return False
+
+
+def line(labels: Mapping[str, str]) -> str:
+    """The line whose checkpoints a job's are, by its labels.
+
+    "" on other nodes than the first, whose launchers know it by another id.
+    """
+    if labels.get(f"{LABEL}node", "0") != "0":
+        return ""
+    return labels.get(f"{LABEL}line", labels.get(f"{LABEL}run", ""))
+
+
+def newest(labels: Mapping[str, str]) -> Checkpoint | None:
+    """The newest complete checkpoint of a job and those it goes on from, by its labels.
+
+    Raises `OSError` where its folder can't be read.
+    """
+    folder = labels.get(f"{LABEL}checkpoints")
+    return folders.newest_complete(Path(folder), line(labels)) if folder else None
+
+
+def _otherwise(text: str, listed: list[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:
+    """What to say where no job is called so: that the run has ended, or which are the user's."""
+    try:
+        kept = record.find(text)
+    except UsageError:
+        own = [pair for pair in listed if _is_own(pair[0])]
+        own += [(kept.run, kept.name) for kept in record.records()]
+        return "No run goes on, and none has ended with nobody watching.", own
+    return f"It has ended and is removed. To go on with it: launcher resume {kept.run}", []
+
+
+def _is_own(run: str) -> bool:
+    """Whether the run's record is among this user's."""
+    return record.folder(run).is_dir()
+
+
+def rows(known: list[tuple[Backend, Job]]) -> list[tuple[str, ...]]:
+    """What `launcher ps` tells of jobs, each asked at the same time."""
+    with ThreadPoolExecutor() as pool:
+        return [*pool.map(lambda pair: row(pair[1]), known)]
+
+
+def row(job: Job) -> tuple[str, ...]:
+    """What `launcher ps` tells of a job."""
+    label = {key.removeprefix(LABEL): value for key, value in job.labels.items()}
+    return (
+        job.run,
+        label.get("name", ""),
+        _state(job),
+        job.backend,
+        label.get("gpus", ""),
+        label.get("image", ""),
+        label.get("created", ""),
+        _saved(job.labels),
+    )
+
+
+def _saved(labels: Mapping[str, str]) -> str:
+    """The newest complete checkpoint, as far as this user may look."""
+    try:
+        found = newest(labels)
+    except OSError:
+        return "unknown"
+    return f"iteration {found.iteration}" if found else ""
+
+
+def _state(job: Job) -> str:
+    try:
+        ended = job.ended()
+        return job.state() if ended is None else f"ended ({ended.code})"
+    except Lost:
+        return "unknown"

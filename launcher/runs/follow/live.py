@@ -1,0 +1,263 @@
+"""What a run says, passed on, and the line below it that says how far it is, and how fast."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, TextIO
+
+from launcher.agent.words import compiling
+from launcher.base.screen import ERASE, bare, duration
+
+if TYPE_CHECKING:
+    from launcher.runs.records.metrics import Found, Step
+    from launcher.runs.records.throughput import Rates
+
+INTERVAL = 0.1
+"""Seconds between two drawings, at least."""
+
+KEPT_TIMES = 5
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class State:
+    """What is known of a run so far: its newest step, and the times of the last few, in ms.
+
+    `memory_mib` is that of the GPU that reserved most; `warning` is the guard's newest.
+    """
+
+    step: Step | None = None
+    rates: Rates | None = None
+    times: tuple[float, ...] = ()
+    memory_mib: float | None = None
+    warning: str = ""
+
+    def after(self, found: Found, rates: Rates | None = None) -> State:
+        """The state once the log has said `found`."""
+        from launcher.runs.records.metrics import Memory, Step
+
+        if isinstance(found, Step):
+            times = (*self.times, found.ms_per_step)[-KEPT_TIMES:]
+            return replace(self, step=found, rates=rates, times=times)
+        if isinstance(found, Memory):
+            sizes = (self.memory_mib, found.max_reserved_mib or found.reserved_mib)
+            return replace(self, memory_mib=max((size for size in sizes if size), default=None))
+        return self
+
+
+def line(state: State, width: int) -> str:
+    """The state in at most `width` columns, without what matters least where they are few.
+
+    Empty until the first step.
+    """
+    if state.step is None or width <= 0:
+        return ""
+    parts = _parts(state.step, state)
+    while len(parts) > 1 and len(_joined(parts)) > width:
+        parts.remove(max(parts))
+    return _joined(parts)[:width]
+
+
+def _joined(parts: list[tuple[int, str]]) -> str:
+    return "  ".join(text for _, text in parts)
+
+
+def _parts(step: Step, state: State) -> list[tuple[int, str]]:
+    """What there is to say, from left to right; the highest numbers matter least."""
+    rates = state.rates
+    tflops = rates.tflops_per_gpu if rates else step.reported_tflops_per_gpu
+    share = f" ({rates.mfu:.1%})" if rates and rates.mfu is not None else ""
+    left = (step.train_iters - step.iteration) * median(state.times or [step.ms_per_step]) / 1000
+    memory = state.memory_mib
+    parts = [
+        (0, f"iteration {step.iteration}/{step.train_iters}"),
+        (1, _loss(step)),
+        (2, state.warning),
+        (3, _pace(step.ms_per_step)),
+        (5, f"{_short(rates.tokens_per_s)} tokens/s" if rates else ""),
+        (6, f"{_tflops(tflops)} TFLOP/s{share}" if tflops is not None else ""),
+        (4, f"ETA {duration(left)}" if left > 0 else ""),
+        (7, f"mem {memory * MIB / 1e9:.1f} GB" if memory else ""),
+    ]
+    return [part for part in parts if part[1]]
+
+
+def _loss(step: Step) -> str:
+    """The loss; Megatron's line has none where it was NaN, but counts those iterations."""
+    if step.loss is None:
+        return "loss nan" if step.nan else ""
+    return f"loss {step.loss:#.4g}"
+
+
+def _pace(ms: float) -> str:
+    return f"{ms:.1f} ms/step" if ms < 10_000 else f"{ms / 1000:.1f} s/step"
+
+
+def _tflops(number: float) -> str:
+    """In tenths, but for a CPU's or a tiny model's, where there would be nothing of it."""
+    return f"{number:.1f}" if number >= 1 else f"{number:.2g}"
+
+
+def _short(number: float) -> str:
+    """A number in few figures: 985, 99.8k, 1.2M."""
+    if number < 1000:
+        return f"{number:.0f}"
+    return f"{number / 1000:.1f}k" if number < 999_950 else f"{number / 1e6:.1f}M"
+
+
+def terminal(stdout: TextIO, stderr: TextIO, environ: Mapping[str, str]) -> TextIO | None:
+    """Where a live line may be drawn: stderr, where it and stdout are on a terminal that can.
+
+    The line has no colours, so NO_COLOR doesn't matter.
+    """
+    able = environ.get("TERM", "") not in ("", "dumb")
+    return stderr if able and stdout.isatty() and stderr.isatty() else None
+
+
+def _columns() -> int:
+    """The terminal's width; none in the background, where a line would wipe out what is typed."""
+    with suppress(OSError):  # it isn't this session's
+        if os.tcgetpgrp(sys.stderr.fileno()) != os.getpgrp():
+            return 0
+    return shutil.get_terminal_size().columns
+
+
+class LiveLine:
+    """Draws the line below the output, and takes it away before more output passes.
+
+    All that is written to the terminal meanwhile has to go through `passing`. The line stands only
+    where the output ended a line, for as long as nothing more comes. Without a `stream` nothing is
+    drawn. A terminal that is lost ends the drawing, not the run.
+    """
+
+    def __init__(self, stream: TextIO | None, width_of: Callable[[], int] = _columns) -> None:
+        self.stream = stream and bare(stream)
+        self.width_of = width_of
+        self._state = State()
+        self._compiles: float | None = None  # since when
+        self._text = ""  # what stands there now
+        self._at_start = True
+        self._closed = False
+        self._lock = threading.RLock()
+        self._changed = threading.Event()
+        if stream:
+            threading.Thread(target=self._keep_drawing, daemon=True).start()
+
+    def __enter__(self) -> LiveLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def show(self, found: Found, rates: Rates | None = None) -> None:
+        """Show what the log has just said."""
+        self._state = self._state.after(found, rates)
+        self._changed.set()
+
+    def warn(self, text: str) -> None:
+        """Show what is wrong, in a few words, from now on."""
+        self._state = replace(self._state, warning=text)
+        self._changed.set()
+
+    @contextmanager
+    def passing(self, data: bytes) -> Iterator[None]:
+        """Keep the line away while `data` is written, to stdout or stderr, and flushed."""
+        if not self.stream:
+            yield
+            return
+        with self._lock:
+            self._put("")
+            yield
+            if data:
+                self._at_start = data.endswith(b"\n")
+                before = self._compiles or time.monotonic()
+                self._compiles = before if compiling(data, self._compiles is not None) else None
+        self._changed.set()
+
+    def close(self) -> None:
+        """Take the line away for good."""
+        with self._lock:
+            self._put("")
+            self._closed = True
+        self._changed.set()
+
+    def _keep_drawing(self) -> None:
+        while not self._closed:
+            self._changed.wait(None if self._compiles is None else 1.0)
+            self._changed.clear()
+            with self._lock:
+                if self._at_start and not self._closed:
+                    self._put(line(self._state, self.width_of() - 1) or self._waits())
+            time.sleep(INTERVAL)
+
+    def _waits(self) -> str:
+        """What the first step waits for: what torch compiles once is there for all others."""
+        if self._compiles is None:
+            return ""
+        text = f"compiling the first step  {duration(time.monotonic() - self._compiles)}"
+        return text[: max(0, self.width_of() - 1)]
+
+    def _put(self, text: str) -> None:
+        """Let `text` stand there, "" for nothing."""
+        if not self.stream or self._closed or text == self._text:
+            return
+        self._text = text
+        with suppress(OSError, ValueError):  # closed, or gone
+            self.stream.write(ERASE + text)
+            self.stream.flush()
+
+
+screen = LiveLine(None)
+"""What stands at the bottom of the terminal while a run is followed."""
+
+
+@contextmanager
+def screened() -> Iterator[None]:
+    """Draw the live line where stdout and stderr are a terminal."""
+    global screen
+    with LiveLine(terminal(sys.stdout, sys.stderr, os.environ)) as screen:
+        yield
+
+
+class LostTerminal(OSError):
+    """The terminal has gone; unlike a closed pipe, that is no wish to stop the run."""
+
+
+def write(data: bytes, is_error: bool) -> None:
+    """Pass a piece of output on. Raises LostTerminal, and BrokenPipeError of a pipe."""
+    out = sys.stderr.buffer if is_error else sys.stdout.buffer
+    try:
+        with screen.passing(data):
+            out.write(data)
+            out.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise LostTerminal(*error.args) from error
+
+
+def tell(text: str) -> None:
+    """A line of the launcher's own, on stderr; where nobody reads that, the run goes before."""
+    line = f"launcher: {text}\n"
+    try:
+        with screen.passing(line.encode()):
+            print(line, end="", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        to_nowhere(sys.stderr)
+    except OSError:
+        return
+
+
+def to_nowhere(stream: TextIO) -> None:
+    """Let a stream whose reader has gone lose what it still holds, and what is to come."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

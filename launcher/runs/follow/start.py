@@ -1,0 +1,443 @@
+"""Starts a run and follows it: preflight, record, attempts, ending."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from launcher.agent.checkpoints import folders, hold, lineage
+from launcher.base.errors import EngineError, LauncherError, PreflightError, UsageError
+from launcher.base.files import Refused
+from launcher.base.names import LABEL
+from launcher.base.settings import expanded
+from launcher.base.trust import require_own_links
+from launcher.runs.follow import files, find
+from launcher.runs.follow.assemble import Assembled, assemble, counted, new_stamp
+from launcher.runs.follow.listener import Listener
+from launcher.runs.follow.live import tell
+from launcher.runs.follow.supervise import supervise
+from launcher.runs.payload import KEY, digest
+from launcher.runs.plan.job import Backend, Job
+from launcher.runs.plan.plan import Plan, Stamp, processes_of
+from launcher.runs.records import owner, provenance, record, repeat, resume
+from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.source import Asked, Origin, Override, overridden
+
+if TYPE_CHECKING:
+    from launcher.runs.checks.machine import Machine
+
+LISTEN = "launcher.runs.follow.listen"
+"""All that listens to a run; there is nothing to hear before it has begun."""
+
+
+def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> int:
+    """Start the run and follow it to its end; the program's exit code, or 0 once detached.
+
+    Raises UsageError, EngineError and PreflightError before anything is started.
+    """
+    array = chosen.tasks
+    how = "slurm.array" if array else "--detach"
+    detach = detach or bool(array)
+    if detach and asked.tie:
+        raise UsageError(f"{how} leaves the run on its own, and --tie ends it with the launcher")
+    if detach and asked.config.max_restarts:
+        raise UsageError(
+            f"{how} leaves nobody to start the run again",
+            f"Leave {how} out and put the launcher itself in the background, or set "
+            "max_restarts: 0; `launcher attach` takes the watch over, restarts and all.",
+        )
+    _check_guard(asked, chosen, detach=detach)
+    if array:
+        return _start_array(asked, chosen, array, preflight=preflight)
+    stamp = new_stamp()
+    assembled = assemble(asked, chosen, stamp)
+    with ExitStack() as starting:
+        starting.enter_context(owner.alone())
+        plan = _kept(assembled, asked, chosen, preflight=preflight)
+        gc.freeze()  # what is imported stays, so it is looked at no more, not even at the end
+        gc.enable()
+        if detach:
+            print(_begin(chosen, plan, attach=False).run)
+            return 0
+        same = replace(asked, payload=dict(plan.labels).get(LABEL + KEY, ""))
+        attempts = Attempts(same, chosen, stamp, First(plan, starting))
+        restarts = asked.config.max_restarts
+        return supervise(chosen, attempts, restarts=restarts, listening=_listening).code
+
+
+def _kept(assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: bool) -> Plan:
+    """The plan of a run that can work, once its folders are made and its record is kept."""
+    plan = of_line(assembled.plan, asked, chosen)
+    machine = prepare(replace(assembled, plan=plan), asked, chosen, preflight=preflight)
+    try:
+        record.write(record.record_of(plan, asked, chosen.name))
+        provenance.keep(plan, provenance.facts_of(plan, asked, chosen, machine))
+    except (LauncherError, OSError):
+        record.forget(plan.run)
+        raise
+    return plan
+
+
+def _start_array(asked: Asked, chosen: Backend, array: Sequence[int], *, preflight: bool) -> int:
+    """Start a run for each number of an array, all at once, and print which they are."""
+    plans = dict[int, Plan]()
+    with owner.alone():
+        try:
+            for number in array:
+                one = task(asked, number)
+                assembled = assemble(one, chosen, new_stamp())
+                plans[number] = _kept(assembled, one, chosen, preflight=preflight)
+            started: Sequence[Job] = chosen.start_array(plans)
+        except LauncherError:
+            for plan in plans.values():
+                record.forget(plan.run)
+            raise
+    for number, job in zip(array, started, strict=True):
+        tell(f"task {number} is run {job.run}: Slurm job {job.handle}")
+    print("".join(f"{job.run}\n" for job in started), end="")
+    return 0
+
+
+def task(asked: Asked, number: int) -> Asked:
+    """What is asked for as a task of an array."""
+    return replace(asked, config=repeat.as_task(asked.config, number, asked.cwd))
+
+
+def check(asked: Asked, chosen: Backend, *, preflight: bool) -> None:
+    """Refuse what `start` would, as far as it can be told without the data. Raises as that does."""
+    _check_guard(asked, chosen, detach=False)
+    plan = assemble(asked, chosen, new_stamp()).plan
+    of_line(plan, asked, chosen)
+    if preflight and not chosen.scheduled:
+        _preflight(plan, asked, chosen)
+
+
+def _check_guard(asked: Asked, chosen: Backend, *, detach: bool) -> None:
+    if asked.config.guard.goes_back:
+        from launcher.runs.follow import guard
+
+        guard.check(asked, chosen, detach=detach)
+
+
+def _listening(job: Job) -> AbstractContextManager[Sequence[Listener]]:
+    from launcher.runs.follow.listen import listening
+
+    return listening(job)
+
+
+def attach(text: str) -> int:
+    """Follow a run that goes on, or went on, from its first line; its exit code."""
+    chosen, job = find.job(text)
+    try:
+        kept = record.find(job.run)
+    except UsageError:  # another user's or another cache's: it can be followed all the same
+        tell(f"run {job.run} has no record here: it is only looked at, not stopped or removed")
+        return supervise(chosen, lambda attempt: job, job=job, guest=True).code
+    asked = kept.asked()
+    chosen = chosen.configured(asked.config)
+    restarts = asked.config.max_restarts
+    try:
+        record.check_secrets(kept, asked.config, os.environ)
+    except UsageError as error:
+        if restarts:
+            tell(f"{error.problem}: it won't be started again")
+        restarts = 0
+    attempts = Attempts(asked, chosen, _stamp(job), None)
+    return supervise(chosen, attempts, restarts=restarts, job=job, listening=_listening).code
+
+
+def _stamp(job: Job) -> Stamp:
+    return Stamp(job.run, job.labels.get(f"{LABEL}created", ""))
+
+
+def prepare(
+    assembled: Assembled, asked: Asked, chosen: Backend, *, preflight: bool
+) -> Machine | None:
+    """See that the run can work, and make and tidy the folders that it writes to.
+
+    The machine, where it was looked at.
+    """
+    plan = assembled.plan
+    for line in assembled.ignored:
+        tell(f"warning: {line}")
+    if plan.checkpoints:
+        _refuse_sharing(plan)
+    if chosen.scheduled and not chosen.shares_files:  # the run's files can't be seen from here
+        return None
+    files.require(plan)
+    machine = _preflight(plan, asked, chosen) if preflight and not chosen.scheduled else None
+    _make_folders(plan)
+    if plan.checkpoints:
+        tidy(plan, asked.config)
+    return machine
+
+
+def _make_folders(plan: Plan) -> None:
+    """Make those that the run writes to, of which one may be in the folder of its record."""
+    try:
+        with suppress(OSError):  # told when the record is written
+            record.make(plan.run)
+        files.prepare(plan)
+    except LauncherError:
+        record.forget(plan.run)
+        raise
+
+
+def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> Machine:
+    """Look at the machine, warn of what is doubtful, refuse what can't work: PreflightError."""
+    from launcher.base.settings import settings
+    from launcher.runs.checks import checks, gather
+    from launcher.runs.follow import ask
+
+    row = None
+    if (tag := asked.config.image.tag) and chosen.contained and plan.gpus.count:
+        from launcher.images.matrix.load import load_matrix
+
+        row = load_matrix().rows.get(tag)
+    machine = gather.gather(asked.config, plan, gather.engine_of(chosen))
+    found = checks.preflight(asked.config, asked.origin, plan, machine, row.cuda if row else None)
+    if not any(finding.refuse for finding in found):
+        found += ask.check(plan, machine, chosen, settings().cache)
+    checks.enforce(found)
+    return machine
+
+
+def _refuse_sharing(plan: Plan) -> None:
+    """Two runs that save to one folder would overwrite each other's checkpoints.
+
+    Nodes by hand share it, on one machine too. A run that this launcher can't list, as another
+    user's, holds the folder itself.
+    """
+    node = f"{LABEL}node"
+    for _, job in find.jobs():
+        if job.labels.get(node) != dict(plan.labels).get(node):
+            continue
+        taken = job.labels.get(f"{LABEL}checkpoints")
+        same = taken and os.path.realpath(taken) == os.path.realpath(plan.checkpoints or "")
+        if same and job.run != plan.run and job.ended() is None:
+            raise UsageError(
+                f"checkpoint.save: {plan.checkpoints} is being saved to by run {job.run}",
+                f"Stop that one first (launcher stop {job.run}), or set another folder.",
+            )
+    if plan.checkpoints and dict(plan.labels).get(node, "0") == "0":
+        try:
+            require_own_links(Path(plan.checkpoints))
+            if other := hold.living(Path(plan.checkpoints)):
+                raise UsageError(
+                    f"checkpoint.save: {plan.checkpoints} is in use: {other} saves there",
+                    "Stop that run first, or set another folder.",
+                )
+        except Refused as error:
+            raise UsageError(f"checkpoint.save: {error.filename}: {error.strerror}") from None
+        except OSError:  # another user's: the run itself looks again
+            pass
+
+
+def of_line(plan: Plan, asked: Asked, chosen: Backend) -> Plan:
+    """The plan, with a label that says in which line of runs it saves, where that isn't its own.
+
+    Raises UsageError where it would come upon another run's checkpoints. Of several nodes the
+    first one's launcher looks.
+    """
+    wish = lineage.wish(dict(plan.env))
+    if not (wish and plan.checkpoints and chosen.shares_files) or asked.config.nodes.rank:
+        return plan
+    root = Path(plan.checkpoints)
+    try:
+        line = folders.line_of(root, plan.run, on=wish.on)
+        why = "" if wish.overwrite else folders.refusal(root, line, on=wish.on)
+    except OSError:  # another user's: told by preflight, or by the run
+        return plan
+    if why:
+        raise UsageError(
+            f"{asked.origin.place('checkpoint.save')}: {why}", _remedy(asked.config, wish.on)
+        )
+    more = [(f"{LABEL}line", line)] if line != plan.run else []
+    return replace(plan, labels=tuple(sorted([*plan.labels, *more])))
+
+
+def _remedy(config: RunConfig, on: bool) -> str:
+    """What to do about another run's checkpoints, for one that goes `on` from what is there."""
+    over = "checkpoint.save_overwrite: true saves among them, over those of an equal iteration."
+    checkpoint = config.checkpoint
+    if checkpoint.finetune and checkpoint.load:
+        return f"To finetune, which begins at iteration 0, save to another folder; {over}"
+    if on:
+        return f"Move it away, or save to another folder; {over}"
+    return (
+        f"To go on with them, --set checkpoint.load={checkpoint.save}; to begin anew, save to "
+        f"another folder; {over}"
+    )
+
+
+def tidy(plan: Plan, config: RunConfig) -> None:
+    """Set the run's checkpoints aside that aren't complete: Megatron 0.9 won't save where one lies.
+
+    Several nodes share the folder, so the first one's launcher does it.
+    """
+    if config.nodes.rank or not plan.checkpoints:
+        return
+    for path in folders.set_aside(Path(plan.checkpoints), find.line(dict(plan.labels))):
+        tell(f"an incomplete checkpoint was set aside: {path}")
+
+
+def _begin(chosen: Backend, plan: Plan, *, attach: bool) -> Job:
+    """Start a run's first attempt; one that doesn't start leaves no record."""
+    try:
+        return chosen.start(plan, attach=attach)
+    except LauncherError:
+        record.forget(plan.run)
+        raise
+
+
+@dataclass(frozen=True)
+class First:
+    """The first attempt's plan, and what is held until it has started."""
+
+    plan: Plan
+    starting: ExitStack
+
+
+class Attempts:
+    """Starts a run's attempts: the first as it was asked for, the others from what it saved."""
+
+    def __init__(self, asked: Asked, chosen: Backend, stamp: Stamp, first: First | None) -> None:
+        self.asked = asked
+        self.chosen = chosen
+        self.stamp = stamp
+        self.first = first
+
+    def __call__(self, attempt: int) -> Job:
+        if attempt == 0 and self.first:
+            # Read while the engine starts it, which takes longer.
+            Thread(target=import_module, args=(LISTEN,), daemon=True).start()
+            with self.first.starting:
+                return _begin(self.chosen, self.first.plan, attach=True)
+        with owner.alone():
+            plan = self._again()
+            labels = sorted([*plan.labels, (f"{LABEL}attempt", str(attempt))])
+            return self.chosen.start(replace(plan, labels=tuple(labels)), attach=True)
+
+    def _again(self) -> Plan:
+        """The plan that goes on from the newest complete checkpoint; from the start without one."""
+        from launcher.runs.follow import guard
+
+        config = resume.skipping(self.asked.config, guard.passed_over(self.stamp.run))
+        asked, save = replace(self.asked, config=config), config.checkpoint.save
+        if save and not self.chosen.shares_files:
+            asked = self._unseen(asked)
+        elif save:
+            plan = assemble(asked, self.chosen, self.stamp).plan
+            assert plan.checkpoints
+            _refuse_sharing(plan)
+            plan = of_line(plan, asked, self.chosen)
+            tidy(plan, config)
+            if newest := find.newest(dict(plan.labels)):
+                tell(f"going on from {newest.folder}")
+                asked = replace(asked, config=resume.from_newest(config))
+        return of_line(assemble(asked, self.chosen, self.stamp).plan, asked, self.chosen)
+
+    def _unseen(self, asked: Asked) -> Asked:
+        """What goes on where the engine's machine has the checkpoints: the program finds them.
+
+        Raises UsageError where the run began from another folder, which it would begin from again.
+        """
+        checkpoint = asked.config.checkpoint
+        if checkpoint.load not in (None, checkpoint.save):
+            raise UsageError(
+                "checkpoint.load: what the run saved on the engine's machine can't be seen from "
+                "here, so it isn't started again",
+                "When it has saved, set checkpoint.load to the folder that it saves to.",
+            )
+        return replace(asked, config=resume.from_newest(asked.config))
+
+
+def resumed(text: str, chosen: Backend, overrides: list[Override]) -> tuple[Asked, list[str]]:
+    """What to ask for to go on with the run that `text` names, and what to tell of it.
+
+    `overrides` may set the number of GPUs, or of processes on the CPU; the layout then follows.
+    Raises UsageError where the run saved nothing, still goes on, or fits no such number.
+    """
+    from launcher.runs.follow import guard
+
+    kept = record.find(text)
+    with owner.following(kept.run) as nobody:
+        known, silent = find.everywhere()
+        for one in silent:
+            if kept.backend in one.names and one.may_have_jobs:
+                unknown = f"whether run {kept.run} still goes on can't be asked: {one}"
+                raise EngineError(unknown, one.why.remedy)
+        going_on = [job for _, job in known if job.run == kept.run and job.ended() is None]
+        if going_on or not nobody:
+            raise UsageError(
+                f"run {kept.run} still goes on",
+                f"Follow it with `launcher attach {kept.run}`, or stop it first.",
+            )
+    asked = kept.asked()
+    _refuse_overwritten(kept, asked.config)
+    config = resume.skipping(resume.from_newest(asked.config), guard.passed_over(kept.run))
+    config = overridden(config, overrides)
+    processes = processes_of(config, counted(config, chosen))
+    record.check_secrets(kept, config, os.environ)
+    found = resume.on_processes(config, kept.processes, processes, was=asked.config)
+    again = resume.upstreams(found.config, asked.config)
+    notes = [*found.notes, *again.notes]
+    if kept.payload != digest():
+        notes.append("this launcher's own runner and trainer go on, not those of then")
+    return replace(asked, config=again.config, payload=""), notes
+
+
+def _refuse_overwritten(kept: record.Record, config: RunConfig) -> None:
+    """Raise UsageError where another line's checkpoint is the newest where the run has saved."""
+    if config.nodes.rank or not config.checkpoint.save:
+        return
+    root = Path(kept.cwd, expanded(config.checkpoint.save))
+    try:
+        newest, own = folders.newest_complete(root), lineage.line(root, kept.run)
+    except OSError:  # another user's: told by preflight, or by the run
+        return
+    owner = lineage.owner(newest.folder) if newest else ""
+    if newest and owner and own and owner != own:
+        raise UsageError(
+            f"run {kept.run}: {newest.folder} is run {owner}'s, and would be gone on from",
+            f"Move run {owner}'s checkpoints away, and let {root / folders.TRACKER} name the "
+            "iteration to go on from.",
+        )
+
+
+def repeated(text: str, chosen: Backend, *, force: bool) -> tuple[Asked, list[str]]:
+    """What to ask for to repeat the run that `text` names exactly, and what to tell of it.
+
+    It saves into a folder of its own, and begins where that run began. Raises PreflightError,
+    with all that is no longer the same, unless told to go on all the same by `force`.
+    """
+    from launcher.runs.checks import gather
+
+    kept = record.find(text)
+    asked = kept.asked()
+    record.check_secrets(kept, asked.config, os.environ)
+    then, plan = record.read(kept.run, record.FACTS), record.read(kept.run, record.PLAN)
+    if then is None or plan is None:
+        raise UsageError(f"run {kept.run}: an older launcher kept no facts to compare with")
+    pinned = repeat.pinned(asked.config, then["image"], chosen)
+    config, notes = repeat.aside(pinned, asked.cwd, began=bool(then["began"]))
+    if pinned is not asked.config:
+        notes.append(f"{then['image']['name']} is no longer the image of then, which is used")
+    same = replace(asked, config=pinned, origin=Origin(f"run {kept.run}", {}, {}), tie=plan["tie"])
+    unmoved = assemble(same, chosen, new_stamp()).plan
+    asked = replace(same, config=config)
+    again = assemble(asked, chosen, new_stamp()).plan
+    machine = gather.machine(gather.engine_of(chosen), gpus=bool(again.gpus.count))
+    lines = provenance.changed(then, provenance.facts_of(again, asked, chosen, machine))
+    lines += repeat.differences(plan, provenance.kept_plan(unmoved))
+    if lines and not force:
+        told = [f"run {kept.run} can't be repeated exactly:", *(f"  {line}" for line in lines)]
+        raise PreflightError("\n".join(told), "--force runs it all the same.")
+    return asked, [*notes, *lines]

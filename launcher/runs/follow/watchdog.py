@@ -1,0 +1,178 @@
+"""Notices that a run doesn't go on, finds out where its ranks are, and ends it where configured."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.agent.words import CONCLUSION, REPORT, REPORTS, SAYS, compiling
+from launcher.base import files
+from launcher.runs.follow.listener import Listener
+from launcher.runs.plan.job import Job, Lost
+from launcher.runs.records import owner, record
+from launcher.runs.runfile import config
+
+START_SECONDS = 120.0
+"""How long a run has at least to its first output: packages are read from a cold disk."""
+
+COMPILE_SECONDS = 900.0
+"""And while our program compiles: 58 s for a model of 1.2 billion parameters, beside an H100."""
+
+END_SECONDS = 15
+"""How long a run that is ended has to do so by itself: ranks that hang won't."""
+
+
+@dataclass
+class Silence:
+    """Since when a run has said nothing: its own words, and not those of a report on it.
+
+    It is due once, until the run goes on.
+    """
+
+    timeout: float
+    since: float
+    begun: bool = False
+    told: bool = False
+    compiles: bool = False
+
+    def came(self, data: bytes, now: float) -> None:
+        """Output came at `now`, in seconds of any clock."""
+        runners = all(line.startswith(SAYS.encode()) for line in data.splitlines() if line)
+        if runners and (self.told or not self.begun):  # a warning before the program's start
+            return
+        self.since, self.begun, self.told = now, True, False
+        self.compiles = compiling(data, self.compiles)
+
+    def left(self, now: float) -> float | None:
+        """Seconds from `now` until it is due, 0 where it is; None where it has been told."""
+        least = COMPILE_SECONDS if self.compiles else 0.0 if self.begun else START_SECONDS
+        return None if self.told else max(0.0, self.since + max(self.timeout, least) - now)
+
+
+class Watchdog:
+    """Listens to a job's output, and looks where its ranks are when none comes.
+
+    `wanted` is the run file's section; `folder` is the run's, for stacks and flight records.
+    `verdict` is what was found where the run was ended for it, else "".
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        wanted: config.Watchdog,
+        folder: Path,
+        tell: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.job = job
+        self.wanted = wanted
+        self.folder = folder
+        self.tell = tell
+        self.clock = clock
+        self.silence = Silence(float(wanted.timeout), clock())
+        self.changed = threading.Condition()
+        self.over = False
+        self.verdict = ""
+
+    def __enter__(self) -> Watchdog:
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.changed:
+            self.over = True
+            self.changed.notify()
+
+    def add(self, data: bytes, is_error: bool) -> None:
+        """Take a piece of the output: the run goes on."""
+        before = self.silence.begun, self.silence.told, self.silence.compiles
+        self.silence.came(data, self.clock())
+        now = self.silence.begun, self.silence.told, self.silence.compiles
+        if before != now:  # it is due at another time
+            with self.changed:
+                self.changed.notify()
+
+    def _watch(self) -> None:
+        while True:
+            with self.changed:
+                left = self.silence.left(self.clock())
+                if not self.over and left != 0:
+                    self.changed.wait(left)
+                    continue
+            if self.over:
+                return
+            try:
+                self.bark()
+            except Lost:  # the run may go on meanwhile
+                self.silence.since = self.clock()
+            else:
+                self.silence.told = True
+
+    def bark(self) -> None:
+        """Tell who waits for whom, keep the stacks, and end the run where that is wanted."""
+        if owner.asked_to_stop(self.job.run):  # it saves, and is given its time for that
+            return
+        silent = f"no output for {self.clock() - self.silence.since:.0f} s"
+        found = self.job.diagnose()
+        if self.over or self.job.ended() is not None:
+            return
+        if not found:
+            self.tell(f"{silent}, and its ranks can't be asked where they are")
+        else:
+            self.tell(f"{silent}: {conclusion(found)}")
+            if kept := keep(self.folder, found):
+                self.tell(f"every rank's stack is in {kept}")
+        if self.wanted.action == "end":
+            self._end(conclusion(found) if found else "")
+        else:
+            self.tell(f"to end it: launcher stop {self.job.run}")
+
+    def _end(self, why: str) -> None:
+        self.verdict = f"stalled, {why}" if why else "stalled"
+        self.tell("ending it, as watchdog.action says")
+        self.job.stop(END_SECONDS)
+
+
+@contextmanager
+def watching(job: Job, folder: Path, tell: Callable[[str], None]) -> Iterator[Sequence[Watchdog]]:
+    """The watchdog that the run's record asks for, if it does."""
+    wanted = record.find(job.run).asked().config.watchdog
+    if not wanted.timeout:
+        yield ()
+        return
+    with Watchdog(job, wanted, folder, tell) as dog:
+        yield (dog,)
+
+
+def report(files: Mapping[str, bytes]) -> str:
+    """What a report says, line by line."""
+    return files.get(REPORT, b"").decode(errors="replace")
+
+
+def conclusion(files: Mapping[str, bytes]) -> str:
+    """What it says in the end."""
+    found = [line for line in report(files).splitlines() if line.startswith(CONCLUSION)]
+    return found[-1].removeprefix(CONCLUSION) if found else "the report says nothing"
+
+
+def keep(folder: Path, found: Mapping[str, bytes]) -> Path | None:
+    """Keep a report in a new folder of the run's; None where it can't be written."""
+    number = 1 + len([*folder.glob(f"{REPORTS}*")])
+    at = folder / f"{REPORTS}{number}"
+    try:
+        at.mkdir(parents=True, mode=0o700)
+        for name, content in found.items():
+            files.write(at / name, content, 0o600)
+    except OSError:
+        return None
+    return at
+
+
+def verdict(listeners: Sequence[Listener]) -> str:
+    """Why a watchdog among the listeners has ended the run, "" where none has."""
+    found = [one.verdict for one in listeners if isinstance(one, Watchdog)]
+    return next(filter(None, found), "")

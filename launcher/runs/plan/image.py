@@ -1,0 +1,65 @@
+"""Which image a run uses, and what is known of it before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.base.errors import EngineError, UsageError, nearest
+from launcher.base.names import LABEL
+from launcher.runs.runfile.config import Image
+
+if TYPE_CHECKING:
+    from launcher.images.matrix.schema import Matrix
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an image holds: its Megatron release, and upstream's scripts or not; None is unknown.
+
+    runner: the version of the launcher whose runner and trainer an older image has
+    """
+
+    release: str | None = None
+    scripts: bool | None = None
+    runner: str = ""
+
+
+def reference(image: Image) -> str:
+    """The name the engine knows the image by."""
+    if image.name:
+        return image.name
+    return f"megatron:{image.tag}" + (f"-{image.megatron}" if image.megatron else "")
+
+
+def labelled(labels: Mapping[str, str]) -> Facts:
+    """The facts in an image's labels."""
+    whole = {"true": True, "false": False}.get(labels.get(f"{LABEL}whole", ""))
+    return Facts(labels.get(f"{LABEL}megatron"), whole, labels.get(f"{LABEL}version", ""))
+
+
+def planned(image: Image, matrix: Matrix, place: Callable[[str], str]) -> Facts:
+    """The facts the matrix has of an image that isn't there yet; `place` tells where a key stands.
+
+    Raises UsageError, naming the nearest, for a tag or a release that isn't in the matrix.
+    """
+    if image.name:
+        return Facts(image.megatron)
+    tag = image.tag or ""
+    if tag not in matrix.rows:
+        remedy = nearest(tag, list(matrix.rows))
+        raise UsageError(f"{place('image.tag')}: no tag {tag!r} in the matrix", remedy)
+    release = image.megatron or matrix.rows[tag].megatron
+    if release not in matrix.releases:
+        where, remedy = place("image.megatron"), nearest(release, list(matrix.releases))
+        raise UsageError(f"{where}: no Megatron release {release!r} in the matrix", remedy)
+    return Facts(release, matrix.rows[tag].source == "git")
+
+
+def absent(image: Image) -> EngineError:
+    """What to say where the engine has no such image."""
+    if image.name:
+        return EngineError(f"no image {image.name}", f"docker pull {image.name}")
+    release = f" MEGATRON={image.megatron}" if image.megatron else ""
+    return EngineError(f"no image {reference(image)}", f"make image TAG={image.tag}{release}")

@@ -1,0 +1,413 @@
+"""The plan of a run: all a backend needs to know, and nothing of any one backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from launcher.agent import start
+from launcher.agent.checkpoints import lineage
+from launcher.base.errors import Faults, UsageError
+from launcher.base.names import LABEL
+from launcher.base.settings import PACKAGE
+from launcher.runs.payload import KEY, PYTHON
+from launcher.runs.plan import layout, mounts, program, render, rules
+from launcher.runs.plan.arguments import Value, given
+from launcher.runs.plan.image import Facts, reference
+from launcher.runs.plan.mounts import Host, Mount, path_of
+from launcher.runs.plan.program import Kind, Program
+from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.source import Origin
+from launcher.runs.runfile.values import Gpus, parse_gpus
+
+HERE = "none: this environment"
+BANNER_ULIMITS = {"memlock": -1, "stack": 67108864}
+FIRST_NODE = "node-0"
+"""What the first node is called where all nodes are on one machine."""
+
+PRIVATE_SHM = "8g"
+"""A container's own /dev/shm where nothing is said of it: a bound, of which what is used counts."""
+
+AFTER_GRACE = 10
+"""Seconds the engine waits longer than the runner, so that it is the runner that ends the ranks."""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What makes one run different from the next: its id and when it was asked for (ISO 8601)."""
+
+    run: str
+    created: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One node's part of a run. `env` maps a name to None to pass on the launcher's own value.
+
+    Of several nodes the variables alone say which one it is, so `argv` is the same on all.
+    `options` are what the `program` of the run file is given, by their plain names, with what the
+    user laid over; the same as words stand in `argv`.
+    `secrets` maps variables to the files of the host that hold their values. `checkpoints` is the
+    folder of the host that is saved to. A run with `tie` stops when its standard input is closed.
+    `fewer` are the numbers of nodes that will do where not all come.
+    """
+
+    run: str
+    name: str
+    image: str
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str | None], ...]
+    mounts: tuple[Mount, ...]
+    gpus: Gpus
+    nodes: int
+    processes_per_node: int
+    ipc: str
+    shm_size: str | None
+    memory: str | None
+    ulimits: tuple[tuple[str, int], ...]
+    network: str | None
+    user: str | None
+    workdir: str | None
+    init: bool
+    stop_grace: int
+    labels: tuple[tuple[str, str], ...]
+    program: str = ""
+    options: Mapping[str, Value] = field(default_factory=dict, hash=False)
+    secrets: tuple[tuple[str, str], ...] = ()
+    checkpoints: str | None = None
+    tie: bool = False
+    groups: tuple[int, ...] = ()
+    no_new_privileges: bool = True
+    fewer: tuple[int, ...] = ()
+
+    @property
+    def payload(self) -> Mount | None:
+        """The mount of the payload's package, where a container is to have it."""
+        return next((mount for mount in self.mounts if mount.key == KEY), None)
+
+    def without_payload(self) -> Plan:
+        """The plan without that mount, for an engine that gets the payload another way."""
+        return replace(self, mounts=tuple(mount for mount in self.mounts if mount.key != KEY))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The program and its arguments: what the runner starts."""
+        return self.argv[self.argv.index("--") + 1 :] if "--" in self.argv else ()
+
+
+def processes_of(config: RunConfig, gpus: Gpus) -> int:
+    """As many processes as GPUs made visible; on the CPU, what the run file asks for."""
+    if gpus.count is None:
+        raise UsageError("gpus: how many GPUs all means isn't known here", "Give their number.")
+    return gpus.count or config.processes
+
+
+def _check_processes(config: RunConfig, origin: Origin, gpus: Gpus) -> None:
+    """Refuse another number of processes than GPUs that was given for these GPUs.
+
+    One for the CPU stands in a file whose `gpus` the command line has set since.
+    """
+    given = "processes" in origin.overrides or (
+        "processes" in origin.lines and "gpus" in origin.lines and "gpus" not in origin.overrides
+    )
+    if gpus.count and given and config.processes != gpus.count:
+        raise UsageError(
+            f"{origin.place('processes')}: {config.processes} on {gpus.count} GPUs of a node, and "
+            "each GPU takes one process",
+            f"Leave processes out, or ask for --gpus {config.processes}.",
+        )
+
+
+def make_plan(
+    config: RunConfig,
+    origin: Origin,
+    facts: Facts,
+    host: Host,
+    stamp: Stamp,
+    *,
+    gpus: Gpus | None = None,
+    rest: tuple[str, ...] = (),
+    tie: bool = False,
+) -> Plan:
+    """The plan of `config`. Raises UsageError for a run that can't work on any machine.
+
+    `gpus` is the configuration's request with its count found out; `rest` goes to the program
+    as it is, after everything else; with `tie` the run ends with the launcher.
+    """
+    gpus = gpus or parse_gpus(config.gpus)
+    processes = processes_of(config, gpus)
+    started, faults = _program(config, host), Faults()
+    with faults.collected():
+        program.check(started, config, facts, origin, processes * config.nodes.count)
+    with faults.collected():
+        _check_processes(config, origin, gpus)
+    with faults.collected():
+        layout.check(config, origin, processes, facts.release)
+    where, fewer = layout.layout(config, processes), tuple[int, ...]()
+    with faults.collected():
+        fewer = _fewer(config, origin, host, processes, facts.release)
+    save = path_of(config.checkpoint.save, host) if config.checkpoint.save else None
+    config, mounted = mounts.mounted(
+        _saving_when_stopped(config, started), started, host, stamp.run
+    )
+    compiles = started.kind is program.Kind.OURS and gpus.count != 0 and where.model == 1
+    image = reference(config.image) if host.contained else HERE
+    compiled = mounts.compiled(host, image) if compiles else ()
+    mounted += compiled + mounts.payload(host)
+    with faults.collected():
+        mounts.check(mounted, origin)
+    ipc, shm_size = _shared_memory(config, gpus, processes)
+    options = render.options(config, started.kind, where, facts.release)
+    values = render.valued([*options, *given(rest)])
+    with faults.collected():
+        told = _told(config, values, where, gpus)
+        render.check(options, rest, started, facts, origin, told)
+        if started.kind is program.Kind.OURS and not faults.found:
+            render.check_fits(render.placed(options, rest, origin), told, facts.release)
+    faults.refuse()
+    return Plan(
+        run=stamp.run,
+        name=config.name,
+        image=image,
+        argv=(
+            *_runner(config, host, processes, fewer, cpu=gpus.count == 0),
+            *(["--checkout", _scripts(config, host)] if config.source else []),
+            *(["--tie"] if tie else []),
+            *("--", *started.argv, *render.words(options), *rest),
+        ),
+        env=_env(config, origin, host, where, gpus, stamp, compiled),
+        mounts=mounted,
+        gpus=gpus,
+        nodes=config.nodes.count,
+        processes_per_node=processes,
+        ipc=ipc,
+        shm_size=shm_size,
+        memory=config.resources.memory,
+        ulimits=_ulimits(config, gpus),
+        network=config.resources.network or _network(config, host),
+        user=_user(config, host),
+        workdir=_workdir(config, host),
+        program=config.program,
+        options=values,
+        init=True,
+        stop_grace=config.resources.stop_grace + AFTER_GRACE,
+        labels=_labels(config, host, image, stamp, processes, save),
+        secrets=tuple((name, path_of(text, host)) for name, text in sorted(config.secrets.items())),
+        checkpoints=save,
+        tie=tie,
+        fewer=fewer,
+        groups=host.groups if _is_caller(config, host) else (),
+        no_new_privileges=config.resources.no_new_privileges,
+    )
+
+
+def _told(
+    config: RunConfig, values: Mapping[str, Value], where: layout.Layout, gpus: Gpus
+) -> rules.Told:
+    """What Megatron's rules go by: the options, upstream's own defaults, and what is around."""
+    upstreams_gpt = config.program == "pretrain_gpt.py"
+    usual = {"tokenizer_type": "GPT2BPETokenizer"} if upstreams_gpt else {}
+    return rules.Told({**usual, **values}, where, config.env, upstreams_gpt and gpus.count == 0)
+
+
+def _program(config: RunConfig, host: Host) -> Program:
+    """The program, by its path as the run sees it."""
+    started = program.program(config.program, _scripts(config, host))
+    if started.host and not host.contained:
+        return replace(started, argv=(path_of(started.host, host),))
+    if started.name == program.EXAMPLE and not (started.host or host.contained):
+        return replace(started, argv=(str(PACKAGE / "build" / program.EXAMPLE),))
+    return started
+
+
+def _scripts(config: RunConfig, host: Host) -> str:
+    """The folder of upstream's programs, as the run sees it."""
+    if not config.source:
+        return program.SOURCE
+    return program.CHECKOUT if host.contained else path_of(config.source, host)
+
+
+def _saving_when_stopped(config: RunConfig, started: Program) -> RunConfig:
+    """Megatron's programs save when asked to stop only where told to: here, where they can."""
+    checkpoint = config.checkpoint
+    if started.kind is Kind.SCRIPT or not checkpoint.save:
+        return config
+    if checkpoint.exit_signal_handler is not None:
+        return config
+    update = {"checkpoint": checkpoint.model_copy(update={"exit_signal_handler": True})}
+    return config.model_copy(update=update)
+
+
+def _workdir(config: RunConfig, host: Host) -> str | None:
+    if not host.contained:
+        return path_of(config.resources.workdir, host) if config.resources.workdir else host.cwd
+    return "/work" if config.resources.workdir else "/tmp"  # noqa: S108 - the container's
+
+
+def _fewer(
+    config: RunConfig, origin: Origin, host: Host, processes: int, release: str | None
+) -> tuple[int, ...]:
+    """The numbers of nodes that will do as well. Raises UsageError."""
+    if config.nodes.min and host.every_node:
+        raise UsageError(
+            f"{origin.place('nodes.min')}: all nodes are on this machine, and none stays away",
+            "Leave it out.",
+        )
+    return layout.fewer(config, origin, processes, release)
+
+
+def _runner(
+    config: RunConfig, host: Host, processes: int, fewer: Sequence[int], *, cpu: bool
+) -> list[str]:
+    """The runner's own part of the command line."""
+    argv = [config.image.python, host.entry, "runner", "--processes-per-node", str(processes)]
+    argv += ["--fewer", ",".join(map(str, fewer))] if fewer else []
+    argv += ["--grace", str(config.resources.stop_grace)]
+    if config.checkpoint.keep and config.checkpoint.save:
+        argv += ["--checkpoints", config.checkpoint.save, "--keep", str(config.checkpoint.keep)]
+    if config.profile:
+        argv += ["--profile", str(config.profile.folder)]
+        if config.profile.tool == "nsys":
+            argv += ["--nsys", *map(str, config.profile.ranks)]
+    return [*argv, "--cpu"] if cpu else argv
+
+
+def _user(config: RunConfig, host: Host) -> str | None:
+    """The calling user, so that what the run writes is theirs; root and `image` leave it be.
+
+    So does an engine without root of its own, for which the container's root is the caller.
+    """
+    if not host.contained:
+        return None
+    if config.resources.user != "auto":
+        return None if config.resources.user == "image" else config.resources.user
+    return f"{host.uid}:{host.gid}" if _is_caller(config, host) else None
+
+
+def _is_caller(config: RunConfig, host: Host) -> bool:
+    """Whether a container runs as the calling user."""
+    named = config.resources.user != "auto"
+    return host.contained and bool(host.uid) and not (named or host.rootless)
+
+
+def _shared_memory(config: RunConfig, gpus: Gpus, processes: int) -> tuple[str, str | None]:
+    """The container's IPC namespace, and the size of its own /dev/shm.
+
+    NCCL and CUDA pass data between processes through the host's, as NVIDIA's images ask for.
+    """
+    asked = config.resources
+    if asked.ipc:
+        return asked.ipc, asked.shm_size
+    if gpus.count and processes * config.nodes.count > 1:
+        return "host", None
+    return "private", PRIVATE_SHM
+
+
+def _network(config: RunConfig, host: Host) -> str | None:
+    """The host's for nodes on several machines: the engine's own one ends with its machine."""
+    return "host" if config.nodes.count > 1 and not host.every_node else None
+
+
+def _rendezvous(config: RunConfig, origin: Origin, host: Host) -> dict[str, str]:
+    """The variables that tell a node which of how many it is, and where the first one listens.
+
+    They are torchrun's own (`PET_` and an option's name; torch/distributed/argparse_util.py), and
+    what Kubeflow sets (kubeflow/trainer, pkg/constants). Raises UsageError.
+    """
+    nodes = config.nodes
+    if nodes.count == 1:
+        return {}
+    if (host.every_node or host.scheduled) and nodes.rank:
+        raise UsageError(
+            f"{origin.place('nodes.rank')}: every node is started here: none is numbered by hand",
+            "Leave nodes.rank out.",
+        )
+    if host.scheduled:  # each node is told as it starts
+        return {}
+    address = FIRST_NODE if host.every_node else nodes.master_addr
+    if address is None:
+        raise UsageError(
+            f"{origin.place('nodes')}: several nodes need master_addr, the first one's address",
+            "--master-addr ADDRESS; for all nodes on this machine, --backend compose.",
+        )
+    return {
+        "PET_NNODES": str(nodes.count),
+        "PET_NODE_RANK": str(nodes.rank),
+        "PET_MASTER_ADDR": address,
+        "PET_MASTER_PORT": str(nodes.master_port),
+    }
+
+
+def _env(
+    config: RunConfig,
+    origin: Origin,
+    host: Host,
+    where: layout.Layout,
+    gpus: Gpus,
+    stamp: Stamp,
+    compiled: tuple[mounts.Mount, ...],
+) -> tuple[tuple[str, str | None], ...]:
+    """The variables of the container, sorted; the run file's come last and so win."""
+    env: dict[str, str | None] = {"PYTHONUNBUFFERED": "1"}
+    if host.payload.digest:
+        env[start.DIGEST] = host.payload.digest
+    for mount in compiled:
+        env["TORCHINDUCTOR_CACHE_DIR"] = mount.target
+    if wish := wish_of(config, stamp.run):
+        env[lineage.VARIABLE] = str(wish)
+    env |= _rendezvous(config, origin, host)
+    if gpus.count and where.tensor * where.context > 1:
+        env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron refuses to start without it
+    if _user(config, host):
+        # A uid that the image doesn't know has no home, and torch asks for a user's name.
+        env |= {"HOME": "/tmp", "USER": "launcher"}  # noqa: S108 - the container's
+    for name, value in config.env.items():
+        env[name] = value if value is None else str(value)
+        if isinstance(value, bool):
+            env[name] = str(value).lower()
+    return tuple(sorted(env.items()))
+
+
+def wish_of(config: RunConfig, run: str) -> lineage.Wish | None:
+    """What a run wants of the folder that it saves to; finetuning begins at iteration 0 again."""
+    checkpoint = config.checkpoint
+    if not checkpoint.save:
+        return None
+    on = checkpoint.load == checkpoint.save and not checkpoint.finetune
+    return lineage.Wish(run, checkpoint.save, on, bool(checkpoint.save_overwrite))
+
+
+def _ulimits(config: RunConfig, gpus: Gpus) -> tuple[tuple[str, int], ...]:
+    """What NVIDIA's images ask for; locked memory is of use to GPUs alone."""
+    limits = config.resources.ulimits
+    if limits is None:
+        limits = {k: v for k, v in BANNER_ULIMITS.items() if gpus.count or k != "memlock"}
+    return tuple(sorted(limits.items()))
+
+
+def _labels(
+    config: RunConfig, host: Host, image: str, stamp: Stamp, processes: int, save: str | None
+) -> tuple[tuple[str, str], ...]:
+    labels = {
+        "run": stamp.run,
+        "name": config.name,
+        "image": image,
+        "created": stamp.created,
+        "nodes": str(config.nodes.count),
+        "processes": str(processes),
+        "gpus": config.gpus,
+        "stop_grace": str(config.resources.stop_grace + AFTER_GRACE),
+        KEY: host.payload.digest,
+    }
+    if config.nodes.count > 1:
+        labels["node"] = str(config.nodes.rank)
+    if config.image.python != PYTHON:
+        labels["python"] = config.image.python
+    if save:
+        labels["checkpoints"] = save
+    return tuple(sorted((LABEL + key, value) for key, value in labels.items()))
+
+
+def without_memlock(plan: Plan) -> Plan:
+    """The plan for an engine that may not raise the limit of locked memory."""
+    return replace(plan, ulimits=tuple(limit for limit in plan.ulimits if limit[0] != "memlock"))

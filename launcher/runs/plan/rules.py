@@ -1,0 +1,400 @@
+"""The rules between options that Megatron checks itself, minutes later, and what it ignores.
+
+They are those of validate_args (megatron/training/arguments.py), ModelParallelConfig and
+TransformerConfig, initialize_model_parallel, OptimizerParamScheduler, build_tokenizer and the
+interleaved schedule. A release that isn't known is held to the rules that all releases have.
+Options go by their plain names: num_layers for --num-layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf, isfinite
+
+from launcher.runs.plan.arguments import Value, key_of, table
+from launcher.runs.plan.layout import Layout
+
+ELSEWHERE = ("yaml_cfg", "use_checkpoint_args")
+"""With one of these, another file has some of the arguments."""
+
+ALWAYS = "0.9-"
+EP = "expert_model_parallel_size"
+VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
+UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a program is told: each option's value, the layout, and the variables around it.
+
+    cpu: it runs without a GPU, and so without Transformer Engine and Apex
+    """
+
+    values: Mapping[str, Value]
+    where: Layout
+    env: Mapping[str, object] = field(default_factory=dict)
+    cpu: bool = False
+
+    def has(self, *options: str) -> bool:
+        """Whether one of them is given."""
+        return any(option in self.values for option in options)
+
+    def text(self, option: str, default: str = "") -> str:
+        """Its first value."""
+        value = self.values.get(option, True)
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        return str(values[0]) if values else default
+
+    def number(self, option: str, default: float = 0) -> float:
+        """Its first value; the default where that is no number, which is told of its kind."""
+        try:
+            value = float(self.text(option, str(default)))
+        except ValueError:
+            return default
+        return value if isfinite(value) else default
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is wrong with an option, and the smallest mend, in the releases that say so.
+
+    With `lacking` it is asked for where the option isn't given too.
+    """
+
+    option: str
+    broken: Callable[[Told], bool]
+    problem: str
+    mend: str
+    releases: str = ALWAYS
+    lacking: bool = False
+
+
+def needs(option: str, *others: str, releases: str = ALWAYS) -> Rule:
+    """The option asks for one of the others."""
+    problem = f"needs {' or '.join(map(key_of, others))}"
+    mend = f"Set {key_of(others[0])}, or leave {key_of(option)} out."
+    return Rule(option, lambda o: not o.has(*others), problem, mend, releases)
+
+
+def excludes(option: str, other: str, releases: str = ALWAYS) -> Rule:
+    """The option goes without the other."""
+    problem = f"doesn't go with {key_of(other)}"
+    return Rule(option, lambda o: o.has(other), problem, "Keep one of the two.", releases)
+
+
+def _splits(option: str, split: Callable[[Told], bool], releases: str) -> Rule:
+    """Virtual stages are of a pipeline."""
+    return Rule(
+        option,
+        lambda o: o.where.pipeline == 1 and split(o),
+        "virtual stages are of a pipeline, and there is none",
+        f"Leave {key_of(option)} out, or set parallel.pipeline_model_parallel_size to 2 or more.",
+        releases,
+    )
+
+
+def _tokenizer(option: str, kinds: str, problem: str, mend: str, releases: str = ALWAYS) -> Rule:
+    """Tokenizers that have to be given an option."""
+    return Rule(
+        option,
+        lambda o: o.text("tokenizer_type") in kinds.split() and not o.has(option),
+        problem,
+        mend,
+        releases,
+        lacking=True,
+    )
+
+
+def _interleaves(o: Told) -> bool:
+    return o.has(*VIRTUAL) and o.where.pipeline > 1
+
+
+def _is_split(o: Told) -> bool:
+    """Whether a stage is several virtual ones; from 0.13 on, one is none."""
+    layers, each = o.number("num_layers"), o.number(VIRTUAL[0])
+    return (o.number(VIRTUAL[1]) or (layers / o.where.pipeline / each if each else 1)) > 1
+
+
+def _ragged(o: Told) -> bool:
+    """Whether a step's micro-batches leave fewer than one for each stage at the end."""
+    stages, step = o.where.pipeline, o.number("micro_batch_size") * o.where.data
+    group = o.number("microbatch_group_size_per_virtual_pipeline_stage") or stages
+    batches = [o.number("global_batch_size") or step, o.number("rampup_batch_size")]
+    return any(0 < size / step % group < stages for size in batches if step and size % step == 0)
+
+
+def _uneven(o: Told) -> bool:
+    """Whether the layers left by the first and last stages can't be dealt out to the others."""
+    ends = [o.number(option) for option in UNEVEN if o.has(option)]
+    layers, stages = o.number("num_layers") - sum(ends), o.where.pipeline - len(ends)
+    if not ends or not o.has("num_layers"):
+        return False
+    return layers % stages != 0 or layers <= 0 if stages > 0 else layers != 0
+
+
+def _apart(o: Told) -> bool:
+    """Whether expert parallelism doesn't divide the processes that it is laid over."""
+    tensor = o.number("expert_tensor_parallel_size") or o.where.tensor
+    return o.where.world % (tensor * (o.number(EP) or 1) * o.where.pipeline) != 0
+
+
+def _unreplicated(o: Told) -> bool:
+    """Whether it doesn't divide the replicas, which is 0.9's rule."""
+    return o.where.data % (o.number(EP) or 1) != 0
+
+
+SIXTEENS = 16
+"""What both sizes of a product in FP8 are multiples of, in Transformer Engine's linear layers
+(https://github.com/NVIDIA/TransformerEngine, assert_dim_for_fp8_exec, and cuBLAS beneath it)."""
+
+
+def _ragged_in_fp8(o: Told) -> bool:
+    """Whether a process has a number of tokens of a sequence that FP8 can't take."""
+    shares = o.where.context * (o.where.tensor if o.has("sequence_parallel") else 1)
+    return o.number("seq_length") / shares % SIXTEENS != 0
+
+
+def _narrow_in_fp8(o: Told) -> bool:
+    """Whether a linear layer is so wide on each process that FP8 can't take it."""
+    hidden, heads = o.number("hidden_size"), o.number("num_attention_heads")
+    if not hidden or not heads:
+        return False
+    grouped = o.number("num_query_groups", 1) if o.has("group_query_attention") else heads
+    head = o.number("kv_channels") or hidden / heads
+    usual = hidden * 8 / 3 // 64 * 64 if o.has("swiglu") else 4 * hidden
+    ffn = o.number("ffn_hidden_size") or usual
+    divided = [ffn, heads * head, (heads + 2 * grouped) * head]
+    divided += [o.number(name) for name in ("moe_ffn_hidden_size",) if o.has(name)]
+    return any(size % SIXTEENS for size in (hidden, *(each / o.where.tensor for each in divided)))
+
+
+def _warms(unit: str) -> Rule:
+    """The warm-up ends before the decay does."""
+
+    def broken(o: Told) -> bool:
+        decay = o.number(f"lr_decay_{unit}") or o.number(f"train_{unit}")
+        return 0 < decay <= o.number(f"lr_warmup_{unit}") and not o.has("skip_train")
+
+    mend = f"Set it below training.lr_decay_{unit}, which is training.train_{unit} unless given."
+    return Rule(f"lr_warmup_{unit}", broken, "the warm-up is as long as the decay", mend)
+
+
+def _recomputes(o: Told, how: str) -> bool:
+    chosen = o.text("recompute_granularity")
+    return how == ("selective" if o.has("recompute_activations") else chosen)
+
+
+def _grows(o: Told) -> bool:
+    """Whether the weight decay does."""
+    return o.text("weight_decay_incr_style", "constant") != "constant"
+
+
+# Rows of an option, what breaks the rule, what is wrong, how to mend it, and the releases.
+# fmt: off
+RULES = (
+    # The CPU: Transformer Engine's layers, and Apex's normalisation, are of GPUs alone.
+    Rule("transformer_impl", lambda o: o.cpu and o.text("transformer_impl") != "local",
+         "without a GPU there is no Transformer Engine, whose layers Megatron takes",
+         "Set model.transformer_impl to local.", lacking=True),
+    Rule("no_persist_layer_norm", lambda o: (
+             o.cpu and not o.has("no_persist_layer_norm")
+             and o.text("normalization", "LayerNorm") == "LayerNorm"),
+         "without a GPU there is no Apex, whose layer norm Megatron takes",
+         "Set megatron_args.no_persist_layer_norm to true.", lacking=True),
+
+    # Pipelines.
+    _splits(VIRTUAL[0], lambda o: True, "0.9-0.12"),
+    *(_splits(option, _is_split, "0.13-") for option in VIRTUAL),
+    Rule("no_overlap_p2p_communication", lambda o: _interleaves(o) and o.where.pipeline == 2,
+         "virtual stages of a pipeline of 2 send and receive at once",
+         "Leave it out, or set parallel.pipeline_model_parallel_size to 3 or more."),
+    Rule("global_batch_size", lambda o: _interleaves(o) and _ragged(o),
+         "its micro-batches on each replica aren't divisible by the pipeline, which virtual stages "
+         "need",
+         "Set it to a multiple of micro-batch × replicas × pipeline, or leave "
+         f"{key_of(VIRTUAL[0])} out.", lacking=True),
+    Rule(UNEVEN[0], _uneven,
+         "the layers left aren't divisible by the stages between the first and the last",
+         "Set megatron_args.decoder_first_pipeline_num_layers and _last_ so that they are.",
+         "0.16-", lacking=True),
+
+    # The distributed optimizer and what it overlaps.
+    needs("overlap_param_gather", "use_distributed_optimizer", releases="0.9-0.13"),
+    needs("overlap_param_gather", "use_distributed_optimizer", "use_megatron_fsdp",
+          releases="0.14-0.16"),
+    Rule("overlap_param_gather", lambda o: (
+             not o.has("use_distributed_optimizer", "use_megatron_fsdp")
+             and not o.text("optimizer").startswith("dist_")),
+         "needs parallel.use_distributed_optimizer",
+         "Set parallel.use_distributed_optimizer: true, or leave it out.", "0.17-"),
+    needs("overlap_param_gather", "overlap_grad_reduce"),
+    needs("overlap_param_gather_with_optimizer_step", "use_distributed_optimizer"),
+    needs("overlap_param_gather_with_optimizer_step", "overlap_param_gather"),
+    needs("overlap_param_gather_with_optimizer_step", *VIRTUAL),
+    Rule("overlap_param_gather_with_optimizer_step",
+         lambda o: o.text("ckpt_format", "torch_dist") != "torch",
+         "can't save distributed checkpoints",
+         "Set megatron_args.ckpt_format: torch, or leave it out."),
+
+    # Experts.
+    Rule(EP, lambda o: o.number(EP) > 1 and not o.number("num_experts"),
+         "expert parallelism needs experts",
+         "Set megatron_args.num_experts, or leave it out."),
+    Rule(EP, lambda o: o.number(EP) > 1 and o.number("num_experts") % o.number(EP) != 0,
+         "the experts aren't divisible by it",
+         "Set it to a divisor of megatron_args.num_experts."),
+    Rule(EP, lambda o: o.number(EP) > 1 and o.has("fp16"),
+         "expert parallelism isn't for fp16",
+         "Set training.bf16: true in place of training.fp16.", "0.9-0.15"),
+    Rule(EP, lambda o: _unreplicated(o) and not _apart(o),
+         "the replicas aren't divisible by it",
+         "Set it to a divisor of the data-parallel size.", "0.9-0.9"),
+    Rule(EP, lambda o: _unreplicated(o) and _apart(o),
+         "the replicas aren't divisible by it, and the processes aren't divisible by expert × "
+         "tensor × pipeline parallelism",
+         "Set it to a divisor of the data-parallel size."),
+    Rule(EP, lambda o: _apart(o) and not _unreplicated(o),
+         "the processes aren't divisible by expert × tensor × pipeline parallelism",
+         "Set it to a smaller one, or megatron_args.expert_tensor_parallel_size: 1.",
+         "0.10-", lacking=True),
+    Rule(EP, lambda o: (
+             o.number(EP) > 1 and o.where.tensor > 1 and not o.has("sequence_parallel")),
+         "with tensor parallelism it needs parallel.sequence_parallel",
+         "Set parallel.sequence_parallel: true."),
+    needs("moe_ffn_hidden_size", "num_experts", releases="0.13-0.17"),
+    needs("moe_pad_expert_input_to_capacity", "moe_expert_capacity_factor"),
+    Rule("moe_expert_capacity_factor",
+         lambda o: o.text("moe_token_dispatcher_type", "allgather") == "allgather",
+         "is for the alltoall dispatcher",
+         "Set megatron_args.moe_token_dispatcher_type: alltoall, or leave it out.", "0.9-0.11"),
+    Rule("moe_router_topk", lambda o: (
+             o.number("moe_router_topk") == 1 and not o.has("moe_router_pre_softmax")
+             and o.text("moe_router_score_function", "softmax") == "softmax"
+             and o.text("moe_router_load_balancing_type") != "sinkhorn"),
+         "one expert for each token needs its softmax before the choice",
+         "Set megatron_args.moe_router_pre_softmax: true.", "0.11-"),
+
+    # Learning rate and weight decay.
+    *(_warms(unit) for unit in ("iters", "samples")),
+    Rule("lr_warmup_fraction",
+         lambda o: o.number("lr_warmup_fraction") >= 1 and not o.has("skip_train"),
+         "the warm-up is as long as the decay", "Set it below 1."),
+    Rule("lr_decay_style", lambda o: (
+             o.text("lr_decay_style") == "WSD"
+             and not o.has("lr_wsd_decay_iters", "lr_wsd_decay_samples")),
+         "WSD needs megatron_args.lr_wsd_decay_iters (or _samples), the length of its decay",
+         "Set that, or another style."),
+    Rule("start_weight_decay",
+         lambda o: o.has("start_weight_decay", "end_weight_decay") and not _grows(o),
+         "a weight decay that grows needs megatron_args.weight_decay_incr_style",
+         "Set it to linear or cosine, or training.weight_decay in place of start and end.",
+         lacking=True),
+    Rule("weight_decay_incr_style", lambda o: (
+             _grows(o) and not (o.has("start_weight_decay") and o.has("end_weight_decay"))),
+         "needs megatron_args.start_weight_decay and end_weight_decay",
+         "Set both, or leave it out."),
+    excludes("override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler"),
+    excludes("rampup_batch_size", "train_iters", "0.9-0.17"),
+    Rule("rampup_batch_size",
+         lambda o: o.number("rampup_batch_size") >= o.number("global_batch_size", inf),
+         "begins at the global batch or above",
+         "Set its first number to less than training.global_batch_size, or leave it out.",
+         "0.9-0.17"),
+
+    # Recomputing.
+    Rule("distribute_saved_activations", lambda o: o.where.tensor == 1,
+         "saved activations are distributed over tensor parallelism, and there is none",
+         "Leave it out, or set parallel.tensor_model_parallel_size to 2 or more."),
+    Rule("distribute_saved_activations", lambda o: not _recomputes(o, "full"),
+         "needs megatron_args.recompute_granularity: full",
+         "Set that, or leave it out."),
+    excludes("distribute_saved_activations", "sequence_parallel"),
+    Rule("recompute_method", lambda o: _recomputes(o, "selective"),
+         "is for recompute_granularity: full", "Leave it out."),
+    Rule("recompute_num_layers", lambda o: _recomputes(o, "selective"),
+         "is for recompute_granularity: full", "Leave it out."),
+    Rule("recompute_granularity", lambda o: (
+             _recomputes(o, "full")
+             and not (o.has("recompute_method") and o.has("recompute_num_layers"))),
+         "full needs megatron_args.recompute_method and recompute_num_layers",
+         "Set recompute_method: uniform and recompute_num_layers: 1."),
+    Rule("use_tp_pp_dp_mapping", lambda o: o.number(EP) > 1 or o.where.context > 1,
+         "goes with neither context nor expert parallelism", "Leave it out.", "0.9-0.10"),
+
+    # Precision, kernels and positions.
+    needs("fp16_lm_cross_entropy", "fp16"),
+    needs("fp32_residual_connection", "bf16", "fp16"),
+    needs("tp_comm_overlap", "sequence_parallel"),
+    Rule("tp_comm_overlap", lambda o: o.where.tensor == 1,
+         "overlaps tensor parallelism, and there is none",
+         "Leave it out, or set parallel.tensor_model_parallel_size to 2 or more.", "0.10-"),
+    Rule("fp8_format", _ragged_in_fp8,
+         f"each process's tokens of a sequence aren't a multiple of {SIXTEENS}, which FP8 needs",
+         f"Set model.seq_length to a multiple of {SIXTEENS} × context parallelism, and × tensor "
+         "with parallel.sequence_parallel."),
+    Rule("fp8_format", _narrow_in_fp8,
+         f"a layer's width on each process isn't a multiple of {SIXTEENS}, which FP8 needs",
+         "Let the hidden size, and heads, groups and MLP over tensor parallelism, be one of "
+         f"{SIXTEENS}."),
+    Rule("moe_grouped_gemm", lambda o: not o.has("bf16"),
+         "is for bf16", "Set training.bf16: true, or leave it out.", "0.9-0.15"),
+    Rule("squared_relu",
+         lambda o: not o.has("no_bias_gelu_fusion", "disable_bias_linear", "swiglu"),
+         "can't be fused with the bias", "Set megatron_args.no_bias_gelu_fusion: true."),
+    excludes("squared_relu", "swiglu"),
+    excludes("use_flash_attn", "deterministic_mode"),
+    excludes("cross_entropy_loss_fusion", "deterministic_mode"),
+    Rule("deterministic_mode", lambda o: "NCCL_ALGO" not in o.env,
+         "needs the variable NCCL_ALGO", "Set env: {NCCL_ALGO: Ring}.", "0.9-0.18"),
+    Rule("no_position_embedding", lambda o: (
+             not o.has("use_rotary_position_embeddings")
+             and o.text("position_embedding_type") != "rope"),
+         "goes with rotary positions alone",
+         "Set model.position_embedding_type: none in its place."),
+    Rule("rotary_interleaved", lambda o: not o.has("no_rope_fusion"),
+         "doesn't go with the fused kernel of rotary positions",
+         "Set megatron_args.no_rope_fusion: true.", "0.9-0.13"),
+
+    # Tokenizers.
+    _tokenizer("vocab_file", "GPT2BPETokenizer",
+         "GPT2BPETokenizer, which is taken unless data.tokenizer_type is given, needs a vocabulary",
+         "Set data.tokenizer_type: NullTokenizer for tokens that are made, or data.vocab_file and "
+         "data.merge_file.", "0.9-0.16"),
+    Rule("merge_file", lambda o: (
+             o.text("tokenizer_type") == "GPT2BPETokenizer"
+             and o.has("vocab_file") and not o.has("merge_file")),
+         "GPT2BPETokenizer needs its merges beside data.vocab_file",
+         "Set data.merge_file.", "0.9-0.16", lacking=True),
+    _tokenizer("vocab_file", "BertWordPieceLowerCase BertWordPieceCase",
+         "this tokenizer needs a vocabulary", "Set data.vocab_file.", "0.9-0.16"),
+    _tokenizer("tokenizer_model", "SentencePieceTokenizer GPTSentencePieceTokenizer "
+         "Llama2Tokenizer TikTokenizer HuggingFaceTokenizer", "this tokenizer needs a model",
+         "Set data.tokenizer_model to its file, or to its name for HuggingFaceTokenizer."),
+    _tokenizer("vocab_size", "NullTokenizer NullMultimodalTokenizer",
+         "this tokenizer needs the vocabulary's size", "Set data.vocab_size."),
+)
+"""What Megatron ends at."""
+
+IGNORED = (
+    Rule("sequence_parallel", lambda o: o.where.tensor == 1,
+         "sequence parallelism is turned off, as there is no tensor parallelism",
+         "Set parallel.tensor_model_parallel_size to 2 or more, or leave it out."),
+    Rule("rampup_batch_size", lambda o: True,
+         "this Megatron ignores it: every step takes the whole global batch",
+         "Leave it out, or take an image with Megatron 0.17 or older.", "0.18-"),
+)
+"""What a program goes on without."""
+# fmt: on
+
+
+def broken(
+    rules: tuple[Rule, ...], told: Told, release: str | None, place: Callable[[str], str]
+) -> Iterator[tuple[str, str]]:
+    """What is wrong by the rules of `release`, with the mend; `place` tells where it stands."""
+    if told.has(*ELSEWHERE):
+        return
+    for rule in rules:
+        asked = rule.lacking or told.has(rule.option)
+        if asked and table().spans(rule.releases, release) and rule.broken(told):
+            yield f"{place(rule.option)}: {rule.problem}", rule.mend

@@ -1,0 +1,1 @@
+"""The run file: its sections, values, secrets and where each came from."""

@@ -1,0 +1,168 @@
+"""What a run file asks of the scheduler that carries the run out: Slurm's keys, and Kubernetes'."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from launcher.runs.runfile.values import (
+    Absolute,
+    Flag,
+    Line,
+    Matching,
+    Object,
+    Positive,
+    Reference,
+    Strict,
+    Text,
+    Time,
+    Variable,
+    Whole,
+)
+
+OURS = frozenset(
+    "nodes ntasks ntasks-per-node gpus-per-node mem job-name output error open-mode no-requeue "
+    "wrap parsable".split()
+)
+"""Options of sbatch that follow from the rest of a run file, or with which a job is no run."""
+
+MOST_TASKS = 1000
+"""As many as a cluster takes of its own (MaxArraySize, man slurm.conf): each has a record."""
+
+SPAN = r"(\d{1,7})(?:-(\d{1,7}))?(?::([1-9]\d{0,6}))?"
+Array = Annotated[
+    Text,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    Matching(rf"{SPAN}(,{SPAN})*(%[1-9]\d*)?", "0-7, 1,3,5 or 0-9%2"),
+]
+
+
+def _tasks(array: str) -> list[int]:
+    """The numbers of an array, as sbatch reads them. Raises ValueError where there are too many."""
+    found = set[int]()
+    for first, last, step in re.findall(SPAN, array.partition("%")[0]):
+        found |= {*range(int(first), int(last or first) + 1, int(step or 1))[: MOST_TASKS + 1]}
+    if not 0 < len(found) <= MOST_TASKS:
+        raise ValueError(f"array: {array} has no task, or more than {MOST_TASKS}")
+    return sorted(found)
+
+
+class Slurm(Strict):
+    """What a job asks of Slurm; `options` are further ones of sbatch, by their long names.
+
+    `image` is what the nodes know the image by, where that isn't its name: a .sqsh, a .sif
+    or a registry's. `setup` are lines of shell that each node runs first: modules, or a venv.
+    `signal` is how many seconds before the end of its `time` a run saves and stops; with `requeue`
+    the job then waits in the queue again, and goes on.
+    An `array` is as many runs of the file as it has tasks; with %1 it is one run, with which each
+    job goes on.
+    """
+
+    container: Literal["none", "docker", "podman", "pyxis", "apptainer"] = "none"
+    image: Text | None = None
+    setup: Text | None = None
+    time: Time | None = None
+    partition: Line | None = None
+    account: Line | None = None
+    qos: Line | None = None
+    constraint: Line | None = None
+    reservation: Line | None = None
+    dependency: Line | None = None
+    array: Array | None = None
+    requeue: Flag = False
+    signal: Whole = 120
+    options: dict[Annotated[Text, Matching(r"[a-z][a-z-]+", "mail-user")], Line | int | bool] = (
+        Field(default_factory=dict)
+    )
+
+    @field_validator("container", mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        """The value as it is. Raises ValueError for the one that earlier versions had."""
+        if value == "oci":
+            raise ValueError("oci is no longer supported: take pyxis, apptainer, docker or podman")
+        return value
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Slurm:
+        """What has a key of its own, or is the launcher's to say, isn't given twice."""
+        if self.is_chain and self.requeue:
+            raise ValueError("requeue goes on with a run, and so does an array of %1: take one")
+        _tasks(self.array or "0")
+        for name in self.options:
+            if name in (*Slurm.model_fields, *OURS):
+                raise ValueError(f"options.{name}: it has a key of its own, or is the launcher's")
+        return self
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether its jobs come one after the other, and are one run."""
+        return bool(self.array and self.array.endswith("%1"))
+
+    @property
+    def tasks(self) -> list[int]:
+        """The numbers of an array's tasks, each a run; [] of what is one run."""
+        return _tasks(self.array) if self.array and not self.is_chain else []
+
+
+class Volume(Strict):
+    """Where a folder lies in a cluster: on a claim, from its root on, or on the nodes' disks."""
+
+    claim: Object | None = None
+    host_path: Absolute | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Volume:
+        if (self.claim is None) == (self.host_path is None):
+            raise ValueError("give claim or host_path, one of both")
+        return self
+
+
+class Toleration(Strict):
+    """A taint of nodes that a run puts up with."""
+
+    key: Line | None = None
+    operator: Literal["Exists", "Equal"] | None = None
+    value: Line | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+class Kubernetes(Strict):
+    """What a run asks of a cluster; by default the context and namespace that kubectl has.
+
+    `image` is what the nodes pull, where that isn't the image's name; `runtime` what a trainjob
+    refers to. `volumes` say where the folders lie that the rest of the file names; `secrets` maps
+    variables to a Secret of the cluster and its key; `resources` are further ones of each node:
+    cpu, rdma/ib. `restarts` is how often the cluster starts a run that failed again.
+    """
+
+    kind: Literal["jobset", "trainjob"] = "jobset"
+    runtime: Object = "torch-distributed"
+    context: Line | None = None
+    namespace: Object | None = None
+    image: Reference | None = None
+    image_pull_secrets: list[Object] = Field(default_factory=list)
+    service_account: Object | None = None
+    node_selector: dict[Line, Text] = Field(default_factory=dict)
+    tolerations: list[Toleration] = Field(default_factory=list)
+    priority_class: Object | None = None
+    queue: Object | None = None
+    volumes: dict[Absolute, Volume] = Field(default_factory=dict)
+    secrets: dict[
+        Variable, Annotated[Text, Matching(r"[a-z0-9][a-z0-9.-]*/[\w.-]+", "wandb/api-key")]
+    ] = Field(default_factory=dict)
+    gpu: Line = "nvidia.com/gpu"
+    resources: dict[Line, Line | Positive] = Field(default_factory=dict)
+    restarts: Whole = 0
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Kubernetes:
+        """What has a key of its own isn't given twice, nor what a trainjob can't say."""
+        for name in ("memory", self.gpu):
+            if name in self.resources:
+                raise ValueError(f"resources.{name}: resources.memory and gpus ask for it")
+        if self.kind == "trainjob" and (self.priority_class or self.restarts):
+            raise ValueError("a trainjob has priority_class and restarts from its runtime")
+        return self

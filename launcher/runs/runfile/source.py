@@ -1,0 +1,186 @@
+"""Finds a run file, lays the command line over it, and knows where each value stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from launcher.base import yamlfile
+from launcher.base.errors import UsageError, nearest
+from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.secrets import HIDDEN, holds_secret
+
+PRESETS = Path(__file__).parents[2] / "presets"
+PRESET = "preset "
+"""What the name of a preset begins with in messages."""
+NODE_RANKS = (
+    "PET_NODE_RANK",
+    "SLURM_NODEID",
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "JOB_COMPLETION_INDEX",
+)
+"""Where torchrun and Kubeflow, Slurm, Open MPI, MPICH and Kubernetes' indexed jobs tell a process
+that is alone on its node which one that is."""
+
+LOCAL_RANKS = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+"""Where Slurm, Open MPI and MPICH tell a process which one of its node it is."""
+
+FREE = ("env", "megatron_args")
+"""The sections whose keys the user chooses, so that any of them may name a secret."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the values of a configuration stand: lines of a file, or the command line."""
+
+    name: str
+    lines: dict[str, int]
+    overrides: dict[str, str]
+
+    def place(self, key: str) -> str:
+        """'gpt2.yaml:12: model.num_layers', or the argument that set it."""
+        shown = yamlfile.printable(key)
+        for set_key, argument in self.overrides.items():
+            if key == set_key or key.startswith(f"{set_key}."):
+                return f"{argument}: {shown}"
+        known = key
+        while known and known not in self.lines:
+            known = known.rpartition(".")[0]
+        line = f":{self.lines[known]}" if known else ""
+        return f"{self.name}{line}: {shown}"
+
+    def is_presets(self, key: str) -> bool:
+        """Whether a preset says it: neither a file of the user's nor an argument."""
+        return self.place(key).startswith(PRESET)
+
+
+@dataclass(frozen=True)
+class Override:
+    """An argument of the command line, and the values it puts under dotted keys."""
+
+    argument: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks for: the configuration, where its values stand, and the arguments beside.
+
+    Relative paths start in `cwd`. `payload` is the digest of an earlier run's payload that is to be
+    taken again; "" is this launcher's own.
+    """
+
+    config: RunConfig
+    origin: Origin
+    cwd: str
+    rest: tuple[str, ...] = ()
+    tie: bool = False
+    payload: str = ""
+
+
+def load(name: str, overrides: list[Override]) -> tuple[RunConfig, Origin]:
+    """The run file or preset `name` with `overrides` laid over it. Raises UsageError."""
+    label, path = find(name)
+    root = yamlfile.tree(yamlfile.read(path, label), label)
+    config = yamlfile.validate(root, RunConfig, label, holds_secret)
+    set_by = {key: override.argument for override in overrides for key in override.values}
+    origin = Origin(label, yamlfile.lines(root), set_by)
+    return overridden(config, overrides), origin
+
+
+def numbered(
+    config: RunConfig, origin: Origin, environ: Mapping[str, str]
+) -> tuple[RunConfig, Origin]:
+    """The run of several nodes as this node's, by the variables of what started one process on it.
+
+    So the same command works on all nodes. What the run file or an argument says counts more.
+    Raises UsageError where several launchers were started on one node.
+    """
+    if config.nodes.count == 1:
+        return config, origin
+    _check_alone(environ)
+    named = {"nodes.rank": NODE_RANKS, "nodes.master_addr": ("PET_MASTER_ADDR",)}
+    found = list[Override]()
+    for key, variables in named.items():
+        told = key in origin.lines or key in origin.overrides
+        name = next((name for name in variables if environ.get(name)), None)
+        if name and not told:
+            text = environ[name]
+            value = int(text) if text.isdecimal() and key == "nodes.rank" else text
+            found.append(Override(f"${name}", {key: value}))
+    said = {key: override.argument for override in found for key in override.values}
+    return overridden(config, found), replace(origin, overrides=origin.overrides | said)
+
+
+def _check_alone(environ: Mapping[str, str]) -> None:
+    """Raise UsageError in the second and later launcher of a node: one starts all its ranks."""
+    for name in LOCAL_RANKS:
+        if environ.get(name, "").isdecimal() and int(environ[name]) > 0:
+            raise UsageError(
+                f"this is task {environ[name]} of its node (${name}), and each started a launcher",
+                "One launcher starts all ranks of a node: srun --ntasks-per-node=1, or mpirun "
+                "--map-by ppr:1:node.",
+            )
+
+
+def find(name: str) -> tuple[str, Path]:
+    """What the file is called in messages, and its path: a file, or a preset of that name."""
+    path = Path(name)
+    if path.is_file():
+        return name, path
+    presets = sorted(preset.name for preset in PRESETS.glob("*.yaml"))
+    wanted = name if name.endswith(".yaml") else f"{name}.yaml"
+    if wanted in presets:
+        return f"{PRESET}{wanted}", PRESETS / wanted
+    if path.is_dir():
+        raise UsageError(f"{name} is a folder, not a run file")
+    raise UsageError(f"no file and no preset {name!r}", nearest(wanted, presets))
+
+
+def parse_set(argument: str) -> Override:
+    """What `--set a.b=value` asks for; the value is YAML. A secret one isn't told in messages."""
+    key, equals, text = argument.partition("=")
+    told = f"--set {yamlfile.printable(argument)}"
+    if not equals or not all(key.split(".")):
+        raise UsageError(f"{told}: not KEY=VALUE", "For example: --set training.lr=3e-4")
+    hidden = f"--set {yamlfile.printable(key)}={HIDDEN}"
+    try:
+        root = yamlfile.tree(text, told)
+        value = None if root is None else yamlfile.value(root, told)
+    except UsageError as error:
+        told = hidden if key in FREE or holds_secret(key, text) else told
+        what = error.what if isinstance(error, yamlfile.SurpriseError) else "the value isn't YAML"
+        raise UsageError(f"{told}: {what}", error.remedy) from error
+    return Override(hidden if holds_secret(key, value) else told, {key: value})
+
+
+def overridden(config: RunConfig, overrides: list[Override]) -> RunConfig:
+    """`config` with the overrides, each checked as if it stood in the file."""
+    data = config.model_dump(exclude_unset=True)
+    for override in overrides:
+        for key, value in override.values.items():
+            _put(data, key.split("."), value)
+        config = made(data, override.argument)
+    return config
+
+
+def made(values: Mapping[str, Any], told: str) -> RunConfig:
+    """The configuration of `values`. Raises UsageError, which calls where they stand `told`."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise UsageError(yamlfile.describe(error, None, told, RunConfig, holds_secret)) from error
+
+
+def _put(data: dict[str, Any], keys: list[str], value: Any) -> None:
+    """Set the value under `keys`; what is no mapping on the way gives place to one."""
+    for key in keys[:-1]:
+        if not isinstance(data.get(key), dict):
+            data[key] = {}
+        data = data[key]
+    data[keys[-1]] = value

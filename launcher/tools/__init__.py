@@ -1,0 +1,1 @@
+"""The toolbox: each tool stands apart, and no other room imports one."""

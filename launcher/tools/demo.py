@@ -1,0 +1,207 @@
+"""`make demo`: an image from Megatron's source and a training run in it, from nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.base import files
+from launcher.base.errors import EngineError, LauncherError
+from launcher.base.screen import Progress, bare
+from launcher.base.settings import ROOT, Settings
+from launcher.images.builder.image import Builds, Request
+from launcher.images.engine import acquire, connect
+from launcher.images.engine.connect import engine_host, is_private, socket_fault
+from launcher.images.matrix.load import load_lock, load_matrix
+from launcher.runs.datasets import indexed
+
+TAG = "cpu"
+END_OF_DOCUMENT = 256
+VOCABULARY = 257
+HELD_OUT = 0.1  # as `split: 90,10,0` in presets/demo.yaml says
+MORE_ITERATIONS = 20
+
+LOSS = re.compile(r"iteration +(\d+)/ *\d+ .*\| lm loss: (\S+)")
+HELD_OUT_LOSS = re.compile(r"validation loss at iteration (\d+) .*lm loss value: (\S+)")
+
+
+class DemoError(LauncherError):
+    """The demo ran and did not show what it is there to show."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one training run printed: losses by iteration, in nats per token."""
+
+    training: dict[int, float]
+    held_out: dict[int, float]
+
+
+def run(site: Settings) -> None:
+    """Build the CPU image, train, save, load, train on. Raises LauncherError where one fails.
+
+    Where no engine can be had, as an ordinary user, the same without a container.
+    """
+    progress = Progress()
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(acquire.any_engine(site.cache / "engine", progress))
+        except EngineError as none:
+            if next(connect.endpoints(os.environ)).chosen:
+                raise
+            progress.note(f"no container engine here, so without a container: {none.problem}")
+            _run_locally(site, progress)
+            return
+        builds = Builds(client, site, progress)
+        found = acquire.bases(client, builds.matrix, TAG, site, progress)
+        built = builds.build(Request(TAG, base=found.base, builder=found.builder))
+        progress.note(f"image {built.names[-1]} {'is there' if built.reused else 'is built'}")
+        host, private = engine_host(client), is_private(client)
+        os.environ["DOCKER_HOST"] = host
+        _train(site.cache / "demo", f"Megatron {builds.recipe(Request(TAG)).release}")
+    if private:
+        print(f"\n{whereabouts(host, site.answer_within)}")
+
+
+def _run_locally(site: Settings, progress: Progress) -> None:
+    """Train by `--backend local`, with torch and Megatron from PyPI in an environment of ours."""
+    matrix = load_matrix(site.matrix)
+    row, lock = matrix.rows[TAG], load_lock(site.matrix.with_suffix(".lock"))
+    pins = dict(pin.split()[0].split("==") for pin in lock.packages[TAG])
+    runtime = [pin.split("==")[0] for pin in lock.needs[row.abi].runtime]
+    wanted = [f"torch=={pins['torch']}", f"megatron-core=={row.megatron}", *runtime]
+    beside = ROOT if (ROOT / "tools/bootstrap.py").is_file() else site.cache
+    venv = beside / ".venv-demo"
+    complete = venv / "complete"
+    if not (complete.is_file() and complete.read_text("utf-8") == " ".join(wanted)):
+        progress.note(f"installing {' and '.join(wanted[:2])} in {venv}")
+        _make_environment(venv, wanted, site)
+        files.write(complete, " ".join(wanted))
+    os.environ["PATH"] = f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    _train(site.cache / "demo", f"Megatron {row.megatron}", "--backend", "local")
+
+
+def _make_environment(venv: Path, wanted: list[str], site: Settings) -> None:
+    """Make a virtual environment with packages of pip's, in place of an older one of ours."""
+    venv.parent.mkdir(parents=True, exist_ok=True)
+    if venv.exists():
+        files.remove_folder(venv.absolute(), venv.parent.absolute())
+    files.make_folder(venv)
+    index = ["--extra-index-url", site.torch_index] if site.torch_index else []
+    pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin/python"), "install"]
+    for argv in (
+        [sys.executable, "-m", "venv", "--without-pip", str(venv)],
+        [*pip, "--quiet", "--disable-pip-version-check", *index, *wanted],
+    ):
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
+            raise DemoError(
+                f"{' '.join(argv[1:3])} ended with exit code {done.returncode}:\n{said}"
+            )
+
+
+def whereabouts(host: str, within: float) -> str:
+    """Where the image is, once the demo has left a private engine: others may keep that up."""
+    if socket_fault(Path(host.removeprefix("unix://")), within):
+        return (
+            "The image is in a private engine, which has ended. `launcher engine` "
+            "keeps it up\nand prints the DOCKER_HOST with which other commands find it."
+        )
+    return (
+        "The image is in a private engine, which others keep up. Commands find it with\n"
+        f"    export DOCKER_HOST={host}"
+    )
+
+
+def _train(folder: Path, release: str, *options: str) -> None:
+    """Train on the text, then load the checkpoint and go on; check what the losses say.
+
+    options: of `launcher run`
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError):
+        files.remove_folder(folder, folder.parent)
+    files.make_folder(folder)
+    documents = text()
+    tokens = indexed.write(folder / "text", documents, VOCABULARY)
+    entropy = unigram_entropy(documents[round(len(documents) * (1 - HELD_OUT)) :])
+    print(
+        f"text: the language reference of Python {platform.python_version()}, {tokens:,} bytes in "
+        f"{len(documents)} documents;\n"
+        f"its held-out part has a unigram entropy of {entropy:.3f} nats a token"
+    )
+    first = launch(folder, *options)
+    last = max(first.held_out)
+    resumed = launch(folder, *options, "--set", f"training.train_iters={last + MORE_ITERATIONS}")
+    _check(first, resumed, entropy)
+    print(
+        f"\n{release}: held-out loss {first.held_out[last]:.3f} after {last} iterations, "
+        f"below the unigram entropy of {entropy:.3f};"
+        f"\nloaded from the checkpoint and trained on to iteration {max(resumed.held_out)}: "
+        f"{resumed.held_out[max(resumed.held_out)]:.3f}"
+    )
+
+
+def text() -> list[list[int]]:
+    """Python's language reference as Python ships it, a document a topic, as bytes."""
+    from pydoc_data.topics import topics
+
+    return [[*topics[name].encode(), END_OF_DOCUMENT] for name in sorted(topics)]
+
+
+def unigram_entropy(documents: list[list[int]]) -> float:
+    """The entropy in nats a token of the documents' own token frequencies.
+
+    No model that ignores a token's context can have a lower loss on them.
+    """
+    counts = Counter(token for document in documents for token in document)
+    total = sum(counts.values())
+    return -sum(n / total * math.log(n / total) for n in counts.values())
+
+
+def launch(folder: Path, *options: str) -> Seen:
+    """Run the demo's preset in `folder` by the command a user would type; show what it prints."""
+    command = [sys.executable, "-m", "launcher", "run", "demo.yaml", *options]
+    for setting in (f"data.path={folder / 'text'}", f"data.cache={folder / 'index'}"):
+        command += ["--set", setting]
+    for key in ("save", "load"):
+        command += ["--set", f"checkpoint.{key}={folder / 'checkpoints'}"]
+    print(f"\n$ {shlex.join(command[2:])}", flush=True)
+    training, held_out = {}, {}
+    env = os.environ | {"LAUNCHER_RUNS": str(folder / "runs")}  # it's none of the user's runs
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", file=bare(sys.stdout), flush=True)
+            if match := LOSS.search(line):
+                training[int(match[1])] = float(match[2])
+            if match := HELD_OUT_LOSS.search(line):
+                held_out[int(match[1])] = float(match[2])
+    if process.returncode:
+        raise DemoError(f"the training run ended with exit code {process.returncode}")
+    if not training or not held_out:
+        raise DemoError("the training run printed no losses")
+    return Seen(training, held_out)
+
+
+def _check(first: Seen, resumed: Seen, entropy: float) -> None:
+    """Raise DemoError unless the model learnt from context and went on from its checkpoint."""
+    last = max(first.held_out)
+    if first.held_out[last] >= entropy:
+        raise DemoError(f"held-out loss {first.held_out[last]} is not below {entropy:.3f}")
+    if min(resumed.training) <= last:
+        raise DemoError("the second run began at the first iteration: no checkpoint was loaded")
+    if max(resumed.held_out) != last + MORE_ITERATIONS:
+        raise DemoError("the second run did not go on to its last iteration")

@@ -1,0 +1,132 @@
+"""What a user names to take weights from, a run or a folder; its tokenizer, and what it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.base.errors import EngineError, LauncherError, UsageError
+from launcher.base.settings import expanded
+from launcher.runs.follow.shell import in_image
+from launcher.runs.records import record
+from launcher.runs.runfile.config import RunConfig
+from launcher.tools.data import text
+from launcher.tools.weights import reader
+from launcher.tools.weights.reader import KEPT
+
+if TYPE_CHECKING:
+    from launcher.tools.data.tokenizers import Chosen
+
+INSIDE = "/checkpoint"
+PROGRAM = "launcher.trainer.generate"
+TOKENS = re.compile(r"^tokens:((?: \d+)*)\s*$", re.MULTILINE)
+"""What that prints."""
+
+LINES = 20
+"""Of what it printed, where it fails."""
+
+KINDS = {
+    "tokenizer.json": "HuggingFaceTokenizer",
+    "tokenizer.model": "Llama2Tokenizer",
+    "vocab.json": "GPT2BPETokenizer",
+}
+"""The file by which a folder's tokenizer is known."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A checkpoint's folder, and the run file of the run that saved it, where one was named."""
+
+    folder: Path
+    config: RunConfig | None = None
+    cwd: str = ""
+
+
+def named(given: str) -> Named:
+    """The newest complete checkpoint of a folder, or of a run. Raises UsageError."""
+    folder = expanded(given)
+    if folder.is_dir():
+        return Named(reader.find(folder.absolute()))
+    if "/" in given:
+        raise UsageError(f"{given}: no such folder")
+    kept = record.find(given)
+    config = kept.asked().config
+    if not config.checkpoint.save:
+        raise UsageError(f"run {kept.run} saved no checkpoints", "Set checkpoint.save.")
+    return Named(reader.find(Path(kept.cwd, expanded(config.checkpoint.save))), config, kept.cwd)
+
+
+def tokenizer(source: Named, given: Chosen | None) -> Chosen | None:
+    """The tokenizer as given, as it lies with an imported checkpoint, or as the run file has it."""
+    if given:
+        return given
+    from launcher.tools.data.tokenizers import Chosen
+
+    place = source.folder.parent / KEPT
+    for name, kind in KINDS.items():
+        if (place / name).is_file():
+            if kind == "GPT2BPETokenizer":
+                return Chosen(vocab_file=place / name, merge_file=place / "merges.txt")
+            return Chosen(type=kind, model=place / name)
+    if not source.config:
+        return None
+    data = source.config.data
+    if data.vocab_file or data.tokenizer_type or data.tokenizer_model:
+        return text.chosen_by(data)
+    paths = [data.path] if isinstance(data.path, str) else data.path or []
+    return next(filter(None, (_made_by(Path(source.cwd, expanded(str(at)))) for at in paths)), None)
+
+
+def _made_by(prefix: Path) -> Chosen | None:
+    """The tokenizer that made data files, where a record beside them says so."""
+    from launcher.tools.data import contents
+    from launcher.tools.data.tokenizers import Chosen
+
+    with suppress(LauncherError, KeyError, TypeError):
+        said = (contents.how_made(contents.open_data(prefix)) or {})["tokenizer"]
+        known = {each.name: said.get(each.name, each.default) for each in fields(Chosen)}
+        paths = ("vocab_file", "merge_file", "model")
+        return Chosen(**known | {name: known[name] and Path(known[name]) for name in paths})
+    return None
+
+
+def files_of(chosen: Chosen) -> dict[str, Path]:
+    """The files of a tokenizer, by the names that transformers looks for. Raises UsageError."""
+    from launcher.tools.data import tokenizers
+
+    found = tokenizers.tokenizer_files(chosen)
+    names = {kind: [name] for name, kind in KINDS.items()}
+    names |= {"GPT2BPETokenizer": ["vocab.json", "merges.txt"]}
+    if chosen.type not in names:
+        return {}
+    files = dict(zip(names[chosen.type], found, strict=True))
+    beside = found[0].with_name("tokenizer_config.json")
+    return files | ({beside.name: beside} if beside.is_file() else {})
+
+
+def generate(
+    source: Named, tokens: Sequence[int], count: int, image: object, backend: str, gpus: str
+) -> list[int]:
+    """`count` tokens after these, each the likeliest, by the program in an image.
+
+    Raises EngineError where that fails, whose reason it has told.
+    """
+    mount = {"source": str(source.folder), "target": INSIDE}
+    local = backend == "local"
+    where = str(source.folder) if local else INSIDE
+    runner = ["runner", *(["--cpu"] if gpus == "0" else [])]
+    program = ["-m", PROGRAM, "--load", where, "--count", str(count), "--ids", *map(str, tokens)]
+    argv = [*runner, "--processes-per-node", "1", "--", *program]
+    values: dict[str, object] = {"name": "generate", "mounts": [] if local else [mount]}
+    done = in_image(image, backend, gpus, values, argv, subprocess.PIPE, by_payload=True)
+    found = TOKENS.search(done.stdout)
+    if done.returncode or not found:
+        print("\n".join(done.stdout.splitlines()[-LINES:]), file=sys.stderr)
+        raise EngineError(f"{PROGRAM} failed with {done.returncode}", "The reason stands above.")
+    return [int(word) for word in found[1].split()]

@@ -1,1 +1,0 @@
-"""A GPT trained with Megatron-Core: `python3 -m launcher.train.gpt`."""

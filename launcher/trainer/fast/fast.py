@@ -1,0 +1,272 @@
+"""The fast path: what of it holds for a run, and a step that the host only starts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from launcher.agent import compat, words
+from launcher.trainer.fast import memsets
+from launcher.trainer.gpt.arguments import Layout
+
+WARM_UP = 3
+"""Steps before a capture: torch asks for some, so that what is made once is made outside."""
+
+WIDEST = 4096
+"""Hidden size of layers in Triton, which has a row of them at once."""
+
+KERNELS = "LAUNCHER_KERNELS"
+"""0 leaves GPT-2's layers to torch's compiler: what our kernels are compared with."""
+
+Batches = Iterator[dict[str, torch.Tensor]]
+Outcome = tuple[torch.Tensor | None, Any, Any]
+"""A step's loss, fp32 [], whether it was taken, and the gradient's norm: until the next one."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """The parts that are used, and why the others aren't.
+
+    `compiled` is "whole" for the model and its loss as one, "kernels" where the layers are Triton's
+    (`block`), "layers" for each for itself, or "". `optimizer` is "whole" where each replica
+    steps all, "shared" for its share of it, or ""; `symmetric` where two replicas use each other's
+    memory.
+    """
+
+    optimizer: str
+    compiled: str
+    graphed: bool
+    missing: tuple[str, ...] = ()
+    symmetric: bool = False
+
+    def __str__(self) -> str:
+        named = {
+            "layers in Triton": self.compiled == "kernels",
+            "compiled": self.compiled in ("whole", "kernels"),
+            "layers compiled": self.compiled == "layers",
+            "one CUDA graph": self.graphed,
+            "optimizer without waits": self.optimizer == "whole",
+            "distributed optimizer without waits": self.optimizer == "shared",
+            "symmetric memory": self.symmetric,
+        }
+        used = ", ".join(name for name, there in named.items() if there) or "off"
+        return "; ".join((f"{words.FAST}{used}", *self.missing))
+
+    @property
+    def slow_steps(self) -> int:
+        """The first steps of a process, which compile, warm up and capture."""
+        return WARM_UP + 1 if self.graphed else int(bool(self.compiled))
+
+    def without(self, part: str, reason: str) -> Path:
+        """One that does without a part, since something doesn't work here."""
+        if part == "kernels":
+            return replace(self, missing=(*self.missing, reason), compiled="whole")
+        nothing: dict[str, Any] = {part: False if part in ("graphed", "symmetric") else ""}
+        return replace(self, missing=(*self.missing, reason), **nothing)
+
+
+def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
+    """What holds for these arguments."""
+    if arguments.no_fast:
+        return Path("", "", False, ("--no-fast",))
+    missing = []
+    optimizer = "shared" if arguments.use_distributed_optimizer else "whole"
+    reasons = {
+        "CPU": arguments.on_cpu,
+        "TransformerEngine's layers": arguments.transformer_impl == "transformer_engine",
+        "context parallelism": layout.context > 1,
+        "experts": bool(arguments.num_experts),
+    }
+    against = [name for name, there in reasons.items() if there]
+    again = bool(arguments.recompute_granularity)
+    split = layout.tensor > 1 or layout.pipeline > 1 or again
+    compiled = "" if against else "layers" if split else "whole"
+    if compiled == "whole" and _in_kernels(arguments):
+        compiled = "kernels"
+    if against:
+        missing.append(f"not compiled: {against[0]}")
+    reasons = {
+        "an interleaved pipeline": layout.virtual > 1,
+        "recomputing, whose random states the host keeps": again,
+        "ranks' own random numbers need Megatron-Core 0.12": layout.tensor > 1
+        and arguments.attention_dropout > 0
+        and not compat.capturable_randomness(True),
+    }
+    waits = [name for name, there in reasons.items() if there]
+    graphed = bool(compiled) and not waits
+    if compiled and waits:
+        missing.append(f"no CUDA graph: {waits[0]}")
+    return Path(optimizer, compiled, graphed, tuple(missing))
+
+
+def _in_kernels(arguments: argparse.Namespace) -> bool:
+    """Whether the layers are what `block` has kernels for: GPT-2's, where it was seen on a GPU."""
+    width, widest = arguments.hidden_size, max(arguments.ffn_hidden_size, 3 * arguments.hidden_size)
+    others = (
+        arguments.normalization != "LayerNorm",
+        arguments.position_embedding_type != "learned_absolute",
+        *(arguments.disable_bias_linear, arguments.swiglu, arguments.squared_relu),
+        *(arguments.qk_layernorm, arguments.window_size, arguments.group_query_attention),
+        arguments.kv_channels * arguments.num_attention_heads != width,
+        not arguments.bf16 or arguments.overlap_grad_reduce,
+        width > WIDEST or width % 32,
+        arguments.micro_batch_size * arguments.seq_length * widest >= 2**31,
+        os.environ.get(KERNELS) == "0" or not _has_triton(),
+    )
+    return not any(others)
+
+
+def _has_triton() -> bool:
+    """Whether it imports: torch comes with it, and an image may have another."""
+    with suppress(Exception):
+        import triton  # noqa: F401
+
+        return True
+    return False
+
+
+@contextmanager
+def attention() -> Iterator[None]:
+    """cuDNN's attention first, where torch (2.6 and newer) can be told an order.
+
+    On an H100, it takes 224 µs forward and backward for GPT-2's heads, flash attention 279.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    names = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+    order = [getattr(SDPBackend, name) for name in names if hasattr(SDPBackend, name)]
+    with ExitStack() as stack:
+        with suppress(TypeError):
+            stack.enter_context(sdpa_kernel(order, set_priority=True))
+        yield
+
+
+def compile_alike(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile, for what has to give the same bits on all ranks.
+
+    Of two forms of an elementwise kernel torch takes the one that is faster at the moment, and the
+    optimizer's, on an H100, differ in the last bit of 3 masters in 1000: replicas would part.
+    """
+    made: Callable[..., Any] = torch.compile(function, options={"triton.autotune_pointwise": False})
+    return made
+
+
+def own_stream() -> None:
+    """Leave the default stream, which no graph can be captured on; before the model is made."""
+    torch.cuda.set_stream(torch.cuda.Stream())
+
+
+class Step:
+    """A step from inputs that stay in their place: compiled at its first call, then captured.
+
+    `body` makes a step of an iterator of micro-batches. What doesn't work is told by `say`, and
+    done without: `plain` takes "kernels" or all "compiled" parts out.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        body: Callable[[Batches | None], Outcome],
+        plain: Callable[[str], None],
+        say: Callable[[str], None],
+        micro_batches: int,
+    ) -> None:
+        self.path, self.body, self.plain, self.say = path, body, plain, say
+        self.micro_batches, self.calls = micro_batches, 0
+        self.inputs: list[dict[str, torch.Tensor]] = []
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.outcome: Outcome = (None, None, None)
+
+    def __call__(self, batches: Batches | None) -> Outcome:
+        """One step, on the next micro-batches."""
+        if batches is not None:
+            self._fill([next(batches) for _ in range(self.micro_batches)])
+        self.calls += 1
+        if self.calls == 1:
+            return self._first()
+        if self.path.graphed and self.calls == WARM_UP + 1:
+            self._capture()
+        if not self.graph:
+            return self.body(self._batches())
+        self.graph.replay()
+        return self.outcome
+
+    def _fill(self, fetched: Sequence[dict[str, torch.Tensor]]) -> None:
+        """Bring the batches to the device, while it may still be at the step before."""
+        if not self.inputs:
+            self.inputs = [{name: x.cuda() for name, x in each.items()} for each in fetched]
+            return
+        for place, each in zip(self.inputs, fetched, strict=True):
+            for name, value in each.items():
+                place[name].copy_(value, non_blocking=True)
+
+    def _batches(self) -> Batches | None:
+        """Those of this step; None in the middle of a pipeline."""
+        return iter(self.inputs) if self.inputs else None
+
+    def _first(self) -> Outcome:
+        self.say(f"{words.COMPILING}: the first takes some time")
+        began = time.perf_counter()
+        try:
+            outcome = self.body(self._batches())
+            torch.cuda.synchronize()
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:
+            reason = _first_line(error)  # its frames hold what the step had in memory
+        else:
+            self.say(f"{words.COMPILED} in {time.perf_counter() - began:.0f} s")
+            return outcome
+        part = "kernels" if self.path.compiled == "kernels" else "compiled"
+        self._do_without(part, f"{'no' if part == 'kernels' else 'not'} {part}: {reason}")
+        self.plain(part)
+        return self._first() if part == "kernels" else self.body(self._batches())
+
+    def _capture(self) -> None:
+        """Record a step, which does nothing yet; of ranks' own generators it has to be told."""
+        from megatron.core import tensor_parallel
+
+        graph = memsets.graph()
+        for state in tensor_parallel.get_cuda_rng_tracker().get_states().values():
+            if isinstance(state, torch.Generator):
+                graph.register_generator_state(state)
+        torch.cuda.synchronize()
+        stream = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                self.outcome = self.body(self._batches())
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self._do_without("graphed", f"no CUDA graph: {_first_line(error)}")
+        else:
+            self.graph = graph
+            try:
+                memsets.replace(graph)
+            except Exception as error:
+                self.say(f"memsets stay in the CUDA graph: {_first_line(error)}")
+        torch.cuda.synchronize()
+
+    def release(self) -> None:
+        """Let the graph go: NCCL doesn't end before those that hold its kernels."""
+        if self.graph:
+            torch.cuda.synchronize()
+            self.graph.reset()
+            self.graph = None
+
+    def _do_without(self, part: str, reason: str) -> None:
+        self.path = self.path.without(part, reason)
+        if part == "compiled" and self.path.graphed:
+            self.path = self.path.without("graphed", "nor a CUDA graph")
+        self.say(str(self.path))
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -1,0 +1,134 @@
+"""Gradients of a step's one micro-batch, brought together, and exchanged by two replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+
+from launcher.trainer.fast.device_adam import DeviceAdam
+from launcher.trainer.fast.peer import Peer
+from launcher.trainer.gpt.optimizer import HostSteps, Replica
+
+PAIR = 2
+"""Replicas that exchange gradients in 16 bits: more of them would send more than a sum does."""
+
+ALL = slice(None)
+
+
+class GatheredGradients:
+    """The gradients of a step's one micro-batch, brought together all at once.
+
+    Megatron's data parallelism would add each as it comes, to an fp32 buffer that is zeroed before;
+    it finds none where these were taken. A rank that is alone, and two replicas, have them read in
+    16 bits as they were made, where fp32 would say the same in twice the bytes: the two exchange
+    theirs, and add them up in fp32 as they step. With the distributed optimizer, or a `peer`, each
+    gets those of its own share alone; with a peer it writes that share's parameters there.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        """To be made before the optimizer, as `reach` moves parameters."""
+        self.replica = replica
+        self.shared = replica.ddp_config.use_distributed_optimizer
+        self.taken: list[tuple[Any, torch.Tensor]] = []
+        self.complete: Callable[[], None] = lambda: None
+        self.places: dict[Any, torch.Tensor] = {}
+        self.own = self.written = self.sent = torch.Tensor()
+        self.other: torch.Tensor | None = None
+        self.peer: Peer | None = None
+        self.shares = [ALL, ALL]
+        world = torch.distributed.get_world_size()
+        alike = world == parallel_state.get_data_parallel_world_size()
+        self.replicas = world if alike and self._have_places() else 0
+        for parameter in replica.module.parameters():
+            parameter.register_post_accumulate_grad_hook(self._take)
+
+    def _have_places(self) -> bool:
+        """Whether there is one buffer, of gradients of one kind in 16 bits."""
+        buckets = [bucket for buffer in self.replica.buffers for bucket in buffer.buckets]
+        kinds = {each.dtype for each in self.replica.module.parameters()}
+        return len(buckets) == len(kinds) == 1 and torch.float32 not in kinds
+
+    def reach(self) -> None:
+        """Have two replicas use each other's memory. Raises `RuntimeError` where they can't."""
+        if self.replicas == PAIR:
+            self.peer = Peer(parallel_state.get_data_parallel_group())
+            if self.shared:
+                self.written = self.replica.lie_with(self.peer)
+
+    def keep_for(self, steps: DeviceAdam | HostSteps, gradients: Any) -> None:
+        """Have them read in 16 bits, where nothing but the other replica's is added to them.
+
+        `block.Gradients`, where there are some, write what has a place in 16 bits.
+        """
+        if self.replicas in (1, PAIR) and isinstance(steps, DeviceAdam):
+            self._place_all()
+            if self.replicas == PAIR:
+                self._pair(steps)
+            else:
+                steps.read(self.own, None)
+        if gradients and self.places:
+            gradients.write(self.places.get)
+            self.complete = gradients.complete
+
+    def _place_all(self) -> None:
+        """A place in 16 bits for each gradient, as the fp32 ones lie, and zeros between them."""
+        parameters = list(self.replica.module.parameters())
+        wide = self.replica.buffers[0].grad_data
+        self.own = torch.zeros_like(wide, dtype=parameters[0].dtype)
+        for each in parameters:
+            start = each.main_grad.storage_offset()
+            self.places[each] = self.own[start : start + each.numel()].view(each.shape)
+
+    def _pair(self, steps: DeviceAdam) -> None:
+        """Where the other's gradients come to, and what of them is stepped by on which rank."""
+        half: int | None = len(self.own) // PAIR if self.shared else None
+        if self.peer:
+            self.other, self.sent = self.peer.empty(self.own)
+            self.other.zero_()
+        else:
+            self.other = torch.zeros_like(self.own)
+        steps.read(self.own, self.other)
+        if self.peer and self.shared:
+            steps.write(self.written, self.peer)
+        elif self.peer:
+            half = steps.halve(self.replica.module.parameters(), self.peer)
+            steps.spread = self.peer.meet  # the next may be written once this one is read
+        if half is not None:
+            self.shares = [slice(0, half), slice(half, None)]
+
+    def _take(self, parameter: Any) -> None:
+        if parameter.grad is not None:  # else it is in its place
+            self.taken.append((parameter, parameter.grad))
+            parameter.grad = None
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Bring them there; what Megatron does with complete gradients comes after."""
+        self.complete()
+        if self.taken:
+            there, made = zip(*self.taken, strict=True)
+            into = [self.places[each] if self.places else each.main_grad for each in there]
+            torch._foreach_copy_(into, list(made))
+        if self.other is not None:
+            self._exchange(self.other)
+        self.replica.summed = bool(self.places)
+        self.taken.clear()
+
+    def _exchange(self, theirs: torch.Tensor) -> None:
+        """Send the other replica what it steps by, for what is stepped by here.
+
+        At once: on two H100s, 124 MB each way take 0.45 ms by NCCL, and 1.08 in six shares. Written
+        to the other's memory they take 0.34.
+        """
+        group = parallel_state.get_data_parallel_group()
+        rank, sizes = torch.distributed.get_rank(group), [0, 0]
+        sent, kept = self.shares[1 - rank], self.shares[rank]
+        if self.peer:
+            self.sent[sent].copy_(self.own[sent])
+            self.peer.meet()
+            return
+        sizes[1 - rank] = len(self.own[sent])
+        torch.distributed.all_to_all_single(theirs[kept], self.own[sent], sizes, sizes, group=group)

@@ -1,0 +1,1 @@
+"""A GPT trained with Megatron-Core: `python3 -m launcher.trainer.gpt`."""

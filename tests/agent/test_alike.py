@@ -1,0 +1,313 @@
+"""Nodes that meet before their ranks start: who is missing is named, and what isn't equal."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.agent.checkpoints import lineage
+from launcher.agent.ranks import alike, meeting
+from launcher.agent.ranks.job import free_port
+from launcher.agent.ranks.meeting import Failed, Meeting, Stopped
+
+from .conftest import Run, going_on, runner_command
+
+
+def together(nodes: int, do: Callable[[Meeting], Any], seconds: float = 10) -> list[Any]:
+    """What `do` gives, or raises, on each node, once all have met."""
+    port = free_port()
+
+    def one(node: int) -> Any:
+        with closing(Meeting(node, nodes, "127.0.0.1", port, print)) as here:
+            try:
+                here.join(seconds)
+                return do(here)
+            except Failed as failed:
+                return str(failed)
+
+    with ThreadPoolExecutor(nodes) as pool:
+        return [*pool.map(one, range(nodes))]
+
+
+def test_each_node_hears_what_each_tells_in_their_order() -> None:
+    """Twice, and more than one packet of it: an answer that was cut would be half a line."""
+
+    def told(here: Meeting) -> list[Any]:
+        return [here.exchange([here.node] * 50_000, list), here.exchange(here.node, sum)]
+
+    for found in together(4, told):
+        assert found == [[[node] * 50_000 for node in range(4)], 6]
+
+
+def test_the_port_is_free_for_the_ranks_once_all_have_met() -> None:
+    """The ranks of another node would come to what was about to close."""
+
+    def listens(here: Meeting) -> str:
+        here.exchange(None, list)
+        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", here.port)):
+            return "it listens still"
+        return "free"
+
+    assert together(3, listens) == ["free"] * 3
+
+
+def test_a_node_that_leaves_is_named_on_all_others() -> None:
+    def leave(here: Meeting) -> Any:
+        return here.node == 1 or here.exchange(None, list)
+
+    host = socket.gethostname()
+    first, gone, other = together(3, leave)
+    assert gone is True
+    assert first == other == f"node 1 ({host}) has left: see what it says there"
+
+
+def test_a_node_that_hangs_is_named_on_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = threading.Event()
+
+    def hang(here: Meeting) -> Any:
+        if here.node == 2:
+            return held.wait(20)
+        try:
+            return here.exchange(None, list, 0.5 if here.node == 0 else 20)
+        finally:
+            held.set()
+
+    found = together(3, hang)
+    assert found[0] == found[1]
+    assert f"node 2 ({socket.gethostname()}) hangs, or the link to it is cut" in found[0]
+
+
+def fails(node: int, nodes: int, port: int, why: str, seconds: float = 0.3) -> None:
+    here = Meeting(node, nodes, "127.0.0.1", port, print)
+    with closing(here), pytest.raises(Failed, match=why):
+        here.join(seconds)
+
+
+def test_who_does_not_come_is_named() -> None:
+    fails(0, 4, free_port(), r"node 1, 2, 3 didn't come to 127\.0\.0\.1:.*after 0\.3 s")
+
+
+def test_a_first_node_that_is_not_there_is_told_so() -> None:
+    fails(1, 2, free_port(), "nobody listens there")
+
+
+def test_another_that_listens_is_no_first_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was left behind keeps the port, and would be waited for."""
+    monkeypatch.setattr(meeting, "GREETING_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        fails(1, 2, port, "is no first node of a run that begins", 0.8)
+        fails(0, 2, port, f"node 0 can't listen at port {port}: Address")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        (((0, 2), (1, 3)), "is one of 3 nodes, and node 0 of 2"),
+        (((0, 3), (1, 3), (1, 3)), "both say that they are node 1"),
+    ],
+)
+def test_numbers_that_do_not_fit(nodes: Sequence[tuple[int, int]], why: str) -> None:
+    """Typed by hand on each node, they would wait for each other for ever."""
+    port = free_port()
+
+    def one(node: tuple[int, int]) -> str:
+        with (
+            closing(Meeting(*node, "127.0.0.1", port, print)) as here,
+            pytest.raises(Failed) as end,
+        ):
+            here.join(10)
+        return str(end.value)
+
+    with ThreadPoolExecutor() as pool:
+        assert all(why in found for found in pool.map(one, nodes))
+
+
+def test_strangers_at_the_port_are_let_go() -> None:
+    """A scanner, or a node that ended and begins again, would end the run."""
+    port = free_port()
+
+    def one(node: int) -> Any:
+        with closing(Meeting(node, 3, "127.0.0.1", port, print)) as here:
+            here.join(10)
+            return here.exchange(node, list)
+
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(one, 0)
+        for said in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"[" * 50_000 + b"\n",
+            b'{"node": 7, "nodes": 3, "host": "x"}\n',
+            b'{"node": 1, "nodes": 3, "host": "x"}\n',
+        ):
+            with closing(_connected(port)) as it:
+                it.sendall(said)
+                time.sleep(0.05)
+        others = [pool.submit(one, 1), pool.submit(one, 2)]
+        assert [found.result() for found in (first, *others)] == [[0, 1, 2]] * 3
+
+
+def _connected(port: int) -> socket.socket:
+    until = time.monotonic() + 5
+    while True:
+        with suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", port))
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_whoever_waits_can_be_stopped() -> None:
+    for node in (0, 1):
+        here = Meeting(node, 2, "127.0.0.1", free_port(), print, stopped=lambda: True)
+        with closing(here), pytest.raises(Stopped):
+            here.join(60)
+
+
+def test_who_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "PATIENCE", (0.1, 60.0))
+    said: list[str] = []
+    here = Meeting(0, 2, "10.0.0.1", free_port(), said.append)
+    with closing(here), pytest.raises(Failed):
+        here.join(0.6)
+    assert said == [f"waiting: node 1 didn't come to 10.0.0.1:{here.port}"]
+
+
+def known(*each: dict[str, str]) -> list[dict[str, Any]]:
+    return [{"host": f"host-{node}", "facts": one} for node, one in enumerate(each)]
+
+
+def test_what_is_not_equal_is_named_with_its_nodes() -> None:
+    """What a node can't tell is no difference."""
+    one, other = {"GPUs": "8", "driver": "550.1", "image": ""}, {"GPUs": "8", "driver": ""}
+    assert alike.differences(known(one, other, one)) == []
+    assert alike.differences(known(one, other | {"GPUs": "4"}, one, one | {"GPUs": "4"})) == [
+        "GPUs: 4 on node 1, 3 (host-1, host-3), 8 on node 0"
+    ]
+
+
+def test_data_that_differs_in_one_length_is_other_data(tmp_path: Path) -> None:
+    """Small enough, an index is compared whole; what is no data's name is left alone."""
+    index, words = tmp_path / "text.idx", ["--split", "9,1", str(tmp_path / "text"), "x" * 300]
+    nothing = alike.data_digest(words)
+    (tmp_path / "text.bin").write_bytes(b"tokens")
+    index.write_bytes(bytes(1_000_000))
+    one = alike.data_digest(words)
+    index.write_bytes(bytes(700_000) + b"\1" + bytes(299_999))
+    assert len({nothing, one, alike.data_digest(words)}) == 3
+
+
+def test_a_clock_that_is_off_is_named() -> None:
+    told = [{"host": host, "time": time} for host, time in (("a", 100.0), ("b", 101.0))]
+    assert alike.clocks(told) == []
+    off = [{"host": "c", "time": 160.0}, {"host": "d", "time": 40.0}]
+    why = "node 0 (a): `timedatectl` says whether it is set by the network"
+    assert alike.clocks([*told, *off]) == [
+        f"clock: node 2 (c) is 60 s ahead of {why}",
+        f"clock: node 3 (d) is 60 s behind {why}",
+    ]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """Meets the other ranks as training programs do, and says so."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import torch\ntorch.distributed.init_process_group('gloo')\n"
+        "torch.distributed.barrier()\nprint('ranks', torch.distributed.get_world_size())\n"
+        "torch.distributed.destroy_process_group()\n"
+    )
+    return script
+
+
+def nodes(
+    program: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *processes: int,
+    saved: Sequence[Path] = (),
+    words: Sequence[Sequence[str]] = ((), ()),
+) -> list[Run]:
+    """Nodes of it to their end, each with so many processes, a folder of checkpoints, and words."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    where = ["--nodes", str(len(processes)), "--master-addr", "127.0.0.1"]
+    where += ["--master-port", str(free_port())]
+    each_saves = [["--keep", "9", "--checkpoints", str(folder)] for folder in saved] or [[]] * 9
+    with ExitStack() as stack:
+        runs = []
+        for node, (each, saves) in enumerate(zip(processes, each_saves, strict=False)):
+            options = [*where, "--node-rank", str(node), *saves]
+            here = runner_command(each, str(program), *words[node], options=options)
+            runs.append(stack.enter_context(going_on(here)))
+    return runs
+
+
+@pytest.mark.megatron
+def test_ranks_meet_at_the_port_where_their_nodes_did(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run in nodes(program, monkeypatch, 1, 1):
+        assert run.code == 0, run.output
+        assert "ranks 2" in run.output
+
+
+@pytest.mark.megatron
+def test_nodes_that_are_not_alike_start_no_rank(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another number of processes would be another rank, and a wait for the rest."""
+    for run in nodes(program, monkeypatch, 1, 2):
+        assert run.code == 121, run.output
+        assert "processes: 2 on node 1" in run.output
+        assert "ranks" not in run.output
+
+
+@pytest.mark.megatron
+def test_a_node_that_is_refused_ends_the_others(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others' ranks would wait for its own until their time-out, half an hour later."""
+    monkeypatch.setenv("LAUNCHER_CLAIM", f"b anew {tmp_path}")
+    lineage.claim(tmp_path, "a", "a")
+    (tmp_path / "iter_0000010").mkdir()
+    for run in nodes(program, monkeypatch, 1, 1):
+        assert run.code == 121, run.output
+        assert re.search(r"not all nodes can start their ranks:\n  node 0 \(.*\): ", run.output)
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize(("second", "code"), [("one", 0), ("two", 121)])
+def test_checkpoints_are_on_a_disk_that_all_share(
+    second: str, code: int, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else half of each checkpoint is found missing when it is needed."""
+    saved = [tmp_path / "one", tmp_path / second]
+    for run in nodes(program, monkeypatch, 1, 1, saved=saved):
+        assert run.code == code, run.output
+        assert ("  checkpoints: node 1 (" in run.output) == (code != 0)
+    assert [path.name for path in tmp_path.glob("*/.seen*")] == []
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize(("second", "code"), [("one", 0), ("two", 121), ("made", 0)])
+def test_the_sample_index_is_on_a_disk_that_all_share(
+    second: str, code: int, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 makes it, and all others would look for it where it isn't."""
+    (tmp_path / "text.idx").write_bytes(b"0")
+    (tmp_path / "text.bin").write_bytes(b"0")
+    (tmp_path / "made/cache").mkdir(parents=True)
+    (tmp_path / "made/cache/0-GPTDataset-train-shuffle_index.npy").touch()
+    text = str(tmp_path / "text")
+    words = [["--data-cache-path", str(tmp_path / one), text] for one in ("one", second)]
+    for run in nodes(program, monkeypatch, 1, 1, words=words):
+        assert run.code == code, run.output
+        assert ("  the data's sample index: node 1 (" in run.output) == (code != 0)
+    assert [path.name for path in tmp_path.glob("*/.seen*")] == []

@@ -1,0 +1,155 @@
+"""Nodes while their ranks run: who fails or goes is told to all, and ends them."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from launcher.agent.ranks import meeting
+from launcher.agent.ranks.company import Company, Elsewhere
+from launcher.agent.ranks.job import free_port
+from launcher.agent.ranks.meeting import Meeting, Unneeded
+from tests.machines import FIRST, ip
+
+from .conftest import Run, environment, going_on, runner_command
+from .test_alike import together
+
+HOST = socket.gethostname()
+WITHIN = 10.0
+
+FAILS = """\
+import os, sys, time
+print("there", flush=True)
+open(sys.argv[1] + os.environ["NODE_RANK"], "w").close()
+while len(os.listdir(os.path.dirname(sys.argv[1]))) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.02)
+if os.environ["NODE_RANK"] == sys.argv[2]:
+    sys.exit(int(sys.argv[3]))
+time.sleep(600)
+"""
+"""A rank that waits for ever, on one node for a moment: it has nothing by which it would know."""
+
+
+@contextmanager
+def nodes(folder: Path, number: int, *argv: str, fewer: Sequence[str] = ()) -> Iterator[list[Run]]:
+    """Nodes of one rank each, which go on."""
+    (script := folder / "program.py").write_text(FAILS)
+    (folder / "there").mkdir()
+    where = ["--nodes", str(number), "--master-addr", "127.0.0.1", *fewer]
+    where += ["--master-port", str(free_port())]
+    with ExitStack() as stack:
+        runs = []
+        for node in range(number):
+            program = [str(script), f"{folder}/there/", *argv]
+            line = runner_command(1, *program, options=[*where, "--node-rank", str(node)])
+            runs.append(stack.enter_context(going_on(line)))
+        yield runs
+
+
+@pytest.mark.megatron
+def test_the_first_failure_ends_all_with_its_code(tmp_path: Path) -> None:
+    """The others' ranks would wait until their time-out, half an hour later."""
+    with nodes(tmp_path, 3, "1", "3") as runs:
+        pass
+    assert [run.code for run in runs] == [3, 3, 3], runs
+    for run in (runs[0], runs[2]):
+        first = re.findall(r"runner: (?!SIG|GLOO)(.*)", run.output)[0]
+        assert first == f"node 1 ({HOST}): rank 1 exited with code 3"
+        assert "rank 0" not in run.output
+
+
+@pytest.mark.megatron
+def test_a_runner_that_is_killed_ends_the_others(tmp_path: Path) -> None:
+    with nodes(tmp_path, 2, "9", "0") as runs:
+        while "there" not in runs[1].line():
+            pass
+        runs[1].process.send_signal(signal.SIGKILL)
+    assert runs[0].code == 1
+    assert f"runner: node 1 ({HOST}) has gone: it ended without a word" in runs[0].output
+
+
+def test_a_node_that_is_done_is_not_missed() -> None:
+    def run(here: Meeting) -> list[Elsewhere]:
+        heard: SimpleQueue[Elsewhere] = SimpleQueue()
+        company = Company(here, heard.put)
+        if here.node == 1:
+            company.done()
+        if here.node == 2:
+            time.sleep(0.3)
+            company.failed("rank 2 exited with code 7", 7)
+        if here.node != 1:
+            found = [heard.get(timeout=WITHIN)] if here.node == 0 else []
+            time.sleep(0.2)
+            return found + [heard.get() for _ in range(heard.qsize())]
+        return [heard.get(timeout=WITHIN)]
+
+    told = Elsewhere(f"node 2 ({HOST}): rank 2 exited with code 7", 7)
+    assert together(3, run)[:2] == [[told], [told]]
+
+
+def test_enough_nodes_are_numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five with room for two or four, three came: the third one is over."""
+    monkeypatch.setattr(meeting, "LAST_CALL_SECONDS", 0.5)
+    port, said = free_port(), list[str]()
+
+    def one(node: int) -> object:
+        here = Meeting(node, 5, "127.0.0.1", port, said.append, fewer=(2, 4))
+        try:
+            here.join(20)
+            return here.node, here.nodes, here.exchange(node, list)
+        except Unneeded as unneeded:
+            return str(unneeded)
+        finally:
+            here.close()
+
+    with ThreadPoolExecutor() as pool:
+        found = [*pool.map(one, (0, 2, 4))]
+    assert found[:2] == [(0, 2, [0, 2]), (1, 2, [0, 2])]
+    assert found[2] == "the run goes on with 2 nodes, and this one is over"
+    assert said == [f"going on with 2 of 5 nodes: node 1, 3 didn't come to 127.0.0.1:{port}"]
+
+
+CUT = """\
+import sys, time
+from launcher.agent.ranks.company import Company
+from launcher.agent.ranks.meeting import Meeting
+node = int(sys.argv[1])
+here = Meeting(node, 2, sys.argv[2], 29501, print)
+here.join(20)
+Company(here, lambda elsewhere: print(elsewhere.why, flush=True))
+print("met", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_machine_that_goes_is_missed_within_the_time_out(machines: list[str]) -> None:
+    """No word comes of it, nor an end of the link: the kernel has to ask."""
+    several = []
+    for node, machine in enumerate(machines):
+        line = ["ip", "netns", "exec", machine, sys.executable, "-c", CUT, str(node), FIRST]
+        several.append(subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, text=True))
+    try:
+        for process in several:
+            assert process.stdout
+            assert process.stdout.readline() == "met\n"
+        start = time.monotonic()
+        ip(f"-n {machines[1]} link set cable down")
+        for process in several:
+            assert process.stdout
+            assert re.search("^node [01] .+ has gone: ", process.stdout.readline())
+        assert time.monotonic() - start < 25
+    finally:
+        for process in several:
+            process.kill()
+            process.wait()

@@ -1,0 +1,88 @@
+"""A short all-reduce before ranks start: whoever holds it up is named on all nodes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+from typing import Any
+
+import pytest
+
+from launcher.agent.ranks import network, reduction, ring
+from launcher.agent.ranks.job import Unable
+from launcher.agent.ranks.meeting import Meeting
+
+from .test_alike import together
+
+pytestmark = pytest.mark.megatron
+
+HOST = socket.gethostname()
+LO = {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+@pytest.fixture(autouse=True)
+def _imported() -> None:
+    """As the runner has it, of which each process is a fork."""
+    importlib.import_module("torch")
+
+
+def look(here: Meeting, seconds: float = 30) -> list[str]:
+    return reduction.broken(reduction.look(here, LO, cpu=True, seconds=seconds))
+
+
+def test_512_nodes_have_longer_and_are_told_of_within_a_minute() -> None:
+    """With what goes before: TRY_SECONDS, and a ring's. Two nodes' 30 s were theirs as well."""
+    before = network.TRY_SECONDS + ring.SECONDS
+    assert reduction.limit(2, {}) < reduction.limit(512, {}) <= 60 - before
+    assert reduction.limit(1 << 20, {}) <= 60 - before
+    assert reduction.limit(512, {reduction.LIMIT: "90.5"}) == 90.5
+    for wrong in ("0", "-1", "nan", "a"):
+        with pytest.raises(Unable, match=f"{reduction.LIMIT}: '{wrong}'"):
+            reduction.limit(2, {reduction.LIMIT: wrong})
+
+
+def test_nodes_that_reach_each_other_sum_up() -> None:
+    assert together(3, look) == [[], [], []]
+
+
+def test_a_node_that_is_held_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait for it inside of gloo, and say nothing by which it could be known."""
+
+    def held(node: int, *place: Any, cpu: bool) -> str:
+        if node == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return reduce(node, *place, cpu=cpu)
+
+    reduce = reduction._reduce
+    monkeypatch.setattr(reduction, "_reduce", held)
+    why = f"node 1 ({HOST}): its process is held, and has said nothing for 4 s"
+    assert together(3, lambda here: look(here, 4)) == [[why]] * 3
+
+
+@pytest.mark.long
+def test_a_node_whose_process_is_killed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for want of memory: what the others say of it, they say of a connection."""
+
+    def killed(node: int, *place: Any, cpu: bool) -> str:
+        if node == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return reduce(node, *place, cpu=cpu)
+
+    reduce = reduction._reduce
+    monkeypatch.setattr(reduction, "_reduce", killed)
+    assert (
+        together(3, lambda here: look(here, 3))
+        == [[f"node 2 ({HOST}): its process was killed"]] * 3
+    )
+
+
+def test_what_a_library_says_is_told_where_nobody_is_to_blame(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Interfaces that aren't there, which the nodes meet without."""
+    monkeypatch.setitem(LO, "GLOO_SOCKET_IFNAME", "none0")
+    for found in together(2, look):
+        assert [line.partition(": ")[0] for line in found] == [f"node {n} ({HOST})" for n in (0, 1)]
+        assert all("none0" in line for line in found)

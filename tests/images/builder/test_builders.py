@@ -1,0 +1,309 @@
+"""What an engine prints while it builds; what is refused of a base and of an image of it."""
+
+from __future__ import annotations
+
+import io
+import re
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from launcher.base.errors import BuildError
+from launcher.base.screen import Progress
+from launcher.images.builder import builders, verify
+from launcher.images.builder.verify import (
+    Facts,
+    check_base,
+    check_extensions,
+    check_image,
+    check_layers,
+    check_platform,
+    check_torch,
+)
+from launcher.images.engine import connect
+from launcher.images.matrix.load import load_matrix
+
+CLASSIC = """\
+Step 1/3 : FROM scratch AS wheel
+ ---> 0123456789ab
+Step 2/3 : RUN ["python3.10", "stage.py", "tools"]
+ ---> Using cache
+Step 3/3 : RUN ["python3.10", "stage.py", "wheel"]
+stage: compiling megatron_core
+helpers.cpp:1:1: error: expected unqualified-id
+"""
+BUILDKIT = """\
+#1 [internal] load build definition from Dockerfile
+#1 DONE 0.0s
+#7 [wheel 5/11] RUN ["python3.11", "stage.py", "tools"]
+#7 CACHED
+#8 [wheel 8/11] RUN ["python3.11", "stage.py", "wheel"]
+#8 0.213 stage: compiling megatron_core
+#9 [packages 7/7] RUN ["python3.11", "stage.py", "packages"]
+#9 0.300 Installing collected packages: torch
+#8 4.100 helpers.cpp:1:1: error: expected unqualified-id
+#9 DONE 8.3s
+#8 ERROR: process "python3.11 stage.py wheel" did not complete successfully: exit code: 1
+ERROR: failed to solve: exit code: 1
+"""
+
+
+def test_buildkit_s_steps_side_by_side() -> None:
+    out = io.StringIO()
+    steps = builders.BuildkitSteps(Progress(out))
+    for line in BUILDKIT.splitlines():
+        steps.read(line)
+    assert out.getvalue().splitlines() == [
+        'build [wheel 5/11] RUN ["python3.11", "stage.py", "tools"] · cached',
+        'build [packages 7/7] RUN ["python3.11", "stage.py", "packages"] (8.3 s)',
+        'build [wheel 8/11] RUN ["python3.11", "stage.py", "wheel"]: failed',
+    ]
+    error = builders.failure(steps.error, steps.lines_of_failed())
+    assert "failed to solve: exit code: 1" in str(error)
+    assert "expected unqualified-id" in str(error)
+    assert "torch" not in str(error)
+
+
+PODMAN = """\
+[1/4] STEP 1/12: FROM base AS wheel
+[1/4] STEP 10/12: COPY wheels/runtime/ wheels/runtime/
+--> Using cache 62b1a2c4835
+[1/4] STEP 9/12: RUN ["python3.11", "stage.py", "wheel"]
+--> 0123456789ab
+helpers.cpp:1:1: error: expected unqualified-id
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            CLASSIC,
+            [
+                "build 1/3 FROM scratch AS wheel",
+                'build 2/3 RUN ["python3.10", "stage.py", "tools"] · cached',
+                'build 3/3 RUN ["python3.10", "stage.py", "wheel"]: failed',
+            ],
+        ),
+        (
+            PODMAN,
+            [
+                "build 1/4 1/12 FROM base AS wheel",
+                "build 1/4 10/12 COPY wheels/runtime/ wheels/runtime/ · cached",
+                'build 1/4 9/12 RUN ["python3.11", "stage.py", "wheel"]: failed',
+            ],
+        ),
+    ],
+    ids=["classic", "podman"],
+)
+def test_steps_one_after_another(text: str, said: list[str]) -> None:
+    out = io.StringIO()
+    progress = Progress(out)
+    for line in text.splitlines():
+        builders.read_line(line, progress)
+    error = builders.failure("no space left on device", progress.fail())
+    assert [re.sub(r" \([\d.]+ s\)$", "", line) for line in out.getvalue().splitlines()] == said
+    assert "expected unqualified-id" in str(error)
+    assert "0123456789ab" not in str(error)
+    assert "docker system prune" in error.remedy
+    assert error.exit_code == 122
+
+
+def stand_in(folder: Path, text: str) -> list[str]:
+    """A program that stands in for podman or docker: a shell script."""
+    program = folder / "program"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    return [str(program)]
+
+
+def drive(command: list[str], progress: Progress, no_cache: bool = True) -> str:
+    with tempfile.TemporaryFile() as context:
+        context.write(b"the context")
+        context.seek(0)
+        args = {"BASE_IMAGE": "base", "SOURCE_DATE_EPOCH": "1700000000"}
+        wanted = builders.Build(context, args, {"a": "b c"}, no_cache)
+        return builders.podman(command, {}, wanted, progress)
+
+
+def test_podman_is_given_context_time_and_no_network(tmp_path: Path) -> None:
+    command = stand_in(
+        tmp_path,
+        f"""printf '%s\\n' "$@" > {tmp_path}/argv
+        /bin/cat > {tmp_path}/stdin
+        for word; do
+          case $word in --iidfile=*) printf sha256:abc > "${{word#--iidfile=}}";; esac
+        done""",
+    )
+    assert drive(command, Progress(io.StringIO())) == "sha256:abc"
+    assert (tmp_path / "stdin").read_text() == "the context"
+    argv = (tmp_path / "argv").read_text().splitlines()
+    assert argv[0] == "build"
+    assert argv[-1] == "-"
+    assert {"--timestamp=1700000000", "--network=none", "--no-cache"} <= set(argv)
+    assert {"--label=a=b c", "--build-arg=SOURCE_DATE_EPOCH=1700000000"} <= set(argv)
+    drive(command, Progress(io.StringIO()), no_cache=False)
+    assert "--no-cache" not in (tmp_path / "argv").read_text()
+
+
+def test_a_failed_step_of_podman_s_is_told_with_its_lines(tmp_path: Path) -> None:
+    command = stand_in(
+        tmp_path,
+        """echo '[1/4] STEP 9/12: RUN ["python3.11", "stage.py", "wheel"]'
+        echo 'helpers.cpp:1:1: error: expected unqualified-id'
+        echo 'Error: building at STEP "RUN": while running runtime: exit status 1' >&2
+        exit 125""",
+    )
+    with pytest.raises(BuildError) as caught:
+        drive(command, Progress(io.StringIO()))
+    assert "the build failed: building at STEP" in str(caught.value)
+    assert "  | helpers.cpp:1:1: error: expected unqualified-id" in str(caught.value)
+
+
+def test_a_build_is_ended_where_its_reader_is_interrupted(tmp_path: Path) -> None:
+    command = stand_in(tmp_path, f"echo $$ > {tmp_path}/pid; echo started; exec /bin/sleep 600")
+
+    class Interrupted(Progress):
+        def output(self, line: str) -> None:
+            raise KeyboardInterrupt(line)
+
+    with pytest.raises(KeyboardInterrupt, match="started"):
+        drive(command, Interrupted(io.StringIO()))
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+
+
+@pytest.mark.parametrize(
+    ("known", "found"),
+    [
+        ({"sha256:config"}, "sha256:config"),
+        ({"sha256:manifest"}, "sha256:manifest"),  # containerd's store
+        (set(), None),
+    ],
+)
+def test_an_image_is_what_the_engine_knows_it_by(
+    known: set[str], found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "buildx").mkdir()
+    command = stand_in(
+        tmp_path / "buildx",
+        """for word; do case $word in
+          --iidfile=*) printf sha256:config > "${word#--iidfile=}";;
+          --metadata-file=*)
+            echo '{"containerimage.digest": "sha256:manifest"}' > "${word#--metadata-file=}";;
+        esac; done""",
+    )
+    monkeypatch.setattr(connect, "cli_environment", lambda client: {})
+    monkeypatch.setattr(connect, "podman", lambda client: None)
+    monkeypatch.setattr(connect, "buildkit", lambda client: command)
+    monkeypatch.setattr(builders, "find_image", lambda client, image: image in known)
+    monkeypatch.setattr(builders, "settle", lambda client, image, base, epoch: image)
+    args = {"BASE_IMAGE": "base", "SOURCE_DATE_EPOCH": "1700000000"}
+    with tempfile.TemporaryFile() as context:
+        wanted = builders.Build(context, args, {})
+        if found:
+            assert builders.build(cast(Any, None), wanted, Progress(io.StringIO())) == found
+        else:
+            with pytest.raises(BuildError, match="sha256:config or sha256:manifest"):
+                builders.build(cast(Any, None), wanted, Progress(io.StringIO()))
+
+
+ROWS = load_matrix().rows
+ROW, CUDA, BOTH = ROWS["24.10"], ROWS["cuda-12.4"], ROWS["26.06"]
+OLDER = CUDA.model_copy(update={"torch": "2.4.0"})
+BASE = Facts("3.10", {"torch": "2.5.0a0+e000cf0ad9.nv24.10", "numpy": "1.24.4", "psutil": "5.9"})
+ADDED = BASE.packages | {"psutil": "7.2.2", "megatron-core": "0.9.0"}
+
+
+def having(name: str, version: str) -> Facts:
+    return Facts("3.10", BASE.packages | {name: version}, training=True)
+
+
+def torch(version: str | None) -> Facts:
+    return Facts("3.10", {"torch": version} if version else {})
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        (partial(check_base, BASE, ROW, "base", standin=False), ""),
+        (
+            partial(check_base, Facts("3.12", BASE.packages), ROW, "base", standin=True),
+            "base: has Python 3.12, and the row needs 3.10",
+        ),
+        (partial(check_base, torch(None), ROW, "base", standin=True), ""),
+        (partial(check_base, torch(None), ROW, "base", standin=False), "base: has torch missing"),
+        (partial(check_base, torch("2.4.0"), ROW, "base", standin=True), ""),
+        (partial(check_base, torch("2.4.0"), ROW, "base", standin=False), "base: has torch 2.4.0"),
+        (partial(check_platform, "linux/amd64", ROW, "base"), ""),
+        (partial(check_platform, "linux/arm64", BOTH, "base"), ""),
+        (
+            partial(check_platform, "linux/arm64", ROW, "base"),
+            "base: is for linux/arm64, and the row is for linux/amd64\n",
+        ),
+        (partial(check_platform, "linux/s390x", BOTH, "base"), "--platform linux/amd64 base"),
+        (partial(check_torch, torch("2.5.1+cu124"), CUDA, standin=False), ""),
+        (
+            partial(check_torch, torch("2.5.1"), OLDER, standin=False),
+            "the image has torch 2.5.1, and the row says 2.4.0",
+        ),
+        (partial(check_torch, torch("2.5.1"), OLDER, standin=True), "the row says 2.4.0"),
+        (partial(check_torch, torch("9.9"), ROW, standin=False), ""),  # it is the base's
+        (partial(check_layers, ["a", "b"], ["a", "b", "c"]), ""),
+        (partial(check_layers, ["a", "b"], ["a", "x", "c"]), "another base"),
+        (partial(check_extensions, having("transformer-engine", "1"), ["transformer_engine"]), ""),
+        (partial(check_extensions, having("transformer-engine", "1"), ["transformer.engine"]), ""),
+        (partial(check_extensions, BASE, ["apex"]), "finds no apex"),
+        (partial(check_image, BASE, Facts("3.10", ADDED, training=True), {"psutil"}, True), ""),
+        (partial(check_image, BASE, having("torch", "9.9"), {"torch"}, True), " -> 9.9"),
+        (partial(check_image, BASE, having("numpy", "9.9"), {"numpy"}, True), " -> 9.9"),
+        (
+            partial(check_image, BASE, torch(BASE.packages["torch"]), set(), False),
+            "numpy 1.24.4 -> missing, psutil 5.9 -> missing",
+        ),
+        (
+            partial(check_image, BASE, Facts("3.10", BASE.packages, "no symbol"), set(), False),
+            "no symbol",
+        ),
+        (partial(check_image, BASE, Facts("3.10", BASE.packages), set(), True), "training can't"),
+    ],
+)
+def test_what_is_refused_of_bases_and_images(check: Callable[[], None], said: str) -> None:
+    with pytest.raises(BuildError) if said else nullcontext() as caught:
+        check()
+    assert not caught or said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("created_by", "is_ours"),
+    [
+        ("COPY /stage/ / # buildkit", True),
+        ("/bin/sh -c #(nop) COPY dir:0a1b in / ", True),
+        ("COPY /stage/ /opt # buildkit", False),
+        ("/bin/sh -c #(nop) COPY dir:0a1b in /opt ", False),
+        ("/bin/sh -c #(nop) COPY file:0a1b in / ", False),
+        ("ENV PATH=/", False),
+    ],
+)
+def test_our_layers_are_told_apart_by_the_history(created_by: str, is_ours: bool) -> None:
+    assert bool(verify.ADDED.search(created_by)) is is_ours
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_ours"),
+    [
+        (["ENV PYTHONPATH=/opt/megatron/lib", "COPY /stage/ / # buildkit", "FROM x"], True),
+        (["/bin/sh -c #(nop)  LABEL a=b", "/bin/sh -c #(nop)  ENV PYTHONPATH=/o"], False),
+        (["/bin/sh -c #(nop)  LABEL a=b", "/bin/sh -c #(nop) COPY dir:0a in / "], True),
+        (["RUN pip install x", "ENV PYTHONPATH=/o", "COPY /stage/ / # buildkit"], False),
+        (['CMD ["bash"]', "ENV PYTHONPATH=/o", "COPY /stage/ / # buildkit"], False),
+        ([], False),
+        ([None], False),
+    ],
+)
+def test_what_was_made_from_one_of_ours_is_not_ours(lines: list[str | None], is_ours: bool) -> None:
+    assert verify.is_ours([{"CreatedBy": line} for line in lines]) is is_ours

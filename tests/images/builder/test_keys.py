@@ -1,0 +1,63 @@
+"""`launcher matrix list --keys`: what an image's identity depends on, and what it doesn't."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.base.settings import ROOT, settings
+from launcher.images.builder.keys import keys
+from launcher.images.matrix.load import load_lock, load_matrix
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a checkout has that the command reads."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("launcher", "patches"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in ("matrix.yaml", "matrix.lock", "Dockerfile.template"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def listed(checkout: Path) -> list[list[str]]:
+    command = [sys.executable, "-m", "launcher", "matrix", "list", "--keys"]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def edited(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_an_edit_of_what_travels_with_a_run_changes_no_key(checkout: Path) -> None:
+    """A comment in the runner, the trainer or a GPU kernel, and another version of ours."""
+    before = listed(checkout)
+    for name in (
+        "agent/runner.py",
+        "trainer/gpt/model.py",
+        "trainer/fast/kernels/tokens.py",
+        "base/files.py",
+    ):
+        edited(checkout / "launcher" / name, "\nimport ", "\n# a comment\nimport ")
+    edited(checkout / "launcher/__init__.py", '__version__ = "', '__version__ = "9.')
+    assert listed(checkout) == before
+    assert len({key for *_, key in before}) == len(before) > 20
+    edited(checkout / "launcher/images/builder/stage.py", "\nimport ", "\n# a comment\nimport ")
+    assert not {key for *_, key in listed(checkout)} & {key for *_, key in before}
+
+
+def test_each_row_and_release_that_fit_have_one() -> None:
+    matrix, at = load_matrix(), settings().matrix
+    found = [*keys(matrix, load_lock(at.with_suffix(".lock")), at.parent)]
+    assert {tag for tag, *_ in found} == {*matrix.rows}
+    own = {(tag, row.megatron) for tag, row in matrix.rows.items()}
+    assert own <= {(tag, release) for tag, release, _ in found}

@@ -1,0 +1,246 @@
+"""A Debian where no registry can be reached, and the packages that it is made of."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launcher.base import files
+from launcher.base.errors import EngineError
+from launcher.images.engine.private import base, packages
+from tests.images.carry.conftest import Engine
+
+EPOCH = 1_730_000_000
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """An engine without images, on a machine where mmdebstrap's part is stood in for."""
+    monkeypatch.setattr(base, "_architecture", lambda: "amd64")
+    monkeypatch.setattr(base.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(base, "_bootstrap", write_layer)
+    return Engine()
+
+
+def write_layer(layer: Path, recipe: base.Recipe, cache: Path) -> None:
+    with tarfile.open(layer, "w") as tar:
+        tar.addfile(tarfile.TarInfo(f"./{recipe.suite}"))
+
+
+def test_made_once_then_taken_from_the_engine_then_from_the_cache(
+    client: Engine, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    first = base.debian_base(client, "base:x", EPOCH, cache=tmp_path, say=said.append)
+    assert base.debian_base(client, "base:x", EPOCH, cache=tmp_path) == first
+    assert (client.loads, len(said)) == (1, 1)
+    client.images.clear()
+    assert base.debian_base(client, "other:y", EPOCH, cache=tmp_path, say=said.append) == first
+    assert (client.loads, len(said)) == (2, 1)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".tar"]
+
+
+def test_the_engine_s_own_id_of_it_is_taken(client: Engine, tmp_path: Path) -> None:
+    """In containerd's store that isn't the one of the image's configuration."""
+    other = client.add("other:1", [b"other"])
+    told = [{"stream": f"Loaded image ID: {other.id}"}]
+    client.api.load_image = lambda chunks, quiet: iter(told)
+    assert base.debian_base(client, "base:x", EPOCH, cache=tmp_path) == other.id
+    assert "base:x" in other.names
+
+
+def test_a_damaged_one_in_the_cache_is_told(client: Engine, tmp_path: Path) -> None:
+    base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+    client.images.clear()
+    (made,) = tmp_path.iterdir()
+    whole = made.read_bytes()
+    for damaged in (b"", whole[:700], whole.replace(b".json", b".jsom", 1)):
+        made.write_bytes(damaged)
+        with pytest.raises(EngineError, match="the engine doesn't take it") as caught:
+            base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+        assert str(made) in caught.value.problem
+        assert "Remove it" in caught.value.remedy
+
+
+def test_an_image_of_another_recipe_is_not_taken(client: Engine, tmp_path: Path) -> None:
+    foreign = client.add("base:x", [b"other"], **{base.STANDIN: "debian-bookworm"})
+    made = base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+    assert made != foreign.id
+    assert client.find("base:x").id == made
+
+
+def test_nothing_half_made_is_left(
+    client: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(layer: Path, *_: object) -> None:
+        layer.write_bytes(b"half")
+        raise EngineError("mmdebstrap failed")
+
+    monkeypatch.setattr(base, "_bootstrap", fail)
+    with pytest.raises(EngineError, match="mmdebstrap failed"):
+        base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_recipe_is_all_that_decides() -> None:
+    recipe = base.Recipe("bookworm", "amd64", 1, ("python3",), (), ())
+    assert recipe.key == replace(recipe).key
+    others = [replace(recipe, epoch=2), replace(recipe, suite="trixie")]
+    others += [replace(recipe, packages=("g++",)), replace(recipe, excluded=("/x",))]
+    assert len({recipe.key, *(other.key for other in others)}) == 5
+    assert recipe.labels[base.STANDIN] == "debian-bookworm"
+
+
+def test_a_python_that_no_debian_has_and_another_user_than_root_are_refused(
+    client: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EngineError, match=r"no Debian release has Python 3\.12") as caught:
+        base.debian_base(client, "base:x", EPOCH, "3.12", cache=tmp_path)
+    assert "3.11" in caught.value.remedy
+    monkeypatch.setattr(base.os, "geteuid", lambda: 1000)
+    with pytest.raises(EngineError, match="root only"):
+        base.debian_base(client, "base:x", EPOCH, cache=tmp_path)
+
+
+def stand_in_for(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = SimpleNamespace(stdout=answer, stderr="", returncode=0)
+    monkeypatch.setattr(base.subprocess, "run", lambda *_, **__: done)
+
+
+def test_this_suites_own_sources_are_used_and_apts_proxies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = [
+        "deb http://mirror.site/debian/ bookworm main",
+        "deb http://mirror.site/debian/ bookworm-updates main",
+        "deb http://mirror.site/debian-security/ bookworm-security main",
+        "deb http://mirror.site/debian/ bookworm contrib",
+        "deb https://somewhere.else/linux bookworm stable",
+        "deb https://somewhere.else/apt cloud-sdk-bookworm main",
+        "deb http://mirror.site/debian/ trixie main",
+    ]
+    stand_in_for("\n".join(lines), monkeypatch)
+    assert base._sources("bookworm") == sorted(lines[:3])
+    assert base._sources("bullseye") == []
+    stand_in_for("proxy='http://proxy.site:3128'\n", monkeypatch)
+    assert base._proxies()["http_proxy"] == "http://proxy.site:3128"
+    stand_in_for("", monkeypatch)
+    assert base._proxies() == {}
+
+
+APT = """#!/bin/sh
+echo "$@" >> {log}
+case "$*" in *update*) exit 0;; esac
+case "$*" in *Dir::State::lists*) ;; *) {first};; esac
+for word in "$@"; do
+  case "$word" in *Dir::Cache=*) touch "${{word#*=}}/archives/tool_1_all.deb";; esac
+done
+"""
+DPKG_DEB = '#!/bin/sh\nmkdir -p "$4/usr/bin" && echo unpacked > "$4/usr/bin/tool"\n'
+
+
+@pytest.fixture
+def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand-ins for apt's programs, of which the first attempt fails; the log of their calls."""
+    tools, log = tmp_path / "tools", tmp_path / "log"
+    tools.mkdir()
+    texts = {
+        "apt-get": APT.format(log=log, first='echo "E: Unable to locate package" >&2; exit 100'),
+        "apt-cache": '#!/bin/sh\ncase "$*" in *known*) exit 0;; esac\nexit 100\n',
+        "dpkg-deb": DPKG_DEB,
+    }
+    for name, text in texts.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    return log
+
+
+def test_lists_are_fetched_privately_where_the_systems_fail(apt: Path, tmp_path: Path) -> None:
+    root = packages.unpack(tmp_path / "root", ["tool"], optional=["known", "absent"])
+    assert (root / "usr/bin/tool").read_text() == "unpacked\n"
+    first, update, second = apt.read_text().splitlines()
+    assert first.endswith("install --yes --download-only --no-install-recommends -- tool known")
+    assert update.endswith("update")
+    assert "Dir::State::lists=" in second
+    assert all("Dir::Cache=" in call and "NoLocking=true" in call for call in (first, second))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "root", "tools"]
+
+
+NEWER = """#!/bin/sh
+echo "$@" >> {log}
+case "$*" in *indextargets*) echo {mirror};; *download*) touch tool_2_all.deb;; esac
+for word in "$@"; do
+  case "$word" in *Dir::Etc::SourceList=*) cat "${{word#*=}}" >> {log};; esac
+done
+"""
+
+
+def test_a_newer_suite_is_that_of_the_systems_mirror(apt: Path, tmp_path: Path) -> None:
+    program = tmp_path / "tools" / "apt-get"
+    program.write_text(NEWER.format(log=apt, mirror="http://mirror.example/debian"))
+    for _ in range(2):  # the second finds it there
+        root = packages.unpack_newer(tmp_path / "root", "tool", "trixie")
+        assert (root / "usr/bin/tool").read_text() == "unpacked\n"
+    asked, update, first, download, second = apt.read_text().splitlines()
+    assert asked.startswith("indextargets")
+    assert first == second == "deb http://mirror.example/debian trixie main"
+    assert update.endswith(" update")
+    assert download.endswith(" download -- tool")
+    for call in (update, download):
+        assert "Dir::State::lists=" in call
+        assert "Dir::Etc::SourceParts=/dev/null" in call
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "root", "tools"]
+
+
+def test_a_complete_folder_and_one_of_others_stay_and_half_of_one_is_made_again(
+    apt: Path, tmp_path: Path
+) -> None:
+    """Whatever stood where packages go was removed."""
+    files.make_folder(tmp_path / "half")
+    (tmp_path / "half" / "left").touch()
+    packages.unpack(tmp_path / "half", ["tool"])
+    assert not (tmp_path / "half" / "left").exists()
+    calls = apt.read_text()
+    packages.unpack(tmp_path / "half", ["tool"])
+    assert apt.read_text() == calls
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "thesis").touch()
+    with pytest.raises(files.Refused):
+        packages.unpack(tmp_path / "root", ["tool"])
+    assert (tmp_path / "root" / "thesis").exists()
+
+
+def test_apts_own_words_are_the_reason(
+    apt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tools" / "apt-get").write_text(NEWER.format(log=apt, mirror=""))
+    with pytest.raises(EngineError, match="no mirror"):
+        packages.unpack_newer(tmp_path / "root", "tool", "trixie")
+    program = tmp_path / "tools" / "apt-get"
+    program.write_text('#!/bin/sh\necho "E: Unable to fetch some archives" >&2\nexit 100\n')
+    with pytest.raises(EngineError, match="Unable to fetch some archives") as caught:
+        packages.unpack(tmp_path / "root", ["tool"])
+    assert "apt-get update" in caught.value.remedy
+    assert not (tmp_path / "root").exists()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineError, match=r"docker\.io: can't be fetched.*no apt-get"):
+        packages.unpack(tmp_path / "root", ["docker.io"])
+
+
+def test_environment_finds_what_was_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/mine")
+    (tmp_path / "usr/lib/x86_64-linux-gnu").mkdir(parents=True)
+    env = packages.environment(tmp_path)
+    assert env["PATH"].split(":")[:2] == [str(tmp_path / "usr/sbin"), str(tmp_path / "usr/bin")]
+    assert "/usr/bin" in env["PATH"].split(":")
+    assert env["LD_LIBRARY_PATH"] == f"{tmp_path}/usr/lib/x86_64-linux-gnu:/mine"
+    assert os.environ["PATH"] == "/usr/bin"

@@ -1,0 +1,104 @@
+"""Docker's compose is found, refused where it is too old, and fetched for an engine of ours."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from launcher.base.errors import EngineError
+from launcher.images.engine import compose
+from launcher.images.engine.private import packages, private
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+CLIENT: Any = None
+DOCKER = """#!/bin/sh
+test "$1" = compose && {answer}
+echo "docker: '$1' is not a docker command." >&2
+exit 1
+"""
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is all of PATH, on a machine without an engine of ours."""
+
+    def ask(argv: list[str], client: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(argv, capture_output=True, text=True)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(compose, "ask", ask)
+    monkeypatch.setattr(compose, "private_file", lambda client, name: None)
+    return tmp_path
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("version", ["2.26.1-4", "v2.40.3", "5.0.0"])
+def test_dockers_plugin_is_found(tools: Path, version: str) -> None:
+    program(tools / "docker", DOCKER.format(answer=f"{{ echo {version}; exit 0; }}"))
+    assert compose.compose(CLIENT) == [str(tools / "docker"), "compose"]
+
+
+def test_a_program_of_its_own_is_found(tools: Path) -> None:
+    program(tools / "docker", DOCKER.format(answer="false"))
+    program(tools / "docker-compose", "#!/bin/sh\necho 2.26.1\n")
+    assert compose.compose(CLIENT) == [str(tools / "docker-compose")]
+
+
+@pytest.mark.parametrize("text", ["echo 1.29.2", "echo no version", "exit 1"])
+def test_without_version_2_the_packages_are_named(tools: Path, text: str) -> None:
+    program(tools / "docker-compose", f"#!/bin/sh\n{text}\n")
+    with pytest.raises(EngineError, match="no docker compose here") as caught:
+        compose.compose(CLIENT)
+    assert "docker-compose-plugin" in caught.value.remedy
+
+
+def test_for_our_own_engine_it_is_fetched(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tools / "engine/packages/usr").mkdir(parents=True)
+    fetched = []
+
+    def unpack(folder: Path, name: str, suite: str) -> Path:
+        fetched.append((folder, name, suite))
+        program(folder / compose.PLUGIN, "#!/bin/sh\necho 2.26.1\n")
+        return folder
+
+    def private_file(client: object, name: str) -> Path | None:
+        path = tools / "engine/packages" / name
+        return path if path.exists() else None
+
+    monkeypatch.setattr(compose, "private_file", private_file)
+    monkeypatch.setattr(packages, "unpack_newer", unpack)
+    monkeypatch.setattr(compose.platform, "freedesktop_os_release", lambda: {"ID": "debian"})
+    argv = compose.compose(CLIENT)
+    assert argv == [str(tools / "engine/compose" / compose.PLUGIN)]
+    assert fetched == [(tools / "engine/compose", "docker-compose", "trixie")]
+    program(tools / "engine/packages" / compose.PLUGIN, "#!/bin/sh\necho 2.27.0\n")
+    assert compose.compose(CLIENT) == [str(tools / "engine/packages" / compose.PLUGIN)]
+    assert len(fetched) == 1
+
+
+def test_iptables_is_named_once(tmp_path: Path) -> None:
+    private._link_iptables(tmp_path)
+    assert [*tmp_path.iterdir()] == []
+    (tmp_path / "iptables-nft").write_text("")
+    for _ in range(2):
+        private._link_iptables(tmp_path)
+        assert (tmp_path / "iptables").readlink() == Path("iptables-nft")
+
+
+@pytest.mark.engine
+def test_on_an_engine_it_runs(engine: DockerClient) -> None:
+    from launcher.images.engine.connect import cli_environment
+
+    argv = [*compose.compose(engine), "ls", "--quiet"]
+    done = subprocess.run(argv, env=cli_environment(engine), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

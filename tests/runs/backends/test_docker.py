@@ -1,0 +1,278 @@
+"""What is asked of the engine, and the command that asks for the same; no engine is needed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.runs.backends import docker, shown
+from launcher.runs.plan.image import Facts
+from launcher.runs.plan.mounts import Host, Mount
+from launcher.runs.plan.plan import Plan, Stamp, make_plan
+from launcher.runs.runfile import source
+from launcher.runs.runfile.secrets import is_secret
+from launcher.runs.runfile.values import parse_gpus
+
+GOLDEN = Path(__file__).parent / "golden"
+WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
+NAMES = st.from_regex(r"[a-z_]\w{0,8}", fullmatch=True).filter(
+    lambda name: name.isascii() and not is_secret(name)
+)
+PATHS = st.text(
+    st.characters(exclude_characters="\0\r\n", exclude_categories=["Cs"]), min_size=1, max_size=12
+).map("/".__add__)
+
+
+def kept(name: str, text: str) -> None:
+    """Compare with the text that is kept under `name`."""
+    path = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), "UPDATE_GOLDEN=1 writes it anew"
+
+
+@pytest.mark.parametrize("name", ["bare", "full"])
+def test_the_request_is_as_kept(name: str, request: pytest.FixtureRequest) -> None:
+    plan: Plan = request.getfixturevalue(name)
+    wanted = docker.request(plan)
+    kept(f"{name}.json", json.dumps({"name": wanted.name, **wanted.body}, indent=1) + "\n")
+    kept(f"{name}.txt", docker.show(plan))
+
+
+def devices(plan: Plan, gpus: str) -> object:
+    asked = parse_gpus(gpus)
+    asked = replace(asked, count=4) if asked.everything else asked
+    host = docker.request(replace(plan, gpus=asked)).body["HostConfig"]
+    return host.get("DeviceRequests")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count", "ids"),
+    [("2", 2, None), ("all", -1, None), ("device=0,1", 0, ["0", "1"]), ("device=3", 0, ["3"])],
+)
+def test_gpus(bare: Plan, gpus: str, count: int, ids: list[str] | None) -> None:
+    asked = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}}
+    assert devices(bare, gpus) == [asked | {"Count": count, "DeviceIDs": ids}]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "word"),
+    [("2", "2"), ("all", "all"), ("device=0,1", '"device=0,1"'), ("device=3", "device=3")],
+)
+def test_several_devices_have_inner_quotes(bare: Plan, gpus: str, word: str) -> None:
+    argv = docker.command(replace(bare, gpus=replace(parse_gpus(gpus), count=2)))
+    assert argv[argv.index("--gpus") + 1] == word
+    assert next(csv.reader([word])) == [gpus]  # as the docker command reads it
+
+
+@pytest.mark.parametrize(
+    ("size", "number"),
+    [("512", 512), ("512b", 512), ("2k", 2048), ("1M", 1 << 20), ("3g", 3 << 30)],
+)
+def test_sizes(bare: Plan, size: str, number: int) -> None:
+    host = docker.request(replace(bare, shm_size=size)).body["HostConfig"]
+    assert host["ShmSize"] == number
+
+
+@given(st.lists(WORDS, min_size=1), st.dictionaries(NAMES, WORDS), PATHS, PATHS)
+def test_the_shown_line_reads_back_as_the_same_words(
+    argv: list[str], env: dict[str, str], source: str, target: str
+) -> None:
+    from .conftest import BARE
+
+    mounts = (Mount(source, target, True, "data.path"),)
+    plan = replace(BARE, argv=tuple(argv), env=tuple(env.items()), mounts=mounts)
+    assert shlex.split(docker.show(plan)) == docker.command(plan)
+
+
+@given(PATHS, PATHS, st.booleans())
+def test_a_mount_reads_back_as_its_fields(source: str, target: str, read_only: bool) -> None:
+    from .conftest import BARE
+
+    plan = replace(BARE, mounts=(Mount(source, target, read_only, "data.path"),))
+    argv = docker.command(plan)
+    fields = next(csv.reader([argv[argv.index("--mount") + 1]], strict=True))
+    assert fields[:3] == ["type=bind", f"source={source}", f"target={target}"]
+    assert fields[3:] == (["readonly"] if read_only else [])
+
+
+def test_the_folders_it_needs_are_made_first(full: Plan) -> None:
+    first, second = docker.show(full).splitlines()
+    assert shlex.split(first) == ["mkdir", "-p", "--", full.mounts[1].source]
+    assert second.startswith("docker run ")
+
+
+def test_the_value_of_a_passed_on_variable_is_never_shown(
+    full: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    assert "secret" not in docker.show(full) + json.dumps(docker.request(full).body)
+
+
+SECRET = "s3cr3t"  # noqa: S105
+
+
+def with_secrets(plan: Plan) -> Plan:
+    argv = ("python3", "-m", "x", "--wandb-api-key", SECRET, f"--hf-token={SECRET}", "--seed", "7")
+    return replace(plan, argv=argv, env=(("API_KEY", SECRET), ("DEBUG", "1")))
+
+
+def test_a_secret_is_asked_for_by_name_in_what_is_shown(bare: Plan) -> None:
+    plan = with_secrets(bare)
+    text = docker.show(plan)
+    assert SECRET not in text
+    *lines, command = text.splitlines()
+    names = ["API_KEY", "SECRET_4", "SECRET_5"]
+    assert lines == [f': "${{{name}:?export it first: its value is not shown}}"' for name in names]
+    words = shlex.split(command)
+    assert words[words.index("--env") + 1] == "API_KEY"
+    assert f"API_KEY={SECRET}" in docker.request(plan).body["Env"]
+    assert SECRET in docker.request(plan).body["Cmd"]
+
+
+STAND_IN = """\
+#!/bin/sh
+# Stands in for docker: writes down its arguments.
+for word; do printf '%s\\0' "$word"; done > "$TOLD"
+"""
+
+
+@pytest.fixture(scope="module")
+def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PATH with a docker that only writes down what it is told."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "docker").write_text(STAND_IN)
+    (folder / "docker").chmod(0o755)
+    return folder
+
+
+def test_a_line_without_its_secrets_runs_once_they_are_exported(
+    bare: Plan, bin_folder: Path
+) -> None:
+    """ "(hidden)" in the line was given to the program as the key."""
+    plan, told = with_secrets(bare), bin_folder / "told"
+    env = {"PATH": f"{bin_folder}:/usr/bin:/bin", "TOLD": str(told)}
+    line = ["sh", "-e", "-c", docker.show(plan)]
+    assert subprocess.run(line, env=env, capture_output=True).returncode == 2
+    assert not told.exists()
+    subprocess.run(line, env=env | shown.secrets(plan), check=True)
+    words = told.read_bytes().decode().split("\0")[:-1]
+    assert words[-len(plan.argv) :] == [*plan.argv]
+    told.unlink()
+
+
+HOSTILE = st.sampled_from(
+    ["$(touch pwned)", "`touch pwned`", "; touch pwned", "'; touch pwned #", "\n touch pwned", "*"]
+)
+
+
+@given(st.lists(HOSTILE | WORDS, min_size=1, max_size=4), HOSTILE | WORDS, HOSTILE)
+@settings(max_examples=30, deadline=None)
+def test_a_shell_takes_no_value_for_a_command(
+    bin_folder: Path, argv: list[str], value: str, path: str
+) -> None:
+    from .conftest import BARE
+
+    mounts = (Mount(f"/{path}".replace("\n", ""), "/data", True, "data.path"),)
+    plan = replace(BARE, argv=tuple(argv), env=(("A", value),), mounts=mounts, workdir=value or "/")
+    told = bin_folder / "told"
+    env = {"PATH": f"{bin_folder}:/usr/bin:/bin", "TOLD": str(told)}
+    text = docker.show(plan)
+    subprocess.run(["sh", "-e"], input=text.encode(), env=env, cwd=bin_folder, check=True)
+    words = told.read_bytes().decode().split("\0")[:-1]
+    assert ["docker", *words] == docker.command(plan)
+    assert sorted(path.name for path in bin_folder.iterdir()) == ["docker", "told"]
+
+
+ALLOWED = {
+    *("Init", "IpcMode", "Mounts", "Ulimits", "NetworkMode", "ShmSize", "Memory"),
+    *("DeviceRequests", "SecurityOpt", "GroupAdd"),
+}
+
+
+def test_nothing_is_asked_for_that_opens_the_host(bare: Plan, full: Plan) -> None:
+    """No Privileged, CapAdd, Devices, PidMode: neither for these nor by name."""
+    for plan in (bare, full):
+        asked = docker.request(plan).body["HostConfig"]
+        assert set(asked) <= ALLOWED
+        assert asked["SecurityOpt"] == ["no-new-privileges"]
+        assert {"--privileged", "--cap-add", "--device", "--pid"}.isdisjoint(docker.command(plan))
+    assert "NetworkMode" not in docker.request(bare).body["HostConfig"]
+
+
+def plan_of(tmp_path: Path, text: str) -> Plan:
+    """The plan of a run file for user 12345."""
+    file = tmp_path / "run.yaml"
+    file.write_text(f"name: a\nimage: {{name: i}}\nprogram: ./p.py\ngpus: 0\n{text}")
+    config, origin = source.load(str(file), [])
+    host = Host(12345, 100, "/home/u", str(tmp_path), "/cache")
+    return make_plan(config, origin, Facts(), host, Stamp("0a1b2c3d", "2025"))
+
+
+@pytest.mark.parametrize(
+    ("text", "network"),
+    [
+        ("", None),
+        ("nodes: {count: 2, master_addr: a}\n", "host"),
+        ("nodes: {count: 2, master_addr: a}\nresources: {network: net}\n", "net"),
+        ("resources: {network: host}\n", "host"),
+    ],
+)
+def test_the_hosts_network_is_for_several_nodes(
+    tmp_path: Path, text: str, network: str | None
+) -> None:
+    host = docker.request(plan_of(tmp_path, text)).body["HostConfig"]
+    assert host.get("NetworkMode") == network
+
+
+def test_a_run_file_may_allow_new_privileges(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "resources: {no_new_privileges: false}\n")
+    assert "SecurityOpt" not in docker.request(plan).body["HostConfig"]
+    assert "--security-opt" not in docker.command(plan)
+
+
+def test_no_socket_of_an_engine_is_in_a_container(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "data: {mock: true}\ncheckpoint: {save: out}\n")
+    mounts = docker.request(plan).body["HostConfig"]["Mounts"]
+    assert [mount["Source"] for mount in mounts] == [f"{tmp_path}/out", f"{tmp_path}/p.py"]
+
+
+@pytest.mark.parametrize(
+    ("info", "rootless"),
+    [
+        ({"SecurityOptions": ["name=seccomp,profile=default"]}, False),
+        ({"SecurityOptions": ["name=seccomp,profile=builtin", "name=rootless"]}, True),
+        ({"SecurityOptions": ["name=seccomp,profile=default"], "Rootless": True}, True),  # Podman
+        ({"SecurityOptions": ["name=seccomp,profile=default"], "Rootless": False}, False),
+        ({"SecurityOptions": None}, False),
+    ],
+)
+def test_a_rootless_engine_says_so(info: dict[str, object], rootless: bool) -> None:
+    class Api:
+        def info(self) -> dict[str, object]:
+            return info
+
+    class Client:
+        api = Api()
+
+    assert docker.DockerBackend(Client).rootless() is rootless  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_shell_is_the_same_container_that_goes_when_it_is_left(
+    full: Plan, terminal: bool
+) -> None:
+    argv = docker.shell_command(full, terminal=terminal)
+    assert ("--tty" in argv) is terminal
+    assert "--rm" in argv
+    assert [word for word in argv if word != "--tty"] == docker.command(full)
+    assert docker.shell_command(replace(full, argv=()), terminal=terminal)[-1] == "bash"

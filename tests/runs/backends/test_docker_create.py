@@ -1,0 +1,204 @@
+"""What the engine makes of a request, and of the command that is shown for it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from launcher.base.errors import EngineError
+from launcher.runs.backends import docker, docker_job
+from launcher.runs.follow import files
+from launcher.runs.plan.image import Facts
+from launcher.runs.plan.mounts import Host
+from launcher.runs.plan.plan import Plan, Stamp, make_plan
+from launcher.runs.runfile import source
+from launcher.runs.runfile.values import parse_gpus
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+pytestmark = pytest.mark.engine
+
+KINDS = ["bare", "full", "all", "number", "one device"]
+"""Of plans: of_kind makes one of each."""
+
+CLI_DEFAULTS = {"ConsoleSize", "MemorySwappiness", "RestartPolicy"}
+"""What the docker command sends though nobody asked: it means the same as leaving it out."""
+
+OF_THE_LINE = {"AutoRemove"}
+"""What the line alone asks for: the launcher removes its container itself, once it has its log."""
+
+
+@contextmanager
+def created(client: DockerClient, plan: Plan) -> Iterator[dict[str, Any]]:
+    """What inspect shows of the container that the backend asks for."""
+    container = docker_job._create(client.api, plan)
+    try:
+        yield client.api.inspect_container(container)
+    finally:
+        client.api.remove_container(container, force=True)
+
+
+@contextmanager
+def pasted(client: DockerClient, plan: Plan) -> Iterator[dict[str, Any]]:
+    """What inspect shows of the container of the shown line, created only."""
+    from launcher.images.engine.connect import cli_environment, docker_cli
+
+    line = docker.show(plan).splitlines()[-1].replace("docker run ", "$DOCKER create ", 1)
+    env = cli_environment(client) | {"DOCKER": shlex.quote(docker_cli(client) or "docker")}
+    made = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=env)
+    assert made.returncode == 0, made.stderr
+    container = made.stdout.strip()
+    try:
+        yield client.api.inspect_container(container)
+    finally:
+        client.api.remove_container(container, force=True)
+
+
+def told(value: Any) -> Any:
+    """A value without what says nothing: None, False, 0 and what is empty."""
+    if isinstance(value, dict):
+        kept = {
+            key: told(item) for key, item in value.items() if key not in CLI_DEFAULTS | OF_THE_LINE
+        }
+        return {key: item for key, item in kept.items() if item}
+    return [told(item) for item in value] if isinstance(value, list) else value
+
+
+def comparable(shown: dict[str, Any]) -> dict[str, Any]:
+    """What a container was asked to be; the engine keeps variables and mounts in any order."""
+    parts = told({k: shown[k] for k in ("HostConfig", "Config", "Mounts", "Name", "Path", "Args")})
+    parts["Config"].pop("Hostname")
+    parts["Config"]["Env"] = sorted(parts["Config"]["Env"])
+    parts["Mounts"] = sorted(parts.get("Mounts", []), key=lambda mount: mount["Destination"])
+    return dict(parts)
+
+
+def assert_same(client: DockerClient, plan: Plan) -> dict[str, Any]:
+    """What inspect shows of the launcher's own container, which the shown line's is like."""
+    with created(client, plan) as ours:
+        pass
+    with pasted(client, plan) as theirs:
+        pass
+    assert comparable(ours) == comparable(theirs)
+    return ours
+
+
+def of_kind(kind: str, bare: Plan, full: Plan) -> Plan:
+    """The bare plan, or the full one with GPUs asked for in one of the ways there are."""
+    asked = {"all": "all", "number": "2", "one device": "device=3"}.get(kind, "device=0,1")
+    gpus = replace(parse_gpus(asked), count=2)
+    return bare if kind == "bare" else replace(full, gpus=gpus)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_shown_line_makes_the_same_container(
+    engine: DockerClient,
+    python_image: str,
+    bare: Plan,
+    full: Plan,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOKEN", "passed on by its name")
+    assert_same(engine, replace(of_kind(kind, bare, full), image=python_image))
+
+
+def test_the_shown_line_can_be_used_again(
+    engine: DockerClient, python_image: str, bare: Plan
+) -> None:
+    """The first container was left, and the second could not have its name."""
+    from launcher.images.engine.connect import cli_environment, docker_cli
+
+    line = docker.show(replace(bare, image=python_image, network="none"))
+    folder = Path(docker_cli(engine) or "").parent
+    env = cli_environment(engine)
+    env["PATH"] = f"{folder}:{env['PATH']}"
+    for _ in range(2):
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=env)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+RUN_FILE = """\
+name: a
+image: {{name: {image}}}
+program: ./program.py
+source: checkout
+gpus: 0
+processes: 2
+data: {{path: [1, text, 2.5, "te xt"], cache: index}}
+checkpoint: {{save: "out, put", load: before, keep: 2}}
+logging: {{tensorboard_dir: tb}}
+env: {{API_KEY: literal, TOKEN: null, QUOTED: "it's $HOME"}}
+secrets: {{WANDB_API_KEY: key}}
+mounts: [{{source: checkout, target: /mine}}, {{source: out, target: /out, read_only: false}}]
+resources: {{memory: 1g, ipc: private, shm_size: 64m, network: none, workdir: work, stop_grace: 7}}
+"""
+
+
+def test_of_a_run_file_with_everything_the_shown_line_makes_the_same_container(
+    engine: DockerClient, python_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "passed on by its name")
+    monkeypatch.setenv("API_KEY", "literal")  # the line takes it from here
+    (tmp_path / "key").write_text("s3cr3t\n")
+    for name in ("program.py", "text.bin", "text.idx", "te xt.bin", "te xt.idx"):
+        (tmp_path / name).touch()
+    for name in ("checkout", "before"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run.yaml").write_text(RUN_FILE.format(image=python_image))
+    config, origin = source.load(str(tmp_path / "run.yaml"), [])
+    host = Host(12345, 100, str(tmp_path), str(tmp_path), str(tmp_path / "cache"))
+    plan = make_plan(config, origin, Facts(), host, Stamp("0a1b2c3d", "2025"), tie=True)
+    files.prepare(plan)
+    assert "literal" not in docker.show(plan)
+    shown = assert_same(engine, plan)
+    assert shown["Config"]["User"] == "12345:100"
+    assert shown["Config"]["OpenStdin"] is True
+    assert shown["HostConfig"]["Memory"] == 1 << 30
+    assert shown["HostConfig"]["Privileged"] is False
+    assert "s3cr3t" not in str(shown)
+    variables = dict(pair.split("=", 1) for pair in shown["Config"]["Env"])
+    assert variables["TOKEN"] == "passed on by its name"  # noqa: S105
+    assert "WANDB_API_KEY" not in variables
+    read_only = {m["Destination"] for m in shown["Mounts"] if not m["RW"]}
+    assert {"/run/secrets/WANDB_API_KEY", "/opt/megatron/checkout", "/mine"} <= read_only
+    written = {m["Destination"] for m in shown["Mounts"] if m["RW"]}
+    assert written == {"/checkpoints", "/data-cache", "/tensorboard", "/work", "/out"}
+
+
+def test_an_attempt_waits_for_the_one_before_to_be_removed(
+    engine: DockerClient, python_image: str, bare: Plan
+) -> None:
+    plan = replace(bare, image=python_image, run="5e6f7a8b", labels=labelled("5e6f7a8b"))
+    before = docker_job.start(engine.api, plan, attach=False)
+    assert before.wait().code == 0
+    removal = threading.Timer(1, before.remove)
+    removal.start()
+    try:
+        with created(engine, plan) as seen:
+            assert seen["Id"] != before.container
+    finally:
+        removal.join()
+
+
+def test_a_strangers_container_of_the_name_stays_and_is_told(
+    engine: DockerClient, python_image: str, bare: Plan
+) -> None:
+    plan = replace(bare, image=python_image, run="6f7a8b9c", labels=labelled("6f7a8b9c"))
+    with created(engine, replace(plan, labels=())) as seen:
+        with pytest.raises(EngineError, match="there is a container test-6f7a8b9c already"):
+            docker_job.start(engine.api, plan, attach=False)
+        assert engine.api.inspect_container("test-6f7a8b9c")["Id"] == seen["Id"]
+
+
+def labelled(run: str) -> tuple[tuple[str, str], ...]:
+    return (("megatron-launchpad.run", run),)

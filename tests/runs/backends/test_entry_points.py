@@ -1,0 +1,67 @@
+"""Backends and commands of another package: found by entry points, with no line about them here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from launcher.base.settings import ROOT
+
+BACKEND = """
+from launcher.cli.command import argument, command
+from launcher.runs.plan.image import Facts
+from launcher.runs.plan.job import Backend
+
+class Theirs(Backend):
+    name = "theirs"
+    shares_files = True
+
+    def facts(self, image):
+        return Facts("0.16.1", True)
+
+    def rootless(self):
+        return False
+
+    def jobs(self):
+        print("theirs was asked for its jobs")
+        return []
+
+    def show(self, plan, *, full=False):
+        return f"theirs {plan.image} on {plan.nodes} nodes: {plan.argv[0]}\\n"
+
+@command(argument("number", "how far", "N", type=int))
+def count(args):
+    "Count."
+    print(*range(args.number))
+    return 0
+"""
+
+
+def launcher(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{folder}", "LAUNCHER_RUNS": str(folder / "runs")}
+    command = [sys.executable, "-m", "launcher", *words]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def test_another_packages_backend_and_command_are_found(tmp_path: Path) -> None:
+    """It says only what is its own: the rest is the protocol's."""
+    (tmp_path / "theirs.py").write_text(BACKEND)
+    info = tmp_path / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[launchpad.backends]\ntheirs = theirs:Theirs\n[launchpad.commands]\ncount = theirs:count\n"
+    )
+    done = launcher(tmp_path, "run", "gpt2-tiny", "--backend", "theirs", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("theirs megatron:cpu on 1 nodes: python3\n")
+    unknown = launcher(tmp_path, "run", "gpt2-tiny", "--backend", "their")
+    assert unknown.returncode == 2
+    assert "no backend 'their'" in unknown.stderr
+    assert "theirs" in unknown.stderr
+    assert "theirs was asked for its jobs" in launcher(tmp_path, "ps").stdout
+    assert launcher(tmp_path, "count", "3").stdout == "0 1 2\n"
+    assert launcher(tmp_path, "count", "x").returncode == 2
+    assert "invalid choice: 'counts'" in launcher(tmp_path, "counts").stderr

@@ -1,0 +1,375 @@
+"""A plan as a JobSet or a TrainJob: the objects, which a stand-in takes in tests/e2e."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from launcher.base.errors import UsageError
+from launcher.base.names import LABEL
+from launcher.runs.backends import shown
+from launcher.runs.backends.kubernetes import kubernetes, kubernetes_job
+from launcher.runs.plan.job import Cause, Ended
+from launcher.runs.plan.mounts import Mount
+from launcher.runs.plan.plan import Plan
+from launcher.runs.runfile.clusters import Kubernetes
+from tests.plans import HOST, Planner
+
+GOLDEN = Path(__file__).parent / "golden"
+SCHEMAS = os.environ.get("KUBERNETES_SCHEMAS", "")
+"""A folder with trainjobs.yaml and jobsets.yaml, the definitions that the two projects publish."""
+
+RUN = """\
+name: GPT_2.small
+image: {name: "megatron:24.10-0.16.1", megatron: "0.16.1"}
+gpus: 8
+nodes: 2
+program: /shared/train.py
+checkpoint: {save: /shared/save}
+env: {WANDB_API_KEY: null, PRICE: "a $(HOME) $$", UNSET: null}
+secrets: {HF_TOKEN: /home/user/token}
+mounts: [{source: /scratch/in, target: /in}, {source: /shared, target: /all, read_only: false}]
+resources: {memory: 512m, ipc: private, shm_size: 1g}
+"""
+ASKED: dict[str, Any] = {
+    "namespace": "team-a",
+    "context": "some where",
+    "image": "registry.example/megatron:1",
+    "image_pull_secrets": ["registry"],
+    "service_account": "trainer",
+    "node_selector": {"gpu": "h100"},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "queue": "team-a",
+    "volumes": {"/shared": {"claim": "training"}, "/scratch": {"host_path": "/mnt"}},
+    "secrets": {"WANDB_API_KEY": "wandb/api-key", "HF_TOKEN": "hugging-face/token"},
+    "resources": {"cpu": 16, "rdma/ib": "1"},
+}
+KINDS = {
+    "jobset": ASKED | {"priority_class": "high", "restarts": 2},
+    "trainjob": ASKED | {"kind": "trainjob"},
+}
+
+
+@pytest.fixture
+def full(plan: Planner) -> Plan:
+    return plan(RUN, host=replace(HOST, scheduled=True, groups=(44,)))
+
+
+def asked(**keys: Any) -> Kubernetes:
+    return Kubernetes.model_validate(keys)
+
+
+def made(plan: Plan, **keys: Any) -> dict[str, Any]:
+    return kubernetes.request(plan, asked(**keys), {}).manifest
+
+
+def pod(plan: Plan, **keys: Any) -> dict[str, Any]:
+    """The pod of a JobSet."""
+    job = made(plan, **keys)["spec"]["replicatedJobs"][0]
+    return dict(job["template"]["spec"]["template"]["spec"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_object(full: Plan, kind: str) -> None:
+    asked_for = kubernetes.request(full, asked(**KINDS[kind]), {})
+    shown = kubernetes.show(full, asked_for)
+    golden = GOLDEN / f"kubernetes-{kind}.txt"
+    if "UPDATE_GOLDEN" in os.environ:
+        golden.write_text(shown)
+    assert shown == golden.read_text()
+    assert yaml.safe_load("\n".join(shown.splitlines()[2:-1])) == asked_for.manifest
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_published_models_know_every_field(full: Plan, kind: str) -> None:
+    """They drop what they don't know without a word, as a cluster does."""
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    names = {"jobset": "JobsetV1alpha2JobSet", "trainjob": "TrainerV1alpha1TrainJob"}
+    manifest = made(full, **KINDS[kind])
+    model = getattr(models, names[kind]).from_dict(manifest)
+    assert pruned(model.to_dict()) == pruned(manifest)
+
+
+def pruned(value: Any) -> Any:
+    """Without what is null or empty, which a model may add."""
+    if isinstance(value, dict):
+        found = {key: pruned(inner) for key, inner in value.items()}
+        return {key: inner for key, inner in found.items() if inner not in (None, {}, [])}
+    return [pruned(inner) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.skipif(not SCHEMAS, reason="KUBERNETES_SCHEMAS names no folder")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_clusters_own_schema_takes_it(full: Plan, kind: str) -> None:
+    told = yaml.safe_load((Path(SCHEMAS) / f"{kind}s.yaml").read_text())
+    version = made(full, **KINDS[kind])["apiVersion"].rpartition("/")[2]
+    schema = next(one for one in told["spec"]["versions"] if one["name"] == version)
+    strict = closed(schema["schema"]["openAPIV3Schema"])
+    strict["properties"]["metadata"] = {"type": "object"}
+    jsonschema.validate(made(full, **KINDS[kind]), strict)
+
+
+def closed(schema: Any) -> Any:
+    """The schema, which takes no field that it doesn't name."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: closed(value) for key, value in schema.items()}
+    if isinstance(found.get("properties"), dict) and "type" in found:
+        found.setdefault("additionalProperties", False)
+    if found.get("x-kubernetes-int-or-string"):
+        found["type"] = ["integer", "string"]
+    return found
+
+
+def test_a_node_that_was_just_found_is_asked_by_its_pods_name(
+    full: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `stacks` and `stop` do, which haven't looked at the run before; kubectl is a stand-in."""
+    index = {"batch.kubernetes.io/job-completion-index": "1"}
+    pod = {"kind": "Pod", "metadata": {"name": "its-pod-x7k2p", "annotations": index}}
+    found = [made(full, **KINDS["jobset"]), pod]
+    (tmp_path / "all.json").write_text(json.dumps({"items": found}))
+    (tmp_path / "jobsets.json").write_text(json.dumps({"items": found[:1]}))
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(
+        '#!/bin/sh\nhere=$(dirname "$0")\ncase "$*" in\n*,pods*) cat "$here/all.json" ;;\n'
+        '*" get "*) cat "$here/jobsets.json" ;;\n'
+        '*) echo "$*" >> "$here/asked"; tar -C "$here" -cf - all.json ;;\nesac\n'
+    )
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / full.run).mkdir()
+    kept = {"kind": "JobSet", "place": ["--namespace=team-a"]}
+    (tmp_path / full.run / "kubernetes.json").write_text(json.dumps(kept))
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
+    (job,) = kubernetes_job.jobs()
+    assert job.run == full.run
+    assert "all.json" in job.nodes[1].diagnose()
+    asked = (tmp_path / "asked").read_text()
+    assert asked.startswith("--namespace=team-a exec its-pod-x7k2p --container=node -- python3 ")
+
+
+RUNNING: dict[str, Any] = {"running": {}}
+
+
+def ended(code: int, **more: Any) -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "finishedAt": "2025-01-02T03:04:05Z", **more}}
+
+
+def status(state: dict[str, Any], which: str = "state") -> dict[str, Any]:
+    """A pod whose container is in such a state."""
+    return {"status": {"containerStatuses": [{"name": "node", which: state}]}}
+
+
+def owner(condition: str = "", restarts: int = 0) -> dict[str, Any]:
+    conditions = [{"type": condition, "status": "True"}] if condition else []
+    told = {"spec": {"failurePolicy": {"maxRestarts": restarts}}}
+    return told | {"status": {"conditions": conditions}}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "of", "told"),
+    [
+        ([RUNNING, RUNNING], [ended(0), ended(0)], owner(), 0),
+        ([RUNNING, RUNNING], [ended(0), RUNNING], owner(), None),
+        ([RUNNING, RUNNING], [ended(3), None], owner(), None),
+        ([RUNNING, RUNNING], [ended(3), None], owner("Failed"), 3),
+        ([RUNNING, RUNNING], [ended(3), RUNNING], owner("Failed"), None),
+        ([RUNNING, RUNNING], [ended(0), None], owner(restarts=1), None),
+        ([RUNNING, RUNNING], [ended(3), None], owner(restarts=1), None),
+        ([RUNNING, RUNNING], [None, None], owner(restarts=1), None),
+        ([RUNNING, RUNNING], [ended(3), ended(3)], owner("Failed", 1), 3),
+        ([RUNNING, RUNNING], [None, None], owner("Completed"), 0),
+        ([None, None], [None, None], owner("Failed"), 137),
+        ([None, None], [None, None], owner(), None),
+        ([RUNNING, RUNNING], [ended(0), ended(0)], None, 137),
+    ],
+)
+def test_how_a_run_has_ended(before: Any, now: Any, of: Any, told: int | None) -> None:
+    """A pod that the cluster replaces, or that has gone already, isn't one that never started."""
+    asked = {"asked_at": math.inf, "owner": of}
+    seen = kubernetes_job.Seen(kubernetes_job.Cluster(()), "JobSet", "0a1b2c3d", **asked)
+    nodes = tuple(kubernetes_job.PodJob(seen, "a", rank, {}) for rank in (0, 1))
+    job = kubernetes_job.KubernetesJob(nodes, {}, seen=seen, name="a")
+    for states in (before, now):
+        pods = {n: status(state) for n, state in enumerate(states) if state}
+        named = {n: pod | {"metadata": {"name": f"a-{n}"}} for n, pod in pods.items()}
+        seen.pods, job.logs = named, {"a-0": "", "a-1": ""}
+        job.look()
+    found = job.ended()
+    assert (found and found.code) == told
+
+
+def test_what_a_runtime_starts_again_in_its_place_has_failed() -> None:
+    pod = status(ended(3), "lastState")
+    pod["status"]["containerStatuses"][0]["state"] = RUNNING
+    found = kubernetes_job._ended(pod)
+    assert found
+    assert found.ended == Ended(3)
+
+
+def test_who_ended_a_pod() -> None:
+    found = kubernetes_job._ended(status(ended(137, reason="OOMKilled")))
+    assert found
+    assert found.ended == Ended(137, Cause.MEMORY)
+    evicted = {"status": {"phase": "Failed", "reason": "Evicted", "message": "disk pressure"}}
+    found = kubernetes_job._ended(evicted)
+    assert found
+    assert found.ended == Ended(137, why="Evicted: disk pressure")
+
+
+def test_what_is_pasted_is_the_object(full: Plan, tmp_path: Path) -> None:
+    """The marker's quotes keep the shell from the `$` of values."""
+    (tmp_path / "kubectl").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$0.argv"\ncat > "$0.in"\n')
+    (tmp_path / "kubectl").chmod(0o755)
+    asked_for = kubernetes.request(full, asked(**KINDS["jobset"]), {})
+    shown = kubernetes.show(full, asked_for)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-c", shown], env=env, check=True, timeout=10)
+    assert yaml.safe_load((tmp_path / "kubectl.in").read_text()) == asked_for.manifest
+    words = (tmp_path / "kubectl.argv").read_text().splitlines()
+    assert words == ["--context=some where", "--namespace=team-a", "create", "--filename=-"]
+
+
+def test_an_id_that_reads_as_a_number_is_quoted(full: Plan) -> None:
+    """kubectl read the run 29107e04 as 29107 × 10⁴, and refused the object."""
+    labels = tuple(
+        (key, "29107e04" if key == f"{LABEL}run" else value) for key, value in full.labels
+    )
+    plan = replace(full, labels=labels)
+    wanted = kubernetes.request(plan, asked(**KINDS["jobset"]), {})
+    assert "run: '29107e04'\n" in kubernetes.show(plan, wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "told"),
+    [
+        ("", {}, r"checkpoint.save: /shared/save is in none of kubernetes.volumes"),
+        ("", {"secrets": {}}, r"env.WANDB_API_KEY: a secret's value .*\n.*WANDB_API_KEY: SECRET"),
+        ("", {"secrets": {"WANDB_API_KEY": "a/b"}}, r"secrets.HF_TOKEN: a secret's value"),
+        ("gpus: 8|gpus: 'device=0,1'", {}, "gpus: device=0,1: the cluster chooses"),
+        ("resources: {|resources: {network: none, ", {}, "network: none: a pod has the cluster's"),
+    ],
+)
+def test_what_no_pod_can_have_is_refused(
+    plan: Planner, text: str, keys: dict[str, Any], told: str
+) -> None:
+    before, _, after = text.partition("|")
+    run = plan(RUN.replace(before, after, 1) if text else RUN, host=replace(HOST, scheduled=True))
+    given = ASKED | keys | ({} if keys or text else {"volumes": {"/scratch": {"claim": "a"}}})
+    with pytest.raises(UsageError, match=told):
+        made(run, **given)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_secrets_value_is_in_it(full: Plan, kind: str) -> None:
+    """Of the launcher's own variables and of the file's, those that a reference takes the place of
+    are left out."""
+    env = (*full.env, ("DB_PASSWORD", "0123456789"))
+    keys = KINDS[kind] | {"secrets": ASKED["secrets"] | {"DB_PASSWORD": "db/password"}}
+    environ = {"WANDB_API_KEY": "abcdefghij", "UNSET": "set after all"}
+    made = kubernetes.request(replace(full, env=env), asked(**keys), environ)
+    told = kubernetes.show(full, made)
+    assert [one for one in ("0123456789", "abcdefghij", "/run/secrets") if one in told] == []
+    assert "set after all" in told
+
+
+def test_no_more_privilege_than_docker_gives(full: Plan) -> None:
+    """A pod's default is no seccomp at all, and a token for the cluster."""
+    bare = pod(full, **ASKED | {"service_account": None})
+    assert bare["automountServiceAccountToken"] is False
+    security = bare["securityContext"]
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert (security["runAsUser"], security["runAsGroup"]) == (HOST.uid, HOST.gid)
+    assert bare["containers"][0]["securityContext"] == {"allowPrivilegeEscalation": False}
+    assert not {"hostNetwork", "hostIPC", "hostPID"} & bare.keys()
+
+
+@given(words=st.lists(st.text("ab$()\\ '\"{}", max_size=8), max_size=4))
+def test_a_pod_expands_nothing_in_words(words: list[str]) -> None:
+    """By Kubernetes' rules: $$ is a dollar, and $(NAME) a variable's value where there is one."""
+    assert [expanded(shown.literal(word)) for word in words] == words
+
+
+def expanded(text: str) -> str:
+    return re.sub(r"\$\$|\$\(([^)]*)\)", lambda m: "$" if m[0] == "$$" else "expanded", text)
+
+
+def test_a_run_that_the_cluster_starts_again_loads_what_it_saved(full: Plan) -> None:
+    command = [expanded(word) for word in pod(full, **KINDS["jobset"])["containers"][0]["args"]]
+    assert command[:2] == ["sh", "-c"]
+    for restart, more in (("0", []), ("1", ["--load", "/checkpoints"])):
+        words = ["sh", "-c", command[2], "sh", "printf", r"%s\n", "a b"]
+        asked = subprocess.run(words, env={"RESTART": restart}, capture_output=True, timeout=10)
+        assert asked.stdout.decode().splitlines() == ["a b", *more], shlex.join(words)
+    unpack = ["python3", "-c", kubernetes.UNPACK, "/opt/launchpad-payload/payload.tar.gz"]
+    told = [shown.literal(word) for word in (*unpack, *full.argv)]
+    assert pod(full, **ASKED)["containers"][0]["args"] == told
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("GPT_2.small", "gpt-2-small-0a1b2c3d"),
+        ("7b", "run-7b-0a1b2c3d"),
+        ("a" * 60, "a" * 31 + "-0a1b2c3d"),
+        ("...", "run-0a1b2c3d"),
+    ],
+)
+def test_names_are_a_hosts(full: Plan, name: str, told: str) -> None:
+    found = kubernetes.object_name(replace(full, name=name))
+    assert found == told
+    assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", f"{found}-node-0-511")
+    assert len(f"{found}-node-0-511") <= 63
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_object_of_512_nodes_is_as_long_as_that_of_two(full: Plan, kind: str) -> None:
+    two = json.dumps(made(full, **KINDS[kind]))
+    many = json.dumps(made(replace(full, nodes=512), **KINDS[kind]))
+    told = r'("(?:completions|parallelism|numNodes)": |"PET_NNODES", "value": ")2\b'
+    assert many == re.sub(told, r"\g<1>512", two)
+
+
+def test_the_innermost_volume_counts(full: Plan) -> None:
+    mounts = (Mount("/shared/a/b", "/b", True, "mounts"), Mount("/shared/ab", "/c", True, "mounts"))
+    keys = ASKED | {"volumes": {"/shared": {"claim": "all"}, "/shared/a": {"claim": "one"}}}
+    found = pod(replace(full, mounts=mounts), **keys)
+    claims = {v["name"]: v["persistentVolumeClaim"]["claimName"] for v in found["volumes"][1:]}
+    places = found["containers"][0]["volumeMounts"][1:]
+    told = [(claims[one["name"]], one["subPath"], one["mountPath"]) for one in places]
+    assert told == [("one", "b", "/b"), ("all", "ab", "/c")]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"resources": {"memory": "1Gi"}},
+        {"resources": {"nvidia.com/gpu": 1}},
+        {"kind": "trainjob", "restarts": 1},
+        {"volumes": {"/a": {}}},
+        {"volumes": {"a": {"claim": "b"}}},
+        {"secrets": {"A": "wandb"}},
+        {"namespace": "Team A"},
+        {"queue": "a\nb"},
+    ],
+)
+def test_a_wrong_key_is_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        asked(**keys)

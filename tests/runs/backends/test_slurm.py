@@ -1,0 +1,290 @@
+"""A plan as a Slurm job: the script, which a real cluster runs in tests/e2e/test_slurm.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from launcher.base.errors import UsageError
+from launcher.runs.backends.slurm import slurm
+from launcher.runs.plan.mounts import Mount
+from launcher.runs.plan.plan import Plan
+from launcher.runs.runfile.clusters import Slurm
+from tests.e2e.site import killed_with
+from tests.plans import HOST, Planner
+
+SCRIPT = "name: a\nimage: cpu\ngpus: 0\nprogram: ./train.py\n"
+FOLDER = Path("/shared/runs/0a1b2c3d")
+TEXT = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), min_size=1, max_size=20)
+
+
+@pytest.fixture
+def two(plan: Planner) -> Plan:
+    """Two nodes of two GPUs, in a container."""
+    text = SCRIPT.replace("gpus: 0", "gpus: 2") + "nodes: 2\nenv: {A: 'b $c'}\n"
+    text += "mounts: [{source: /d, target: /data}]\n"
+    return plan(text, host=replace(HOST, scheduled=True))
+
+
+def script(plan: Plan, **keys: object) -> str:
+    """The job's script, which bash can read."""
+    text = slurm.request(plan, Slurm.model_validate(keys), FOLDER).script
+    subprocess.run(["bash", "-n"], input=text.encode(), check=True, timeout=10)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("keys", "lines"),
+    [
+        (
+            {"container": "docker"},
+            [
+                r'    docker run --gpus "\\"device=\$CUDA_VISIBLE_DEVICES\\"" .*--name'
+                r' a-0a1b2c3d-node-"\$SLURM_NODEID" .*--env PET_NODE_RANK .*=/d,target=/data.*&',
+                r'.* --mount "type=bind,source=\$payload/launcher,target=/opt/launchpad/launcher,'
+                r'readonly" .*',
+                r'  \[ -z "\$payload" \] \|\| rm -r -- "\$payload"',
+                r'      docker rm --force a-0a1b2c3d-node-"\$SLURM_NODEID"; kill -KILL "\$pid"',
+                r'  export LAUNCHER_IMAGE="\$\(docker image inspect .*\.RootFS.* megatron:cpu .*',
+            ],
+        ),
+        (
+            {"container": "pyxis", "image": "/shared/cpu.sqsh"},
+            [
+                r"  export A='b \$c'",
+                r"    python3 /opt/launchpad/launcher/agent/start.py runner .* &",
+                r"srun .*--container-image=/shared/cpu.sqsh .*--container-mounts=.*/d:/data:ro.*"
+                r',"\$folder:\$folder" --output=.* bash -c node &',
+            ],
+        ),
+        (
+            {"container": "apptainer", "image": "/shared/cpu.sif", "setup": "module load a"},
+            [
+                "    python3 /opt/launchpad/launcher/agent/start.py runner .* &",
+                r"apptainer exec --nv --pwd=/tmp .*"
+                r"--mount=type=bind,source=/d,target=/data,readonly .*"
+                r'--bind="\$folder" /shared/cpu.sif bash -c node \|\| over "\$\?"\' &',
+            ],
+        ),
+        (
+            {"requeue": True, "time": "1-0", "signal": 300, "options": {"mail-user": "a b"}},
+            [
+                "#SBATCH --requeue",
+                "#SBATCH --time=1-0",
+                "#SBATCH --signal=B:TERM@300",
+                "#SBATCH --mail-user='a b'",
+                "#SBATCH --gpus-per-node=2",
+                r"if .*\$limit.*",
+            ],
+        ),
+    ],
+    ids=["docker", "pyxis", "apptainer", "requeue"],
+)
+def test_what_is_asked_for_stands_in_the_script(
+    two: Plan, keys: dict[str, object], lines: list[str]
+) -> None:
+    told = script(two, **keys)
+    for line in lines:
+        assert re.search(f"^{line}$", told, re.MULTILINE), (line, told)
+
+
+@pytest.mark.parametrize(
+    ("sinfo", "partition", "options"),
+    [
+        ("main*|64|512000|gpu:2", None, ["--exclusive", "--mem=0"]),
+        ("main*|64+|512000+|gpu:a100:8(S:0-1)", None, ["--cpus-per-task=16", "--mem=128000M"]),
+        ("main*|64|512000|gpu:1,shard:4\nbig|32|9000|gpu:h100:4", "big", ["--cpus-per-task=16"]),
+        ("a*|64|8000|gpu:8\na*|8|8000|gpu:4", None, ["--cpus-per-task=4", "--mem=2000M"]),
+        ("main*|64|512000|(null)", None, ["--gpus-per-node=2"]),
+        ("sinfo: error\n|||\nmain*|x|y|gpu:2", None, ["--cpus-per-task=2"]),
+        ("", None, ["--cpus-per-task=2"]),
+    ],
+    ids=["whole", "part", "partition", "several-kinds", "no-gpus", "nonsense", "not-here"],
+)
+def test_ranks_get_their_share_of_a_nodes_cpus(
+    two: Plan, sinfo: str, partition: str | None, options: list[str]
+) -> None:
+    """Slurm gives a task one CPU where nodes are shared by cores."""
+    asked, sizes = Slurm(partition=partition), slurm.node_sizes(sinfo, partition)
+    assert {*options} <= {*slurm._options(two, asked, FOLDER, sizes)}
+    mine = Slurm(partition=partition, options={"cpus-per-task": 3, "mem-per-cpu": 5})
+    told = {*slurm._options(two, mine, FOLDER, sizes)}
+    assert "--cpus-per-task=3" in told
+    assert not [line for line in told if line.startswith(("--mem=", "--exclusive"))]
+
+
+@pytest.mark.parametrize(
+    ("programs", "chosen"),
+    [
+        ({"srun": "echo --container-image=PATH", "apptainer": ""}, "pyxis"),
+        ({"srun": "echo --help", "apptainer": ""}, "apptainer"),
+        ({"srun": "exit 1"}, None),
+        ({}, None),
+    ],
+)
+def test_an_image_is_run_in_what_is_there_or_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    programs: dict[str, str],
+    chosen: str | None,
+) -> None:
+    """`image` was ignored, and the nodes' own Python had no torch."""
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    config = SimpleNamespace(slurm=Slurm())
+    if chosen is None:
+        with pytest.raises(UsageError, match="neither pyxis nor Apptainer"):
+            slurm.backend().configured(config)  # type: ignore[arg-type]
+        return
+    found = slurm.backend().configured(config)  # type: ignore[arg-type]
+    assert found.asked.container == chosen
+    assert f"the image runs by {chosen}" in capsys.readouterr().err
+    config = SimpleNamespace(slurm=Slurm(container="none"))
+    assert slurm.backend().configured(config).asked.container == "none"  # type: ignore[arg-type]
+
+
+def test_a_node_looks_for_the_program_too(plan: Planner) -> None:
+    """A checkout that the nodes don't see ended in "can't open file"."""
+    own = plan(SCRIPT, host=replace(HOST, scheduled=True, contained=False))
+    program = next(word for word in own.argv if word.endswith("/train.py"))
+    assert {program, own.argv[1]} <= {*slurm._paths(own, Slurm())}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=TEXT, other=TEXT)
+def test_no_value_is_a_command(two: Plan, text: str, other: str) -> None:
+    """A quote in the account's name would have ended the option."""
+    asked = Slurm(account=text, options={"comment": other})
+    lines = [*slurm._options(two, asked, Path(f"/runs/{other}"))]
+    assert [words for line in lines if len(words := shlex.split(line)) != 1] == []
+    assert f"--account={text}" in (shlex.split(line)[0] for line in lines)
+
+
+def test_a_nodes_container_is_no_run_of_its_own(two: Plan) -> None:
+    """Where the launcher's own engine has it, `stop` would have ended that one node alone."""
+    told = script(two, container="docker")
+    assert "--label megatron-launchpad.name=" in told
+    assert "megatron-launchpad.run=" not in told
+
+
+def test_a_job_that_was_requeued_loads_what_it_saved(plan: Planner) -> None:
+    save = "checkpoint.save=/shared/save"
+    host = replace(HOST, scheduled=True, contained=False)
+    again = '$([ "$restart" -eq 0 ] || echo --load /shared/save)'
+    assert again in script(plan("gpt2.yaml", save, host=host), requeue=True)
+    assert again not in script(plan("gpt2.yaml", save, host=host))
+    loads = plan("gpt2.yaml", save, "checkpoint.load=/shared/save", host=host)
+    assert again not in script(loads, requeue=True)
+    both = ("checkpoint.load=/other", "checkpoint.finetune=true", "program=pretrain_gpt.py")
+    with pytest.raises(UsageError, match="finetuning"):
+        script(plan("gpt2.yaml", save, *both, host=host), requeue=True)
+
+
+def test_a_container_of_earlier_versions_is_refused_by_what_to_take() -> None:
+    """A list of choices alone wouldn't say that the file was right once."""
+    with pytest.raises(ValidationError, match="oci is no longer supported: take pyxis"):
+        Slurm(container="oci")  # type: ignore[arg-type]
+
+
+def test_the_script_of_512_nodes_is_as_long_as_that_of_two(two: Plan) -> None:
+    assert script(replace(two, nodes=512)) == script(two).replace("--nodes=2\n", "--nodes=512\n")
+
+
+def mount(target: str) -> Mount:
+    return Mount("/etc/hosts", target, read_only=True, key="")
+
+
+@pytest.mark.parametrize(
+    ("srun", "code"),
+    [
+        ('until [ -e "$folder/failed-0" ]; do sleep 0.1; done', "0\n"),
+        ('kill -TERM "$PPID"; sleep 0.7; [ ! -e "$folder/failed-0" ]', None),
+    ],
+    ids=["not-begun", "requeued"],
+)
+def test_a_node_that_slurm_could_not_begin_is_told_to_the_others(
+    two: Plan, tmp_path: Path, srun: str, code: str | None
+) -> None:
+    """By srun, here a stand-in: they had waited until their own time was over.
+
+    What an earlier start of the job said counts no more, and who looks for it ends with the script.
+    """
+    told = slurm.request(two, Slurm(container="pyxis", requeue=True), tmp_path).script
+    error = "srun: error: n1: task 1: Exited with exit code 1"
+    if code:
+        srun = f'echo "{error}" >&2; {srun}'
+    for name, text in {"srun": srun, "scontrol": "echo n0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NUM_NODES": "2"}
+    env |= {"SLURM_JOB_NODELIST": "n[0-1]", "SLURM_JOB_ID": "1"}
+    with (tmp_path / "slurm.out").open("a") as output:
+        output.write(f"{error}\n")
+        output.flush()
+        subprocess.run(["bash", "-c", told], env=env, stdout=output, stderr=output, timeout=30)
+    assert not killed_with(f"PATH={env['PATH']}")
+    assert [path.read_text() for path in tmp_path.glob("code")] == ([code] if code else [])
+
+
+def test_slurm_may_give_fewer_nodes_where_any_number_will_do(plan: Planner) -> None:
+    host = replace(HOST, scheduled=True, contained=False)
+    sets = ["nodes.count=4", "nodes.min=2", "gpus=0", "training.micro_batch_size=1"]
+    told = script(plan("gpt2.yaml", *sets, "training.global_batch_size=12", host=host))
+    assert "#SBATCH --nodes=2-4\n" in told
+    assert " --fewer 2,3 " in told
+    with pytest.raises(UsageError, match=r"may give 3 nodes.*\n.*Set it to 4"):
+        script(plan("gpt2.yaml", *sets, "training.global_batch_size=16", host=host))
+
+
+def test_no_secret_is_in_it(plan: Planner) -> None:
+    """The script stays in the run's folder; the value goes by sbatch's own environment."""
+    host = replace(HOST, scheduled=True, contained=False)
+    told = script(plan(SCRIPT + "env: {WANDB_API_KEY: 0123456789abcdef}\n", host=host))
+    assert "0123456789abcdef" not in told
+    assert "WANDB_API_KEY" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks"),
+    [(3, [3]), ("0-3%2", [0, 1, 2, 3]), ("1-5:2,9", [1, 3, 5, 9]), ("0-9%1", [])],
+)
+def test_an_arrays_tasks_are_those_that_slurm_starts(text: object, tasks: list[int]) -> None:
+    assert Slurm.model_validate({"array": text}).tasks == tasks
+
+
+@pytest.mark.parametrize("array", ["5-1", "0-1000", "a", "0-1%0", "0-3%1"])
+def test_an_array_that_cant_be_is_refused(array: str) -> None:
+    """The last can, but with requeue it goes on in two ways at once."""
+    with pytest.raises(ValidationError):
+        Slurm.model_validate({"array": array, "requeue": True})
+
+
+def test_a_chain_without_checkpoints_is_refused(two: Plan) -> None:
+    """Ten jobs would each have begun anew."""
+    with pytest.raises(UsageError, match=r"goes on from.*\n.*checkpoint.save"):
+        script(two, array="0-9%1")
+
+
+@pytest.mark.parametrize("name", ["output", "array", "time", "Upper", "nodes"])
+def test_an_option_that_has_its_key_elsewhere_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError):
+        Slurm.model_validate({"options": {name: "x"}})
+
+
+@pytest.mark.parametrize("key", ["account", "partition", "dependency"])
+def test_a_value_is_one_line(key: str) -> None:
+    with pytest.raises(ValidationError, match="single line"):
+        Slurm.model_validate({key: "a\n#SBATCH --wrap=x"})

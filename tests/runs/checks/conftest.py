@@ -1,0 +1,62 @@
+"""Runs and machines made up for the checks: nothing is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from launcher.runs.checks.checks import preflight
+from launcher.runs.checks.machine import Engine, Finding, Gpu, Machine
+from launcher.runs.plan.image import Facts
+from launcher.runs.plan.mounts import Host
+from launcher.runs.plan.plan import Plan, Stamp, make_plan
+from launcher.runs.runfile import source
+from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.source import Origin
+
+HOST = Host(uid=1000, gid=100, home="/home/user", cwd="/home/user/work", cache="/home/user/.cache")
+STAMP = Stamp(run="0a1b2c3d", created="2025-01-02T03:04:05+00:00")
+ENGINE = Engine("27.0", "unix:///run/docker.sock", True, False, "v2 (systemd)", gpus=True)
+GB = 10**9
+
+
+def card(
+    index: int = 0,
+    name: str = "NVIDIA H100 80GB HBM3",
+    total: int = 85 * GB,
+    used: int = 0,
+    capability: tuple[int, int] | None = (9, 0),
+    driver: str = "560.35.03",
+) -> Gpu:
+    """A GPU; GPU-0, GPU-1 … are their UUIDs."""
+    return Gpu(index, f"GPU-{index}", name, total, used, capability, driver)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run as it was asked for, with its plan."""
+
+    config: RunConfig
+    origin: Origin
+    plan: Plan
+
+    def on(self, machine: Machine, cuda: str | None = None) -> list[Finding]:
+        """What is wrong with it on `machine`."""
+        return preflight(self.config, self.origin, self.plan, machine, cuda)
+
+
+Asker = Callable[..., Asked]
+
+
+@pytest.fixture
+def asked() -> Asker:
+    """A preset with --set arguments."""
+
+    def asked(preset: str = "gpt2", *sets: str, rest: tuple[str, ...] = ()) -> Asked:
+        config, origin = source.load(preset, [source.parse_set(one) for one in sets])
+        facts = Facts("0.9.0", True)
+        return Asked(config, origin, make_plan(config, origin, facts, HOST, STAMP, rest=rest))
+
+    return asked

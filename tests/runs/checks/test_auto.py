@@ -1,0 +1,112 @@
+"""What `auto` comes to: by the GPUs that are there, and kept by a run that goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.base.errors import UsageError
+from launcher.runs.checks import auto
+from launcher.runs.checks.machine import Gpu
+from launcher.runs.plan import layout
+from launcher.runs.plan.render import values_of
+from launcher.runs.records import record
+from launcher.runs.runfile import source
+from launcher.runs.runfile.config import RunConfig
+from tests.runs.checks.conftest import GB, card
+
+
+def settled(
+    *sets: str, cards: tuple[Gpu, ...] = (), preset: str = "gpt2"
+) -> tuple[dict[str, object], list[str]]:
+    """The options of a preset on the GPUs, and what is told."""
+    config, _ = source.load(preset, [source.parse_set(each) for each in sets])
+    processes = len(cards) or int(config.gpus) or 1
+    found, notes = auto.settled(config, processes, cards)
+    return dict(values_of(found, layout.layout(found, processes))), notes
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision"), [((7, 0), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
+)
+def test_bf16_is_for_gpus_that_have_it(capability: tuple[int, int], precision: str) -> None:
+    options, notes = settled(cards=(card(capability=capability, total=80 * GB),))
+    assert {"fp16", "bf16"} & options.keys() == {precision}
+    assert f"auto is {precision}, by {card().name}" in notes[0]
+
+
+def test_one_older_gpu_among_them_decides() -> None:
+    cards = (card(0, capability=(9, 0)), card(1, capability=(7, 5)))
+    assert "fp16" in settled("gpus=2", cards=cards)[0]
+
+
+def test_gpus_that_are_not_known_get_what_all_have_and_it_is_said() -> None:
+    options, notes = settled()
+    assert "fp16" in options
+    assert "aren't known here" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("preset", "precision"),
+    [("llama3-8b", "bf16"), ("gpt3-175b", "bf16"), ("llama3.2-1b", "fp16"), ("gpt2", "fp16")],
+)
+def test_a_model_that_only_newer_gpus_hold_gets_bf16_unseen(preset: str, precision: str) -> None:
+    """As a cluster's job llama3-8b got fp16, on GPUs that all have bf16."""
+    options, notes = settled(preset=preset)
+    assert {"fp16", "bf16"} & options.keys() == {precision}
+    assert f"auto is {precision}, which " in notes[0]
+
+
+def test_the_largest_gpu_without_bf16_is_not_newer() -> None:
+    cards = (card(name="Quadro RTX 8000", total=48 * GB, capability=(7, 5)),) * 8
+    options, _ = settled(preset="llama3.2-1b", cards=cards)
+    assert ("fp16" in options, options["micro_batch_size"]) == (True, 1)
+
+
+def test_where_no_small_gpu_holds_it_the_smallest_micro_batch_is_told_with_what_it_needs() -> None:
+    """It was said to be chosen for GPUs of 16 GB, on which it doesn't fit."""
+    options, notes = settled(preset="llama3.2-1b")
+    assert options["micro_batch_size"] == 1
+    assert "auto is 1: the smallest, which needs about 41.0 GB" in notes[-1]
+
+
+def test_the_cpu_has_neither() -> None:
+    options, notes = settled("gpus=0")
+    assert not {"fp16", "bf16"} & options.keys()
+    assert notes == []
+
+
+@pytest.mark.parametrize("given", ["fp16", "bf16"])
+def test_what_is_given_counts_more_than_auto(given: str) -> None:
+    options, _ = settled(f"training.{given}=true", cards=(card(capability=(9, 0)),))
+    assert {"fp16", "bf16"} & options.keys() == {given}
+
+
+def test_two_precisions_are_refused() -> None:
+    with pytest.raises(UsageError, match="precision is fp32 and bf16 is set"):
+        settled("training.bf16=true", "training.precision=fp32")
+
+
+def test_a_smaller_gpu_gets_a_smaller_micro_batch() -> None:
+    large, none = settled(cards=(card(total=80 * GB),))
+    small, told = settled(cards=(card(total=6 * GB),))
+    assert (large["micro_batch_size"], small["micro_batch_size"]) == (16, 4)
+    assert "auto is 4: 16 needs about 8.5 GB" in told[-1]
+    assert len(none) == 1
+
+
+def test_gpus_that_are_not_known_get_a_micro_batch_that_fits_on_small_ones() -> None:
+    """On a cluster the largest was taken, and found not to fit once the job had waited."""
+    assert settled()[0]["micro_batch_size"] == 16
+    options, told = settled("model.seq_length=4096", "model.max_position_embeddings=4096")
+    assert options["micro_batch_size"] == 4
+    assert "unknown here, are taken to have 16.0" in told[-1]
+
+
+def test_what_is_kept_of_a_run_is_what_it_was_settled_to() -> None:
+    """A run that goes on where no GPU is seen, or an older one, would else take another one."""
+    config, _ = source.load("gpt2", [])
+    found, _ = auto.settled(config, 1, (card(total=6 * GB),))
+    kept = record.without_secrets(found, exclude_unset=True)[0]
+    again, notes = auto.settled(RunConfig.model_validate(kept), 1, ())
+    assert (again, notes) == (found, [])
+    assert (again.training.bf16, again.training.micro_batch_size) == (True, 4)

@@ -1,0 +1,174 @@
+"""Runs are found on every backend that answers; one that doesn't is told where it matters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.base.errors import EngineError, UsageError
+from launcher.runs.follow import find
+from launcher.runs.plan.job import Ended, Lost, goes_on
+from launcher.runs.records import record
+
+
+@dataclass
+class MadeUpJob:
+    """Stands in for a backend's job."""
+
+    run: str
+    name: str
+    created: str
+    end: Ended | Exception | None = None
+    more: dict[str, str] = field(default_factory=dict)
+    doing: str = "running"
+    backend = "made up"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        told = {"name": self.name, "created": self.created, **self.more}
+        return {f"megatron-launchpad.{key}": value for key, value in told.items()}
+
+    def ended(self) -> Ended | None:
+        if isinstance(self.end, Exception):
+            raise self.end
+        return self.end
+
+    def state(self) -> str:
+        return self.doing
+
+
+@dataclass
+class MadeUp:
+    """Stands in for a backend; with an error it doesn't answer."""
+
+    known: list[MadeUpJob] = field(default_factory=list)
+    error: Exception | None = None
+
+    def jobs(self) -> list[MadeUpJob]:
+        if self.error:
+            raise self.error
+        return self.known
+
+
+FIRST = MadeUpJob("aa11", "first", "2025-01-01")
+SECOND = MadeUpJob("bb22", "second", "2025-01-02")
+THIRD = MadeUpJob("cc33", "third", "2025-01-03")
+
+
+@pytest.fixture
+def backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two backends, in place of the real ones, and the records of their runs."""
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
+    for one in (FIRST, SECOND, THIRD):
+        (tmp_path / one.run).mkdir()
+    found: dict[str, Any] = {"docker": MadeUp([FIRST, THIRD]), "local": MadeUp([SECOND])}
+    monkeypatch.setattr(find, "names", lambda: [*found])
+    monkeypatch.setattr(find, "backend", found.__getitem__)
+    return found
+
+
+@pytest.mark.parametrize("error", [EngineError("no engine", "Start one."), Lost("gone")])
+def test_a_backend_that_does_not_answer_has_none(
+    backends: dict[str, Any], error: Exception
+) -> None:
+    newest_first = [
+        (backends["docker"], THIRD),
+        (backends["local"], SECOND),
+        (backends["docker"], FIRST),
+    ]
+    assert find.jobs() == newest_first
+    assert find.job("third") == newest_first[0]
+    with pytest.raises(UsageError, match="no run 'fourth'"):  # where all answer
+        find.job("fourth")
+    backends["docker"].error = error
+    assert find.jobs() == [(backends["local"], SECOND)]
+    assert find.job("second") == (backends["local"], SECOND)
+    with pytest.raises(EngineError) as caught:
+        find.job("third")
+    assert caught.value.problem == f"no run 'third', and not all was asked: docker: {error.args[0]}"
+    assert [*map(str, find.everywhere()[1])] == [f"docker: {error.args[0]}"]
+    backends["local"].error = error
+    found, silent = find.everywhere()
+    assert (found, [*map(str, silent)]) == ([], [f"docker, local: {error.args[0]}"])
+
+
+def test_a_name_is_that_of_an_own_run_and_another_users_has_its_id(
+    backends: dict[str, Any],
+) -> None:
+    theirs = MadeUpJob("dd44", "first", "2025-01-04")
+    backends["docker"].known += [theirs, MadeUpJob("ee55", "fifth", "2025-01-05")]
+    assert find.job("first") == (backends["docker"], FIRST)
+    assert find.job("dd") == (backends["docker"], theirs)
+    with pytest.raises(UsageError, match="run ee55, called fifth, was started by somebody else"):
+        find.job("fifth")
+
+
+def test_what_can_be_resumed_has_ended_and_left_a_complete_checkpoint(
+    backends: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kept(run: str, save: str | None) -> None:
+        config = {"name": "a", "image": "cpu", "checkpoint": {"save": save}}
+        record.write(record.Record(run, "a", run, "docker", str(tmp_path), "a.yaml", config, (), 1))
+
+    def newest(root: Path, line: str) -> bool:
+        if root.name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return (root / "whole").is_dir()
+
+    monkeypatch.setattr(find.folders, "newest_complete", newest)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "saved/whole").mkdir(parents=True)
+    (tmp_path / "half").mkdir()
+    saves = {"10": "saved", "11": "half", "12": None, "13": "locked", "14": "gone", "15": "~/saved"}
+    for run, save in saves.items():
+        kept(run, save)
+    kept("bb22", "saved")
+    assert find.job("bb22") == (backends["local"], SECOND)  # goes on
+    assert find.resumable() == ["15", "10"]
+
+
+@pytest.mark.parametrize(
+    ("end", "doing", "state"),
+    [
+        (None, "running", "running"),
+        (None, "paused", "paused"),
+        (Ended(3), "", "ended (3)"),
+        (Lost("gone"), "", "unknown"),
+    ],
+)
+def test_a_row(
+    end: Any, doing: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"gpus": "2", "image": "some/image", "checkpoints": str(tmp_path)}
+    job: Any = MadeUpJob("aa11", "first", "2025", end, more, doing)
+    told = ("aa11", "first", state, "made up", "2", "some/image", "2025", "")
+    assert find.row(job) == told
+    assert goes_on(job) is (end is None)
+
+    def refuse(root: Path, line: str = "") -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(find.folders, "newest_complete", refuse)
+    assert find.row(job) == (*told[:-1], "unknown")  # whose checkpoints this user may not see
+
+
+def test_an_unknown_name_lists_ones_own_runs_and_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other people's containers were listed, and hid that one's own run had ended."""
+    theirs = [MadeUpJob(f"{n:08x}", f"theirs-{n}", "2025-01-01") for n in range(20)]
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
+    monkeypatch.setattr(find, "backend", lambda name: MadeUp(theirs))
+    kept = [SimpleNamespace(run="ffff0000", name="gpt2-mine")]
+    monkeypatch.setattr(record, "records", lambda: kept)
+    with pytest.raises(UsageError) as caught:
+        find.job("gpt2-mien")
+    assert caught.value.remedy == "Did you mean 'gpt2-mine'? Known: ffff0000 (gpt2-mine)"
+    monkeypatch.setattr(record, "find", lambda text: kept[0])
+    with pytest.raises(UsageError) as caught:
+        find.job("gpt2-mine")
+    assert caught.value.remedy.endswith("To go on with it: launcher resume ffff0000")

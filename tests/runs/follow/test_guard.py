@@ -1,0 +1,204 @@
+"""The guard of a run: what it tells and keeps, what it ends, and what a run goes back to."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.agent.checkpoints import folders, lineage
+from launcher.base.errors import UsageError
+from launcher.base.names import LABEL
+from launcher.runs.follow import guard
+from launcher.runs.follow.guard import Guard
+from launcher.runs.plan.job import Ended
+from launcher.runs.records import plot, record
+from launcher.runs.records.ending import Ending
+from launcher.runs.records.watch import Watch
+from launcher.runs.runfile import config, source
+from tests.plans import MINIMAL
+
+RUN = "0a1b2c3d"
+NAN_ENDED = "AssertionError: Rank 3: found NaN in local grad norm in backward pass\n"
+
+
+@dataclass
+class FakeJob:
+    """A run that can be killed."""
+
+    labels: Mapping[str, str]
+    run: str = RUN
+    killed: threading.Event = field(default_factory=threading.Event)
+
+    def kill(self) -> None:
+        self.killed.set()
+
+
+@dataclass
+class Site:
+    """A run's record and checkpoints, and what its guard has told."""
+
+    saves: Path
+    monkeypatch: pytest.MonkeyPatch
+    told: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def saved(self, *iterations: int) -> None:
+        self.monkeypatch.setattr(folders.contents, "problem", lambda path: "")
+        self.saves.mkdir()
+        lineage.claim(self.saves, RUN, RUN)
+        for iteration in iterations:
+            folders.folder(self.saves, iteration).mkdir()
+            (self.saves / folders.TRACKER).write_text(str(iteration))
+
+    @property
+    def left(self) -> list[str]:
+        return sorted(path.name for path in self.saves.glob("iter_*"))
+
+    def run(self, losses: list[float], attempt: int = 0, begins: int = 1, **wanted: Any) -> Guard:
+        """The guard, once an attempt has told its losses, each of ten iterations."""
+        kept = SimpleNamespace(
+            asked=lambda: SimpleNamespace(config=SimpleNamespace(guard=config.Guard(**wanted)))
+        )
+        self.monkeypatch.setattr(record, "find", lambda run: kept)
+        self.monkeypatch.setattr(
+            record, "read", lambda run, name: {"options": {"log_interval": "10"}}
+        )
+        labels = {f"{LABEL}checkpoints": str(self.saves), f"{LABEL}run": RUN}
+        job: Any = FakeJob(labels)
+        reporting = self.told.append, self.shown.append, self.ended.set
+        with guard.guarding(job, attempt, *reporting) as guards:
+            (one,) = guards
+            with Watch(record.folder(RUN), attempt, seen=lambda found, _: one.see(found)) as watch:
+                for number, loss in enumerate(losses, begins):
+                    line = f" iteration {10 * number}/ 900 | {TIME} | lm loss: {loss:.6E} |\n"
+                    watch.add(line.encode(), False)
+                    one.add(line.encode(), False)
+        return one
+
+
+TIME = "elapsed time per iteration (ms): 5.0"
+GOOD = [2.0 + 0.01 * (number % 3) for number in range(22)]
+FAILED = Ending(Ended(137), False, "", guarded="it")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path))
+    (tmp_path / RUN).mkdir()
+    return Site(tmp_path / "saves", monkeypatch)
+
+
+def kinds() -> list[str]:
+    return [each["kind"] for each in plot.read_metrics(RUN) if each["kind"] != plot.STEP]
+
+
+def test_it_warns_and_leaves_the_run_alone(site: Site) -> None:
+    one = site.run([*GOOD, 9.0, 2.0, math.nan])
+    assert [text.partition(":")[2].split(":")[0] for text in site.told] == [
+        " spike at iteration 230", " nan at iteration 250",
+    ]  # fmt: skip
+    assert site.shown == ["spike at 230", "nan at 250"]
+    assert (one.settle(FAILED), guard.verdict([one]), kinds()) == ("", "", ["alarm"] * 2)
+    assert plot.curves("a", plot.read_metrics(RUN)).alarms == [(230, "spike"), (250, "nan")]
+
+
+def test_what_is_to_be_ignored_is_not_even_told(site: Site) -> None:
+    site.run([*GOOD, 9.0], on_spike="ignore")
+    assert (site.told, kinds()) == ([], [])
+
+
+def test_it_ends_a_run_and_puts_away_what_a_nan_was_saved_in(site: Site) -> None:
+    site.saved(210, 220, 230)
+    one = site.run([*GOOD, math.nan], on_nan="end")
+    assert site.ended.wait(30)
+    assert guard.verdict([one]).startswith("nan at iteration 230")
+    assert one.settle(FAILED) == ""
+    assert site.left == ["iter_0000210", "iter_0000220.rejected", "iter_0000230.rejected"]
+    assert not FAILED.may_restart
+
+
+def test_a_run_goes_back_past_the_batches_and_to_what_a_step_was_good_after(site: Site) -> None:
+    site.saved(200, 215, 220, 225)
+    one = site.run([*GOOD, 9.0], on_spike="rewind")
+    job: Any = one.job
+    assert job.killed.wait(30)
+    back = guard.settle([one], FAILED)
+    assert back == "going back to iteration 215, past the batches of iterations 220 to 230"
+    assert site.left[:2] == ["iter_0000200", "iter_0000215"]
+    assert (site.saves / folders.TRACKER).read_text() == "215"
+    assert guard.passed_over(RUN) == {*range(220, 231)}
+    assert [step["iteration"] for step in plot.continued(plot.read_metrics(RUN))][-1] == 210
+
+
+def test_after_going_back_it_knows_the_lines_before(site: Site) -> None:
+    """Else the next lines could rise unseen, as at a run's beginning."""
+    site.saved(200)
+    site.run([*GOOD, 9.0], on_spike="rewind").settle(FAILED)
+    site.run([2.0, 9.0], attempt=1, begins=21, on_spike="rewind")
+    assert "spike at iteration 220" in site.told[-2]
+
+
+def test_it_goes_back_so_often_and_then_ends_it(site: Site) -> None:
+    for attempt in range(2):
+        one = site.run([*GOOD, math.nan], attempt=attempt, on_nan="rewind", max_rewinds=1)
+        back = one.settle(FAILED)
+        assert back.startswith("going back to its beginning") is (attempt == 0)
+    assert guard.rewinds(RUN) == 1
+    assert "it has gone back 1 times: it is ended" in site.told
+
+
+@pytest.mark.parametrize(("asked", "back"), [(False, True), (True, False)])
+def test_a_program_that_ends_itself_for_a_nan_goes_back_too(
+    site: Site, asked: bool, back: bool
+) -> None:
+    one = site.run(GOOD, on_nan="rewind")
+    assert bool(one.settle(Ending(Ended(1), asked, NAN_ENDED))) is back
+    assert guard.passed_over(RUN) == ({*range(220, 231)} if back else set())
+
+
+def test_another_nodes_launcher_puts_nothing_away(site: Site) -> None:
+    """It doesn't know whose the checkpoints are."""
+    site.saved(230)
+    one = site.run([*GOOD, math.nan], on_nan="end")
+    job: Any = one.job
+    job.labels[f"{LABEL}node"] = "1"
+    one.settle(FAILED)
+    assert site.left == ["iter_0000230"]
+
+
+def test_none_guards_where_all_is_ignored(site: Site) -> None:
+    with pytest.raises(ValueError, match="unpack"):
+        site.run([], on_nan="ignore", on_spike="ignore", on_flat="ignore")
+
+
+@pytest.mark.parametrize(
+    ("detach", "chosen", "nodes", "why"),
+    [
+        (True, {}, 1, "--detach"),
+        (False, {"shares_files": False}, 1, "seen from here"),
+        (False, {}, 2, "one launcher that starts all nodes"),
+        (False, {"every_node": True}, 2, ""),
+    ],
+)
+def test_what_cannot_go_back_is_refused(
+    write: Callable[[str], str], detach: bool, chosen: dict[str, bool], nodes: int, why: str
+) -> None:
+    text = f"{MINIMAL}guard: {{on_nan: rewind}}\nnodes: {{count: {nodes}, master_addr: a}}\n"
+    given, origin = source.load(write(text), [])
+    asked: Any = SimpleNamespace(config=given, origin=origin)
+    whole = {"shares_files": True, "every_node": False, "scheduled": False} | chosen
+    backend: Any = SimpleNamespace(**whole)
+    if not why:
+        guard.check(asked, backend, detach=detach)
+        return
+    with pytest.raises(UsageError, match=why) as refused:
+        guard.check(asked, backend, detach=detach)
+    assert "line 5" in str(refused.value) or ":5" in str(refused.value)

@@ -1,0 +1,415 @@
+"""What is refused of a run's options, by Megatron's own rules, before it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.base.errors import LauncherError, UsageError
+from launcher.runs.plan import arguments, layout, render, rules
+from launcher.runs.plan.arguments import Value
+from launcher.runs.plan.image import Facts
+from launcher.runs.plan.layout import Layout
+from launcher.runs.plan.plan import make_plan
+from launcher.runs.plan.program import program
+from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.source import Origin
+from launcher.runs.runfile.values import parse_gpus
+from tests.conftest import ROOT
+from tests.plans import HOST, STAMP, Planner
+
+FILE = """name: a
+image: cpu
+gpus: 8
+program: pretrain_gpt.py
+model: {num_layers: 8, hidden_size: 64, num_attention_heads: 8, seq_length: 64,
+  max_position_embeddings: 64}
+training: {micro_batch_size: 1, global_batch_size: 16, train_iters: 100, lr: 1.0e-3, bf16: true}
+data: {mock: true, vocab_size: 100}
+"""
+PP = "parallel.pipeline_model_parallel_size"
+VIRTUAL = "parallel.num_layers_per_virtual_pipeline_stage"
+EP = "parallel.expert_model_parallel_size"
+EXPERTS = "megatron_args.num_experts=8"
+FP8 = "megatron_args.fp8_format=hybrid"
+SAMPLES = ("training.train_iters=null", "training.train_samples=1000")
+
+DIES: list[tuple[str, tuple[str, ...], str, str]] = [
+    # Issue 22's list: taken, and ended minutes later by Megatron 0.9.0.
+    ("0.9.0", (f"{VIRTUAL}=2",), VIRTUAL, "of a pipeline"),
+    ("0.9.0", ("parallel.overlap_param_gather=true", "parallel.overlap_grad_reduce=true"),
+     "overlap_param_gather", "needs parallel.use_distributed_optimizer"),
+    ("0.9.0", ("parallel.overlap_param_gather=true", "parallel.use_distributed_optimizer=true"),
+     "overlap_param_gather", "needs parallel.overlap_grad_reduce"),
+    ("0.9.0", (f"{EP}=2",), EP, "needs experts"),
+    ("0.9.0", (f"{EP}=3", "megatron_args.num_experts=9"), EP, "replicas aren't divisible"),
+    ("0.9.0", (f"{EP}=2", "megatron_args.num_experts=5"), EP, "experts aren't divisible"),
+    ("0.9.0", (f"{EP}=2", EXPERTS, "training.bf16=null", "training.fp16=true"), EP, "fp16"),
+    ("0.9.0", (f"{EP}=2", EXPERTS, "parallel.tensor_model_parallel_size=2"), EP,
+     "needs parallel.sequence_parallel"),
+    ("0.9.0", ("training.lr_warmup_iters=100",), "lr_warmup_iters", "as long as the decay"),
+    ("0.9.0", ("training.lr_warmup_iters=10", "training.lr_decay_iters=10"), "lr_warmup_iters",
+     "as long as the decay"),
+    ("0.9.0", (*SAMPLES, "training.lr_warmup_samples=1000"), "lr_warmup_samples",
+     "as long as the decay"),
+    ("0.9.0", ("training.lr_warmup_fraction=1.0",), "lr_warmup_fraction", "as long as the decay"),
+    ("0.9.0", ("training.lr_decay_style=WSD",), "lr_decay_style", "lr_wsd_decay_iters"),
+    ("0.9.0", ("data.vocab_size=null",), "data.vocab_file", "needs a vocabulary"),
+    ("0.9.0", ("data.path=x",), "data.vocab_file", "needs a vocabulary"),
+    ("0.9.0", ("data.path=x", "data.vocab_file=v"), "data.merge_file", "needs its merges"),
+    ("0.9.0", ("data.path=x", "data.tokenizer_type=Llama2Tokenizer"), "data.tokenizer_model",
+     "needs a model"),
+    ("0.9.0", ("data.tokenizer_type=NullTokenizer", "data.vocab_size=null"), "data.vocab_size",
+     "needs the vocabulary's size"),
+    ("0.9.0", (f"{VIRTUAL}=2", f"{PP}=4", "training.global_batch_size=12"),
+     "training.global_batch_size", "virtual stages need"),
+    ("0.9.0", (*SAMPLES, "training.rampup_batch_size=[16, 8, 100]"), "rampup_batch_size",
+     "begins at the global batch"),
+    ("0.9.0", ("training.rampup_batch_size=[8, 8, 100]",), "rampup_batch_size", "train_iters"),
+    # The rules between options of megatron_args.
+    ("0.9.0", ("megatron_args.recompute_granularity=full",), "recompute_granularity",
+     "recompute_method and recompute_num_layers"),
+    ("0.9.0", ("megatron_args.squared_relu=true",), "squared_relu", "fused"),
+    ("0.9.0", ("megatron_args.deterministic_mode=true",), "deterministic_mode", "NCCL_ALGO"),
+    ("0.9.0", ("megatron_args.fp8_format=hybrid", "model.hidden_size=72"), "fp8_format", "16"),
+    ("0.9.0", ("megatron_args.fp8_format=hybrid", "parallel.tensor_model_parallel_size=8"),
+     "fp8_format", "width on each process"),  # a rank's share of 64 is 8
+    # By release.
+    ("0.11.0", ("megatron_args.moe_router_topk=1",), "moe_router_topk", "softmax"),
+    ("0.16.1", (f"{EP}=3", "megatron_args.num_experts=9"), EP, "processes aren't divisible"),
+    ("1.0", (f"{EP}=4", "megatron_args.num_experts=6"), EP, "experts aren't divisible"),
+    ("1.0", (f"{EP}=3", "megatron_args.num_experts=6"), EP, "replicas aren't divisible"),
+    ("0.16.1", ("model.seq_length=100", "model.max_position_embeddings=128", FP8), "fp8_format",
+     "tokens of a sequence"),
+    ("0.16.1", ("model.hidden_size=256", "parallel.tensor_model_parallel_size=8",
+                "parallel.sequence_parallel=true", FP8), "fp8_format", "tokens of a sequence"),
+    ("0.16.1", ("model.ffn_hidden_size=200", FP8), "fp8_format", "width"),
+    ("0.16.1", ("megatron_args.moe_ffn_hidden_size=64",), "moe_ffn_hidden_size",
+     "needs megatron_args.num_experts"),
+    ("0.16.1", ("megatron_args.decoder_first_pipeline_num_layers=3", f"{PP}=4"),
+     "decoder_first_pipeline_num_layers", "layers left"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("release", "sets", "key", "told"), DIES)
+def test_what_megatron_ends_at_is_refused(
+    plan: Planner, release: str, sets: tuple[str, ...], key: str, told: str
+) -> None:
+    """Each was taken, and ended the run once all its processes had started."""
+    with pytest.raises(UsageError) as caught:
+        plan(FILE, *sets, facts=Facts(release, True))
+    (problem, mend) = str(caught.value).splitlines()
+    assert key in problem.partition(": ")[0] or f"{key}: " in problem
+    assert told in problem
+    assert mend.strip()
+
+
+@pytest.mark.parametrize(
+    ("release", "sets"),
+    [
+        ("0.9.0", ()),
+        ("0.9.0", (f"{VIRTUAL}=2", f"{PP}=4")),
+        ("0.9.0", (f"{EP}=2", EXPERTS)),
+        ("0.16.1", (f"{EP}=2", EXPERTS, "training.bf16=null", "training.fp16=true")),
+        ("0.16.1", (f"{VIRTUAL}=8",)),
+        ("0.9.0", ("megatron_args.moe_router_topk=1",)),
+        ("0.9.0", (*SAMPLES, "training.rampup_batch_size=[8, 8, 100]")),
+        ("0.19.0", ("training.rampup_batch_size=[8, 8, 100]",)),
+        ("0.19.0", ("data.vocab_size=null",)),
+        ("0.9.0", ("megatron_args.deterministic_mode=true", "env.NCCL_ALGO=Ring")),
+        ("0.9.0", ("megatron_args.yaml_cfg=/x.yaml", f"{VIRTUAL}=2")),
+        ("9.9.9", (f"{VIRTUAL}=8",)),
+    ],
+)
+def test_what_a_release_takes_is_taken(plan: Planner, release: str, sets: tuple[str, ...]) -> None:
+    assert plan(FILE, *sets, facts=Facts(release, True))
+
+
+ON_CPU = FILE.replace("gpus: 8", "gpus: 0")
+LOCAL = ("model.transformer_impl=local", "megatron_args.no_persist_layer_norm=true")
+
+
+def test_without_a_gpu_there_is_no_transformer_engine_and_no_apex(plan: Planner) -> None:
+    """pretrain_gpt.py died with a NameError, and then by its layer norm."""
+    with pytest.raises(UsageError, match="there is no Transformer Engine") as caught:
+        plan(ON_CPU, facts=Facts("0.9.0", True))
+    assert "model.transformer_impl to local" in str(caught.value)
+    assert "no_persist_layer_norm to true" in str(caught.value)
+    with pytest.raises(UsageError, match="there is no Apex"):
+        plan(ON_CPU, LOCAL[0], facts=Facts("0.13.1", True))
+    assert plan(ON_CPU, *LOCAL, facts=Facts("0.13.1", True))
+
+
+def test_a_rule_holds_for_what_is_behind_dashes_too(plan: Planner) -> None:
+    with pytest.raises(UsageError, match="-- --recompute-granularity: full needs"):
+        plan(FILE, rest=("--recompute-granularity", "full"), facts=Facts("0.9.0", True))
+
+
+@pytest.mark.parametrize(
+    ("values", "release", "told"),
+    [
+        ({"sequence_parallel": True}, "0.9.0", "turned off, as there is no tensor parallelism"),
+        ({"rampup_batch_size": [8, 8, 9]}, "0.19.0", "ignores it"),
+        ({"rampup_batch_size": [8, 8, 9]}, "0.17.1", ""),
+    ],
+)
+def test_what_is_ignored_is_told(values: dict[str, Value], release: str, told: str) -> None:
+    options = rules.Told(values, Layout(1, 1, 1, 1))
+    found = "".join(problem for problem, _ in rules.broken(rules.IGNORED, options, release, str))
+    assert (told in found) if told else not found
+
+
+def test_every_rule_is_of_options_and_releases_that_there_are() -> None:
+    options = set(map(arguments.plain, arguments.table().megatron))
+    for rule in (*rules.RULES, *rules.IGNORED):
+        assert rule.option in options
+        assert any(
+            arguments.table().spans(rule.releases, f"{release}.0")
+            for release in arguments.table().releases
+        )
+
+
+def test_numbers_that_are_none_break_nothing_else() -> None:
+    """A value of the wrong type is told as that: `{expert_tensor_parallel_size: two}`."""
+    names = {*map(arguments.plain, arguments.table().megatron)} - {*rules.ELSEWHERE}
+    for value in ("two", "0", "-1", "nan", "1e400", "--x"):
+        given = rules.Told(dict.fromkeys(names, value), Layout(8, 1, 1, 1))
+        for release in ("0.9.0", "0.16.1"):
+            assert list(rules.broken(rules.RULES, given, release, str))
+
+
+OURS = FILE.replace("pretrain_gpt.py", "gpt")
+RELEASED = [
+    ("0.16.1", (f"{EP}=4", "megatron_args.num_experts=6"), "--num-experts (6) is not divisible"),
+    ("0.16.1", (f"{EP}=3", "megatron_args.num_experts=6"), "replicas × CP (8) is not divisible"),
+    ("0.16.1", (f"{VIRTUAL}=3", f"{PP}=2"), "3"),
+    ("0.10.0", ("megatron_args.moe_router_score_function=sigmoid",), "needs Megatron 0.11"),
+    ("0.9.0", ("megatron_args.moe_shared_expert_intermediate_size=64",), "needs Megatron 0.10"),
+    ("0.9.0", (f"{EP}=8", "parallel.context_parallel_size=2"), "over context parallelism needs"),
+]
+
+
+@pytest.mark.parametrize(("release", "sets", "told"), RELEASED)
+def test_what_our_program_ends_at_is_refused(
+    plan: Planner, release: str, sets: tuple[str, ...], told: str
+) -> None:
+    """By its own arithmetic, and by what the image's Megatron lacks."""
+    experts = ("model.disable_bias_linear=true", EXPERTS)
+    plan(OURS, *experts, facts=Facts("0.16.1", True))
+    with pytest.raises(UsageError) as caught:
+        plan(OURS, *experts, *sets, facts=Facts(release, True))
+    assert told in str(caught.value)
+    where = str(caught.value).partition(": ")[0]
+    assert any(one.partition("=")[0] in where for one in sets)
+
+
+CHECKOUT = os.environ.get("MEGATRON_CHECKOUT", "")
+PYTHON = os.environ.get("MEGATRON_PYTHON", "")
+FILES = 600
+
+BASE: dict[str, dict[str, Any]] = {
+    "model": {
+        "num_layers": 8, "hidden_size": 256, "num_attention_heads": 8, "seq_length": 64,
+        "max_position_embeddings": 64,
+    },
+    "training": {"micro_batch_size": 2, "train_iters": 100, "lr": 1e-3, "bf16": True},
+    "data": {"mock": True, "vocab_size": 1000},
+}  # fmt: skip
+SIZES: dict[str, list[Any]] = {
+    "model.num_layers": [4, 6, 7, 12],
+    "model.hidden_size": [256, 250, 384],
+    "model.ffn_hidden_size": [512, 500],
+    "model.num_attention_heads": [4, 8, 12, 6],
+    "model.num_query_groups": [1, 2, 4, 3, 8],
+    "model.kv_channels": [32, 20],
+    "model.seq_length": [32, 64, 1000, 60],
+    "model.max_position_embeddings": [64, 1024, 32],
+    "model.position_embedding_type": ["rope", "none", "learned_absolute"],
+    "model.swiglu": [True],
+    "model.disable_bias_linear": [True],
+    "model.normalization": ["RMSNorm"],
+    "model.transformer_impl": ["local", "transformer_engine"],
+}
+STEPS: dict[str, list[Any]] = {
+    "training.micro_batch_size": [1, 2, 3],
+    "training.global_batch_size": [8, 16, 24, 32, 64],
+    "training.rampup_batch_size": [[8, 8, 100], [16, 16, 100], [64, 8, 100], [128, 8, 100]],
+    "training.train_samples": [1000],
+    "training.train_iters": [100, None],
+    "training.lr": [1e-3, 1e-5],
+    "training.min_lr": [1e-4, 1e-2],
+    "training.lr_decay_style": ["cosine", "WSD", "inverse-square-root", "constant"],
+    "training.lr_decay_iters": [10, 100],
+    "training.lr_decay_samples": [100, 1000],
+    "training.lr_warmup_fraction": [0.1, 1.0],
+    "training.lr_warmup_iters": [5, 100, 200],
+    "training.lr_warmup_samples": [50, 1000],
+    "training.fp16": [True],
+    "training.bf16": [True, False],
+    "training.optimizer": ["adam", "sgd"],
+    "training.weight_decay": [0.1],
+}
+SPREAD: dict[str, list[Any]] = {
+    "parallel.tensor_model_parallel_size": [1, 2, 4, 8],
+    "parallel.pipeline_model_parallel_size": [1, 2, 4],
+    "parallel.context_parallel_size": [1, 2],
+    "parallel.expert_model_parallel_size": [1, 2, 4],
+    "parallel.num_layers_per_virtual_pipeline_stage": [1, 2, 3],
+    "parallel.sequence_parallel": [True],
+    "parallel.use_distributed_optimizer": [True],
+    "parallel.overlap_grad_reduce": [True],
+    "parallel.overlap_param_gather": [True],
+}
+PASSED: dict[str, list[Any]] = {
+    "num_experts": [4, 8, 6, 0],
+    "moe_router_topk": [1, 2, "two"],
+    "moe_ffn_hidden_size": [64, 50],
+    "expert_tensor_parallel_size": [1, 2],
+    "fp8_format": ["hybrid"],
+    "moe_grouped_gemm": [True],
+    "moe_token_dispatcher_type": ["alltoall", "allgather"],
+    "moe_expert_capacity_factor": [1.0],
+    "moe_pad_expert_input_to_capacity": [True],
+    "recompute_granularity": ["full", "selective"],
+    "recompute_method": ["uniform", "block"],
+    "recompute_num_layers": [1, 2, "two"],
+    "recompute_activations": [True],
+    "distribute_saved_activations": [True],
+    "eod_mask_loss": [True, 5],
+    "reset_position_ids": [True],
+    "lr_wsd_decay_iters": [10, 1.5],
+    "lr_wsd_decay_style": ["linear", "none"],
+    "weight_decay_incr_style": ["linear", "constant"],
+    "start_weight_decay": [0.0],
+    "end_weight_decay": [0.1],
+    "fp32_residual_connection": [True],
+    "fp16_lm_cross_entropy": [True],
+    "distributed_timeout_minutes": [10, "ten"],
+    "squared_relu": [True],
+    "no_bias_gelu_fusion": [True],
+    "apply_query_key_layer_scaling": [True],
+    "decoder_first_pipeline_num_layers": [2, 3],
+    "use_tp_pp_dp_mapping": [True],
+    "tp_comm_overlap": [True],
+    "accumulate_allreduce_grads_in_fp32": [True, "yes"],
+    "ckpt_format": ["torch", "torch_dist", "zip"],
+    "override_opt_param_scheduler": [True],
+    "use_checkpoint_opt_param_scheduler": [True],
+    "decoupled_lr": [1e-3, "fast"],
+    "rotary_interleaved": [True],
+    "rotary_percent": [0.5, "half"],
+    "overlap_param_gather_with_optimizer_step": [True],
+    "log_timers_to_tensorboard": [True],
+    "no_position_embedding": [True],
+    "add_qkv_bias": [True],
+    "qk_layernorm": [True],
+    "timing_log_level": [0, 1, 9],
+    "clone_scatter_output_in_embedding": [True],
+    "deterministic_mode": [True],
+    "loss_scale": [1024, "large"],
+    "data_args_path": [["a", "b"]],
+}
+
+LATER = ("heads aren't divisible by", "which virtual stages need", "which FP8 needs")
+"""What Megatron ends at when it has begun: in layers, in the pipeline's schedule."""
+
+OF_THE_IMAGE = "Please install"
+"""What depends on packages that an image has and this Python may lack."""
+
+DRIVER = """
+import json, os, sys
+from launcher.agent import validate
+program, cases = sys.argv[1], json.load(sys.stdin)
+try:
+    validate._describe(1, (9, 0))
+    validate._reached([program])
+except SystemExit:
+    pass
+for argv, world in cases:
+    here, there = os.pipe()
+    if os.fork() == 0:
+        os.write(there, json.dumps(validate.verdict([program, *argv], world, (9, 0))).encode())
+        os._exit(0)
+    os.close(there)
+    os.wait()
+    print(os.read(here, 1 << 16).decode() or "{}", flush=True)
+    os.close(here)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run file, what is refused of it here, and what Megatron is asked."""
+
+    config: RunConfig
+    changes: tuple[str, ...]
+    refused: str
+    argv: list[str]
+    world: int
+
+
+def case(chance: random.Random, release: str) -> Case:
+    """A run file with a few changes, most of them to the layout."""
+    values = {section: dict(fields) for section, fields in BASE.items()} | {"parallel": {}}
+    args: dict[str, Any] = {}
+    changes = []
+    for table, most in ((SIZES, 2), (STEPS, 2), (SPREAD, 4), (PASSED, 2)):
+        for key in chance.sample(sorted(table), chance.randint(0, most)):
+            value = chance.choice(table[key])
+            changes.append(f"{key}={value}")
+            section, dot, field = key.partition(".")
+            (values[section] if dot else args)[field if dot else section] = value
+    world = chance.choice([1, 2, 4, 8, 8, 16, 16])
+    file = {"name": "a", "image": {"name": "x"}, "program": "pretrain_gpt.py", "gpus": world}
+    config = RunConfig.model_validate(file | values | {"megatron_args": args})
+    return Case(config, (*changes, f"gpus={world}"), *_told(config, release, world))
+
+
+def _told(config: RunConfig, release: str, world: int) -> tuple[str, list[str], int]:
+    origin, refused = Origin("run.yaml", {}, {}), ""
+    try:
+        make_plan(config, origin, Facts(release, True), HOST, STAMP, gpus=parse_gpus(world))
+    except LauncherError as error:
+        refused = str(error)
+    started = program(config.program)
+    found = render.options(config, started.kind, layout.layout(config, world), release)
+    return refused, [*render.words(found)], world
+
+
+def theirs(cases: list[Case], release: str, folder: Path) -> list[dict[str, str]]:
+    """What Megatron's own checks say of each."""
+    git = ["git", "-C", CHECKOUT, "archive", f"core_v{release}"]
+    archive = subprocess.run(git, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+    done = subprocess.run(
+        [PYTHON, "-c", DRIVER, str(folder / "pretrain_gpt.py")],
+        input=json.dumps([(one.argv, one.world) for one in cases]),
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{folder}", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.skipif(not (CHECKOUT and PYTHON), reason="MEGATRON_CHECKOUT, MEGATRON_PYTHON")
+@pytest.mark.parametrize("release", ["0.9.0", "0.16.1"])
+def test_what_megatron_refuses_is_refused_before(release: str, tmp_path: Path) -> None:
+    """Of 600 files 127 that 0.9.0 refuses were taken, and 12 refused that it takes."""
+    chance = random.Random(13)  # noqa: S311 - the same files every time
+    cases = [case(chance, release) for _ in range(FILES)]
+    answers = theirs(cases, release, tmp_path)
+    assert len(answers) == FILES
+    wrong = []
+    for one, answer in zip(cases, answers, strict=True):
+        if OF_THE_IMAGE in answer.get("refused", "") or any(rule in one.refused for rule in LATER):
+            continue
+        if "unasked" in answer or bool(one.refused) != ("refused" in answer):
+            wrong.append(f"{' '.join(one.changes)}: ours {one.refused!r}; theirs {answer}")
+    assert not wrong, "\n".join([f"{len(wrong)} of {FILES}", *wrong])

@@ -1,0 +1,291 @@
+"""Which names are secrets', and that no secret is shown."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import hypothesis
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.base.errors import UsageError
+from launcher.base.settings import ROOT
+from launcher.cli.describe import describe
+from launcher.runs.backends import docker, local
+from launcher.runs.backends.compose import compose
+from launcher.runs.backends.slurm import slurm
+from launcher.runs.plan.image import Facts
+from launcher.runs.plan.plan import make_plan
+from launcher.runs.records.provenance import kept_plan
+from launcher.runs.records.record import record_of
+from launcher.runs.runfile import secrets, source
+from launcher.runs.runfile.clusters import Slurm
+from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.secrets import HIDDEN
+from launcher.runs.runfile.source import Asked, Origin
+from tests.plans import HOST, STAMP, Planner
+
+NAMES = ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "GITHUB_PAT"]
+SECRETS = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=20, max_size=30)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *NAMES,
+        *("KEY", "TOKEN", "SECRET", "my_password", "PASSWD", "GOOGLE_CREDENTIALS"),
+        *("OPENAI_APIKEY", "DB_PASSWORD_2", "SECRET_SAUCE", "NETRC_AUTH"),
+        *("HF_TOKEN_2", "HFTOKEN", "MY_TOKEN_PROD", "api_key_backup", "dbPassword"),
+        *("AUTHORIZATION", "hfToken", "APIKey", "MYSQL_PWD", "SSHPASS", "PGPASSWORD", "authToken1"),
+        *(
+            "PASSW",
+            "DB_PW",
+            "AWS_SESSION",
+            "SLACK_WEBHOOK_URL",
+            "MY_JWT",
+            "GIT_CREDS",
+            "OPENAI_KEY",
+        ),
+        *("SESSION_COOKIE", "AZURE_STORAGE_KEY", "PGPASS", "WANDB_NETRC"),
+        *("AccountKey", "AWS_SECRET_ACCESS_KEY_OLD", "WANDBAPIKEY", "API_KEYS", "BEARER_2"),
+    ],
+)
+def test_a_secrets_name(name: str) -> None:
+    assert secrets.is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "NCCL_DEBUG", "KEYBOARD", "MONKEY", "PATH"),
+        *("PWD", "OLDPWD", "AUTHOR", "AWS_SHARED_CREDENTIALS_FILE", "SECRETS_DIR", "TOKEN_PATH"),
+        *("num_tokens", "EOS_TOKEN_ID", "AWS_ACCESS_KEY_ID", "PAD_TOKEN", "MAX_TOKEN_LENGTH"),
+        *("text_key", "SORT_KEY", "FORWARD_PASS", "BYPASS", "COMPASS", "HOTKEY", "PATCH_SIZE"),
+        *("NCCL_IB_HCA", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_DEVICE_MAX_CONNECTIONS"),
+        *("NVTE_FUSED_ATTN", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "SSH_AUTH_SOCK"),
+        *("DESKTOP_SESSION", "XDG_SESSION_ID", "VISION_START_TOKEN"),
+        "",
+        "_",
+    ],
+)
+def test_another_name(name: str) -> None:
+    assert not secrets.is_secret(name)
+
+
+def test_options() -> None:
+    secret = "--wandb-api-key --hf-token --db-password --token --auth --hf_token_2".split()
+    other = (
+        "--tokenizer-type --seq-length --eod-mask-loss --untie-embeddings-and-output-weights "
+        "--text-key --fim-eod-token --tokenizer-model --linear-key-head-dim --json-keys "
+        "--secret-file --"
+    ).split()
+    assert [one for one in [*secret, *other] if secrets.is_secret_option(one)] == secret
+
+
+def test_no_option_of_megatron_and_no_key_of_a_run_file_is_hidden() -> None:
+    from launcher.runs.plan import arguments
+    from launcher.runs.runfile.config import RunConfig
+
+    table = arguments.table()
+    options = [*table.megatron, *table.gpt]
+    assert len(options) > 900
+    assert [name for name in options if secrets.is_secret_option(name)] == []
+    for section, field in RunConfig.model_fields.items():
+        keys = getattr(field.annotation, "model_fields", {})
+        assert not any(secrets.is_secret(key) for key in (section, *keys))
+
+
+RIGHT = "name: a\nimage: cpu\ngpus: 0\nprogram: ./own.py\n"
+FORMS = [
+    # headers
+    *("X-Api-Key: {}", "api-key:{}", "Ocp-Apim-Subscription-Key: {}", "X-Auth-Token: {}"),
+    *("Authorization: Bearer {}", "bearer {}", "Authorization: token {}", "Basic {}=="),
+    *("Cookie: session={}; a=b", "Set-Cookie: sid={}; Path=/", "sessionid={}; csrftoken=a"),
+    # JSON, YAML, TOML, INI, XML, a dictionary
+    *('{{"api_key": "{}"}}', '{{"a": {{"client_secret":"{}"}}}}', r"{{\"access_token\": \"{}\"}}"),
+    *('{{"auths":{{"r.io":{{"auth":"{}"}}}}}}', "{{'password': '{}'}}", '{{"api_keys": ["{}"]}}'),
+    *("user: a\npassword: {}\n", "password = {}", 'secret_key = "{}"', "<password>{}</password>"),
+    # an address: who calls, what it signs, a fragment
+    *("http://me:{}@proxy", "https://{}@host/x", "redis://:{}@cache:6379/0", "a:{}@db.example"),
+    *(
+        "user:{}@10.0.0.1:5432/db",
+        "postgresql+psycopg://u:{}@h/d",
+        "jdbc:m://h/d?user=a&password={}",
+    ),
+    *("https://b/k?X-Amz-Algorithm=A&X-Amz-Signature={}", "https://a/c?sv=2020&sp=r&sig={}%3D"),
+    *("https://h/b?X-Goog-Signature={}", "https://h/x?Expires=1&Signature={}&Key-Pair-Id=K"),
+    *("https://x/cb#access_token={}", "x?sig=a&access_token={}", "https://f/api/x?code={}abcd=="),
+    # chats
+    *("https://hooks.slack.com/services/T0A/B0A/1{}", "https://discord.com/api/webhooks/12/1{}"),
+    "https://open.feishu.cn/open-apis/bot/v2/hook/1{}",
+    *("https://api.telegram.org/bot123456789:{}/x", "https://h/robot/send?access_token={}"),
+    "https://x.webhook.office.com/webhookb2/1@2/IncomingWebhook/1{}",
+    "https://h/cgi-bin/webhook/send?key=1{}",
+    # ~/.netrc, a connection, a command line
+    *("machine h\n  login u\n  password {}", "default login u password {}"),
+    *("Server=x;AccountKey={};", "DefaultEndpoints;SharedAccessKey={}", "Uid=me;Pwd={};"),
+    *("--token {}", "-x --auth={}", "export WANDB_API_KEY={}", "curl -H 'X-Api-Key: {}' https://x"),
+    # what well-known services give
+    *("hf_{0}{0}", "ghp_{0}{0}", "github_pat_{0}{0}", "glpat-{}", "sk-proj-1{}", "nvapi-{}"),
+    *("xoxb-{}-abc", "eyJ{0}.eyJ{0}.{0}", "-----BEGIN RSA PRIVATE KEY-----\n{}", "pypi-{}"),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(secret=SECRETS)
+@hypothesis.settings(max_examples=5)
+def test_what_looks_like_a_credential_is_hidden_whatever_its_name(form: str, secret: str) -> None:
+    """It was shown in dry runs and kept in records: a list of spellings had no header or JSON."""
+    value = form.format(secret)
+    assert secrets.is_secret("NCCL_DEBUG", value)
+    env = {"SOME": value, "HF_TOKEN": "a", "WANDB_API_KEY": None, "NCCL_DEBUG": "INFO"}
+    hidden = {"SOME": HIDDEN, "HF_TOKEN": HIDDEN, "WANDB_API_KEY": None, "NCCL_DEBUG": "INFO"}
+    assert secrets.redact(env) == hidden
+    assert secret not in " ".join(secrets.redacted(("--x", value, f"--x={value}")))
+    assert secrets.holds_secret("env.SOME", value)
+    assert secrets.holds_secret("", [{"a": value}])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_output_shows_it(form: str, plan: Planner) -> None:
+    """Each stood in what a dry run prints and in three files of the record."""
+    secret = "z9y8x7w6" * 4
+    value = form.format(secret)
+    text = f"{RIGHT}env: {{A: {json.dumps(value)}}}\n"
+    made = plan(text, rest=("--url", value, f"--a={value}"))
+    config = RunConfig.model_validate(yaml.safe_load(text))
+    asked = Asked(config, Origin("run.yaml", {}, {}), "/", ("--url", value, f"--a={value}"))
+    kept = record_of(made, asked, "docker")
+    container = Slurm.model_validate({"container": "docker"})
+    outputs = [
+        describe(made),
+        *(docker.show(made), compose.show(made), local.show(made, local.request(made, {}))),
+        slurm.request(made, container, Path("/runs")).script,
+        *(repr(kept_plan(made)), repr(kept)),
+    ]
+    assert [at for at, shown in enumerate(outputs) if secret in shown] == []
+    assert kept.hidden == ("env.A", "-- --url", "-- --a")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "1", "INFO", "expandable_segments:True", "mlx5_0:1,mlx5_1:1", "^lo,docker0", "1e-4"),
+        *("https://host/a@b:c", "ssh://user@machine", "git@host.example:a/b.git", "a.b/c:1"),
+        *(f"megatron:24.10@sha256:{'0a' * 32}", "0a" * 20, "gpt2 --num-tokens 5", "--seq-length 5"),
+        *("/data/token/passwords", "--xla_gpu_x=true --xla_y", "Basic training of a model", "a=b"),
+        *("node0:29500", "12:30", "100*M", "NullTokenizer", "sk-learn", "me@example.org", "x: y@z"),
+    ],
+)
+def test_an_ordinary_value_is_shown(value: str) -> None:
+    assert not secrets.is_secret("NCCL_DEBUG", value)
+    assert secrets.redacted(("--x", value)) == ("--x", value)
+
+
+def test_a_long_value_is_looked_at_at_once() -> None:
+    """A pattern that goes back and forth takes minutes for such a text."""
+    for text in ("a" * 100_000, "a:" * 50_000, "a=" * 50_000, "--a " * 25_000, "://" * 30_000):
+        assert not secrets.is_secret("A", text)
+    for text in ("://hook/" * 15_000, "machine a " * 12_000, "://hooks." + "a/" * 50_000):
+        assert not secrets.is_secret("A", text)
+    assert secrets.is_secret("A", "a" * 10_000_000)  # no process can be given it
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        *("--input-key question", "--disable-vision-class-token --lr 1", "--json-keys text label"),
+        *("--tb_event_key 'lm-loss/lm loss'", "--image-token <image>", "--image-token-index 32000"),
+        *("--pad-token [PAD]", "--token /run/secrets/hf", "--auth-file a.json", "--sort-key a.b_c"),
+        *("--commit 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b", "--start-token '<|im_start|>'"),
+    ],
+)
+def test_an_option_of_texts_and_data_is_shown(argv: str) -> None:
+    words = tuple(shlex.split(argv))
+    assert secrets.redacted(words) == words
+    name, value = words[0].strip("-").replace("-", "_"), " ".join(words[1:])
+    assert not secrets.is_secret_option(name, value)
+    assert not secrets.is_secret_option(name, True)
+
+
+def test_nothing_of_the_presets_and_golden_files_is_hidden() -> None:
+    """A value that is hidden for nothing makes a line that no longer says what runs."""
+    files = [*(ROOT / "launcher/presets").glob("*.yaml"), *(ROOT / "tests").glob("*/*/golden/*")]
+    lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(lines) > 1000
+    own = (HIDDEN, "a secret isn't written down")
+    hidden = [line for line in lines if secrets.has_credential(line)]
+    hidden = [line for line in hidden if not any(text in line for text in own)]
+    assert hidden == ["export NCCL_DEBUG=INFO WANDB_API_KEY=abc123"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (("--api-key", "a", "--lr", "1"), ("--api-key", HIDDEN, "--lr", "1")),
+        (("--api-key=a=b", "c"), (f"--api-key={HIDDEN}", HIDDEN)),
+        (("--lr", "1", "a"), ("--lr", "1", "a")),
+        (("--proxy", "http://a:b@c:1"), ("--proxy", HIDDEN)),
+        (("--proxy=http://a:b@c",), (f"--proxy={HIDDEN}",)),
+        (("--url=http://c:80/a@b", "c@d"), ("--url=http://c:80/a@b", "c@d")),
+        (("--token", "-a", "b", "--lr", "1"), ("--token", HIDDEN, HIDDEN, "--lr", "1")),
+        (("--auth=X", "--hf_token_2=Y"), (f"--auth={HIDDEN}", f"--hf_token_2={HIDDEN}")),
+        (("-token", "a", "-x", "-1"), ("-token", HIDDEN, HIDDEN, "-1")),
+        (("https://a@b/?c=d:e@f", "--a b=c:d@e"), (HIDDEN, HIDDEN)),
+        (("wandb.api_key=a", "lr=1"), (f"wandb.api_key={HIDDEN}", "lr=1")),
+        ((), ()),
+    ],
+)
+def test_words_behind_a_secret_option_are_hidden(
+    argv: tuple[str, ...], shown: tuple[str, ...]
+) -> None:
+    assert secrets.redacted(argv) == shown
+
+
+def told(text: str, sets: list[str], rest: tuple[str, ...], path: Path) -> str:
+    """What is shown of a run: the plan, or what is wrong."""
+    path.write_text(text, encoding="utf-8")
+    try:
+        config, origin = source.load(str(path), [source.parse_set(one) for one in sets])
+        plan = make_plan(config, origin, Facts("0.9.0", True), HOST, STAMP, rest=rest)
+    except UsageError as error:
+        return str(error)
+    return describe(plan)
+
+
+@given(secret=SECRETS, name=st.sampled_from(NAMES), data=st.data())
+def test_a_secret_is_never_shown(
+    tmp_path_factory: pytest.TempPathFactory, secret: str, name: str, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "secret.yaml"
+    text, sets, rest = data.draw(
+        st.sampled_from(
+            [
+                (RIGHT + f"env: {{{name}: {secret}}}\n", [], ()),
+                (RIGHT + f'env: {{{name}: "{secret}\\0"}}\n', [], ()),
+                (RIGHT + f"env: {{{name}: [{secret}]}}\n", [], ()),
+                (RIGHT + f"env: {name}={secret}\n", [], ()),
+                (RIGHT + f"env: {{{name}: {secret}, {name}: {secret}}}\n", [], ()),
+                (RIGHT + f"environment: {{{name}: {secret}}}\n", [], ()),
+                (RIGHT + f"model: {{{name}: {secret}}}\n", [], ()),
+                (RIGHT + f"megatron_args: {{wandb_api_key: {secret}}}\n", [], ()),
+                (RIGHT, [f"env.{name}={secret}"], ()),
+                (RIGHT, [f"env.{name}=[{secret}]"], ()),
+                (RIGHT, [f"env.{name}=[{secret}"], ()),
+                (RIGHT, [f"env={{{name}: {secret}}}"], ()),
+                (RIGHT, [f"env={{{name}: {secret}"], ()),
+                (RIGHT, [f"env={{{name}: {secret}}}", "model.num_layers=0"], ()),
+                (RIGHT, [f"env.{name}.deeper={secret}"], ()),
+                (RIGHT, [f"megatron_args.wandb_api_key={secret}"], ()),
+                (RIGHT, [], ("--wandb-api-key", secret)),
+                (RIGHT, [], (f"--wandb-api-key={secret}",)),
+            ]
+        )
+    )
+    shown = told(text, sets, rest, path)
+    assert shown
+    assert secret not in shown

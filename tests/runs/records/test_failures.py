@@ -1,0 +1,352 @@
+"""How runs end, and why: what is told of a log."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.agent import runner
+from launcher.agent.checkpoints.folders import Checkpoint
+from launcher.runs.plan.job import Cause, Ended
+from launcher.runs.records import ending, failures, record, resume
+from launcher.runs.records.ending import Ending, Outcome, describe
+from launcher.runs.runfile import source
+from tools.failures import PAGE, page
+
+ROOT = Path(__file__).parents[3]
+
+REAL: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("said.yaml").read_text())
+"""What is really written, by the name of the known failure."""
+
+
+def named(tail: str, cause: Cause = Cause.ITSELF) -> list[failures.Sign]:
+    return failures.explain([tail.encode(errors="replace")], cause).signs
+
+
+BEFORE = "training\n[2025-04-13 23:41:20] iteration 20/ 1000 | lm loss: 1.07E+01 |\n"
+
+
+def test_every_row_of_the_table_has_its_real_text() -> None:
+    assert list(REAL) == [known.name for known in failures.table()]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [(known.name, says) for known in failures.table() for says in known.says]
+)
+def test_every_expression_fits_a_real_text(name: str, says: str) -> None:
+    """Else it may be one that nothing says, and its first match is a wrong name."""
+    assert any(re.search(says, text, re.MULTILINE) for text in REAL[name])
+
+
+@pytest.mark.parametrize("known", failures.table(), ids=lambda known: known.name)
+def test_every_row_says_since_when(known: failures.Failure) -> None:
+    """A new row would leave its column open, or fill it with a guess like "recent"."""
+    release = r"[A-Za-z][A-Za-z ]* \d+(\.\d+)+"
+    assert re.fullmatch(rf"any|{release}(, {release})*", known.since)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, texts in REAL.items() for text in texts]
+)
+def test_each_is_named_by_its_text_and_by_nothing_else(name: str, text: str) -> None:
+    tail = f"{BEFORE}{text}\n{BEFORE}runner: rank 0 exited with code 1\n"
+    found = named(tail)
+    assert [sign.failure.name for sign in found] == [name]
+    assert found[0].said
+    assert found[0].said.text.rstrip("…") in text
+    told = describe(Ending(Ended(1), False, tail), "0a1b", None, "")
+    assert told[1].startswith(f"cause: {name}: ")
+    assert told[2].startswith("cure: ")
+
+
+def test_memory_is_named_by_what_the_engine_says_where_nothing_was_written() -> None:
+    found = named("", Cause.MEMORY)
+    assert [sign.lines[0] for sign in found] == ["cause: host memory is out"]
+
+
+def test_the_first_cause_is_told_where_others_follow_from_it() -> None:
+    """What follows from others comes last, though a log may have it first."""
+    after = [known for known in failures.table() if known.follows]
+    others = ["GPU memory is out", "the port is taken"]
+    texts = [*(REAL[known.name][0] for known in after), *(REAL[name][0] for name in others)]
+    found = named("\n".join(texts))
+    assert [sign.failure.name for sign in found] == [*others, *(known.name for known in after)]
+
+
+WARNED = [
+    (name, text)
+    for name, texts in REAL.items()
+    for text in texts
+    if "NCCL WARN " in text and "nvls.cc" not in text  # whose file alone tells it
+]
+
+
+@pytest.mark.parametrize(("name", "text"), WARNED)
+@pytest.mark.parametrize("rank", ["", "[rank3]: "])
+def test_what_torch_repeats_of_nccl_is_named_alike(name: str, text: str, rank: str) -> None:
+    """Without NCCL_DEBUG it is all that there is, behind a line that says only that it failed."""
+    last = text.partition("NCCL WARN ")[2]
+    failed = "ncclSystemError: System call (e.g. socket, malloc) or external library call failed"
+    found = named(f"{rank}{failed}\n{rank}Last error:\n{rank}{last}\n")
+    assert found[0].failure.name == name
+
+
+def test_a_run_that_was_stopped_or_done_has_no_failure() -> None:
+    text = REAL["the port is taken"][0]
+    assert len(describe(Ending(Ended(143), True, text), "0a1b", None, "")) == 1
+    assert describe(Ending(Ended(0), False, text), "0a1b", None, "") == []
+
+
+def test_a_full_shared_memory_is_no_full_disk() -> None:
+    """The headline would contradict the cause."""
+    full = "OSError: [Errno 28] No space left on device"
+    shared = REAL["shared memory, /dev/shm, is too small"]
+    assert Ending(Ended(1), False, full).reason == "a disk is full"
+    for text in (shared[1], f"{full}\n{shared[3]}", f"{shared[1]}\n{full}"):
+        assert not Ending(Ended(1), False, text).full
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_headline_never_contradicts_the_cause(name: str) -> None:
+    """Host memory that is out was "killed from outside", where the kernel did it."""
+    (known,) = [one for one in failures.table() if one.name == name]
+    for text in REAL[name]:
+        said = Ending(Ended(137), False, text).reason
+        assert said in ("", "a disk is full") or known.follows or text.startswith("runner: ")
+        assert (said == "a disk is full") == (name == "a disk is full")
+
+
+def test_commands_are_told_to_programs() -> None:
+    told = failures.explain([REAL["the port is taken"][0].encode()]).as_json()
+    assert told["causes"][0]["commands"] == ["ss -ltnp"]
+
+
+def healthy() -> list[Path]:
+    """What is no failing run's output: our own words, and what healthy runs have printed."""
+    found = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/golden/*.txt"), ROOT / "README.md"]
+    found += ROOT.glob("tests/runs/records/logs/*.txt")
+    return [path for path in found if path.is_file()]
+
+
+@pytest.mark.parametrize("path", healthy(), ids=lambda path: path.name)
+def test_ordinary_text_names_nothing(path: Path) -> None:
+    assert named(path.read_text(encoding="utf-8")) == []
+
+
+@given(st.text(max_size=2000), st.sampled_from([text for texts in REAL.values() for text in texts]))
+def test_noise_around_a_failure_hides_nothing(noise: str, text: str) -> None:
+    found = named(f"{noise}\n{text}\n{noise}")
+    assert any(text in REAL[sign.failure.name] for sign in found)
+
+
+def aftermath(ranks: int) -> list[str]:
+    """What ranks write when another has failed, with numbers and addresses of their own."""
+    texts = [text for known in failures.table() if known.follows for text in REAL[known.name]]
+    return [
+        f"[rank{rank}]: {line} comm 0x{rank * 0x9E3779B97F4A7C15 % (1 << 48):x}"
+        for rank in range(ranks)
+        for text in texts
+        for line in text.splitlines()
+    ]
+
+
+@pytest.mark.parametrize("name", list(REAL)[::5])
+@pytest.mark.parametrize("piece", [1 << 10, 1 << 22])
+def test_a_first_cause_is_found_among_what_follows(
+    name: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tail alone would show the flood; a border between pieces must hide nothing."""
+    monkeypatch.setattr(failures, "PIECE", piece)
+    flood = aftermath(64)
+    log = "\n".join([*flood[:40], REAL[name][0], *flood[40:]]).encode()
+    explained = failures.explain(log[at : at + 997] for at in range(0, len(log), 997))
+    first = explained.signs[0]
+    follows = {known.name for known in failures.table() if known.follows}
+    assert first.failure.name == name or name in follows
+    assert first.said
+    lines = range(41, 41 + len(REAL[name][0].splitlines()))
+    assert first.said.line in ((1,) if name in follows else lines)
+
+
+def test_what_is_not_known_is_said_to_be_unknown_with_the_lines_most_like_it() -> None:
+    log = [
+        "iteration 1/ 10 | lm loss: 1.0E+01 |",
+        "node-1 | 2026-01-02T03:04:05 [rank3]: Traceback (most recent call last):",
+        "node-1 | 2026-01-02T03:04:05 [rank3]: FrobnicateError: the gizmo is upside down",
+        *(f"[rank{rank}]: ERROR rank {rank} gave up" for rank in range(64)),
+    ]
+    explained = failures.explain(["\n".join(log).encode()])
+    assert explained.signs == []
+    assert [(said.line, said.rank, said.node, said.time) for said in explained.suspects] == [
+        (3, "3", "node-1", "2026-01-02T03:04:05"),
+        (4, "0", "", ""),
+    ]
+
+
+def test_the_page_is_made_of_the_table() -> None:
+    """A row changed and the page not would tell people of another cure."""
+    assert page() == PAGE.read_text(encoding="utf-8")
+
+
+RUN = "0a1b2c3d"
+DONE = "step 8\nfinished after iteration 8\n"
+LEFT = f"{runner.stopped(2)}\n"
+ASKED = "runner: SIGTERM: asked 2 ranks to stop, waiting 600 s\n"
+THREE = "runner: rank 1 exited with code 3\n"
+ASKED_WHERE = "runner: rank 0 waits in barrier (a.py:1)\n"
+"""What `stacks` had been told before, which was taken for why it ended."""
+LIMIT = "out of memory (the container's limit, resources.memory)"
+UNDER = "the engine was restarted under it"
+RANK_KILLED = "runner: rank 1 was killed by signal 9 (SIGKILL), exit code 137"
+
+FINISHED, STOPPED, FAILED = Outcome.FINISHED, Outcome.STOPPED, Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("ended", "asked", "tail", "outcome", "restart", "reason"),
+    [
+        (Ended(0), False, "", FINISHED, False, ""),
+        (Ended(0), False, DONE, FINISHED, False, ""),
+        (Ended(0), True, DONE, FINISHED, False, ""),  # it was done before it heard
+        (Ended(0), True, "", STOPPED, False, ""),
+        (Ended(0), False, LEFT, STOPPED, False, ""),  # docker stop
+        (Ended(0), False, DONE + LEFT, FINISHED, False, ""),
+        (Ended(7), False, "runner: the launcher has gone: asked 2 ranks to stop, waiting", STOPPED,
+         False, ""),
+        (Ended(7), True, "", STOPPED, False, ""),
+        (Ended(7), False, ASKED + "runner: rank 0 exited with code 7\n", STOPPED, False,
+         "rank 0 exited with code 7"),
+        (Ended(2), False, "", FAILED, False, ""),
+        (Ended(121), False, "", FAILED, False, ""),
+        (Ended(3), False, "", FAILED, True, ""),
+        (Ended(3), False, f"{ASKED_WHERE}{THREE}runner: rank 0 exited with code 1\n", FAILED, True,
+         "rank 1 exited with code 3"),
+        (Ended(1), False, f"OSError: [Errno 28] No space left on device\n{THREE}", FAILED, True,
+         "a disk is full"),
+        (Ended(137), True, "", STOPPED, False, ""),
+        (Ended(137), False, "", FAILED, True, "killed from outside, by SIGKILL"),
+        (Ended(137), False, f"step 3 of{RANK_KILLED}\n", FAILED, True,
+         "rank 1 was killed by signal 9 (SIGKILL), exit code 137"),
+        (Ended(137), False, ASKED + "runner: killing rank 0, 1: grace period over\n", STOPPED,
+         False, "killing rank 0, 1: grace period over"),
+        (Ended(137, Cause.MEMORY), False, "", FAILED, True, LIMIT),
+        (Ended(137, Cause.MEMORY), False, f"{RANK_KILLED}\n", FAILED, True, LIMIT),
+        (Ended(137, Cause.MEMORY), False, f"{RANK_KILLED}: out of memory (the machine's memory)\n",
+         FAILED, True,
+         f"{RANK_KILLED.removeprefix('runner: ')}: out of memory (the machine's memory)"),
+        (Ended(137, Cause.REMOVED), False, "", FAILED, False, "it was removed from outside"),
+        (Ended(137, Cause.REMOVED), True, "", STOPPED, False, "it was removed from outside"),
+        (Ended(137, Cause.ENGINE), False, "", FAILED, True, UNDER),
+        (Ended(0, Cause.ENGINE), False, ASKED + LEFT, FAILED, True, UNDER),
+        (Ended(0, Cause.ENGINE), False, DONE, FINISHED, False, UNDER),
+        (Ended(0, Cause.ENGINE), True, ASKED + LEFT, STOPPED, False, UNDER),
+        (Ended(143, Cause.ENGINE), False, "", FAILED, True, UNDER),
+    ],
+)  # fmt: skip
+def test_what_became_of_it(
+    ended: Ended, asked: bool, tail: str, outcome: Outcome, restart: bool, reason: str
+) -> None:
+    found = Ending(ended, asked, tail)
+    assert (found.outcome, found.may_restart) == (outcome, restart)
+    assert found.reason == reason
+    cut_short = ended.code == 0 and outcome is FAILED  # which would be a 0 for success
+    stopped = ended.code == 0 and outcome is STOPPED and not asked
+    assert found.code == (125 if cut_short else 143 if stopped else ended.code)
+
+
+@pytest.mark.parametrize(
+    ("tail", "code"),
+    [
+        ("step 8\nstopped after iteration 8: asked to by a signal\n", 143),
+        ("node-1 | stopped after iteration 8: asked to by a signal\n", 143),
+        ("step 8\n[2024-01-01 00:00:00] exiting program after receiving SIGTERM.\n", 143),
+        ("exiting program after receiving SIGTERM.\nfinished after iteration 9\n", 0),
+        ("runner: SIGINT: asked 2 ranks to stop, waiting 600 s\n", 130),
+        ("runner: SIGHUP: asked 2 ranks to stop, waiting 600 s\n", 143),
+        ("a line that quotes: stopped after iteration 8: asked to by a signal\n", 0),
+    ],
+)
+def test_a_run_that_a_signal_stopped_is_not_finished(tail: str, code: int) -> None:
+    """A rank that got SIGTERM by itself ended the run with 0, as if it had been done."""
+    found = Ending(Ended(0), asked=False, tail=tail)
+    assert (found.code, found.outcome) == (code, STOPPED if code else FINISHED)
+    assert not found.may_restart
+
+
+def test_the_newest_checkpoint_is_named_with_how_to_go_on() -> None:
+    """After another schedule the command that was told failed in the same way again."""
+    said = (
+        "AssertionError: OptimizerParamScheduler: class input value 5e-05 and checkpointvalue "
+        "0.0001 for learning rate do not match\nrunner: rank 0 exited with code 1\n"
+    )
+    saved = Checkpoint(40, Path("/saves/iter_0000040"))
+    assert describe(Ending(Ended(0), True, ""), "0a1b", saved, "/save") == [
+        "run 0a1b stopped, exit code 0",
+        "newest complete checkpoint: /saves/iter_0000040 (iteration 40)",
+        "to go on: launcher resume 0a1b",
+    ]
+    *_, last = describe(Ending(Ended(1), False, said), "0a1b", saved, "/save")
+    command, _, setting = last.partition(" --set ")
+    assert command == "to go on: launcher resume 0a1b"
+    config, _ = source.load("gpt2", [source.parse_set(setting)])
+    assert config.megatron_args[resume.OVERRIDE] is True
+
+
+@pytest.mark.parametrize(
+    ("code", "tail", "first"),
+    [
+        (3, THREE, "run 0a1b failed: rank 1 exited with code 3"),
+        (1, THREE, "run 0a1b failed, exit code 1: rank 1 exited with code 3"),
+        (3, "", "run 0a1b failed, exit code 3"),
+        (30, THREE, "run 0a1b failed, exit code 30: rank 1 exited with code 3"),
+    ],
+)
+def test_the_exit_code_is_told_once(code: int, tail: str, first: str) -> None:
+    ending = Ending(Ended(code), False, tail)
+    assert describe(ending, "0a1b", None, "") == [first]
+    assert describe(ending, "0a1b", None, "/save") == [first, "it saved no complete checkpoint"]
+    assert describe(Ending(Ended(0), False, DONE), "0a1b", None, "/save") == []
+
+
+@pytest.fixture
+def kept(runs: Path) -> Path:
+    """The folder of a run's record."""
+    (runs / RUN).mkdir(parents=True)
+    return runs / RUN
+
+
+@pytest.mark.parametrize(
+    ("found", "signals", "by"),
+    [
+        (Ending(Ended(0), False, ""), [], "itself"),
+        (Ending(Ended(3), False, ""), [], "itself"),
+        (Ending(Ended(0), True, ""), ["SIGINT"], "the launcher, on SIGINT"),
+        (Ending(Ended(137), True, ""), ["SIGINT", "SIGTERM"], "the launcher, on SIGINT, SIGTERM"),
+        (Ending(Ended(0), True, ""), [], "launcher stop"),
+        (Ending(Ended(0), False, ASKED), [], "somebody outside"),
+        (Ending(Ended(137, Cause.REMOVED), False, ""), [], "removed from outside"),
+        (Ending(Ended(137, Cause.MEMORY), False, ""), ["SIGINT"], "out of memory"),
+    ],
+)
+def test_who_ended_it(kept: Path, found: Ending, signals: list[str], by: str) -> None:
+    ending.keep(RUN, 0, found, signals, None)
+    assert [told["by"] for told in record.read_lines(kept / record.ENDINGS)] == [by]
+
+
+def test_endings_come_back_in_their_order_with_what_was_saved(kept: Path) -> None:
+    saved = Checkpoint(20, Path("/ck/iter_0000020"))
+    ending.keep(RUN, 0, Ending(Ended(1), False, "runner: rank 1 exited with code 1\n"), [], saved)
+    ending.keep(RUN, 1, Ending(Ended(0), False, ""), [], None)
+    with (kept / record.ENDINGS).open("a") as file:
+        file.write('{"attempt": 2, "out')
+    first, second = record.read_lines(kept / record.ENDINGS)
+    assert (first["outcome"], first["code"], first["iteration"]) == ("failed", 1, 20)
+    assert first["reason"] == "rank 1 exited with code 1"
+    assert (second["attempt"], second["outcome"], second["checkpoint"]) == (1, "finished", None)
+    ending.keep("ffffffff", 0, Ending(Ended(0), False, ""), [], None)  # it has no record
+    assert not (kept.parent / "ffffffff").exists()

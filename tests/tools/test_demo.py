@@ -1,0 +1,79 @@
+"""What the demo checks of its two runs, and that each check can fail."""
+
+from __future__ import annotations
+
+import math
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from launcher.tools import demo
+from launcher.tools.demo import DemoError, Seen
+
+FIRST = Seen(training={10: 3.0, 20: 2.0}, held_out={20: 2.1})
+RESUMED = Seen(training={30: 1.9, 40: 1.8}, held_out={40: 1.9})
+
+
+def test_two_runs_that_show_what_they_should_pass() -> None:
+    demo._check(FIRST, RESUMED, entropy=3.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "resumed", "entropy", "said"),
+    [
+        (FIRST, RESUMED, 2.0, "is not below 2.000"),
+        (FIRST, Seen({10: 3.0, 40: 1.8}, {40: 1.9}), 3.0, "no checkpoint was loaded"),
+        (FIRST, Seen({30: 1.9}, {30: 1.9}), 3.0, "did not go on to its last iteration"),
+    ],
+)
+def test_each_check_can_fail(first: Seen, resumed: Seen, entropy: float, said: str) -> None:
+    with pytest.raises(DemoError, match=said) as caught:
+        demo._check(first, resumed, entropy)
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "said"), [("raise SystemExit(3)", "exit code 3"), ("", "printed no losses")]
+)
+def test_a_run_that_ends_badly_or_shows_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, said: str
+) -> None:
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher/__main__.py").write_text(f"{program}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DemoError, match=said):
+        demo.launch(tmp_path)
+
+
+def test_the_losses_are_read_from_upstream_s_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        " iteration       10/      20 | consumed samples: 80 | lm loss: 3.000000E+00 | x",
+        " validation loss at iteration 20 on validation set | lm loss value: 2.1E+00 | PPL",
+    ]
+    (tmp_path / "launcher").mkdir()
+    shown = f"print({chr(10).join(lines)!r})"  # and not among the user's own runs
+    program = f"import os\nif os.environ['LAUNCHER_RUNS'] == '{tmp_path}/runs': {shown}\n"
+    (tmp_path / "launcher/__main__.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    assert demo.launch(tmp_path) == Seen({10: 3.0}, {20: 2.1})
+
+
+def test_the_entropy_of_two_equally_frequent_tokens_is_that_of_a_coin() -> None:
+    assert demo.unigram_entropy([[1, 2], [2, 1]]) == pytest.approx(math.log(2))
+
+
+def test_a_private_engine_that_others_keep_up_is_not_said_to_end() -> None:
+    """It was said to, though DOCKER_HOST named the one of another terminal's `launcher engine`."""
+    with tempfile.TemporaryDirectory(prefix="lp-", dir="/tmp") as folder:
+        path = f"{folder}/docker.sock"
+        with socket.socket(socket.AF_UNIX) as engine:
+            engine.bind(path)
+            engine.listen()
+            assert demo.whereabouts(f"unix://{path}", 1.0).endswith(f"DOCKER_HOST=unix://{path}")
+        assert "which has ended" in demo.whereabouts(f"unix://{path}", 1.0)
+        Path(path).unlink()
+        assert "which has ended" in demo.whereabouts(f"unix://{path}", 1.0)

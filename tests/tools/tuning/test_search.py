@@ -1,0 +1,106 @@
+"""The search, with costs that are known: it finds the fastest in few measurements."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from launcher.tools.tuning.search import Measured, Search, as_line, of_lines
+from launcher.tools.tuning.settings import MICRO, Setting
+from tests.tools.tuning.test_settings import space
+
+FAST = "megatron_args.no_fast"
+
+
+def micro_of(setting: Setting) -> int:
+    """Its micro-batch; 1 is given."""
+    found = dict(setting.changes).get(MICRO, 1)
+    assert isinstance(found, int)
+    return found
+
+
+def cost(setting: Setting) -> float:
+    """A host that takes 5 ms a micro-batch, and 100 for whoever does without the fast path."""
+    return 10 + 5 * 16 / micro_of(setting) + 100 * bool(dict(setting.changes).get(FAST))
+
+
+class Ran:
+    """Measures by `cost`; what is too large is out of memory."""
+
+    def __init__(self, largest: int = 64, most: int = 100) -> None:
+        self.largest, self.most = largest, most
+        self.asked: list[Setting] = []
+
+    def __call__(self, setting: Setting) -> Measured | None:
+        if len(self.asked) >= self.most:
+            return None
+        self.asked.append(setting)
+        if micro_of(setting) > self.largest:
+            return Measured(setting, why="GPU memory is out")
+        return Measured(setting, cost(setting), 1000.0)
+
+
+def search(ran: Ran, *sets: str) -> Search:
+    return Search(space("training.micro_batch_size=1", *sets), cost, ran)
+
+
+def test_the_best_predicted_comes_after_what_is_given() -> None:
+    ran = Ran()
+    best = search(ran).run()
+    assert ran.asked[0] == Setting()
+    assert best
+    assert dict(best.setting.changes) == {MICRO: 16}
+    assert len(ran.asked) < 8
+
+
+def test_what_is_predicted_hopeless_is_not_measured() -> None:
+    ran = Ran()
+    search(ran).run()
+    assert not any(FAST in dict(setting.changes) for setting in ran.asked)
+
+
+def test_out_of_memory_is_survived() -> None:
+    ran = Ran(largest=4)
+    best = search(ran).run()
+    assert best
+    assert dict(best.setting.changes) == {MICRO: 4}
+
+
+def test_without_a_prediction_the_neighbours_are_tried() -> None:
+    ran = Ran()
+    best = Search(space("training.micro_batch_size=1"), lambda setting: None, ran).run()
+    assert best
+    assert dict(best.setting.changes) == {MICRO: 16}
+
+
+def test_the_time_ends_it_with_what_is_known() -> None:
+    best = search(ran := Ran(most=1)).run()
+    assert best
+    assert (best.setting, len(ran.asked)) == (Setting(), 1)
+
+
+@pytest.mark.parametrize(
+    ("why", "tried"),
+    [("a compiled extension is missing: line {}", 2), ("GPU memory is out", 4)],
+)
+def test_what_ends_two_settings_alike_ends_the_search(why: str, tried: int) -> None:
+    """An extension for another Python was found missing by each of the settings, minutes long."""
+    asked = list[Setting]()
+
+    def ran(setting: Setting) -> Measured:
+        asked.append(setting)
+        return Measured(setting, why=why.format(len(asked)), cure="compile it")
+
+    assert Search(space("training.micro_batch_size=1"), cost, ran).run() is None
+    assert len(asked) == tried
+
+
+def test_what_is_kept_is_what_was_measured() -> None:
+    ran = Measured(Setting(((MICRO, 8), (FAST, None))), 12.5, 3000.0)
+    found = [ran, Measured(Setting(), why="?", cure="!")]
+    lines = [json.loads(json.dumps(as_line(one))) for one in found]
+    assert [*of_lines(iter([{"changes": 3}, *lines]))] == [
+        replace(one, setting=Setting(tuple(sorted(one.setting.changes)))) for one in found
+    ]

@@ -1,0 +1,213 @@
+"""Training end to end on the CPU: layouts agree, checkpoints carry on, signals save."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.checkpoints import contents, folders
+from launcher.runs.datasets import indexed
+from tests.agent.conftest import TINY, Run, going_on, runner_command, start
+
+pytestmark = pytest.mark.megatron
+
+Train = Callable[..., Run]
+TENSOR = ("--tensor-model-parallel-size", "2", "--make-vocab-size-divisible-by", "64")
+DIVIDED = (
+    *(*TENSOR, "--sequence-parallel"),
+    *("--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
+)
+
+
+@pytest.fixture(scope="module")
+def single(train: Train) -> Run:
+    """One rank; the loss of every layout is compared with its."""
+    return train(1)
+
+
+@pytest.fixture(scope="module")
+def divided(train: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    """TP=2 with dropout and sequence parallelism, saved after iterations 3 and 6."""
+    folder = tmp_path_factory.mktemp("divided")
+    return train(2, *DIVIDED, "--save", str(folder), "--save-interval", "3"), folder
+
+
+def at_iteration_3(folder: Path, copy: Path) -> str:
+    """A copy of a checkpoint folder as it was after iteration 3."""
+    shutil.copytree(folder / "iter_0000003", copy / "iter_0000003")
+    (copy / folders.TRACKER).write_text("3")
+    return str(copy)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param((*TENSOR, "--sequence-parallel"), id="sequence"),
+        pytest.param(TENSOR, id="tensor", marks=pytest.mark.long),
+        pytest.param((), id="data", marks=pytest.mark.long),
+    ],
+)
+def test_two_ranks_agree_with_one(train: Train, single: Run, layout: tuple[str, ...]) -> None:
+    run = train(2, *layout)
+    assert run.losses == pytest.approx(single.losses, abs=1e-3)
+    assert run.validation_loss == pytest.approx(single.validation_loss, abs=1e-3)
+    assert run.grad_norms == pytest.approx(single.grad_norms, abs=2e-3)
+
+
+def test_gradients_are_clipped(train: Train, single: Run) -> None:
+    assert max(single.grad_norms) > 1.0
+    run = train(1, "--clip-grad", "0")
+    assert run.losses[1] == single.losses[1]
+    assert run.losses[6] != single.losses[6]
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale"),
+    [pytest.param("--bf16", "1.0", marks=pytest.mark.long), ("--fp16", "65536.0")],
+)
+def test_half_precision_is_near(train: Train, single: Run, precision: str, scale: str) -> None:
+    run = train(2, *TENSOR, precision, "--initial-loss-scale", "65536")
+    assert run.losses == pytest.approx(single.losses, abs=0.03)
+    assert f"loss scale: {scale} |" in run.output
+
+
+def test_resumed_equals_uninterrupted(
+    train: Train, divided: tuple[Run, Path], tmp_path: Path
+) -> None:
+    whole, folder = divided
+    copy = at_iteration_3(folder, tmp_path)
+    resumed = train(2, *DIVIDED, "--load", copy)
+    assert resumed.losses == {step: whole.losses[step] for step in (4, 5, 6)}
+    assert resumed.validation_loss == whole.validation_loss
+
+
+def test_other_layouts_load(train: Train, divided: tuple[Run, Path], tmp_path: Path) -> None:
+    _, folder = divided
+    copy = at_iteration_3(folder, tmp_path)
+    one = train(1, "--load", copy)
+    two = train(2, "--load", copy, "--pipeline-model-parallel-size", "2")
+    assert "saved with TP=2 PP=1: random states are not carried over" in one.output
+    assert one.losses == pytest.approx(two.losses, abs=1e-3)
+    assert list(one.losses) == [4, 5, 6]
+
+
+def test_a_checkpoint_of_less_than_the_model(divided: tuple[Run, Path], tmp_path: Path) -> None:
+    """What Transformer Engine's layers keep beside tensors may be lacking, and nothing else."""
+    copy = at_iteration_3(divided[1], tmp_path)
+    lacking = (*TINY, "--mock-data", "--load", copy, "--qk-layernorm")
+    run = start(1, "-m", "launcher.trainer.gpt", *lacking)
+    assert run.code == 2
+    assert "k_layernorm.bias of this model, and 11 more" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_any_real_file_missing_or_a_byte_short_is_found(
+    divided: tuple[Run, Path], tmp_path: Path
+) -> None:
+    _, folder = divided
+    assert [each.problem for each in [*folders.newest_first(folder)][::-1]] == ["", ""]
+    copy = tmp_path / "copy"
+    shutil.copytree(folder / "iter_0000006", copy)
+    names = sorted(path.name for path in copy.iterdir())
+    assert {".metadata", "__0_0.distcp", "__1_0.distcp", "common.pt", "metadata.json"} <= {*names}
+    for path in (copy / name for name in names):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        assert contents.problem(copy).startswith(path.name)
+        path.unlink()
+        assert contents.problem(copy) == f"{path.name} is missing"
+        path.write_bytes(whole)
+    assert contents.problem(copy) == ""
+
+
+def test_an_incomplete_checkpoint_is_left_out(
+    train: Train, divided: tuple[Run, Path], tmp_path: Path
+) -> None:
+    whole, folder = divided
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "iter_0000006/common.pt").unlink()
+    run = train(2, *DIVIDED, "--load", str(copy))
+    assert f"{copy}/iter_0000006 is left out: common.pt is missing" in run.output
+    assert run.losses == {step: whole.losses[step] for step in (4, 5, 6)}
+
+
+def test_tracker_of_a_missing_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / folders.TRACKER).write_text("7")
+    run = start(1, "-m", "launcher.trainer.gpt", *TINY, "--mock-data", "--load", str(tmp_path))
+    assert run.code == 2
+    assert "names iteration '7', whose checkpoint isn't there" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_real_data(train: Train, tmp_path: Path) -> None:
+    prefix = tmp_path / "text_document"
+    counting = [*range(99), *range(99)]
+    indexed.write(prefix, ([*counting[n : n + 60], 99] for n in range(99)), vocab_size=100)
+    arguments = (
+        *("--data-path", str(prefix), "--split", "90,10,0"),
+        *("--data-cache-path", str(tmp_path / "cache")),
+    )
+    run = train(2, *TENSOR, data=arguments)
+    assert run.validation_loss < run.losses[1] - 0.3
+    assert any((tmp_path / "cache").iterdir())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("left", [0, 4096, 100 * 1024])
+def test_a_full_disk_at_the_first_save(small_disk: Path, left: int) -> None:
+    """In the part that rank 0 writes alone, and in those of all ranks."""
+    root = small_disk / "checkpoints"
+    root.mkdir()
+    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - left))
+    saving = ["--save", str(root), "--save-interval", "3"]
+    run = start(2, "-m", "launcher.trainer.gpt", *TINY, "--mock-data", *TENSOR, *saving)
+    assert run.code == 1
+    assert f"gpt: can't save to {root}: No space left on device" in run.output
+    assert list(root.iterdir()) == []
+
+
+def stopped_at_2(root: Path, *extra: str, when: Callable[[], bool]) -> Run:
+    """Train without an end, ask to stop after iteration 2 `when` it is so; the run's end.
+
+    It ends well, and leaves one complete checkpoint and nothing else.
+    """
+    program = ["-m", "launcher.trainer.gpt", *TINY, "--mock-data", *TENSOR, "--save", str(root)]
+    endless = ["--train-iters", "100000", "--exit-signal-handler", *extra]
+    with going_on(runner_command(2, *program, *endless)) as run:
+        while "iteration        2/" not in run.line():
+            pass
+        while not when():
+            time.sleep(0.001)
+        run.process.send_signal(signal.SIGTERM)
+    assert run.code == 0, run.output
+    assert "stopped after iteration 2: asked to by a signal" in run.output
+    assert run.output.splitlines()[-1] == "runner: stopped: all 2 ranks ended after SIGTERM"
+    assert [*folders.newest_first(root)][::-1] == [folders.Checkpoint(2, folders.folder(root, 2))]
+    assert folders.noted(root) == "2"
+    return run
+
+
+def test_a_signal_while_saving(tmp_path: Path) -> None:
+    """The save in hand goes to its end, and the same iteration isn't saved again."""
+    saving = folders.partial(tmp_path, 2).exists
+    run = stopped_at_2(tmp_path, "--save-interval", "2", when=saving)
+    assert run.output.count("saved ") == 1
+
+
+@pytest.mark.long
+def test_a_signal_while_evaluating(tmp_path: Path) -> None:
+    """An evaluation that would take hours is given up."""
+    endless = ["--eval-interval", "2", "--eval-iters", "100000", "--micro-batch-size", "1"]
+
+    def evaluating() -> bool:
+        time.sleep(0.5)
+        return True
+
+    run = stopped_at_2(tmp_path, *endless, when=evaluating)
+    assert "validation loss" not in run.output

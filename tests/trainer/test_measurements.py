@@ -1,0 +1,88 @@
+"""Memory: upstream's line, samples while it trains, and the summary of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.agent.ranks.ending import OptionError
+from launcher.trainer.gpt import arguments as command_line
+from launcher.trainer.gpt import measurements
+from launcher.trainer.gpt.measurements import MEGABYTE
+from tests.agent.conftest import TINY, Run
+
+Train = Callable[..., Run]
+
+
+def test_upstreams_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"allocated": MEGABYTE * 4393 // 3, "reserved": MEGABYTE * 1576}
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setattr(measurements, "current", lambda on_cpu: now)
+    monkeypatch.setattr(measurements, "peak", lambda on_cpu: now | {"allocated": MEGABYTE * 1500})
+    assert measurements.memory_line(10) == (
+        "[Rank 3] (after 10 iterations) memory (MB) | allocated: 1464.33 | "
+        "max allocated: 1500.00 | reserved: 1576.00 | max reserved: 1576.00"
+    )
+
+
+@pytest.mark.megatron
+def test_samples_and_summary_change_nothing(train: Train, tmp_path: Path) -> None:
+    plain = train(2)
+    file = tmp_path / "summary.json"
+    measured = ["--memory-samples", str(tmp_path / "m"), "--memory-interval", "0.05"]
+    run = train(2, *measured, "--performance-summary", str(file))
+    assert (run.losses, run.grad_norms) == (plain.losses, plain.grad_norms)
+    assert "memory (MB)" not in run.output  # which is a GPU's
+    for rank in range(2):
+        text = (tmp_path / f"m/rank-{rank}.jsonl").read_text()
+        samples = [json.loads(line) for line in text.splitlines()]
+        assert len(samples) >= 3
+        assert 0.03 < samples[1]["time"] - samples[0]["time"] < 5
+        peak = max(sample["resident"] for sample in samples)
+        found = json.loads(file.read_text())
+        assert 50_000_000 < peak <= found["max_memory_bytes"]["resident"] + 10_000_000
+    assert found["steps"] == 6
+    assert found["final_loss"] == pytest.approx(run.losses[6], rel=1e-5)
+    assert found["tokens_per_second"] == pytest.approx(4 * 32 / found["ms_per_step_median"] * 1000)
+    assert found["device"] == "CPU"
+    assert set(found["versions"]) == {"python", "torch", "cuda", "megatron_core"}
+
+
+@pytest.mark.megatron
+def test_repeated_samples_are_learnt_by_heart(train: Train) -> None:
+    run = train(1, "--mock-samples", "1", "--train-iters", "20")
+    whole = train(1, "--train-iters", "20")
+    assert run.losses[20] < whole.losses[20] - 0.2
+
+
+def test_no_folder_for_the_summary(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"the folder .*/nowhere isn't there"):
+        measurements.check_summary(str(tmp_path / "nowhere/summary.json"))
+
+
+def summary(monkeypatch: pytest.MonkeyPatch, seconds: list[float], loss: float) -> dict[str, Any]:
+    monkeypatch.setattr(measurements, "_device_and_versions", dict)
+    arguments = command_line.parse([*TINY, "--mock-data"])
+    layout = command_line.layout(arguments, 2)
+    return measurements.summary(arguments, layout, seconds, loss, {"resident": 3})
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_no_steps_and_no_loss_are_null(
+    loss: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = summary(monkeypatch, [], loss)
+    assert made["final_loss"] is made["ms_per_step_median"] is made["tokens_per_second"] is None
+    told = measurements.write(made, tmp_path / "summary.json")
+    assert told.endswith("summary.json: no steps")
+    assert "NaN" not in (tmp_path / "summary.json").read_text()
+
+
+def test_the_median_leaves_out_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = summary(monkeypatch, [9.0, 0.5, 0.5], 1.5)
+    assert (made["ms_per_step_median"], made["tokens_per_second"]) == (500, 4 * 32 / 0.5)
+    assert (made["final_loss"], made["max_memory_bytes"]) == (1.5, {"resident": 3})

@@ -1,0 +1,144 @@
+"""TensorBoard reads the log's numbers back; W&B gets the same; what isn't there is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.ranks.ending import OptionError
+from launcher.trainer.gpt import arguments as command_line
+from launcher.trainer.gpt import writers
+from tests.agent.conftest import TINY, Run, start
+
+Train = Callable[..., Run]
+TAGS = ("lm loss", "learning-rate", "grad-norm", "loss-scale", "batch-size")
+
+# Stands in for Weights & Biases, which needs a server: notes what it is called with.
+WANDB = """
+import json, os
+def note(*what):
+    with open(os.environ["CALLS"], "a") as file:
+        file.write(json.dumps(what) + chr(10))
+def init(dir, project, name, config):
+    if project == "refused":
+        raise RuntimeError("No API key configured.\\nUse wandb login.")
+    note("init", dir, project, name, config["num_layers"])
+def log(values, step):
+    note("log", step, values)
+def finish():
+    note("finish")
+"""
+
+
+def imitate_wandb(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "wandb.py").write_text(WANDB)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setenv("CALLS", str(folder / "calls"))
+
+
+def read(folder: Path) -> dict[str, dict[int, float]]:
+    """Every tag's value by step, by TensorBoard's own reader."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {
+        tag: {event.step: event.value for event in events.Scalars(tag)}
+        for tag in events.Tags()["scalars"]
+    }
+
+
+def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writers.importlib.util, "find_spec", lambda name: None)
+    for option, package in (("--tensorboard-dir", "tensorboard"), ("--wandb-project", "wandb")):
+        with pytest.raises(OptionError, match=f"{option} needs the Python package {package}"):
+            writers.check(command_line.parse([*TINY, "--mock-data", option, "x"]))
+    writers.check(command_line.parse([*TINY, "--mock-data"]))
+
+
+@pytest.mark.long  # with the launcher: tests/e2e/test_trained.py
+@pytest.mark.megatron
+def test_tensorboard_has_the_logs_numbers(train: Train, tmp_path: Path) -> None:
+    plain = train(2, "--log-interval", "3")
+    run = train(2, "--log-interval", "3", "--tensorboard-dir", str(tmp_path))
+    found = read(tmp_path)
+    assert (run.losses, run.validation_loss) == (plain.losses, plain.validation_loss)
+    for tag in TAGS:
+        assert list(found[tag]) == [1, 2, 3, 4, 5, 6]
+        assert list(found[f"{tag} vs samples"]) == [4, 8, 12, 16, 20, 24]
+    by_interval = list(found["lm loss"].values())
+    means = {3: sum(by_interval[:3]) / 3, 6: sum(by_interval[3:]) / 3}
+    assert means == pytest.approx(run.losses, abs=1e-5)
+    assert [found["grad-norm"][3], found["grad-norm"][6]] == pytest.approx(run.grad_norms, abs=1e-3)
+    assert found["lm loss validation"] == {6: pytest.approx(run.validation_loss, abs=1e-5)}
+    assert found["batch-size"][1] == 4
+    rates = [float(rate) for rate in re.findall(r"learning rate: (\S+)", run.output)]
+    assert [found["learning-rate"][3], found["learning-rate"][6]] == pytest.approx(rates)
+    times = [float(ms) for ms in re.findall(r"per iteration \(ms\): (\S+)", run.output)]
+    assert [1000 * s for s in found["iteration-time"].values()] == pytest.approx(times, abs=0.1)
+
+
+@pytest.mark.long
+@pytest.mark.megatron
+def test_a_resumed_run_writes_over_what_came_after_its_checkpoint(
+    train: Train, tmp_path: Path
+) -> None:
+    folder, board = tmp_path / "save", ["--tensorboard-dir", str(tmp_path / "board")]
+    saving = ["--save", str(folder), "--tensorboard-log-interval", "2"]
+    train(1, *saving, *board, "--train-iters", "4", "--lr-decay-iters", "6")
+    whole = train(1, *board, "--train-iters", "6", "--load", str(folder), "--lr", "2e-2")
+    found = read(tmp_path / "board")["lm loss"]
+    assert list(found) == [2, 4, 5, 6]
+    train(1, *saving[2:], *board, "--load", str(folder))
+    again = read(tmp_path / "board")["lm loss"]
+    assert list(again) == [2, 4, 6]
+    assert again[4] == found[4]
+    assert again[6] != pytest.approx(whole.losses[6], abs=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.megatron
+def test_wandb_gets_the_logs_numbers(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imitate_wandb(tmp_path, monkeypatch)
+    plain = train(2)
+    run = train(2, "--wandb-project", "p", "--wandb-exp-name", "n", "--save", str(tmp_path / "s"))
+    assert run.losses == plain.losses
+    first, *logged, last = map(json.loads, (tmp_path / "calls").read_text().splitlines())
+    assert first == ["init", str(tmp_path / "s/wandb"), "p", "n", 2]
+    assert last == ["finish"]
+    steps: dict[int, dict[str, float]] = {}
+    for _, step, values in logged:
+        steps.setdefault(step, {}).update(values)
+    found = {step: values["lm loss"] for step, values in steps.items()}
+    assert found == pytest.approx(run.losses, abs=1e-5)
+    assert steps[6]["lm loss validation"] == pytest.approx(run.validation_loss, abs=1e-5)
+    assert [values["samples vs steps"] for values in steps.values()] == [4, 8, 12, 16, 20, 24]
+    assert {*TAGS, "iteration-time"} <= {*steps[1]}
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ("--wandb-project refused --wandb-exp-name n", 1, "W&B doesn't start: No API key confi"),
+        ("--tensorboard-dir file/board", 1, "can't write to file/board: Not a directory"),
+        ("--memory-samples file/m", 2, "can't write to file/m: Not a directory"),
+    ],
+)
+def test_what_cannot_be_written_is_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, code: int, said: str
+) -> None:
+    imitate_wandb(tmp_path, monkeypatch)
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    run = start(1, "-m", "launcher.trainer.gpt", *TINY, "--mock-data", *options.split())
+    assert run.code == code, run.output
+    assert run.output.count(f"gpt: {said}") == 1
+    assert "Traceback" not in run.output
