@@ -19,7 +19,7 @@ from launcher.agent.ranks import ring
 from launcher.agent.ranks.job import free_port
 from launcher.agent.ranks.meeting import Meeting
 from launcher.base.settings import settings
-from launcher.runs.backends.slurm import slurm
+from launcher.runs.backends.slurm import slurm_request
 from launcher.runs.backends.slurm.slurm import SlurmBackend
 from launcher.runs.follow.assemble import assemble, new_stamp
 from launcher.runs.runfile import source
@@ -118,9 +118,11 @@ def _wide() -> list[Figure]:
     asked = Asked(config, origin, os.getcwd())
     plan = assemble(asked, SlurmBackend(), new_stamp(), dry=True).plan
     start = time.monotonic()
-    wide = slurm.request(replace(plan, nodes=NODES), Slurm(), Path("/runs/a")).script
+    wide = slurm_request.request(replace(plan, nodes=NODES), Slurm(), Path("/runs/a")).script
     rendered = time.monotonic() - start
-    more = len(wide) - len(slurm.request(replace(plan, nodes=2), Slurm(), Path("/runs/a")).script)
+    more = len(wide) - len(
+        slurm_request.request(replace(plan, nodes=2), Slurm(), Path("/runs/a")).script
+    )
     return [
         Figure(f"Slurm: the script of {NODES} nodes, rendered", rendered, 1, "s"),
         Figure(f"Slurm: its length, beyond that of 2 nodes ({len(wide)} bytes)", more, 2, "B"),

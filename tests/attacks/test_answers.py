@@ -15,7 +15,7 @@ from launcher.base.errors import EngineError
 from launcher.base.names import LABEL
 from launcher.base.settings import settings
 from launcher.runs.backends.kubernetes import kubernetes_answers, kubernetes_job
-from launcher.runs.backends.kubernetes.kubernetes import RUN
+from launcher.runs.backends.kubernetes.kubernetes_request import RUN
 from launcher.runs.backends.slurm import slurm_queue
 from launcher.runs.follow import find
 

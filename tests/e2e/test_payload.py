@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launcher.images.engine.connect import engine_host
-from launcher.runs.backends import docker, docker_job
+from launcher.runs.backends.docker import docker, docker_job, docker_request
 from tests.e2e.command import launcher, refused
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def test_another_machines_engine_gets_a_copy_and_the_shown_lines_do_the_same(
         ]
     finally:
         job.remove()
-    shown = docker.show(plan, shares_files=False)
+    shown = docker_request.show(plan, shares_files=False)
     words = [line.split()[1] for line in shown.splitlines()]
     assert words == ["create", "cp", "start"]
     done = subprocess.run(

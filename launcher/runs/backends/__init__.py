@@ -13,7 +13,7 @@ from launcher.runs.plan.job import Backend
 
 GROUP = "launchpad.backends"
 BACKENDS = {
-    "docker": "launcher.runs.backends.docker",
+    "docker": "launcher.runs.backends.docker.docker",
     "local": "launcher.runs.backends.local",
     "compose": "launcher.runs.backends.compose.compose",
     "slurm": "launcher.runs.backends.slurm.slurm",

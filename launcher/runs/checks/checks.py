@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from launcher.base.errors import PreflightError
 from launcher.base.screen import size
-from launcher.runs.backends.docker import bytes_of_size
+from launcher.runs.backends.docker.docker_request import bytes_of_size
 from launcher.runs.checks import fit, memory, saved
 from launcher.runs.checks.machine import (
     UNLIMITED,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.runs.backends.docker import LOCAL, is_rootless
+from launcher.runs.backends.docker.docker_request import LOCAL, is_rootless
 from launcher.runs.checks import checks
 from launcher.runs.checks.machine import (
     UNLIMITED,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from launcher.base.errors import UsageError
 from launcher.images.matrix import render
 from launcher.images.matrix.load import load_matrix
-from launcher.runs.backends.compose import compose, compose_examples
+from launcher.runs.backends.compose import compose_examples, compose_request
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.values import Gpus, parse_gpus, split
@@ -51,11 +51,11 @@ def several(full: Plan) -> Plan:
 
 @pytest.mark.parametrize("name", ["single", "several"])
 def test_the_file_is_as_kept(name: str, request: pytest.FixtureRequest) -> None:
-    kept(f"compose-{name}.txt", compose.show(request.getfixturevalue(name)))
+    kept(f"compose-{name}.txt", compose_request.show(request.getfixturevalue(name)))
 
 
 def services(plan: Plan) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(compose.request(plan).text)["services"]
+    found: dict[str, Any] = yaml.safe_load(compose_request.request(plan).text)["services"]
     return found
 
 
@@ -101,32 +101,32 @@ def test_what_cant_be_shared_out_is_refused(asked: str) -> None:
 
 def test_what_compose_cant_do_is_refused(full: Plan, several: Plan) -> None:
     with pytest.raises(UsageError, match="--tie"):
-        compose.request(full)
+        compose_request.request(full)
     with pytest.raises(UsageError, match=r"resources\.network"):
-        compose.request(replace(several, network="host"))
+        compose_request.request(replace(several, network="host"))
 
 
 def test_a_project_has_a_name_that_compose_takes(bare: Plan) -> None:
-    assert compose.project_name(replace(bare, name="My.Run_1-")) == "my-run_1--0a1b2c3d"
+    assert compose_request.project_name(replace(bare, name="My.Run_1-")) == "my-run_1--0a1b2c3d"
 
 
 def test_secrets_are_in_the_environment_and_not_in_the_file(bare: Plan) -> None:
     plan = with_secrets(bare)
-    wanted = compose.request(plan)
-    assert SECRET not in compose.show(plan)
+    wanted = compose_request.request(plan)
+    assert SECRET not in compose_request.show(plan)
     assert wanted.secrets == {"API_KEY": SECRET, "SECRET_4": SECRET, "SECRET_5": SECRET}
     service = services(plan)["node-0"]
     assert service["environment"] == {"API_KEY": None, "DEBUG": "1"}
     assert [filled(word, wanted.secrets) for word in service["command"]] == [*plan.argv]
-    asked = [line for line in compose.show(plan).splitlines() if line.startswith(": ")]
+    asked = [line for line in compose_request.show(plan).splitlines() if line.startswith(": ")]
     assert [line.partition("{")[2].partition(":")[0] for line in asked] == [*wanted.secrets]
 
 
 def test_an_address_with_a_password_is_a_secret_too(bare: Plan) -> None:
     proxy = f"http://user:{SECRET.replace(' ', '')}@proxy:3128"
     plan = replace(bare, argv=("python3", f"--proxy={proxy}", proxy), env=(("HTTPS_PROXY", proxy),))
-    wanted = compose.request(plan)
-    assert "proxy:3128" not in compose.show(plan)
+    wanted = compose_request.request(plan)
+    assert "proxy:3128" not in compose_request.show(plan)
     assert wanted.secrets == {"HTTPS_PROXY": proxy, "SECRET_1": proxy, "SECRET_2": proxy}
     service = services(plan)["node-0"]
     assert [filled(word, wanted.secrets) for word in service["command"]] == [*plan.argv]
@@ -144,7 +144,7 @@ def test_the_file_reads_back_as_the_same_words(argv: list[str], env: dict[str, s
     from .conftest import BARE
 
     plan = replace(BARE, argv=tuple(argv), env=tuple(env.items()))
-    wanted = compose.request(plan)
+    wanted = compose_request.request(plan)
     service = yaml.safe_load(wanted.text)["services"]["node-0"]
     assert [filled(word, wanted.secrets) for word in service["command"]] == argv
     read = {name: filled(value, {}) for name, value in service.get("environment", {}).items()}
@@ -154,15 +154,15 @@ def test_the_file_reads_back_as_the_same_words(argv: list[str], env: dict[str, s
 @pytest.mark.parametrize("text", ["1e-05", "24.10", "-1", "+2", ".5", "0x1F", "1:30", "2025-01-02"])
 def test_what_looks_like_a_number_is_quoted(bare: Plan, text: str) -> None:
     """YAML 1.2, which compose reads, has other numbers than 1.1, which PyYAML reads."""
-    assert f"'{text}'" in compose.request(replace(bare, argv=("x", text))).text
+    assert f"'{text}'" in compose_request.request(replace(bare, argv=("x", text))).text
 
 
 def test_what_is_shown_is_what_runs(several: Plan) -> None:
-    before, _, rest = compose.show(several).partition(" <<'EOF'\n")
-    assert rest == f"{compose.request(several).text}EOF\n"
+    before, _, rest = compose_request.show(several).partition(" <<'EOF'\n")
+    assert rest == f"{compose_request.request(several).text}EOF\n"
     made, command = (shlex.split(line) for line in before.splitlines())
     assert made == ["mkdir", "-p", "--", "/var/tmp", "/tmp/board"]  # noqa: S108
-    assert tuple(command[-2:]) == compose.UP
+    assert tuple(command[-2:]) == compose_request.UP
 
 
 def test_examples_are_what_is_rendered() -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from launcher.images.engine.compose import compose as program
 from launcher.images.engine.connect import cli_environment
-from launcher.runs.backends.compose import compose, compose_job
+from launcher.runs.backends.compose import compose_job, compose_request
 from launcher.runs.plan.plan import Plan
 
 from .test_docker import SECRET, with_secrets
@@ -31,7 +31,7 @@ COMPOSES_OWN = ("com.docker.compose.", "desktop.docker.io/")
 
 def ask(client: DockerClient, plan: Plan, *words: str) -> str:
     """What compose prints when it is asked for something with the plan's file."""
-    wanted = compose.request(plan)
+    wanted = compose_request.request(plan)
     done = subprocess.run(
         [*program(client), "--project-name", wanted.name, "--file", "-", *words],
         input=wanted.text,
@@ -46,7 +46,7 @@ def ask(client: DockerClient, plan: Plan, *words: str) -> str:
 @contextmanager
 def composed(client: DockerClient, plan: Plan) -> Iterator[list[dict[str, Any]]]:
     """What inspect shows of the containers that compose makes of a plan, created only."""
-    name = compose.project_name(plan)
+    name = compose_request.project_name(plan)
     try:
         ask(client, plan, "create")
         found = client.api.containers(all=True, filters={"label": f"{compose_job.PROJECT}={name}"})
@@ -125,9 +125,9 @@ def test_several_nodes_keep_all_that_one_has(
         pass
     with composed(engine, plan) as nodes:
         networks = [one["HostConfig"]["NetworkMode"] for one in nodes]
-    assert networks == [f"{compose.project_name(plan)}_{compose.NETWORK}"] * 2
+    assert networks == [f"{compose_request.project_name(plan)}_{compose_request.NETWORK}"] * 2
     expected = without_composes(ours)
-    for shown, node in zip(nodes, compose.of_nodes(plan), strict=True):
+    for shown, node in zip(nodes, compose_request.of_nodes(plan), strict=True):
         found = without_composes(shown)
         found["Config"].pop("Healthcheck", None)
         found["HostConfig"].pop("NetworkMode")

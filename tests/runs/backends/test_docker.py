@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.runs.backends import docker, shown
+from launcher.runs.backends import shown
+from launcher.runs.backends.docker import docker, docker_request
 from launcher.runs.plan.image import Facts
 from launcher.runs.plan.mounts import Host, Mount
 from launcher.runs.plan.plan import Plan, Stamp, make_plan
@@ -43,15 +44,15 @@ def kept(name: str, text: str) -> None:
 @pytest.mark.parametrize("name", ["bare", "full"])
 def test_the_request_is_as_kept(name: str, request: pytest.FixtureRequest) -> None:
     plan: Plan = request.getfixturevalue(name)
-    wanted = docker.request(plan)
+    wanted = docker_request.request(plan)
     kept(f"{name}.json", json.dumps({"name": wanted.name, **wanted.body}, indent=1) + "\n")
-    kept(f"{name}.txt", docker.show(plan))
+    kept(f"{name}.txt", docker_request.show(plan))
 
 
 def devices(plan: Plan, gpus: str) -> object:
     asked = parse_gpus(gpus)
     asked = replace(asked, count=4) if asked.everything else asked
-    host = docker.request(replace(plan, gpus=asked)).body["HostConfig"]
+    host = docker_request.request(replace(plan, gpus=asked)).body["HostConfig"]
     return host.get("DeviceRequests")
 
 
@@ -69,7 +70,7 @@ def test_gpus(bare: Plan, gpus: str, count: int, ids: list[str] | None) -> None:
     [("2", "2"), ("all", "all"), ("device=0,1", '"device=0,1"'), ("device=3", "device=3")],
 )
 def test_several_devices_have_inner_quotes(bare: Plan, gpus: str, word: str) -> None:
-    argv = docker.command(replace(bare, gpus=replace(parse_gpus(gpus), count=2)))
+    argv = docker_request.command(replace(bare, gpus=replace(parse_gpus(gpus), count=2)))
     assert argv[argv.index("--gpus") + 1] == word
     assert next(csv.reader([word])) == [gpus]  # as the docker command reads it
 
@@ -79,7 +80,7 @@ def test_several_devices_have_inner_quotes(bare: Plan, gpus: str, word: str) -> 
     [("512", 512), ("512b", 512), ("2k", 2048), ("1M", 1 << 20), ("3g", 3 << 30)],
 )
 def test_sizes(bare: Plan, size: str, number: int) -> None:
-    host = docker.request(replace(bare, shm_size=size)).body["HostConfig"]
+    host = docker_request.request(replace(bare, shm_size=size)).body["HostConfig"]
     assert host["ShmSize"] == number
 
 
@@ -91,7 +92,7 @@ def test_the_shown_line_reads_back_as_the_same_words(
 
     mounts = (Mount(source, target, True, "data.path"),)
     plan = replace(BARE, argv=tuple(argv), env=tuple(env.items()), mounts=mounts)
-    assert shlex.split(docker.show(plan)) == docker.command(plan)
+    assert shlex.split(docker_request.show(plan)) == docker_request.command(plan)
 
 
 @given(PATHS, PATHS, st.booleans())
@@ -99,14 +100,14 @@ def test_a_mount_reads_back_as_its_fields(source: str, target: str, read_only: b
     from .conftest import BARE
 
     plan = replace(BARE, mounts=(Mount(source, target, read_only, "data.path"),))
-    argv = docker.command(plan)
+    argv = docker_request.command(plan)
     fields = next(csv.reader([argv[argv.index("--mount") + 1]], strict=True))
     assert fields[:3] == ["type=bind", f"source={source}", f"target={target}"]
     assert fields[3:] == (["readonly"] if read_only else [])
 
 
 def test_the_folders_it_needs_are_made_first(full: Plan) -> None:
-    first, second = docker.show(full).splitlines()
+    first, second = docker_request.show(full).splitlines()
     assert shlex.split(first) == ["mkdir", "-p", "--", full.mounts[1].source]
     assert second.startswith("docker run ")
 
@@ -115,7 +116,7 @@ def test_the_value_of_a_passed_on_variable_is_never_shown(
     full: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "secret")
-    assert "secret" not in docker.show(full) + json.dumps(docker.request(full).body)
+    assert "secret" not in docker_request.show(full) + json.dumps(docker_request.request(full).body)
 
 
 SECRET = "s3cr3t"  # noqa: S105
@@ -128,15 +129,15 @@ def with_secrets(plan: Plan) -> Plan:
 
 def test_a_secret_is_asked_for_by_name_in_what_is_shown(bare: Plan) -> None:
     plan = with_secrets(bare)
-    text = docker.show(plan)
+    text = docker_request.show(plan)
     assert SECRET not in text
     *lines, command = text.splitlines()
     names = ["API_KEY", "SECRET_4", "SECRET_5"]
     assert lines == [f': "${{{name}:?export it first: its value is not shown}}"' for name in names]
     words = shlex.split(command)
     assert words[words.index("--env") + 1] == "API_KEY"
-    assert f"API_KEY={SECRET}" in docker.request(plan).body["Env"]
-    assert SECRET in docker.request(plan).body["Cmd"]
+    assert f"API_KEY={SECRET}" in docker_request.request(plan).body["Env"]
+    assert SECRET in docker_request.request(plan).body["Cmd"]
 
 
 STAND_IN = """\
@@ -161,7 +162,7 @@ def test_a_line_without_its_secrets_runs_once_they_are_exported(
     """ "(hidden)" in the line was given to the program as the key."""
     plan, told = with_secrets(bare), bin_folder / "told"
     env = {"PATH": f"{bin_folder}:/usr/bin:/bin", "TOLD": str(told)}
-    line = ["sh", "-e", "-c", docker.show(plan)]
+    line = ["sh", "-e", "-c", docker_request.show(plan)]
     assert subprocess.run(line, env=env, capture_output=True).returncode == 2
     assert not told.exists()
     subprocess.run(line, env=env | shown.secrets(plan), check=True)
@@ -186,10 +187,10 @@ def test_a_shell_takes_no_value_for_a_command(
     plan = replace(BARE, argv=tuple(argv), env=(("A", value),), mounts=mounts, workdir=value or "/")
     told = bin_folder / "told"
     env = {"PATH": f"{bin_folder}:/usr/bin:/bin", "TOLD": str(told)}
-    text = docker.show(plan)
+    text = docker_request.show(plan)
     subprocess.run(["sh", "-e"], input=text.encode(), env=env, cwd=bin_folder, check=True)
     words = told.read_bytes().decode().split("\0")[:-1]
-    assert ["docker", *words] == docker.command(plan)
+    assert ["docker", *words] == docker_request.command(plan)
     assert sorted(path.name for path in bin_folder.iterdir()) == ["docker", "told"]
 
 
@@ -202,11 +203,13 @@ ALLOWED = {
 def test_nothing_is_asked_for_that_opens_the_host(bare: Plan, full: Plan) -> None:
     """No Privileged, CapAdd, Devices, PidMode: neither for these nor by name."""
     for plan in (bare, full):
-        asked = docker.request(plan).body["HostConfig"]
+        asked = docker_request.request(plan).body["HostConfig"]
         assert set(asked) <= ALLOWED
         assert asked["SecurityOpt"] == ["no-new-privileges"]
-        assert {"--privileged", "--cap-add", "--device", "--pid"}.isdisjoint(docker.command(plan))
-    assert "NetworkMode" not in docker.request(bare).body["HostConfig"]
+        assert {"--privileged", "--cap-add", "--device", "--pid"}.isdisjoint(
+            docker_request.command(plan)
+        )
+    assert "NetworkMode" not in docker_request.request(bare).body["HostConfig"]
 
 
 def plan_of(tmp_path: Path, text: str) -> Plan:
@@ -230,19 +233,19 @@ def plan_of(tmp_path: Path, text: str) -> Plan:
 def test_the_hosts_network_is_for_several_nodes(
     tmp_path: Path, text: str, network: str | None
 ) -> None:
-    host = docker.request(plan_of(tmp_path, text)).body["HostConfig"]
+    host = docker_request.request(plan_of(tmp_path, text)).body["HostConfig"]
     assert host.get("NetworkMode") == network
 
 
 def test_a_run_file_may_allow_new_privileges(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "resources: {no_new_privileges: false}\n")
-    assert "SecurityOpt" not in docker.request(plan).body["HostConfig"]
-    assert "--security-opt" not in docker.command(plan)
+    assert "SecurityOpt" not in docker_request.request(plan).body["HostConfig"]
+    assert "--security-opt" not in docker_request.command(plan)
 
 
 def test_no_socket_of_an_engine_is_in_a_container(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "data: {mock: true}\ncheckpoint: {save: out}\n")
-    mounts = docker.request(plan).body["HostConfig"]["Mounts"]
+    mounts = docker_request.request(plan).body["HostConfig"]["Mounts"]
     assert [mount["Source"] for mount in mounts] == [f"{tmp_path}/out", f"{tmp_path}/p.py"]
 
 
@@ -271,8 +274,8 @@ def test_a_rootless_engine_says_so(info: dict[str, object], rootless: bool) -> N
 def test_a_shell_is_the_same_container_that_goes_when_it_is_left(
     full: Plan, terminal: bool
 ) -> None:
-    argv = docker.shell_command(full, terminal=terminal)
+    argv = docker_request.shell_command(full, terminal=terminal)
     assert ("--tty" in argv) is terminal
     assert "--rm" in argv
-    assert [word for word in argv if word != "--tty"] == docker.command(full)
-    assert docker.shell_command(replace(full, argv=()), terminal=terminal)[-1] == "bash"
+    assert [word for word in argv if word != "--tty"] == docker_request.command(full)
+    assert docker_request.shell_command(replace(full, argv=()), terminal=terminal)[-1] == "bash"

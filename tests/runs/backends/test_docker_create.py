@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from launcher.base.errors import EngineError
-from launcher.runs.backends import docker, docker_job
+from launcher.runs.backends.docker import docker_job, docker_request
 from launcher.runs.follow import files
 from launcher.runs.plan.image import Facts
 from launcher.runs.plan.mounts import Host
@@ -52,7 +52,7 @@ def pasted(client: DockerClient, plan: Plan) -> Iterator[dict[str, Any]]:
     """What inspect shows of the container of the shown line, created only."""
     from launcher.images.engine.connect import cli_environment, docker_cli
 
-    line = docker.show(plan).splitlines()[-1].replace("docker run ", "$DOCKER create ", 1)
+    line = docker_request.show(plan).splitlines()[-1].replace("docker run ", "$DOCKER create ", 1)
     env = cli_environment(client) | {"DOCKER": shlex.quote(docker_cli(client) or "docker")}
     made = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=env)
     assert made.returncode == 0, made.stderr
@@ -118,7 +118,7 @@ def test_the_shown_line_can_be_used_again(
     """The first container was left, and the second could not have its name."""
     from launcher.images.engine.connect import cli_environment, docker_cli
 
-    line = docker.show(replace(bare, image=python_image, network="none"))
+    line = docker_request.show(replace(bare, image=python_image, network="none"))
     folder = Path(docker_cli(engine) or "").parent
     env = cli_environment(engine)
     env["PATH"] = f"{folder}:{env['PATH']}"
@@ -159,7 +159,7 @@ def test_of_a_run_file_with_everything_the_shown_line_makes_the_same_container(
     host = Host(12345, 100, str(tmp_path), str(tmp_path), str(tmp_path / "cache"))
     plan = make_plan(config, origin, Facts(), host, Stamp("0a1b2c3d", "2025"), tie=True)
     files.prepare(plan)
-    assert "literal" not in docker.show(plan)
+    assert "literal" not in docker_request.show(plan)
     shown = assert_same(engine, plan)
     assert shown["Config"]["User"] == "12345:100"
     assert shown["Config"]["OpenStdin"] is True

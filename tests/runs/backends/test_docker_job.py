@@ -18,7 +18,8 @@ from requests.exceptions import ConnectionError as Reset
 from urllib3.exceptions import ProtocolError
 
 from launcher.base.errors import EngineError
-from launcher.runs.backends import container, docker, docker_job
+from launcher.runs.backends import container
+from launcher.runs.backends.docker import docker, docker_job, docker_request
 from launcher.runs.plan.job import Cause, Ended, Lost
 from launcher.runs.plan.plan import Plan
 
@@ -300,7 +301,7 @@ def test_the_body_that_is_shown_is_the_one_that_is_sent(full: Plan) -> None:
     full = replace(full, env=tuple(pair for pair in full.env if pair[1] is not None))
     api = Api()
     docker_job.start(api, full, attach=False)
-    assert api.body == docker.request(full).body
+    assert api.body == docker_request.request(full).body
 
 
 @pytest.mark.parametrize("address", ["http://far.example:2375", "http+docker://ssh"])

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from launcher.base.errors import UsageError
 from launcher.base.names import LABEL
 from launcher.runs.backends import shown
-from launcher.runs.backends.kubernetes import kubernetes, kubernetes_job
+from launcher.runs.backends.kubernetes import kubernetes_job, kubernetes_request
 from launcher.runs.plan.job import Cause, Ended
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
@@ -74,7 +74,7 @@ def asked(**keys: Any) -> Kubernetes:
 
 
 def made(plan: Plan, **keys: Any) -> dict[str, Any]:
-    return kubernetes.request(plan, asked(**keys), {}).manifest
+    return kubernetes_request.request(plan, asked(**keys), {}).manifest
 
 
 def pod(plan: Plan, **keys: Any) -> dict[str, Any]:
@@ -85,8 +85,8 @@ def pod(plan: Plan, **keys: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_object(full: Plan, kind: str) -> None:
-    asked_for = kubernetes.request(full, asked(**KINDS[kind]), {})
-    shown = kubernetes.show(full, asked_for)
+    asked_for = kubernetes_request.request(full, asked(**KINDS[kind]), {})
+    shown = kubernetes_request.show(full, asked_for)
     golden = GOLDEN / f"kubernetes-{kind}.txt"
     if "UPDATE_GOLDEN" in os.environ:
         golden.write_text(shown)
@@ -238,8 +238,8 @@ def test_what_is_pasted_is_the_object(full: Plan, tmp_path: Path) -> None:
     """The marker's quotes keep the shell from the `$` of values."""
     (tmp_path / "kubectl").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$0.argv"\ncat > "$0.in"\n')
     (tmp_path / "kubectl").chmod(0o755)
-    asked_for = kubernetes.request(full, asked(**KINDS["jobset"]), {})
-    shown = kubernetes.show(full, asked_for)
+    asked_for = kubernetes_request.request(full, asked(**KINDS["jobset"]), {})
+    shown = kubernetes_request.show(full, asked_for)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(["bash", "-c", shown], env=env, check=True, timeout=10)
     assert yaml.safe_load((tmp_path / "kubectl.in").read_text()) == asked_for.manifest
@@ -253,8 +253,8 @@ def test_an_id_that_reads_as_a_number_is_quoted(full: Plan) -> None:
         (key, "29107e04" if key == f"{LABEL}run" else value) for key, value in full.labels
     )
     plan = replace(full, labels=labels)
-    wanted = kubernetes.request(plan, asked(**KINDS["jobset"]), {})
-    assert "run: '29107e04'\n" in kubernetes.show(plan, wanted)
+    wanted = kubernetes_request.request(plan, asked(**KINDS["jobset"]), {})
+    assert "run: '29107e04'\n" in kubernetes_request.show(plan, wanted)
 
 
 @pytest.mark.parametrize(
@@ -284,8 +284,8 @@ def test_no_secrets_value_is_in_it(full: Plan, kind: str) -> None:
     env = (*full.env, ("DB_PASSWORD", "0123456789"))
     keys = KINDS[kind] | {"secrets": ASKED["secrets"] | {"DB_PASSWORD": "db/password"}}
     environ = {"WANDB_API_KEY": "abcdefghij", "UNSET": "set after all"}
-    made = kubernetes.request(replace(full, env=env), asked(**keys), environ)
-    told = kubernetes.show(full, made)
+    made = kubernetes_request.request(replace(full, env=env), asked(**keys), environ)
+    told = kubernetes_request.show(full, made)
     assert [one for one in ("0123456789", "abcdefghij", "/run/secrets") if one in told] == []
     assert "set after all" in told
 
@@ -318,7 +318,7 @@ def test_a_run_that_the_cluster_starts_again_loads_what_it_saved(full: Plan) -> 
         words = ["sh", "-c", command[2], "sh", "printf", r"%s\n", "a b"]
         asked = subprocess.run(words, env={"RESTART": restart}, capture_output=True, timeout=10)
         assert asked.stdout.decode().splitlines() == ["a b", *more], shlex.join(words)
-    unpack = ["python3", "-c", kubernetes.UNPACK, "/opt/launchpad-payload/payload.tar.gz"]
+    unpack = ["python3", "-c", kubernetes_request.UNPACK, "/opt/launchpad-payload/payload.tar.gz"]
     told = [shown.literal(word) for word in (*unpack, *full.argv)]
     assert pod(full, **ASKED)["containers"][0]["args"] == told
 
@@ -333,7 +333,7 @@ def test_a_run_that_the_cluster_starts_again_loads_what_it_saved(full: Plan) -> 
     ],
 )
 def test_names_are_a_hosts(full: Plan, name: str, told: str) -> None:
-    found = kubernetes.object_name(replace(full, name=name))
+    found = kubernetes_request.object_name(replace(full, name=name))
     assert found == told
     assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", f"{found}-node-0-511")
     assert len(f"{found}-node-0-511") <= 63

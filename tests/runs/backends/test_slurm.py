@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from launcher.base.errors import UsageError
-from launcher.runs.backends.slurm import slurm
+from launcher.runs.backends.slurm import slurm, slurm_request
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.clusters import Slurm
@@ -38,7 +38,7 @@ def two(plan: Planner) -> Plan:
 
 def script(plan: Plan, **keys: object) -> str:
     """The job's script, which bash can read."""
-    text = slurm.request(plan, Slurm.model_validate(keys), FOLDER).script
+    text = slurm_request.request(plan, Slurm.model_validate(keys), FOLDER).script
     subprocess.run(["bash", "-n"], input=text.encode(), check=True, timeout=10)
     return text
 
@@ -115,10 +115,10 @@ def test_ranks_get_their_share_of_a_nodes_cpus(
     two: Plan, sinfo: str, partition: str | None, options: list[str]
 ) -> None:
     """Slurm gives a task one CPU where nodes are shared by cores."""
-    asked, sizes = Slurm(partition=partition), slurm.node_sizes(sinfo, partition)
-    assert {*options} <= {*slurm._options(two, asked, FOLDER, sizes)}
+    asked, sizes = Slurm(partition=partition), slurm_request.node_sizes(sinfo, partition)
+    assert {*options} <= {*slurm_request._options(two, asked, FOLDER, sizes)}
     mine = Slurm(partition=partition, options={"cpus-per-task": 3, "mem-per-cpu": 5})
-    told = {*slurm._options(two, mine, FOLDER, sizes)}
+    told = {*slurm_request._options(two, mine, FOLDER, sizes)}
     assert "--cpus-per-task=3" in told
     assert not [line for line in told if line.startswith(("--mem=", "--exclusive"))]
 
@@ -160,7 +160,7 @@ def test_a_node_looks_for_the_program_too(plan: Planner) -> None:
     """A checkout that the nodes don't see ended in "can't open file"."""
     own = plan(SCRIPT, host=replace(HOST, scheduled=True, contained=False))
     program = next(word for word in own.argv if word.endswith("/train.py"))
-    assert {program, own.argv[1]} <= {*slurm._paths(own, Slurm())}
+    assert {program, own.argv[1]} <= {*slurm_request._paths(own, Slurm())}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -168,7 +168,7 @@ def test_a_node_looks_for_the_program_too(plan: Planner) -> None:
 def test_no_value_is_a_command(two: Plan, text: str, other: str) -> None:
     """A quote in the account's name would have ended the option."""
     asked = Slurm(account=text, options={"comment": other})
-    lines = [*slurm._options(two, asked, Path(f"/runs/{other}"))]
+    lines = [*slurm_request._options(two, asked, Path(f"/runs/{other}"))]
     assert [words for line in lines if len(words := shlex.split(line)) != 1] == []
     assert f"--account={text}" in (shlex.split(line)[0] for line in lines)
 
@@ -222,7 +222,7 @@ def test_a_node_that_slurm_could_not_begin_is_told_to_the_others(
 
     What an earlier start of the job said counts no more, and who looks for it ends with the script.
     """
-    told = slurm.request(two, Slurm(container="pyxis", requeue=True), tmp_path).script
+    told = slurm_request.request(two, Slurm(container="pyxis", requeue=True), tmp_path).script
     error = "srun: error: n1: task 1: Exited with exit code 1"
     if code:
         srun = f'echo "{error}" >&2; {srun}'

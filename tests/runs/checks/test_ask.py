@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.base.errors import EngineError
-from launcher.runs.backends.docker import DockerBackend
+from launcher.runs.backends.docker.docker import DockerBackend
 from launcher.runs.checks.machine import Finding, Machine
 from launcher.runs.follow import ask
 from launcher.runs.plan.image import Facts

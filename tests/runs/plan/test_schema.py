@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from launcher.cli.describe import describe
-from launcher.runs.backends import docker
+from launcher.runs.backends.docker import docker_request
 from launcher.runs.checks import auto, memory
 from launcher.runs.checks.machine import Gpu
 from launcher.runs.plan import model
@@ -235,7 +235,7 @@ def test_a_dry_run_prints_what_it_did(name: str) -> None:
     config, origin = source.load(preset, [source.parse_set(one) for one in sets])
     config, _ = auto.settled(config, processes_of(config, parse_gpus(config.gpus)), ())
     made = make_plan(config, origin, Facts("0.9.0", True), HOST, STAMP)
-    text = f"{describe(made)}\n{docker.show(made)}"
+    text = f"{describe(made)}\n{docker_request.show(made)}"
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8")

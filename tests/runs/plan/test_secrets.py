@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from launcher.base.errors import UsageError
 from launcher.base.settings import ROOT
 from launcher.cli.describe import describe
-from launcher.runs.backends import docker, local
-from launcher.runs.backends.compose import compose
-from launcher.runs.backends.slurm import slurm
+from launcher.runs.backends import local
+from launcher.runs.backends.compose import compose_request
+from launcher.runs.backends.docker import docker_request
+from launcher.runs.backends.slurm import slurm_request
 from launcher.runs.plan.image import Facts
 from launcher.runs.plan.plan import make_plan
 from launcher.runs.records.provenance import kept_plan
@@ -163,8 +164,12 @@ def test_no_output_shows_it(form: str, plan: Planner) -> None:
     container = Slurm.model_validate({"container": "docker"})
     outputs = [
         describe(made),
-        *(docker.show(made), compose.show(made), local.show(made, local.request(made, {}))),
-        slurm.request(made, container, Path("/runs")).script,
+        *(
+            docker_request.show(made),
+            compose_request.show(made),
+            local.show(made, local.request(made, {})),
+        ),
+        slurm_request.request(made, container, Path("/runs")).script,
         *(repr(kept_plan(made)), repr(kept)),
     ]
     assert [at for at, shown in enumerate(outputs) if secret in shown] == []

@@ -18,7 +18,7 @@ from launcher.base.settings import ROOT
 from launcher.images.matrix.load import load_matrix
 from launcher.images.matrix.schema import Row
 from launcher.runs.backends import backend
-from launcher.runs.backends.docker import DockerBackend
+from launcher.runs.backends.docker.docker import DockerBackend
 from launcher.runs.plan.image import Facts
 from launcher.runs.plan.plan import processes_of
 from launcher.runs.runfile.config import RunConfig

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.images.matrix.schema import Matrix
-from launcher.runs.backends.compose.compose import request
+from launcher.runs.backends.compose.compose_request import request
 from launcher.runs.payload import KEY, Payload
 from launcher.runs.plan import image
 from launcher.runs.plan.mounts import Host, Mount

@@ -18,7 +18,7 @@ from launcher.base.names import LABEL
 from launcher.images.engine.compose import compose
 from launcher.images.engine.connect import cli_environment
 from launcher.runs.backends import container
-from launcher.runs.backends.compose.compose import UP, request
+from launcher.runs.backends.compose.compose_request import UP, request
 from launcher.runs.backends.container import PROJECT, DockerJob
 from launcher.runs.backends.group import (
     POLL_SECONDS,

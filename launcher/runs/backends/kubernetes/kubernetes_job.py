@@ -17,8 +17,15 @@ from launcher.base.names import LABEL
 from launcher.base.settings import settings
 from launcher.runs.backends import group, host
 from launcher.runs.backends.group import POLL_SECONDS, Group, NodeState, unpacked
-from launcher.runs.backends.kubernetes.kubernetes import NODE, RUN, Dict, Request, config_map, place
 from launcher.runs.backends.kubernetes.kubernetes_answers import listing
+from launcher.runs.backends.kubernetes.kubernetes_request import (
+    NODE,
+    RUN,
+    Dict,
+    Request,
+    config_map,
+    place,
+)
 from launcher.runs.payload import diagnose
 from launcher.runs.plan.job import KILLED, Cause, Ended, Job, Lost, Piece
 from launcher.runs.plan.plan import Plan

@@ -17,8 +17,8 @@ from launcher.base.settings import settings
 from launcher.runs.backends import group, host, shown
 from launcher.runs.backends.group import Lines, NodeState, group_ended, node_name
 from launcher.runs.backends.slurm import slurm_queue
-from launcher.runs.backends.slurm.slurm import OUTPUT, SCRIPT, Request
 from launcher.runs.backends.slurm.slurm_queue import GOES_ON, Queue
+from launcher.runs.backends.slurm.slurm_request import OUTPUT, SCRIPT, Request
 from launcher.runs.plan.job import KILLED, Cause, Ended, Piece
 from launcher.runs.plan.plan import Plan
 from launcher.runs.records import record

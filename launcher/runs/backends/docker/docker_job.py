@@ -25,7 +25,7 @@ from launcher.runs.backends.container import (
     with_memlock_if_allowed,
     words_of,
 )
-from launcher.runs.backends.docker import LOCAL, request
+from launcher.runs.backends.docker.docker_request import LOCAL, request
 from launcher.runs.plan.plan import Plan
 
 ENFORCED = "/sys/fs/selinux/enforce"

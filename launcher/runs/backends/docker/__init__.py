@@ -1,0 +1,1 @@
+"""The backend of a Docker-compatible engine."""
