@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.checkpoints import folders, lineage
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.settings import settings
 from launcher.images.matrix.load import load_lock
 from launcher.images.sources import lock
@@ -78,21 +78,21 @@ def test_a_file_is_the_old_or_the_new(folder: Path) -> None:
 
 
 def test_a_folder_is_whole_or_gone(folder: Path) -> None:
-    made = files.make_folder(folder / "made")
+    made = owned.make_folder(folder / "made")
     (made / "inner").mkdir()
     for name in ("a", "inner/b"):
         (made / name).write_text(name)
 
     def holds() -> None:
         if made.exists():
-            assert sorted(os.listdir(made)) == [files.MARKER, "a", "inner"]
+            assert sorted(os.listdir(made)) == [owned.MARKER, "a", "inner"]
             assert (made / "inner/b").exists()
         else:
-            files.make_folder(made)
-        files.remove_folder(made, folder)
+            owned.make_folder(made)
+        owned.remove_folder(made, folder)
         assert not os.listdir(folder)
 
-    crash(folder, lambda: files.remove_folder(made, folder), holds, 6)
+    crash(folder, lambda: owned.remove_folder(made, folder), holds, 6)
 
 
 def test_a_model_is_whole_or_goes_with_the_next_command(folder: Path) -> None:
@@ -104,9 +104,9 @@ def test_a_model_is_whole_or_goes_with_the_next_command(folder: Path) -> None:
 
     def holds() -> None:
         for left in folder.glob(".*"):  # without a marker it is left for a minute
-            if not (left / files.MARKER).exists() or not (left / files.MARKER).stat().st_size:
+            if not (left / owned.MARKER).exists() or not (left / owned.MARKER).stat().st_size:
                 age(left)
-        files.sweep_folders(folder)
+        owned.sweep_folders(folder)
         assert {*os.listdir(folder)} <= {"model"}
         if (folder / "model").exists():
             assert (folder / "model/weights").read_text() == "new"

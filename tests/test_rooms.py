@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -16,6 +17,8 @@ ROOMS = [
 ]
 ARGUMENTS = "trainer.gpt.arguments"
 """What of the trainer the rooms below it may import."""
+
+LARGEST = {"modules": 16, "lines": 450}
 
 
 def room_of(name: str) -> str:
@@ -76,7 +79,29 @@ def test_what_travels_with_a_run_imports_what_travels_too() -> None:
         if name.startswith(("agent.", "trainer."))
         for other in imported(path)
     }
-    assert found == {"agent", "trainer", "base.files"}
+    assert found == {"agent", "trainer", "base.files", "base.owned"}
+
+
+def test_no_circles_of_modules() -> None:
+    """A circle makes two files one: neither can be read, tested or moved alone."""
+    known = dict(modules())
+    graph = {
+        name: {
+            next((other for other in (found, found.rpartition(".")[0]) if other in known), "")
+            for found in imported(path)
+        }
+        - {"", name}
+        for name, path in known.items()
+    }
+    with_parents = TopologicalSorter(graph)
+    with_parents.prepare()  # raises CycleError
+
+
+def test_rooms_stay_small() -> None:
+    folders = [path.parent for _, path in modules()]
+    assert {folder for folder in folders if folders.count(folder) > LARGEST["modules"]} == set()
+    long = {n for n, path in modules() if path.read_text("utf-8").count("\n") > LARGEST["lines"]}
+    assert long == {"images.builder.megatron_core_training_example"}  # it needs no other file
 
 
 def test_every_page_is_in_the_index_and_every_link_leads_to_a_file() -> None:

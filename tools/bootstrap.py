@@ -185,10 +185,10 @@ def add_program(venv: Path) -> None:
 def remove(venv: Path) -> None:
     """Remove an environment of ours, as the launcher removes: following no link, nothing else."""
     sys.path.insert(0, str(ROOT))
-    from launcher.base import files
+    from launcher.base import owned
 
     try:
-        files.remove_folder(venv, venv.parent, proof=".bootstrap")
+        owned.remove_folder(venv, venv.parent, proof=".bootstrap")
     except OSError as error:
         raise SetupError(f"{error.filename}: {error.strerror}") from error
 

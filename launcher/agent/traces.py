@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.agent import costs
 from launcher.agent.costs import Costs
-from launcher.base import files
+from launcher.base import files, owned
 
 TRACE = "rank-{}.json.gz"
 REPORT = "rank-{}.nsys-rep"
@@ -75,7 +75,7 @@ class Traces:
             with gzip.open(new.file, "wb", compresslevel=6) as packed:
                 shutil.copyfileobj(source, packed)
             new.publish()
-        files.remove_file(path.absolute(), self.folder.absolute())
+        owned.remove_file(path.absolute(), self.folder.absolute())
         return target
 
 

@@ -1,11 +1,10 @@
-"""Files as this project writes and removes them: all or nothing, and nothing that isn't its own.
+"""Files as this project writes and opens them: all or nothing, and through no link.
 
 We run as root on people's machines. What is written stands aside, under a name that can't be
-guessed, until all of it is on the disk, and takes its place by a rename. What is removed lies below
-a folder that was named, is reached by no symbolic link, and, a folder, holds our marker. Whatever
-doesn't fit is refused by an `OSError` that names it.
+guessed, until all of it is on the disk, and takes its place by a rename. Whatever doesn't fit is
+refused by an `OSError` that names it. `owned` makes and removes folders.
 
-Standard library only: it is in the images, too.
+Standard library only: it travels with each run.
 """
 
 from __future__ import annotations
@@ -16,34 +15,18 @@ import os
 import re
 import secrets
 import stat
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-MARKER = ".megatron-launchpad"
-"""Lies in each folder that we make and may remove."""
-
-MADE = b"Made by Megatron Launchpad, which may remove this folder with all that is in it.\n"
 ASIDE = ".aside"
-SCRATCH = "scratch-"
-REMOVED = ".removed"
 UNLOCKABLE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.EBADF)
 """What a file system answers that has no locks: there nobody can tell that another one writes."""
 
 OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LINK = (errno.ELOOP, errno.ENOTDIR)
-_LEFT = re.compile(
-    r"(\..+\.[0-9a-f]{16}\.aside|\.?scratch-[0-9a-f]{16})(\.[0-9a-f]{16}\.removed)*", re.DOTALL
-)
-_LONGEST = 1 << 10
-"""Bytes that are read of a marker: `MADE`, and the kernel that it was written on."""
-
-MINUTE, DAY = 60, 86400
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+LINK_ERRORS = (errno.ELOOP, errno.ENOTDIR)
 
 
 @contextmanager
@@ -66,9 +49,6 @@ class Refused(PermissionError):
 
     def __init__(self, path: Path | str, why: str) -> None:
         super().__init__(errno.EPERM, why, str(path))
-
-
-# Written
 
 
 class Aside:
@@ -144,7 +124,7 @@ def sweep(target: Path) -> bool:
     busy = False
     for path in asides(target).values():
         # To be written, too: of NFS, no lock else.
-        with suppress(FileNotFoundError), _closing(open_own(path, os.O_RDWR)) as handle:
+        with suppress(FileNotFoundError), closing_handle(open_own(path, os.O_RDWR)) as handle:
             locked = try_lock(handle)
             busy = busy or locked is False
             if locked:
@@ -166,7 +146,7 @@ def open_own(path: Path, flags: int, mode: int = 0o600) -> int:
     Raises Refused for a symbolic link, a file that has another name as well, a pipe or a device.
     """
     refusal = Refused(path, "is no file of ours: it isn't a regular file")
-    handle = _open_regular(path, flags & ~os.O_TRUNC, refusal, mode=mode)
+    handle = open_regular_at(path, flags & ~os.O_TRUNC, refusal, mode=mode)
     try:
         if os.fstat(handle).st_nlink > 1:
             raise Refused(path, "is no file of ours: it has another name as well")
@@ -178,7 +158,7 @@ def open_own(path: Path, flags: int, mode: int = 0o600) -> int:
     return handle
 
 
-def _open_regular(
+def open_regular_at(
     path: Path | str, flags: int, refusal: Refused, mode: int = 0o600, folder: int | None = None
 ) -> int:
     """A descriptor of a regular file; raises `refusal` for a link, and for what may have no end."""
@@ -196,7 +176,7 @@ def _open_regular(
 
 
 @contextmanager
-def _closing(handle: int) -> Iterator[int]:
+def closing_handle(handle: int) -> Iterator[int]:
     try:
         yield handle
     finally:
@@ -219,7 +199,7 @@ def try_lock(handle: int, *, wait: bool = False) -> bool | None:
 @contextmanager
 def folder_lock(path: Path) -> Iterator[None]:
     """Let one process of ours at a time change what lies in a folder, where locks are to be had."""
-    with _closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as handle:
+    with closing_handle(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as handle:
         try_lock(handle, wait=True)
         yield
 
@@ -235,7 +215,7 @@ def rename(source: Path, target: Path) -> Path:
 
 def sync(path: Path) -> None:
     """Bring a folder's list of names, or a file, to the disk; where a file system can't, go on."""
-    with _closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as handle:
+    with closing_handle(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as handle:
         try:
             os.fsync(handle)
         except OSError as error:
@@ -253,18 +233,15 @@ def sync_tree(folder: Path) -> None:
         sync(Path(root))
 
 
-# Read
-
-
 def open_foreign(path: Path, below: Path) -> IO[bytes]:
     """A regular file `below` a folder that came from elsewhere, to be read, without a buffer.
 
     Raises Refused for what a link leads to, and for anything else: a pipe would be waited for, and
     a device may have no end.
     """
-    with _parent(path, below) as (parent, name):
+    with parent_handle(path, below) as (parent, name):
         refusal = Refused(path, "isn't read: it is no regular file")
-        handle = _open_regular(name, os.O_RDONLY, refusal, folder=parent)
+        handle = open_regular_at(name, os.O_RDONLY, refusal, folder=parent)
     return open(handle, "rb", buffering=0)
 
 
@@ -310,9 +287,6 @@ def copy_foreign(path: Path, below: Path, target: Path) -> None:
                 copy.write(part)
 
 
-# Folders of ours
-
-
 def write_new(path: Path, text: str) -> None:
     """Write a user's file that isn't there yet; of one that can't be written nothing is left.
 
@@ -327,185 +301,7 @@ def write_new(path: Path, text: str) -> None:
             raise
 
 
-def make_folder(path: Path, mode: int = 0o777) -> Path:
-    """A new folder of ours, its marker in it from the first moment on; `path`.
-
-    Raises FileExistsError where there is something of that name.
-    """
-    with locked_folder(path, mode):
-        return path
-
-
-@contextmanager
-def locked_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
-    """As `make_folder`, with the marker locked while this lasts: `sweep_folders` leaves it."""
-    new = aside_path(path, secrets.token_hex(8))
-    with ExitStack() as held:
-        os.mkdir(new, mode)
-        try:
-            held.enter_context(_closing(_mark(new)))
-            if os.path.lexists(path):  # else an empty folder of another one would give way
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-            rename(new, path)
-        except OSError:
-            with suppress(FileNotFoundError):
-                os.unlink(new / MARKER)
-            os.rmdir(new)
-            raise
-        yield path
-
-
-def sweep_folders(below: Path) -> None:
-    """Remove the scratch and the folders aside that killed processes left in `below`.
-
-    The name, the marker in it, and the lock that can be had of that show that one is ours and that
-    its process is dead. Of a process on another machine, which may not see our locks, and of one
-    that was killed before it wrote the marker, the age shows it as well.
-    """
-    for name in filter(_LEFT.fullmatch, os.listdir(below)):
-        with suppress(OSError):
-            _sweep_folder(below / name, below)
-
-
-def _sweep_folder(path: Path, below: Path) -> None:
-    with suppress(FileNotFoundError), _closing(open_own(path / MARKER, os.O_RDWR)) as marker:
-        if content := os.read(marker, _LONGEST):
-            here = content == MADE + kernel().encode()
-            if content.startswith(MADE) and (here or _age(path) > DAY) and try_lock(marker):
-                remove_folder(path, below)
-            return
-    if _age(path) > MINUTE and {*os.listdir(path)} <= {MARKER}:
-        with suppress(FileNotFoundError):
-            os.unlink(path / MARKER)
-        os.rmdir(path)
-
-
-def _age(folder: Path) -> float:
-    """Seconds since something in a folder was changed."""
-    return time.time() - max(os.lstat(at).st_mtime for at in (folder, *folder.rglob("*")))
-
-
-@contextmanager
-def scratch(below: Path) -> Iterator[Path]:
-    """A folder of ours while this lasts, in `below`, which is made where it isn't there.
-
-    What killed processes left of such folders goes first.
-    """
-    below.mkdir(parents=True, exist_ok=True)
-    sweep_folders(below)
-    with locked_folder(below / f"{SCRATCH}{secrets.token_hex(8)}", 0o700) as path:
-        try:
-            with named(path):
-                yield path
-        finally:
-            remove_folder(path.absolute(), below.absolute())
-
-
-def mark(path: Path) -> None:
-    """Say that an empty folder, or one that this process has made, is ours."""
-    os.close(_mark(path))
-
-
-def _mark(path: Path) -> int:
-    """The marker, locked before there is anything in it."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
-    with named(path / MARKER):
-        handle = open_own(path / MARKER, flags, 0o644)
-        try:
-            try_lock(handle)
-            content = MADE + kernel().encode()
-            if os.write(handle, content) < len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(handle)
-        except BaseException:
-            os.close(handle)
-            raise
-    return handle
-
-
-@cache
-def kernel() -> str:
-    """An id of the running kernel; "" where the system has none."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
-
-
-def is_ours(path: Path) -> bool:
-    """Whether our marker lies in the folder `path`, which is no symbolic link."""
-    with suppress(OSError), _closing(os.open(path, _FOLDER)) as handle:
-        return _marked(handle)
-    return False
-
-
-def _marked(folder: int, proof: str = MARKER) -> bool:
-    refusal = Refused(proof, "is no regular file")
-    with (
-        suppress(OSError),
-        _closing(_open_regular(proof, os.O_RDONLY, refusal, folder=folder)) as marker,
-    ):
-        return proof != MARKER or os.read(marker, len(MADE)) == MADE
-    return False
-
-
-def real_folder(path: Path, below: Path, *, make: bool = True) -> Path:
-    """The folder `path`; no part of it `below` the named one is a link.
-
-    It is made where it isn't there, unless told otherwise. Raises Refused where one is a link.
-    """
-    at = below
-    for part in _parts(path, below):
-        at /= part
-        if make:
-            with suppress(FileExistsError):
-                at.mkdir()
-        if (make or os.path.lexists(at)) and not stat.S_ISDIR(os.lstat(at).st_mode):
-            raise Refused(at, "isn't written to: it is a link, or no folder")
-    return path
-
-
-# Removed
-
-
-def remove_folder(path: Path, below: Path, proof: str = MARKER) -> None:
-    """Remove a folder of ours that lies `below` another one, which the user named or we made.
-
-    `proof` is the file in it by which it is known as ours, and which goes last: our marker, another
-    one that the caller has read, or "" where the caller knows it by what lies beside. It is taken
-    out of its place first: nothing that looks whole is left of one whose removal was cut off, and
-    the next removal there takes what is. Links to `below` are followed, and none after it. Raises
-    FileNotFoundError, and Refused for a folder without that file, reached by a link, with something
-    mounted in it, or in which this process or its user lives.
-    """
-    with _parent(path, below) as (parent, name):
-        doomed = f".{name}.{secrets.token_hex(8)}{REMOVED}"
-        _refuse_foreign(parent, name, path, proof)
-        os.rename(name, doomed, src_dir_fd=parent, dst_dir_fd=parent)
-        _remove_tree(parent, doomed, proof)
-        shape = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}{re.escape(REMOVED)}")
-        for left in filter(shape.fullmatch, os.listdir(parent) if proof else ()):
-            with suppress(FileNotFoundError, Refused):
-                _refuse_foreign(parent, left, path.with_name(left), proof)
-                _remove_tree(parent, left, proof)
-            with suppress(OSError):  # it was cut off when nothing but itself was left
-                os.rmdir(left, dir_fd=parent)
-
-
-def remove_file(path: Path, below: Path, *, missing_ok: bool = False) -> None:
-    """Remove a file of ours `below` a folder, under a name that only we give.
-
-    Raises FileNotFoundError unless `missing_ok`, and Refused where a link leads there, or for what
-    is neither a file nor a link.
-    """
-    missing = (FileNotFoundError,) if missing_ok else ()
-    with suppress(*missing), _parent(path, below) as (parent, name):
-        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
-            raise Refused(path, "isn't removed: it isn't a file")
-        os.unlink(name, dir_fd=parent)
-
-
-def _parts(path: Path, below: Path) -> tuple[str, ...]:
+def parts_below(path: Path, below: Path) -> tuple[str, ...]:
     """The names that lead from `below` to `path`."""
     if not (path.is_absolute() and below.is_absolute()):
         raise Refused(path, "isn't touched: it is no absolute path")
@@ -519,16 +315,16 @@ def _parts(path: Path, below: Path) -> tuple[str, ...]:
 
 
 @contextmanager
-def _parent(path: Path, below: Path) -> Iterator[tuple[int, str]]:
+def parent_handle(path: Path, below: Path) -> Iterator[tuple[int, str]]:
     """The opened folder that `path` lies in, and its name there."""
-    *between, name = _parts(path, below)
-    folder = os.open(below, _FOLDER & ~os.O_NOFOLLOW)
+    *between, name = parts_below(path, below)
+    folder = os.open(below, FOLDER_FLAGS & ~os.O_NOFOLLOW)
     try:
         for part in between:
             try:
-                inner = os.open(part, _FOLDER, dir_fd=folder)
+                inner = os.open(part, FOLDER_FLAGS, dir_fd=folder)
             except OSError as error:
-                if error.errno in _LINK:
+                if error.errno in LINK_ERRORS:
                     raise Refused(path, "isn't touched: a link leads there") from None
                 raise
             os.close(folder)
@@ -536,59 +332,3 @@ def _parent(path: Path, below: Path) -> Iterator[tuple[int, str]]:
         yield folder, name
     finally:
         os.close(folder)
-
-
-def _refuse_foreign(parent: int, name: str, path: Path, proof: str) -> None:
-    """Raise Refused unless `name` is a folder that we may remove."""
-    try:
-        folder = os.open(name, _FOLDER, dir_fd=parent)
-    except OSError as error:
-        if error.errno in _LINK:
-            raise Refused(path, "isn't removed: it is a link, or no folder") from None
-        raise
-    with _closing(folder):
-        mine = os.fstat(folder)
-        real = os.path.realpath(f"/proc/self/fd/{folder}")
-        known = not proof or _marked(folder, proof)
-    for lived in (Path("/"), Path.cwd(), Path(os.path.expanduser("~"))):
-        if any(_is(each, mine) for each in (lived, *lived.parents)):
-            raise Refused(path, f"isn't removed: {lived} is, or lies in, it")
-    if not known:
-        raise Refused(path, f"isn't removed: we didn't make it, as there is no {proof} in it")
-    if mounted := [at for at in _mounts() if f"{at}/".startswith(f"{real}/")]:
-        raise Refused(path, f"isn't removed: something is mounted at {mounted[0]}")
-
-
-def _is(path: Path, status: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), status)
-    except OSError:
-        return False
-
-
-def _mounts() -> list[str]:
-    """Where file systems are mounted, as far as the system tells."""
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            places = [line.split(" ")[4] for line in file]
-    except OSError:
-        return []
-    return [re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), at) for at in places]
-
-
-def _remove_tree(parent: int, name: str, proof: str) -> None:
-    """Remove a folder with all in it, following no link; what shows that it is ours goes last."""
-    with _closing(os.open(name, _FOLDER, dir_fd=parent)) as top:
-        # Each folder is empty when its turn comes, but for the proof in the topmost.
-        for root, folders, names, at in os.fwalk(".", topdown=False, dir_fd=top):
-            for each in names:
-                if root != "." or each != proof:
-                    os.unlink(each, dir_fd=at)
-            for each in folders:
-                if stat.S_ISLNK(os.stat(each, dir_fd=at, follow_symlinks=False).st_mode):
-                    os.unlink(each, dir_fd=at)
-                else:
-                    os.rmdir(each, dir_fd=at)
-        if proof:
-            os.unlink(proof, dir_fd=top)
-    os.rmdir(name, dir_fd=parent)

@@ -146,7 +146,7 @@ def _in_parts(args: Namespace) -> int:
 
     Raises UsageError, EngineError, PartFailed.
     """
-    from launcher.base import files
+    from launcher.base import owned
     from launcher.runs.datasets import indexed
     from launcher.runs.follow import slurm_array
     from launcher.tools.data import contents
@@ -169,7 +169,7 @@ def _in_parts(args: Namespace) -> int:
         made = contents.merge(parts, target)
         contents.open_data(target)
         for path in (path for part in parts for path in indexed.targets(part)):
-            files.remove_file(path, path.parent, missing_ok=True)
+            owned.remove_file(path, path.parent, missing_ok=True)
         print(f"{made.documents:,} documents, {made.tokens:,} tokens: {target}.bin")
     return 0
 

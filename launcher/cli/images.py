@@ -238,7 +238,7 @@ def _images(args: Namespace) -> int:
 
 
 def _cache(args: Namespace) -> int:
-    from launcher.base import files
+    from launcher.base import owned
     from launcher.base.settings import settings
     from launcher.images.carry import prune
     from launcher.images.matrix.load import load_lock, load_matrix
@@ -253,7 +253,7 @@ def _cache(args: Namespace) -> int:
     if not _agreed(args, len(chosen), "downloads", size):
         return 0
     for folder in chosen:
-        files.remove_folder(folder, site.cache)
+        owned.remove_folder(folder, site.cache)
     print(f"freed {size / 1e6:.1f} MB")
     return 0
 

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from launcher.agent import start
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import EngineError
 from launcher.base.names import LABEL
 from launcher.base.trust import require_trusted
@@ -38,7 +38,14 @@ JUST_TAKEN = 3600
 """Seconds."""
 
 _PACKAGE = Path(__file__).parents[1]
-_OWN = ("__init__.py", "base/__init__.py", "base/files.py", "agent/**/*.py", "trainer/**/*.py")
+_OWN = (
+    "__init__.py",
+    "base/__init__.py",
+    "base/files.py",
+    "base/owned.py",
+    "agent/**/*.py",
+    "trainer/**/*.py",
+)
 """What travels: the agent, the trainer, and what the two take from the rooms below them."""
 
 
@@ -109,8 +116,8 @@ def keep(runs: Path, wanted: str = "") -> Payload:
 def _write(folder: Path) -> None:
     """Write this launcher's payload, so that nobody sees half of it; others' users may read it."""
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with files.scratch(folder.parent) as aside:
-        new = files.make_folder(aside / KEY)
+    with owned.scratch(folder.parent) as aside:
+        new = owned.make_folder(aside / KEY)
         for path, content in contents().items():
             at = new / path
             at.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +141,7 @@ def sweep(runs: Path, used: Collection[str]) -> int:
     for folder in below.glob("[0-9a-f]" * 32):
         if folder.name not in used and time.time() - folder.lstat().st_mtime > JUST_TAKEN:
             freed += sum(path.lstat().st_size for path in folder.rglob("*"))
-            files.remove_folder(folder, below)
+            owned.remove_folder(folder, below)
     return freed
 
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import EngineError, LauncherError
 from launcher.base.screen import Progress, bare
 from launcher.base.settings import ROOT, Settings
@@ -96,8 +96,8 @@ def _make_environment(venv: Path, wanted: list[str], site: Settings) -> None:
     """Make a virtual environment with packages of pip's, in place of an older one of ours."""
     venv.parent.mkdir(parents=True, exist_ok=True)
     if venv.exists():
-        files.remove_folder(venv.absolute(), venv.parent.absolute())
-    files.make_folder(venv)
+        owned.remove_folder(venv.absolute(), venv.parent.absolute())
+    owned.make_folder(venv)
     index = ["--extra-index-url", site.torch_index] if site.torch_index else []
     pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin/python"), "install"]
     for argv in (
@@ -132,8 +132,8 @@ def _train(folder: Path, release: str, *options: str) -> None:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
-        files.remove_folder(folder, folder.parent)
-    files.make_folder(folder)
+        owned.remove_folder(folder, folder.parent)
+    owned.make_folder(folder)
     documents = text()
     tokens = indexed.write(folder / "text", documents, VOCABULARY)
     entropy = unigram_entropy(documents[round(len(documents) * (1 - HELD_OUT)) :])

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.files import Refused
 from launcher.base.settings import ROOT
 from launcher.base.trust import require_own_links, require_trusted
@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 
 def ours(path: Path) -> Path:
     """A folder of ours with files, a folder and links in it, one of them to a user's file."""
-    files.make_folder(path)
+    owned.make_folder(path)
     (path / "deep/er").mkdir(parents=True)
     (path / "deep/er/file").write_text("x")
     (path / "link").symlink_to(path.parent / "letter")
@@ -39,7 +39,7 @@ def ours(path: Path) -> Path:
 
 
 def test_a_folder_of_ours_goes_and_no_link_in_it_is_followed(root: Path) -> None:
-    files.remove_folder(ours(root / "made"), root)
+    owned.remove_folder(ours(root / "made"), root)
     assert os.listdir(root) == ["letter"]
 
 
@@ -47,10 +47,10 @@ def test_a_folder_without_our_marker_stays(root: Path) -> None:
     (root / "theirs").mkdir()
     (root / "theirs/data").write_text("x")
     with pytest.raises(Refused, match=r"there is no \.megatron-launchpad in it"):
-        files.remove_folder(root / "theirs", root)
-    (root / "theirs" / files.MARKER).write_text("mine")  # of another content
+        owned.remove_folder(root / "theirs", root)
+    (root / "theirs" / owned.MARKER).write_text("mine")  # of another content
     with pytest.raises(Refused):
-        files.remove_folder(root / "theirs", root)
+        owned.remove_folder(root / "theirs", root)
     assert (root / "theirs/data").exists()
 
 
@@ -62,7 +62,7 @@ def test_a_path_that_is_none_of_ours_is_refused(
     ours(root / "made")
     monkeypatch.chdir(root)
     with pytest.raises(Refused):
-        files.remove_folder(Path(path.format(root=root, name=root.name)), root)
+        owned.remove_folder(Path(path.format(root=root, name=root.name)), root)
     assert (root / "made/deep/er/file").exists()
     assert (root / "letter").exists()
 
@@ -73,14 +73,14 @@ def test_the_folder_that_one_works_or_lives_in_stays(
     made = ours(root / "made")
     monkeypatch.chdir(made / "deep")
     with pytest.raises(Refused, match="lies in, it"):
-        files.remove_folder(made, root)
+        owned.remove_folder(made, root)
     monkeypatch.chdir(root)
     monkeypatch.setenv("HOME", str(made / "deep/er"))
     with pytest.raises(Refused, match="lies in, it"):
-        files.remove_folder(made, root)
+        owned.remove_folder(made, root)
     monkeypatch.setenv("HOME", str(made))
     with pytest.raises(Refused):
-        files.remove_folder(made, root)
+        owned.remove_folder(made, root)
     assert (made / "deep/er/file").exists()
 
 
@@ -91,11 +91,11 @@ def test_what_a_link_leads_to_stays(root: Path) -> None:
     (root / "way").symlink_to(root)
     for path in (root / "link", root / "way/made"):
         with pytest.raises(Refused, match="link"):
-            files.remove_folder(path, root)
+            owned.remove_folder(path, root)
     with pytest.raises(Refused, match="link"):
-        files.remove_file(root / "way/letter", root)
+        owned.remove_file(root / "way/letter", root)
     assert (made / "deep/er/file").exists()
-    files.remove_folder(root / "way/made", root / "way")  # the user's own link to a disk
+    owned.remove_folder(root / "way/made", root / "way")  # the user's own link to a disk
     assert not made.exists()
 
 
@@ -106,9 +106,9 @@ def test_what_is_mounted_in_it_stays(root: Path) -> None:
     (root / "disk/photo").write_text("x")
     program = f"""if True:
         from pathlib import Path
-        from launcher.base import files
+        from launcher.base import files, owned
         try:
-            files.remove_folder(Path({str(made)!r}), Path({str(root)!r}))
+            owned.remove_folder(Path({str(made)!r}), Path({str(root)!r}))
         except files.Refused as error:
             print(error.strerror)
     """
@@ -127,7 +127,7 @@ def test_what_a_cut_removal_left_goes_with_the_next(root: Path) -> None:
     foreign = root / f".made.{'1' * 16}.removed"
     foreign.mkdir()
     (foreign / "thesis").touch()
-    files.remove_folder(ours(root / "made"), root)
+    owned.remove_folder(ours(root / "made"), root)
     assert sorted(os.listdir(root)) == [foreign.name, "letter"]
     assert (foreign / "thesis").exists()
 
@@ -135,14 +135,14 @@ def test_what_a_cut_removal_left_goes_with_the_next(root: Path) -> None:
 def test_a_file_is_removed_and_nothing_else(root: Path) -> None:
     (root / "folder").mkdir()
     (root / "link").symlink_to("letter")
-    files.remove_file(root / "link", root)
+    owned.remove_file(root / "link", root)
     assert (root / "letter").exists()
     with pytest.raises(Refused, match="it isn't a file"):
-        files.remove_file(root / "folder", root)
+        owned.remove_file(root / "folder", root)
     with pytest.raises(FileNotFoundError):
-        files.remove_file(root / "link", root)
-    files.remove_file(root / "link", root, missing_ok=True)
-    files.remove_file(root / "letter", root)
+        owned.remove_file(root / "link", root)
+    owned.remove_file(root / "link", root, missing_ok=True)
+    owned.remove_file(root / "letter", root)
 
 
 def test_what_is_written_takes_the_place_of_a_link(root: Path) -> None:
@@ -179,14 +179,14 @@ def test_scratch_that_a_killed_process_left_goes_with_the_next(root: Path) -> No
     code = f"""
 import os, signal, sys
 from pathlib import Path
-from launcher.base import files
-with files.scratch(Path({str(root)!r})) as folder:
+from launcher.base import files, owned
+with owned.scratch(Path({str(root)!r})) as folder:
     (folder / "large").write_text("x")
     os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     [left] = root.glob("scratch-*/large")
-    with files.scratch(root) as first, files.scratch(root) as second:
+    with owned.scratch(root) as first, owned.scratch(root) as second:
         assert {*root.glob("scratch-*")} == {first, second}
     assert not left.exists()
 
@@ -196,25 +196,25 @@ def test_only_folders_of_the_dead_are_swept(root: Path) -> None:
     token = "0" * 16
     dead = files.aside_path(root / "model", token)
     ours(dead)
-    ours(files.aside_path(dead, token).with_suffix(f"{files.ASIDE}.{token}{files.REMOVED}"))
+    ours(files.aside_path(dead, token).with_suffix(f"{files.ASIDE}.{token}{owned.REMOVED}"))
     theirs = {".model.0123.aside", f".their.{token}.aside", f".new.{token}.aside"}
     for name in theirs:
         (root / name).mkdir()
         (root / name / "data").write_text("of somebody")
-    (root / f".their.{token}.aside" / files.MARKER).write_text("of somebody")
+    (root / f".their.{token}.aside" / owned.MARKER).write_text("of somebody")
     (root / f".link.{token}.aside").symlink_to(root)
     elsewhere = ours(files.aside_path(root / "elsewhere", token))
-    (elsewhere / files.MARKER).write_bytes(files.MADE + b"another kernel")
+    (elsewhere / owned.MARKER).write_bytes(owned.MADE + b"another kernel")
     begun = files.aside_path(root / "begun", token)
     begun.mkdir()
-    with files.locked_folder(files.aside_path(root / "model", "1" * 16)) as living:
-        files.sweep_folders(root)
+    with owned.locked_folder(files.aside_path(root / "model", "1" * 16)) as living:
+        owned.sweep_folders(root)
         stay = {"letter", f".link.{token}.aside", elsewhere.name, begun.name, *theirs}
         assert {*os.listdir(root)} == {living.name, *stay}
     os.utime(begun, (0, 0))
     for each in (*elsewhere.rglob("*"), elsewhere):
         os.utime(each, (0, 0), follow_symlinks=False)
-    files.sweep_folders(root)
+    owned.sweep_folders(root)
     assert {*os.listdir(root)} == stay - {elsewhere.name, begun.name}
 
 
@@ -235,21 +235,21 @@ def test_what_is_no_file_of_ours_is_not_opened(root: Path, kind: str) -> None:
 
 
 def test_folders_are_made_and_no_link_among_them(root: Path) -> None:
-    assert files.real_folder(root / "a/b", root).is_dir()
+    assert owned.real_folder(root / "a/b", root).is_dir()
     (root / "a/c").symlink_to(root)
     with pytest.raises(Refused):
-        files.real_folder(root / "a/c/d", root)
+        owned.real_folder(root / "a/c/d", root)
     with pytest.raises(Refused):
-        files.real_folder(root / "letter/d", root)
+        owned.real_folder(root / "letter/d", root)
     assert sorted(os.listdir(root)) == ["a", "letter"]
 
 
 def test_a_folder_of_ours_is_made_where_there_is_nothing(root: Path) -> None:
     (root / "theirs").mkdir()
     with pytest.raises(FileExistsError):
-        files.make_folder(root / "theirs")
-    assert not files.is_ours(root / "theirs")
-    assert files.is_ours(files.make_folder(root / "made"))
+        owned.make_folder(root / "theirs")
+    assert not owned.is_ours(root / "theirs")
+    assert owned.is_ours(owned.make_folder(root / "made"))
     assert sorted(os.listdir(root)) == ["letter", "made", "theirs"]
 
 
@@ -357,14 +357,14 @@ def test_a_full_disk_at_the_first_moment_leaves_no_folder(
 ) -> None:
     """One stayed whose marker was empty, so that nothing might ever remove it."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    place = {"mkdir": (os, "mkdir"), "mark": (os, "write"), "rename": (files, "rename")}[at]
+    place = {"mkdir": (os, "mkdir"), "mark": (os, "write"), "rename": (owned, "rename")}[at]
     before = sorted(root.rglob("*"))
     monkeypatch.setattr(*place, Mock(side_effect=full))
     with pytest.raises(OSError, match="No space left") as caught:
-        files.make_folder(root / "new")
+        owned.make_folder(root / "new")
     assert sorted(root.rglob("*")) == before
     if at == "mark":
-        assert str(caught.value.filename).endswith(files.MARKER)
+        assert str(caught.value.filename).endswith(owned.MARKER)
 
 
 def test_a_full_disk_is_named_by_what_was_written(

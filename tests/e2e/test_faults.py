@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from launcher.agent.checkpoints import folders
-from launcher.base import files
+from launcher.base import owned
 from launcher.base.settings import Settings
 from launcher.images.engine.client import Client
 from launcher.images.engine.connect import engine_host
@@ -477,7 +477,7 @@ def mortal(site: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     packages.unpack(unpacked, private.WANTED, private.OPTIONAL)
     (folder / "packages").symlink_to(unpacked)
     sockets = Path(tempfile.mkdtemp(prefix="launchpad-", dir=private._short_folder()))
-    files.mark(sockets)
+    owned.mark(sockets)
     place = private.Place(folder, sockets)
     (sockets / "packages").symlink_to(unpacked)
     place.settings.write_text("{}")

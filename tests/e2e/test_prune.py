@@ -12,7 +12,7 @@ import pytest
 from docker import DockerClient
 from docker.errors import ImageNotFound
 
-from launcher.base import files
+from launcher.base import owned
 from launcher.base.settings import ROOT, Settings
 from launcher.images.carry import prune
 from launcher.images.engine.acquire import Bases
@@ -88,7 +88,7 @@ def test_builds_that_no_tag_names_go_and_all_else_stays(
     container = client.containers.create(used, ["/file"])
     beside = tmp_path / "cache/images" / old.removeprefix("sha256:")
     beside.mkdir(parents=True)
-    files.mark(beside)
+    owned.mark(beside)
     (beside / "provenance.json").write_text("{}")
 
     listed = launcher("image", "ls", **env)
@@ -181,7 +181,7 @@ def test_downloads_that_no_lock_names_are_told_and_removed(tmp_path: Path) -> No
     for digest in (wanted, "0" * 64):
         folder = tmp_path / "sha256" / digest
         folder.mkdir(parents=True)
-        files.mark(folder)
+        owned.mark(folder)
         (folder / "some-1.whl").write_bytes(b"x" * 1000)
     env = {"LAUNCHER_CACHE": str(tmp_path), "DOCKER_HOST": "unix:///nowhere"}
     told = launcher("image", "prune", "--cache", "--dry-run", **env)

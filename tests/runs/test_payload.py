@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent import start
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import EngineError
 from launcher.base.settings import ROOT
 from launcher.runs import payload
@@ -43,7 +43,7 @@ def test_it_has_the_agent_and_the_trainer_and_nothing_else(tmp_path: Path) -> No
     """The launcher's own modules need packages that an image may lack."""
     paths = {path.removeprefix("launcher/") for path in payload.contents()}
     others = {path for path in paths if path.split("/")[0] not in ("agent", "trainer")}
-    assert others == {"__init__.py", "base/__init__.py", "base/files.py"}
+    assert others == {"__init__.py", "base/__init__.py", "base/files.py", "base/owned.py"}
 
 
 @pytest.mark.parametrize("kind", ["changed", "more", "less"])
@@ -111,7 +111,7 @@ def test_of_those_that_nobody_names_only_old_and_own_ones_go(tmp_path: Path) -> 
     kept = payload.keep(tmp_path)
     folders = {name: tmp_path / payload.FOLDER / (name * 16) for name in ("a1", "b2", "c3")}
     for folder in folders.values():
-        files.make_folder(folder)
+        owned.make_folder(folder)
         os.utime(folder, (0, 0))
     os.utime(folders["b2"])
     os.utime(kept.folder, (0, 0))

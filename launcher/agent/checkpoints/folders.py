@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from launcher.agent.checkpoints import contents, lineage
-from launcher.base import files
+from launcher.base import files, owned
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """Upstream's and ours: the newest complete checkpoint's iteration, or "release" for a converted
@@ -245,7 +245,7 @@ def _give_up(checkpoint: Checkpoint) -> None:
     if path.name.endswith(PARTIAL) or (interrupted and contents.problem(path)):
         with suppress(OSError):  # on a full disk it stays
             lineage.sign(path)
-            files.mark(path)
+            owned.mark(path)
 
 
 def reject(root: Path, line: str, after: int) -> list[Path]:
@@ -269,7 +269,7 @@ def _note(root: Path, line: str, newest: Checkpoint | None, moved: bool) -> None
     if newest and named != _name(newest):
         files.write(root / TRACKER, _name(newest))
     elif moved and not newest:
-        files.remove_file(root.absolute() / TRACKER, root.absolute(), missing_ok=True)
+        owned.remove_file(root.absolute() / TRACKER, root.absolute(), missing_ok=True)
 
 
 def _name(checkpoint: Checkpoint) -> str:
@@ -327,11 +327,11 @@ def clear(root: Path, line: str) -> list[Path]:
     ours = {
         path: int(match[1])
         for path, match in sorted(found.items())
-        if match and lineage.said(path) == line and files.is_ours(path)
+        if match and lineage.said(path) == line and owned.is_ours(path)
     }
     newest = newest_complete(root, line) if ours else None
     dead = [path for path, number in ours.items() if newest and number <= newest.iteration]
-    left = [path for path in root.glob(f".iter_*{files.REMOVED}") if lineage.said(path) == line]
+    left = [path for path in root.glob(f".iter_*{owned.REMOVED}") if lineage.said(path) == line]
     for path in [*left, *dead]:
         remove(path)
     return dead
@@ -356,4 +356,4 @@ def remove(path: Path) -> None:
         lineage.sign(path)
     proof = lineage.NOTE if lineage.said(path) else ""
     with suppress(FileNotFoundError):
-        files.remove_folder(path.absolute(), path.parent.absolute(), proof)
+        owned.remove_folder(path.absolute(), path.parent.absolute(), proof)

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from launcher.agent.checkpoints import lineage
-from launcher.base import files
-from launcher.base.files import kernel
+from launcher.base import files, owned
+from launcher.base.owned import kernel
 
 LOCK = "launcher-run.lock"
 
@@ -185,7 +185,7 @@ class Hold:
         with suppress(OSError):
             known = _read(self.handle)
             if known == self.me and _is_at(self.handle, self.root / LOCK):
-                files.remove_file(self.root.absolute() / LOCK, self.root.absolute())
+                owned.remove_file(self.root.absolute() / LOCK, self.root.absolute())
         os.close(self.handle)
 
 

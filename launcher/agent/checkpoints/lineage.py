@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from launcher.base import files
+from launcher.base import files, owned
 
 NOTE = "launcher-run.json"
 """In a checkpoint, and beside checkpoints while they are saved."""
@@ -164,7 +164,7 @@ def settle(root: Path) -> None:
     if not os.path.lexists(root / NOTE):
         return
     _sign_all(root)
-    files.remove_file(root.absolute() / NOTE, root.absolute(), missing_ok=True)
+    owned.remove_file(root.absolute() / NOTE, root.absolute(), missing_ok=True)
 
 
 def _sign_all(root: Path) -> None:

@@ -21,7 +21,7 @@ from launcher.agent.ranks import network, reduction, ring
 from launcher.agent.ranks.job import Job, Unable, Unmet
 from launcher.agent.ranks.meeting import MOST, Failed, Meeting, Stopped, Unneeded, named
 from launcher.agent.words import say
-from launcher.base import files
+from launcher.base import files, owned
 
 JOIN_SECONDS = 600.0
 """How long nodes may come after each other: some fetch an image first."""
@@ -212,7 +212,7 @@ def _signs(job: Job, folders: Mapping[str, Path]) -> Iterator[dict[str, str]]:
     finally:
         for path in paths.values():
             with suppress(OSError):
-                files.remove_file(path, path.parent)
+                owned.remove_file(path, path.parent)
 
 
 def _sees(folder: Path | None, sign: str) -> bool:

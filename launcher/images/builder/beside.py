@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from packaging.version import Version
 from pydantic import AliasPath, BaseModel, Field, ValidationError, model_validator
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import BuildError, UsageError, first_fault
 from launcher.base.settings import Settings
 from launcher.images.builder import attest
@@ -99,7 +99,7 @@ def put(documents: Mapping[str, bytes], image: str, site: Settings) -> None:
     at.parent.mkdir(parents=True, exist_ok=True)
     for name in {PROVENANCE, SBOM} & documents.keys():
         with suppress(FileExistsError):
-            files.make_folder(at)
+            owned.make_folder(at)
         files.write(at / name, documents[name])
 
 
@@ -112,7 +112,7 @@ def texts(image: str, site: Settings) -> dict[str, bytes]:
 def remove(image: str, site: Settings) -> None:
     """Remove what lies beside the image with this ID, if it can be removed."""
     with suppress(OSError):
-        files.remove_folder(folder(image, site), site.cache)
+        owned.remove_folder(folder(image, site), site.cache)
 
 
 def is_kept(image: str, site: Settings) -> bool:

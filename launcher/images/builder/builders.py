@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from launcher.base import files
+from launcher.base import owned
 from launcher.base.errors import BuildError
 from launcher.base.screen import KEPT, Progress
 from launcher.base.settings import settings
@@ -96,7 +96,7 @@ def podman(command: list[str], env: dict[str, str], wanted: Build, progress: Pro
 
     Returns the image ID. Raises BuildError.
     """
-    with files.scratch(settings().cache) as folder:
+    with owned.scratch(settings().cache) as folder:
         id_file = Path(folder) / "id"
         argv = [*command, "build", "--network=none", f"--iidfile={id_file}"]
         argv += [f"--timestamp={wanted.args['SOURCE_DATE_EPOCH']}"]
@@ -152,7 +152,7 @@ def buildkit(
     Returns what the engine may know the image by: its configuration's digest or, in containerd's
     store, its manifest's. Raises BuildError.
     """
-    with files.scratch(settings().cache) as folder:
+    with owned.scratch(settings().cache) as folder:
         id_file, metadata = Path(folder) / "id", Path(folder) / "metadata.json"
         argv = [*command, "--network=none", "--progress=plain", f"--iidfile={id_file}"]
         if any("buildx" in part for part in command):

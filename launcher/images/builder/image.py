@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.base import files
+from launcher.base import owned
 from launcher.base.errors import BuildError, EngineError, LauncherError, UsageError
 from launcher.base.names import LABEL
 from launcher.base.screen import Progress
@@ -229,7 +229,7 @@ class Builds:
             args["CUDA_ARCHITECTURES"] = inputs.architectures
         if request.jobs:
             args["MAX_JOBS"] = str(request.jobs)
-        with files.scratch(self.site.cache) as scratch, tempfile.TemporaryFile() as tar:
+        with owned.scratch(self.site.cache) as scratch, tempfile.TemporaryFile() as tar:
             context.write(inputs, wheels, Path(scratch), tar)
             tar.seek(0)
             self.progress.close()

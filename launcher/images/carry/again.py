@@ -17,7 +17,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
-from launcher.base import files
+from launcher.base import owned
 from launcher.base.errors import BuildError, UsageError
 from launcher.base.names import LABEL
 from launcher.base.screen import Progress, printable
@@ -388,7 +388,7 @@ class Comparison:
         if len(found) > MOST_SHOWN:
             self.tell(f"diffoscope is given the first {MOST_SHOWN} of {len(found)}")
         self.progress.step("diffoscope")
-        with files.scratch(settings().cache) as folder:
+        with owned.scratch(settings().cache) as folder:
             for box, side in zip(self.boxes, ("image", "rebuilt"), strict=True):
                 (Path(folder) / side).mkdir()
                 for path in (one.path for one in found[:MOST_SHOWN]):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import BuildError, EngineError, UsageError
 from launcher.base.reference import parse_reference
 from launcher.base.screen import Progress
@@ -116,8 +116,8 @@ def write_bundle(
     progress.step(f"pack {folder}")
     with files.folder_lock(folder):
         for each in FOLDERS:
-            files.real_folder(folder / each, folder)
-        files.remove_file(folder / INDEX, folder, missing_ok=True)
+            owned.real_folder(folder / each, folder)
+        owned.remove_file(folder / INDEX, folder, missing_ok=True)
         named: dict[str, set[str]] = {}
         for name, id in (item for one in fetched for item in one.images.items()):
             named.setdefault(id, set()).add(name)
@@ -166,7 +166,7 @@ def _put_file(folder: Path, path: Path, progress: Progress) -> File:
         progress.output(path.name)
         fetch.check_sha256(path, digest)
         target = folder / file.path
-        files.real_folder(target.parent, folder)
+        owned.real_folder(target.parent, folder)
         with files.named(target), path.open("rb") as content, files.Aside(target) as new:
             shutil.copyfileobj(content, new.file)
             new.publish()
@@ -200,11 +200,11 @@ def _remove_others(folder: Path, index: Index) -> None:
     """Remove what an earlier bundle in this folder had, and this one hasn't."""
     kept = {image.path for image in index.images}
     for path in (folder / "images").iterdir():
-        if path.relative_to(folder).as_posix() not in kept and files.is_ours(path):
-            files.remove_folder(path, folder)
+        if path.relative_to(folder).as_posix() not in kept and owned.is_ours(path):
+            owned.remove_folder(path, folder)
     for path in [*folder.glob("sha256/*/*"), *folder.glob("git/*")]:
         if path.relative_to(folder).as_posix() not in index.listed:
-            files.remove_file(path, folder)
+            owned.remove_file(path, folder)
 
 
 def check_bundle(folder: Path, progress: Progress) -> Index:
@@ -220,7 +220,7 @@ def check_bundle(folder: Path, progress: Progress) -> Index:
 
 def take_bundle(folder: Path, index: Index, site: Settings, progress: Progress) -> None:
     """Put a checked bundle's files and commits into the cache."""
-    with files.scratch(site.cache) as scratch:
+    with owned.scratch(site.cache) as scratch:
         for file in index.files:
             name = file.path.rpartition("/")[2]
             if file.path.startswith("sha256/") and fetch.cached(file.sha256, site) is None:

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.base import files
+from launcher.base import owned
 from launcher.base.names import LABEL
 from launcher.base.settings import Settings
 from launcher.images.builder import beside
@@ -133,7 +133,7 @@ def downloads(site: Settings, locked: Iterable[str], urls: Iterable[str]) -> lis
     kept |= {folder_of(url, site) for url in urls}
     there = [*(site.cache / "sha256").glob("*"), *(site.cache / "git").glob("*")]
     yesterday = time.time() - 24 * 3600
-    scratch = site.cache.glob(f"{files.SCRATCH}*")
+    scratch = site.cache.glob(f"{owned.SCRATCH}*")
     left = [path for path in scratch if path.stat().st_mtime < yesterday]
     return sorted({*there, *left} - kept)
 
@@ -142,7 +142,7 @@ def title(folder: Path) -> str:
     """What a folder of the cache has: the name of a download, else the folder's own."""
     if folder.parent.name != "sha256":
         return folder.name
-    names = (path.name for path in folder.iterdir() if path.name != files.MARKER)
+    names = (path.name for path in folder.iterdir() if path.name != owned.MARKER)
     return next(names, folder.name)
 
 

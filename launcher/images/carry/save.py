@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.screen import Progress
 from launcher.base.trust import require_trusted
@@ -95,7 +95,7 @@ def save(
     _check(folder, image, order)
     carried = [config, *order[below:]]
     listing = _complete(folder, image, base, config, order, carried, documents)
-    files.remove_folder(folder / INCOMING, folder)
+    owned.remove_folder(folder / INCOMING, folder)
     return listing
 
 
@@ -107,16 +107,16 @@ def take_folder(folder: Path, ours: Collection[str]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     require_trusted(folder)
     if not folder.exists():
-        files.make_folder(folder)
+        owned.make_folder(folder)
     there = {path.name for path in folder.iterdir()} - OF_SYSTEMS
     there = {name for name in there if not name.startswith(".")}
-    if foreign := sorted(there.difference(ours if files.is_ours(folder) else ())):
+    if foreign := sorted(there.difference(ours if owned.is_ours(folder) else ())):
         raise UsageError(
             f"{folder} isn't empty, or no launcher has made it: it has {foreign[0]} in it",
             "Name a folder for this alone; it is made where there is none.",
         )
-    if not files.is_ours(folder):
-        files.mark(folder)
+    if not owned.is_ours(folder):
+        owned.mark(folder)
 
 
 def _begin(folder: Path, known: list[str]) -> Begun:
@@ -132,12 +132,12 @@ def _begin(folder: Path, known: list[str]) -> Begun:
         )
     take_folder(folder, OURS)
     for each in (INCOMING, *FOLDERS):
-        files.real_folder(folder / each, folder, make=False)
+        owned.real_folder(folder / each, folder, make=False)
     if not (folder / INCOMING).exists():
-        files.make_folder(folder / INCOMING)
+        owned.make_folder(folder / INCOMING)
     begun = Begun(names=tuple(known), blobs=begun.blobs)
     _write_begun(folder, begun)
-    files.remove_file(folder / layout.LISTING, folder, missing_ok=True)
+    owned.remove_file(folder / layout.LISTING, folder, missing_ok=True)
     return begun
 
 
@@ -204,7 +204,7 @@ def write_blob(
         unpacked=f"sha256:{content.hexdigest()}" if packing is None else None,
     )
     path = folder / blob.file.path
-    files.real_folder(path.parent, folder)
+    owned.real_folder(path.parent, folder)
     aside.replace(path)
     return blob
 
@@ -234,7 +234,7 @@ def _check(folder: Path, image: Image, layers: list[Blob]) -> None:
     for diff_id, layer in zip(image.layers, layers, strict=True):
         came = layer.unpacked or layer.digest
         if came != diff_id and (layer.unpacked or layer.media_type == layout.LAYER_TYPE):
-            files.remove_file(folder / INCOMING / BEGUN, folder)  # nothing of it is to be kept
+            owned.remove_file(folder / INCOMING / BEGUN, folder)  # nothing of it is to be kept
             raise EngineError(
                 f"{image.id}: the engine gave a layer with the sha256 {came}, "
                 f"and the image's is {diff_id}",
@@ -279,7 +279,7 @@ def _complete(
     write(folder / layout.LISTING, layout.render(listing))
     for there in chain.from_iterable(folder.glob(f"{one}/*") for one in FOLDERS):
         if there.relative_to(folder).as_posix() not in listed:
-            files.remove_file(there, folder)
+            owned.remove_file(there, folder)
     return listing
 
 

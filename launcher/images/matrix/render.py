@@ -10,7 +10,7 @@ from pathlib import Path
 import jinja2
 import yaml
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import UsageError
 from launcher.images.matrix.load import patch_files
 from launcher.images.matrix.recipe import Recipe, recipe
@@ -111,7 +111,7 @@ def write(rendered: dict[Path, str], root: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             files.write(path, rendered[path])
         elif path.read_bytes().startswith(HEADER):
-            files.remove_file(path.absolute(), root.absolute())
+            owned.remove_file(path.absolute(), root.absolute())
             with suppress(OSError):  # something else is in there
                 path.parent.rmdir()
 

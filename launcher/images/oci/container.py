@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from launcher.base import files
+from launcher.base import owned
 from launcher.base.errors import UsageError
 from launcher.base.names import LABEL
 from launcher.base.reference import parse_reference
@@ -116,7 +116,7 @@ def _owner(pid: int | str = "self") -> dict[str, Any]:
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     space = os.readlink(f"/proc/{pid}/ns/pid")
     return {
-        "kernel": files.kernel(),
+        "kernel": owned.kernel(),
         "space": space,
         "pid": os.getpid() if pid == "self" else pid,
         "began": fields[19],
@@ -126,7 +126,7 @@ def _owner(pid: int | str = "self") -> dict[str, Any]:
 def _is_dead(owner: Mapping[str, Any], age: float) -> bool:
     mine = _owner()
     if any(owner[key] != mine[key] for key in ("kernel", "space")):
-        return age > files.DAY
+        return age > owned.DAY
     try:
         return bool(_owner(int(owner["pid"])) != owner)
     except FileNotFoundError:

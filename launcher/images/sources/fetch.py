@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import BuildError
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
@@ -79,7 +79,7 @@ def archive(wanted: Interpreter, site: Settings) -> Path:
     """
     if not cached(wanted.sha256, site):
         url = mirrored(wanted.url, site)
-        with files.scratch(site.cache) as folder:
+        with owned.scratch(site.cache) as folder:
             path = folder / url.rpartition("/")[2]
             try:
                 save(url, path)
@@ -159,7 +159,7 @@ def store(path: Path, site: Settings) -> Path:
     target = site.cache / "sha256" / sha256(path) / path.name
     target.parent.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
-        files.make_folder(target.parent)
+        owned.make_folder(target.parent)
     files.sync(path)
     return files.rename(path, target)
 
@@ -170,7 +170,7 @@ def _download(pins: list[str], options: list[str], site: Settings) -> None:
     They stand in a file, and so does that index: it may have a password, which all users of the
     machine would see on a command line.
     """
-    with files.scratch(site.cache) as folder:
+    with owned.scratch(site.cache) as folder:
         target, file = folder / "files", folder / "requirements.txt"
         command = ["download", "--no-deps", "--require-hashes", "--dest", str(target), *options]
         for index in dict.fromkeys(("", site.torch_index)):

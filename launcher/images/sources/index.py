@@ -23,7 +23,7 @@ from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ValidationError
 
-from launcher.base import files
+from launcher.base import owned
 from launcher.base.errors import BuildError, first_fault
 from launcher.base.settings import Settings, settings
 from launcher.images.matrix.recipe import sha256_of_pin
@@ -55,7 +55,7 @@ def sdist(pin: str, site: Settings) -> Path:
     digest = sha256_of_pin(pin)
     if not fetch.cached(digest, site):
         project, _, version = pin.partition(" ")[0].partition("==")
-        with files.scratch(site.cache) as folder:
+        with owned.scratch(site.cache) as folder:
             fetch.store(download(project, version, site, folder, digest), site)
     return fetch.checked(digest, pin, site)
 
@@ -193,7 +193,7 @@ class Pip:
         if folder and folder.is_dir() and not (folder / "index.html").is_file():
             return [Listed(filename=one.name, url=one.as_uri()) for one in folder.iterdir()]
         at = urljoin(page, "index.html") if folder and folder.is_dir() else page
-        with files.scratch(settings().cache) as scratch:
+        with owned.scratch(settings().cache) as scratch:
             kind = self.save(at, Path(scratch) / "page")
             text = (Path(scratch) / "page").read_text(encoding="utf-8")
         try:

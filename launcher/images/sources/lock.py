@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import yaml
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import BuildError, EngineError, UsageError, nearest
 from launcher.base.screen import Progress
 from launcher.base.settings import Settings
@@ -277,7 +277,7 @@ def resolve(wanted: Wanted, site: Settings) -> list[str]:
     if not wanted.requirements:
         return []
     pip = index.Pip.configured(site)
-    with files.scratch(site.cache) as folder:
+    with owned.scratch(site.cache) as folder:
         for more in dict.fromkeys(("", site.torch_index)):
             # Addresses stand in a file: all users of the machine see a command line.
             lines = [*pip.requirement_lines(more), *wanted.requirements]
@@ -346,7 +346,7 @@ def _lock_git(named: GitSource, site: Settings) -> LockedGit:
 
 def _lock_sdist(version: str, site: Settings) -> LockedSdist:
     """Fetch the sdist once, for its hash and for the newest time in it; none of it is run."""
-    with files.scratch(site.cache) as folder:
+    with owned.scratch(site.cache) as folder:
         archive = index.download("megatron-core", version, site, folder)
         epoch = index.epoch_of(archive, "megatron-core", version)
         sha256 = fetch.sha256(archive)

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from packaging.version import InvalidVersion, Version
 
 from launcher.agent import checkout
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import BuildError, UsageError
 from launcher.base.settings import Settings
 from launcher.images.matrix.recipe import Recipe
@@ -346,12 +346,12 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
     """Fetch one commit, without history, into a bare repository, while no other launcher does."""
     repository.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
-        files.make_folder(repository)
+        owned.make_folder(repository)
     command = [*WITHOUT_CLEANING, "fetch", "--quiet", "--depth=1"]
     at, env = remote(url)
     with files.folder_lock(repository):
         for left in repository.glob("*.lock"):  # of a fetch that was killed
-            files.remove_file(left, repository)
+            owned.remove_file(left, repository)
         git(repository, "init", "--bare", "--quiet")
         done = run_git(*command, "--", at, commit, at=repository, env=env)
     if done.returncode:

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from launcher.agent import checkout
 from launcher.agent.stall import stall
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.settings import ROOT, settings
 from launcher.runs.backends import host, keeper, shown
@@ -210,10 +210,10 @@ def _remove_files(folder: Path) -> None:
     """Remove what the keeper wrote, and the folder where nothing else is in it."""
     with suppress(OSError):
         for name in keeper.FILES:
-            files.remove_file(folder / name, folder, missing_ok=True)
+            owned.remove_file(folder / name, folder, missing_ok=True)
             files.sweep(folder / name)
-        if os.listdir(folder) == [files.MARKER]:
-            files.remove_folder(folder, folder.parent)
+        if os.listdir(folder) == [owned.MARKER]:
+            owned.remove_folder(folder, folder.parent)
 
 
 def _start(plan: Plan, asked: Request) -> LocalJob:

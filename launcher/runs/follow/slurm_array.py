@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import LauncherError
 from launcher.base.settings import ROOT
 from launcher.runs.backends import host
@@ -46,7 +46,7 @@ def run(
     options: further ones of sbatch, whole: --partition=cpu. Raises EngineError where Slurm refuses
     or loses a part, PartFailed where one fails; then no part goes on.
     """
-    with files.scratch(Path.cwd()) as folder:  # which the nodes see, as they see what is read
+    with owned.scratch(Path.cwd()) as folder:  # which the nodes see, as they see what is read
         told = [f"--array=1-{parts}", "--job-name=tokenize", f"--output={folder}/%a.log"]
         lines = "".join(f"#SBATCH {shlex.quote(one)}\n" for one in [*told, *options])
         text = SCRIPT.format(

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.base import files, logfile
+from launcher.base import files, logfile, owned
 from launcher.base.errors import UsageError, nearest
 from launcher.base.names import LABEL
 from launcher.base.settings import settings
@@ -167,7 +167,7 @@ def make(run: str) -> Path:
     at = folder(run)
     at.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with suppress(FileExistsError):
-        files.make_folder(at, 0o700)
+        owned.make_folder(at, 0o700)
     return at
 
 
@@ -292,7 +292,7 @@ def _record(run: str, path: str | Path) -> Record | None:
 def forget(run: str) -> None:
     """Remove the record of a run that never started."""
     with suppress(OSError):
-        files.remove_folder(folder(run), settings().runs)
+        owned.remove_folder(folder(run), settings().runs)
 
 
 def find(text: str) -> Record:

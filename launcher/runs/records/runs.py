@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent.traces import COSTS
-from launcher.base import files
+from launcher.base import owned
 from launcher.base.errors import UsageError
 from launcher.base.settings import settings
 from launcher.runs.plan.job import Cause, Ended, Job, goes_on
@@ -159,7 +159,7 @@ def prune(run: Run) -> int | None:
             return None
         size = sum(path.lstat().st_size for path in folder.rglob("*"))
         try:
-            files.remove_folder(folder, record.folder(run.run).parent)
+            owned.remove_folder(folder, record.folder(run.run).parent)
         except OSError as error:
             raise UsageError(f"{folder} can't be removed: {error.strerror}") from error
     return size

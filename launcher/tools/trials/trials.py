@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.base import files
+from launcher.base import owned
 from launcher.base.errors import LauncherError
 from launcher.base.settings import ROOT, settings
 from launcher.runs.plan.image import Facts, reference
@@ -273,7 +273,7 @@ def attempts(
     fused = all(name in found and found[name].value for name in ("transformer_engine", "apex"))
     wanted = parse_gpus(gpus)
     count = (chosen.count_gpus() or 0) if wanted.count is None else wanted.count
-    with files.scratch(settings().cache) as folder:
+    with owned.scratch(settings().cache) as folder:
         at = Place(
             Path(folder),
             image,

@@ -16,13 +16,14 @@ from typing import Any
 
 from launcher import __version__
 from launcher.agent.checkpoints import folders
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import UsageError
 from launcher.base.trust import require_trusted
-from launcher.tools.weights import architecture, safetensors, writer
-from launcher.tools.weights.architecture import CONFIG, Architecture
+from launcher.tools.weights import architecture, hf_config, safetensors, writer
+from launcher.tools.weights.architecture import Architecture
 from launcher.tools.weights.archive import Made, Name, Stored
 from launcher.tools.weights.families import Family, Row, family, rows
+from launcher.tools.weights.hf_config import CONFIG
 from launcher.tools.weights.reader import DISTRIBUTED, KEPT, Checkpoint
 from launcher.tools.weights.writer import Source
 
@@ -68,8 +69,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     if not target.parent.is_dir():
         raise UsageError(f"{target.parent}: no such folder", f"Make it: mkdir -p {target.parent}")
     require_trusted(target.parent)
-    files.sweep_folders(target.parent)
-    with files.locked_folder(files.aside_path(target, secrets.token_hex(8))) as made:
+    owned.sweep_folders(target.parent)
+    with owned.locked_folder(files.aside_path(target, secrets.token_hex(8))) as made:
         try:
             with files.named(target):
                 yield made
@@ -77,9 +78,9 @@ def new_folder(target: Path) -> Iterator[Path]:
             files.rename(made, target)
         except BaseException:
             if made.exists():
-                files.remove_folder(made, made.parent)
+                owned.remove_folder(made, made.parent)
             raise
-    (target / files.MARKER).unlink()  # from now on it is the user's
+    (target / owned.MARKER).unlink()  # from now on it is the user's
     files.sync(target)
 
 
@@ -104,7 +105,7 @@ def export(
     of = family(shape.family)
     wanted = [*rows(of, shape)]
     _check_names(saved, wanted, of)
-    config = architecture.config(shape, of.model)
+    config = hf_config.config(shape, of.model)
     kept = _kept(saved.folder.parent / KEPT)
     copied = kept | dict(tokenizer)
     bound = 256 + sum(160 + len(each) for row in wanted for each in row.theirs)
@@ -182,7 +183,7 @@ def import_(source: Path, target: Path, padding: int = 128) -> Done:
         raise UsageError(f"{source}: no {CONFIG} in it", "Name the folder of a model.")
     config = safetensors.read_json(source / CONFIG)
     of = family(str(config.get("model_type")))
-    shape = architecture.of_config(config, padding)
+    shape = hf_config.of_config(config, padding)
     found = safetensors.entries(source)
     shape = _untied(found, shape, of)
     sources, used = list[Source](), set[str]()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.screen import Progress
 from launcher.base.zstd import zstd
@@ -42,7 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != files.MARKER
+        if path.is_file() and path.name != owned.MARKER
     }
 
 
@@ -251,7 +251,7 @@ def test_a_folder_of_our_shape_that_no_save_made_is_refused(tmp_path: Path) -> N
     assert theirs.exists()
     tmp_path /= "ours"
     saved(filled(), tmp_path)
-    (tmp_path / files.MARKER).unlink()
+    (tmp_path / owned.MARKER).unlink()
     with pytest.raises(UsageError, match="no launcher has made it"):
         saved(filled(), tmp_path)
     assert (tmp_path / layout.LISTING).exists()

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import EngineError
 from launcher.images.engine.private import base, packages
 from tests.images.carry.conftest import Engine
@@ -202,7 +202,7 @@ def test_a_complete_folder_and_one_of_others_stay_and_half_of_one_is_made_again(
     apt: Path, tmp_path: Path
 ) -> None:
     """Whatever stood where packages go was removed."""
-    files.make_folder(tmp_path / "half")
+    owned.make_folder(tmp_path / "half")
     (tmp_path / "half" / "left").touch()
     packages.unpack(tmp_path / "half", ["tool"])
     assert not (tmp_path / "half" / "left").exists()

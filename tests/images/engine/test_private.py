@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from launcher.base import files
+from launcher.base import owned
 from launcher.base.errors import EngineError
 from launcher.base.settings import settings
 from launcher.images.engine.acquire import STANDIN_EPOCH
@@ -91,7 +91,7 @@ def test_a_folder_named_as_ours_is_removed_only_with_our_marker(
     sockets.mkdir()
     (folder_in_use / "engine/sockets").write_text(str(sockets))
     assert private._recorded(folder_in_use / "engine") is None
-    files.mark(sockets)
+    owned.mark(sockets)
     place = private._recorded(folder_in_use / "engine")
     assert place is not None
     private._clean(place)

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import EngineError, UsageError
 from launcher.base.zstd import zstd
 from launcher.images.carry.save import INCOMING, write_blob
@@ -247,7 +247,7 @@ contents = st.binary(max_size=400)
 
 def written(folder: Path, content: bytes, packing: str | None) -> tuple[Blob, bytes]:
     """A blob, and what is in its file; a save that was killed has left something aside."""
-    files.make_folder(folder / INCOMING)
+    owned.make_folder(folder / INCOMING)
     (folder / INCOMING / "blob").write_bytes(b"left")
     blob = write_blob(io.BytesIO(content), len(content), folder, packing)
     assert not [*(folder / INCOMING).glob("[!.]*")]

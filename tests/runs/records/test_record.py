@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from launcher.base import files
+from launcher.base import owned
 from launcher.base.errors import UsageError
 from launcher.base.settings import ROOT
 from launcher.runs.checks.machine import Gpu, Machine
@@ -68,7 +68,7 @@ def test_what_was_asked_for_comes_back(keep: Callable[..., Record], runs: Path) 
     assert again.origin.place("model.num_layers") == "run 0a1b2c3d (run.yaml): model.num_layers"
     assert (runs / "0a1b2c3d").stat().st_mode & 0o777 == 0o700  # its user's alone
     held = sorted(path.name for path in (runs / "0a1b2c3d").iterdir())
-    assert held == [files.MARKER, record.FILE]
+    assert held == [owned.MARKER, record.FILE]
     with pytest.raises(UsageError, match="can't read its record"):  # another launcher's
         replace(kept, config=kept.config | {"later": 1}).asked()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher.tools.weights import architecture, safetensors
+from launcher.tools.weights import architecture, hf_config, safetensors
 from launcher.tools.weights.families import FAMILIES, rows
 
 SIZES = {
@@ -50,7 +50,7 @@ def made(folder: Path, family: str, most: int = 1 << 30, dtype: str = "float32")
     folder.mkdir()
     config = {"model_type": family, "torch_dtype": dtype, **CONFIGS[family]}
     (folder / "config.json").write_text(json.dumps(config))
-    shape = architecture.of_config(config, 64)
+    shape = hf_config.of_config(config, 64)
     random, shards = np.random.default_rng(1), safetensors.Shards(folder, most)
     kind = np.dtype({"float32": "<u4", "bfloat16": "<u2"}[dtype])
     for row in rows(FAMILIES[family], shape):

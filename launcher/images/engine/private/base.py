@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import EngineError, nearest
 from launcher.base.settings import settings
 from launcher.images.engine.private import packages
@@ -127,7 +127,7 @@ def _make(made: Path, recipe: Recipe, say: Say) -> None:
         )
     say(f"making a Debian base ({recipe.suite}) from the distribution's packages")
     made.parent.mkdir(parents=True, exist_ok=True)
-    with files.scratch(made.parent) as scratch:
+    with owned.scratch(made.parent) as scratch:
         layer, whole = Path(scratch, "layer.tar"), Path(scratch, "image.tar")
         _bootstrap(layer, recipe, made.parent)
         architecture = GO_NAMES.get(recipe.architecture, recipe.architecture)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import EngineError
 
 COMPLETE = ".complete"
@@ -55,15 +55,15 @@ def _unpack(
             "install a container engine yourself and start it.",
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with files.scratch(folder.parent) as scratch:
+    with owned.scratch(folder.parent) as scratch:
         root = scratch / "root"
         root.mkdir()
         for package in download(scratch):
             _run(["dpkg-deb", "--extract", "--", str(package), str(root)])
         files.write(root / COMPLETE, f"{' '.join(wanted)}\n")
-        files.mark(root)
+        owned.mark(root)
         with suppress(FileNotFoundError):
-            files.remove_folder(folder, folder.parent)
+            owned.remove_folder(folder, folder.parent)
         files.rename(root, folder)
     return folder
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import EngineError
 from launcher.base.trust import require_trusted
 from launcher.images.engine.private import packages, supervisor
@@ -145,7 +145,7 @@ def _recorded(folder: Path) -> Place | None:
     except (FileNotFoundError, UnicodeDecodeError):
         return None
     made = SOCKETS.fullmatch(sockets.name) and sockets.parent == _short_folder()
-    return Place(folder, sockets) if made and files.is_ours(sockets) else None
+    return Place(folder, sockets) if made and owned.is_ours(sockets) else None
 
 
 def _connect(place: Place) -> socket.socket | None:
@@ -194,7 +194,7 @@ def _start_with(folder: Path, options: list[str], lock: int) -> tuple[Place, soc
     place = Place(folder, Path(tempfile.mkdtemp(prefix="launchpad-", dir=_short_folder())))
     process = None
     try:
-        files.mark(place.sockets)
+        owned.mark(place.sockets)
         files.write(folder / "sockets", str(place.sockets))
         (place.sockets / "packages").symlink_to(place.packages)
         files.write(place.settings, "{}")  # not the settings of the system's engine
@@ -308,7 +308,7 @@ def _wait_for_end(place: Place) -> None:
 def _clean(place: Place) -> None:
     """Remove what an ended engine leaves: its sockets and its empty control groups."""
     with suppress(FileNotFoundError):
-        files.remove_folder(place.sockets, place.sockets.parent)
+        owned.remove_folder(place.sockets, place.sockets.parent)
     hierarchies, name = Path("/sys/fs/cgroup"), place.sockets.name
     for tree in (*hierarchies.glob(name), *hierarchies.glob(f"*/{name}")):
         groups = [tree, *(group for group in tree.rglob("*") if group.is_dir())]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import EngineError
 from launcher.base.names import LABEL
 from launcher.base.settings import settings
@@ -319,7 +319,7 @@ class KubernetesJob(Group):
         words = ("--cascade=foreground", f"--timeout={REMOVAL_SECONDS}s")
         self.seen.delete(KINDS[self.seen.kind], self.name, *words)
         folder = record.folder(self.run)
-        files.remove_file(folder / PLACE, folder, missing_ok=True)
+        owned.remove_file(folder / PLACE, folder, missing_ok=True)
 
     def terminal(self, argv: list[str], *, terminal: bool) -> list[str]:
         """The command that runs `argv` in the first node for a person."""
@@ -338,7 +338,7 @@ def submit(plan: Plan, asked: Request) -> KubernetesJob:
         words = ("create", "--filename=-", "--output=json")
         owner = _made(cluster.ask(*words, given=json.dumps(asked.manifest)))
     except EngineError:
-        files.remove_file(folder / PLACE, folder, missing_ok=True)
+        owned.remove_file(folder / PLACE, folder, missing_ok=True)
         raise
     job = _job(cluster, kind, asked.manifest)
     if asked.payload:

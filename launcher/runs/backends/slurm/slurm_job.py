@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.base import files
+from launcher.base import files, owned
 from launcher.base.errors import LauncherError
 from launcher.base.names import LABEL
 from launcher.base.settings import settings
@@ -186,7 +186,7 @@ class SlurmJob(host.FolderJob):
             time.sleep(POLL_SECONDS)
         reports = [group.unpacked(path.read_bytes()) if path.exists() else {} for path in answers]
         for path in answers:
-            files.remove_file(path, self.folder, missing_ok=True)
+            owned.remove_file(path, self.folder, missing_ok=True)
         return group.joined_reports(reports)
 
 
@@ -194,7 +194,7 @@ def _remove(folder: Path, names: Sequence[str]) -> None:
     """Remove files of a run's folder; where the disk takes no change, a line says so."""
     try:
         for name in names:
-            files.remove_file(folder / name, folder, missing_ok=True)
+            owned.remove_file(folder / name, folder, missing_ok=True)
     except OSError as error:
         host.tell(f"what Slurm wrote of run {folder.name} stays in {folder}: {error.strerror}")
 
