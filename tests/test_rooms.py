@@ -23,7 +23,7 @@ LARGEST = {"modules": 16, "lines": 450}
 
 def room_of(name: str) -> str:
     """The room that a module, or a name in one, stands in: "runs.plan"; "" for none."""
-    return next((room for room in ROOMS if f"{name}.".startswith(f"{room}.")), "")
+    return max((room for room in ROOMS if f"{name}.".startswith(f"{room}.")), key=len, default="")
 
 
 def imported(path: Path) -> Iterator[str]:

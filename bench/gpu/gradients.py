@@ -37,11 +37,16 @@ def ways(half: Any, exact: Any, loss: Any) -> Iterator[tuple[str, dict[str, floa
     """Each way's name, and the distances of its gradients."""
     import torch
 
+    from launcher.trainer.fast import compiled
     from launcher.trainer.gpt import model
 
     vocabulary = len(exact.embedding.word_embeddings.weight)
     for way in ("eager", "by our kernels", "by a graph of them"):
-        gpt = model.build(half, vocabulary, "" if way == "eager" else "kernels").cuda().bfloat16()
+        kind = model.PLAIN if way == "eager" else compiled.KIND
+        gpt = model.build(half, vocabulary, 0, kind)
+        if kind is compiled.KIND:
+            gpt.compile_training("kernels")
+        gpt = gpt.cuda().bfloat16()
         for mine, given in zip(gpt.parameters(), exact.parameters(), strict=True):
             mine.data.copy_(given)
         placed = [] if way == "eager" else gpt.parameters()
@@ -87,7 +92,7 @@ def main() -> None:
     whole.on_cpu = half.on_cpu = False
     training.initialise(half, command_line.layout(half, 1))
     vocabulary = model.vocabulary(whole, 1, {})
-    exact = model.build(whole, vocabulary, "").cuda()
+    exact = model.build(whole, vocabulary).cuda()
     for each in exact.parameters():
         each.data = each.data.bfloat16().float()
     shape = (whole.micro_batch_size, whole.seq_length)

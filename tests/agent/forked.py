@@ -28,7 +28,7 @@ def imported() -> None:
     compat.trust_checkpoints()
     cpu.install()
     compat.prepare()
-    for name in ("torch._dynamo", "launcher.trainer.gpt.training"):
+    for name in ("torch._dynamo", "launcher.trainer.fast.trainer"):
         importlib.import_module(name)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.agent.checkpoints import contents, folders
 from launcher.runs.datasets import indexed
-from tests.agent.conftest import TINY, Run, going_on, runner_command, start
+from tests.agent.conftest import ROOT, TINY, Run, going_on, python, runner_command, start
 
 pytestmark = pytest.mark.megatron
 
@@ -211,3 +211,16 @@ def test_a_signal_while_evaluating(tmp_path: Path) -> None:
 
     run = stopped_at_2(tmp_path, *endless, when=evaluating)
     assert "validation loss" not in run.output
+
+
+def test_without_the_fast_path_it_trains_to_the_same_losses(tmp_path: Path, train: Train) -> None:
+    """`trainer/fast` is optional: a payload that lacks it trains by plain PyTorch, and says so."""
+    plain = train(1, "--no-fast")
+    ignored = shutil.ignore_patterns("fast", "__pycache__")
+    shutil.copytree(ROOT / "launcher", tmp_path / "launcher", ignore=ignored)
+    runner = [str(tmp_path / "launcher/agent/start.py"), "runner", "--cpu"]
+    program = ["-m", "launcher.trainer.gpt", *TINY, "--mock-data"]
+    done = python(*runner, "--processes-per-node", "1", "--", *program)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "fast: off; there is no launcher.trainer.fast" in done.stdout
+    assert Run(done, done.stdout).losses == plain.losses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.trainer.log import training_line, validation_line
+from launcher.trainer.gpt.log import training_line, validation_line
 
 INTERVAL: dict[str, Any] = {
     **{"iteration": 20, "train_iters": 1000, "consumed_samples": 320, "global_batch_size": 16},

@@ -22,8 +22,7 @@ def check() -> None:
     parsed = arguments.parse(sys.argv[1:])
     parsed.on_cpu = True
     layout = arguments.layout(parsed, 2)
-    training.initialise(parsed, layout)
-    trainer = training.Trainer(parsed, layout)
+    trainer = training.begin(parsed, layout)
     trainer._check_replicas()
     print("agreed", flush=True)
     if torch.distributed.get_rank() == 1:

@@ -15,8 +15,7 @@ from megatron.core import parallel_state
 from launcher.agent import compat, cpu
 from launcher.agent.ranks import ending
 from launcher.agent.ranks.ending import OptionError
-from launcher.trainer import log
-from launcher.trainer.gpt import arguments, training
+from launcher.trainer.gpt import arguments, log, training
 
 
 def train(options: list[str]) -> dict[str, object]:
@@ -25,7 +24,7 @@ def train(options: list[str]) -> dict[str, object]:
     given.on_cpu = True
     layout = arguments.layout(given, torch.distributed.get_world_size())
     compat.check_model(given)
-    training.initialise(given, layout)
+    trainer = training.begin(given, layout)
     told: dict[str, object] = {"losses": (losses := [])}
     line = log.training_line
 
@@ -37,7 +36,7 @@ def train(options: list[str]) -> dict[str, object]:
     log.training_line = noted
     log.validation_line = lambda _, loss: told.update(validation=loss) or ""
     try:
-        training.Trainer(given, layout).run()
+        trainer.run()
     finally:
         log.training_line = line
         parallel_state.destroy_model_parallel()

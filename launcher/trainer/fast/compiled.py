@@ -15,8 +15,9 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from launcher.trainer.fast.split import Copied, Gathered, Ranks, Scattered, SplitLoss, Summed
 from launcher.trainer.gpt.layers import Attention, Parts
-from launcher.trainer.gpt.split import Copied, Gathered, Ranks, Scattered, SplitLoss, Summed
+from launcher.trainer.gpt.model import Kind
 
 KINDS = 64
 """Compilations of one function that torch keeps: before 2.5, each layer is one of its own."""
@@ -253,3 +254,6 @@ class GPT(GPTModel):
             self.output_layer.left = False
         for layer in self.decoder.layers:
             layer.compiled = None
+
+
+KIND = Kind(GPT, parts, compiled=True)

@@ -15,6 +15,7 @@ import torch
 from launcher.agent import compat, words
 from launcher.trainer.fast import memsets
 from launcher.trainer.gpt.arguments import Layout
+from launcher.trainer.gpt.training import Outcome
 
 WARM_UP = 3
 """Steps before a capture: torch asks for some, so that what is made once is made outside."""
@@ -26,8 +27,6 @@ KERNELS = "LAUNCHER_KERNELS"
 """0 leaves GPT-2's layers to torch's compiler: what our kernels are compared with."""
 
 Batches = Iterator[dict[str, torch.Tensor]]
-Outcome = tuple[torch.Tensor | None, Any, Any]
-"""A step's loss, fp32 [], whether it was taken, and the gradient's norm: until the next one."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,6 @@ class Path:
 
 def choose(arguments: argparse.Namespace, layout: Layout) -> Path:
     """What holds for these arguments."""
-    if arguments.no_fast:
-        return Path("", "", False, ("--no-fast",))
     missing = []
     optimizer = "shared" if arguments.use_distributed_optimizer else "whole"
     reasons = {
@@ -156,11 +153,6 @@ def compile_alike(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     made: Callable[..., Any] = torch.compile(function, options={"triton.autotune_pointwise": False})
     return made
-
-
-def own_stream() -> None:
-    """Leave the default stream, which no graph can be captured on; before the model is made."""
-    torch.cuda.set_stream(torch.cuda.Stream())
 
 
 class Step:

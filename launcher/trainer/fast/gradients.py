@@ -7,15 +7,37 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
 
 from launcher.trainer.fast.device_adam import DeviceAdam
 from launcher.trainer.fast.peer import Peer
-from launcher.trainer.gpt.optimizer import HostSteps, Replica
+from launcher.trainer.gpt.optimizer import HostSteps
 
 PAIR = 2
 """Replicas that exchange gradients in 16 bits: more of them would send more than a sum does."""
 
 ALL = slice(None)
+
+
+class Replica(DistributedDataParallel):
+    """Megatron's data parallelism, which needn't sum gradients over the replicas once `summed`."""
+
+    summed = False
+
+    def finish_grad_sync(self, *args: Any, **kwargs: Any) -> None:
+        """At the end of a step's backward passes."""
+        if not self.summed:
+            super().finish_grad_sync(*args, **kwargs)
+        self.summed = False
+
+    def lie_with(self, peer: Peer) -> torch.Tensor:
+        """Have one buffer's parameters lie where the other replica writes too; its own, as seen
+        from here, [elements]."""
+        (buffer,) = self.buffers
+        buffer.param_data, theirs = peer.lay(buffer.param_data, self.module.parameters())
+        for bucket in buffer.buckets:
+            bucket.param_data = buffer.param_data[bucket.offset :][: len(bucket.param_data)]
+        return theirs
 
 
 class GatheredGradients:

@@ -49,9 +49,9 @@ def train(arguments: Namespace, layout: Layout) -> None:
 
     from launcher.trainer.gpt import training
 
-    training.initialise(arguments, layout)
+    trainer = training.begin(arguments, layout)
     with measurements.sampled(arguments):
-        training.Trainer(arguments, layout).run()
+        trainer.run()
     torch.distributed.destroy_process_group()
 
 

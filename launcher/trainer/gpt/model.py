@@ -9,6 +9,8 @@ import inspect
 import math
 import re
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,7 +26,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from launcher.agent import compat
 from launcher.agent.ranks.ending import OptionError
-from launcher.trainer.fast import compiled
 from launcher.trainer.gpt.arguments import padded_vocabulary, virtual_stages
 from launcher.trainer.gpt.layers import Parts, local_layer, norm, squared_relu
 
@@ -55,6 +56,18 @@ OF_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight")
 """Megatron scales these by the number of layers: what they add to adds up."""
 
 
+@dataclass(frozen=True)
+class Kind:
+    """The classes of a model and of its layers' parts; `compiled` where torch compiles them."""
+
+    gpt: Any = GPTModel
+    parts: Callable[[TransformerConfig], Parts] = lambda _: Parts()
+    compiled: bool = False
+
+
+PLAIN = Kind()
+
+
 def vocabulary(arguments: argparse.Namespace, tensor: int, saved: dict[str, Any]) -> int:
     """The padded vocabulary: the checkpoint's, where one is loaded.
 
@@ -72,11 +85,11 @@ def vocabulary(arguments: argparse.Namespace, tensor: int, saved: dict[str, Any]
     return size
 
 
-def _layers(arguments: argparse.Namespace, described: TransformerConfig, compiles: str) -> Any:
+def _layers(arguments: argparse.Namespace, described: TransformerConfig, kind: Kind) -> Any:
     wanted = arguments.transformer_impl
     there = not arguments.on_cpu and importlib.util.find_spec("transformer_engine")
     if wanted == "auto":
-        wanted = "transformer_engine" if there and not compiles else "local"
+        wanted = "transformer_engine" if there and not kind.compiled else "local"
     elif wanted == "transformer_engine" and not there:
         where = "for the CPU" if arguments.on_cpu else "here"
         raise OptionError(f"--transformer-impl {wanted}: there is no Transformer Engine {where}")
@@ -95,8 +108,7 @@ def _layers(arguments: argparse.Namespace, described: TransformerConfig, compile
         mlp = get_gpt_layer_local_spec(**experts).submodules.mlp
     stage = arguments.num_layers // arguments.pipeline_model_parallel_size
     layers = stage // virtual_stages(arguments)
-    of = compiled.parts(described) if compiles else Parts()
-    specs = [local_layer(described, mlp, of)] * layers
+    specs = [local_layer(described, mlp, kind.parts(described))] * layers
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=norm(described))
 
 
@@ -107,16 +119,16 @@ def dtype(arguments: argparse.Namespace) -> torch.dtype:
     return torch.bfloat16 if arguments.bf16 else torch.float32
 
 
-def config(arguments: argparse.Namespace, compiles: str = "") -> TransformerConfig:
+def config(arguments: argparse.Namespace, compiled: bool = False) -> TransformerConfig:
     """Megatron's description of the model and of how it is divided.
 
     Weights are made on the CPU where it trains there: each rank then takes its share of
     one matrix, and losses don't depend on the layout. Compiled fusions are off by default:
     on an H100, a 124M model took 65 ms a step with those of biases and 55 ms without, since
-    calling compiled functions costs the host more than the GPU saves; where torch `compiles` the
-    layers they are no part of Megatron's, which have added their biases by then. All layers have
-    experts where any has, so that the MLP's size is theirs. Raises `OptionError` for what the
-    release of Megatron lacks.
+    calling compiled functions costs the host more than the GPU saves; where the layers are to be
+    `compiled` they are no part of Megatron's, which have added their biases by then. All layers
+    have experts where any has, so that the MLP's size is theirs. Raises `OptionError` for what
+    the release of Megatron lacks.
     """
     compat.check_model(arguments)
     given = {name: getattr(arguments, name) for name in CONFIG}
@@ -131,7 +143,7 @@ def config(arguments: argparse.Namespace, compiles: str = "") -> TransformerConf
         given |= {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu}
     elif arguments.squared_relu:
         given |= {"activation_func": squared_relu}
-    elif arguments.openai_gelu or (compiles and arguments.bias_fusion):  # whose GELU is by tanh
+    elif arguments.openai_gelu or (compiled and arguments.bias_fusion):  # whose GELU is by tanh
         given |= {"activation_func": partial(torch.nn.functional.gelu, approximate="tanh")}
     if (parts := virtual_stages(arguments)) > 1:
         # Two stages send to each other both ways at once, which only overlapping keeps apart.
@@ -145,30 +157,27 @@ def config(arguments: argparse.Namespace, compiles: str = "") -> TransformerConf
         use_cpu_initialization=arguments.on_cpu or arguments.use_cpu_initialization,
         params_dtype=dtype(arguments),
         pipeline_dtype=dtype(arguments),
-        bias_activation_fusion=arguments.bias_fusion and not compiles,
-        bias_dropout_fusion=arguments.bias_fusion and not compiles,
+        bias_activation_fusion=arguments.bias_fusion and not compiled,
+        bias_dropout_fusion=arguments.bias_fusion and not compiled,
     )
 
 
-def build(
-    arguments: argparse.Namespace, vocabulary: int, compiles: str = "", part: int = 0
-) -> GPTModel:
-    """This rank's part of the model for a padded vocabulary.
+def build(arguments: argparse.Namespace, vocabulary: int, part: int = 0, kind: Kind = PLAIN) -> Any:
+    """This rank's part of the model for a padded vocabulary: a `kind.gpt`.
 
-    `part` says which, where a stage of the pipeline has several; `compiles` what torch compiles of
-    it, as `fast.Path` has it. Raises `OptionError` for what
-    the release of Megatron lacks.
+    `part` says which, where a stage of the pipeline has several. Raises `OptionError` for what the
+    release of Megatron lacks.
     """
-    parts, described = virtual_stages(arguments), config(arguments, compiles)
+    parts, described = virtual_stages(arguments), config(arguments, kind.compiled)
     placed: dict[str, Any] = {}
     if parts > 1:
         parallel_state.set_virtual_pipeline_model_parallel_rank(part)
         if "vp_stage" in inspect.signature(GPTModel.__init__).parameters:
             placed["vp_stage"] = part
-    layers = _layers(arguments, described, compiles)
+    layers = _layers(arguments, described, kind)
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=True) and part == 0
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=True) and part == parts - 1
-    gpt = (compiled.GPT if compiles else GPTModel)(
+    gpt = kind.gpt(
         config=described,
         transformer_layer_spec=layers,
         vocab_size=vocabulary,
@@ -186,8 +195,6 @@ def build(
         rotary.inv_freq = scaled(rotary.inv_freq, arguments.rope_scaling_factor)
     if described.use_cpu_initialization and isinstance(layers, TransformerBlockSubmodules):
         draw_weights(gpt, arguments.seed)
-    if compiles:
-        gpt.compile_training(compiles)
     return gpt
 
 

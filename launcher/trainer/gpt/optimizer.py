@@ -13,7 +13,6 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.module import Float16Module
 
 from launcher.agent import compat
-from launcher.trainer.fast.peer import Peer
 from launcher.trainer.gpt import model
 from launcher.trainer.gpt.arguments import learning_rate
 
@@ -24,8 +23,8 @@ CONFIG = (
 """What Megatron's description of an optimizer calls as its command line does."""
 
 
-def wrap(arguments: argparse.Namespace, gpt: Any) -> Replica:
-    """The model in its precision, under Megatron's data parallelism; gradients are fp32."""
+def wrap(arguments: argparse.Namespace, gpt: Any, kind: Any = DistributedDataParallel) -> Any:
+    """The model in its precision, under data parallelism of a `kind`; gradients are fp32."""
     gpt.cuda(torch.cuda.current_device())
     precise = Float16Module(gpt.config, gpt) if arguments.fp16 or arguments.bf16 else gpt
     config = DistributedDataParallelConfig(
@@ -33,7 +32,7 @@ def wrap(arguments: argparse.Namespace, gpt: Any) -> Replica:
         overlap_grad_reduce=arguments.overlap_grad_reduce,
         use_distributed_optimizer=arguments.use_distributed_optimizer,
     )
-    return Replica(gpt.config, config, precise)
+    return kind(gpt.config, config, precise)
 
 
 def build(arguments: argparse.Namespace, wrapped: list[Any]) -> Any:
@@ -48,27 +47,6 @@ def build(arguments: argparse.Namespace, wrapped: list[Any]) -> Any:
             part.optimizer.__class__ = CountingAdam  # no option names it
             part.optimizer.begin()
     return made
-
-
-class Replica(DistributedDataParallel):
-    """Megatron's data parallelism, which needn't sum gradients over the replicas once `summed`."""
-
-    summed = False
-
-    def finish_grad_sync(self, *args: Any, **kwargs: Any) -> None:
-        """At the end of a step's backward passes."""
-        if not self.summed:
-            super().finish_grad_sync(*args, **kwargs)
-        self.summed = False
-
-    def lie_with(self, peer: Peer) -> torch.Tensor:
-        """Have one buffer's parameters lie where the other replica writes too; its own, as seen
-        from here, [elements]."""
-        (buffer,) = self.buffers
-        buffer.param_data, theirs = peer.lay(buffer.param_data, self.module.parameters())
-        for bucket in buffer.buckets:
-            bucket.param_data = buffer.param_data[bucket.offset :][: len(bucket.param_data)]
-        return theirs
 
 
 class HostSteps:

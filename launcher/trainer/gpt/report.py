@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 
-from launcher.trainer import log
-from launcher.trainer.gpt import measurements
+from launcher.trainer.gpt import log, measurements
 from launcher.trainer.gpt.arguments import Layout
 from launcher.trainer.gpt.checkpoint import Progress
 from launcher.trainer.gpt.measurements import Meter

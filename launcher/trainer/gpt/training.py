@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
+import importlib.util
 import os
 import random
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,10 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import finalize_model_grads
 
-from launcher.agent import compat
+from launcher.agent import compat, words
 from launcher.agent.ranks.ending import RunError
 from launcher.agent.ranks.stop import StopRequest
-from launcher.trainer.fast import fast
-from launcher.trainer.fast.device_adam import DeviceAdam
-from launcher.trainer.fast.gradients import GatheredGradients
-from launcher.trainer.gpt import checkpoint, data, measurements, model, optimizer, replicas, split
+from launcher.trainer.gpt import checkpoint, data, measurements, model, optimizer, replicas
 from launcher.trainer.gpt.arguments import Layout, learning_rate
 from launcher.trainer.gpt.checkpoint import Progress
 from launcher.trainer.gpt.evaluation import Evaluation
@@ -32,14 +30,30 @@ from launcher.trainer.gpt.passes import Passes
 from launcher.trainer.gpt.report import Report, say
 
 ASKED = "asked to by a signal"
+FAST = "launcher.trainer.fast"
+"""The package with the fast path, which the payload may lack."""
+
+Outcome = tuple[torch.Tensor | None, Any, Any]
+"""A step's loss, fp32 [], whether it was taken, and the gradient's norm: until the next one."""
 
 
-def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
-    """Join the process group, divide it by `layout`, and seed every random generator."""
+def begin(arguments: argparse.Namespace, layout: Layout) -> Trainer:
+    """Join the process group, and return the trainer: the fast one, where it is here and wanted."""
+    kind, there = Trainer, importlib.util.find_spec(FAST)
+    if there and not arguments.no_fast:
+        kind = importlib.import_module(f"{FAST}.trainer").FastTrainer
+    initialise(arguments, layout, graphed=kind.is_graphed(arguments, layout))
+    return kind(arguments, layout)
+
+
+def initialise(arguments: argparse.Namespace, layout: Layout, *, graphed: bool = False) -> None:
+    """Join the process group, divide it by `layout`, and seed every random generator.
+
+    `graphed` leaves the default stream, which no CUDA graph can be captured on.
+    """
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    graphed = fast.choose(arguments, layout).graphed
     if graphed:
-        fast.own_stream()
+        torch.cuda.set_stream(torch.cuda.Stream())
     torch.distributed.init_process_group(
         backend="nccl", timeout=datetime.timedelta(minutes=arguments.distributed_timeout_minutes)
     )
@@ -60,32 +74,27 @@ def initialise(arguments: argparse.Namespace, layout: Layout) -> None:
 
 
 class Trainer:
-    """A run in progress: the model, its optimizer, its data, and where it is."""
+    """A run in progress: the model, its optimizer, its data, and where it is.
+
+    Plain PyTorch on Megatron-Core; the fast trainer has parts of its own in the place of these.
+    """
+
+    slow_steps = 0
+    """The first steps of a process, whose times say nothing of the others."""
 
     def __init__(self, arguments: argparse.Namespace, layout: Layout) -> None:
         self.arguments = arguments
         self.layout = layout
         source = checkpoint.newest(arguments.load) if arguments.load else None
         saved = checkpoint.common(source) if source else {}
-        self.path = fast.choose(arguments, layout)
         vocabulary = model.vocabulary(arguments, layout.tensor, saved)
-        compiled, several = self.path.compiled, range(layout.virtual)
-        self.parts = [model.build(arguments, vocabulary, compiled, part) for part in several]
+        self.parts = [self._build(vocabulary, part) for part in range(layout.virtual)]
         self.gpt = self.parts[0]
-        self.wrapped = [optimizer.wrap(arguments, each) for each in self.parts]
-        alone = layout.micro_batches == 1 and not arguments.overlap_grad_reduce
-        self.gathered: GatheredGradients | None = None
-        if self.path.compiled and alone:
-            self.gathered = GatheredGradients(self.wrapped[0])
-            self.path = self._reach(self.gathered)
+        self.wrapped = self._wrapped()
         self.optimizer = optimizer.build(arguments, self.wrapped)
         self.config = self.gpt.config
         self.config.grad_scale_func = self.optimizer.scale_loss
-        self.config.batch_p2p_sync = not self.path.graphed
         self.config.finalize_model_grads_func = self._finalize
-        compiled_apart = self.path.compiled and layout.tensor > 1
-        every = (each for part in self.parts for each in part.parameters())
-        self.alike = split.Alike(every) if compiled_apart else None
         if arguments.overlap_grad_reduce:
             each = [part.no_sync for part in self.wrapped]
             self.config.no_sync_func = each if len(each) > 1 else each[0]
@@ -93,23 +102,25 @@ class Trainer:
         self.report = Report(arguments, layout, self.optimizer)
         self.progress = self._load(source, saved)
         self.steps = self._steps()
-        if self.gathered:
-            self.gathered.keep_for(self.steps, getattr(self.gpt.decoder, "gradients", None))
-        self.fast_step = fast.Step(self.path, self._step, self._plain, say, layout.micro_batches)
         self.saved = self.progress.iteration
-        self.profile = measurements.Profile(arguments, self.saved, self.path.slow_steps)
+        self.profile = measurements.Profile(arguments, self.saved, self.slow_steps)
         self.report.begin(self.saved)
         self.stop = StopRequest() if arguments.exit_signal_handler else None
         self.training_set, held_out = data.datasets(arguments)
         self.evaluation = Evaluation(arguments, held_out, self.passes)
 
-    def _reach(self, gathered: GatheredGradients) -> fast.Path:
-        """The path, with two replicas that use each other's memory, or why they don't."""
-        try:
-            gathered.reach()
-        except RuntimeError as error:
-            return self.path.without("symmetric", f"no symmetric memory: {error}")
-        return replace(self.path, symmetric=bool(gathered.peer))
+    @classmethod
+    def is_graphed(cls, arguments: argparse.Namespace, layout: Layout) -> bool:
+        """Whether its steps are to become a CUDA graph."""
+        return False
+
+    def _build(self, vocabulary: int, part: int) -> Any:
+        """One of this rank's parts of the model."""
+        return model.build(self.arguments, vocabulary, part)
+
+    def _wrapped(self) -> list[Any]:
+        """Each part under its data parallelism."""
+        return [optimizer.wrap(self.arguments, each) for each in self.parts]
 
     def _load(self, source: Path | None, saved: dict[str, Any]) -> Progress:
         if source is None:
@@ -123,42 +134,23 @@ class Trainer:
             say(f"it was saved with {other}: random states are not carried over")
         return progress
 
-    def _steps(self) -> DeviceAdam | optimizer.HostSteps:
-        """What steps the parameters: Megatron's optimizer, or its device-side stand-in."""
-        taken = self.progress.steps
-        if self.path.optimizer:
-            try:
-                return DeviceAdam(self.arguments, self.optimizer, taken, self._compiler())
-            except ValueError as error:
-                self.path = self.path.without("optimizer", f"Megatron's optimizer: {error}")
-                if self.path.graphed:
-                    self.path = self.path.without("graphed", "no CUDA graph")
-        return optimizer.HostSteps(self.arguments, self.optimizer, taken)
+    def _steps(self) -> Any:
+        """What steps the parameters, as `optimizer.HostSteps` does."""
+        return optimizer.HostSteps(self.arguments, self.optimizer, self.progress.steps)
 
-    def _compiler(self) -> Callable[[Any], Any]:
-        """What makes a function of tensors faster: torch's, on GPUs."""
-        return (lambda function: function) if self.arguments.on_cpu else fast.compile_alike
+    def describe(self) -> str:
+        """The line that says how fast it is meant to be."""
+        why = "--no-fast" if self.arguments.no_fast else f"there is no {FAST}"
+        return f"{words.FAST}off; {why}"
 
-    def _plain(self, part: str) -> None:
-        """Do without "kernels", or all that is "compiled"."""
-        if isinstance(self.steps, DeviceAdam):  # what failed may have counted
-            self.steps.steps.fill_(self.progress.steps)
-        for each in self.parts:
-            each.plain(part)
-        if part != "kernels" and isinstance(self.steps, DeviceAdam):
-            self.steps.compile_with(lambda function: function)
+    def warm_up(self) -> None:
+        """Do before the first step what would count as its time."""
 
     def run(self) -> None:
         """Train to the last iteration, or to where the run is asked to stop."""
-        with fast.attention():
-            self._run()
-        self.fast_step.release()
-
-    def _run(self) -> None:
         arguments, reason = self.arguments, ""
-        say(str(self.path))
-        if self.path.compiled and arguments.eval_interval < arguments.train_iters:
-            self.evaluation.warm_up()
+        say(self.describe())
+        self.warm_up()
         loader = data.loader(arguments, self.training_set, self.progress.consumed_samples)
         batches = iter(loader) if loader else None
         self.report.meter = Meter()
@@ -221,26 +213,20 @@ class Trainer:
             return ASKED
         return "--exit-interval" if self._is_due(self.arguments.exit_interval) else ""
 
-    def step(self, batches: Any) -> fast.Outcome:
+    def step(self, batches: Any) -> Outcome:
         """One step: its loss (on the last stage), whether it was taken, the gradient's norm."""
-        return self.fast_step(batches) if self.path.compiled else self._step(batches)
-
-    def _step(self, batches: Any) -> fast.Outcome:
-        if self.gathered:
-            self.gathered.taken.clear()  # what a step left that failed
-        else:
-            for part in self.wrapped:
-                part.zero_grad_buffer()
+        self._zero()
         self.optimizer.zero_grad()
         return (self.passes(batches), *self.steps.step())
 
+    def _zero(self) -> None:
+        """Have no gradients, before a step."""
+        for part in self.wrapped:
+            part.zero_grad_buffer()
+
     def _finalize(self, *args: Any, **kwargs: Any) -> None:
         """Complete the gradients, once a step's backward passes are done."""
-        if self.gathered:
-            self.gathered.gather()
         finalize_model_grads(*args, **kwargs)
-        if self.alike:
-            self.alike.average()
 
     def _settled(self) -> tuple[Progress, float]:
         """The progress, with the steps that the device has taken; the rate that the next uses."""

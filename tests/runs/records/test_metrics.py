@@ -19,7 +19,7 @@ from launcher.runs.records import metrics
 from launcher.runs.records.alarms import FLAT, NAN, SPIKE, Detector
 from launcher.runs.records.metrics import Found, Memory, Step, Validation, as_record, parse_all
 from launcher.runs.records.throughput import Rates
-from launcher.trainer import log
+from launcher.trainer.gpt import log
 
 LOG = Path(__file__).parent / "logs/megatron.txt"
 LINES = LOG.read_text(encoding="utf-8").splitlines()

@@ -13,9 +13,8 @@ import pytest
 
 from launcher.agent import compat
 from tests.agent.conftest import TINY, Run, python, start
-
-from .test_gpt import Train
-from .test_models import AGAIN
+from tests.trainer.test_gpt import Train
+from tests.trainer.test_models import AGAIN
 
 pytestmark = pytest.mark.megatron
 
@@ -237,7 +236,6 @@ def test_what_is_chosen_and_why_not(tmp_path: Path) -> None:
         "distributed optimizer without waits",
         "1 --transformer-impl transformer_engine": "fast: optimizer without waits; not compiled: "
         "TransformerEngine's layers",
-        "1 --no-fast": "fast: off; --no-fast",
         "1 --bf16": "fast: layers in Triton, compiled, one CUDA graph, optimizer without waits",
     }
     expected |= dict.fromkeys((f"1 --bf16 {option}" for option in NO_KERNELS), expected["1"])
@@ -254,7 +252,7 @@ import contextlib, os, sys, torch, weakref
 from launcher.agent import compat
 compat.prepare()
 from launcher.trainer.gpt import arguments as command_line
-from launcher.trainer.fast import fast
+from launcher.trainer.fast import fast, trainer
 from launcher.trainer.gpt import passes, training
 (way, _, special), given = sys.argv[1].partition(","), command_line.parse(sys.argv[2:])
 given.on_cpu = True
@@ -279,13 +277,13 @@ if special == "peer":
 if special == "first":  # what comes last in kernels, then in the optimizer
     stand_ins.column_sums = fails
     made = lambda function: fails if function.__name__ == "_update" else function
-    training.Trainer._compiler = lambda _: made
+    trainer.FastTrainer._compiler = lambda _: made
     def freed(*given):
         assert not any(frame() for frame in frames)  # with all else that it had in memory
         return forward(*given)
     passes.forward_step = freed
 if special == "third":  # in its first layer back; then it is done again, as after a capture
-    backs, step = [stand_ins.gelu_back] * 99, training.Trainer._step
+    backs, step = [stand_ins.gelu_back] * 99, training.Trainer.step
     backs[5] = fails
     stand_ins.gelu_back = lambda *given: backs.pop(0)(*given)
     def again(trainer, batches):
@@ -295,9 +293,8 @@ if special == "third":  # in its first layer back; then it is done again, as aft
         except RuntimeError:
             print("again")
             return step(trainer, iter([batch]))
-    training.Trainer._step = again
-training.initialise(given, layout)
-training.Trainer(given, layout).run()
+    training.Trainer.step = again
+training.begin(given, layout).run()
 print("graphs", torch._dynamo.utils.counters["stats"]["unique_graphs"])
 torch.distributed.destroy_process_group()
 """
@@ -409,13 +406,17 @@ import os, sys, torch
 from launcher.agent import compat
 compat.prepare()
 from launcher.trainer.gpt import arguments as command_line
+from launcher.trainer.fast import compiled
 from launcher.trainer.gpt import model, training
 given = command_line.parse(sys.argv[1:])
 given.on_cpu = True
 training.initialise(given, command_line.layout(given, 2))
 for way in ("", "layers"):
     heads, hidden = torch.ones(8, 1, 2, 8), torch.ones(8, 16)
-    layers = model.build(given, 256, way).train().decoder.layers
+    gpt = model.build(given, 256, 0, compiled.KIND if way else model.PLAIN)
+    if way:
+        gpt.compile_training(way)
+    layers = gpt.train().decoder.layers
     mine = [each.self_attention.core_attention(*[heads] * 3, None)[:, 0] for each in layers]
     mine = torch.stack((*mine, torch.nn.functional.dropout(hidden, 0.5)))
     both = [torch.empty_like(mine) for _ in range(2)]
@@ -444,8 +445,7 @@ from launcher.trainer.gpt import training
 given = command_line.parse(sys.argv[1:])
 given.on_cpu = True
 layout = command_line.layout(given, 1)
-training.initialise(given, layout)
-trainer = training.Trainer(given, layout)
+trainer = training.begin(given, layout)
 workers = {each.pid for each in multiprocessing.active_children()}
 trainer._evaluate(), trainer._evaluate()
 print("workers", len(workers), {e.pid for e in multiprocessing.active_children()} == workers)
