@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -62,15 +64,25 @@ def empty_site(tmp_path: Path) -> Settings:
 
 @pytest.fixture(scope="session")
 def engine(site: Settings) -> Iterator[DockerClient]:
-    """A real engine: the one that answers, else a private one. DOCKER_HOST points to it."""
+    """A real engine: the one that answers, else a private one. DOCKER_HOST points to it.
+
+    Workers share it, and the last one tidies up.
+    """
     from launcher.images.engine.acquire import any_engine
     from launcher.images.engine.connect import engine_host
 
-    with any_engine(site.cache / "engine", Progress()) as client:
+    site.cache.mkdir(parents=True, exist_ok=True)
+    with (
+        any_engine(site.cache / "engine", Progress()) as client,
+        open(site.cache / "tests", "w") as used,
+    ):
         before = os.environ.get("DOCKER_HOST")
         os.environ["DOCKER_HOST"] = engine_host(client)
+        fcntl.flock(used, fcntl.LOCK_SH)
         yield client
-        tidy(client)
+        with suppress(BlockingIOError):
+            fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            tidy(client)
         if before is None:
             del os.environ["DOCKER_HOST"]
         else:
@@ -123,15 +135,24 @@ def cpu_images(engine: DockerClient, site: Settings, bases: Bases) -> CpuImages:
     return CpuImages(engine, site, bases)
 
 
+RUNS = frozenset(
+    "compose compose_create data doctor example faults gpus local payload shell slurm source_mount "
+    "trained train_in_image watchdog weights_in_image".split()
+)
+"""The files that start runs in an engine; the others that need one make and count images."""
+
+
 @cache
-def needs_engine(file: str) -> bool:
-    """Whether there are tests in a file that need an engine."""
-    return "pytest.mark.engine" in (ROOT / file).read_text(encoding="utf-8")
+def scope(file: str) -> str:
+    """The files that one worker runs one after the other, for they share what an engine has."""
+    if "pytest.mark.engine" not in (ROOT / file).read_text(encoding="utf-8"):
+        return file
+    return "runs" if Path(file).stem.removeprefix("test_") in RUNS else "images"
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several workers, one has all files that need an engine; the others take file by file.
+    """Of several workers, one starts runs, another makes images, and all take file by file.
 
     Where --dist names another way, as inside an image, that is taken.
     """
@@ -141,8 +162,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "engine" if needs_engine(file) else file
+            return scope(nodeid.partition("::")[0])
 
     return ByFile(config, log)
 

@@ -11,8 +11,11 @@ from launcher.runs.payload import Payload
 from launcher.runs.plan.image import Facts
 from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Plan, Stamp, make_plan
+from launcher.runs.plan.resolved import resolve
 from launcher.runs.runfile import source
-from launcher.runs.runfile.source import Override
+from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.source import Origin, Override
+from launcher.runs.runfile.values import Gpus
 
 PAYLOAD = Payload("PAYLOAD", "/home/user/runs/.payloads/PAYLOAD")
 """In place of the payload's digest, which each edit changes."""
@@ -29,6 +32,22 @@ STAMP = Stamp(run="0a1b2c3d", created="2025-01-02T03:04:05+00:00")
 MINIMAL = "name: a\nimage: cpu\ngpus: 0\ndata: {mock: true}\n"
 
 Planner = Callable[..., Plan]
+
+
+def plan_of(
+    config: RunConfig,
+    origin: Origin,
+    facts: Facts,
+    host: Host = HOST,
+    stamp: Stamp = STAMP,
+    *,
+    gpus: Gpus | None = None,
+    rest: tuple[str, ...] = (),
+    tie: bool = False,
+) -> Plan:
+    """The plan of a run file, without what a machine's GPUs decide."""
+    run = resolve(config, origin, facts, host, stamp.run, gpus=gpus, rest=rest)
+    return make_plan(run, host, stamp, tie=tie)
 
 
 @pytest.fixture
@@ -57,6 +76,6 @@ def plan(write: Callable[[str], str]) -> Planner:
         overrides: list[Override] = [source.parse_set(one) for one in sets]
         name = write(text) if "\n" in text else text
         config, origin = source.load(name, overrides)
-        return make_plan(config, origin, facts, host, STAMP, rest=rest)
+        return plan_of(config, origin, facts, host, rest=rest)
 
     return plan

@@ -69,7 +69,7 @@ def run(args: Namespace) -> int:
 
     from launcher.base.settings import settings
     from launcher.runs.backends import backend
-    from launcher.runs.follow.assemble import assemble, new_stamp, release, settled
+    from launcher.runs.follow.assemble import assemble, new_stamp, release
     from launcher.runs.follow.start import check, task
     from launcher.runs.runfile import source
     from launcher.runs.runfile.source import Asked
@@ -81,16 +81,16 @@ def run(args: Namespace) -> int:
         config, origin = source.numbered(config, origin, os.environ)
     asked = Asked(config, origin, os.getcwd(), tuple(args.rest))
     data = text.tokenized(config, origin, settings().cache, partial(release, asked, chosen))
-    asked, notes = settled(replace(asked, config=data.config), chosen)
+    asked = replace(asked, config=data.config)
     if args.dry_run:
         if numbers := chosen.tasks:
             asked = task(asked, numbers[0])
         assembled = assemble(asked, chosen, new_stamp(), dry=True)
-        return _show(assembled, chosen, data, notes, full=args.full)
+        return _show(assembled, chosen, data, full=args.full)
     if data.text:  # which may take hours
         check(asked, chosen, preflight=not args.no_preflight)
         data.make()
-    return _start(args, asked, chosen, notes)
+    return _start(args, asked, chosen)
 
 
 def _start(args: Namespace, asked: Asked, chosen: Backend, notes: Iterable[str] = ()) -> int:
@@ -122,16 +122,17 @@ def overrides(args: Namespace) -> list[Override]:
     return found
 
 
-def _show(
-    assembled: Assembled, chosen: Backend, data: Tokenized, notes: Iterable[str], *, full: bool
-) -> int:
+def _show(assembled: Assembled, chosen: Backend, data: Tokenized, *, full: bool) -> int:
     """Print the plan and the command; files that aren't there are told, as they may come."""
     from launcher.cli.describe import describe
     from launcher.runs.follow.files import missing
 
     plan = assembled.plan
     print(f"{describe(plan)}\n{chosen.show(plan, full=full)}", end="")
-    lines = [*notes, *([] if chosen.scheduled and not chosen.shares_files else missing(plan))]
+    lines = [
+        *assembled.notes,
+        *([] if chosen.scheduled and not chosen.shares_files else missing(plan)),
+    ]
     lines += [f"warning: {line}" for line in assembled.ignored]
     if data.text:  # data.path is where its tokens will be
         lines = [line for line in lines if not line.startswith("data.path:")]

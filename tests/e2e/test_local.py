@@ -47,7 +47,7 @@ logging: {log_interval: 1, eval_interval: 1000000, eval_iters: 1}
 def test_local_runs_pass_their_tests_in_the_image(
     engine: DockerClient, cpu_images: CpuImages
 ) -> None:
-    code, printed = pytest_in(engine, cpu_images.build(), "tests/e2e/test_local.py", workers=0)
+    code, printed = pytest_in(engine, cpu_images.build(), "tests/e2e/test_local.py")
     if "No module named 'pydantic_core" in printed:
         pytest.skip("this environment's Python isn't the image's")
     assert code == 0, printed[-6000:]

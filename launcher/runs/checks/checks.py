@@ -21,8 +21,8 @@ from launcher.runs.checks.machine import (
     find_gpu,
 )
 from launcher.runs.plan.arguments import key_of
-from launcher.runs.plan.layout import layout
 from launcher.runs.plan.plan import Plan
+from launcher.runs.plan.resolved import Resolved
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
 from launcher.runs.runfile.values import Gpus
@@ -89,10 +89,10 @@ SHM_SEGMENT = 4 << 20
 
 
 def preflight(
-    config: RunConfig, origin: Origin, plan: Plan, machine: Machine, cuda: str | None = None
+    run: Resolved, plan: Plan, machine: Machine, cuda: str | None = None
 ) -> list[Finding]:
     """All that is wrong with a run on a machine; what `machine` doesn't tell isn't checked."""
-    config = _with_rest(config, plan)
+    config, origin = _with_rest(run.config, plan), run.origin
     found: list[Finding] = []
     if plan.gpus.count:
         there, uses = machine.gpus, machine.uses
@@ -103,7 +103,7 @@ def preflight(
         found += gpus_are_free(visible, uses)
         found += driver_carries(visible, cuda)
         found += _code_is_there(visible, cuda)
-        found += fit.check(config, origin, plan.processes_per_node, visible, uses)
+        found += fit.check(run.with_config(config), visible, uses)
         found += _shared_memory(origin, plan, machine)
         found += _locked_memory(plan, machine.memlock)
     found += _nodes_meet(config, origin, plan, machine)
@@ -118,7 +118,7 @@ def preflight(
     ]
     found += _tokens_fit(config, origin, machine.datasets)
     found += _splits_fit(config, origin, machine.datasets)
-    found += _folders(config, origin, plan, machine)
+    found += _folders(run, machine)
     return [*found, *saved.check(origin, plan, machine.load)]
 
 
@@ -387,8 +387,9 @@ def _splits_fit(
                 break
 
 
-def _folders(config: RunConfig, origin: Origin, plan: Plan, machine: Machine) -> Iterator[Finding]:
+def _folders(run: Resolved, machine: Machine) -> Iterator[Finding]:
     """The folders that are written to: seen by the engine, the user's to write to, and roomy."""
+    config, origin = run.config, run.origin
     for key, path in machine.unseen:
         yield Finding(
             f"{origin.place(key)}: {path}: the engine sees something else there",
@@ -404,7 +405,7 @@ def _folders(config: RunConfig, origin: Origin, plan: Plan, machine: Machine) ->
                 "Give another folder, change its owner, or set resources.user.",
             )
         elif folder.key == "checkpoint.save":
-            each = memory.bytes_of_checkpoint(config, layout(config, plan.processes_per_node))
+            each = memory.bytes_of_checkpoint(config.program, run.values, run.layout)
             if each is not None and folder.free is not None:
                 what = f"{origin.place(folder.key)}: {size(folder.free)} free for {folder.path}"
                 done = machine.load.newest or 0 if machine.load else 0

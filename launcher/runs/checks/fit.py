@@ -9,8 +9,9 @@ from launcher.runs.checks import memory
 from launcher.runs.checks.machine import GB, Finding, Gpu, Use
 from launcher.runs.plan import layout
 from launcher.runs.plan.render import values_of
+from launcher.runs.plan.resolved import Resolved
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.source import Origin, Override, overridden
+from launcher.runs.runfile.source import Override, overridden
 
 MARGIN = 0.1
 """Up to this share above or below a GPU's memory an estimate warns and refuses nothing."""
@@ -22,14 +23,13 @@ Changes = dict[str, object]
 """What to change in a run file: values by dotted keys."""
 
 
-def check(
-    config: RunConfig, origin: Origin, processes: int, visible: Sequence[Gpu], uses: Sequence[Use]
-) -> Iterator[Finding]:
+def check(run: Resolved, visible: Sequence[Gpu], uses: Sequence[Use]) -> Iterator[Finding]:
     """The estimate against the smallest GPU, and against the fullest one's free memory."""
-    where = layout.layout(config, processes)
+    config, origin, processes = run.config, run.origin, run.processes
     visible = [gpu for gpu in visible if gpu.total]
     card = min(visible, key=lambda gpu: gpu.total, default=None)
-    needed = memory.estimate(config, where, card.capability) if card else None
+    capability = card.capability if card else None
+    needed = memory.needed(config.program, run.values, run.layout, capability) if card else None
     if card is None or needed is None:
         return
     if needed.total > card.total * (1 - MARGIN):
@@ -63,12 +63,15 @@ def told(needed: memory.Memory) -> str:
 
 def _smallest(config: RunConfig, processes: int, card: Gpu) -> str:
     """The first change, alone or on top of those before it, with which the model fits."""
-    already = layout.faults(config, processes)  # which the image's Megatron allows
+    already = layout.faults(
+        config, layout.layout(config, processes)
+    )  # which the image's Megatron allows
     for changes in _tried(config, processes):
         changed = _with(config, changes)
-        if any(fault not in already for fault in layout.faults(changed, processes)):
+        where = layout.layout(changed, processes)
+        if any(fault not in already for fault in layout.faults(changed, where)):
             continue
-        needed = memory.estimate(changed, layout.layout(changed, processes), card.capability)
+        needed = memory.estimate(changed, where, card.capability)
         if needed and needed.total <= card.total * (1 - MARGIN):
             words = " ".join(f"--set {key}={str(value).lower()}" for key, value in changes.items())
             return f"{words}: then about {_gb(needed.total)} GB"

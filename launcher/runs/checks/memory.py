@@ -68,11 +68,11 @@ class Memory:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def _shape(config: RunConfig, options: Mapping[str, Value]) -> Shape | None:
+def _shape(program: str, options: Mapping[str, Value]) -> Shape | None:
     """The sizes of the model of a run; None where the run file doesn't tell them, or more."""
-    if config.program not in (model.GPT, model.UPSTREAM) or UNKNOWN & options.keys():
+    if program not in (model.GPT, model.UPSTREAM) or UNKNOWN & options.keys():
         return None
-    return model.shape(config.program, options)
+    return model.shape(program, options)
 
 
 def bytes_of_states(
@@ -105,28 +105,37 @@ def _width(options: Mapping[str, Value]) -> int:
 def estimate(
     config: RunConfig, where: Layout, capability: tuple[int, int] | None = None
 ) -> Memory | None:
+    """As `needed`, by a run file."""
+    return needed(config.program, values_of(config, where), where, capability)
+
+
+def needed(
+    program: str,
+    options: Mapping[str, Value],
+    where: Layout,
+    capability: tuple[int, int] | None = None,
+) -> Memory | None:
     """The memory of the rank that needs most; None where the sizes aren't known.
 
     That is the first stage of a pipeline, which holds the embedding and the activations of as
     many micro-batches as there are stages (1F1B), or the last, which makes the logits.
     `capability` is the GPU's.
     """
-    options = values_of(config, where)
-    size = _shape(config, options)
-    states = bytes_of_states(config.program, options, where.data * where.context)
+    size = _shape(program, options)
+    states = bytes_of_states(program, options, where.data * where.context)
     micro = options.get("micro_batch_size")
     if size is None or states is None or not isinstance(micro, int):
         return None
     width, tensor = _width(options), where.tensor
-    batch = config.training.global_batch_size or micro * where.data
+    batch = model.whole(options, "global_batch_size", micro * where.data)
     tokens = size.sequence * micro / where.context  # of a micro-batch, on one process
     undivided = tensor if "sequence_parallel" in options else 1  # what TP alone leaves whole
     layers = size.layers / where.pipeline
     expert_layers = size.expert_layers / where.pipeline
     own, sharers = _experts(options, size, where)
-    of_experts = bytes_of_states(config.program, options, sharers) or states
+    of_experts = bytes_of_states(program, options, sharers) or states
     entering = tokens * size.hidden * width / undivided  # bytes of what goes into a layer
-    whole = tokens * _bytes_of_token(config.program, options, size, where, capability, undivided)
+    whole = tokens * _bytes_of_token(program, options, size, where, capability, undivided)
     whole += tokens * size.expert_layers / size.layers * _bytes_of_routed(options, size, where)
     kept, once = _with_recomputing(options, layers, whole, entering)
     stages = []
@@ -256,14 +265,13 @@ def _in_flight(options: Mapping[str, Value], layers: float, where: Layout) -> fl
     return where.pipeline
 
 
-def bytes_of_checkpoint(config: RunConfig, where: Layout) -> int | None:
+def bytes_of_checkpoint(program: str, options: Mapping[str, Value], where: Layout) -> int | None:
     """Bytes of one checkpoint: weights, fp32 weights beside 16-bit ones, and Adam's two moments.
 
     What describes the pieces of them counts where they are small: it was measured with 0.16.1.
     """
-    options = values_of(config, where)
-    size = _shape(config, options)
-    if size is None or bytes_of_states(config.program, options, 1) is None:
+    size = _shape(program, options)
+    if size is None or bytes_of_states(program, options, 1) is None:
         return None
     values = (2, 4, 4, 4) if _width(options) == 2 else (4, 4, 4)
     each = TENSORS_OF_LAYER * size.layers + 2 * size.experts * size.expert_layers

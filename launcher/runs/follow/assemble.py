@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.base.errors import EngineError
 from launcher.base.settings import expanded, settings
@@ -16,15 +17,18 @@ from launcher.runs.follow.files import caller
 from launcher.runs.plan import image, rules
 from launcher.runs.plan.image import Facts
 from launcher.runs.plan.job import Backend
-from launcher.runs.plan.layout import layout
 from launcher.runs.plan.mounts import Host
-from launcher.runs.plan.plan import Plan, Stamp, make_plan, processes_of
+from launcher.runs.plan.plan import Plan, Stamp, make_plan
 from launcher.runs.plan.program import Kind, fewest, program
 from launcher.runs.plan.render import place
+from launcher.runs.plan.resolved import Resolved, resolve
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.secrets import redacted
 from launcher.runs.runfile.source import Asked, Origin, made
 from launcher.runs.runfile.values import Gpus, parse_gpus, split
+
+if TYPE_CHECKING:
+    from launcher.runs.checks.machine import Gpu
 
 NO_PROGRAM = "./shell"
 """A script of the host, which is what asks least of a run file; it is neither mounted nor run."""
@@ -36,18 +40,25 @@ SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
 
 @dataclass(frozen=True)
 class Assembled:
-    """A plan, what is known of its image, and warnings, such as what the program won't heed."""
+    """A plan, the run file that it is made of, notes on what `auto` came to, and warnings."""
 
     plan: Plan
-    facts: Facts
+    run: Resolved
+    notes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
 
 
 def assemble(
-    asked: Asked, chosen: Backend, stamp: Stamp, host: Host | None = None, *, dry: bool = False
+    asked: Asked,
+    chosen: Backend,
+    stamp: Stamp,
+    *,
+    dry: bool = False,
+    visible: Sequence[Gpu] | None = None,
 ) -> Assembled:
     """The plan on the backend `chosen`; with `dry`, neither engine nor image need be there.
 
+    `visible` are the GPUs that decide what `auto` comes to: this machine's, unless they are given.
     Raises UsageError and EngineError.
     """
     asked = replace(asked, config=_one_folder(asked.config, asked.cwd))
@@ -55,14 +66,32 @@ def assemble(
     try:
         told, rootless = _ask(config, origin, chosen, dry=dry)
         facts = _known(asked, told)
-        host = host or _host(chosen, asked, rootless=rootless)
+        host = _host(chosen, asked, rootless=rootless)
         gpus = counted(config, chosen)
     except EngineError:
         _check_alone(asked, chosen, stamp)  # what is wrong with the file is told first
         raise
-    plan = make_plan(config, origin, facts, host, stamp, gpus=gpus, rest=asked.rest, tie=asked.tie)
-    ignored = (*_ignored(asked, plan, facts), *_opened(plan), *_unused(plan, facts))
-    return Assembled(plan, facts, ignored)
+    run = resolve(config, origin, facts, host, stamp.run, gpus=gpus, rest=asked.rest)
+    run, notes = _decided(run, chosen, visible)
+    plan = make_plan(run, host, stamp, tie=asked.tie)
+    return Assembled(
+        plan, run, tuple(notes), (*_ignored(run), *_opened(plan), *_unused(plan, facts))
+    )
+
+
+def _decided(
+    run: Resolved, chosen: Backend, visible: Sequence[Gpu] | None
+) -> tuple[Resolved, list[str]]:
+    """The run without `auto` where GPUs decide, and notes on it."""
+    from launcher.runs.checks import auto, gather
+
+    if not auto.is_open(run.config):
+        return run, []
+    if visible is None:
+        visible = ()
+        with suppress(EngineError):  # where that matters, it is told as the run starts
+            visible = gather.visible(run.gpus, chosen)
+    return auto.decide(run, visible)
 
 
 def _unused(plan: Plan, facts: Facts) -> Iterator[str]:
@@ -85,12 +114,12 @@ def _opened(plan: Plan) -> Iterator[str]:
         )
 
 
-def _ignored(asked: Asked, plan: Plan, facts: Facts) -> Iterator[str]:
+def _ignored(run: Resolved) -> Iterator[str]:
     """What the program doesn't heed of what it is given, as warnings."""
-    if program(asked.config.program).kind is Kind.SCRIPT:
+    if run.program.kind is Kind.SCRIPT:
         return
-    told = rules.Told(plan.options, layout(asked.config, plan.processes_per_node))
-    for problem, mend in rules.broken(rules.IGNORED, told, facts.release, place((), asked.origin)):
+    told, where = rules.Told(run.values, run.layout), place((), run.origin)
+    for problem, mend in rules.broken(rules.IGNORED, told, run.facts.release, where):
         yield f"{problem}\n  {mend}"
 
 
@@ -116,27 +145,9 @@ def _check_alone(asked: Asked, chosen: Backend, stamp: Stamp) -> None:
     planned = _planned(config, origin) if chosen.contained else Facts(config.image.megatron)
     facts = _known(asked, planned)
     host = _host(chosen, asked, rootless=False)
-    make_plan(config, origin, facts, host, stamp, gpus=gpus, rest=asked.rest)
-
-
-def settled(asked: Asked, chosen: Backend) -> tuple[Asked, list[str]]:
-    """What is asked for without `auto` where the GPUs of this machine decide; what to tell of it.
-
-    So what is kept of a run, and goes on, is what it was settled to.
-    """
-    training = asked.config.training
-    if training.precision is None and training.micro_batch_size != "auto":
-        return asked, []
-    from launcher.runs.checks import auto, gather
-    from launcher.runs.checks.machine import Gpu
-
-    processes, visible = asked.config.processes, tuple[Gpu, ...]()
-    with suppress(EngineError):  # where that matters, it is told as the run is assembled
-        gpus = counted(asked.config, chosen)
-        processes = processes_of(asked.config, gpus)
-        visible = gather.visible(gpus, chosen)
-    config, notes = auto.settled(asked.config, processes, visible)
-    return replace(asked, config=config), notes
+    make_plan(
+        resolve(config, origin, facts, host, stamp.run, gpus=gpus, rest=asked.rest), host, stamp
+    )
 
 
 def release(asked: Asked, chosen: Backend) -> str | None:

@@ -25,7 +25,8 @@ from launcher.runs.follow.live import tell
 from launcher.runs.follow.supervise import supervise
 from launcher.runs.payload import KEY, digest
 from launcher.runs.plan.job import Backend, Job
-from launcher.runs.plan.plan import Plan, Stamp, processes_of
+from launcher.runs.plan.plan import Plan, Stamp
+from launcher.runs.plan.resolved import processes_of
 from launcher.runs.records import owner, provenance, record, repeat, resume
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Asked, Origin, Override, overridden
@@ -58,6 +59,7 @@ def start(asked: Asked, chosen: Backend, *, detach: bool, preflight: bool) -> in
         return _start_array(asked, chosen, array, preflight=preflight)
     stamp = new_stamp()
     assembled = assemble(asked, chosen, stamp)
+    asked = replace(asked, config=assembled.run.config)
     with ExitStack() as starting:
         starting.enter_context(owner.alone())
         plan = _kept(assembled, asked, chosen, preflight=preflight)
@@ -91,8 +93,10 @@ def _start_array(asked: Asked, chosen: Backend, array: Sequence[int], *, preflig
     with owner.alone():
         try:
             for number in array:
-                one = task(asked, number)
-                assembled = assemble(one, chosen, new_stamp())
+                assembled = assemble(task(asked, number), chosen, new_stamp())
+                if plans:  # as of the first one
+                    assembled = replace(assembled, notes=())
+                one = replace(task(asked, number), config=assembled.run.config)
                 plans[number] = _kept(assembled, one, chosen, preflight=preflight)
             started: Sequence[Job] = chosen.start_array(plans)
         except LauncherError:
@@ -113,10 +117,10 @@ def task(asked: Asked, number: int) -> Asked:
 def check(asked: Asked, chosen: Backend, *, preflight: bool) -> None:
     """Refuse what `start` would, as far as it can be told without the data. Raises as that does."""
     _check_guard(asked, chosen, detach=False)
-    plan = assemble(asked, chosen, new_stamp()).plan
-    of_line(plan, asked, chosen)
+    assembled = assemble(asked, chosen, new_stamp())
+    of_line(assembled.plan, asked, chosen)
     if preflight and not chosen.scheduled:
-        _preflight(plan, asked, chosen)
+        _preflight(assembled, chosen)
 
 
 def _check_guard(asked: Asked, chosen: Backend, *, detach: bool) -> None:
@@ -165,14 +169,14 @@ def prepare(
     The machine, where it was looked at.
     """
     plan = assembled.plan
-    for line in assembled.ignored:
-        tell(f"warning: {line}")
+    for line in (*assembled.notes, *(f"warning: {line}" for line in assembled.ignored)):
+        tell(line)
     if plan.checkpoints:
         _refuse_sharing(plan)
     if chosen.scheduled and not chosen.shares_files:  # the run's files can't be seen from here
         return None
     files.require(plan)
-    machine = _preflight(plan, asked, chosen) if preflight and not chosen.scheduled else None
+    machine = _preflight(assembled, chosen) if preflight and not chosen.scheduled else None
     _make_folders(plan)
     if plan.checkpoints:
         tidy(plan, asked.config)
@@ -190,19 +194,19 @@ def _make_folders(plan: Plan) -> None:
         raise
 
 
-def _preflight(plan: Plan, asked: Asked, chosen: Backend) -> Machine:
+def _preflight(assembled: Assembled, chosen: Backend) -> Machine:
     """Look at the machine, warn of what is doubtful, refuse what can't work: PreflightError."""
     from launcher.base.settings import settings
     from launcher.runs.checks import checks, gather
     from launcher.runs.follow import ask
 
-    row = None
-    if (tag := asked.config.image.tag) and chosen.contained and plan.gpus.count:
+    plan, run, row = assembled.plan, assembled.run, None
+    if (tag := run.config.image.tag) and chosen.contained and plan.gpus.count:
         from launcher.images.matrix.load import load_matrix
 
         row = load_matrix().rows.get(tag)
-    machine = gather.gather(asked.config, plan, gather.engine_of(chosen))
-    found = checks.preflight(asked.config, asked.origin, plan, machine, row.cuda if row else None)
+    machine = gather.gather(run.config, plan, gather.engine_of(chosen))
+    found = checks.preflight(run, plan, machine, row.cuda if row else None)
     if not any(finding.refuse for finding in found):
         found += ask.check(plan, machine, chosen, settings().cache)
     checks.enforce(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import gcd, isqrt, lcm
 
@@ -80,7 +80,7 @@ def micro_batch(config: RunConfig, where: Layout) -> int | None:
     return max((n for n in range(1, LARGEST_AUTO + 1) if share % n == 0), default=1)
 
 
-def settled(config: RunConfig, bf16: bool = False) -> RunConfig:
+def with_precision(config: RunConfig, bf16: bool = False) -> RunConfig:
     """`config` with its `precision` as fp16, bf16 or neither.
 
     `auto` is neither on the CPU; on GPUs bf16 where all are known to have it, and else fp16.
@@ -97,17 +97,15 @@ def settled(config: RunConfig, bf16: bool = False) -> RunConfig:
     return config.model_copy(update={"training": training.model_copy(update=update)})
 
 
-def check(config: RunConfig, origin: Origin, processes: int, release: str | None = None) -> None:
-    """Raise UsageError with every rule that `config` breaks with `processes` on each node."""
-    found = faults(config, processes, release)
-    if found:
-        told = [f"{origin.place(f.key)}: {f.problem}\n  {f.remedy}" for f in found]
+def refuse(found: Iterable[BrokenRule], origin: Origin) -> None:
+    """Raise UsageError with every broken rule, if there is one."""
+    told = [f"{origin.place(f.key)}: {f.problem}\n  {f.remedy}" for f in found]
+    if told:
         raise UsageError("\n".join(told))
 
 
-def faults(config: RunConfig, processes: int, release: str | None = None) -> list[BrokenRule]:
-    """Every rule that `config` breaks with `processes` on each node, and Megatron `release`."""
-    where = layout(config, processes)
+def faults(config: RunConfig, where: Layout, release: str | None = None) -> list[BrokenRule]:
+    """Every rule that `config` breaks, laid out as `where` says, with Megatron `release`."""
     found = [*_world(config, where), *_model(config, where, release), *_training(config)]
     if not found:  # the replicas' number means nothing before the world size fits
         found = list(_batches(config, where))
@@ -135,7 +133,7 @@ def fewer(
     for count in range(nodes.min, nodes.count):
         few = nodes.model_copy(update={"count": count})
         with_few = config.model_copy(update={"nodes": few, "training": same})
-        if not faults(with_few, processes, release):
+        if not faults(with_few, layout(with_few, processes), release):
             found.append(count)
     if not found:
         raise UsageError(

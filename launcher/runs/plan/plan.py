@@ -9,16 +9,16 @@ from launcher.agent import start
 from launcher.agent.checkpoints import lineage
 from launcher.base.errors import Faults, UsageError
 from launcher.base.names import LABEL
-from launcher.base.settings import PACKAGE
 from launcher.runs.payload import KEY, PYTHON
 from launcher.runs.plan import layout, mounts, program, render, rules
-from launcher.runs.plan.arguments import Value, given
-from launcher.runs.plan.image import Facts, reference
+from launcher.runs.plan.arguments import Value
+from launcher.runs.plan.image import reference
 from launcher.runs.plan.mounts import Host, Mount, path_of
-from launcher.runs.plan.program import Kind, Program
+from launcher.runs.plan.program import Kind
+from launcher.runs.plan.resolved import Resolved, scripts
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
-from launcher.runs.runfile.values import Gpus, parse_gpus
+from launcher.runs.runfile.values import Gpus
 
 HERE = "none: this environment"
 BANNER_ULIMITS = {"memlock": -1, "stack": 67108864}
@@ -95,13 +95,6 @@ class Plan:
         return self.argv[self.argv.index("--") + 1 :] if "--" in self.argv else ()
 
 
-def processes_of(config: RunConfig, gpus: Gpus) -> int:
-    """As many processes as GPUs made visible; on the CPU, what the run file asks for."""
-    if gpus.count is None:
-        raise UsageError("gpus: how many GPUs all means isn't known here", "Give their number.")
-    return gpus.count or config.processes
-
-
 def _check_processes(config: RunConfig, origin: Origin, gpus: Gpus) -> None:
     """Refuse another number of processes than GPUs that was given for these GPUs.
 
@@ -118,68 +111,52 @@ def _check_processes(config: RunConfig, origin: Origin, gpus: Gpus) -> None:
         )
 
 
-def make_plan(
-    config: RunConfig,
-    origin: Origin,
-    facts: Facts,
-    host: Host,
-    stamp: Stamp,
-    *,
-    gpus: Gpus | None = None,
-    rest: tuple[str, ...] = (),
-    tie: bool = False,
-) -> Plan:
-    """The plan of `config`. Raises UsageError for a run that can't work on any machine.
+def make_plan(run: Resolved, host: Host, stamp: Stamp, *, tie: bool = False) -> Plan:
+    """The plan of a run. Raises UsageError for one that can't work on any machine.
 
-    `gpus` is the configuration's request with its count found out; `rest` goes to the program
-    as it is, after everything else; with `tie` the run ends with the launcher.
+    With `tie` the run ends with the launcher.
     """
-    gpus = gpus or parse_gpus(config.gpus)
-    processes = processes_of(config, gpus)
-    started, faults = _program(config, host), Faults()
+    config, origin, gpus, release = run.seen, run.origin, run.gpus, run.facts.release
+    started, ours, faults = run.program, run.program.kind is Kind.OURS, Faults()
     with faults.collected():
-        program.check(started, config, facts, origin, processes * config.nodes.count)
+        program.check(started, run.config, run.facts, origin, run.layout.world)
     with faults.collected():
         _check_processes(config, origin, gpus)
     with faults.collected():
-        layout.check(config, origin, processes, facts.release)
-    where, fewer = layout.layout(config, processes), tuple[int, ...]()
+        layout.refuse(run.faults, origin)
+    fewer = tuple[int, ...]()
     with faults.collected():
-        fewer = _fewer(config, origin, host, processes, facts.release)
-    save = path_of(config.checkpoint.save, host) if config.checkpoint.save else None
-    config, mounted = mounts.mounted(
-        _saving_when_stopped(config, started), started, host, stamp.run
-    )
-    compiles = started.kind is program.Kind.OURS and gpus.count != 0 and where.model == 1
+        fewer = _fewer(run.config, origin, host, run.processes, release)
+    saved_to = run.config.checkpoint.save
+    save = path_of(saved_to, host) if saved_to else None
     image = reference(config.image) if host.contained else HERE
+    compiles = ours and gpus.count != 0 and run.layout.model == 1
     compiled = mounts.compiled(host, image) if compiles else ()
-    mounted += compiled + mounts.payload(host)
+    mounted = (*run.mounts, *compiled, *mounts.payload(host))
     with faults.collected():
         mounts.check(mounted, origin)
-    ipc, shm_size = _shared_memory(config, gpus, processes)
-    options = render.options(config, started.kind, where, facts.release)
-    values = render.valued([*options, *given(rest)])
+    ipc, shm_size = _shared_memory(config, gpus, run.processes)
     with faults.collected():
-        told = _told(config, values, where, gpus)
-        render.check(options, rest, started, facts, origin, told)
-        if started.kind is program.Kind.OURS and not faults.found:
-            render.check_fits(render.placed(options, rest, origin), told, facts.release)
+        told = _told(config, run.values, run.layout, gpus)
+        render.check([*run.options], run.rest, started, run.facts, origin, told)
+        if ours and not faults.found:
+            render.check_fits(render.placed([*run.options], run.rest, origin), told, release)
     faults.refuse()
     return Plan(
         run=stamp.run,
         name=config.name,
         image=image,
         argv=(
-            *_runner(config, host, processes, fewer, cpu=gpus.count == 0),
-            *(["--checkout", _scripts(config, host)] if config.source else []),
+            *_runner(config, host, run.processes, fewer, cpu=gpus.count == 0),
+            *(["--checkout", scripts(config, host)] if config.source else []),
             *(["--tie"] if tie else []),
-            *("--", *started.argv, *render.words(options), *rest),
+            *("--", *started.argv, *render.words(run.options), *run.rest),
         ),
-        env=_env(config, origin, host, where, gpus, stamp, compiled),
+        env=_env(run, host, stamp, compiled),
         mounts=mounted,
         gpus=gpus,
         nodes=config.nodes.count,
-        processes_per_node=processes,
+        processes_per_node=run.processes,
         ipc=ipc,
         shm_size=shm_size,
         memory=config.resources.memory,
@@ -188,10 +165,10 @@ def make_plan(
         user=_user(config, host),
         workdir=_workdir(config, host),
         program=config.program,
-        options=values,
+        options=run.values,
         init=True,
         stop_grace=config.resources.stop_grace + AFTER_GRACE,
-        labels=_labels(config, host, image, stamp, processes, save),
+        labels=_labels(config, host, image, stamp, run.processes, save),
         secrets=tuple((name, path_of(text, host)) for name, text in sorted(config.secrets.items())),
         checkpoints=save,
         tie=tie,
@@ -208,34 +185,6 @@ def _told(
     upstreams_gpt = config.program == "pretrain_gpt.py"
     usual = {"tokenizer_type": "GPT2BPETokenizer"} if upstreams_gpt else {}
     return rules.Told({**usual, **values}, where, config.env, upstreams_gpt and gpus.count == 0)
-
-
-def _program(config: RunConfig, host: Host) -> Program:
-    """The program, by its path as the run sees it."""
-    started = program.program(config.program, _scripts(config, host))
-    if started.host and not host.contained:
-        return replace(started, argv=(path_of(started.host, host),))
-    if started.name == program.EXAMPLE and not (started.host or host.contained):
-        return replace(started, argv=(str(PACKAGE / "build" / program.EXAMPLE),))
-    return started
-
-
-def _scripts(config: RunConfig, host: Host) -> str:
-    """The folder of upstream's programs, as the run sees it."""
-    if not config.source:
-        return program.SOURCE
-    return program.CHECKOUT if host.contained else path_of(config.source, host)
-
-
-def _saving_when_stopped(config: RunConfig, started: Program) -> RunConfig:
-    """Megatron's programs save when asked to stop only where told to: here, where they can."""
-    checkpoint = config.checkpoint
-    if started.kind is Kind.SCRIPT or not checkpoint.save:
-        return config
-    if checkpoint.exit_signal_handler is not None:
-        return config
-    update = {"checkpoint": checkpoint.model_copy(update={"exit_signal_handler": True})}
-    return config.model_copy(update=update)
 
 
 def _workdir(config: RunConfig, host: Host) -> str | None:
@@ -339,15 +288,10 @@ def _rendezvous(config: RunConfig, origin: Origin, host: Host) -> dict[str, str]
 
 
 def _env(
-    config: RunConfig,
-    origin: Origin,
-    host: Host,
-    where: layout.Layout,
-    gpus: Gpus,
-    stamp: Stamp,
-    compiled: tuple[mounts.Mount, ...],
+    run: Resolved, host: Host, stamp: Stamp, compiled: tuple[mounts.Mount, ...]
 ) -> tuple[tuple[str, str | None], ...]:
     """The variables of the container, sorted; the run file's come last and so win."""
+    config, where = run.seen, run.layout
     env: dict[str, str | None] = {"PYTHONUNBUFFERED": "1"}
     if host.payload.digest:
         env[start.DIGEST] = host.payload.digest
@@ -355,8 +299,8 @@ def _env(
         env["TORCHINDUCTOR_CACHE_DIR"] = mount.target
     if wish := wish_of(config, stamp.run):
         env[lineage.VARIABLE] = str(wish)
-    env |= _rendezvous(config, origin, host)
-    if gpus.count and where.tensor * where.context > 1:
+    env |= _rendezvous(config, run.origin, host)
+    if run.gpus.count and where.tensor * where.context > 1:
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron refuses to start without it
     if _user(config, host):
         # A uid that the image doesn't know has no home, and torch asks for a user's name.

@@ -12,7 +12,7 @@ from launcher.base.errors import Faults, UsageError
 from launcher.runs.plan import arguments, rules
 from launcher.runs.plan.arguments import SECTIONS, THE_RUNNERS, Option, Value, own_keys
 from launcher.runs.plan.image import Facts
-from launcher.runs.plan.layout import Layout, micro_batch, settled
+from launcher.runs.plan.layout import Layout, micro_batch, with_precision
 from launcher.runs.plan.program import Kind, Program, program
 from launcher.runs.runfile.config import Profile, RunConfig
 from launcher.runs.runfile.source import Origin
@@ -23,7 +23,6 @@ NULL_TOKENIZER = "NullTokenizer"
 
 def options(config: RunConfig, kind: Kind, where: Layout, release: str | None) -> list[Option]:
     """What the sections and megatron_args say, in their order, as `release` spells it."""
-    config = settled(config)
     values = {
         f"{section}.{field}": value
         for section in SECTIONS
@@ -108,7 +107,8 @@ def valued(found: Iterable[Option]) -> dict[str, Value]:
 
 def values_of(config: RunConfig, where: Layout) -> dict[str, Value]:
     """What each option of a run comes to, by its plain name, as the run file has it."""
-    return valued(options(config, program(config.program).kind, where, None))
+    kind = program(config.program).kind
+    return valued(options(with_precision(config), kind, where, None))
 
 
 def check(

@@ -166,7 +166,7 @@ def _fitting(config: RunConfig, where: Layout, whole: int | None, after: int) ->
     if training is None:
         return None
     changed = _with(config, parallel=_parallel(config, where), training=training)
-    return None if layout.faults(changed, after) else changed
+    return None if layout.faults(changed, layout.layout(changed, after)) else changed
 
 
 def _parallel(config: RunConfig, where: Layout) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Image(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, value: Any) -> Any:
+    def spelled_out(cls, value: Any) -> Any:
         """`image: "24.10"` for `image: {tag: "24.10"}`, and a name where it has a / or a :."""
         if isinstance(value, str) and re.search("[/:@]", value):
             return {"name": value}

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from launcher.base import yamlfile
 from launcher.base.errors import UsageError, nearest
-from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.config import Image, RunConfig
 from launcher.runs.runfile.secrets import HIDDEN, holds_secret
+
+if TYPE_CHECKING:
+    from yaml import Node
 
 PRESETS = Path(__file__).parents[2] / "presets"
 PRESET = "preset "
@@ -87,10 +91,36 @@ def load(name: str, overrides: list[Override]) -> tuple[RunConfig, Origin]:
     """The run file or preset `name` with `overrides` laid over it. Raises UsageError."""
     label, path = find(name)
     root = yamlfile.tree(yamlfile.read(path, label), label)
-    config = yamlfile.validate(root, RunConfig, label, holds_secret)
     set_by = {key: override.argument for override in overrides for key in override.values}
     origin = Origin(label, yamlfile.lines(root), set_by)
+    if config := _at_once(root, label, overrides):
+        return config, origin
+    config = yamlfile.validate(root, RunConfig, label, holds_secret)
     return overridden(config, overrides), origin
+
+
+def _at_once(root: Node | None, label: str, overrides: list[Override]) -> RunConfig | None:
+    """The file and what is laid over it, validated as one.
+
+    None where something is wrong, which is found out part by part.
+    """
+    data: Any = None if root is None else yamlfile.value(root, label)
+    with suppress(TypeError, ValidationError):
+        if "image" in data:
+            data["image"] = Image.spelled_out(data["image"])  # type: ignore[operator]
+        for override in overrides:
+            for key, value in override.values.items():
+                data = _with(data, key.split("."), value)
+        return RunConfig.model_validate(data)
+    return None
+
+
+def _with(data: Any, keys: list[str], value: Any) -> dict[str, Any]:
+    """A mapping with the value under `keys`. Raises TypeError where one on the way is none."""
+    if not isinstance(data, dict):
+        raise TypeError
+    first, *rest = keys
+    return {**data, first: _with(data.get(first, {}), rest, value) if rest else value}
 
 
 def numbered(

@@ -18,6 +18,7 @@ from launcher.runs.plan.image import Facts
 from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Stamp, make_plan
 from launcher.runs.plan.program import fewest
+from launcher.runs.plan.resolved import resolve
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
 from launcher.runs.runfile.values import parse_gpus
@@ -134,14 +135,8 @@ def wrong(text: str, images: Mapping[str, tuple[str, ...]], bare: Collection[str
     gpus = replace(gpus, count=fewest(config)) if gpus.count is None else gpus
     host = Host(uid=1, gid=1, home="/", cwd="/", cache="/")
     try:
-        make_plan(
-            config,
-            origin,
-            Facts(release, config.image.tag not in bare),
-            host,
-            Stamp("", ""),
-            gpus=gpus,
-        )
+        facts = Facts(release, config.image.tag not in bare)
+        make_plan(resolve(config, origin, facts, host, gpus=gpus), host, Stamp("", ""))
     except UsageError as error:
         return str(error)
     return ""

@@ -99,7 +99,7 @@ class Prediction:
 
 def precision(config: RunConfig) -> str:
     """fp16, bf16 or fp32."""
-    training = layout.settled(config).training
+    training = layout.with_precision(config).training
     return "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
 
 
@@ -197,7 +197,7 @@ def reliability() -> tuple[float, float]:
         config, _ = source.load(
             "gpt2", [source.parse_set(each) for each in (*sets, f"gpus={gpus}")]
         )
-        config = layout.settled(config)
+        config = layout.with_precision(config)
         card = published(name, precision(config))
         found = predict(Space(config, gpus), Setting(), card) if card else None
         assert found

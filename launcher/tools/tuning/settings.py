@@ -83,9 +83,9 @@ class Space:
     def why_not(self, setting: Setting) -> str:
         """Why a setting can't work, by the field's rules and the memory that it needs; "" else."""
         config = self.of(setting)
-        if found := layout.faults(config, self.processes):
-            return found[0].problem
         where = layout.layout(config, self.processes)
+        if found := layout.faults(config, where):
+            return found[0].problem
         needed = memory.estimate(config, where, self.capability)
         if self.total and needed and needed.total > self.total * (1 - MARGIN):
             return f"needs about {needed.total / 1e9:.1f} GB of {self.total / 1e9:.1f}"

@@ -13,10 +13,9 @@ from launcher.base.errors import LauncherError, UsageError
 from launcher.base.screen import Progress, duration
 from launcher.runs.checks import auto, gather, memory
 from launcher.runs.checks.machine import Gpu
-from launcher.runs.follow.assemble import Assembled, assemble, counted, new_stamp, settled
-from launcher.runs.plan import layout, model
+from launcher.runs.follow.assemble import Assembled, assemble, counted, new_stamp
+from launcher.runs.plan import model
 from launcher.runs.plan.job import Backend
-from launcher.runs.plan.plan import processes_of
 from launcher.runs.plan.render import values_of
 from launcher.runs.records import record, throughput
 from launcher.runs.runfile.source import Asked, Override, overridden
@@ -105,20 +104,18 @@ def _ground(asked: Asked, chosen: Backend, wanted: Wanted, *, dry: bool) -> Grou
     total = min((gpu.total for gpu in cards), default=int(named[1]) * 10**9 if named else 0)
     capability = min((gpu.capability for gpu in cards if gpu.capability), default=None)
     capability = (9, 0) if wanted.card and capability is None else capability
-    now, processes = asked, processes_of(config, gpus)
+    seen = cards
     if wanted.card:  # which isn't the machine's
         able = capability if _has_bf16(wanted.card) else auto.TURING
-        card = Gpu(0, "", wanted.card, total, 0, able, "")
-        now = replace(now, config=auto.settled(config, processes, [card])[0])
-    else:
-        now, _ = settled(asked, chosen)
-    micro = layout.micro_batch(now.config, layout.layout(now.config, processes))
+        seen = (Gpu(0, "", wanted.card, total, 0, able, ""),)
+    now = assemble(asked, chosen, new_stamp(), dry=dry, visible=seen).run
     training = now.config.training
+    micro = now.values.get("micro_batch_size")
     given: dict[str, object] = {MICRO: micro, "training.precision": None}
     given |= {f"training.{name}": getattr(training, name) for name in ("fp16", "bf16")}
     fixed = overridden(now.config, [Override("tune", given)])
     assembled = assemble(replace(asked, config=fixed), chosen, new_stamp(), dry=dry)
-    space = Space(fixed, processes, capability, total, wanted.any_precision)
+    space = Space(fixed, now.processes, capability, total, wanted.any_precision)
     return Ground(space, assembled, cards[0].name if cards else wanted.card, given)
 
 
@@ -209,7 +206,7 @@ def tune(
 def _name(asked: Asked, chosen: Backend, wanted: Wanted, ground: Ground) -> str:
     """The folder of the measurements: the same for the same run, image, cards and steps."""
     plan = ground.assembled.plan
-    image = dict(chosen.identity(plan.image)).get("id") or ground.assembled.facts.release
+    image = dict(chosen.identity(plan.image)).get("id") or ground.assembled.run.facts.release
     config = ground.space.config.model_dump(mode="json")
     told = [config, chosen.name, image, ground.gpu, wanted.steps, asked.rest, asked.cwd]
     return "tune-" + hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]

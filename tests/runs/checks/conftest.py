@@ -12,6 +12,7 @@ from launcher.runs.checks.machine import Engine, Finding, Gpu, Machine
 from launcher.runs.plan.image import Facts
 from launcher.runs.plan.mounts import Host
 from launcher.runs.plan.plan import Plan, Stamp, make_plan
+from launcher.runs.plan.resolved import Resolved, resolve
 from launcher.runs.runfile import source
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
@@ -38,13 +39,20 @@ def card(
 class Asked:
     """A run as it was asked for, with its plan."""
 
-    config: RunConfig
-    origin: Origin
+    run: Resolved
     plan: Plan
+
+    @property
+    def config(self) -> RunConfig:
+        return self.run.config
+
+    @property
+    def origin(self) -> Origin:
+        return self.run.origin
 
     def on(self, machine: Machine, cuda: str | None = None) -> list[Finding]:
         """What is wrong with it on `machine`."""
-        return preflight(self.config, self.origin, self.plan, machine, cuda)
+        return preflight(self.run, self.plan, machine, cuda)
 
 
 Asker = Callable[..., Asked]
@@ -57,6 +65,7 @@ def asked() -> Asker:
     def asked(preset: str = "gpt2", *sets: str, rest: tuple[str, ...] = ()) -> Asked:
         config, origin = source.load(preset, [source.parse_set(one) for one in sets])
         facts = Facts("0.9.0", True)
-        return Asked(config, origin, make_plan(config, origin, facts, HOST, STAMP, rest=rest))
+        run = resolve(config, origin, facts, HOST, STAMP.run, rest=rest)
+        return Asked(run, make_plan(run, HOST, STAMP))
 
     return asked

@@ -7,11 +7,14 @@ import pytest
 from launcher.base.errors import UsageError
 from launcher.runs.checks import auto
 from launcher.runs.checks.machine import Gpu
-from launcher.runs.plan import layout
-from launcher.runs.plan.render import values_of
+from launcher.runs.plan.image import Facts
+from launcher.runs.plan.resolved import Resolved, resolve
 from launcher.runs.records import record
 from launcher.runs.runfile import source
 from launcher.runs.runfile.config import RunConfig
+from launcher.runs.runfile.source import Origin
+from launcher.runs.runfile.values import parse_gpus
+from tests.plans import HOST
 from tests.runs.checks.conftest import GB, card
 
 
@@ -19,10 +22,16 @@ def settled(
     *sets: str, cards: tuple[Gpu, ...] = (), preset: str = "gpt2"
 ) -> tuple[dict[str, object], list[str]]:
     """The options of a preset on the GPUs, and what is told."""
-    config, _ = source.load(preset, [source.parse_set(each) for each in sets])
-    processes = len(cards) or int(config.gpus) or 1
-    found, notes = auto.settled(config, processes, cards)
-    return dict(values_of(found, layout.layout(found, processes))), notes
+    found, notes = decided(*source.load(preset, [source.parse_set(each) for each in sets]), cards)
+    return dict(found.values), notes
+
+
+def decided(
+    config: RunConfig, origin: Origin, cards: tuple[Gpu, ...]
+) -> tuple[Resolved, list[str]]:
+    """A run file on as many GPUs as there are cards, or as it asks for where none is known."""
+    gpus = parse_gpus(str(len(cards) or config.gpus))
+    return auto.decide(resolve(config, origin, Facts(), HOST, gpus=gpus), cards)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +113,10 @@ def test_gpus_that_are_not_known_get_a_micro_batch_that_fits_on_small_ones() -> 
 
 def test_what_is_kept_of_a_run_is_what_it_was_settled_to() -> None:
     """A run that goes on where no GPU is seen, or an older one, would else take another one."""
-    config, _ = source.load("gpt2", [])
-    found, _ = auto.settled(config, 1, (card(total=6 * GB),))
+    config, origin = source.load("gpt2", [])
+    found = decided(config, origin, (card(total=6 * GB),))[0].config
     kept = record.without_secrets(found, exclude_unset=True)[0]
-    again, notes = auto.settled(RunConfig.model_validate(kept), 1, ())
-    assert (again, notes) == (found, [])
-    assert (again.training.bf16, again.training.micro_batch_size) == (True, 4)
+    again, notes = decided(RunConfig.model_validate(kept), origin, ())
+    assert (again.config, notes) == (found, [])
+    training = again.config.training
+    assert (training.bf16, training.micro_batch_size) == (True, 4)

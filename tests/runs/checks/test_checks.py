@@ -150,8 +150,8 @@ def test_what_mends_a_precision_does(asked: Asker, given: str, capability: tuple
     sets = dict([f"training.{given}".split("=")])
     for _ in range(3):
         run = asked("gpt2", *map("=".join, sets.items()))
-        settled, _ = auto.settled(run.config, 1, [gpu])
-        found = [one for one in checks._able(settled, run.origin, [gpu]) if one.refuse]
+        decided, _ = auto.decide(run.run, [gpu])
+        found = [one for one in checks._able(decided.config, run.origin, [gpu]) if one.refuse]
         if not found:
             return
         sets |= dict(one.split("=") for one in found[0].mend.split() if one != "--set")

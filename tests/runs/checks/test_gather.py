@@ -18,8 +18,9 @@ from launcher.runs.checks.machine import Gpu, Machine, Saved, Use
 from launcher.runs.datasets import indexed
 from launcher.runs.plan.image import Facts
 from launcher.runs.plan.mounts import Host
-from launcher.runs.plan.plan import Stamp, make_plan
+from launcher.runs.plan.plan import Stamp
 from launcher.runs.runfile import source
+from tests.plans import plan_of
 
 HERE = socket.gethostname()
 
@@ -59,7 +60,7 @@ def look(tmp_path: Path) -> Callable[..., Machine]:
         sets = (*sets, f"resources.user='{user}'")
         config, origin = source.load("gpt2-tiny", [source.parse_set(one) for one in sets])
         host = Host(os.getuid(), os.getgid(), str(tmp_path), str(tmp_path), str(tmp_path / "cache"))
-        plan = make_plan(config, origin, Facts(), host, Stamp("a", ""))
+        plan = plan_of(config, origin, Facts(), host, Stamp("a", ""))
         return gather.gather(config, plan, api)
 
     return look

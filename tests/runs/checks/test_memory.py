@@ -32,6 +32,11 @@ def estimate(preset: str, *sets: str, processes: int | None = None) -> memory.Me
     return found
 
 
+def checkpoint(asked: RunConfig, processes: int) -> int | None:
+    where = layout(asked, processes)
+    return memory.bytes_of_checkpoint(asked.program, values_of(asked, where), where)
+
+
 ACTIVATIONS = [
     # Korthikanti et al., table 2, with scores: what each gives for one layer of sbh = 2^26.
     ((), 34 + 5 * 16 * 512 / 1024),
@@ -267,13 +272,13 @@ def test_an_interleaved_pipeline_holds_more() -> None:
 def test_what_isnt_known_isnt_guessed(sets: tuple[str, ...]) -> None:
     asked = config("gpt2", *sets)
     assert memory.estimate(asked, layout(asked, 1)) is None
-    assert memory.bytes_of_checkpoint(asked, layout(asked, 1)) is None
+    assert checkpoint(asked, 1) is None
 
 
 def test_a_checkpoint_of_gpt2_is_about_what_was_measured() -> None:
     """The preset says 1.7 GB, from a run."""
     asked = config("gpt2")
-    found = memory.bytes_of_checkpoint(asked, layout(asked, 1))
+    found = checkpoint(asked, 1)
     assert found == pytest.approx(124_082_688 * 14, rel=0.001)
 
 
@@ -301,7 +306,7 @@ def test_a_small_checkpoint_is_no_larger_than_forecast(
         f"parallel.tensor_model_parallel_size={tensor}",
         f"processes={tensor}",
     )
-    forecast = memory.bytes_of_checkpoint(asked, layout(asked, tensor))
+    forecast = checkpoint(asked, tensor)
     assert forecast is not None
     assert measured <= forecast <= 1.05 * measured
 

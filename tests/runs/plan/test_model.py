@@ -225,13 +225,13 @@ def config(
 
 def refusal(wrong: RunConfig, processes: int) -> str:
     with pytest.raises(UsageError) as caught:
-        layout.check(wrong, ORIGIN, processes)
+        layout.refuse(layout.faults(wrong, layout.layout(wrong, processes)), ORIGIN)
     return str(caught.value)
 
 
 def works(right: RunConfig, processes: int) -> bool:
     try:
-        layout.check(right, ORIGIN, processes)
+        layout.refuse(layout.faults(right, layout.layout(right, processes)), ORIGIN)
     except UsageError:
         return False
     return True
@@ -368,7 +368,7 @@ def test_query_groups_below_tensor_parallel_are_shared_from_0_16_on(
 ) -> None:
     model = Model(num_attention_heads=12, num_query_groups=groups)
     few = config(4).model_copy(update={"model": model, "program": program})
-    assert (not layout.faults(few, 4, release)) == taken
+    assert (not layout.faults(few, layout.layout(few, 4), release)) == taken
 
 
 def test_layers_that_the_file_deals_out_itself_are_left_to_it() -> None:

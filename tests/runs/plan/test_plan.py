@@ -15,10 +15,10 @@ from launcher.base.errors import UsageError
 from launcher.runs.follow import assemble, files
 from launcher.runs.plan.image import Facts, labelled, planned, reference
 from launcher.runs.plan.mounts import Mount
-from launcher.runs.plan.plan import Plan, make_plan, without_memlock
+from launcher.runs.plan.plan import Plan, without_memlock
 from launcher.runs.runfile import source
 from launcher.runs.runfile.values import Gpus
-from tests.plans import HOST, STAMP, Planner
+from tests.plans import HOST, STAMP, Planner, plan_of
 
 Write = Callable[[str], str]
 UPSTREAM = ("gpus=2", "program=pretrain_gpt.py", "logging.check_replicas_interval=null")
@@ -53,7 +53,7 @@ def test_the_number_of_all_must_be_found_first(plan: Planner) -> None:
     assert "Give their number" in refusal(plan, "gpt2", "gpus=all")
     config, origin = source.load("gpt2", [source.parse_set("gpus=all")])
     everything = Gpus(count=4, everything=True)
-    made = make_plan(config, origin, Facts(), HOST, STAMP, gpus=everything)
+    made = plan_of(config, origin, Facts(), HOST, STAMP, gpus=everything)
     assert (made.processes_per_node, made.gpus.everything) == (4, True)
 
 

@@ -17,13 +17,12 @@ from launcher.runs.plan import arguments, layout, render, rules
 from launcher.runs.plan.arguments import Value
 from launcher.runs.plan.image import Facts
 from launcher.runs.plan.layout import Layout
-from launcher.runs.plan.plan import make_plan
 from launcher.runs.plan.program import program
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.source import Origin
 from launcher.runs.runfile.values import parse_gpus
 from tests.conftest import ROOT
-from tests.plans import HOST, STAMP, Planner
+from tests.plans import HOST, STAMP, Planner, plan_of
 
 FILE = """name: a
 image: cpu
@@ -375,7 +374,7 @@ def case(chance: random.Random, release: str) -> Case:
 def _told(config: RunConfig, release: str, world: int) -> tuple[str, list[str], int]:
     origin, refused = Origin("run.yaml", {}, {}), ""
     try:
-        make_plan(config, origin, Facts(release, True), HOST, STAMP, gpus=parse_gpus(world))
+        plan_of(config, origin, Facts(release, True), HOST, STAMP, gpus=parse_gpus(world))
     except LauncherError as error:
         refused = str(error)
     started = program(config.program)

@@ -23,12 +23,12 @@ from launcher.runs.checks.machine import Gpu
 from launcher.runs.plan import model
 from launcher.runs.plan.image import Facts
 from launcher.runs.plan.layout import layout
-from launcher.runs.plan.plan import make_plan, processes_of
+from launcher.runs.plan.plan import make_plan
 from launcher.runs.plan.render import values_of
+from launcher.runs.plan.resolved import resolve
 from launcher.runs.plan.schema import schema
 from launcher.runs.runfile import source, values
 from launcher.runs.runfile.config import RunConfig
-from launcher.runs.runfile.values import parse_gpus
 from tests.plans import HOST, STAMP
 from tools import extract
 
@@ -233,8 +233,8 @@ def test_a_dry_run_prints_what_it_did(name: str) -> None:
     """Where no GPU is seen."""
     preset, *sets = DRY_RUNS[name]
     config, origin = source.load(preset, [source.parse_set(one) for one in sets])
-    config, _ = auto.settled(config, processes_of(config, parse_gpus(config.gpus)), ())
-    made = make_plan(config, origin, Facts("0.9.0", True), HOST, STAMP)
+    run = resolve(config, origin, Facts("0.9.0", True), HOST, STAMP.run)
+    made = make_plan(auto.decide(run, ())[0], HOST, STAMP)
     text = f"{describe(made)}\n{docker_request.show(made)}"
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -274,9 +274,10 @@ def test_a_preset_fits_on_8_gpus(name: str, size: int) -> None:
     says_h200 = "H200" in (source.PRESETS / f"{name}.yaml").read_text("utf-8")
     room = int(141e9 if says_h200 else 80e9)
     card = Gpu(0, "GPU-0", "", room, 0, (9, 0), "")
-    config, _ = auto.settled(source.load(name, [])[0], 8, [card] * 8)
-    assert (config.training.bf16, config.training.micro_batch_size) == (True, size)
-    needed = memory.estimate(config, layout(config, 8), (9, 0))
+    run, _ = auto.decide(resolve(*source.load(name, []), Facts(), HOST), [card] * 8)
+    training = run.config.training
+    assert (training.bf16, training.micro_batch_size) == (True, size)
+    needed = memory.needed(run.config.program, run.values, run.layout, (9, 0))
     assert needed
     assert needed.total < room * 0.9
 

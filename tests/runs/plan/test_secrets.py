@@ -20,7 +20,6 @@ from launcher.runs.backends.compose import compose_request
 from launcher.runs.backends.docker import docker_request
 from launcher.runs.backends.slurm import slurm_request
 from launcher.runs.plan.image import Facts
-from launcher.runs.plan.plan import make_plan
 from launcher.runs.records.provenance import kept_plan
 from launcher.runs.records.record import record_of
 from launcher.runs.runfile import secrets, source
@@ -28,7 +27,7 @@ from launcher.runs.runfile.clusters import Slurm
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.secrets import HIDDEN
 from launcher.runs.runfile.source import Asked, Origin
-from tests.plans import HOST, STAMP, Planner
+from tests.plans import HOST, STAMP, Planner, plan_of
 
 NAMES = ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "GITHUB_PAT"]
 SECRETS = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=20, max_size=30)
@@ -256,7 +255,7 @@ def told(text: str, sets: list[str], rest: tuple[str, ...], path: Path) -> str:
     path.write_text(text, encoding="utf-8")
     try:
         config, origin = source.load(str(path), [source.parse_set(one) for one in sets])
-        plan = make_plan(config, origin, Facts("0.9.0", True), HOST, STAMP, rest=rest)
+        plan = plan_of(config, origin, Facts("0.9.0", True), HOST, STAMP, rest=rest)
     except UsageError as error:
         return str(error)
     return describe(plan)

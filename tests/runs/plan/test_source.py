@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from launcher.base import yamlfile
 from launcher.base.errors import UsageError
 from launcher.runs.plan.image import Facts
-from launcher.runs.plan.plan import make_plan
 from launcher.runs.runfile import source
 from launcher.runs.runfile.source import Override
-from tests.plans import HOST, MINIMAL, STAMP
+from tests.plans import HOST, MINIMAL, STAMP, plan_of
 
 Write = Callable[[str], str]
 
@@ -303,7 +302,7 @@ def judged(path: Path, raw: bytes) -> str:
     try:
         config, origin = source.load(str(path), [])
         facts = Facts(draw_release(raw), True)
-        make_plan(config, origin, facts, HOST, STAMP)
+        plan_of(config, origin, facts, HOST, STAMP)
     except UsageError as error:
         told = str(error)
         assert told.startswith(f"{path}:"), told

@@ -72,7 +72,7 @@ def ran(draw: st.DrawFn) -> tuple[RunConfig, int]:
         model=model, training=training, parallel=parallel, data={"vocab_size": vocabulary}
     )
     processes = tensor * pipeline * context * data
-    assert not layout.faults(found, processes)
+    assert not layout.faults(found, layout.layout(found, processes))
     return found, processes
 
 
@@ -102,7 +102,7 @@ def test_batch_and_vocabulary_stay_and_the_layout_works(
         return
     new = layout.layout(found, after)
     assert new.world == after
-    assert not layout.faults(found, after)
+    assert not layout.faults(found, layout.layout(found, after))
     assert (found.training.global_batch_size or whole) == whole
     micro = layout.micro_batch(found, new)
     assert micro

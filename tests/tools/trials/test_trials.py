@@ -20,7 +20,7 @@ from launcher.images.matrix.schema import Row
 from launcher.runs.backends import backend
 from launcher.runs.backends.docker.docker import DockerBackend
 from launcher.runs.plan.image import Facts
-from launcher.runs.plan.plan import processes_of
+from launcher.runs.plan.resolved import processes_of
 from launcher.runs.runfile.config import RunConfig
 from launcher.runs.runfile.values import parse_gpus
 from launcher.tools.trials import facts, trials

@@ -15,7 +15,7 @@ AXES = ("micro-batch", "layout")
 def space(*sets: str, processes: int = 1, total: int = 80 * GB, **more: bool) -> Space:
     """gpt2.yaml on so many H100s, with --set arguments."""
     laid = [source.parse_set(each) for each in (f"gpus={processes}", *sets)]
-    config = layout.settled(source.load("gpt2", laid)[0], bf16=True)
+    config = layout.with_precision(source.load("gpt2", laid)[0], bf16=True)
     fixed = {MICRO: layout.micro_batch(config, layout.layout(config, processes))}
     config = source.overridden(config, [source.Override("", fixed)])
     return Space(config, processes, (9, 0), total, more.get("any_precision", False))

@@ -38,7 +38,7 @@ def test_a_precision_is_written_as_the_file_writes_it(
     found = Result(Measured(setting, 1.0), given, (), ()).changes(Asked(config, origin, "/"))
     assert found == written
     made = source.overridden(config, [source.Override("tune", found)])
-    assert layout.settled(made).training.bf16 == (True if changed else None)
+    assert layout.with_precision(made).training.bf16 == (True if changed else None)
 
 
 def test_a_plan_is_for_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from launcher.runs.payload import KEY, Payload
 from launcher.runs.plan import image
 from launcher.runs.plan.mounts import Host, Mount
 from launcher.runs.plan.plan import Plan, Stamp, make_plan
+from launcher.runs.plan.resolved import resolve
 from launcher.runs.runfile import source
 from launcher.runs.runfile.source import Override
 from launcher.runs.runfile.values import parse_gpus, split
@@ -89,7 +90,8 @@ def _plan(name: str, example: Example, matrix: Matrix) -> Plan:
     config, origin = source.load(str(source.PRESETS / example.preset), overrides)
     gpus = split(parse_gpus(config.gpus), config.nodes.count)
     facts = image.planned(config.image, matrix, origin.place)
-    plan = make_plan(config, origin, facts, HERE, Stamp(name, ""), gpus=gpus)
+    run = resolve(config, origin, facts, HERE, name, gpus=gpus)
+    plan = make_plan(run, HERE, Stamp(name, ""))
     return replace(plan, mounts=tuple(map(_beside, plan.mounts)))
 
 
