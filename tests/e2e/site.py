@@ -71,14 +71,21 @@ def until(happened: Callable[[], Any], what: object = "it never happened") -> An
     return found
 
 
-def killed_with(variable: str) -> list[int]:
-    """Kill the processes that have this among their variables, as `NAME=value`; which they were."""
+def living_with(variable: str) -> list[int]:
+    """The processes that have this among their variables, as `NAME=value`."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # it has ended
             if variable.encode() in path.read_bytes().split(b"\0"):
-                os.kill(int(path.parent.name), signal.SIGKILL)
                 found.append(int(path.parent.name))
+    return found
+
+
+def killed_with(variable: str) -> list[int]:
+    """Kill those processes; which they were."""
+    for process in (found := living_with(variable)):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -17,6 +18,11 @@ LOST = ("Connection closed by peer", "Connection reset by peer")  # in gloo's wo
 
 class OptionError(Exception):
     """The options can't work together; the text says which, and how to mend it."""
+
+    @property
+    def options(self) -> list[str]:
+        """Those that the text names, as a command line has them."""
+        return list(dict.fromkeys(re.findall(r"--[a-z][a-z0-9-]*", str(self))))
 
 
 class RunError(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -160,12 +159,11 @@ def check(
 def check_fits(given: list[Option], told: rules.Told, release: str | None) -> None:
     """Refuse what our own program would end at: by its own arithmetic, or by what Megatron has."""
     faults, where = Faults(), {option.name: option.where for option in given}
-    named = "|".join(re.escape(name) for name in sorted(where, key=len, reverse=True))
     try:
         arguments = ours.parser().known(words(given))
         ours.layout(ours.complete(arguments), told.where.world)
     except OptionError as error:
-        lines = (where[name] for name in dict.fromkeys(re.findall(named, str(error))))
+        lines = (where[name] for name in error.options if name in where)
         raise UsageError(f"{', '.join(lines)}: {error}", "Change one of them.") from None
     world = told.where.world
     for lacks, since in compat.lacking(told.values, release, world) if release else ():

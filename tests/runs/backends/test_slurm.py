@@ -20,7 +20,7 @@ from launcher.runs.backends.slurm import slurm, slurm_request
 from launcher.runs.plan.mounts import Mount
 from launcher.runs.plan.plan import Plan
 from launcher.runs.runfile.clusters import Slurm
-from tests.e2e.site import killed_with
+from tests.e2e.site import living_with, until
 from tests.plans import HOST, Planner
 
 SCRIPT = "name: a\nimage: cpu\ngpus: 0\nprogram: ./train.py\n"
@@ -235,7 +235,7 @@ def test_a_node_that_slurm_could_not_begin_is_told_to_the_others(
         output.write(f"{error}\n")
         output.flush()
         subprocess.run(["bash", "-c", told], env=env, stdout=output, stderr=output, timeout=30)
-    assert not killed_with(f"PATH={env['PATH']}")
+    until(lambda: not living_with(f"PATH={env['PATH']}"), "what it started goes on")
     assert [path.read_text() for path in tmp_path.glob("code")] == ([code] if code else [])
 
 
