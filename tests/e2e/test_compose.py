@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from launcher.runs.backends.docker.docker_job import PROJECT
 
+from launcher.runs.backends.docker.docker_job import PROJECT
 from tests.e2e.site import Site, Started, standin, until
 
 if TYPE_CHECKING:
