@@ -90,7 +90,7 @@ def main() -> None:
 
     whole, half = command_line.parse(SIZES), command_line.parse([*SIZES, "--bf16"])
     whole.on_cpu = half.on_cpu = False
-    training.initialise(half, command_line.layout(half, 1))
+    training.initialise(half, command_line.layout(half, 1), graphed=True)
     vocabulary = model.vocabulary(whole, 1, {})
     exact = model.build(whole, vocabulary).cuda()
     for each in exact.parameters():
